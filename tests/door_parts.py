@@ -27,7 +27,14 @@ class Producer:
         self.cluster = cluster
         url = cluster.store.celery_url
         self.app = Celery("shop", broker=url, backend=url, set_as_current=False)
+        self.app.conf.result_backend_thread_safe = True
         self._scripts = 0
+
+    def close(self) -> None:
+        """Listen no more. A result that is collected later would look for its server, which is gone by then."""
+        consumer = self.app.backend.result_consumer
+        consumer.stop()
+        consumer._pubsub = None
 
     def options(self, turns: list[dict[str, Any]] | None = None, *, latency: float = 0.0) -> dict[str, Any]:
         """Options of a run whose model follows a script, in a new directory."""
@@ -96,4 +103,6 @@ async def producer(tmp_path: Path) -> AsyncIterator[Producer]:
         cluster.start_tool()
         cluster.start_door()
         await all_present(cluster)
-        yield Producer(cluster)
+        found = Producer(cluster)
+        yield found
+        found.close()

@@ -24,7 +24,9 @@ async def producer(tmp_path: Path) -> AsyncIterator[Producer]:
         cluster.start_tool()
         cluster.start_door()
         await all_present(cluster)
-        yield Producer(cluster)
+        found = Producer(cluster)
+        yield found
+        found.close()
 
 
 async def each_has_its_one_result(producer: Producer, sent: list[AsyncResult], queue: str) -> None:

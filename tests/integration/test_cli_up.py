@@ -118,8 +118,12 @@ def test_the_command_that_it_prints_lists_the_conversations_of_both_kinds_of_wor
 
         asyncio.run(until(both_have_it_and_no_door, limit=120, what="all workers' answers"))
         assert task(greeting, "cancel", cid)["conversation_id"] == cid
-        shown = partial(deckhands, "show", cid, "--json", env=env)
-        asyncio.run(until(lambda: shown().json[0]["state"] == "stopped", limit=60, what="the end of the agent"))
+        shown = partial(asyncio.to_thread, deckhands, "show", cid, "--json", env=env)
+
+        async def is_stopped() -> bool:
+            return (await shown()).json[0]["state"] == "stopped"
+
+        asyncio.run(until(is_stopped, limit=60, what="the end of the agent"))
         refusing = shlex.split(command.replace("inspect conversations", "control drain --json -t 4"))
         drained = subprocess.run(refusing, capture_output=True, cwd=tmp_path, text=True, check=False).stdout
     assert "tool workers do not take it" in drained

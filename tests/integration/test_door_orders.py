@@ -39,7 +39,9 @@ async def producer(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pr
         cluster.start_door("d1")
         cluster.start_door("d2")
         await all_present(cluster)
-        yield Producer(cluster)
+        found = Producer(cluster)
+        yield found
+        found.close()
 
 
 async def with_delegates(producer: Producer, count: int) -> tuple[AsyncResult, list[str]]:

@@ -32,7 +32,9 @@ async def reached(tmp_path: Path) -> AsyncIterator[Producer]:
         cluster.start_controller()
         cluster.start_door()
         await all_present(cluster)
-        yield Producer(cluster)
+        found = Producer(cluster)
+        yield found
+        found.close()
 
 
 async def printed(command: Sequence[str], folder: Path, **variables: str) -> list[str]:
