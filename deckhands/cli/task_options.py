@@ -20,8 +20,8 @@ from broker.specs.specs import CriticSpec, GoalSpec, OutputSpec, PlanSpec, Skill
 from broker.specs.tool_specs import MAX_SCHEMA_CHARS
 from deckhands.cli.delegate_options import check_takes_tools, with_delegates
 from deckhands.cli.options import memory_of, sandbox_option
-from deckhands.client.places import Place, place_in
-from deckhands.client.tasks import output_of
+from deckhands.tasks.places import Place, place_in
+from deckhands.tasks.tasks import output_of
 
 BROWSER_POOL = "browser"
 IPYTHON_POOL = "ipython"

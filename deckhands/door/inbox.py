@@ -31,12 +31,12 @@ from broker.runtime.failpoints import failpoint
 from broker.store.connection import Argument
 from broker.store.group_reader import GroupReader
 from broker.store.keys import INBOX
-from deckhands.client.requests import MAX_KEY_CHARS, TaskRequest
-from deckhands.client.tasks import conversation_id_of
 from deckhands.door.callers import STREAM, Caller
 from deckhands.door.desk import Desk
 from deckhands.door.lookout import answer_stream
 from deckhands.door.replies import NAME, VERSION, Replies
+from deckhands.tasks.requests import MAX_KEY_CHARS, TaskRequest
+from deckhands.tasks.tasks import conversation_id_of
 
 GROUP = "doors"
 AT_ONCE = 32

@@ -19,7 +19,6 @@ from typing import Any
 from broker.contract.codec import event_from_wire
 from broker.contract.events import AgentSpec, ConfirmationStatus, ConversationCreated, Event, EventSource, ModelReply
 from broker.runtime.errors import UsageError
-from deckhands.client.tasks import title_of
 from deckhands.openhands.model_responses import OWN_FIELDS, reply_fields
 from deckhands.openhands.recordings import (
     LOST_IDS,
@@ -35,6 +34,7 @@ from deckhands.openhands.spending import Spending
 from deckhands.openhands.v0_fields import action_fields, observation_fields, utc_text
 from deckhands.openhands.v0_kinds import EARLIER_EVENTS, EXTENSION, FAMILIES, HEAD, PLACES, names_of
 from deckhands.openhands.v0_shape import Shape, has_no_place, record_name
+from deckhands.tasks.tasks import title_of
 
 ORIGIN = "openhands"
 MAX_NAME_CHARS = 100

@@ -17,7 +17,7 @@ import pytest
 import deckhands
 from broker.store.embedded import EmbeddedValkey
 from deckhands import AgentSpec, Client, DeckhandsError, NoCluster, NotSettled, UsageError
-from deckhands.client.files import WorkspaceFiles
+from deckhands.transfers.files import WorkspaceFiles
 from tests.integration.command_line import cluster, finish, run_command, script
 from tests.source_code import ROOT
 

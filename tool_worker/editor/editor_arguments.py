@@ -5,7 +5,7 @@ Holds: a text that passes can be written to a file and sent on as UTF-8.
 
 from __future__ import annotations
 
-from tool_worker.editor.editor_errors import EditRefusedError, InvalidParameterError, MissingParameterError, excerpt
+from tool_worker.text_files.file_errors import EditRefusedError, InvalidParameterError, MissingParameterError, excerpt
 
 
 def optional_text(arguments: dict[str, object], name: str) -> str | None:

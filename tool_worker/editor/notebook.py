@@ -10,8 +10,8 @@ import json
 import os
 
 from tool_worker.editor.editor_arguments import line_range, optional_text
-from tool_worker.editor.editor_errors import EditRefusedError, InvalidParameterError, MissingParameterError
-from tool_worker.editor.text_file import with_plain_breaks
+from tool_worker.text_files.file_errors import EditRefusedError, InvalidParameterError, MissingParameterError
+from tool_worker.text_files.text_file import with_plain_breaks
 
 SHOWN_OUTPUT_CHARS = 1000
 SHOWN_OUTPUTS = 10

@@ -18,8 +18,8 @@ from controller_worker.llm.choices import RouterSpec, RouteRule
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError
 from controller_worker.llm.llm import Completion, ModelRequest
-from controller_worker.llm.router import MultimodalRouter, RandomRouter, RuleRouter, router_of
 from controller_worker.messages.messages import ImagePart, Message, TextPart
+from controller_worker.wrappers.router import MultimodalRouter, RandomRouter, RuleRouter, router_of
 from tests.controller_parts import free_permit
 
 REQUEST = ModelRequest((Message("user", (TextPart("hi"),)),), (), "c1", 0, "/w")

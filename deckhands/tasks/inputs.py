@@ -19,8 +19,8 @@ from broker.runtime.ids import check_conversation_id, new_conversation_id
 from broker.specs.labels import checked_labels
 from broker.specs.specs import Tenancy
 from broker.tools.output_schema import check_output_schema
-from deckhands.client.places import place_in
-from deckhands.client.tasks import conversation_id_of, output_of
+from deckhands.tasks.places import place_in
+from deckhands.tasks.tasks import conversation_id_of, output_of
 
 T = TypeVar("T")
 Directory = WorkspaceSpec | str | os.PathLike[str]
