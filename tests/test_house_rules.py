@@ -275,7 +275,7 @@ def test_every_rule_is_tried_both_ways() -> None:
 
 
 def test_no_two_test_files_share_a_name() -> None:
-    """Pytest imports the files of a folder that is no package by their bare names."""
+    """Pytest imports the files of a folder that is not a package by their bare names."""
     files = [path for path in (ROOT / "tests").rglob("test_*.py") if not (path.parent / "__init__.py").exists()]
     names = Counter(path.name for path in files)
     shared = [str(path.relative_to(ROOT)) for path in files if names[path.name] > 1]

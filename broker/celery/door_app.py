@@ -5,7 +5,7 @@ Holds: a message is acknowledged when its task has been carried out, and one who
 application on the same broker. No message is held until its time: one with an eta is carried out at once, and says so
 in `BEGINS`. Callbacks go where the caller's own defaults would send them. What Flower and remote control show of
 arguments is cut, and no secret is in it.
-Does not: keep a message that dies with its worker between the broker's pop and the note that it is under way.
+Does not: keep a message whose worker dies after the broker's pop and before the note that it is under way.
 """
 
 from __future__ import annotations

@@ -142,7 +142,8 @@ def backend_of(config: LLMConfig) -> str:
     is_script = config.model.startswith(SCRIPTED_PREFIX)
     if config.backend == "scripted" and not is_script:
         raise LLMConfigError(
-            f"The model {config.model!r} is no script.", remedy=f"Name it {SCRIPTED_PREFIX}FILE, or unset the backend."
+            f"The model {config.model!r} is not a script.",
+            remedy=f"Name it {SCRIPTED_PREFIX}FILE, or unset the backend.",
         )
     if config.backend == "openai" and config.base_url is None:
         raise LLMConfigError("An OpenAI-compatible server has no address.", remedy="Set LLM_BASE_URL.")

@@ -152,7 +152,7 @@ async def _ask_others(
 
 
 def _void(request: ModelRequest) -> None:
-    """Say that what was shown of the reply so far counts no more."""
+    """Say that what was shown of the reply so far no longer counts."""
     if request.on_delta is not None:
         request.on_delta(Delta("superseded", ""))
 

@@ -253,7 +253,7 @@ def parsed(fields: Sequence[bytes]) -> InboxRequest:
     try:
         found = json.loads(about.get(b"request", b"").decode())
     except (ValueError, RecursionError):
-        raise UsageError("The field request is no JSON.", remedy="Send one JSON object in UTF-8.") from None
+        raise UsageError("The field request is not JSON.", remedy="Send one JSON object in UTF-8.") from None
     if is_deeper(found, MAX_DEPTH):
         raise UsageError(f"The field request is nested more than {MAX_DEPTH} levels deep.")
     if not _is_text(found):

@@ -46,19 +46,19 @@ def read_trajectory(path: Path, conversation_id: str) -> tuple[list[Event], Find
     """Read a trajectory as the log of a conversation, and tell what could not be carried over.
 
     Raises:
-        UsageError: the file cannot be read or is no trajectory.
+        UsageError: the file cannot be read or is not a trajectory.
     """
     findings = Findings()
     try:
         records = list(listed_events(read_text(path), findings))
     except ValueError as error:
         raise UsageError(
-            f"{path} is no trajectory: {error}.", remedy="It is a JSON list of events, as OpenHands saves it."
+            f"{path} is not a trajectory: {error}.", remedy="It is a JSON list of events, as OpenHands saves it."
         ) from error
     events = _Reading(conversation_id, findings, records).log()
     if len(events) == 1:
         raise UsageError(
-            " ".join([f"{path} is no trajectory: it holds no event that can be read.", *findings.faults[:1]]),
+            " ".join([f"{path} is not a trajectory: it holds no event that can be read.", *findings.faults[:1]]),
             remedy="It is a JSON list of events, as OpenHands saves it.",
         )
     return events, findings

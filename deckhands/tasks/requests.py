@@ -79,7 +79,7 @@ class TaskRequest(BaseModel):
         """Return the request that a JSON object stands for.
 
         Raises:
-            UsageError: it is no request; names each field that cannot be used.
+            UsageError: it is not a request; names each field that cannot be used.
         """
         try:
             return cls.model_validate(fields)

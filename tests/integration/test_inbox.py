@@ -12,7 +12,7 @@ from tests.inbox_parts import put, replies
 from tests.polling import until
 
 MALFORMED = {
-    "no JSON": ("{", "The field request is no JSON."),
+    "no JSON": ("{", "The field request is not JSON."),
     "no object": ("[]", "The request cannot be used"),
     "an unknown field": ('{"task": "x", "colour": "red"}', "colour"),
     "too deep": ('{"task": "x", "output": ' + '{"a":' * 200 + "1" + "}" * 200 + "}", "nested"),

@@ -12,7 +12,7 @@ def optional_text(arguments: dict[str, object], name: str) -> str | None:
     """Get a text argument; None if it was not given.
 
     Raises:
-        InvalidParameterError: it is no string, or holds a NUL or a lone surrogate.
+        InvalidParameterError: it is not a string, or holds a NUL or a lone surrogate.
     """
     value = arguments.get(name)
     if value is None:

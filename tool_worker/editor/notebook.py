@@ -32,7 +32,7 @@ class Notebook:
     """
 
     def __init__(self, text: str, path: str) -> None:
-        refusal = EditRefusedError(f"{path} is no notebook: it has no list of cells in JSON. Repair it with bash.")
+        refusal = EditRefusedError(f"{path} is not a notebook: it has no list of cells in JSON. Repair it with bash.")
         try:
             self._document = json.loads(text)
         except (ValueError, RecursionError):

@@ -34,5 +34,5 @@ def picture_url(path: str) -> str:
     if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
         kind = "image/webp"
     if kind is None:
-        raise FileRejectedError(path, "File is named like a picture, but is no PNG, JPEG, GIF or WebP.")
+        raise FileRejectedError(path, "File is named like a picture, but is not a PNG, JPEG, GIF or WebP.")
     return f"data:{kind};base64,{b2a_base64(content, newline=False).decode()}"

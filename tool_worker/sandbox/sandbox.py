@@ -150,7 +150,7 @@ class Sandbox(Protocol):
 
     @property
     def name(self) -> str:
-        """How it is called in settings and events."""
+        """Its name in settings and events."""
         ...
 
     @property

@@ -76,7 +76,7 @@ def test_weights_are_shares_and_a_step_stays_with_its_model() -> None:
     [
         ({"kind": "multimodal"}, "a router of the kind 'multimodal' needs 'secondary'"),
         ({"kind": "random", "weights": {"a": -1.0}}, "weights are positive numbers"),
-        ({"kind": "rules", "rules": [{"use": "a", "image": True}]}, "'image' is no part of it; did you mean 'images'"),
+        ({"kind": "rules", "rules": [{"use": "a", "image": True}]}, "'image' is not part of it; did you mean 'images'"),
     ],
 )
 def test_what_is_no_router(fields: dict[str, object], complaint: str) -> None:

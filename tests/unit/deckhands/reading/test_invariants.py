@@ -98,7 +98,7 @@ def test_two_observations_of_one_action():
 @pytest.mark.parametrize(("cause", "event_id"), [(99, 3), (1, 3), (4, 3)])
 def test_an_observation_of_nothing(cause, event_id):
     log = numbered(created(), user("go"), output(cause), command("ls"), output(4), state("finished"))
-    assert ("I4", event_id, f"event 3 answers {cause}, which is no earlier action") in found(log)
+    assert ("I4", event_id, f"event 3 answers {cause}, not an earlier action") in found(log)
 
 
 def test_a_conversation_that_never_came_to_rest():

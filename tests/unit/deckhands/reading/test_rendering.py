@@ -50,7 +50,7 @@ def test_what_else_there_is_to_see():
 
 def test_files_that_are_no_skills_are_named():
     found = RecallObservation(recall_type="workspace_context", unreadable_skills=("a.md: it has a tag",))
-    assert PLAIN.lines(found) == ["  ! Left out, because it is no skill: a.md: it has a tag"]
+    assert PLAIN.lines(found) == ["  ! Left out, because it is not a skill: a.md: it has a tag"]
 
 
 def test_the_lines_of_a_long_text_keep_its_ends():
