@@ -20,7 +20,7 @@ MALFORMED = {
     "an unknown agent": ('{"task": "x", "agent": "NobodyAgent"}', "NobodyAgent"),
     "a key": ('{"task": "x", "idempotency_key": "k"}', "Use the field id"),
     "too large": ('{"task": "' + "x" * MAX_ENTRY_BYTES + '"}', "larger than"),
-    "far too many": ("[" * 100_000, "no JSON"),
+    "far too many": ("[" * 100_000, "not JSON"),
 }
 
 

@@ -224,7 +224,7 @@ def _observation(action: OfferedToolAction, found: Any) -> Observation:
         kept = dict(outputs) if len(written) <= MAX_ANSWER_CHARS else {}
         return ToolCallObservation(content=_cut(content), name=action.name, outputs=kept)
     except ValueError as error:
-        raise ToolFailed(f"The tool {action.name} answered with what is not data: {error}") from error
+        raise ToolFailed(f"The tool {action.name} answered with something that is not data: {error}") from error
 
 
 def _cut(text: str) -> str:

@@ -107,7 +107,7 @@ def test_a_conversation_that_never_came_to_rest():
 
 def test_a_message_that_was_never_read():
     log = [*finished_log(), with_id(user("hello?"), 12)]
-    assert found(log) == [("I1", 0, "somebody spoke up and got no answer (the agent is finished)")]
+    assert found(log) == [("I1", 0, "a message or request got no answer (the agent is finished)")]
 
 
 def test_waiting_for_a_rate_limit_is_declared():

@@ -147,6 +147,8 @@ def test_no_action_is_shown_by_the_name_of_its_kind():
     items = (TaskItem(id="1", title="Look", status="done"), TaskItem(id="2", title="Write"))
     assert PLAIN.lines(TaskTrackingAction(command="plan", task_list=items)) == ["Task list:", "✅ Look", "⏳ Write"]
     assert PLAIN.lines(TaskTrackingAction()) == ["Reading the task list"]
+    odd = (TaskItem(id="1", title="Wait", status="blocked"),)  # the model's own word
+    assert PLAIN.lines(TaskTrackingAction(command="plan", task_list=odd)) == ["Task list:", "⏳ Wait"]
     assert PLAIN.lines(LoopRecoveryAction(option=2, source="user")) == [
         "Out of the loop: restart before it and continue (go-on)"
     ]

@@ -93,7 +93,7 @@ def test_two_servers_at_one_place_are_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "mcp.json"
     path.write_text(text)
-    with pytest.raises(UsageError, match="no list of MCP servers"):
+    with pytest.raises(UsageError, match="not a list of MCP servers"):
         read_servers(path, {})
-    with pytest.raises(UsageError, match="no list of MCP servers"):
+    with pytest.raises(UsageError, match="not a list of MCP servers"):
         read_servers(tmp_path / "missing.json", {})
