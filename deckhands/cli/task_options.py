@@ -69,6 +69,7 @@ class TaskOptions:
     browser_delegate: bool
     delegates: tuple[str, ...]
     ipython: bool
+    patch: bool
     sandbox: str | None
     image: str
     needs: tuple[str, ...]
@@ -170,6 +171,7 @@ _OPTIONS = (
     click.option(
         "--ipython", is_flag=True, help="Let it run cells of Python. Needs tool workers that serve the pool ipython."
     ),
+    click.option("--patch", is_flag=True, help="Let it change several files at once by the tool apply_patch."),
     sandbox_option,
     click.option("--image", default="", help="The image of the container, for --sandbox docker."),
     click.option(
@@ -295,7 +297,11 @@ def agent_of(options: TaskOptions, model: str | None) -> AgentSpec:
     Raises:
         UsageError: an option does nothing for this agent, or a file that one names cannot be used.
     """
-    for option, is_given in (("--delegate", options.delegates), ("--ipython", options.ipython)):
+    for option, is_given in (
+        ("--delegate", options.delegates),
+        ("--ipython", options.ipython),
+        ("--patch", options.patch),
+    ):
         if is_given:
             check_takes_tools(options.agent, option)
     policy = ConfirmationPolicy(mode=options.confirm)
@@ -313,6 +319,7 @@ def agent_of(options: TaskOptions, model: str | None) -> AgentSpec:
         enable_browsing=options.browser,
         enable_browsing_delegate=options.browser_delegate,
         enable_jupyter=options.ipython,
+        enable_patch=options.patch,
     )
     return with_delegates(agent, options.delegates)
 

@@ -57,7 +57,7 @@ class Notebook:
         if not count:
             return f"The notebook {self._path} has no cells. {HOW_TO_EDIT}\n"
         first, last, note = (1, count, "") if view_range is None else line_range(view_range, count)
-        text = f"The notebook {self._path}, {count} cells. {HOW_TO_EDIT}\n"
+        text = f"The notebook {self._path}, {count} {'cell' if count == 1 else 'cells'}. {HOW_TO_EDIT}\n"
         for number in range(first, last + 1):
             cell = f"[{number}] {self._cells[number - 1].get('cell_type')}\n{_shown(self._cells[number - 1])}\n"
             if len(text) + len(cell) > limit_chars:

@@ -39,6 +39,10 @@ def test_what_else_there_is_to_see():
     ]
     assert PLAIN.lines(output(1, "boom", exit_code=2)) == ["  boom", "  exit code 2"]
     assert PLAIN.lines(FileReadObservation(path="/a", content="1\n2\n")) == ["  2 lines"]
+    view = "Here's the result of running `cat -n` on /a:\n     1\tone\n"
+    assert PLAIN.lines(FileReadObservation(path="/a", content=view, impl_source="oh_aci")) == ["  1 line"]
+    missing = FileReadObservation(path="/a", content="ERROR:\nThe path /a does not exist.", impl_source="oh_aci")
+    assert PLAIN.lines(missing) == ["  ERROR:", "  The path /a does not exist."]
     assert PLAIN.lines(ErrorObservation(content="no such file")) == ["  ! no such file"]
     assert PLAIN.lines(state("awaiting_user_input")) == ["(awaiting user input)"]
     assert PLAIN.lines(state("error", "RuntimeError: boom")) == ["! RuntimeError: boom"]
