@@ -49,7 +49,7 @@ def long_text(megabytes: int) -> str:
 
 @custom_tool
 def pour(megabytes: int) -> str:
-    """Return a long text, which is there already: to make one holds up the interpreter, and is no part of ours."""
+    """Return a long text, which is there already: to make one holds up the interpreter, and is not part of ours."""
     return long_text(megabytes)
 
 

@@ -13,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.house_rules import RULES
+from tests.house_rules import RULES, is_ours
 from tests.source_code import ROOT, Source, tracked_sources
 
 RULE_BY_NAME = {rule.name: rule for rule in RULES}
@@ -275,11 +275,21 @@ def test_every_rule_is_tried_both_ways() -> None:
 
 
 def test_no_two_test_files_share_a_name() -> None:
-    """Pytest imports the files of a folder that is no package by their bare names."""
+    """Pytest imports the files of a folder that is not a package by their bare names."""
     files = [path for path in (ROOT / "tests").rglob("test_*.py") if not (path.parent / "__init__.py").exists()]
     names = Counter(path.name for path in files)
     shared = [str(path.relative_to(ROOT)) for path in files if names[path.name] > 1]
     assert not shared, f"rename all but one of each name: {', '.join(sorted(shared))}"
+
+
+ROOM_LIMIT = 20
+"""Modules of a room at most; about fifteen is the aim."""
+
+
+def test_no_room_is_too_full_to_enter() -> None:
+    folders = (Path(source.path).parent for source in tracked_sources() if is_ours(source.path))
+    full = {str(folder): count for folder, count in Counter(folders).items() if count > ROOM_LIMIT}
+    assert not full, f"split these rooms by noun: {full}"
 
 
 def test_constraints_are_plain_pins() -> None:

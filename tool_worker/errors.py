@@ -70,7 +70,7 @@ class EgressRefused(WorkspaceError):
 
 
 class SourceUnusable(WorkspaceError):
-    """What a workspace is to begin with, or has begun with, cannot be had."""
+    """What a workspace is to begin with, or began with, is not available."""
 
     code = "source_unusable"
 

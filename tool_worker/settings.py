@@ -246,7 +246,7 @@ def _containers(variables: ToolVariables) -> Containers:
     images = _words(variables.docker_images)
     if images and not is_image_name(images[0]):
         raise UsageError(
-            f"DECKHANDS_DOCKER_IMAGES begins with {images[0]!r}, which is no name of an image.",
+            f"DECKHANDS_DOCKER_IMAGES begins with {images[0]!r}, which is not the name of an image.",
             remedy="Name first the image to use where none is asked for.",
         )
     return Containers(images, variables.docker_host, variables.docker_cpus or None)

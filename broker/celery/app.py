@@ -1,6 +1,6 @@
 """Celery is configured here and nowhere else.
 
-Celery is the chassis of every worker: its life cycle, remote control, Flower. What happens inside Deckhands travels on
+Celery provides every worker's life cycle, remote control and monitoring. What happens inside Deckhands travels on
 streams: controller and tool workers have no task, and for them the broker may be emptied at any time. Work comes in and
 results go out by Celery too: the door serves the tasks `deckhands.*` and leaves their results in a result backend, see
 `door_app`.
@@ -29,7 +29,7 @@ TRANSPORT_OPTIONS = {
     "unacked_restore_interval": 1,
     "unacked_restore_throttle": 1,
     "socket_keepalive": True,
-    # Without these a broker that is gone without a word holds the worker's main thread for minutes.
+    # Without these, a broker that vanishes silently blocks the worker's main thread for minutes.
     "socket_connect_timeout": SOCKET_TIMEOUT_SECONDS,
     "socket_timeout": SOCKET_TIMEOUT_SECONDS,
 }
@@ -78,7 +78,7 @@ def make_app(role: str, broker_url: str, messages: type[Messages] = Messages, **
         "broker_connection_retry_on_startup": True,
         "broker_connection_max_retries": None,
         "broker_channel_error_retry": True,
-        # The broker may be another process's restart away: coming back fast costs nothing here.
+        # The broker may be back after a short restart: fast retries cost nothing here.
         "broker_transport_options": TRANSPORT_OPTIONS,
         "worker_send_task_events": False,
         "worker_hijack_root_logger": False,

@@ -64,11 +64,11 @@ class LoopThread:
 
     def start(self) -> None:
         """Begin; returns at once."""
-        gc.freeze()  # the modules of a worker are some hundred thousand objects, and no collection need look at them
+        gc.freeze()  # a worker's modules are some hundred thousand objects that no collection needs to visit
         self._thread.start()
 
     def heed_signals(self) -> None:
-        """Begin to stop at the very moment of a signal that asks for it; to be called from the main thread.
+        """Begin to stop as soon as a signal asks for it; call this from the main thread.
 
         Python runs handlers in the main thread only, and that one may wait in the resolver for a broker that is gone.
         """

@@ -1,7 +1,7 @@
 """Tasks of the user's own Celery applications, sent and followed: the only sender of Celery tasks.
 
 Holds: a task is sent as JSON under an id of the sender's choice, so that a later question is about the same one.
-Does not: block a loop. Every method does, and belongs into a thread.
+Does not: run on an event loop. Every method blocks and belongs in a thread.
 """
 
 from __future__ import annotations
@@ -90,5 +90,5 @@ def _imported(name: str) -> Celery:
             f"There is no Celery application {name!r}: {error}.", remedy="Write module:attribute."
         ) from error
     if not isinstance(found, Celery):
-        raise UsageError(f"{name} is no Celery application.", remedy="Write module:attribute.")
+        raise UsageError(f"{name} is not a Celery application.", remedy="Write module:attribute.")
     return found

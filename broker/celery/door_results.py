@@ -1,7 +1,7 @@
 """What the door does with tasks outside of them: their second halves, their progress, the end of those revoked.
 
 Holds: progress never overwrites how a task has ended.
-Does not: belong onto a loop. Every method blocks.
+Does not: run on an event loop. Every method blocks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What Celery is given to read: whatever else arrives by its broker is dropped with a line in the log.
+"""Filters what Celery reads: anything else that arrives through its broker is dropped with a line in the log.
 
 Celery and kombu trust the broker: a list where a message should be, a header of another type or an entry that is no
 JSON raises in the worker's main thread, which ends the worker; the message is delivered again, and ends the next one.
@@ -34,7 +34,7 @@ LONGEST_ETA = timedelta(hours=1)
 """The visibility timeout: the broker delivers again what is held for longer."""
 SHOWN_CHARS = 300
 NOT_THE_MESSAGE = (OSError, redis_errors.ConnectionError, redis_errors.TimeoutError, redis_errors.ResponseError)
-"""What fails when the broker does. kombu counts KeyError among these, which a message can cause."""
+"""Errors of a broker that fails. kombu counts KeyError among them, which a message can cause too."""
 
 _log = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]
 
 
 class Channel(kombu_redis.Channel):  # type: ignore[misc]
-    """Reads lists and channels; what is no message is dropped."""
+    """Reads lists and channels; what is not a message is dropped."""
 
     QoS = QoS
 
@@ -192,7 +192,7 @@ class WorkerConsumer(Consumer):  # type: ignore[misc]
     def on_connection_error_after_connected(self, exc: Exception) -> None:
         """Say what the broker refused, such as to read a key of another type, before connecting again."""
         if isinstance(exc, redis_errors.ResponseError):
-            _log.error("Celery's broker refuses what this worker asks of it: %s", exc)
+            _log.error("Celery's broker refuses a command of this worker: %s", exc)
         super().on_connection_error_after_connected(exc)
 
     def on_decode_error(self, message: Any, exc: Exception) -> None:

@@ -74,7 +74,7 @@ class NullAction(Action):
 
 
 class MessageAction(Action):
-    """Somebody says something.
+    """A message from a person or an agent.
 
     Attributes:
         image_urls: pictures, as addresses or data URLs.
@@ -195,7 +195,7 @@ class AgentThinkAction(Action):
 
     @classmethod
     def from_call(cls, arguments: Mapping[str, Any]) -> Action:
-        """See `Action.from_call`; an empty thought is one, as in the original."""
+        """See `Action.from_call`; an empty thought counts, as in the original."""
         return cls(thought=said_in(arguments, "thought", THINK.name))
 
     def answer(self, task_list: Sequence[Any]) -> Observation:  # noqa: ARG002
@@ -236,7 +236,7 @@ class AgentFinishAction(Action):
 
 
 class AgentRejectAction(Action):
-    """The agent will not or cannot do it."""
+    """The agent refuses the task, or cannot do it."""
 
     kind: Literal["action.reject"] = "action.reject"
     is_decided: ClassVar[bool] = True

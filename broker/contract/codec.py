@@ -45,7 +45,7 @@ UPCASTERS: Mapping[int, Upcaster] = {}
 
 
 class _Zstd(threading.local):
-    """A compressor must not be used by two threads at once, and is too dear to be made for each event."""
+    """A compressor must not be used by two threads at once, and is too expensive to make for each event."""
 
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(level=1)

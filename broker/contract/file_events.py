@@ -13,10 +13,14 @@ from typing import Any, ClassVar, Literal
 from broker.contract.actions import RiskyAction
 from broker.contract.events import Action, Observation, WorkspaceUse
 from broker.contract.paragraphs import Paragraph
+from broker.runtime.counting import counted
 from broker.specs.specs import Part
 from broker.specs.tool_arguments import RISK, refuse_unknown, required_text, risk_in
 from broker.specs.tool_schemas import SECURITY_RISK
 from broker.specs.tool_specs import OutcomePolicy, ToolSpec
+
+NUMBERED = "Here's the result of running `cat -n` on "
+"""How the text of the editor's view of a file begins."""
 
 EDITOR_ARGUMENTS = frozenset(
     {"file_text", "old_str", "new_str", "insert_line", "edits", "replace_all", "overwrite", "cell", "cell_type"}
@@ -247,8 +251,11 @@ class FileReadObservation(Observation):
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
-        count = len(self.content.splitlines())
-        return (Paragraph(f"{count} line{'' if count == 1 else 's'}", "dim", "  "),)
+        is_view = self.impl_source == FileReadSource.OH_ACI
+        if is_view and self.content.startswith("ERROR:"):
+            return (Paragraph(self.content, "dim", "  "),)
+        heads = int(is_view and self.content.startswith(NUMBERED))  # a line about the file comes first
+        return (Paragraph(counted(len(self.content.splitlines()) - heads, "line"), "dim", "  "),)
 
 
 class FileWriteObservation(Observation):

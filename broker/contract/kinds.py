@@ -160,7 +160,7 @@ class Event(BaseModel):
 
 
 class Action(Event):
-    """Something that somebody wants done.
+    """A request for something to be done.
 
     Attributes:
         tool_spec: how the model asks for it, if the kind has its own tool.
@@ -233,7 +233,7 @@ class Observation(Event):
 
     Attributes:
         is_cut: the model sees only the beginning and the end of a long text.
-        is_problem: people are to notice it.
+        is_problem: people should notice it.
         agent_template: the text that the model sees, with the names of fields in braces.
     """
 

@@ -74,11 +74,11 @@ class AgentCondensationObservation(Observation):
 
 
 class FinishRefusedObservation(Observation):
-    """The agent said that it was done, and was not believed; the content tells it why.
+    """The agent's finish was refused; the content tells the agent why.
 
     Attributes:
-        reason: `output` when what it handed in does not fit its schema, `hook` when a hook forbade it; empty for
-            whatever else.
+        reason: `output` when its result does not fit its schema, `hook` when a hook forbade it; empty for anything
+        else.
     """
 
     kind: Literal["observation.finish_refused"] = "observation.finish_refused"
@@ -196,7 +196,7 @@ class CmdOutputObservation(Observation):
 
 
 class AgentDelegateObservation(Observation):
-    """What a delegate brought back.
+    """The result of a delegate.
 
     Attributes:
         delegate_id: the action that asked for it; its cause too, unless that was answered when it was started.

@@ -1,4 +1,4 @@
-"""Calls of tools that are no part of an agent but were offered to it: `AgentSpec.tools` and MCP servers."""
+"""Calls of tools that are not part of an agent but were offered to it: `AgentSpec.tools` and MCP servers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from broker.contract.paragraphs import Paragraph
 
 
 class OfferedToolAction(RiskyAction):
-    """Call a tool that is no part of the agent but was offered to it: one of `AgentSpec.tools`.
+    """Call a tool that is not part of the agent but was offered to it: one of `AgentSpec.tools`.
 
     Attributes:
         name: as the model called it.

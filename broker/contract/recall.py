@@ -44,7 +44,7 @@ class RecallObservation(Observation):
 
     Attributes:
         notes: of earlier conversations.
-        unreadable_skills: the files of the workspace that are no skills though they should be, each with the reason.
+        unreadable_skills: the files of the workspace that are not skills though they should be, each with the reason.
     """
 
     kind: Literal["observation.recall"] = "observation.recall"
@@ -74,7 +74,7 @@ class RecallObservation(Observation):
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
         return tuple(
-            Paragraph(f"Left out, because it is no skill: {reason}", "red", "  ! ")
+            Paragraph(f"Left out, because it is not a skill: {reason}", "red", "  ! ")
             for reason in self.unreadable_skills or ()
         )
 

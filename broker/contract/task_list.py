@@ -72,6 +72,11 @@ class TaskItem(Part):
     status: LooseText = "todo"
     notes: LooseText = ""
 
+    @property
+    def icon(self) -> str:
+        """What stands before it in a list."""
+        return STATUS_ICONS.get(self.status, STATUS_ICONS["todo"])
+
 
 class TaskTrackingObservation(Observation):
     """The agent's task list."""
@@ -96,7 +101,7 @@ class TaskTrackingAction(Action):
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
-        lines = [f"{STATUS_ICONS[item.status]} {item.title}" for item in self.task_list]
+        lines = [f"{item.icon} {item.title}" for item in self.task_list]
         what = "\n".join(["Task list:", *lines]) if self.command == "plan" else "Reading the task list"
         return (Paragraph(self.thought), Paragraph(what, "cyan"))
 
@@ -128,10 +133,7 @@ class TaskTrackingAction(Action):
 
 def shown(items: Sequence[TaskItem]) -> str:
     """Return a list as the model reads it."""
-    icons = [STATUS_ICONS.get(item.status, STATUS_ICONS["todo"]) for item in items]
-    lines = [
-        f"{n}. {icon} {item.title}\n{item.notes}\n" for n, (icon, item) in enumerate(zip(icons, items, strict=True), 1)
-    ]
+    lines = [f"{n}. {item.icon} {item.title}\n{item.notes}\n" for n, item in enumerate(items, 1)]
     return "# Task List\n\n" + "".join(lines)
 
 

@@ -165,7 +165,7 @@ class ActionQueue:
         return NothingToDo(reply[0])
 
     async def mark(self, delivery: ActionDelivery, *, is_acting: bool) -> bool:
-        """Say that a claimed action acts, so that the death of this worker counts against it. False: not its claim."""
+        """Record that a claimed action is running, so that its death counts. False: not its claim."""
         names = self._store.keys(delivery.conversation_id)
         reply = await self._store.function(
             "deck_mark_action", (names.root, names.shard.root), delivery.action_id, self._worker_id, int(is_acting)

@@ -1,6 +1,6 @@
-"""Crash attribution: what a worker has died with acts under a mark in the store, one at a time.
+"""Crash attribution: what was active when a worker died runs under a mark in the store, one at a time.
 
-A worker that dies takes along everything it held, and at most one of these things is to blame. So the first death
+A worker that dies drops everything it held, and at most one of these things is to blame. So the first death
 counts against each of them. From then on each is marked while it acts, and the next death counts against the marked.
 
 Holds: one suspect of a process begins at a time, so that a death counts against one of them and not all. A suspect that
@@ -48,7 +48,7 @@ class Turns:
 
 
 class CrashAttribution:
-    """Marks one thing while it acts; does nothing for what no worker has died with.
+    """Marks one thing while it acts; does nothing for things that no worker has died with.
 
     Args:
         mark: Notes in the store that it acts, or that it only waits now.
@@ -88,7 +88,7 @@ class CrashAttribution:
             self._end_turn = None
 
     def clear(self) -> None:
-        """Suspect it no longer: it has made progress, and the store has forgotten its deaths."""
+        """Stop suspecting it: it has made progress, and the store has forgotten its deaths."""
         self._is_suspect = self._is_marked = False
         self.end_turn()
 

@@ -1,4 +1,4 @@
-"""Being a worker: one heartbeat per worker and shard that carries progress, and the sweep everybody does for all.
+"""Membership: one heartbeat per worker and shard, which carries progress, and the sweep that each does for all.
 
 Holds: any worker declares another dead whose heartbeat has lapsed: its conversations go back to the ready stream, and
 what it had been handed to its streams. A worker that was declared dead learns it from its next beat and starts over.
@@ -26,9 +26,9 @@ from broker.store.store import Store
 
 HEARTBEAT_SECONDS = 0.3
 BEATS_MISSED = 3
-"""For how many beats, as slow as they have been of late, a heartbeat holds at least."""
+"""The minimum number of beats, at their recent speed, for which a heartbeat holds."""
 SLOWNESS_KEPT = 0.97
-"""How much of the slowness of the slowest beat counts one beat later."""
+"""The share of the slowest beat's time that still counts one beat later."""
 LONGEST_TTL_SECONDS = 60.0
 TURN_SECONDS = 0.1
 LONGEST_TURN_SECONDS = 0.3

@@ -1,7 +1,7 @@
 """The notebooks of a store: notes by tenant, user and project.
 
 Holds: a notebook has at most `MAX_NOTES` notes, however many conversations write at once; writing and forgetting may
-be repeated. Who calls it has masked what is written.
+be repeated. The caller masks what is written.
 Keys: `deck:{0}:notes:<tenant>/<user>/<project>`, `deck:{0}:notebooks`.
 """
 

@@ -1,7 +1,7 @@
 """Who works on a conversation: claim, release, fencing tokens, snapshots and dispatch under a token.
 
 Holds: at most one token is current; a call under an older one changes nothing and is answered `False` or `Fenced`.
-Does not: rest on clocks. Heartbeats (`membership`) decide when to take over, tokens what may be written.
+Does not: rely on clocks. Heartbeats (`membership`) decide when to take over, tokens what may be written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Claimed:
 
     Attributes:
         last_id: the id of its last event.
-        crashes: how many workers in a row died with it since it last got on.
+        crashes: how many workers in a row died with it since it last made progress.
         node: where its workspace is, or empty.
     """
 
@@ -113,7 +113,7 @@ class Owners:
         return last_id
 
     async def mark(self, ownership: Ownership, *, is_stepping: bool) -> bool:
-        """Say that the conversation is being stepped, so that a crash now counts against it. False when fenced."""
+        """Record that the conversation is being stepped, so that a crash now counts against it. False when fenced."""
         names = self._store.keys(ownership.conversation_id)
         reply = await self._store.function(
             "deck_mark", (names.root, names.shard.root), ownership.worker_id, ownership.token, int(is_stepping)
@@ -121,7 +121,7 @@ class Owners:
         return bool(reply[0] == "marked")
 
     async def dispatch(self, ownership: Ownership, action_id: int, entry: bytes, *, pool: str = "") -> DispatchOutcome:
-        """See to it that an appended action reaches a tool worker.  Idempotent.
+        """Make sure that an appended action reaches a tool worker.  Idempotent.
 
         Args:
             pool: whose tool workers run it; empty: those that hold the conversation's workspace.

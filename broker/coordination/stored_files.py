@@ -83,7 +83,7 @@ class StoredFiles:
         return content
 
     async def lend(self, source_id: str, target_id: str, source: GitSource | UploadedSource | None) -> None:
-        """Let another conversation begin with what a conversation began with.  Idempotent.
+        """Give another conversation the file that this one began with.  Idempotent.
 
         Raises:
             CorruptEntry: see `fetch`.

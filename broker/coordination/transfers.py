@@ -4,9 +4,9 @@ The request lies in the store; an order in the node's action stream names it; th
 travel as a tar file, compressed with zstd, in a stored file. A long one travels in parts, each by a separate request;
 meanwhile the node keeps what it has of it, or has packed, beside the workspace.
 
-Holds: a request that is carried out twice leaves the same behind; what nobody fetches is gone after ten minutes; the
+Holds: carrying out a request twice has the same result as once; what nobody fetches is gone after ten minutes; the
 store holds one part of a file at a time; nothing of an upload is in the workspace before all of it has arrived.
-Does not: speak of it in the log.
+Does not: record transfers in the log.
 Keys: `deck:{k}:c:<id>:transfer:<token>`, stored files, and the node's action stream.
 """
 

@@ -1,4 +1,4 @@
-"""What cannot be read: entries without their fields, or with bytes that are no text, and keys of another type.
+"""What cannot be read: entries without their fields, or with bytes that are not text, and keys of another type.
 
 Whatever reads a stream puts an entry that it cannot use aside, here, and reads the next one; so do the functions, which
 also move a key of another type out of the way, to `<key>:unreadable`.
@@ -80,7 +80,7 @@ class Unreadable:
         """Forget notes by their names, and return how many there were.  Idempotent.
 
         Raises:
-            UsageError: one is no name of a note.
+            UsageError: one is not the name of a note.
         """
         places = [self._place(name) for name in names]
         gone = 0
@@ -115,7 +115,7 @@ def conversation_of(store: Store, names: ShardKeys, conversation_id: bytes) -> C
     """Return the keys of the conversation that an entry of this shard names.
 
     Raises:
-        ValueError: it is no text, or belongs to another shard, where nobody could acknowledge the entry.
+        ValueError: it is not text, or belongs to another shard, where nobody could acknowledge the entry.
         UsageError: it cannot be the id of a conversation.
     """
     found = store.keys(check_conversation_id(conversation_id.decode()))

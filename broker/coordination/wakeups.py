@@ -1,6 +1,6 @@
 """How a controller worker is notified of new events: by its shard's ready stream and its own mailbox.
 
-Holds: a ring is a hint; the log is the truth. Lost, late and repeated rings cost time, never events.
+Holds: a wake-up is a hint; the log is the truth. Lost, late and repeated wake-ups cost time, never events.
 Keys: `deck:{k}:ready` (group `controllers`), `deck:{k}:worker:<w>:mail`.
 """
 
@@ -53,7 +53,7 @@ class ReadyStream:
 
 
 class Mailbox:
-    """The rings of one shard for the conversations a worker owns."""
+    """The wake-ups of one shard for the conversations that a worker owns."""
 
     def __init__(self, store: Store, names: ShardKeys, worker_id: str) -> None:
         self._store, self._names = store, names
@@ -103,7 +103,7 @@ def _conversation_in(store: Store, names: ShardKeys, fields: list[bytes]) -> str
 
 
 async def wake(store: Store, conversation_ids: Iterable[str]) -> None:
-    """Notify conversations whose logs have not grown: what they wait for has come.
+    """Notify conversations whose logs have not grown: what they wait for has arrived.
 
     One that cannot be notified, because its keys are damaged, is logged: the caller is not at fault.
     """

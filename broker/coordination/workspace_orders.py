@@ -1,4 +1,4 @@
-"""Orders about a conversation's workspace that are no events: they change nothing that the log speaks of.
+"""Orders about a conversation's workspace that are not events: they change nothing that the log records.
 
 Keys: `deck:{k}:act:node:<id>`, the action stream of the workspace's node.
 """
@@ -41,7 +41,7 @@ class WorkspaceOrders:
             async with asyncio.timeout(limit_seconds):
                 while carrier := await self._carrier(stream, entry, conversation_id):
                     entry = carrier
-                    await asyncio.sleep(_POLL_SECONDS)  # an acknowledgement rings nobody
+                    await asyncio.sleep(_POLL_SECONDS)  # an acknowledgement notifies nobody
         except TimeoutError:
             return False
         return True

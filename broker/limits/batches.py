@@ -88,7 +88,7 @@ class Batches:
     async def put(
         self, conversation_id: str, step: str, *, seen_id: int, lane: str, about_lane: str, body: bytes
     ) -> None:
-        """Let a call wait for a batch.  Idempotent: the same step is put once.
+        """Queue a call for a batch. Idempotent: the same step is queued once.
 
         Args:
             about_lane: what a worker needs to know to serve the lane.
@@ -123,7 +123,7 @@ class Batches:
         """Make a batch of those that wait in a lane and take it in hand, if it is time.
 
         Returns:
-            The new batch's id; or an empty one, and in how many seconds it is time, -1 for nobody waits.
+            The new batch's id; or an empty one, and in how many seconds it is time, -1 if nothing waits.
         """
         batch_id = new_key()
         limits = (round(lease_seconds * 1000), max_calls, max_bytes, round(gather_seconds * 1000))
@@ -154,7 +154,7 @@ class Batches:
     async def note(
         self, batch: Batch, worker_id: str, *, look_again_seconds: float | None = None, **fields: str | int
     ) -> bool:
-        """Write down how a batch stands.
+        """Record the state of a batch.
 
         Args:
             look_again_seconds: gives it out of hand until then; None keeps it.

@@ -119,7 +119,7 @@ local function room_of(shard, account)
   local key = budget(shard, account)
   local limit = get(key, 'limit')
   if not limit then return nil end
-  limit = tonumber(limit) or 0  -- a limit that is no number lets nothing pass
+  limit = tonumber(limit) or 0  -- a limit that is not a number lets nothing pass
   local reserved = number(key, 'reserved')
   return {limit = limit, reserved = reserved, committed = number(key, 'spent') + number(key, 'lost') + reserved}
 end

@@ -4,8 +4,8 @@ What a call may cost at worst is reserved before it in every account above the c
 charged after it. A conversation whose budget is exhausted waits, and is woken by a top-up or by room that others leave.
 
 Holds: an account never passes its limit by more than one call; `spent` is the sum over the events of its conversations,
-however often workers die; a reservation of a dead worker is free again once its heartbeat has lapsed; who waits is
-served in the order of arrival.
+however often workers die; a reservation of a dead worker is free again once its heartbeat has lapsed; conversations
+that wait are served in the order of arrival.
 Does not: know prices. Where none is known nothing can be reserved, and the limit counts what is charged later.
 Keys: `deck:{0}:budget:…`, `deck:{0}:budgets`, `deck:{0}:ledger:…`, see ledger.lua.
 """
@@ -115,7 +115,7 @@ def account_path(account: str) -> list[str]:
     """
     if not _ACCOUNT.fullmatch(account):
         raise UsageError(
-            f"{account!r} is no account.", remedy="Write tenant:NAME, experiment:TENANT/NAME or conversation:ID."
+            f"{account!r} is not an account.", remedy="Write tenant:NAME, experiment:TENANT/NAME or conversation:ID."
         )
     kind, _, name = account.partition(":")
     tenant = name.partition("/")[0]
@@ -180,7 +180,7 @@ class Ledger:
         await self._call("deck_budget_withdraw", conversation_id, accounts[0])
 
     async def sweep(self) -> None:
-        """See after what dead workers had reserved; twice a second at most for all workers."""
+        """Look after what dead workers had reserved; twice a second at most for all workers."""
         await self._call("deck_budget_sweep")
 
     async def set_limit(self, account: str, limit_usd: float | None) -> Account:

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from broker.runtime.errors import UsageError
 
 OWN_KEY = "own"
-"""How an entry without `key_env` is called: the key that the worker is configured with anyway."""
+"""The name of an entry without `key_env`: the key that the worker is configured with anyway."""
 
 _FLAT = re.compile(r"[^A-Za-z0-9_.-]+")
 
@@ -96,7 +96,7 @@ class Pool(BaseModel):
 
     @property
     def name(self) -> str:
-        """What its keys in the store are called after."""
+        """The name on which its keys in the store are based."""
         return _FLAT.sub("_", self.model.replace("*", "-any-").replace("?", "-one-"))
 
     def quota(self, key: str) -> Quota:
@@ -122,12 +122,12 @@ class QuotaTable(BaseModel):
         """Read a table.
 
         Raises:
-            UsageError: it is no TOML, or an entry cannot be used.
+            UsageError: it is not TOML, or an entry cannot be used.
         """
         try:
             entries = _File.model_validate(tomllib.loads(text))
         except tomllib.TOMLDecodeError as error:
-            raise UsageError(f"The quota table is no TOML: {error}.") from None
+            raise UsageError(f"The quota table is not TOML: {error}.") from None
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])

@@ -15,7 +15,7 @@ Guard = tuple[str, Argument, Argument, Argument, str]
 
 
 class Creator(NamedTuple):
-    """The one who begins a conversation.
+    """The producer that begins a conversation.
 
     Attributes:
         key: idempotency key.
@@ -33,7 +33,7 @@ class Creator(NamedTuple):
 
 
 class Producer(NamedTuple):
-    """A person, a client, another conversation.
+    """A producer: a person, a client, another conversation.
 
     Attributes:
         key: idempotency key.

@@ -1,6 +1,6 @@
-"""What an append to a log has come to, as types.
+"""The outcomes of an append to a log, as types.
 
-Does not: know the third thing, a lost reply; `event_log` repeats the call until it has an outcome.
+Does not: include a lost reply: `event_log` repeats the call until it has an outcome.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def outcome_of(reply: Any, checksum: str = "") -> Outcome:
         checksum: of the last event to be written.
 
     Raises:
-        StoreError: nothing that it ever says.
+        StoreError: the function never gives this reply.
     """
     match reply:
         case ["appended", first, last]:

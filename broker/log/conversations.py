@@ -92,7 +92,7 @@ class Conversations:
         return await self.rows(sorted(found)[:limit])
 
     async def rows(self, conversation_ids: Sequence[str]) -> list[ConversationRow]:
-        """Return those of the conversations that there are, in the order of their ids' list."""
+        """Return those of the conversations that exist, in the order of the ids."""
         rows = await self._rows(conversation_ids)
         return [row for row in rows if row is not None]
 

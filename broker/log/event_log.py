@@ -46,7 +46,7 @@ class NewEvents:
     """What an owner reads after a notification.
 
     Attributes:
-        is_watched: somebody looks on while replies are written; see `live_text`.
+        is_watched: somebody watches while replies are written; see `live_text`.
         checksum: of the last event there is.
     """
 
@@ -133,7 +133,7 @@ class EventLog:
             conversation_id: an existing conversation.
             events: at least one; appended together.
             key: idempotency key; without one, a new one is made, which makes this call repeatable but no other.
-            quiet: ring nobody.
+            quiet: notify nobody.
             fields: what the index remembers along with them.
 
         Raises:
@@ -177,7 +177,7 @@ class EventLog:
         cancels: Sequence[int] = (),
         fields: Mapping[str, str | int | float] | None = None,
     ) -> Outcome:
-        """Append what the owner decided on the ground of the log up to `expected_last_id`.
+        """Append what the owner decided from the log up to `expected_last_id`.
 
         Args:
             checksum: of the event `expected_last_id`; empty: whatever the log has under its number.

@@ -24,7 +24,7 @@ def event_from_export(fields: Any) -> Event:
         UnknownKind: this version does not know the kind.
     """
     if not isinstance(fields, dict) or not isinstance(fields.get("id"), int):
-        raise CorruptEntry("It is no object with an id.")
+        raise CorruptEntry("It is not an object with an id.")
     wire = dict(fields)
     event_id = wire.pop("id")
     wire["cause"] = wire.pop("cause_id", None)
@@ -38,7 +38,7 @@ def events_from_lines(lines: Iterable[str], *, source: str) -> list[Event]:
         source: what the lines are of, for errors.
 
     Raises:
-        CorruptEntry: a line is no event, or not the next one; names it.
+        CorruptEntry: a line is not an event, or not the next one; names it.
     """
     events: list[Event] = []
     for number, line in enumerate(lines, 1):

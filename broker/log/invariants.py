@@ -103,7 +103,7 @@ def _one_observation(events: Sequence[Event], *, must_be_settled: bool) -> Itera
     for event in events:
         cause = event.cause
         if isinstance(event, Observation) and cause and (cause not in actions or cause > event.id):
-            yield Violation(ONE_OBSERVATION, event.id, f"event {event.id} answers {cause}, which is no earlier action")
+            yield Violation(ONE_OBSERVATION, event.id, f"event {event.id} answers {cause}, not an earlier action")
     for action_id, count in counts.items():
         if count > 1:
             yield Violation(ONE_OBSERVATION, action_id, f"action {action_id} has {count} observations")
@@ -130,6 +130,6 @@ def _wants_observation(action: Action) -> bool:
 
 def _terminal(stands: Status) -> Iterator[Violation]:
     if stands.is_unanswered:
-        yield Violation(TERMINAL, 0, f"somebody spoke up and got no answer (the agent is {stands.state})")
+        yield Violation(TERMINAL, 0, f"a message or request got no answer (the agent is {stands.state})")
     elif not stands.is_settled and stands.state != AgentState.RATE_LIMITED:
         yield Violation(TERMINAL, 0, f"the conversation came to rest as {stands.state}")

@@ -1,6 +1,6 @@
 """What a model is writing right now, for people who watch: a small stream beside the log that forgets.
 
-Keys: `…:live` (stream) has the latest pieces, `…:watched` (string) says that somebody looks on; both expire.
+Keys: `…:live` (stream) has the latest pieces, `…:watched` (string) says that somebody watches; both expire.
 
 Holds: nothing here is ever needed: the whole reply comes in the log, once; a piece that is lost is not missed; nothing
 is written for a conversation that nobody watches.
@@ -54,7 +54,7 @@ class LiveText:
         self._seen = b"0-0"
 
     async def announce(self) -> None:
-        """Say that somebody watches, for half a minute; `watch` repeats it."""
+        """Record that somebody watches, for half a minute; `watch` repeats it."""
         await self._store.connection.call("SET", self._watched, "1", "PX", int(WATCHED_SECONDS * 1000))
 
     async def show(self, pieces: list[Piece]) -> None:
@@ -79,7 +79,7 @@ class LiveText:
             await reader.aclose()
 
     async def rest(self) -> list[Piece]:
-        """Return what `watch` has not come to: once the log has a reply, all its pieces are there.
+        """Return what `watch` has not reached yet: once the log has a reply, all its pieces are there.
 
         Raises:
             StoreUnavailable, OutcomeUnknown: the store cannot be reached.

@@ -3,8 +3,8 @@
 A store that comes back with an older append-only file, or fails over to a replica that was behind, gives the numbers of
 lost events to others. A process that still remembers a lost event, by its number and checksum, says so in the log.
 
-Holds: a gap is named by an event that people and the model read; one that is named already is not named again.
-Does not: bring anything back. Where nobody remembers, nobody can say anything. Two losses shortly after each other that
+Holds: each gap is named once, by an event that people and the model read.
+Does not: bring anything back, or notice a loss that nobody remembers. Two losses shortly after each other that
 concern the same numbers may be named once.
 Keys: the field `gap` of `deck:{k}:c:<id>:meta`.
 """
@@ -78,7 +78,7 @@ async def followed(
                 yield event
     except EventsLost as lost:
         if lost.checksum:  # it was really seen
-            await name_gap(log, lost, noticed_by="who followed the conversation")
+            await name_gap(log, lost, noticed_by="a client that followed the conversation")
         raise
 
 

@@ -1,7 +1,7 @@
 """The status of a conversation, read from its log alone.
 
 Holds: a value; the same events give the same status everywhere; a request to the agent counts until the agent
-has taken notice of it, so nobody takes a log for settled that a worker is about to continue.
+has taken notice of it, so a log that a worker is about to continue never looks settled.
 """
 
 from __future__ import annotations
@@ -84,17 +84,17 @@ class Status:
         return is_asked and request.agent_state in ANSWERS and request.action_id in (None, self.asked_id)
 
     def _asked_for(self, state: AgentState) -> Status:
-        # To be asked for the state it is in is never acknowledged; it only takes back what was asked before.
+        # A request for the present state is never acknowledged; it only withdraws the request before it.
         return replace(self, requested=None if state is self.state else state)
 
     @property
     def is_unanswered(self) -> bool:
-        """Whether somebody spoke up and the agent has not taken notice yet."""
+        """Whether there is a message or a request that the agent has not noticed yet."""
         return self.has_unread_message or self.requested is not None
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing more happens until somebody speaks up."""
+        """Whether nothing more happens until somebody sends a message or a request."""
         return is_settled(self.state) and not self.is_unanswered
 
     @property

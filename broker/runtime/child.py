@@ -21,7 +21,7 @@ LOG_LIMIT_BYTES = 10 * 1024 * 1024
 _PARENT_DEATH = (sys.executable, "-I", "-S", str(Path(__file__).with_name("parent_death.py")))
 
 EXIT_STORE_REPLACED = 78
-"""A worker ends with this when its store was emptied or replaced; it must not be started again of itself."""
+"""A worker ends with this when its store was emptied or replaced; it must not be restarted automatically."""
 
 
 class Child:
@@ -42,12 +42,12 @@ class Child:
         inherited: Sequence[int] = (),
         directory: Path | None = None,
     ) -> Child:
-        """Start a child; to be called from a thread that lives as long as the child shall (the main thread).
+        """Start a child; call this from a thread that outlives the child (the main thread).
 
         Args:
             command: program and arguments.
             log: file its output is appended to.
-            env: its whole environment: nothing of ours gets to it by itself.
+            env: its whole environment: it inherits nothing of ours.
             written_to_it: its standard input, at most a pipe's worth (64 KiB).
             last_signal: what it gets when its parent dies.
             inherited: file descriptors it gets besides the standard three.

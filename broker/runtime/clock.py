@@ -54,7 +54,7 @@ class SharedClock:
         self._lead: float | None = None
 
     def now(self) -> datetime:
-        """Return the shared time, aware UTC; that of the machine before the store has said anything."""
+        """Return the shared time, aware UTC; the machine's own time until the store has answered once."""
         if self._lead is None:
             return self._own.now()
         return datetime.fromtimestamp(self._own.monotonic() + self._lead, UTC)
@@ -68,9 +68,9 @@ class SharedClock:
         return self._own.now()
 
     def agree(self, store_ms: int, *, sent: float) -> None:
-        """Take note of what the store said in reply to a call that was sent at `sent` (monotonic) and is answered now.
+        """Note the store's time in the reply to a call that was sent at `sent` (monotonic) and is answered now.
 
-        It said so at some moment in between: nothing changes while that can be true.
+        The store read it at some moment in between: nothing changes while that can be true.
         """
         said = store_ms / 1000
         least, most = said - self._own.monotonic(), said - sent

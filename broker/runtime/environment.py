@@ -5,7 +5,7 @@ passwords of databases) is none of a tool worker's business, which runs what age
 
 Holds: a tool worker gets what programs need to run, our own settings, the variables that the operator's file of MCP
 servers names, and those that DECKHANDS_PASS_ENV names; never a setting of models.
-Does not: bound controller workers: they ask models, and which variables a provider's library reads nobody can list.
+Does not: bound controller workers: they ask models, and which variables a provider's library reads cannot be listed.
 """
 
 from __future__ import annotations

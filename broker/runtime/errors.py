@@ -111,7 +111,7 @@ class StoreTooNew(StoreError):
 
 
 class StoreMisconfigured(StoreError):
-    """The store works but would lose or forge something; refused at start."""
+    """The store works but would lose or falsify something; refused at start."""
 
     code = "store_misconfigured"
 

@@ -5,7 +5,7 @@ Actions: `kill` (SIGKILL), `stop` (SIGSTOP), `raise`, `exit`, `pause` (the whole
 removed). `@n` means the n-th hit, and the n-th only. A path after a second colon is a marker: the failpoint acts only
 if it can create that file, so that a restarted process does not die again.
 
-Holds: unarmed, a failpoint is one look into an empty dict.
+Holds: unarmed, a failpoint costs one lookup in an empty dict.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Keeps a worker apart from other programs of the same user.
 
-Without a sandbox, commands of agents run under the worker's own user id; with one, a hole in it would end there. The
+Without a sandbox, commands of agents run under the worker's own user id; with one, they would after an escape. The
 kernel then still asks who may look into a process.
 
 Holds: after `seclude`, a program without CAP_SYS_PTRACE can read neither the environment (which has the store's

@@ -122,7 +122,7 @@ class BrokerSettings(BaseSettings):
             raise _named(error) from error
         try:
             home = settings.home.expanduser()
-        except RuntimeError as error:  # a user whom nobody knows, or without a home
+        except RuntimeError as error:  # an unknown user, or one without a home
             raise UsageError(
                 f"The directory {settings.home} cannot be found: {error}", remedy="Name a directory by DECKHANDS_HOME."
             ) from error

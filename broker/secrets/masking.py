@@ -7,7 +7,8 @@ Holds:
     - A text that comes in pieces is masked as if it came whole, wherever it was cut.
     - What a cut of long text has left of a value at its ends is found too.
     - Binary content is left alone by the type of its field, never because it looks like it.
-Does not: find what a program made of a secret in any other way. Who must not send it must not be given it.
+Does not: find what a program made of a secret in any other way. A program that must not send a secret must not be given
+it.
 """
 
 from __future__ import annotations

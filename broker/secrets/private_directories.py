@@ -110,7 +110,7 @@ def name_fault(name: str) -> str:
     A name with control characters shows as another one in logs and on terminals.
     """
     if any(unicodedata.category(character) in _UNFIT_IN_NAMES for character in name):
-        return "its name has control characters, or bytes that are no text"
+        return "its name has control characters, or bytes that are not text"
     return "" if len(os.fsencode(name)) < os.pathconf("/", "PC_PATH_MAX") else "its path is too long"
 
 
@@ -140,25 +140,25 @@ def fault(directory: Path, private: Sequence[Path] = ()) -> str:
 def root_fault(directory: Path) -> str:
     """Say why nothing below a directory, an absolute path without links, may be a workspace; empty: some may."""
     mounts = Mounts.now()
-    return _system_fault([mounts.location(directory)], directory, mounts)  # what is mounted below may yet go
+    return _system_fault([mounts.location(directory)], directory, mounts)  # what is mounted below may still be allowed
 
 
 def workspace_roots(names: Iterable[str]) -> tuple[Path, ...]:
     """Return the directories that an operator has named, with links followed.
 
     Raises:
-        UsageError: one is no directory, or the system's.
+        UsageError: one is not a directory, or the system's.
     """
     found = []
     for name in names:
         path = Path(name).expanduser()
         try:
             resolved = path.resolve(strict=True)
-            reason = root_fault(resolved) if resolved.is_dir() else "it is no directory"
+            reason = root_fault(resolved) if resolved.is_dir() else "it is not a directory"
         except OSError as error:
             reason = f"{error.strerror}"
         if not path.is_absolute():
-            reason = "it is no absolute path"
+            reason = "it is not an absolute path"
         if reason:
             raise UsageError(
                 f"The workspace root {name} cannot be used: {reason}.",

@@ -3,7 +3,7 @@
 Holds:
     - The store never sees a value: each is encrypted (AES-256-GCM) for its conversation with a key that only workers
       and clients have.
-    - A value that was replaced or removed is given to nobody any more, and still hidden.
+    - A value that was replaced or removed is no longer given to commands, but is still hidden.
     - A delegate has the secrets of the conversation that it works for, as they are at each moment, besides its own.
     - Nobody writes to a conversation whose secrets it cannot hide: without the key that is an error.
 Does not: keep a program from revealing, in another form, a secret that it was given; see `masking`.
@@ -121,12 +121,12 @@ class Secrets:
         return self._decrypt(conversation_id, encrypted)
 
     async def remove(self, conversation_id: str, name: str) -> None:
-        """Give a secret to nobody any more; it stays hidden.  Idempotent."""
+        """Stop giving a secret to commands; it stays hidden. Idempotent."""
         key = self._store.keys(conversation_id).secrets
         await self._store.persist(lambda: self._store.connection.call("HDEL", key, name))
 
     async def lend(self, lender_id: str, conversation_id: str) -> None:
-        """Let a conversation have all secrets of another one, present and future.  Idempotent."""
+        """Give a conversation all secrets of another one, present and future. Idempotent."""
         key = self._store.keys(conversation_id).secrets_of
         await self._store.persist(lambda: self._store.connection.call("SET", key, lender_id))
         self._known.pop(conversation_id, None)
@@ -243,7 +243,7 @@ def secret_key(settings: BrokerSettings, *, is_made: bool = False) -> bytes | No
         is_made: whether the file in our home is made if it is not there; otherwise that is None.
 
     Raises:
-        UsageError: there is none where the settings say, or it is no key.
+        UsageError: there is none where the settings say, or it is not a key.
     """
     if settings.secret_key:
         return parsed_key(settings.secret_key)
@@ -279,7 +279,7 @@ def key_in(path: Path, *, is_made: bool) -> bytes | None:
         is_made: whether the file is made with a new key if it is not there; otherwise that is None.
 
     Raises:
-        UsageError: it cannot be read, or is no key.
+        UsageError: it cannot be read, or is not a key.
     """
     try:
         if is_made and not path.exists():

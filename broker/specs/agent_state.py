@@ -26,7 +26,7 @@ class AgentState(StrEnum):
 
 
 TERMINAL_STATES = frozenset({AgentState.FINISHED, AgentState.REJECTED, AgentState.ERROR, AgentState.STOPPED})
-"""Nothing more happens unless a person speaks up."""
+"""Nothing more happens unless a person sends a message."""
 
 WAITING_FOR_PERSON_STATES = frozenset(
     {AgentState.AWAITING_USER_INPUT, AgentState.AWAITING_USER_CONFIRMATION, AgentState.PAUSED}
@@ -35,5 +35,5 @@ WAITING_FOR_PERSON_STATES = frozenset(
 
 
 def is_settled(state: AgentState) -> bool:
-    """Say whether the conversation needs no worker until somebody speaks up."""
+    """Say whether the conversation needs no worker until it gets a message or a request."""
     return state in TERMINAL_STATES or state in WAITING_FOR_PERSON_STATES

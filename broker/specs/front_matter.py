@@ -1,4 +1,4 @@
-"""Front matter: the YAML at the beginning of a skill, written by people whom nobody has to trust.
+"""Front matter: the YAML at the beginning of a skill, written by people who may not be trusted.
 
 Holds: reading it costs no more than its length allows. Length, depth and number of values are bounded, and what makes
 a short text into a large or a foreign value (aliases, anchors, tags) is refused before anything is built of it.
@@ -36,7 +36,7 @@ def read_front_matter(text: str) -> dict[str, Any]:
     """Return the fields, built of texts, `Unquoted`, None, lists and dictionaries.
 
     Raises:
-        ValueError: it is no YAML, no mapping, or not plain; says why and what to write.
+        ValueError: it is not YAML, not a mapping, or not plain; says why and what to write.
     """
     if len(text) > MAX_CHARS:
         raise ValueError(f"the front matter has {len(text)} characters; {MAX_CHARS} are allowed")
@@ -84,7 +84,7 @@ def _value(event: yaml.Event, events: Iterator[yaml.Event]) -> Any:
         fields: dict[str, Any] = {}
         while not _ends(event := next(events)):
             if not isinstance(event, yaml.ScalarEvent):
-                raise ValueError("the front matter has a name that is no text")  # noqa: TRY004  (as above)
+                raise ValueError("the front matter has a name that is not text")  # noqa: TRY004  (as above)
             fields[event.value] = _value(next(events), events)
         return fields
     kind = _RESOLVER.resolve(yaml.ScalarNode, event.value, event.implicit)

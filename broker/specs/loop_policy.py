@@ -1,6 +1,7 @@
 """When an agent is in a loop, and what is done then.
 
-Holds: every policy ends: each loop since a person spoke takes the next response, and after the last one comes `fail`.
+Holds: every policy ends: each loop since the last message of a person takes the next response, and after the last one
+comes `fail`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class LoopPolicy(BaseModel):
     """Thresholds (OpenHands section 2; names and numbers of its SDK) and responses.
 
     Attributes:
-        responses: the first for the first loop since a person spoke, and so on; after the last of them, `fail`.
+        responses: the first for the first loop since a person's last message, and so on; after the last of them,
+        `fail`.
         fallback_model: the model that `switch_model` continues with.
         action_observation: so many equal actions with equal observations are a loop.
         action_error: so many equal actions, each followed by an error.

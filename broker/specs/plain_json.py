@@ -28,7 +28,7 @@ def plain_json(value: Any, depth: int = 0) -> Any:
     lists.
 
     Raises:
-        ValueError: it is no JSON, or nested more than a hundred deep.
+        ValueError: it is not JSON, or nested more than a hundred deep.
     """
     if isinstance(value, str):
         return replace_surrogates(value)
@@ -44,7 +44,7 @@ def plain_json(value: Any, depth: int = 0) -> Any:
         return {_json_name(key): plain_json(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain_json(item, depth + 1) for item in value]
-    raise ValueError(f"a {type(value).__name__} is no JSON")
+    raise ValueError(f"a {type(value).__name__} is not JSON")
 
 
 def _json_name(key: Any) -> str:

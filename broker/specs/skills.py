@@ -40,7 +40,7 @@ MAX_SKILL_BYTES = 64 * 1024
 MAX_SKILLS = 200
 MAX_TRIGGERS = 100
 MAX_UNREADABLE = 20
-"""Files that are named because they are no skills."""
+"""Files that are named because they are not skills."""
 MAX_SHOWN_PATH_CHARS = 200
 MAX_PERSONAL_CHARS = 16_000
 """A person's skills travel in a conversation's first event, which has to stay whole."""
@@ -55,7 +55,7 @@ class SkillFiles:
 
     Attributes:
         skills: in the order of the files; of namesakes in two folders the latest.
-        unreadable: for each file that is no skill, though it should be one, its path and the reason.
+        unreadable: for each file that is not a skill, though it should be one, its path and the reason.
     """
 
     skills: tuple[Skill, ...] = ()
@@ -160,7 +160,7 @@ def skills_in(home: Path) -> tuple[Skill, ...]:
 
 
 def trigger_in(words: Iterable[str], text: str) -> str:
-    """Return the first of these words that a text contains, in whatever case; empty if it contains none.
+    """Return the first of these words that a text contains, in any case; empty if it contains none.
 
     Args:
         text: in small letters.
@@ -198,7 +198,7 @@ def _words(value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, list):
-        raise ValueError("`triggers` is no list")  # noqa: TRY004  (callers collect ValueError)
+        raise ValueError("`triggers` is not a list")  # noqa: TRY004  (callers collect ValueError)
     words = [replace_surrogates(word).strip() for word in value if isinstance(word, str) and word.strip()]
     if len(words) > MAX_TRIGGERS:
         raise ValueError(f"`triggers` has {len(words)} words; {MAX_TRIGGERS} are allowed")

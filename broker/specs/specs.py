@@ -78,11 +78,11 @@ class GoalSpec(Part):
 
 
 class OutputSpec(Part):
-    """What an agent has to hand in when it finishes, besides its words.
+    """The structured output that an agent returns when it finishes, besides its words.
 
     Attributes:
         json_schema: of the object; see `broker.tools.output_schema` for what it may be.
-        max_corrections: how often it may hand in something that does not fit; the next time is an error.
+        max_corrections: how often its output may not fit the schema; the next time is an error.
     """
 
     json_schema: dict[str, Any]
@@ -99,7 +99,7 @@ class OutputSpec(Part):
 
 
 class PlanSpec(Part):
-    """What becomes of a planning agent's plan.
+    """What happens to a planning agent's plan.
 
     Attributes:
         executor: the agent that carries it out.
@@ -148,7 +148,7 @@ class AgentSpec(Part):
         enable_prompt_extensions: show the model what recalls find.
         disabled_microagents: names of skills that the model does not read.
         goal: what decides whether a finish counts; None: the agent.
-        output: what it has to hand in when it finishes; None: words only.
+        output: the structured output that it returns when it finishes; None: words only.
         plan: of a planning agent; None: as `PlanSpec` has it.
         memory: where it keeps notes for later conversations; None: it keeps none.
         enable_patch: offer the model `apply_patch`, which some models were trained on.

@@ -1,4 +1,4 @@
-"""The arguments of a tool call, checked; what is wrong with one is said in words for the model."""
+"""The arguments of a tool call, checked; errors are texts for the model."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def said_in(arguments: Mapping[str, Any], name: str, tool: str) -> str:
     """Return what a model says by a call; it may say nothing.
 
     Raises:
-        ToolCallError: it is no text, number or boolean.
+        ToolCallError: it is not a text, a number or a boolean.
     """
     try:
         return loose_text(arguments.get(name))
@@ -147,7 +147,7 @@ def json_in(text: str) -> Any:
     """Read JSON that a model wrote.
 
     Raises:
-        ValueError, RecursionError: it is no JSON, or too large or too deep for the log.
+        ValueError, RecursionError: it is not JSON, or too large or too deep for the log.
     """
     return replace_surrogates(json.loads(text, parse_constant=_refuse_constant, parse_int=_integer))
 

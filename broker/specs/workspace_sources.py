@@ -1,4 +1,4 @@
-"""What a workspace begins with, if it is no directory that somebody has: a Git repository, or a file that was uploaded.
+"""What a workspace begins with, if it is not an existing directory: a Git repository, or a file that was uploaded.
 
 Holds: no address carries a password, because addresses stand in the log; nothing in one is taken for an option by git.
 Does not: fetch anything; a tool worker does.
@@ -105,11 +105,11 @@ def git_source(text: str, *, depth: int | None = None, secret: str = "") -> GitS
     """Read `git+https://host/path#ref`; None for what does not begin so.
 
     Raises:
-        UsageError: it begins so and is no repository's address, or it is one that is not written so.
+        UsageError: it begins so and is not a repository's address, or it is one that is not written so.
     """
     if not text.startswith(PREFIX):
         if _ADDRESS_WITHOUT_PREFIX.match(text):
-            raise UsageError(f"{text!r} is no directory, and no address of a repository as we read it.", remedy=_REMEDY)
+            raise UsageError(f"{text!r} is neither a directory nor the address of a repository.", remedy=_REMEDY)
         return None
     url, _, ref = text.removeprefix(PREFIX).partition("#")
     if urlsplit(url).password is not None:

@@ -129,7 +129,7 @@ class MultiplexedConnection:
             wire.abort(None)
             raise
         self.connects += 1
-        self._wire = wire  # here and not by those who wait for it: they may wake up when it is already lost
+        self._wire = wire  # here and not by the waiting callers: they may wake up when it is already lost
         return wire
 
 
@@ -294,7 +294,7 @@ def check_reply(reply: Any) -> Any:
             remedy="Free some space on the store's disk, or move its directory (DECKHANDS_HOME for a private one).",
         )
     if text.startswith(_UNAVAILABLE):
-        raise StoreUnavailable(f"The store refuses for the moment: {text}")
+        raise StoreUnavailable(f"The store refuses commands for the moment: {text}")
     if text.startswith(_REFUSED):
         raise StoreMisconfigured(f"The store refused the login or a right: {text}", remedy="Check DECKHANDS_URL.")
     raise StoreRefused(f"The store answered: {text}")

@@ -145,7 +145,7 @@ class EmbeddedValkey:
         try:
             # The server of a parent that was killed a moment ago may still be writing its last second to disk.
             async with asyncio.timeout(self._predecessor_limit_seconds):
-                while not _try_lock(lock):  # noqa: ASYNC110  (a lock of the kernel's; nobody tells when it is free)
+                while not _try_lock(lock):  # noqa: ASYNC110  (a lock of the kernel's; nothing signals when it is free)
                     await asyncio.sleep(_POLL_SECONDS)
             self._password = _password_in(self._kept_password) or _made_password(self._kept_password)
         except TimeoutError as error:

@@ -137,7 +137,7 @@ class ShardKeys:
 
     @property
     def notices(self) -> str:
-        """The stream of conversations that somebody waits for and that got on."""
+        """The stream of conversations that somebody waits for and that have news."""
         return f"{self.root}:notices"
 
     @property
@@ -248,7 +248,7 @@ class ConversationKeys:
 
     @property
     def watched(self) -> str:
-        """That somebody looks on."""
+        """The mark that somebody watches."""
         return f"{self.root}:watched"
 
     def blob(self, sha256: str) -> str:

@@ -26,7 +26,7 @@ OF_DISTRIBUTIONS = {"Redis": ((7, 0, 15), (8, 0, 2)), "Valkey": ((8, 1, 1),)}
 """What Debian and Ubuntu ship, and patch without another number."""
 BLOCKED_CLIENTS_FIXED = (8, 6, 3)
 
-LUA = "CVE-2025-49844 and others: who may run scripts may take the server over"
+LUA = "CVE-2025-49844 and others: a client that may run scripts may take the server over"
 BLOCKED_CLIENTS = "CVE-2026-23479: a client that is evicted while it waits may take the server over"
 
 

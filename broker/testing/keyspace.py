@@ -19,7 +19,7 @@ V = TypeVar("V")
 
 
 class Status(bytes):
-    """A reply such as OK, which Lua sees as a table and everybody else as bytes."""
+    """A reply such as OK: a table in Lua, bytes everywhere else."""
 
 
 OK = Status(b"OK")

@@ -26,7 +26,7 @@ DEFAULT_TIMEOUT_SECONDS = 120.0
 
 
 class ToolFailed(DeckhandsError):
-    """Raise it in a tool to tell the model what went wrong; the text is all it reads."""
+    """Raise it in a tool to report to the model what went wrong; the model reads only this text."""
 
     code = "tool_failed"
 
@@ -153,7 +153,7 @@ def as_custom_tool(found: Any) -> CustomTool:
         return found
     if callable(found):
         return custom_tool(found)
-    raise UsageError(f"{found!r} is no tool.", remedy="Name a function or a class.")
+    raise UsageError(f"{found!r} is not a tool.", remedy="Name a function or a class.")
 
 
 def _defined(

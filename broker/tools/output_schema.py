@@ -1,4 +1,4 @@
-"""Whether a value fits a JSON Schema (2020-12), for what an agent has to hand in when it finishes.
+"""Whether a value fits a JSON Schema (2020-12), for the output that an agent returns when it finishes.
 
 Holds: a function of schema and value; nothing is fetched, whatever a schema refers to; patterns take linear time, so
 that no schema can hold up a worker; the words are ours, so that a replay with another version of the library says the
@@ -26,7 +26,7 @@ def check_output_schema(schema: Mapping[str, Any]) -> None:
     """Make sure that values can be checked against a schema.
 
     Raises:
-        UsageError: it is no JSON Schema, refers to something outside of itself, or describes no object.
+        UsageError: it is not a JSON Schema, refers to something outside of itself, or describes no object.
     """
     remedy = "Write a JSON Schema (2020-12) of the type object that refers to nothing outside of itself."
     if schema.get("type") != "object":

@@ -68,7 +68,7 @@ class BrowsingAgent:
 
     @property
     def tools(self) -> Sequence[ToolSpec]:
-        """None, because actions are written in the text; but an output is handed in by a call."""
+        """None, because actions are written in the text; but an output is returned by a call."""
         return (finish_tool(self._spec.output),) if self._spec.output is not None else ()
 
     def system_prompt(self, workspace: WorkspaceSpec) -> str:

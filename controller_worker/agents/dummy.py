@@ -31,7 +31,7 @@ class DummyAgent:
     asks_model = False
 
     def __init__(self, spec: AgentSpec) -> None:
-        """Take a specification, of which nothing matters."""
+        """Take a specification and ignore it."""
 
     @property
     def tools(self) -> Sequence[ToolSpec]:

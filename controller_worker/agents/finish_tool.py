@@ -1,6 +1,6 @@
-"""The tool with which an agent finishes, and what it has to hand in by it.
+"""The tool with which an agent finishes, and the output that it returns by it.
 
-Does not: judge what is handed in; see `controller_worker.concerns.output`.
+Does not: judge the output; see `controller_worker.concerns.output`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SHARED = ("$defs", "definitions")
 
 
 def finish_tool(output: OutputSpec | None) -> ToolSpec:
-    """Return the tool with which an agent finishes, with the output that it has to hand in."""
+    """Return the tool with which an agent finishes, with the output that it has to return."""
     tool = AgentFinishAction.tool_spec
     if output is None:
         return tool

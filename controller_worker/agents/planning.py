@@ -16,7 +16,7 @@ from controller_worker.agents.viewing import VIEW
 
 
 class PlanningAgent(OwnToolsOnly):
-    """The agent that plans; the output of the task, if there is one, is for the other agent to hand in."""
+    """The agent that plans; the output of the task, if there is one, is for the other agent to return."""
 
     prompt = "planning.j2"
     own_tools = (AgentThinkAction.tool_spec, GREP, GLOB, VIEW, TaskTrackingAction.tool_spec, PlanAction.tool_spec)

@@ -51,7 +51,7 @@ def check_agent(name: str, *, besides: Collection[str] = ()) -> None:
     """Make sure that there is an agent of this name.
 
     Args:
-        besides: names that would do as well, for the error.
+        besides: names that would also be valid, for the error.
 
     Raises:
         UsageError: there is none.

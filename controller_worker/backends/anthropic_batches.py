@@ -12,7 +12,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Any
 
-from controller_worker.llm.batching import (
+from controller_worker.llm.errors import ModelError
+from controller_worker.wires.provider_errors import StreamedError, model_error
+from controller_worker.wrappers.batching import (
     CANCELLED,
     CLOCKS_DIFFER_MS,
     EXPIRED,
@@ -30,8 +32,6 @@ from controller_worker.llm.batching import (
     replied,
     text_of,
 )
-from controller_worker.llm.errors import ModelError
-from controller_worker.wires.provider_errors import StreamedError, model_error
 
 PATH = "/v1/messages/batches"
 

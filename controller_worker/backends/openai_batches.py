@@ -10,7 +10,9 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from controller_worker.llm.batching import (
+from controller_worker.llm.errors import BadRequestError, NotFoundError
+from controller_worker.wires.provider_errors import BatchedError, model_error
+from controller_worker.wrappers.batching import (
     CANCELLED,
     CLOCKS_DIFFER_MS,
     EXPIRED,
@@ -27,8 +29,6 @@ from controller_worker.llm.batching import (
     replied,
     text_of,
 )
-from controller_worker.llm.errors import BadRequestError, NotFoundError
-from controller_worker.wires.provider_errors import BatchedError, model_error
 
 ENDPOINT = "/v1/chat/completions"
 TAG = "deckhands"

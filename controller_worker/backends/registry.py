@@ -19,15 +19,15 @@ from controller_worker.backends.scripted import PREFIX as SCRIPTED_PREFIX
 from controller_worker.backends.scripted import ScriptedLLM
 from controller_worker.backends.silent import MODEL as SILENT_MODEL
 from controller_worker.backends.silent import SilentLLM
-from controller_worker.llm.batching import BatchProvider
-from controller_worker.llm.cache import CachedLLM
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError
 from controller_worker.llm.llm import LLM
 from controller_worker.llm.model_features import features_of, sees_images
 from controller_worker.llm.model_table import providers
-from controller_worker.llm.text_tools import TextToolsLLM
-from controller_worker.llm.without_images import WithoutImagesLLM
+from controller_worker.wrappers.batching import BatchProvider
+from controller_worker.wrappers.cache import CachedLLM
+from controller_worker.wrappers.text_tools import TextToolsLLM
+from controller_worker.wrappers.without_images import WithoutImagesLLM
 
 BATCH_BACKENDS = frozenset({"anthropic", "openai"})
 LOCAL_BACKENDS = frozenset({"scripted", "replay", "silent"})
@@ -142,7 +142,8 @@ def backend_of(config: LLMConfig) -> str:
     is_script = config.model.startswith(SCRIPTED_PREFIX)
     if config.backend == "scripted" and not is_script:
         raise LLMConfigError(
-            f"The model {config.model!r} is no script.", remedy=f"Name it {SCRIPTED_PREFIX}FILE, or unset the backend."
+            f"The model {config.model!r} is not a script.",
+            remedy=f"Name it {SCRIPTED_PREFIX}FILE, or unset the backend.",
         )
     if config.backend == "openai" and config.base_url is None:
         raise LLMConfigError("An OpenAI-compatible server has no address.", remedy="Set LLM_BASE_URL.")

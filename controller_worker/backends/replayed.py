@@ -1,4 +1,4 @@
-"""A model that says again what was recorded: `replay/FILE`, where FILE is what `deckhands export` has written.
+"""A model that repeats what was recorded: `replay/FILE`, where FILE is what `deckhands export` has written.
 
 Holds: step N gets the N-th recorded reply, whatever it is asked; nothing is paid for it a second time.
 Does not: look at the prompt, or make anything up when the recording has ended.
@@ -38,7 +38,7 @@ class ReplayedLLM:
         self._others_said: dict[str, int] = {}
 
     async def complete(self, request: ModelRequest) -> Completion:
-        """Say the reply of this step. See `LLM.complete`.
+        """Return the reply of this step. See `LLM.complete`.
 
         Raises:
             LLMConfigError: the recording has no reply for it.
@@ -91,6 +91,6 @@ def _read(path: Path) -> list[ModelReply]:
                 replies.append(ModelReply.model_validate(known))
         except (ValueError, LookupError, TypeError, ValidationError):
             raise LLMConfigError(
-                f"The recording {str(path)!r} is not what `deckhands export` writes: line {number} is no event."
+                f"The recording {str(path)!r} is not what `deckhands export` writes: line {number} is not an event."
             ) from None
     return replies

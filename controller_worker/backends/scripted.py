@@ -75,7 +75,7 @@ class ScriptedError(_Part):
     @classmethod
     def _known(cls, code: str) -> str:
         if code not in MODEL_ERRORS:
-            raise ValueError(f"{code!r} is no error code; there are {', '.join(MODEL_ERRORS)}")
+            raise ValueError(f"{code!r} is not an error code; there are {', '.join(MODEL_ERRORS)}")
         return code
 
 
@@ -140,7 +140,7 @@ class Script(_Part):
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "the whole"
             complaint = str(first["msg"]).removeprefix("Value error, ")
-            raise LLMConfigError(f"The model script {str(path)!r} is no script: {where}: {complaint}.") from None
+            raise LLMConfigError(f"The model script {str(path)!r} is not a script: {where}: {complaint}.") from None
         except ValueError as error:
             raise LLMConfigError(f"The model script {str(path)!r} is not JSON: {error}.") from None
 

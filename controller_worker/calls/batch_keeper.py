@@ -29,9 +29,9 @@ from broker.runtime.failpoints import failpoint
 from broker.store.store import Store
 from controller_worker.backends.registry import create_batch_provider
 from controller_worker.calls.models import Models
-from controller_worker.llm.batching import BatchProvider, NotYetKnown, Outgoing, Sought, failed, lane_of
 from controller_worker.llm.choices import BatchSpec
 from controller_worker.llm.errors import LLMConfigError, ModelError, NoResponseError, RateLimitError
+from controller_worker.wrappers.batching import BatchProvider, NotYetKnown, Outgoing, Sought, failed, lane_of
 
 ROUND_SECONDS = 1.0
 LEASE_SECONDS = 1_800.0

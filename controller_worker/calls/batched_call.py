@@ -12,9 +12,9 @@ from broker.contract.events import LLMSpec
 from broker.limits.batches import Batches, CallStands
 from broker.limits.governor import Priority
 from controller_worker.core.effects import CallModel
-from controller_worker.llm.batching import CallBatched, lane_of, reply_from
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.llm import ModelRequest
+from controller_worker.wrappers.batching import CallBatched, lane_of, reply_from
 
 
 def is_batched(config: LLMConfig | None, request: ModelRequest, priority: Priority) -> bool:

@@ -62,7 +62,7 @@ class BudgetReservation:
         await self._permits.ledger.settle(self._ownership, accounts, total_usd=total_usd, is_lost=is_lost)
 
     async def leave_queue(self) -> None:
-        """Wait for no top-up any more."""
+        """Stop waiting for a top-up."""
         if self._is_waiting:
             self._is_waiting = False
             await self._permits.ledger.withdraw(self._ownership.conversation_id, self._accounts)

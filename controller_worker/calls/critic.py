@@ -1,8 +1,8 @@
 """A critic: a model that reads what an agent did and says whether its finish counts.
 
 Holds: a question is a function of the View, a verdict a function of the reply, so a worker that dies in between costs
-one call and a replay needs no model; words that are no clear yes are a no; what the agent has written is a record to
-the critic, between marks, and never its instructions.
+one call and a replay needs no model; words that are not a clear yes count as a no; what the agent has written is a
+record to the critic, between marks, and never its instructions.
 Does not: look into the workspace; a goal's check does.
 """
 

@@ -31,11 +31,11 @@ from controller_worker.calls.call_permit import CallPermit
 from controller_worker.calls.models import Models
 from controller_worker.concerns.model_calls import BATCH
 from controller_worker.core.failures import last_error_of
-from controller_worker.llm.batching import CallBatched
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import HookVeto, LLMConfigError, ModelError, RateLimitError
 from controller_worker.llm.llm import LLM, Completion, Delta, ModelRequest
 from controller_worker.llm.retry import next_wait_seconds
+from controller_worker.wrappers.batching import CallBatched
 
 _log = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ async def _ask_others(
 
 
 def _void(request: ModelRequest) -> None:
-    """Say that what was shown of the reply so far counts no more."""
+    """Say that what was shown of the reply so far no longer counts."""
     if request.on_delta is not None:
         request.on_delta(Delta("superseded", ""))
 

@@ -21,8 +21,8 @@ from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError
 from controller_worker.llm.llm import LLM, ModelRequest
 from controller_worker.llm.profiles import Profiles
-from controller_worker.llm.router import RouterLLM, router_of
 from controller_worker.memory.conversation_memory import MAX_MESSAGE_CHARS
+from controller_worker.wrappers.router import RouterLLM, router_of
 
 ROUTED = "#routed"
 """After a profile's name: the profile's own model, whatever its router would choose."""

@@ -5,7 +5,7 @@ and at least what the latest reply cost, for models whose prices only their repl
 replies counts for calls of the same kind alone: of the same model, for a step, a condenser or a critic.
 
 Holds: what delegates may still spend is not left; a call whose estimate is more than what is left is not begun.
-Does not: know a price that nobody tells, or how long a reply gets that is longer than all before it.
+Does not: know a price that nobody states, or predict a reply that is longer than all before it.
 """
 
 from __future__ import annotations

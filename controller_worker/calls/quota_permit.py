@@ -149,7 +149,7 @@ class QuotaPermit:
             await self.give_back_unused()
 
     async def leave_queue(self) -> None:
-        """Wait for no permit any more."""
+        """Stop waiting for a permit."""
         queue, self._queue = self._queue, None
         if queue is not None:
             await self._withdraw(queue)

@@ -41,7 +41,7 @@ REFUSED_BY_CRITIC = (
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What has been decided about the agent's finishes since a person spoke.
+    """What has been decided about the agent's finishes since a person's last message.
 
     Attributes:
         check_id: the action that checks the finish, while it runs; 0 for none.
@@ -132,7 +132,7 @@ def _after_command(acceptance: Acceptance, event: CmdRunAction, state: State) ->
 
 
 def _after_message(acceptance: Acceptance, event: MessageAction, state: State) -> Acceptance:
-    """Forget everything when a person speaks: the next finish is another one."""
+    """Forget everything when a person sends a message: the next finish is another one."""
     return Acceptance() if is_message_of_person(event) else acceptance
 
 

@@ -69,8 +69,8 @@ class Loops:
 
     Attributes:
         recent: what the detector compares of the latest events.
-        found: the latest loop, until a person speaks or it is recovered from.
-        met: how many loops the policy has answered since a person spoke.
+        found: the latest loop, until a person sends a message or the agent recovers from it.
+        met: how many loops the policy has answered since a person's last message.
         recovery: the way out of the loop that a person chose, 0 for none.
         calls: those of the latest reply: one that is refused leads to no action.
     """

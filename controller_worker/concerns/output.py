@@ -1,4 +1,4 @@
-"""What an agent hands in when it finishes, against the schema it was given.
+"""The output of an agent's finish, checked against the schema that the agent was given.
 
 Holds: a function of the events of a turn, whatever the agent; what does not fit is refused in the same append, so
 that it never counts and a replay needs nothing else.
@@ -23,7 +23,7 @@ from controller_worker.core.effects import Effect
 if TYPE_CHECKING:
     from controller_worker.core.state import State
 
-NOT_VALID = "OutputNotValidError: What the agent handed in did not fit the schema of its output"
+NOT_VALID = "OutputNotValidError: The output of the finish did not fit its schema"
 NOT_VALID_CODE = "output_not_valid"
 REFUSED = (
     "Your finish was not accepted: its `output` does not fit the schema.\n{problems}\n"

@@ -58,7 +58,7 @@ def up_to_plan(state: State, ready: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def accepted(state: State) -> Append:
-    """Return what settles a plan that nobody objects to any more."""
+    """Return what settles a plan that is accepted."""
     plan = state.plan
     settled = next(pending for pending in state.tools.pending if pending.id == plan.action_id)
     observation = PlanAcceptedObservation(

@@ -45,7 +45,7 @@ class BrowserOutputCondenser:
 
     def condense(self, view: View) -> View:
         """See `Condenser.condense`."""
-        # At every step: `isinstance` with a model's class is ten times as dear.
+        # At every step: `isinstance` with a model's class costs ten times as much.
         places = [place for place, event in enumerate(view.events) if type(event) is BrowserOutputObservation]
         older = places[: -self._window]
         if not older:

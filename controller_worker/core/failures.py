@@ -1,4 +1,4 @@
-"""What a failed model call leads to: one table for all callers, whether anybody listens or not (OpenHands 1.11).
+"""What a failed model call leads to: one table for all callers, whether or not a client listens (OpenHands 1.11).
 
 The text that a person sees is the error's own `last_error` (`controller_worker.llm.errors`): OpenHands' status value
 where it has one, else `<class>: <text>`.

@@ -1,4 +1,4 @@
-"""Recall: what is known when a person speaks: the workspace at first, and skills whose words were mentioned (9.7).
+"""Recall: what is known when a message arrives: the workspace at first, and skills whose words were mentioned (9.7).
 
 Holds: a function of its arguments, so that a replay recalls the same.
 """

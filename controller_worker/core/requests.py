@@ -8,7 +8,7 @@ from broker.specs.agent_state import AgentState
 
 
 def is_message_of_person(event: Event) -> bool:
-    """Say whether a person speaks."""
+    """Say whether it is a person's message."""
     return isinstance(event, MessageAction) and event.source is EventSource.USER
 
 

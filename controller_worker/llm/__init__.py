@@ -1,4 +1,4 @@
-"""The one protocol that every model is called through, its configuration, and what wraps a model.
+"""The protocol through which every model is called, and what is known of models: settings, features, prices, limits.
 
 May import: messages.
 Start with: llm.

@@ -31,7 +31,7 @@ class Fallback(BaseModel):
     @classmethod
     def _known(cls, codes: frozenset[str]) -> frozenset[str]:
         for code in sorted(codes - set(MODEL_ERRORS)):
-            raise ValueError(f"{code!r} is no error code; there are {', '.join(MODEL_ERRORS)}")
+            raise ValueError(f"{code!r} is not an error code; there are {', '.join(MODEL_ERRORS)}")
         return codes
 
     def is_for(self, code: str) -> bool:

@@ -221,7 +221,7 @@ class LLMConfig(BaseModel):
     @classmethod
     def _is_address(cls, value: str | None) -> str | None:
         if value and not re.match(r"https?://[^/]", value):
-            raise ValueError("this is no address; it looks like https://host/v1")  # its text may be a key
+            raise ValueError("this is not an address; it looks like https://host/v1")  # its text may be a key
         return value
 
     @field_validator("completion_kwargs")
@@ -329,7 +329,7 @@ def set_litellm_environment() -> None:
 
 
 def _from_text(text: str) -> Any:
-    """Read a value that no plain text can hold; what is no JSON is left for the field to refuse."""
+    """Read a value that no plain text can hold; what is not JSON is left for the field to refuse."""
     try:
         return json.loads(text)
     except ValueError:
@@ -341,7 +341,7 @@ def _complaint(item: Any) -> str:
     if item["type"] == "extra_forbidden":
         name = str(place.pop())
         parts = next(_PARTS[part] for part in reversed(place) if part in _PARTS)
-        text = f"{name!r} is no part of it{_did_you_mean(name, parts.model_fields)}"
+        text = f"{name!r} is not part of it{_did_you_mean(name, parts.model_fields)}"
     field = ".".join(map(str, place))
     return f"{field} ({ENV_PREFIX}{str(place[0]).upper()}): {text}" if field else text
 
@@ -349,7 +349,7 @@ def _complaint(item: Any) -> str:
 def _unknown_setting(name: str) -> str:
     if name in NOT_HERE:
         return f"{name!r} is a setting of OpenHands that is not here: {NOT_HERE[name]}"
-    return f"{name!r} is no model setting{_did_you_mean(name, LLMConfig.model_fields)}"
+    return f"{name!r} is not a model setting{_did_you_mean(name, LLMConfig.model_fields)}"
 
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -22,7 +22,7 @@ class Delta:
 
     Attributes:
         kind: `text`, `thinking`, or `call` for the raw text of a tool call; `superseded` for none: the call has
-            failed, and what was shown of it counts no more.
+            failed, and what was shown of it no longer counts.
         text: what was added; of a call its name first.
     """
 

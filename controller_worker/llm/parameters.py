@@ -1,7 +1,7 @@
 """Which parameters a model is asked with: OpenHands' rules, by model.
 
-Holds: a setting that the model does not take is dropped aloud, or refused when `drop_params` is off; none is dropped
-silently.
+Holds: a setting that the model does not take is dropped with a warning, or refused when `drop_params` is off; none is
+dropped silently.
 """
 
 from __future__ import annotations

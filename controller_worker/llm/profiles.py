@@ -54,7 +54,7 @@ class Profiles:
         except OSError as error:
             raise LLMConfigError(f"{CONFIG_FILE_VARIABLE} {path!r} cannot be read: {error.strerror}.") from None
         except ValueError as error:
-            raise LLMConfigError(f"{CONFIG_FILE_VARIABLE} {path!r} is no TOML: {error}.") from None
+            raise LLMConfigError(f"{CONFIG_FILE_VARIABLE} {path!r} is not TOML: {error}.") from None
         section = tables.get(SECTION)
         if not isinstance(section, dict):
             raise LLMConfigError(f"{CONFIG_FILE_VARIABLE} {path!r} has no section [{SECTION}].")

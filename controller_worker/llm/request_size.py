@@ -104,7 +104,7 @@ def _longest_reply(config: LLMConfig, row: ModelRow | None) -> int | None:
 def _dearest_usd(
     config: LLMConfig, row: ModelRow | None, input_tokens: int, output_tokens: int, *, is_batched: bool
 ) -> float:
-    # Writing a prompt into the provider's cache is the dearest way to send it.
+    # Writing a prompt into the provider's cache is the most expensive way to send it.
     usage = Usage(input_tokens, output_tokens, cache_write_tokens=input_tokens)
     sold = Sale(is_batched, config.service_tier or "", config.cache_lifetime == "1h")
     return call_cost_usd(config, row, usage, sold) or 0.0

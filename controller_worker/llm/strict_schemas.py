@@ -65,7 +65,7 @@ def strict_tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any] | None]:
 
 
 def without_forced_nulls(value: Any, schema: Schema) -> Any:
-    """Return what a model has handed in, without the nulls that stand for something left out.
+    """Return the arguments that a model has given, without the nulls that stand for something left out.
 
     Args:
         schema: as the tool or the output has it, before `strict_schema`; it may be any JSON.

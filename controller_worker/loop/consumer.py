@@ -1,7 +1,7 @@
 """The consumer of a controller worker: claims conversations, wakes them, and gives them back.
 
 Holds: about `max_conversations` at a time, and those that only wait make room for those that wait for a worker; a lost
-ring is found within seconds; a worker that was swept drops all it had and starts over under a new name.
+wake-up is found within seconds; a worker that was swept drops all it had and starts over under a new name.
 Does not: decide anything about a conversation; see `conversation_loop`.
 """
 
@@ -39,7 +39,7 @@ MAKE_ROOM_FOR = 256
 """How many conversations that only wait a full worker gives back each second, the longest waiting first."""
 SHOWN_LOST = 5
 IGNORED_NAMED = 10
-"""How many settings that do nothing a worker tells of."""
+"""How many settings without effect a worker reports."""
 BEGIN_AT_ONCE = 32
 """How many conversations may be restoring at once; the others are left to other workers."""
 
@@ -265,7 +265,7 @@ class Incarnation:
             await mailbox.aclose()
 
     async def _keep_up(self) -> None:
-        """Find what rings have missed, check on actions that take long, and release what only waits."""
+        """Find what wake-ups have missed, check on actions that take long, and release what only waits."""
         round_number = 0
         checked: dict[str, float] = {}
         clock = self._services.store.clock

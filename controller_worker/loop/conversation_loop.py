@@ -104,7 +104,7 @@ class ConversationLoop:
         return is_lost
 
     def drop(self) -> None:
-        """Let go of the conversation without another word."""
+        """Drop the conversation without appending anything."""
         self._is_gone = True
         self._alarm.cancel()
         if self._task is not None and self._task is not asyncio.current_task():

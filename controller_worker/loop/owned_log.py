@@ -93,7 +93,7 @@ class OwnedLog:
             raise crashes  # to read it may be what kills
         failpoint("controller.after_claim")
         state = await self._snapshots.latest()
-        # Read as news: a ring that came since the claim is answered by this, and the next event rings again.
+        # Read as news: this answers a wake-up that came since the claim, and the next event sends another.
         self.has_new_events = False
         tail, self._checksum = await self._read(after=state.version)
         self.state = fold(state, tail)

@@ -159,7 +159,7 @@ def is_shown(event: Event) -> bool:
 
 
 def is_companion(event: Event) -> bool:
-    """Say whether an event is no part of the View but tells how a part of it reads."""
+    """Say whether an event is not part of the View but tells how a part of it reads."""
     if isinstance(event, AgentStateChangedObservation):
         return event.agent_state is AgentState.RUNNING
     return _is_reply(event)

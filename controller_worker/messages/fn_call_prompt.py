@@ -1,6 +1,6 @@
 """What a model without function calling reads about tools: their description, the form of a call, an example.
 
-The structure is OpenHands' (6.5: headings, order, banners), so that models trained on it feel at home; the words are
+The structure is OpenHands' (6.5: headings, order, banners), so that models trained on it recognise it; the words are
 ours.
 
 Holds: the same tools give the same text, byte for byte, so that a provider's prompt cache stays warm.

@@ -186,7 +186,7 @@ class _CallReader:
         return texts, values
 
     def _step_over_words(self, texts: dict[str, str]) -> bool:
-        """Step over what is no part of a call: words, and an end of a parameter too many.
+        """Step over what is not part of a call: words, and an end of a parameter too many.
 
         Returns:
             False where it may be the rest of a value that holds the end of a parameter: that is never dropped.

@@ -14,7 +14,7 @@ MALFORMED_ARGUMENTS_KEY = "malformed_arguments"
 
 
 def arguments_object(arguments: str) -> dict[str, Any]:
-    """Return the arguments, or the text itself under a separate key if it is no JSON object."""
+    """Return the arguments, or the text itself under a separate key if it is not a JSON object."""
     try:
         parsed = json.loads(arguments or "{}", parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError):
@@ -23,7 +23,7 @@ def arguments_object(arguments: str) -> dict[str, Any]:
 
 
 def arguments_text(arguments: str) -> str:
-    """Return the text as the model wrote it, or as JSON if it is no JSON object."""
+    """Return the text as the model wrote it, or as JSON if it is not a JSON object."""
     found = arguments_object(arguments)
     is_kept = bool(arguments) and MALFORMED_ARGUMENTS_KEY not in found
     return arguments if is_kept else json.dumps(found, ensure_ascii=False)

@@ -117,7 +117,7 @@ class ChatStream:
             self._thoughts.append([])
         for name, value in piece.items():
             if name == "thinking":
-                self._thoughts[-1].append("" + (value or ""))  # what is no text is refused here
+                self._thoughts[-1].append("" + (value or ""))  # what is not text is refused here
             elif value and name != "type":
                 blocks[-1][name] = value
 

@@ -193,7 +193,7 @@ def read_chat_reply(reply: Any) -> Reply:
             told_usd=told_usd(counts_of(reply).get("cost")),  # OpenRouter says it
         )
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise MalformedReplyError(f"The reply is no chat completion: {error!r}.") from error
+        raise MalformedReplyError(f"The reply is not a chat completion: {error!r}.") from error
     return usable(parts, refusal=refusal)
 
 

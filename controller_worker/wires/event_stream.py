@@ -157,7 +157,7 @@ async def read_events(
 
     Args:
         take: takes in a text, and says whether the reply ends with it.
-        is_whole: says whether what is still to come matters little: then no long silence is borne.
+        is_whole: says whether what is still to come matters little: then no long silence is accepted.
 
     Raises:
         ModelTimeoutError: a silence was too long.

@@ -44,7 +44,7 @@ class MessagesStream:
 
         Raises:
             StreamedError: it is an error.
-            MalformedReplyError: it is no event.
+            MalformedReplyError: it is not an event.
         """
         try:
             event = json.loads(text)
@@ -94,7 +94,7 @@ class MessagesStream:
         if delta["type"] == "citations_delta":
             self._blocks[index]["citations"] = [*(self._blocks[index].get("citations") or ()), delta["citation"]]
         if delta["type"] not in _FIELDS:
-            return  # what is yet to be invented
+            return  # types that do not exist yet
         name, shown = _FIELDS[delta["type"]]
         self._pieces.setdefault(index, {}).setdefault(name, []).append(delta[name])
         if shown and delta[name]:

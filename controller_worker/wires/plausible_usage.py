@@ -65,7 +65,7 @@ def plausible_usage(
     is_plain = sent_bytes is not None and prompt * BYTES_PER_TOKEN >= sent_bytes
     if prompt > limit or not is_plain:
         estimate = prompt_tokens(request)
-        # What the provider leaves out or has summarised is no part of the prompt that it counts.
+        # What the provider leaves out or has summarised is not part of the prompt that it counts.
         is_short = prompt == 0 if config.context_management is not None else prompt * FACTOR < estimate
         if prompt > limit or is_short:
             found = Usage(prompt_tokens=estimate, completion_tokens=usage.completion_tokens)

@@ -39,7 +39,7 @@ _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h)?", re.ASCII)
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 MASK = "<secret-hidden>"
 MASKED_FROM_CHARS = 8
-"""A shorter key is no secret, and masking it would blot out ordinary words."""
+"""A shorter key is not a secret, and masking it would blot out ordinary words."""
 
 CONTEXT_WINDOW_TEXTS = (
     "contextwindowexceedederror",

@@ -152,14 +152,14 @@ def parsed(content: bytes) -> Any:
     """Return the body of a successful reply, parsed.
 
     Raises:
-        MalformedReplyError: it is no JSON.
+        MalformedReplyError: it is not JSON.
         StreamedError: it is an error all the same.
     """
     try:
         reply = json.loads(content)
     except (ValueError, RecursionError) as error:
         shown = content[:200].decode(errors="replace")
-        raise MalformedReplyError(f"The reply is no JSON: {error}.", provider_text=shown) from error
+        raise MalformedReplyError(f"The reply is not JSON: {error}.", provider_text=shown) from error
     if isinstance(reply, dict) and (reply.get("type") == "error" or (reply.get("error") and not reply.get("choices"))):
         raise StreamedError(reply)
     if isinstance(reply, dict) and (failed := failure_of_choice(reply)) is not None:

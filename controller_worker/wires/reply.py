@@ -22,7 +22,7 @@ CUT_CALL = (
 LARGEST_COST_USD = 10_000.0
 """No call costs more."""
 TOKENS_LIMIT = 1_000_000_000
-"""More is no number of tokens, and nothing that budgets could count."""
+"""More is not a number of tokens, and nothing that budgets could count."""
 
 
 @dataclass(frozen=True, slots=True)

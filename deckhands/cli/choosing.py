@@ -24,10 +24,10 @@ from deckhands.cli.output import note, print_json
 from deckhands.cli.progress import Progress
 from deckhands.client.client import Client
 from deckhands.client.errors import NotStopped
-from deckhands.client.inputs import labels_in
 from deckhands.client.many import for_each
 from deckhands.reading.terminal import ask, counted
 from deckhands.settings import FaceSettings
+from deckhands.tasks.inputs import labels_in
 
 SHOWN_FAILURES = 10
 YES = ("y", "yes")

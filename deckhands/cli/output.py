@@ -147,7 +147,7 @@ def _are_read_together() -> bool:
     """Say whether standard output and standard error lead to one terminal, file or pipe."""
     try:
         return os.path.samestat(os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno()))
-    except (OSError, ValueError):  # one is no file
+    except (OSError, ValueError):  # one is not a file
         return sys.stdout.isatty() and sys.stderr.isatty()
 
 

@@ -22,9 +22,9 @@ from deckhands.cli.task_options import (
     workspace_of,
 )
 from deckhands.client.beginning import beginning_of
-from deckhands.client.places import Place
-from deckhands.client.requests import TaskRequest
-from deckhands.client.tasks import check_task
+from deckhands.tasks.places import Place
+from deckhands.tasks.requests import TaskRequest
+from deckhands.tasks.tasks import check_task
 
 AGENTS_REMEMBERED = 64
 

@@ -20,8 +20,8 @@ from broker.specs.specs import CriticSpec, GoalSpec, OutputSpec, PlanSpec, Skill
 from broker.specs.tool_specs import MAX_SCHEMA_CHARS
 from deckhands.cli.delegate_options import check_takes_tools, with_delegates
 from deckhands.cli.options import memory_of, sandbox_option
-from deckhands.client.places import Place, place_in
-from deckhands.client.tasks import output_of
+from deckhands.tasks.places import Place, place_in
+from deckhands.tasks.tasks import output_of
 
 BROWSER_POOL = "browser"
 IPYTHON_POOL = "ipython"
@@ -69,6 +69,7 @@ class TaskOptions:
     browser_delegate: bool
     delegates: tuple[str, ...]
     ipython: bool
+    patch: bool
     sandbox: str | None
     image: str
     needs: tuple[str, ...]
@@ -170,6 +171,7 @@ _OPTIONS = (
     click.option(
         "--ipython", is_flag=True, help="Let it run cells of Python. Needs tool workers that serve the pool ipython."
     ),
+    click.option("--patch", is_flag=True, help="Let it change several files at once by the tool apply_patch."),
     sandbox_option,
     click.option("--image", default="", help="The image of the container, for --sandbox docker."),
     click.option(
@@ -295,7 +297,11 @@ def agent_of(options: TaskOptions, model: str | None) -> AgentSpec:
     Raises:
         UsageError: an option does nothing for this agent, or a file that one names cannot be used.
     """
-    for option, is_given in (("--delegate", options.delegates), ("--ipython", options.ipython)):
+    for option, is_given in (
+        ("--delegate", options.delegates),
+        ("--ipython", options.ipython),
+        ("--patch", options.patch),
+    ):
         if is_given:
             check_takes_tools(options.agent, option)
     policy = ConfirmationPolicy(mode=options.confirm)
@@ -313,6 +319,7 @@ def agent_of(options: TaskOptions, model: str | None) -> AgentSpec:
         enable_browsing=options.browser,
         enable_browsing_delegate=options.browser_delegate,
         enable_jupyter=options.ipython,
+        enable_patch=options.patch,
     )
     return with_delegates(agent, options.delegates)
 

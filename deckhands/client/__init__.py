@@ -1,5 +1,5 @@
-"""The Python client: submit, follow and control conversations, and copy files.
+"""The Python client: submit, follow, control and delete conversations.
 
-May import: reading.
+May import: reading, tasks, transfers.
 Start with: client.
 """

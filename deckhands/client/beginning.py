@@ -15,12 +15,12 @@ from broker.log.event_log import Appended, Duplicate, EventLog
 from broker.secrets.secrets import Secrets
 from broker.specs.specs import Tenancy
 from broker.tools.tool_offers import ToolOffers
-from deckhands.client import inputs
 from deckhands.client.known_agents import require_agent
 from deckhands.client.named_directory import require_served
-from deckhands.client.requests import TaskRequest
 from deckhands.client.secret_keeping import keep_secrets
-from deckhands.client.tasks import title_of
+from deckhands.tasks import inputs
+from deckhands.tasks.requests import TaskRequest
+from deckhands.tasks.tasks import title_of
 
 OFFERS_LIMIT_SECONDS = 20.0
 """How long a tool may be missing because its worker is still starting."""

@@ -26,19 +26,19 @@ from broker.runtime.errors import EventsLost, UsageError
 from broker.specs.agent_state import TERMINAL_STATES, AgentState
 from broker.specs.specs import Tenancy
 from broker.store.store import Store
-from deckhands.client import inputs
 from deckhands.client.beginning import Beginning, begin, beginning_of
 from deckhands.client.confirmations import answer_to
 from deckhands.client.deleting import delete
 from deckhands.client.errors import NotSettled, NotStopped
-from deckhands.client.files import WorkspaceFiles
 from deckhands.client.forking import Point, copied_events, fork_of
 from deckhands.client.named_directory import require_served
-from deckhands.client.requests import TaskRequest
 from deckhands.client.running_cluster import open_cluster
 from deckhands.client.secret_keeping import secrets_of
-from deckhands.client.tasks import check_task
 from deckhands.reading.summary import Summary, Tally, summarize
+from deckhands.tasks import inputs
+from deckhands.tasks.requests import TaskRequest
+from deckhands.tasks.tasks import check_task
+from deckhands.transfers.files import WorkspaceFiles
 
 
 class Client:

@@ -31,7 +31,7 @@ def with_ids(value: Any, place: str, depth: int = 0) -> Any:
     """Return signatures with ids, at any depth of groups, chains, chords and callbacks of callbacks.
 
     Raises:
-        UsageError: one is no signature, which Celery would find out in the middle of the others.
+        UsageError: one is not a signature, which Celery would find out in the middle of the others.
     """
     if depth > MAX_DEPTH:
         raise UsageError(f"What follows the task is nested more than {MAX_DEPTH} levels deep.")
@@ -62,6 +62,6 @@ def _check(signature: Mapping[str, Any]) -> None:
     parts = (signature.get("kwargs"), signature.get("options"))
     if not is_fit or not all(part is None or isinstance(part, Mapping) for part in parts):
         raise UsageError(
-            "What follows the task is no signature of Celery.",
+            "What follows the task is not a signature of Celery.",
             remedy="Each has a task (its name), args (a list), kwargs and options (objects).",
         )

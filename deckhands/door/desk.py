@@ -14,12 +14,12 @@ from broker.store.connection import texts_by_name
 from broker.store.store import Store
 from deckhands.client.beginning import begin, beginning_of
 from deckhands.client.client import Client
-from deckhands.client.requests import TaskRequest
-from deckhands.client.tasks import conversation_id_of
 from deckhands.door.callers import CELERY, Caller, Callers
 from deckhands.door.failures import failure_of
 from deckhands.door.schedule import Schedule
 from deckhands.reading.summary import Summary, Tally
+from deckhands.tasks.requests import TaskRequest
+from deckhands.tasks.tasks import conversation_id_of
 
 REVOKED = {"status": "REVOKED", "reason": "terminated"}
 EXPIRED = {"status": "REVOKED", "reason": "expired"}

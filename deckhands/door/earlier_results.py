@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from broker.runtime.errors import UsageError
-from deckhands.client.tasks import MAX_TASK_CHARS
+from deckhands.tasks.tasks import MAX_TASK_CHARS
 
 SHOWN_FIELDS = ("conversation_id", "title", "state", "message", "outputs")
 HEADING = "Results of the tasks before this one, as JSON:"

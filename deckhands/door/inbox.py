@@ -31,12 +31,12 @@ from broker.runtime.failpoints import failpoint
 from broker.store.connection import Argument
 from broker.store.group_reader import GroupReader
 from broker.store.keys import INBOX
-from deckhands.client.requests import MAX_KEY_CHARS, TaskRequest
-from deckhands.client.tasks import conversation_id_of
 from deckhands.door.callers import STREAM, Caller
 from deckhands.door.desk import Desk
 from deckhands.door.lookout import answer_stream
 from deckhands.door.replies import NAME, VERSION, Replies
+from deckhands.tasks.requests import MAX_KEY_CHARS, TaskRequest
+from deckhands.tasks.tasks import conversation_id_of
 
 GROUP = "doors"
 AT_ONCE = 32
@@ -253,7 +253,7 @@ def parsed(fields: Sequence[bytes]) -> InboxRequest:
     try:
         found = json.loads(about.get(b"request", b"").decode())
     except (ValueError, RecursionError):
-        raise UsageError("The field request is no JSON.", remedy="Send one JSON object in UTF-8.") from None
+        raise UsageError("The field request is not JSON.", remedy="Send one JSON object in UTF-8.") from None
     if is_deeper(found, MAX_DEPTH):
         raise UsageError(f"The field request is nested more than {MAX_DEPTH} levels deep.")
     if not _is_text(found):

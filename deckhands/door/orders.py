@@ -14,11 +14,11 @@ from broker.runtime.errors import UsageError
 from broker.runtime.ids import check_conversation_id
 from broker.specs.agent_state import AgentState
 from deckhands.client.confirmations import answer_to
-from deckhands.client.requests import TaskRequest
-from deckhands.client.tasks import check_task
 from deckhands.door.desk import Desk, conversation_of_task
 from deckhands.door.earlier_results import fields_of
 from deckhands.door.runs import refuse_key
+from deckhands.tasks.requests import TaskRequest
+from deckhands.tasks.tasks import check_task
 
 MAX_TEXT_CHARS = 100_000
 

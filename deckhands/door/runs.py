@@ -23,12 +23,12 @@ from broker.runtime.errors import StoreError, UsageError
 from broker.runtime.failpoints import failpoint
 from broker.runtime.ids import new_key
 from broker.specs.specs import PriorityName
-from deckhands.client.requests import TaskRequest
 from deckhands.client.secret_keeping import keep_secrets
 from deckhands.door.callers import CELERY, Caller
 from deckhands.door.desk import EXPIRED, FAILURE, REVOKED, Desk, conversation_of_task
 from deckhands.door.earlier_results import fields_of
 from deckhands.door.failures import refusal
+from deckhands.tasks.requests import TaskRequest
 
 DUE_AT_ONCE = 64
 RETRY_SECONDS = 60.0

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from deckhands.client.requests import TaskRequest
 from deckhands.door.inbox import InboxRequest
 from deckhands.door.replies import NAME, NUMBERS, VERSION
+from deckhands.tasks.requests import TaskRequest
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _TEXT = {"type": "string"}

@@ -30,7 +30,7 @@ MAX_MARKS = 16_000_000
 """Commas and opening brackets of a file, wherever they stand: an empty list takes 20 times its two characters."""
 MAX_EVENTS = 200_000
 MAX_FAULTS = 1_000
-"""Values of a list that are no JSON. Finding the end of each takes a look at the rest of the file."""
+"""Values of a list that are not JSON. Finding the end of each takes a look at the rest of the file."""
 TOO_LONG = f"it is longer than {MAX_EVENT_CHARS >> 20} MiB"
 NAMED_FAULTS = 20
 MAX_REASON_CHARS = 300
@@ -80,11 +80,11 @@ def read_text(path: Path) -> str:
     """Read a file of text; bytes that are no UTF-8 become U+FFFD.
 
     Raises:
-        UsageError: it cannot be read, is no regular file, or is too large.
+        UsageError: it cannot be read, is not a regular file, or is too large.
     """
     try:
         if path.exists() and not path.is_file():  # to open a pipe would wait for somebody to write into it
-            raise UsageError(f"{path} is no file.", remedy="Name another file.")
+            raise UsageError(f"{path} is not a file.", remedy="Name another file.")
         with path.open("rb") as file:
             is_large = os.fstat(file.fileno()).st_size > MAX_FILE_BYTES
             content = b"" if is_large else file.read(MAX_FILE_BYTES)
@@ -116,7 +116,7 @@ def listed_events(text: str, findings: Findings) -> Iterator[tuple[int, dict[str
     """Return the objects of a JSON list with their positions; whatever else stands there is noted.
 
     Raises:
-        ValueError: the text is no list, or what it lists is hardly ever JSON.
+        ValueError: the text is not a list, or what it lists is hardly ever JSON.
     """
     at = _after_blanks(text, 0)
     if text[at : at + 1] != "[":
@@ -129,7 +129,7 @@ def listed_events(text: str, findings: Findings) -> Iterator[tuple[int, dict[str
         if reason:
             findings.fault(f"Event {position}", reason)
             if findings.fault_count > MAX_FAULTS:
-                raise ValueError(f"more than {MAX_FAULTS} of its events are no JSON")
+                raise ValueError(f"more than {MAX_FAULTS} of its events are not JSON")
         elif isinstance(value, dict):
             yield position, value
         else:

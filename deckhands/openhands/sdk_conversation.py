@@ -17,7 +17,6 @@ from typing import Any
 from broker.contract.codec import event_from_wire
 from broker.contract.events import ConfirmationStatus, ConversationCreated, Event, EventSource, ModelReply
 from broker.specs.agent_state import AgentState
-from deckhands.client.tasks import title_of
 from deckhands.openhands.recordings import LOST_IDS, UNREADABLE, Findings, check_fit
 from deckhands.openhands.renumbering import Renumbering
 from deckhands.openhands.results import NO_RESULT
@@ -25,6 +24,7 @@ from deckhands.openhands.sdk_directory import Fields, SdkDirectory
 from deckhands.openhands.sdk_fields import content_of, costs_of, sums_of, tasks, text_of
 from deckhands.openhands.spending import Spending
 from deckhands.openhands.v0_fields import utc_text
+from deckhands.tasks.tasks import title_of
 
 ORIGIN = "openhands-sdk"
 ENDS: Mapping[str, AgentState] = {

@@ -52,7 +52,7 @@ class SdkDirectory:
         """
         if not (path / STATE_FILE).is_file():
             raise UsageError(
-                f"{path} is no conversation directory of OpenHands.",
+                f"{path} is not a conversation directory of OpenHands.",
                 remedy=f"Name one that holds {STATE_FILE} and a directory events.",
             )
         try:
@@ -131,7 +131,7 @@ def _object(file: Path) -> Fields:
     except UsageError as error:
         raise ValueError(str(error)) from error
     if not isinstance(value, dict):
-        raise ValueError("it holds no JSON object")  # noqa: TRY004  (as for all that is no JSON)
+        raise ValueError("it holds no JSON object")  # noqa: TRY004  (as for all that is not JSON)
     return value
 
 

@@ -19,7 +19,6 @@ from typing import Any
 from broker.contract.codec import event_from_wire
 from broker.contract.events import AgentSpec, ConfirmationStatus, ConversationCreated, Event, EventSource, ModelReply
 from broker.runtime.errors import UsageError
-from deckhands.client.tasks import title_of
 from deckhands.openhands.model_responses import OWN_FIELDS, reply_fields
 from deckhands.openhands.recordings import (
     LOST_IDS,
@@ -35,6 +34,7 @@ from deckhands.openhands.spending import Spending
 from deckhands.openhands.v0_fields import action_fields, observation_fields, utc_text
 from deckhands.openhands.v0_kinds import EARLIER_EVENTS, EXTENSION, FAMILIES, HEAD, PLACES, names_of
 from deckhands.openhands.v0_shape import Shape, has_no_place, record_name
+from deckhands.tasks.tasks import title_of
 
 ORIGIN = "openhands"
 MAX_NAME_CHARS = 100
@@ -46,19 +46,19 @@ def read_trajectory(path: Path, conversation_id: str) -> tuple[list[Event], Find
     """Read a trajectory as the log of a conversation, and tell what could not be carried over.
 
     Raises:
-        UsageError: the file cannot be read or is no trajectory.
+        UsageError: the file cannot be read or is not a trajectory.
     """
     findings = Findings()
     try:
         records = list(listed_events(read_text(path), findings))
     except ValueError as error:
         raise UsageError(
-            f"{path} is no trajectory: {error}.", remedy="It is a JSON list of events, as OpenHands saves it."
+            f"{path} is not a trajectory: {error}.", remedy="It is a JSON list of events, as OpenHands saves it."
         ) from error
     events = _Reading(conversation_id, findings, records).log()
     if len(events) == 1:
         raise UsageError(
-            " ".join([f"{path} is no trajectory: it holds no event that can be read.", *findings.faults[:1]]),
+            " ".join([f"{path} is not a trajectory: it holds no event that can be read.", *findings.faults[:1]]),
             remedy="It is a JSON list of events, as OpenHands saves it.",
         )
     return events, findings

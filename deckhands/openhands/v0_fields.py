@@ -64,7 +64,7 @@ def observation_fields(record: Fields) -> dict[str, Any]:
 
 
 def task_items(items: Any, *, id_prefix: str = "task-") -> list[dict[str, str]]:
-    """Return the items of a task list, whatever types the model gave their fields; what is no object is no item."""
+    """Return the items of a task list, whatever types the model gave their fields; what is not an object is no item."""
     found = enumerate((item for item in items if isinstance(item, dict)) if isinstance(items, list) else (), 1)
     return [
         {

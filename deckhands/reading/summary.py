@@ -77,7 +77,7 @@ class Summary:
         error_code: the class of that error or failed call, or empty.
         error_detail: what the provider said to it, or empty.
         message: what the agent said last: its final thought, its reason to refuse, its question.
-        outputs: what it handed in when it finished; empty as long as no finish counts.
+        outputs: the structured output of its finish; empty as long as no finish counts.
         asked_id: the action that a person is asked to confirm; None for none.
         sandbox: what was asked for, `auto` among it; `none` also where something ran without one; empty: not known.
         has_ipython: the agent can run cells.

@@ -79,7 +79,8 @@ class ResultsFile:
                 except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
                     if is_whole or not (line.startswith(BEGINNING) or BEGINNING.startswith(line)):
                         raise UsageError(
-                            f"Line {number} of {self._path} is no result.", remedy="Name another file with --results."
+                            f"Line {number} of {self._path} is not a result.",
+                            remedy="Name another file with --results.",
                         ) from None
                     os.ftruncate(self._descriptor, end)
                     return

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from broker.runtime.errors import UsageError
-from deckhands.client.requests import TaskRequest
-from deckhands.client.tasks import conversation_id_of
+from deckhands.tasks.requests import TaskRequest
+from deckhands.tasks.tasks import conversation_id_of
 
 MAX_LINE_BYTES = 2**20
 MAX_LINES = 1_000_000

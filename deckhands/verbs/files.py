@@ -15,9 +15,9 @@ from deckhands.cli.connecting import on_conversation
 from deckhands.cli.options import ConversationOptions, json_option
 from deckhands.cli.output import note, print_json, progress
 from deckhands.cli.verbs import options_as
-from deckhands.client.files import WorkspaceFiles
 from deckhands.reading.summary import ExitCode
 from deckhands.reading.terminal import counted, print_patch
+from deckhands.transfers.files import WorkspaceFiles
 
 SECTION = "Files of a workspace"
 VERBS = {

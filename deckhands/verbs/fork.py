@@ -19,9 +19,9 @@ from deckhands.cli.output import note, print_json
 from deckhands.cli.verbs import options_as
 from deckhands.client.forking import Point, copied_events, fork_of
 from deckhands.client.named_directory import own_directory, require_served
-from deckhands.client.tasks import check_task
 from deckhands.reading.terminal import print_text
 from deckhands.settings import FaceSettings
+from deckhands.tasks.tasks import check_task
 
 SECTION = "Start a conversation"
 VERBS = {"fork": "Start again from any event of a conversation, in one or more copies."}

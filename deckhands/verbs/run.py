@@ -31,11 +31,11 @@ from deckhands.cli.task_options import (
 from deckhands.cli.verbs import options_as
 from deckhands.client.known_agents import require_agent_here
 from deckhands.client.named_directory import own_directory
-from deckhands.client.tasks import check_task
 from deckhands.home import Home
 from deckhands.reading.summary import ExitCode
 from deckhands.runs.headless import Ending, Task, Watcher, run_on_cluster, run_privately
 from deckhands.settings import FaceSettings
+from deckhands.tasks.tasks import check_task
 from deckhands.verbs.confirming import ask_at_terminal
 from deckhands.verbs.control import WAYS
 from deckhands.verbs.secret import secret_values

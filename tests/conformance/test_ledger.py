@@ -216,7 +216,7 @@ async def test_a_limit_is_taken_away(store: Store) -> None:
 
 @pytest.mark.parametrize("name", ["acme", "tenant:", "tenant:a b", "experiment:x", "tenant:a:b", ""])
 def test_what_is_no_account(name: str) -> None:
-    with pytest.raises(UsageError, match="is no account"):
+    with pytest.raises(UsageError, match="is not an account"):
         account_path(name)
 
 

@@ -18,8 +18,8 @@ from broker.coordination.transfers import TransferFailed, Transfers
 from broker.log.event_log import EventLog
 from broker.runtime.clock import SystemClock
 from broker.store.store import Store
-from deckhands.client.files import WorkspaceFiles
 from deckhands.client.forking import fork_of
+from deckhands.transfers.files import WorkspaceFiles
 from tests.integration.workspace_hosts import opened
 from tests.polling import until
 from tool_worker.checkpoints.checkpoint_store import Checkpoints, SavedFiles

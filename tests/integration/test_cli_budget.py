@@ -65,10 +65,10 @@ def test_accounts_are_listed(face: Face) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("set", "acme", "10"), "'acme' is no account."),
+        (("set", "acme", "10"), "'acme' is not an account."),
         (("set", "tenant:acme", "1e10"), "1e+10 USD cannot be a budget."),
         (("add", "tenant:acme", "nan"), "nan USD cannot be a budget."),
-        (("report", "nobody"), "'nobody' is no account."),
+        (("report", "nobody"), "'nobody' is not an account."),
     ],
 )
 def test_what_cannot_be_used_is_refused(face: Face, arguments: tuple[str, ...], complaint: str) -> None:

@@ -44,7 +44,7 @@ def test_what_a_pool_needs(tmp_path: Path) -> None:
     assert done.code == 1
     last = done.out.splitlines()[-1]
     assert last.startswith("missing pool browser")
-    assert "which is no program. Install it (on Debian: apt-get install chromium)" in last
+    assert "which is not a program. Install it (on Debian: apt-get install chromium)" in last
 
 
 def test_a_store_that_does_not_answer(tmp_path: Path) -> None:

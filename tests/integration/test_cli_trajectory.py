@@ -45,7 +45,7 @@ def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
     other.write_text("{}")
     done = deckhands("import", other, env=environment(tmp_path))
     assert done.code == 2
-    assert "is no trajectory" in done.err
+    assert "is not a trajectory" in done.err
 
 
 def test_a_person_sees_what_could_not_be_carried_over(tmp_path: Path) -> None:

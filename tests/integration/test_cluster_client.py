@@ -13,7 +13,7 @@ from broker.log.conversations import Conversations
 from broker.runtime.errors import CorruptEntry, StoreUnavailable, UnknownConversation, UsageError
 from broker.store.embedded import EmbeddedValkey
 from deckhands import Client
-from deckhands.client.tasks import check_task, conversation_id_of, title_of
+from deckhands.tasks.tasks import check_task, conversation_id_of, title_of
 from tests.unit.deckhands.sample_log import command, output, reply, state
 
 

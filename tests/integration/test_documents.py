@@ -61,5 +61,5 @@ async def test_the_pages_of_a_pdf_are_shown_as_text(sandbox: str, tmp_path: Path
         assert long.endswith("[Cut here. Give `view_range` to see pages from 8 on.]")
         for name in ("broken.pdf", "flat.pdf"):
             assert (await hands.edit("view", f"{base}/{name}")).startswith(f"ERROR:\n{base}/{name}: ")
-        assert "is no file" in await hands.edit("view", f"{base}/none.pdf")
+        assert "is not a file" in await hands.edit("view", f"{base}/none.pdf")
         assert "only the `view` command" in await hands.edit("str_replace", f"{base}/a.pdf", old_str="a", new_str="b")

@@ -26,5 +26,5 @@ async def test_searches_begin_where_the_shell_is(sandbox: str, tmp_path: Path) -
         assert (await hands("glob", pattern="**/b.*")).content == "till/b.py"
         wrong = await hands("grep", pattern="(")
         assert isinstance(wrong, ErrorObservation)
-        assert wrong.content.startswith("ERROR: `pattern` is no regular expression")
+        assert wrong.content.startswith("ERROR: `pattern` is not a regular expression")
         assert (await hands("glob", pattern="*.py", path="..")).content.splitlines() != []

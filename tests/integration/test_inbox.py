@@ -12,7 +12,7 @@ from tests.inbox_parts import put, replies
 from tests.polling import until
 
 MALFORMED = {
-    "no JSON": ("{", "The field request is no JSON."),
+    "no JSON": ("{", "The field request is not JSON."),
     "no object": ("[]", "The request cannot be used"),
     "an unknown field": ('{"task": "x", "colour": "red"}', "colour"),
     "too deep": ('{"task": "x", "output": ' + '{"a":' * 200 + "1" + "}" * 200 + "}", "nested"),
@@ -20,7 +20,7 @@ MALFORMED = {
     "an unknown agent": ('{"task": "x", "agent": "NobodyAgent"}', "NobodyAgent"),
     "a key": ('{"task": "x", "idempotency_key": "k"}', "Use the field id"),
     "too large": ('{"task": "' + "x" * MAX_ENTRY_BYTES + '"}', "larger than"),
-    "far too many": ("[" * 100_000, "no JSON"),
+    "far too many": ("[" * 100_000, "not JSON"),
 }
 
 

@@ -13,12 +13,12 @@ from broker.coordination.unreadable import Unreadable
 from broker.log.event_log import EventLog
 from broker.store import keys
 from broker.store.store import Store
-from deckhands.client.tasks import conversation_id_of
 from deckhands.door import inbox
 from deckhands.door.desk import OFFERS_LIMIT_SECONDS, Desk
 from deckhands.door.inbox import FORSAKEN_AFTER_SECONDS, GROUP, MOST_DELIVERIES, Inbox
 from deckhands.door.lookout import Lookout
 from deckhands.door.runs import Runs
+from deckhands.tasks.tasks import conversation_id_of
 from tests.inbox_parts import put, replies
 from tests.polling import until
 

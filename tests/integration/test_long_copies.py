@@ -18,7 +18,7 @@ from broker.coordination.transfers import PART_BYTES, TransferFailed, TransferRe
 from broker.log.event_log import EventLog
 from broker.runtime.errors import UsageError
 from broker.store.store import Store
-from deckhands.client.files import WorkspaceFiles
+from deckhands.transfers.files import WorkspaceFiles
 from tests.polling import until
 from tool_worker.checkpoints.checkpointing import Checkpointing
 from tool_worker.launch.host_folder import HostFolder

@@ -60,7 +60,7 @@ def test_a_run_whose_mcp_program_is_dead(tmp_path: Path) -> None:
 def test_a_run_whose_mcp_file_cannot_be_used(tmp_path: Path) -> None:
     done = run(tmp_path, "shop/*", DECKHANDS_MCP=str(tmp_path / "missing.json"), DECKHANDS_SANDBOX="none")
     assert done.code == 1, done
-    assert "missing.json is no list of MCP servers: FileNotFoundError" in done.err
+    assert "missing.json is not a list of MCP servers: FileNotFoundError" in done.err
 
 
 async def _refused(url: str) -> str:

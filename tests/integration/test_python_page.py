@@ -17,7 +17,7 @@ import pytest
 import deckhands
 from broker.store.embedded import EmbeddedValkey
 from deckhands import AgentSpec, Client, DeckhandsError, NoCluster, NotSettled, UsageError
-from deckhands.client.files import WorkspaceFiles
+from deckhands.transfers.files import WorkspaceFiles
 from tests.integration.command_line import cluster, finish, run_command, script
 from tests.source_code import ROOT
 
@@ -96,8 +96,8 @@ def test_every_public_name_is_in_an_example() -> None:
         ({"tools": "weather"}, "The argument tools is 'weather'. Pass a list of strings."),
         ({"tools": 5}, "The argument tools is 5. Pass a list of strings."),
         ({"output": int}, "The argument output is <class 'int'>. Pass a Pydantic model or a JSON Schema."),
-        ({"secrets": ["TOKEN"]}, "The argument secrets is no mapping of strings. Pass {'NAME': 'value'}."),
-        ({"secrets": {"TOKEN": 5}}, "The argument secrets is no mapping of strings."),
+        ({"secrets": ["TOKEN"]}, "The argument secrets is not a mapping of strings. Pass {'NAME': 'value'}."),
+        ({"secrets": {"TOKEN": 5}}, "The argument secrets is not a mapping of strings."),
         ({"tenancy": "shop"}, "The argument tenancy is 'shop'. Pass Tenancy("),
         ({"title": 5}, "The argument title is 5."),
         ({"conversation_id": 5}, "The argument conversation_id is 5."),
@@ -143,6 +143,6 @@ async def test_without_a_cluster_it_says_how_to_start_one(tmp_path: Path, monkey
 def test_the_module_shows_what_there_is() -> None:
     program = "import deckhands; print(*[n for n in dir(deckhands) if n[0] != '_']); print(deckhands.__version__)"
     shown = subprocess.check_output([sys.executable, "-c", program], text=True).splitlines()
-    assert set(shown[0].split()) >= set(deckhands.__all__) >= {"Client", "Summary", "AgentSpec", "UsageError"}
+    assert set(shown[0].split()) == set(deckhands.__all__) >= {"Client", "Summary", "AgentSpec", "UsageError"}
     assert re.fullmatch(r"\d+\.\d+.*", shown[1])
     assert all(getattr(deckhands, name).__name__ == name for name in deckhands.__all__)

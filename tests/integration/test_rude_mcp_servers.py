@@ -149,7 +149,7 @@ async def test_an_answer_that_is_no_result_is_a_typed_error(tmp_path: Path) -> N
         lost = await tools.call("rude")
         assert isinstance(lost, ErrorObservation)
         assert lost.error_id == "mcp_answer_lost"
-        assert "no result" in lost.content
+        assert "not with a result" in lost.content
 
 
 @pytest.mark.parametrize("manner", ["floods", "chatters"])

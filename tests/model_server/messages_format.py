@@ -129,7 +129,7 @@ def _content(turn: Turn, number: int) -> list[dict[str, Any]]:
         blocks.append({"type": "thinking", "thinking": turn.thinking, "signature": f"sig-{number}"})
     if turn.text:
         blocks.append({"type": "text", "text": turn.text})
-    # Arguments that are no object cannot come from Anthropic; a gateway in between can still write a string.
+    # Arguments that are not an object cannot come from Anthropic; a gateway in between can still write a string.
     blocks += [
         {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)}
         for call in tool_calls(turn.tool_calls, number, None)

@@ -131,7 +131,7 @@ def test_the_end_of_a_text_without_an_end_is_looked_for_once(tmp_path: Path) -> 
 
 def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UsageError, match="is no file"):
+    with pytest.raises(UsageError, match="is not a file"):
         read_trajectory(tmp_path / "pipe", "c1")
 
 

@@ -118,7 +118,7 @@ def _ran_once(outcome: Outcome) -> Iterator[str]:
         if times > 1:
             yield f"I5: action {action} was executed {times} times"
         if action not in actions:
-            yield f"I5: action {action} was executed and is no action of its log"
+            yield f"I5: action {action} was executed and is not an action of its log"
 
 
 def _fenced(outcome: Outcome) -> Iterator[str]:

@@ -23,7 +23,7 @@ MODIFIERS = ("Alt", "Control", "ControlOrMeta", "Meta", "Shift")
 
 
 class ActionStringError(Exception):
-    """What was written is no list of actions; the text is for the model."""
+    """What was written is not a list of actions; the text is for the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def _call(statement: ast.stmt) -> Call:
         raise ActionStringError(f"The actions cannot be read: one is nested too deeply. {FORM}") from error
     call = statement.value if isinstance(statement, ast.Expr) else None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-        raise ActionStringError(f"{_shown(text)} is no action. {FORM} {_offered()}")
+        raise ActionStringError(f"{_shown(text)} is not an action. {FORM} {_offered()}")
     name = call.func.id
     if name not in ACTIONS:
         raise ActionStringError(f"There is no action {name!r}. {_offered()}")

@@ -1,6 +1,6 @@
 """The session program of the browser: actions in, what the page shows out; see `tool_worker.host.session_program`.
 
-Holds: every call is answered, whatever becomes of the page or of Chromium: a page that does not answer loses its tab,
+Holds: every call is answered, whatever happens to the page or to Chromium: a page that does not answer loses its tab,
 a Chromium that died is replaced by a new one, and the model learns about it; a cancelled call is answered at
 once. When nobody has called for a while, the program ends and takes Chromium along.
 """
@@ -236,7 +236,7 @@ def _end_program() -> None:
 
 
 def main() -> None:
-    """Serve the workspace host that started this program with Chromium's path and, maybe, a time to end after."""
+    """Serve the workspace host that started this program with Chromium's path and, optionally, an idle time."""
     session = BrowserSession(sys.argv[1], Path.cwd(), *map(float, sys.argv[2:]))
     asyncio.run(serve(session.call, session.interrupt))
 

@@ -30,7 +30,7 @@ def pictures(png: bytes, marks: Sequence[Mark]) -> tuple[str, str]:
     """Return a screenshot and the same with marks, each as a `data:` URL.
 
     Raises:
-        OSError: it is no picture.
+        OSError: it is not a picture.
     """
     with Image.open(io.BytesIO(png)) as opened:
         picture = opened.convert("RGB")

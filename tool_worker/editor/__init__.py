@@ -1,5 +1,5 @@
 """File editing inside the workspace host: what the tools `edit`, `read` and `write` do. Standard library only.
 
-May import: nothing of this package.
+May import: text_files.
 Start with: file_editor.
 """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from tool_worker.editor.editor_errors import FileAccessError
+from tool_worker.text_files.file_errors import FileAccessError
 
 _CLIPPED_NOTICE = (
     "<response clipped><NOTE>Due to the max output limit, only part of this directory has been shown to you. "

@@ -5,14 +5,14 @@ Holds: a text that passes can be written to a file and sent on as UTF-8.
 
 from __future__ import annotations
 
-from tool_worker.editor.editor_errors import EditRefusedError, InvalidParameterError, MissingParameterError, excerpt
+from tool_worker.text_files.file_errors import EditRefusedError, InvalidParameterError, MissingParameterError, excerpt
 
 
 def optional_text(arguments: dict[str, object], name: str) -> str | None:
     """Get a text argument; None if it was not given.
 
     Raises:
-        InvalidParameterError: it is no string, or holds a NUL or a lone surrogate.
+        InvalidParameterError: it is not a string, or holds a NUL or a lone surrogate.
     """
     value = arguments.get(name)
     if value is None:

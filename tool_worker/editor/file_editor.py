@@ -18,14 +18,14 @@ import stat
 
 from tool_worker.editor.directory_listing import list_directory
 from tool_worker.editor.editor_arguments import insert_line_number, line_range, optional_text, required_text
-from tool_worker.editor.editor_errors import EditorError, EditRefusedError, InvalidParameterError, as_utf8, excerpt
 from tool_worker.editor.picture import is_picture, picture_url
-from tool_worker.editor.regular_file import find_status, make_parents
 from tool_worker.editor.replacements import SPANS_LIMIT, Replacement, Span, replaced, replacements_in
-from tool_worker.editor.seen_files import SeenFiles
-from tool_worker.editor.text_diff import unified_diff
-from tool_worker.editor.text_file import TextFile, with_plain_breaks
-from tool_worker.editor.versioned_files import VersionedFiles
+from tool_worker.text_files.file_errors import EditorError, EditRefusedError, InvalidParameterError, as_utf8, excerpt
+from tool_worker.text_files.regular_file import find_status, make_parents
+from tool_worker.text_files.seen_files import SeenFiles
+from tool_worker.text_files.text_diff import unified_diff
+from tool_worker.text_files.text_file import TextFile, with_plain_breaks
+from tool_worker.text_files.versioned_files import VersionedFiles
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ import os
 import stat
 
 from tool_worker.editor.editor_arguments import required_text
-from tool_worker.editor.editor_errors import (
+from tool_worker.editor.picture import is_picture, picture_url
+from tool_worker.text_files.file_errors import (
     EditorError,
     EditRefusedError,
     FileAccessError,
@@ -25,11 +26,10 @@ from tool_worker.editor.editor_errors import (
     as_utf8,
     excerpt,
 )
-from tool_worker.editor.picture import is_picture, picture_url
-from tool_worker.editor.regular_file import find_status
-from tool_worker.editor.text_diff import split_lines
-from tool_worker.editor.text_file import with_plain_breaks
-from tool_worker.editor.versioned_files import VersionedFiles
+from tool_worker.text_files.regular_file import find_status
+from tool_worker.text_files.text_diff import split_lines
+from tool_worker.text_files.text_file import with_plain_breaks
+from tool_worker.text_files.versioned_files import VersionedFiles
 
 MAX_READ_CHARS = 1_000_000
 """Longer texts would lose their middle on their way into the log."""

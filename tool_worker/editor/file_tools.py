@@ -8,11 +8,11 @@ from __future__ import annotations
 import sys
 
 from tool_worker.editor.file_editor import FileEditor
-from tool_worker.editor.file_history import FileHistory
 from tool_worker.editor.file_lines import FileLines
 from tool_worker.editor.patching import Patching
-from tool_worker.editor.seen_files import SeenFiles
-from tool_worker.editor.versioned_files import VersionedFiles
+from tool_worker.text_files.file_history import FileHistory
+from tool_worker.text_files.seen_files import SeenFiles
+from tool_worker.text_files.versioned_files import VersionedFiles
 
 CHECKED_ENDINGS = (".py", ".pyi", ".json", ".js", ".mjs", ".cjs")
 

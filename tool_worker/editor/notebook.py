@@ -10,8 +10,8 @@ import json
 import os
 
 from tool_worker.editor.editor_arguments import line_range, optional_text
-from tool_worker.editor.editor_errors import EditRefusedError, InvalidParameterError, MissingParameterError
-from tool_worker.editor.text_file import with_plain_breaks
+from tool_worker.text_files.file_errors import EditRefusedError, InvalidParameterError, MissingParameterError
+from tool_worker.text_files.text_file import with_plain_breaks
 
 SHOWN_OUTPUT_CHARS = 1000
 SHOWN_OUTPUTS = 10
@@ -32,7 +32,7 @@ class Notebook:
     """
 
     def __init__(self, text: str, path: str) -> None:
-        refusal = EditRefusedError(f"{path} is no notebook: it has no list of cells in JSON. Repair it with bash.")
+        refusal = EditRefusedError(f"{path} is not a notebook: it has no list of cells in JSON. Repair it with bash.")
         try:
             self._document = json.loads(text)
         except (ValueError, RecursionError):
@@ -57,7 +57,7 @@ class Notebook:
         if not count:
             return f"The notebook {self._path} has no cells. {HOW_TO_EDIT}\n"
         first, last, note = (1, count, "") if view_range is None else line_range(view_range, count)
-        text = f"The notebook {self._path}, {count} cells. {HOW_TO_EDIT}\n"
+        text = f"The notebook {self._path}, {count} {'cell' if count == 1 else 'cells'}. {HOW_TO_EDIT}\n"
         for number in range(first, last + 1):
             cell = f"[{number}] {self._cells[number - 1].get('cell_type')}\n{_shown(self._cells[number - 1])}\n"
             if len(text) + len(cell) > limit_chars:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 
-from tool_worker.editor.editor_errors import EditRefusedError, excerpt
+from tool_worker.text_files.file_errors import EditRefusedError, excerpt
 
 FILES_LIMIT = 200
 ADD, UPDATE, DELETE = "add", "update", "delete"

@@ -11,13 +11,13 @@ import os
 from contextlib import suppress
 
 from tool_worker.editor.editor_arguments import required_text
-from tool_worker.editor.editor_errors import EditorError, EditRefusedError, InvalidParameterError, as_utf8, excerpt
 from tool_worker.editor.patch_text import ADD, DELETE, Chunk, FileChange, parsed_patch
-from tool_worker.editor.regular_file import find_status, make_parents, replace_file
-from tool_worker.editor.seen_files import SeenFiles
-from tool_worker.editor.text_diff import unified_diff
-from tool_worker.editor.text_file import TextFile, with_plain_breaks
-from tool_worker.editor.versioned_files import VersionedFiles
+from tool_worker.text_files.file_errors import EditorError, EditRefusedError, InvalidParameterError, as_utf8, excerpt
+from tool_worker.text_files.regular_file import find_status, make_parents, replace_file
+from tool_worker.text_files.seen_files import SeenFiles
+from tool_worker.text_files.text_diff import unified_diff
+from tool_worker.text_files.text_file import TextFile, with_plain_breaks
+from tool_worker.text_files.versioned_files import VersionedFiles
 
 COMPARED_LINES_LIMIT = 20_000_000
 """How many lines may be read and compared for one patch: a repeated line makes every place look like a beginning."""

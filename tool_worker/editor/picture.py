@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from binascii import b2a_base64
 
-from tool_worker.editor.editor_errors import FileRejectedError
-from tool_worker.editor.regular_file import read_regular_file
+from tool_worker.text_files.file_errors import FileRejectedError
+from tool_worker.text_files.regular_file import read_regular_file
 
 MAX_PICTURE_BYTES = 4 * 2**20
 """Providers take five million characters, and base64 makes a third more of it; some downsize what is sent."""
@@ -34,5 +34,5 @@ def picture_url(path: str) -> str:
     if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
         kind = "image/webp"
     if kind is None:
-        raise FileRejectedError(path, "File is named like a picture, but is no PNG, JPEG, GIF or WebP.")
+        raise FileRejectedError(path, "File is named like a picture, but is not a PNG, JPEG, GIF or WebP.")
     return f"data:{kind};base64,{b2a_base64(content, newline=False).decode()}"

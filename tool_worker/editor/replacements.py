@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tool_worker.editor.editor_errors import EditRefusedError, InvalidParameterError, excerpt
-from tool_worker.editor.text_file import with_plain_breaks
+from tool_worker.text_files.file_errors import EditRefusedError, InvalidParameterError, excerpt
+from tool_worker.text_files.text_file import with_plain_breaks
 
 REPORTED_LINES_LIMIT = 100
 EDITS_LIMIT = 200

@@ -102,7 +102,7 @@ class EgressProxy:
             with suppress(OSError, h11.ProtocolError, TimeoutError):
                 await _answer(_Side(client, reader, writer), refused.status, refused.why)
         except (OSError, h11.ProtocolError, TimeoutError, asyncio.IncompleteReadError):
-            pass  # one of both has gone
+            pass  # one of the two has gone
         finally:
             await _closed(writer)
 
@@ -140,7 +140,9 @@ class EgressProxy:
         except h11.RemoteProtocolError as error:
             if client.writer not in self._waiting:
                 return None  # it had to make room
-            raise Refused(error.error_status_hint, "?", f"This is no request that the proxy takes: {error}.") from error
+            raise Refused(
+                error.error_status_hint, "?", f"This is not a request that the proxy takes: {error}."
+            ) from error
         finally:
             self._waiting.pop(client.writer, None)
         return request if isinstance(request, h11.Request) else None

@@ -61,7 +61,7 @@ class Unpacking:
         """Unpack an archive.
 
         Raises:
-            FileUnfit: it is no archive, is damaged, or holds what is not taken; a part may have been written.
+            FileUnfit: it is not an archive, is damaged, or holds what is not taken; a part may have been written.
             WorkspaceTooLarge: it holds more than the limits allow; a part may have been written.
             OSError: something in the directory is in the way.
         """
@@ -106,7 +106,7 @@ class Unpacking:
                     assert content is not None
                     self._file(self._parts(member.name), content, member.mode)
                 else:
-                    raise FileUnfit(f"The archive holds {member.name!r}, which is no file, directory or link.")
+                    raise FileUnfit(f"The archive holds {member.name!r}, which is not a file, directory or link.")
 
     def _unpack_zip(self, file: io.BytesIO) -> None:
         with zipfile.ZipFile(file) as archive:
@@ -158,7 +158,7 @@ class Unpacking:
         with self._parent(earlier) as source, self._draft(parts) as (parent, draft):
             status = os.stat(earlier[-1], dir_fd=source, follow_symlinks=False)
             if not stat.S_ISREG(status.st_mode):
-                raise FileUnfit(f"The archive holds {'/'.join(parts)!r}, a second name of what is no file.")
+                raise FileUnfit(f"The archive holds {'/'.join(parts)!r}, a second name of what is not a file.")
             os.link(earlier[-1], draft, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
 
     @contextmanager

@@ -51,7 +51,7 @@ class OomScore:
 
 
 class Children:
-    """Begins children, reaps them and tells who waits for them."""
+    """Begins children, reaps them and reports their ends to the callers that wait."""
 
     def __init__(self, loop: Loop, score: OomScore) -> None:
         self._score = score

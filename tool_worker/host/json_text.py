@@ -35,7 +35,7 @@ def dumps(value: object) -> str:
     """Return a value as JSON.
 
     Raises:
-        TypeError, ValueError: it is no JSON value, or contains itself.
+        TypeError, ValueError: it is not a JSON value, or contains itself.
     """
     encode = _json.make_encoder({}, _refuse, _json.encode_basestring_ascii, None, ":", ",", False, False, True)
     return "".join(encode(value, 0))

@@ -54,7 +54,7 @@ def start_and_hand_over(command: Sequence[str], entrance: Path, sources: Mapping
 
 
 def _give(listener: socket.socket, sources: Mapping[int, int], pid: int) -> None:
-    """Serve the first who comes; a command that failed means that nobody will."""
+    """Serve the first caller; a command that failed means that there will be none."""
     taker = None
     has_ended = False
     for _ in range(int(HANDOVER_LIMIT_SECONDS / LOOK_AGAIN_SECONDS)):

@@ -1,4 +1,4 @@
-"""What of the network a node's workspaces may be given, and the proxies that give it.
+"""The network access that a node's workspaces may be given, and the proxies that give it.
 
 Holds:
     - No workspace gets more than the operator's ceiling; with a ceiling nobody gets the machine's whole network.

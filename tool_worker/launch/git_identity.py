@@ -1,4 +1,4 @@
-"""As whom git commits in a workspace, unless the repository or its user says otherwise."""
+"""The identity under which git commits in a workspace, unless the repository or its user sets another."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class GitIdentity:
         """Refuse what is no single line of text."""
         for text in (self.name, self.email):
             if len(text) > LIMIT_CHARS or not all(character.isprintable() for character in text):
-                raise ValueError(f"{text[:LIMIT_CHARS]!r} is no line of up to {LIMIT_CHARS} characters")
+                raise ValueError(f"{text[:LIMIT_CHARS]!r} is not a line of up to {LIMIT_CHARS} characters")
 
     def configuration(self) -> str:
         """Return the identity as git's configuration files have it."""

@@ -59,7 +59,7 @@ class ActionStatus:
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    """How a host is.
+    """The condition of a host.
 
     Attributes:
         workspace: the path of the workspace, as its programs see it.

@@ -90,7 +90,7 @@ def _chromium(path: str) -> Path:
     """Return where Chromium is."""
     found = shutil.which(path) if path else installed_chromium()
     if found is None:
-        told = f"DECKHANDS_CHROMIUM is {path!r}, which is no program." if path else "Chromium is not installed."
+        told = f"DECKHANDS_CHROMIUM is {path!r}, which is not a program." if path else "Chromium is not installed."
         raise UsageError(
             f"The pool browser cannot be served: {told}",
             remedy="Install it (on Debian: apt-get install chromium), or set DECKHANDS_CHROMIUM to where it is.",

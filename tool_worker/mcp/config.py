@@ -77,7 +77,7 @@ def read_servers(path: Path, environment: Mapping[str, str]) -> tuple[McpServerS
         entries = json.loads(path.read_text(encoding="utf-8"))["mcpServers"].items()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"{path} is no list of MCP servers: {type(error).__name__}.", remedy='Write {"mcpServers": {…}}.'
+            f"{path} is not a list of MCP servers: {type(error).__name__}.", remedy='Write {"mcpServers": {…}}.'
         ) from error
     servers = tuple(_server(name, entry, environment) for name, entry in entries)
     urls = [server.url for server in servers if server.url]
@@ -94,7 +94,7 @@ def _server(name: str, entry: object, environment: Mapping[str, str]) -> McpServ
         return McpServerSpec.model_validate({**filled, "name": name, "secrets": tuple(secrets)})
     except (ValidationError, TypeError) as error:
         first = error.errors(include_input=False)[0] if isinstance(error, ValidationError) else None
-        why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else "it is no object"
+        why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else "it is not an object"
         # `from None`: the original's text may show values.
         raise UsageError(f"The MCP server {name!r} cannot be used: {why}.", remedy="Change its entry.") from None
 

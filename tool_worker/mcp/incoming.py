@@ -58,7 +58,7 @@ class Incoming:
         return found
 
     async def receive(self) -> SessionMessage | Exception:
-        """Return the next message, with those tools of a list that are some."""
+        """Return the next message; what is not a tool is left out of a list of tools."""
         while self._is_surplus(item := await self._stream.receive()):
             pass
         return self._readable(item)

@@ -1,4 +1,4 @@
-"""A tool that an MCP server tells of, as one that can be offered to a model.
+"""A tool that an MCP server lists, as one that can be offered to a model.
 
 Holds: no text of a server hides a part of itself from the people who read it: what a terminal would obey, what
 reorders a line and what is not seen is spelt out.

@@ -4,7 +4,7 @@ The SDK's own joins what it has read of a line to what comes, again and again, a
 costs half a minute of the worker's event loop, and one without an end all of its memory.
 
 Holds: a message costs time in proportion to its length; one that is too long ends the connection, and those who wait
-for an answer read why; what is no message is passed over; the program, and all that it has started in its session,
+for an answer read why; what is not a message is passed over; the program, and all that it has started in its session,
 ends with the connection.
 """
 

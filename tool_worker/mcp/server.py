@@ -138,7 +138,7 @@ class McpServer:
                     request, CallToolResult, request_read_timeout_seconds=self.spec.timeout
                 )
             except ValidationError as error:
-                text = f"The MCP server {self.spec.name} answered the call of {name} with what is no result."
+                text = f"The MCP server {self.spec.name} answered the call of {name}, but not with a result."
                 raise AnswerLost(text, remedy=CHECK_FIRST) from error
 
     def _explained(self, error: MCPError, name: str) -> Exception:

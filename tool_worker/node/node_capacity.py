@@ -93,7 +93,7 @@ async def free_capacity(folders: Iterable[HostFolder], held: Callable[[HostFolde
 
 
 def _greedy(living: list[HostFolder], held: Callable[[HostFolder], int]) -> list[HostFolder]:
-    """Return the sessions that hold far more than most, the largest_consumer first."""
+    """Return the sessions that hold far more than most, the largest consumer first."""
     amounts = {folder: held(folder) for folder in living}
     most = max(GREEDY_FACTOR * statistics.median_low(amounts.values()), ORDINARY[held]) if amounts else 0
     return sorted((folder for folder in living if amounts[folder] > most), key=lambda folder: -amounts[folder])

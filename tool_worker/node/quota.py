@@ -1,4 +1,4 @@
-"""How much a workspace may hold, its home and its temporary files included, looked after while it is worked in.
+"""How much a workspace may hold, its home and its temporary files included, checked while actions run in it.
 
 Holds: looking takes at most a tenth of the time, however large a workspace is; what grows beyond the limit while an
 action runs is stopped at the next look; clearing up is not.

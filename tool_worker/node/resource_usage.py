@@ -91,7 +91,7 @@ class WorkspaceUsage:
 def workspace_usage(
     main_pid: int, directories: Iterable[Path], descriptors_limit: int = DESCRIPTORS_LIMIT
 ) -> WorkspaceUsage:
-    """Look at all processes descendants a host.
+    """Look at all processes below a host.
 
     Args:
         directories: deleted files count that are on the disk of one of them.
@@ -115,7 +115,7 @@ def workspace_usage(
 
 
 def descendants(main_pid: int) -> Iterator[int]:
-    """Yield the processes descendants one; a child is listed with the thread that started it."""
+    """Yield the processes below one; a child is listed with the thread that started it."""
     waiting = [main_pid]
     while waiting:
         parent = waiting.pop()
@@ -128,7 +128,7 @@ def descendants(main_pid: int) -> Iterator[int]:
 
 
 def start_tick(pid: int) -> int:
-    """Return when a process start_tick, in the kernel's ticks.
+    """Return when a process started, in the kernel's ticks.
 
     Raises:
         OSError: it has ended.

@@ -204,7 +204,7 @@ async def sandbox_of_git(demanded: Callable[[], Awaitable[Sandbox]], files: Path
 
 
 def require_git() -> None:
-    """See to it that there is a git on this machine.
+    """Make sure that git is installed on this machine.
 
     Raises:
         SourceUnusable: there is none.

@@ -248,7 +248,7 @@ def _labels(enclosure: Enclosure) -> Iterator[str]:
 
 
 def _owner(enclosure: Enclosure) -> tuple[int, int]:
-    """Return as whom a container runs: the owner of its directory, of which we give away what is ours."""
+    """Return the user as whom a container runs: the owner of its directory, of which we give away what is ours."""
     directory = enclosure.workspace
     found = directory.stat()
     if found.st_uid != 0:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
-HOST_ROOMS = ("host", "shell", "editor", "search")
+HOST_ROOMS = ("host", "shell", "editor", "text_files", "search")
 """The rooms of this package whose code runs in a workspace host."""
 DOCUMENT_PROGRAM = "sessions/document_text.py"
 """What `search` starts to read a PDF: with a library, which no host has."""
@@ -150,7 +150,7 @@ class Sandbox(Protocol):
 
     @property
     def name(self) -> str:
-        """How it is called in settings and events."""
+        """Its name in settings and events."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""Documents that are no text: the text of a PDF, by a program that is bounded in time and memory.
+"""Documents that are not text: the text of a PDF, by a program that is bounded in time and memory.
 
 Holds: where nothing reads the document, the answer says so.
 """
@@ -34,7 +34,7 @@ def pages_of(arguments: dict[str, object], packages: str) -> str:
     if not isinstance(path, str) or not path.startswith("/") or "\0" in path:
         raise SearchError(f"ERROR:\nInvalid `path` parameter: {path!r}. The path should be an absolute path.")
     if not os.path.isfile(path):
-        raise SearchError(f"ERROR:\nThe path {path} is no file. Please provide a valid path.")
+        raise SearchError(f"ERROR:\nThe path {path} is not a file. Please provide a valid path.")
     wanted = arguments.get("view_range") or [1, -1]
     if not (isinstance(wanted, list) and len(wanted) == 2 and all(type(page) is int for page in wanted)):
         raise SearchError("ERROR:\n`view_range` of a PDF is a list of its first and last page, such as [1, 5].")

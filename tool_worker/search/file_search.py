@@ -56,7 +56,7 @@ def found_lines(arguments: Arguments, cwd: str, limit_seconds: float = LIMIT_SEC
         try:
             wanted = re.compile(pattern, flags)
         except (re.error, OverflowError, RecursionError) as error:
-            write(f"ERROR: `pattern` is no regular expression of Python's: {error}. Escape signs with a backslash.")
+            write(f"ERROR: `pattern` is not a regular expression of Python's: {error}. Escape signs with a backslash.")
             return
         _Matches(wanted, context, write).search(tree)
 

@@ -1,6 +1,6 @@
 """Prints the text of pages of a PDF: `document_text.py <folder of packages> <path> <first page> <last page>`.
 
-A separate program, because what reads a PDF is no part of the standard library, and may take long over a hostile one.
+A separate program, because what reads a PDF is not part of the standard library, and may take long over a hostile one.
 
 Holds: what it prints is bounded, and begins with `ERROR:` where the document cannot be read.
 """
@@ -35,7 +35,7 @@ def _pages(path: str, first: int, last: int) -> str:
     from pypdf import PdfReader
 
     if not Path(path).is_file() or Path(path).stat().st_size > MAX_FILE_BYTES:
-        return f"ERROR: it is no file of up to {MAX_FILE_BYTES >> 20} MiB."
+        return f"ERROR: it is not a file of up to {MAX_FILE_BYTES >> 20} MiB."
     pages = PdfReader(path).pages
     count = len(pages)
     if not 1 <= first <= count or (last != -1 and last < first):

@@ -220,11 +220,11 @@ def _observation(action: OfferedToolAction, found: Any) -> Observation:
         content = outputs.get("content")
         if not isinstance(content, str):
             content = written
-        # Data that is cut is no data any more: of too much of it only the text is kept.
+        # Data that is cut is not data any more: of too much of it only the text is kept.
         kept = dict(outputs) if len(written) <= MAX_ANSWER_CHARS else {}
         return ToolCallObservation(content=_cut(content), name=action.name, outputs=kept)
     except ValueError as error:
-        raise ToolFailed(f"The tool {action.name} answered with what is no data: {error}") from error
+        raise ToolFailed(f"The tool {action.name} answered with something that is not data: {error}") from error
 
 
 def _cut(text: str) -> str:

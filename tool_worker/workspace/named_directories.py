@@ -59,7 +59,7 @@ class NamedDirectories:
             raise _refused(name, found)
         path = PurePosixPath(name)
         if not path.is_absolute() or ".." in path.parts:
-            raise _refused(name, "it is no absolute path without `..`")
+            raise _refused(name, "it is not an absolute path without `..`")
         if not any(path.is_relative_to(root) for root in self.roots):
             reason = f"it is below none of this node's workspace roots{self._listed()}"
             raise _refused(name, reason, remedy=ASK_THE_OPERATOR)
@@ -112,7 +112,7 @@ def _opened(name: str) -> Directory:
         if error.errno == errno.ELOOP:
             raise _refused(name, "a part of its path is a symbolic link", remedy="Name it by where it is.") from error
         if error.errno == errno.ENOTDIR:
-            raise _refused(name, "it is no directory") from error
+            raise _refused(name, "it is not a directory") from error
         raise _refused(name, f"it cannot be opened ({os.strerror(error.errno or 0)})") from error
 
 

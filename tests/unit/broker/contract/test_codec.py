@@ -326,7 +326,7 @@ def test_what_is_too_deep_or_no_json_is_refused_when_the_event_is_made() -> None
     for _ in range(200):
         nested = {"a": nested}
     for value in (nested, {"a": b"bytes"}, {"a": {1: 2}}, {"a": object()}):
-        with pytest.raises(ValueError, match=r"nested more than 100 deep|is no JSON|not a text"):
+        with pytest.raises(ValueError, match=r"nested more than 100 deep|is not JSON|not a text"):
             MCPAction(name="x", arguments=value)
     assert plain_json([1, "a", 2.5, None, True]) == [1, "a", 2.5, None, True]
 

@@ -83,7 +83,7 @@ LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("name: \x07", "a character that is not allowed"),
         ("- a\n- b", "names nothing; write `name: value`"),
         ("just words", "names nothing"),
-        ("triggers: 3", "`triggers` is no list"),
+        ("triggers: 3", "`triggers` is not a list"),
         ("triggers: [" + "a, " * 150 + "]", "`triggers` has 150 words; 100 are allowed"),
         (f"{LAUGHS}inputs:\n- name: *a6", "an anchor or an alias"),
         ("a: &a [*a, *a]\ntriggers: {b: *a}", "an anchor or an alias"),
@@ -97,7 +97,7 @@ LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("a: [" + "b," * 3_000 + "]", "more than 2000 values"),
         ("a: " + "b" * 16_000, "has 16003 characters; 16000 are allowed"),
         ("a: b\n...\nc: d", "the front matter"),
-        ("? [a]\n: b", "a name that is no text"),
+        ("? [a]\n: b", "a name that is not text"),
     ],
 )
 def test_front_matter_that_cannot_be_read_is_named_with_the_reason_and_spoils_no_other(head: str, reason: str) -> None:

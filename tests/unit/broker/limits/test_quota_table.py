@@ -56,7 +56,7 @@ def test_models_with_patterns_have_names_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("[[quota", "is no TOML"),
+        ("[[quota", "is not TOML"),
         ("[[quota]]\nconcurrency = 1", "quota.0.model: Field required"),
         ('[[quota]]\nmodel = "m"\nconcurrency = 0', "quota.0.concurrency: Input should be greater than or equal to 1"),
         ('[[quota]]\nmodel = "m"\nrpm = 1', "quota.0.rpm: Extra inputs are not permitted"),

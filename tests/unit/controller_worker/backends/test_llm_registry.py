@@ -48,7 +48,7 @@ def test_backends(settings: dict[str, Any], backend: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"model": "gpt-4o", "backend": "scripted"}, "The model 'gpt-4o' is no script."),
+        ({"model": "gpt-4o", "backend": "scripted"}, "The model 'gpt-4o' is not a script."),
         ({"model": "my-own", "backend": "openai"}, "An OpenAI-compatible server has no address. Set LLM_BASE_URL."),
         (
             {"model": "my-own", "base_url": "http://127.0.0.1:1", "reasoning_effort": "high", "drop_params": False},

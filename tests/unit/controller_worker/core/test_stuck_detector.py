@@ -225,7 +225,7 @@ def test_an_event_counts_the_same_when_its_long_texts_stand_beside_the_log(event
     assert trace_of(decode(entry, 5), 3) == trace_of(with_id(event, 5), 3)
 
 
-# What is no event of a loop
+# What is not an event of a loop
 
 
 def test_what_says_nothing_does_not_count() -> None:

@@ -129,7 +129,7 @@ def test_an_address_that_is_none_is_told_at_once(url: str) -> None:
         LLMConfig.from_env({"LLM_MODEL": "gpt-4o", "LLM_BASE_URL": url})
     assert str(caught.value) == (
         "The model's settings cannot be used: base_url (LLM_BASE_URL): "
-        "this is no address; it looks like https://host/v1"
+        "this is not an address; it looks like https://host/v1"
     )
 
 
@@ -141,7 +141,7 @@ def test_an_unknown_field_names_the_nearest(field: str, nearest: str) -> None:
     with pytest.raises(LLMConfigError) as caught:
         LLMConfig.create(model="gpt-4o", **{field: 1})
     assert str(caught.value) == (
-        f"The model's settings cannot be used: {field!r} is no model setting; did you mean {nearest!r}?"
+        f"The model's settings cannot be used: {field!r} is not a model setting; did you mean {nearest!r}?"
     )
 
 

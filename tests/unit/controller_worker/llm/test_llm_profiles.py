@@ -71,10 +71,10 @@ def test_another_model_by_the_base(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("[llm", "is no TOML"),
+        ("[llm", "is not TOML"),
         ("[models]", "has no section [llm]."),
-        ('[llm]\nmodel = "x"\nmodle = 1', "'modle' is no model setting; did you mean 'model'?"),
-        ('[llm]\nmodel = "x"\nfallbacks = [{use = "y", on = ["rate"]}]', "'rate' is no error code; there are auth"),
+        ('[llm]\nmodel = "x"\nmodle = 1', "'modle' is not a model setting; did you mean 'model'?"),
+        ('[llm]\nmodel = "x"\nfallbacks = [{use = "y", on = ["rate"]}]', "'rate' is not an error code; there are auth"),
         ('[llm]\nmodel = "x"\nfallbacks = [{on = ["rate_limit"]}]', "fallbacks.0.use (LLM_FALLBACKS): Field req"),
         (
             '[llm]\nmodel = "x"\napi_key = "${NO_KEY}"',

@@ -75,7 +75,7 @@ def test_what_providers_take_is_shown(url: str) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "data:image/png;base64,bm90cG5n",  # what it begins with is no picture
+        "data:image/png;base64,bm90cG5n",  # what it begins with is not a picture
         "data:image/png;base64,/9j/BBBB",  # it is a JPEG
         "data:image/bmp;base64,Qk06AAAA",
         "data:image/svg+xml;base64,PHN2Zz4=",

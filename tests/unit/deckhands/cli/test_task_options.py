@@ -57,6 +57,11 @@ def test_who_runs_cells_is_where_there_is_a_kernel() -> None:
     assert (agent.enable_jupyter, agent.enable_browsing, workspace.pool) == (True, True, "browser")
 
 
+def test_the_patch_tool_is_offered_on_request() -> None:
+    assert made_of("--patch", "-t", "task")[0].enable_patch
+    assert not made_of("-t", "task")[0].enable_patch
+
+
 def test_delegates_are_named_or_described_in_files(tmp_path: Path) -> None:
     (tmp_path / "scout.json").write_text('{"name": "ReadOnlyAgent", "llm": {"model": "small"}}')
     (tmp_path / "clerk.json").write_text('{"enable_search": false}')
@@ -114,7 +119,7 @@ def test_a_delegate_that_cannot_be_used_is_refused(given: list[str], said: str) 
 
 
 @pytest.mark.parametrize("agent", sorted(agents_here() - {"CodeActAgent"}))
-@pytest.mark.parametrize("option", ["--ipython", "--delegate=LocAgent"])
+@pytest.mark.parametrize("option", ["--ipython", "--patch", "--delegate=LocAgent"])
 def test_an_agent_with_tools_of_its_own_takes_no_others(agent: str, option: str) -> None:
     with pytest.raises(UsageError, match=f"{option.partition('=')[0]} does nothing for {agent}, whose tools are fixed"):
         made_of(option, "--agent", agent, "-t", "task")

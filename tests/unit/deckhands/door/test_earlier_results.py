@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from broker.runtime.errors import UsageError
-from deckhands.client.tasks import MAX_TASK_CHARS
 from deckhands.door.earlier_results import fields_of
+from deckhands.tasks.tasks import MAX_TASK_CHARS
 
 
 def test_a_task_alone_is_left_as_it_is() -> None:

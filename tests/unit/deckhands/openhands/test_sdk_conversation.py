@@ -225,7 +225,7 @@ def test_a_directory_without_a_state_is_refused_by_the_name_of_what_is_wrong(tmp
         ("text", lambda copy: (copy / "base_state.json").write_text("{"), "base_state.json cannot be read"),
         ("list", lambda copy: (copy / "base_state.json").write_text("[]"), "holds no JSON object"),
         ("deep", lambda copy: (copy / "base_state.json").write_text("[" * 100_000), "nested too deeply"),
-        ("none", lambda copy: (copy / "base_state.json").unlink(), "is no conversation directory"),
+        ("none", lambda copy: (copy / "base_state.json").unlink(), "is not a conversation directory"),
     ):
         copy = tmp_path / name
         shutil.copytree(REAL, copy)
@@ -250,7 +250,7 @@ def test_an_event_that_is_damaged_or_missing_costs_that_event(tmp_path: Path) ->
         ("twice", replaced(json.dumps(fields | {"id": fields["parent_id"]})), "Event 4 .*that of another event"),
         ("empty", replaced(json.dumps(fields | {"observation": None})), r"Event 4 \(ObservationEvent\)"),
         ("link", lambda copy: _dangling(next((copy / "events").glob("event-00004-*"))), "Event 4 .*cannot be read"),
-        ("pipe", lambda copy: _pipe(next((copy / "events").glob("event-00004-*"))), "Event 4 .*is no file"),
+        ("pipe", lambda copy: _pipe(next((copy / "events").glob("event-00004-*"))), "Event 4 .*is not a file"),
     ):
         copy = tmp_path / name
         shutil.copytree(REAL, copy)

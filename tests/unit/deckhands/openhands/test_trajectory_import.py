@@ -145,12 +145,12 @@ def test_what_is_written_is_what_the_original_writes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ('{"events": []}', "is no trajectory"),
+        ('{"events": []}', "is not a trajectory"),
         ("[1]", "holds no event that can be read. Event 0 cannot be read .* it is a int, not an object"),
         ("[]", "holds no event that can be read"),
-        ("", "is no trajectory"),
+        ("", "is not a trajectory"),
         ('[{"id": 0, "action": "fly"}]', r"Event 0 \(fly\) cannot be read .*no action of this name"),
-        ("[" + "x," * 2_000 + "1]", "more than 1000 of its events are no JSON"),
+        ("[" + "x," * 2_000 + "1]", "more than 1000 of its events are not JSON"),
     ],
     ids=["object", "number", "nothing", "empty", "no event", "garbage"],
 )

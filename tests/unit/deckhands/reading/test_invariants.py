@@ -98,7 +98,7 @@ def test_two_observations_of_one_action():
 @pytest.mark.parametrize(("cause", "event_id"), [(99, 3), (1, 3), (4, 3)])
 def test_an_observation_of_nothing(cause, event_id):
     log = numbered(created(), user("go"), output(cause), command("ls"), output(4), state("finished"))
-    assert ("I4", event_id, f"event 3 answers {cause}, which is no earlier action") in found(log)
+    assert ("I4", event_id, f"event 3 answers {cause}, not an earlier action") in found(log)
 
 
 def test_a_conversation_that_never_came_to_rest():
@@ -107,7 +107,7 @@ def test_a_conversation_that_never_came_to_rest():
 
 def test_a_message_that_was_never_read():
     log = [*finished_log(), with_id(user("hello?"), 12)]
-    assert found(log) == [("I1", 0, "somebody spoke up and got no answer (the agent is finished)")]
+    assert found(log) == [("I1", 0, "a message or request got no answer (the agent is finished)")]
 
 
 def test_waiting_for_a_rate_limit_is_declared():

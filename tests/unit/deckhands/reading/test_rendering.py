@@ -39,6 +39,10 @@ def test_what_else_there_is_to_see():
     ]
     assert PLAIN.lines(output(1, "boom", exit_code=2)) == ["  boom", "  exit code 2"]
     assert PLAIN.lines(FileReadObservation(path="/a", content="1\n2\n")) == ["  2 lines"]
+    view = "Here's the result of running `cat -n` on /a:\n     1\tone\n"
+    assert PLAIN.lines(FileReadObservation(path="/a", content=view, impl_source="oh_aci")) == ["  1 line"]
+    missing = FileReadObservation(path="/a", content="ERROR:\nThe path /a does not exist.", impl_source="oh_aci")
+    assert PLAIN.lines(missing) == ["  ERROR:", "  The path /a does not exist."]
     assert PLAIN.lines(ErrorObservation(content="no such file")) == ["  ! no such file"]
     assert PLAIN.lines(state("awaiting_user_input")) == ["(awaiting user input)"]
     assert PLAIN.lines(state("error", "RuntimeError: boom")) == ["! RuntimeError: boom"]
@@ -50,7 +54,7 @@ def test_what_else_there_is_to_see():
 
 def test_files_that_are_no_skills_are_named():
     found = RecallObservation(recall_type="workspace_context", unreadable_skills=("a.md: it has a tag",))
-    assert PLAIN.lines(found) == ["  ! Left out, because it is no skill: a.md: it has a tag"]
+    assert PLAIN.lines(found) == ["  ! Left out, because it is not a skill: a.md: it has a tag"]
 
 
 def test_the_lines_of_a_long_text_keep_its_ends():
@@ -147,6 +151,8 @@ def test_no_action_is_shown_by_the_name_of_its_kind():
     items = (TaskItem(id="1", title="Look", status="done"), TaskItem(id="2", title="Write"))
     assert PLAIN.lines(TaskTrackingAction(command="plan", task_list=items)) == ["Task list:", "✅ Look", "⏳ Write"]
     assert PLAIN.lines(TaskTrackingAction()) == ["Reading the task list"]
+    odd = (TaskItem(id="1", title="Wait", status="blocked"),)  # the model's own word
+    assert PLAIN.lines(TaskTrackingAction(command="plan", task_list=odd)) == ["Task list:", "⏳ Wait"]
     assert PLAIN.lines(LoopRecoveryAction(option=2, source="user")) == [
         "Out of the loop: restart before it and continue (go-on)"
     ]

@@ -93,7 +93,7 @@ def test_a_damaged_summary_is_named(folder):
 
 @pytest.mark.parametrize("fields", [[], "x", {}, {"id": "1", "kind": "action.message"}])
 def test_what_is_no_event(fields):
-    with pytest.raises(CorruptEntry, match="no object with an id"):
+    with pytest.raises(CorruptEntry, match="not an object with an id"):
         event_from_export(fields)
 
 

@@ -49,7 +49,7 @@ def test_killed_after_any_byte_it_is_completed(tmp_path: Path) -> None:
 def test_another_file_is_left_alone(tmp_path: Path, content: str) -> None:
     path = tmp_path / "mine"
     path.write_text(content)
-    with pytest.raises(UsageError, match=r"Line 1 of .* is no result"), results_file(path):
+    with pytest.raises(UsageError, match=r"Line 1 of .* is not a result"), results_file(path):
         pass
     assert path.read_text() == content
 

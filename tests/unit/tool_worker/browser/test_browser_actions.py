@@ -37,9 +37,9 @@ def test_what_models_write_in_good_faith_is_taken() -> None:
     [
         ("", "No action is given. The actions are: noop(wait_ms=1000), goto(url)"),
         ("click('1'", "The actions cannot be read: "),
-        ("click = 3", "click = 3 is no action. Write one call a line"),
-        ("page.click('3')", "page.click('3') is no action."),
-        ("import os", "import os is no action."),
+        ("click = 3", "click = 3 is not an action. Write one call a line"),
+        ("page.click('3')", "page.click('3') is not an action."),
+        ("import os", "import os is not an action."),
         ("clic('3')", "There is no action 'clic'. The actions are: "),
         ("goto()", "'url' is missing: goto(url)."),
         ("goto('a', 'b')", "goto('a', 'b') does not fit goto(url)."),

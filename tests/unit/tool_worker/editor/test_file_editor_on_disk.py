@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tool_worker.editor.file_editor import FileEditor
-from tool_worker.editor.versioned_files import VersionedFiles
+from tool_worker.text_files.versioned_files import VersionedFiles
 
 ROOT = Path(__file__).resolve().parents[4]
 NOBODY = 65534

@@ -167,6 +167,6 @@ def test_a_picture_is_shown(editor: FileEditor, tmp_path: Path, name: str) -> No
 
 def test_what_is_only_named_like_a_picture_is_refused(editor: FileEditor, tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"not one")
-    assert "is no PNG, JPEG, GIF or WebP" in error(editor, "view", tmp_path / "a.png")
+    assert "is not a PNG, JPEG, GIF or WebP" in error(editor, "view", tmp_path / "a.png")
     (tmp_path / "b.png").write_bytes(bytes(MAX_PICTURE_BYTES + 1))
     assert "ERROR" in run(editor, "view", tmp_path / "b.png")["content"]

@@ -108,7 +108,7 @@ def test_what_fits_no_cell_is_refused(
 def test_what_is_no_notebook_is_shown_as_text_and_has_no_cells(editor: FileEditor, path: Path, text: str) -> None:
     path.write_text(text)
     assert "cat -n" in run(editor, "view", path)["content"]
-    assert "is no notebook" in error(editor, "replace_cell", path, cell=1, new_str="")
+    assert "is not a notebook" in error(editor, "replace_cell", path, cell=1, new_str="")
 
 
 def test_a_large_notebook_is_shown_in_parts(editor: FileEditor, path: Path) -> None:

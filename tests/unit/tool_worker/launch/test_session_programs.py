@@ -52,5 +52,5 @@ def test_the_browser_is_told_where_chromium_is(tmp_path: Path) -> None:
 
 def test_a_chromium_that_is_not_there_is_told_at_the_start(tmp_path: Path) -> None:
     missing = str(tmp_path / "chrome")
-    with pytest.raises(UsageError, match=r"DECKHANDS_CHROMIUM is .*, which is no program.*apt-get install chromium"):
+    with pytest.raises(UsageError, match=r"DECKHANDS_CHROMIUM is .*, which is not a program.*apt-get install chromium"):
         session_programs(["browser"], chromium=missing)

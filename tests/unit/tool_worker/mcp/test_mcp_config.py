@@ -66,7 +66,7 @@ def test_the_settings_read_the_file(tmp_path: Path) -> None:
         ({"url": "http://a", "timeout": 0}, "timeout: Input should be greater than or equal to 1"),
         ({"url": "http://a", "timeout": 4000}, "timeout: Input should be less than or equal to 3600"),
         ({"url": "http://a", "timout": 5}, "timout: Extra inputs are not permitted"),
-        ([], "it is no object"),
+        ([], "it is not an object"),
     ],
 )
 def test_an_entry_that_cannot_be_used_is_refused(tmp_path: Path, entry: Any, why: str) -> None:
@@ -93,7 +93,7 @@ def test_two_servers_at_one_place_are_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "mcp.json"
     path.write_text(text)
-    with pytest.raises(UsageError, match="no list of MCP servers"):
+    with pytest.raises(UsageError, match="not a list of MCP servers"):
         read_servers(path, {})
-    with pytest.raises(UsageError, match="no list of MCP servers"):
+    with pytest.raises(UsageError, match="not a list of MCP servers"):
         read_servers(tmp_path / "missing.json", {})

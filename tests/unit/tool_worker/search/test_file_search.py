@@ -114,7 +114,7 @@ def test_at_most_a_hundred_files_are_listed_and_the_rest_is_counted(tmp_path: Pa
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"pattern": "("}, "is no regular expression of Python's: missing )"),
+        ({"pattern": "("}, "is not a regular expression of Python's: missing )"),
         ({"pattern": "x", "path": "nowhere"}, "There is no 'nowhere'. Paths begin in "),
         ({"pattern": "x", "context": 11}, "`context` is a number of lines from 0 to 10."),
         ({"pattern": "x", "context": "1"}, "`context` is a number"),

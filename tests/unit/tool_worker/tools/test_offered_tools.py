@@ -112,7 +112,7 @@ def test_tools_of_other_pools_are_left_out() -> None:
         ("tests.example_tools:gone", "AttributeError: module 'tests.example_tools' has no attribute 'gone'"),
         ("tests.example_tools", "AttributeError: module 'tests.example_tools' has no attribute ''"),
         (":x", "ValueError: Empty module name"),
-        ("os:sep", "'/' is no tool. Name a function or a class."),
+        ("os:sep", "'/' is not a tool. Name a function or a class."),
     ],
 )
 def test_a_named_tool_that_cannot_be_loaded_is_reported_and_keeps_nobody(name: str, reason: str) -> None:

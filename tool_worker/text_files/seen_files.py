@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from tool_worker.editor.editor_errors import EditRefusedError
+from tool_worker.text_files.file_errors import EditRefusedError
 
 FILES_LIMIT = 1000
 

@@ -18,7 +18,7 @@ import errno
 import os
 import stat
 
-from tool_worker.editor.editor_errors import FileAccessError, FileRejectedError
+from tool_worker.text_files.file_errors import FileAccessError, FileRejectedError
 
 _CHUNK_BYTES = 2**20
 _TEMPORARY_NAME_ATTEMPTS = 100

@@ -82,7 +82,7 @@ class OutgoingParts(_Parts):
         return len(content)
 
     def flush(self) -> None:
-        """Do nothing: what is no whole part waits."""
+        """Do nothing: what is not a whole part waits."""
 
     async def finish(self, path: str) -> TransferAnswer:
         """Send what is left, and have it all put into the workspace.

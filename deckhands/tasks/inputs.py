@@ -19,8 +19,8 @@ from broker.runtime.ids import check_conversation_id, new_conversation_id
 from broker.specs.labels import checked_labels
 from broker.specs.specs import Tenancy
 from broker.tools.output_schema import check_output_schema
-from deckhands.client.places import place_in
-from deckhands.client.tasks import conversation_id_of, output_of
+from deckhands.tasks.places import place_in
+from deckhands.tasks.tasks import conversation_id_of, output_of
 
 T = TypeVar("T")
 Directory = WorkspaceSpec | str | os.PathLike[str]
@@ -50,7 +50,7 @@ def agent_in(agent: AgentSpec | str | None, model: str | None) -> AgentSpec:
     """Return the agent that is meant, with another model if one is named.
 
     Raises:
-        UsageError: it is neither a name nor an `AgentSpec`, or the model is no name.
+        UsageError: it is neither a name nor an `AgentSpec`, or the model is not a name.
     """
     if isinstance(agent, str):
         agent = AgentSpec(name=agent)
@@ -147,7 +147,7 @@ def secrets_in(secrets: Mapping[str, str] | None) -> Mapping[str, str]:
     found = {} if secrets is None else secrets
     is_fit = isinstance(found, Mapping) and all(isinstance(part, str) for item in found.items() for part in item)
     if not is_fit:
-        raise UsageError("The argument secrets is no mapping of strings.", remedy="Pass {'NAME': 'value'}.")
+        raise UsageError("The argument secrets is not a mapping of strings.", remedy="Pass {'NAME': 'value'}.")
     return found
 
 
@@ -155,13 +155,13 @@ def labels_in(labels: Mapping[str, str] | None) -> Mapping[str, str]:
     """Return labels.
 
     Raises:
-        UsageError: they are no mapping of labels; names what is wrong.
+        UsageError: they are not a mapping of labels; names what is wrong.
     """
     found = {} if labels is None else labels
     is_fit = isinstance(found, Mapping) and all(isinstance(part, str) for item in found.items() for part in item)
     try:
         if not is_fit:
-            raise ValueError("they are no mapping of strings")  # noqa: TRY301  (answered here)
+            raise ValueError("they are not a mapping of strings")  # noqa: TRY301  (answered here)
         return checked_labels(dict(found))
     except ValueError as error:
         raise UsageError(

@@ -11,7 +11,7 @@ import pytest
 import zstandard
 
 from broker.runtime.errors import UsageError
-from deckhands.client.packed_files import pack, unpack
+from deckhands.transfers.packed_files import pack, unpack
 
 
 def packed(source: Path) -> io.BytesIO:
@@ -78,7 +78,7 @@ def test_nothing_takes_the_place_of_a_directory_and_no_directory_that_of_a_file(
     (tmp_path / "other").mkdir()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "other" / "source").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UsageError, match="source is no directory"):
+    with pytest.raises(UsageError, match="source is not a directory"):
         unpack(packed(source), tmp_path / "other", nothing)
     assert list((tmp_path / "elsewhere").iterdir()) == []
 

@@ -129,6 +129,6 @@ def _move(made: Path, place: Path) -> None:
         made.replace(place)
         return
     if place.is_symlink() or not place.is_dir():
-        raise UsageError(f"{place} is no directory.", remedy="Name another target.")
+        raise UsageError(f"{place} is not a directory.", remedy="Name another target.")
     for inner in sorted(made.iterdir()):
         _move(inner, place / inner.name)

@@ -16,8 +16,8 @@ from typing import IO, cast
 from broker.coordination.transfers import LONG_ANSWER_LIMIT_SECONDS, TransferFailed, TransferRequest, Transfers
 from broker.runtime.errors import UsageError
 from broker.store.store import Store
-from deckhands.client.packed_files import pack, unpack
-from deckhands.client.transfer_parts import IncomingParts, OutgoingParts, Progress
+from deckhands.transfers.packed_files import pack, unpack
+from deckhands.transfers.transfer_parts import IncomingParts, OutgoingParts, Progress
 
 DIFF_LIMIT_SECONDS = 240.0
 """A tool worker compares for at most 90 s, one workspace at a time."""

@@ -19,7 +19,7 @@ from broker.runtime.errors import UsageError
 from broker.specs.labels import Labels
 from broker.specs.specs import NAME_PATTERN, PriorityName, Tenancy
 from broker.specs.workspace_sources import git_source
-from deckhands.client.tasks import MAX_TASK_CHARS
+from deckhands.tasks.tasks import MAX_TASK_CHARS
 
 MAX_KEY_CHARS = 256
 MAX_TOOLS = 128
@@ -79,7 +79,7 @@ class TaskRequest(BaseModel):
         """Return the request that a JSON object stands for.
 
         Raises:
-            UsageError: it is no request; names each field that cannot be used.
+            UsageError: it is not a request; names each field that cannot be used.
         """
         try:
             return cls.model_validate(fields)

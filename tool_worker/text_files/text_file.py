@@ -14,7 +14,7 @@ from __future__ import annotations
 import codecs
 import io
 
-from tool_worker.editor.text_diff import count_equal_ends, split_lines
+from tool_worker.text_files.text_diff import count_equal_ends, split_lines
 
 _BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
@@ -63,7 +63,7 @@ class TextFile:
         is_8_bit_text = _is_8_bit_text(content)
         if not is_8_bit_text and b"\0" not in content:
             return None
-        from tool_worker.editor.encoding_guess import decodes, guess
+        from tool_worker.text_files.encoding_guess import decodes, guess
 
         name = known if known and decodes(content, known) else guess(content)
         if name and (file := cls._decode_as(name, content, b"")):

@@ -21,7 +21,7 @@ from controller_worker.llm.errors import LLMConfigError
 from controller_worker.llm.llm import LLM, Completion, ModelRequest
 from controller_worker.llm.model_table import max_input_tokens
 from controller_worker.llm.request_size import prompt_tokens
-from controller_worker.llm.without_images import has_images
+from controller_worker.wrappers.without_images import has_images
 
 OVERFLOWS_REMEMBERED = 10_000
 

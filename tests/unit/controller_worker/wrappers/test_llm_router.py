@@ -18,8 +18,8 @@ from controller_worker.llm.choices import RouterSpec, RouteRule
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError
 from controller_worker.llm.llm import Completion, ModelRequest
-from controller_worker.llm.router import MultimodalRouter, RandomRouter, RuleRouter, router_of
 from controller_worker.messages.messages import ImagePart, Message, TextPart
+from controller_worker.wrappers.router import MultimodalRouter, RandomRouter, RuleRouter, router_of
 from tests.controller_parts import free_permit
 
 REQUEST = ModelRequest((Message("user", (TextPart("hi"),)),), (), "c1", 0, "/w")
@@ -76,7 +76,7 @@ def test_weights_are_shares_and_a_step_stays_with_its_model() -> None:
     [
         ({"kind": "multimodal"}, "a router of the kind 'multimodal' needs 'secondary'"),
         ({"kind": "random", "weights": {"a": -1.0}}, "weights are positive numbers"),
-        ({"kind": "rules", "rules": [{"use": "a", "image": True}]}, "'image' is no part of it; did you mean 'images'"),
+        ({"kind": "rules", "rules": [{"use": "a", "image": True}]}, "'image' is not part of it; did you mean 'images'"),
     ],
 )
 def test_what_is_no_router(fields: dict[str, object], complaint: str) -> None:

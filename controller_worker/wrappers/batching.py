@@ -126,14 +126,14 @@ def object_of(content: bytes) -> dict[str, Any]:
     """Read an answer.
 
     Raises:
-        MalformedReplyError: it is no JSON object.
+        MalformedReplyError: it is not a JSON object.
     """
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise MalformedReplyError(f"The answer about a batch is no JSON: {error}.") from error
+        raise MalformedReplyError(f"The answer about a batch is not JSON: {error}.") from error
     if not isinstance(found, dict):
-        raise MalformedReplyError("The answer about a batch is no JSON object.")
+        raise MalformedReplyError("The answer about a batch is not a JSON object.")
     return found
 
 
@@ -153,14 +153,14 @@ def json_lines(content: bytes) -> list[Any]:
     """Read JSON lines.
 
     Raises:
-        MalformedReplyError: one of them is no object.
+        MalformedReplyError: one of them is not an object.
     """
     try:
         found = [json.loads(line) for line in content.splitlines() if line.strip()]
     except (ValueError, RecursionError) as error:
-        raise MalformedReplyError(f"The results of a batch are no JSON lines: {error}.") from error
+        raise MalformedReplyError(f"The results of a batch are not JSON lines: {error}.") from error
     if not all(isinstance(line, dict) for line in found):
-        raise MalformedReplyError("The results of a batch are no JSON objects.")
+        raise MalformedReplyError("The results of a batch are not JSON objects.")
     return found
 
 

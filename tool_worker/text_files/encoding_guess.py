@@ -4,7 +4,7 @@ Each of these is read strictly and judged by the characters that come out: texts
 the standards put together, and of words that begin with their only capital letter. Western European text has single
 letters that are not ASCII among many that are; it is none of these.
 
-Holds: what is guessed gives back every byte of the content; a binary file is no text; the time is that of a few
+Holds: what is guessed gives back every byte of the content; a binary file is not text; the time is that of a few
 decodings.
 Does not: tell short texts apart in every case, or know encodings of Greek, Hebrew, Arabic, Thai and others.
 """

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 
-from tool_worker.editor.editor_errors import EditRefusedError, NoTextError
-from tool_worker.editor.file_history import FileHistory
-from tool_worker.editor.regular_file import read_regular_file, replace_file, require_size
-from tool_worker.editor.text_file import TextFile
+from tool_worker.text_files.file_errors import EditRefusedError, NoTextError
+from tool_worker.text_files.file_history import FileHistory
+from tool_worker.text_files.regular_file import read_regular_file, replace_file, require_size
+from tool_worker.text_files.text_file import TextFile
 
 REMEMBERED_GUESSES = 1_000
 

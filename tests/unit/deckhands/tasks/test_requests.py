@@ -9,7 +9,7 @@ import pytest
 from broker.runtime.errors import UsageError
 from broker.specs.specs import Tenancy, WorkspaceSpec
 from deckhands.client.beginning import beginning_of
-from deckhands.client.requests import TaskRequest
+from deckhands.tasks.requests import TaskRequest
 
 
 def test_everything_that_a_request_names_is_in_what_it_begins() -> None:

@@ -180,5 +180,5 @@ async def test_a_recording_says_its_replies_again(tmp_path: Path) -> None:
 def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LLMConfigError, match="cannot be read: No such file"):
         create_llm(LLMConfig.create(model="replay/none.jsonl"), SystemClock())
-    with pytest.raises(LLMConfigError, match="line 4 is no event"):
+    with pytest.raises(LLMConfigError, match="line 4 is not an event"):
         create_llm(LLMConfig.create(model=recorded(tmp_path, "{")), SystemClock())

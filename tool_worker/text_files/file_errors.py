@@ -43,7 +43,7 @@ def excerpt(text: str, limit: int = QUOTED_CHARS_LIMIT) -> str:
 
 
 def as_utf8(text: str) -> str:
-    r"""Write what UTF-8 cannot hold, such as a byte of a file name that is no text, as `\udc80`."""
+    r"""Write what UTF-8 cannot hold, such as a byte of a file name that is not text, as `\udc80`."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
