@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from billiard.einfo import ExceptionWithTraceback
 from celery import Celery
 from celery._state import _set_task_join_will_block
 from celery.exceptions import NotRegistered
 from celery.states import FAILURE, READY_STATES
-from celery.worker.request import Request
+from celery.worker.request import ExceptionWithTraceback, Request
 from kombu.exceptions import OperationalError
 from redis.exceptions import ConnectionError, TimeoutError  # noqa: A004
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -169,7 +170,7 @@ class Owners:
         found = await self._each(commands, instead=None)
         return [int(value) if value is not None and value.isdigit() else 0 for value in found]
 
-    async def _each(self, commands: list[tuple[str, ...]], *, instead: Any) -> list[Any]:
+    async def _each(self, commands: Sequence[tuple[str, ...]], *, instead: Any) -> list[Any]:
         """Return the replies to commands that only read, and something else for one that the store refuses."""
         call, call_many = self._store.connection.call, self._store.connection.call_many
         try:

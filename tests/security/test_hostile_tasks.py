@@ -11,7 +11,14 @@ import pytest
 
 from tests.door_parts import Producer, producer, saying  # noqa: F401  (a fixture)
 from tests.polling import unhurried, until
-from tests.security.hostile_messages import COMMANDS, UNDER_WAY, hostile_commands, hostile_tasks, plain_command, plain_message
+from tests.security.hostile_messages import (
+    COMMANDS,
+    UNDER_WAY,
+    hostile_commands,
+    hostile_tasks,
+    plain_command,
+    plain_message,
+)
 
 SEED = 20261123
 RESULTS: tuple[str | bytes | dict[str, str], ...] = (
