@@ -17,7 +17,9 @@ from celery import Celery
 from celery._state import _set_task_join_will_block
 from celery.exceptions import NotRegistered
 from celery.states import FAILURE, READY_STATES
-from celery.worker.request import Request
+from celery.worker.request import ExceptionWithTraceback, Request
+from kombu.exceptions import OperationalError
+from redis.exceptions import ConnectionError, TimeoutError  # noqa: A004
 
 from broker.celery.app import TRANSPORT_OPTIONS, make_app
 from broker.celery.messages import (
@@ -45,6 +47,8 @@ BEGINS = "deckhands_eta"
 """The header that has the eta of a message."""
 SHOWN = "deckhands_shown"
 """The header of what people see of the arguments, where the message itself has none."""
+AWAY = (OSError, OperationalError, ConnectionError, TimeoutError)
+"""What the result backend raises while it cannot be reached, after it has tried for some twenty seconds."""
 PLACES = {name: f"deckhands:{name}" for name in ("unacked", "unacked_index", "unacked_mutex")}
 
 
@@ -69,6 +73,13 @@ class DoorMessages(Messages):
 
 class DoorConsumer(WorkerConsumer):
     """Takes up tasks at once, whatever their eta."""
+
+    def update_strategies(self) -> None:
+        """Prepare what takes up the messages of each task."""
+        # The fast way lets an error of the result backend out, before anybody has acknowledged the message: it would
+        # keep its place among those under way for ever, and after eight of them no other would be taken.
+        self.app.use_fast_trace_task = False
+        super().update_strategies()
 
     def check(self, message: Any) -> None:
         """Refuse what cannot be carried out; prepare the rest."""
@@ -97,7 +108,16 @@ class DoorConsumer(WorkerConsumer):
 
 
 class DoorRequest(Request):  # type: ignore[misc]
-    """A task message that shows its arguments to nobody but the task."""
+    """A task message that shows its arguments to nobody but the task, and comes back while no result can be kept."""
+
+    def on_failure(self, exc_info: Any, *arguments: Any, **options: Any) -> Any:
+        """Take note of a failure. While the result backend is away, nobody would ever hear of it."""
+        error = exc_info.exception
+        error = error.exc if isinstance(error, ExceptionWithTraceback) else error
+        if exc_info.internal and isinstance(error, AWAY):
+            note_dropped("a result", error)
+            return self.reject(requeue=True)
+        return super().on_failure(exc_info, *arguments, **options)
 
     def info(self, safe: bool = False) -> dict[str, Any]:  # noqa: ARG002  (Celery's)
         """Return what remote control shows."""

@@ -198,7 +198,10 @@ async def members(store: Store) -> list[Member]:
     found = []
     for worker, deadline in zip(flat[::2], flat[1::2], strict=True):
         worker_id = worker.decode(errors="backslashreplace")
-        pairs = await store.persist(lambda: store.connection.call("HGETALL", names.about(worker_id)))  # noqa: B023
+        try:
+            pairs = await store.persist(lambda: store.connection.call("HGETALL", names.about(worker_id)))  # noqa: B023
+        except StoreRefused:  # a key of another type, until the next sweep; it concerns no other worker
+            pairs = []
         about = texts_by_name(pairs)
         deadline_ms = max(-LATEST_MS, min(float(deadline), LATEST_MS))
         found.append(Member(worker_id, about.get("role", ""), (deadline_ms - now_ms) / 1000, about))

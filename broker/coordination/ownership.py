@@ -6,14 +6,18 @@ Does not: rely on clocks. Heartbeats (`membership`) decide when to take over, to
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from broker.log.fencing import Ownership
-from broker.runtime.errors import EventsLost, StoreError
+from broker.runtime.errors import EventsLost, StoreError, StoreRefused
 from broker.store.store import Store
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +150,10 @@ class Owners:
         return bool(reply[0] == "kept")
 
     async def owned(self, worker_id: str) -> list[str]:
-        """Return the conversations that a worker owns as the store has it."""
+        """Return the conversations that a worker owns as the store has it; what cannot be read is left out."""
         commands = [("SMEMBERS", names.owned(worker_id)) for names in self._store.all_shards]
-        replies = await self._store.persist(lambda: self._store.connection.call_many(commands))
-        return sorted(cid.decode() for reply in replies for cid in reply)
+        replies = await self._each(commands, instead=())
+        return sorted(cid.decode(errors="backslashreplace") for reply in replies for cid in reply)
 
     async def load_snapshot(self, conversation_id: str) -> bytes | None:
         """Return the latest snapshot, if there is one."""
@@ -158,10 +162,28 @@ class Owners:
         return found
 
     async def last_ids(self, conversation_ids: list[str]) -> list[int]:
-        """Return the id of the last event of each conversation, 0 where there is none; one round trip."""
+        """Return the id of the last event of each conversation, 0 where there is none or it cannot be read.
+
+        One round trip, unless a key is damaged.
+        """
         commands = [("HGET", self._store.keys(cid).meta, "last_id") for cid in conversation_ids]
-        found = await self._store.persist(lambda: self._store.connection.call_many(commands))
+        found = await self._each(commands, instead=None)
         return [int(value) if value is not None and value.isdigit() else 0 for value in found]
+
+    async def _each(self, commands: Sequence[tuple[str, ...]], *, instead: Any) -> list[Any]:
+        """Return the replies to commands that only read, and something else for one that the store refuses."""
+        call, call_many = self._store.connection.call, self._store.connection.call_many
+        try:
+            return await self._store.persist(lambda: call_many(commands))
+        except StoreRefused:  # a key of another type, which concerns one of them
+            replies = []
+            for command in commands:
+                try:
+                    replies.append(await self._store.persist(lambda command=command: call(*command)))  # type: ignore[misc]
+                except StoreRefused as error:
+                    _log.warning("%s cannot be read: %s", command[1], error)
+                    replies.append(instead)
+            return replies
 
     async def _under_token(self, function: str, ownership: Ownership, *arguments: Any) -> list[Any]:
         names = self._store.keys(ownership.conversation_id)

@@ -122,6 +122,8 @@ async def placement(store: Store, workspace: WorkspaceSpec) -> Placement:
     serving = [member for member in await members(store) if serves_pool(member, workspace.pool)]
     for member in serving:
         node = member.about.get("node", "")
+        if not node:  # no tool worker of ours
+            continue
         why = _why_not(member, workspace)
         if why:
             lacking[node] = why

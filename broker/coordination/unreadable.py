@@ -72,6 +72,20 @@ class Unreadable:
         with suppress(StoreRefused):  # it is in the log; this very key may just have been overwritten
             await self._store.persist(lambda: self._store.connection.call_many(commands))
 
+    async def remove(self, names: ShardKeys, key: str, member: bytes, error: Exception) -> None:
+        """Note a member of a sorted set that cannot be read, and remove it, so that it keeps no other from its turn."""
+        await self.put_aside(names, key, member.decode(errors="backslashreplace")[:WHY_CHARS], (), error)
+        with suppress(StoreRefused):
+            await self._store.persist(lambda: self._store.connection.call("ZREM", key, member))
+
+    async def move_away(self, key: str, kind: str, error: Exception) -> None:
+        """Move a key out of the way that is no `kind`, to `<key>:unreadable`, and note it; leave any other alone.
+
+        One step of the store: a second one must not move what has come in its place.
+        """
+        _log.warning("%s cannot be used and is moved out of the way: %s", key, error)
+        await self._store.function("deck_keep_kind", (key, self._store.all_shards[0].root), kind)
+
     async def all(self) -> list[UnreadableEntry]:
         """Return what was put aside, the oldest first within a shard."""
         return await self._store.persist(lambda: entries_aside(self._store.connection, self._store.all_shards))

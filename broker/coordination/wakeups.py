@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from broker.coordination.unreadable import CANNOT_BE_READ, Unreadable, conversation_of
@@ -71,7 +72,9 @@ class Mailbox:
             self._read_since_trim += len(entries)
             if self._read_since_trim >= TRIM_MAILBOX_EVERY:
                 self._read_since_trim = 0
-                await self._store.persist(lambda: self._store.connection.call("XTRIM", self._key, "MINID", self._after))
+                trim = ("XTRIM", self._key, "MINID", self._after)
+                with suppress(StoreRefused):  # it was overwritten meanwhile
+                    await self._store.persist(lambda: self._store.connection.call(*trim))
         notified: dict[str, None] = {}
         for entry_id, fields in entries:
             try:

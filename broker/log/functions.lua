@@ -18,6 +18,14 @@ local CLOCKS_DIFFER_MS = 600000  -- by how much the clocks of two machines may d
 -- What everybody needs of a shard: a key of another type among these is moved out of the way.
 local KINDS = {ready = 'stream', takeovers = 'stream', unreadable = 'stream', unread = 'zset', parked = 'zset',
   workers = 'zset', index = 'zset', dead = 'zset', nodes = 'zset', clock = 'hash', notices = 'stream', awaited = 'zset'}
+-- And what doors need of the first one.
+local FIRST_SHARD, KINDS_OF_THE_FIRST = 'deck:{0}', {later = 'zset', revoked = 'zset'}
+
+local function keep_kinds(shard)
+  for name, kind in pairs(KINDS) do is_there(shard, shard .. ':' .. name, kind) end
+  if shard ~= FIRST_SHARD then return end
+  for name, kind in pairs(KINDS_OF_THE_FIRST) do is_there(shard, shard .. ':' .. name, kind) end
+end
 
 -- What the server says of a consumer group; nil when there is none.
 local function group_of(shard, stream, name)
@@ -59,6 +67,18 @@ end
 
 local function is_owner(meta, worker, token)
   return get(meta, 'owner') == worker and get(meta, 'token') == token
+end
+
+-- The set of what a worker owns. One of another type is moved out of the way, and found out again by the conversations.
+local function owned_by(shard, worker)
+  local key = shard .. ':worker:' .. worker .. ':owned'
+  local kind = redis.call('TYPE', key)['ok']
+  if kind == 'set' or kind == 'none' then return key end
+  is_there(shard, key, 'set')
+  for _, cid in ipairs(redis.call('ZRANGE', shard .. ':index', 0, -1)) do
+    if redis.pcall('HGET', shard .. ':c:' .. cid .. ':meta', 'owner') == worker then redis.call('SADD', key, cid) end
+  end
+  return key
 end
 
 -- Whether no tool worker of a node has sent a heartbeat for so long that its workspaces continue elsewhere. A node that
@@ -298,6 +318,7 @@ local function claim(keys, args)
     notify_again(shard, meta, cid, now)
     return {'owned'}
   end
+  local owned = owned_by(shard, worker)  -- before anything is written: half a claim would be nobody's
   local before = tonumber(get(meta, 'token')) or 0
   local token = before + 1
   if now > token then token = now end
@@ -306,7 +327,7 @@ local function claim(keys, args)
   redis.call('HDEL', meta, 'rung', 'ready_id', 'mark')
   redis.call('ZREM', shard .. ':unread', cid)
   redis.call('ZREM', shard .. ':parked', cid)
-  redis.call('SADD', shard .. ':worker:' .. worker .. ':owned', cid)
+  redis.call('SADD', owned, cid)
   local from = get(meta, 'orphan_of')
   if from then
     redis.call('HDEL', meta, 'orphan_of')
@@ -326,8 +347,9 @@ local function release(keys, args)
   local last = get(meta, 'last_id')
   if not remembers(base, seen, args[6]) then return {'lost', tonumber(last)} end
   if last ~= seen then return {'news', tonumber(last)} end
+  local owned = owned_by(shard, worker)
   redis.call('HDEL', meta, 'owner', 'rung', 'mark', 'crashes')
-  redis.call('SREM', shard .. ':worker:' .. worker .. ':owned', cid)
+  redis.call('SREM', owned, cid)
   if delay ~= '' then redis.call('ZADD', shard .. ':parked', now_ms(shard) + tonumber(delay), cid) end
   return {'released'}
 end
@@ -563,7 +585,7 @@ end
 local function register(keys, args)
   local shard, worker, ttl, role = keys[1], args[1], tonumber(args[2]), args[3]
   local about = shard .. ':worker:' .. worker .. ':about'
-  for name, kind in pairs(KINDS) do is_there(shard, shard .. ':' .. name, kind) end
+  keep_kinds(shard)
   make_group(shard, shard .. ':ready', CONTROLLERS)
   local n, streams = tonumber(args[4]), {}
   for i = 1, n do
@@ -651,14 +673,12 @@ local function remove_worker(shard, worker, now, limit, how)
   is_there(shard, me .. ':about', 'hash')
   redis.call('HSETNX', me .. ':about', 'end', how)
   how = get(me .. ':about', 'end')
-  if is_there(shard, me .. ':owned', 'set') then
-    local owned = redis.call('SPOP', me .. ':owned', limit)
-    table.sort(owned)  -- so that a simulation repeats itself
-    for _, cid in ipairs(owned) do
-      attempt(shard, shard .. ':c:' .. cid .. ':meta', '', hand_back, shard, worker, cid, now, how)
-    end
-    if redis.call('SCARD', me .. ':owned') > 0 then return false end
+  local owned = redis.call('SPOP', owned_by(shard, worker), limit)
+  table.sort(owned)  -- so that a simulation repeats itself
+  for _, cid in ipairs(owned) do
+    attempt(shard, shard .. ':c:' .. cid .. ':meta', '', hand_back, shard, worker, cid, now, how)
   end
+  if redis.call('SCARD', me .. ':owned') > 0 then return false end
   if not give_back(shard, shard .. ':ready', CONTROLLERS, worker, limit) then return false end
   for _, stream in ipairs(streams_of(shard, worker)) do
     if not give_back(shard, stream, TOOLS, worker, limit) then return false end
@@ -709,7 +729,7 @@ end
 local function maintain_nodes(shard, about, now)
   local node = get(about, 'node')
   if not node then return end
-  redis.call('ZADD', shard .. ':nodes', now + (tonumber(get(about, 'node_patience_ms')) or NODE_PATIENCE_MS), node)
+  redis.call('ZADD', shard .. ':nodes', now + (number_of(get(about, 'node_patience_ms')) or NODE_PATIENCE_MS), node)
   for _, lost in ipairs(redis.call('ZRANGEBYSCORE', shard .. ':nodes', '-inf', now - 1, 'LIMIT', 0, 64)) do
     attempt(shard, shard .. ':nodes', lost, leave_node, shard, lost)
   end
@@ -745,9 +765,10 @@ end
 local function tick(keys, args)
   local shard, worker, ttl, patience = keys[1], args[1], tonumber(args[2]), tonumber(args[4])
   local workers, me = shard .. ':workers', shard .. ':worker:' .. worker
-  for name, kind in pairs(KINDS) do is_there(shard, shard .. ':' .. name, kind) end
+  keep_kinds(shard)
   if not alive(shard, worker) then return {'swept'} end
   is_there(shard, me .. ':mail', 'stream')
+  owned_by(shard, worker)
   if not is_there(shard, me .. ':about', 'hash') then  -- what it had is found by its removal
     redis.call('ZADD', workers, now_ms(shard) + ttl, worker)
     return {'swept'}
@@ -764,7 +785,7 @@ local function tick(keys, args)
   -- A deadline further off than any beat can have set it comes from a clock that has been set back.
   for _, other in ipairs(redis.call('ZRANGEBYSCORE', workers, now + 2 * ttl, '+inf', 'LIMIT', 0, 64)) do
     local about = shard .. ':worker:' .. other .. ':about'
-    local theirs = is_there(shard, about, 'hash') and tonumber(get(about, 'ttl_ms')) or ttl
+    local theirs = is_there(shard, about, 'hash') and number_of(get(about, 'ttl_ms')) or ttl
     if tonumber(redis.call('ZSCORE', workers, other)) > now + theirs then
       redis.call('ZADD', workers, now + theirs, other)
     end
@@ -788,6 +809,12 @@ local function tick(keys, args)
   maintain_stream(shard, shard .. ':ready', CONTROLLERS)
   for _, stream in ipairs(streams_of(shard, worker)) do maintain_stream(shard, stream, TOOLS) end
   return {'alive', removed, #due, notified, now}
+end
+
+-- keep_kind: move a key out of the way that is of another kind, see is_there.
+-- KEYS key, base of the shard where it is noted.  ARGV kind.  returns {'there'} {'absent'}
+local function keep_kind(keys, args)
+  return {is_there(keys[2], keys[1], args[1]) and 'there' or 'absent'}
 end
 
 -- now: the shard's time.  KEYS shard base.  returns {'now', ms}
@@ -820,3 +847,4 @@ redis.register_function('deck_register', register)
 redis.register_function('deck_tick', tick)
 redis.register_function('deck_leave', leave)
 redis.register_function('deck_now', now)
+redis.register_function('deck_keep_kind', keep_kind)

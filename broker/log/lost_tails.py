@@ -11,6 +11,7 @@ Keys: the field `gap` of `deck:{k}:c:<id>:meta`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import cast
@@ -24,6 +25,7 @@ from broker.store.store import Store
 
 ENDED = "event {known} had been written, and the log ended at event {last}."
 CHANGED = "event {known} was a different event before."
+NAMED = re.compile(rb"(\d{1,18}):(\d{1,18})")
 NOTICE = (
     "The store lost events of this conversation: {what} The lost events may have taken effect: the workspace, and "
     "anything else they changed, may be ahead of this conversation. Check the current state before you continue "
@@ -92,5 +94,5 @@ async def _named(store: Store, conversation_id: str) -> tuple[int, int]:
     """Return where the log ended when it named a gap last, and what was known to be lost; (0, 0) for never."""
     meta = store.keys(conversation_id).meta
     found = await store.persist(lambda: store.connection.call("HGET", meta, "gap"))
-    ended, _, known = (found or b"0:0").decode().partition(":")
-    return int(ended), int(known)
+    said = NAMED.fullmatch(found or b"0:0")
+    return (int(said[1]), int(said[2])) if said else (0, 0)  # damaged: the gap is named once more

@@ -16,9 +16,10 @@ from broker.celery.bootstep import cancel_when
 from broker.coordination.heartbeat_thread import HeartbeatThread
 from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
 from broker.coordination.ownership import Claimed, NotClaimed, Owners
+from broker.coordination.unreadable import CANNOT_BE_READ
 from broker.coordination.wakeups import Mailbox, ReadyStream
 from broker.log.event_log import EventLog
-from broker.runtime.errors import OwnershipLost, StoreError
+from broker.runtime.errors import OwnershipLost, StoreError, StoreRefused
 from broker.runtime.failpoints import failpoint
 from broker.runtime.ids import new_worker_id
 from broker.secrets.secrets import Secrets
@@ -268,29 +269,40 @@ class Incarnation:
         """Find what wake-ups have missed, check on actions that take long, and release what only waits."""
         round_number = 0
         checked: dict[str, float] = {}
-        clock = self._services.store.clock
         while True:
             await asyncio.sleep(UPKEEP_SECONDS)
             round_number += 1
             self._say_lost()
-            await self._look_again()
-            idle = [loop for loop in self.loops.values() if loop.is_idle]
-            if idle and round_number % CHECK_NEWS_EVERY == 0:
-                last_ids = await self._services.owners.last_ids([loop.conversation_id for loop in idle])
-                for loop, last_id in zip(idle, last_ids, strict=True):
-                    if last_id != loop.state.version:
-                        loop.wake()
-            now = clock.monotonic()
-            checked = {cid: at for cid, at in checked.items() if cid in self.loops}
-            idle.sort(key=lambda loop: loop.waiting_since)
-            surplus = self._surplus()
-            for position, loop in enumerate(idle):
-                cid, waited = loop.conversation_id, now - loop.waiting_since
-                if position < surplus or waited > self._idle_seconds:
-                    await loop.release_idle()
-                elif waited > CHECK_DISPATCH_AFTER_SECONDS and now - checked.get(cid, 0.0) > waited / 2:
-                    checked[cid] = now
-                    loop.check_dispatch()
+            try:
+                await self._look_again()
+                checked = {cid: at for cid, at in checked.items() if cid in self.loops}
+                await self._look_at_idle(checked, has_news=round_number % CHECK_NEWS_EVERY == 0)
+            except (StoreRefused, *CANNOT_BE_READ):  # damaged keys end no worker
+                _log.exception("the upkeep of %s failed", self.worker_id)
+
+    async def _look_at_idle(self, checked: dict[str, float], *, has_news: bool) -> None:
+        """Wake what has missed news, and check on or release what waits.
+
+        Args:
+            checked: when it was last checked on each conversation's actions, by the monotonic clock.
+            has_news: whether to ask for news.
+        """
+        idle = [loop for loop in self.loops.values() if loop.is_idle]
+        if idle and has_news:
+            last_ids = await self._services.owners.last_ids([loop.conversation_id for loop in idle])
+            for loop, last_id in zip(idle, last_ids, strict=True):
+                if last_id != loop.state.version:
+                    loop.wake()
+        now = self._services.store.clock.monotonic()
+        idle.sort(key=lambda loop: loop.waiting_since)
+        surplus = self._surplus()
+        for position, loop in enumerate(idle):
+            cid, waited = loop.conversation_id, now - loop.waiting_since
+            if position < surplus or waited > self._idle_seconds:
+                await loop.release_idle()
+            elif waited > CHECK_DISPATCH_AFTER_SECONDS and now - checked.get(cid, 0.0) > waited / 2:
+                checked[cid] = now
+                loop.check_dispatch()
 
     async def _look_again(self) -> None:
         """Take up what the store says is ours, and check all that we have, if the store was away."""

@@ -12,6 +12,7 @@ from datetime import datetime
 
 from broker.contract.events import Event
 from broker.coordination.ownership import Claimed
+from broker.coordination.unreadable import CANNOT_BE_READ
 from broker.log.event_log import Appended, Closed, Conflict, Duplicate
 from broker.log.follower import check_remembered
 from broker.log.lost_tails import name_gap
@@ -204,7 +205,7 @@ class OwnedLog:
                 _log.warning("conversation %s: %s", cid, lost.message)
                 await name_gap(self._services.log, lost, noticed_by=NOTICED_BY)
                 return True
-        except DeckhandsError as other:  # the conversation is gone as a whole, or the store is
+        except (DeckhandsError, *CANNOT_BE_READ) as other:  # it is gone as a whole, or its keys are damaged
             _log.warning("conversation %s: %s", cid, other)
         return False
 

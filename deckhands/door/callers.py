@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from broker.coordination.unreadable import CANNOT_BE_READ, Unreadable, conversation_of
 from broker.runtime.clock import to_millis
 from broker.runtime.settings import BrokerSettings
 from broker.secrets.secrets import Secrets, secret_key
@@ -168,7 +169,15 @@ class Callers:
         due = now + int(FIRST_LOOK_SECONDS * 1000)
         if found:
             await self._call(*(("ZADD", names.awaited, "XX", due, cid) for cid in found))
-        return [cid.decode(errors="backslashreplace") for cid in found]
+        return [named for cid in found if (named := await self._named(names, cid))]
+
+    async def _named(self, names: ShardKeys, member: bytes) -> str:
+        """Return the conversation that a member of the set names; one that names none is put aside."""
+        try:
+            return conversation_of(self._store, names, member).conversation_id
+        except CANNOT_BE_READ as error:
+            await Unreadable(self._store).remove(names, names.awaited, member, error)
+            return ""
 
     async def count_send(self, conversation_id: str, by: int = 1) -> int:
         """Count one more attempt to answer, or one less, and return how many there were."""

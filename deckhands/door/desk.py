@@ -9,6 +9,7 @@ from typing import Any
 from broker.celery.door_results import TaskResults
 from broker.log.event_log import EventLog
 from broker.runtime.clock import from_millis
+from broker.runtime.errors import OutcomeUnknown, StoreMisconfigured, StoreUnavailable
 from broker.specs.agent_state import AgentState, is_settled
 from broker.store.connection import texts_by_name
 from broker.store.store import Store
@@ -26,6 +27,8 @@ EXPIRED = {"status": "REVOKED", "reason": "expired"}
 FAILURE, SUCCESS = "FAILURE", "SUCCESS"
 ONLY_SUBMITTED = 2
 """The last event of a conversation that no worker has taken up: its beginning and its first message."""
+STORE_FAILS = (StoreUnavailable, OutcomeUnknown, StoreMisconfigured)
+"""What is wrong with the store, and not with what one task or entry has in it."""
 OFFERS_LIMIT_SECONDS = 2.0
 """Shorter than a task or an entry may be under way before another door takes it over."""
 

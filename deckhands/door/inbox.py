@@ -19,20 +19,13 @@ from pydantic import Field
 
 from broker.celery.messages import MAX_DEPTH, is_deeper
 from broker.coordination.unreadable import Unreadable
-from broker.runtime.errors import (
-    DeckhandsError,
-    OutcomeUnknown,
-    StoreMisconfigured,
-    StoreRefused,
-    StoreUnavailable,
-    UsageError,
-)
+from broker.runtime.errors import DeckhandsError, StoreRefused, UsageError
 from broker.runtime.failpoints import failpoint
 from broker.store.connection import Argument
 from broker.store.group_reader import GroupReader
 from broker.store.keys import INBOX
 from deckhands.door.callers import STREAM, Caller
-from deckhands.door.desk import Desk
+from deckhands.door.desk import STORE_FAILS, Desk
 from deckhands.door.lookout import answer_stream
 from deckhands.door.replies import NAME, VERSION, Replies
 from deckhands.tasks.requests import MAX_KEY_CHARS, TaskRequest
@@ -50,9 +43,6 @@ UPKEEP_SECONDS = 1.0
 FORSAKEN_AFTER_SECONDS = 10.0
 """Longer than an entry may wait for anything but the store, see `desk.OFFERS_LIMIT_SECONDS`."""
 FIELDS = frozenset({b"v", b"request", b"reply_to"})
-
-TRIED_AGAIN = (StoreUnavailable, OutcomeUnknown, StoreMisconfigured)
-"""What is wrong with the store and not with an entry."""
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +77,8 @@ class Inbox:
 
     async def read(self) -> None:
         """Take entries, for ever."""
-        await self._make_group()
+        with suppress(StoreRefused):  # the upkeep tries again
+            await self._make_group()
         reader = GroupReader(self._store, GROUP, self._worker_id, [INBOX])
         try:
             async with asyncio.TaskGroup() as group:
@@ -164,7 +155,7 @@ class Inbox:
                 await self._carry_out(entry, fields, request_id, reply_to)
             except UsageError as error:
                 await self._reject(entry, fields, request_id, reply_to, error)
-        except TRIED_AGAIN:
+        except STORE_FAILS:
             _log.exception("entry %s of the inbox cannot be taken now; it is tried again", entry)
         except Exception as error:  # noqa: BLE001  (the outer edge: whatever is wrong with it)
             _log.exception("entry %s of the inbox cannot be taken", entry)
@@ -222,11 +213,17 @@ class Inbox:
         await self._store.persist(lambda: self._store.connection.call_many(commands))
 
     async def _make_group(self) -> None:
+        """Make the group if it is not there; a key of another type is moved out of the way."""
+        make = ("XGROUP", "CREATE", INBOX, GROUP, "0", "MKSTREAM")
         try:
-            await self._call("XGROUP", "CREATE", INBOX, GROUP, "0", "MKSTREAM")
+            await self._call(*make)
         except StoreRefused as error:
-            if "BUSYGROUP" not in error.message:
+            if "BUSYGROUP" in error.message:
+                return
+            if "WRONGTYPE" not in error.message:
                 raise
+            await self._unreadable.move_away(INBOX, "stream", error)
+            await self._call(*make)
 
 
 def parsed(fields: Sequence[bytes]) -> InboxRequest:

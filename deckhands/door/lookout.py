@@ -13,11 +13,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from contextlib import suppress
 
 from broker.contract.events import Action
 from broker.coordination.unreadable import CANNOT_BE_READ, Unreadable, conversation_of
 from broker.log.latest_event import latest_event
-from broker.runtime.errors import DeckhandsError
+from broker.runtime.errors import DeckhandsError, StoreRefused
 from broker.store.connection import Argument
 from broker.store.group_reader import GroupReader
 from broker.store.keys import ShardKeys
@@ -100,7 +101,8 @@ class Lookout:
         if done:
             commands: list[tuple[Argument, ...]] = [("XACK", names.notices, GROUP, *done)]
             commands.append(("XDEL", names.notices, *done))
-            await self._store.persist(lambda: self._store.connection.call_many(commands))
+            with suppress(StoreRefused):  # the stream was overwritten or removed meanwhile
+                await self._store.persist(lambda: self._store.connection.call_many(commands))
 
     async def _forsaken(self, names: ShardKeys) -> list[tuple[bytes, list[bytes]]]:
         """Take over notices that another door has had for long."""

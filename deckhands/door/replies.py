@@ -54,15 +54,8 @@ class Replies:
         except StoreRefused as error:
             if "WRONGTYPE" not in error.message:
                 raise
-            await self._move_away(stream, error)
+            await self._unreadable.move_away(stream, "stream", error)  # no name of a producer has a colon
             await self._call(commands)
-
-    async def _move_away(self, stream: str, error: StoreRefused) -> None:
-        """Move a key of another type out of the way, to `<key>:unreadable`; no name of a producer has a colon."""
-        (found,) = await self._call([("TYPE", stream)])
-        if found not in (b"stream", b"none"):
-            await self._unreadable.put_aside(self._store.all_shards[0], stream, "", (), error)
-            await self._call([("RENAME", stream, f"{stream}:unreadable")])
 
     async def _call(self, commands: Sequence[tuple[Argument, ...]]) -> list[Any]:
         return await self._store.persist(lambda: self._store.connection.call_many(commands))

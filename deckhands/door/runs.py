@@ -25,7 +25,7 @@ from broker.runtime.ids import new_key
 from broker.specs.specs import PriorityName
 from deckhands.client.secret_keeping import keep_secrets
 from deckhands.door.callers import CELERY, Caller
-from deckhands.door.desk import EXPIRED, FAILURE, REVOKED, Desk, conversation_of_task
+from deckhands.door.desk import EXPIRED, FAILURE, REVOKED, STORE_FAILS, Desk, conversation_of_task
 from deckhands.door.earlier_results import fields_of
 from deckhands.door.failures import refusal
 from deckhands.tasks.requests import TaskRequest
@@ -152,7 +152,7 @@ class Runs:
         for task_id in await self._desk.schedule.due(limit=DUE_AT_ONCE):
             try:
                 await self._begin_later(task_id)
-            except StoreError:
+            except STORE_FAILS:
                 raise
             except Exception:  # noqa: BLE001  (whatever is wrong with one task concerns no other)
                 _log.exception("the task %s cannot be begun; it is tried again", ascii(task_id))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from broker.coordination.unreadable import Unreadable
 from broker.runtime.clock import from_millis, to_millis
 from broker.runtime.errors import UsageError
 from broker.store.connection import Argument, texts_by_name
@@ -37,10 +38,16 @@ class Schedule:
         await self._call(("HSET", self._key(task_id), *fields), ("ZADD", self._names.later, to_millis(due), task_id))
 
     async def due(self, *, limit: int) -> list[str]:
-        """Return the tasks that are due."""
+        """Return the tasks that are due, and put members aside that name none."""
         now = to_millis(self._store.clock.now())
         (found,) = await self._call(("ZRANGEBYSCORE", self._names.later, "-inf", now, "LIMIT", 0, limit))
-        return [task_id.decode(errors="backslashreplace") for task_id in found]
+        named = []
+        for member in found:
+            try:
+                named.append(member.decode())
+            except UnicodeDecodeError as error:
+                await Unreadable(self._store).remove(self._names, self._names.later, member, error)
+        return named
 
     async def parked(self, task_id: str) -> tuple[str, datetime | None] | None:
         """Return the request of a task that waits, and when it expires; None: it does not wait."""

@@ -7,8 +7,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from celery import Celery
 from celery.result import AsyncResult
 
+from broker.celery.door_app import CONCURRENCY
+from broker.store.embedded import EmbeddedValkey
 from tests.door_parts import Producer, all_present, saying
 from tests.faults.harness import FaultCluster
 from tests.polling import unhurried, until
@@ -58,3 +61,36 @@ async def test_the_store_refuses_in_the_middle_of_a_half(producer: Producer, tmp
     await until(lambda: "does not serve" in cluster.log_of("d2"), limit=unhurried(30.0), what="a line in the log")
     await call("CONFIG", "SET", "maxmemory", "0")
     await each_has_its_one_result(producer, sent, "shop")
+
+
+@pytest.mark.slow
+async def test_a_result_backend_that_is_away_takes_no_place_and_no_result(tmp_path: Path) -> None:
+    """More tasks than a door carries out at once end without a result; all of them have theirs in the end."""
+    kept = EmbeddedValkey(tmp_path / "results")
+    await kept.start()
+    await kept.stop()
+    async with FaultCluster(tmp_path).running() as cluster:
+        cluster.start_controller()
+        cluster.start_tool()
+        cluster.start_door(DECKHANDS_CELERY_RESULT_URL=kept.celery_url)
+        await all_present(cluster)
+        # It keeps no results itself: it could not even send a task while nobody answers there.
+        sending = Celery("shop", broker=cluster.store.celery_url, set_as_current=False)
+        names = [f"submit-{number}" for number in range(CONCURRENCY + 1)]
+        options = {"task": "do it", "model": "scripted/nowhere", "workspace": {"sandbox": "none"}}
+        for name in names:
+            sending.send_task("deckhands.submit", kwargs=options, queue="deckhands", task_id=name)
+        log = tmp_path / "d1.log"
+        came_back = "a result was dropped"
+        await until(lambda: log.read_text().count(came_back) >= len(names), limit=unhurried(120.0), what="failures")
+        await kept.start()
+        try:
+            found = Celery("reading", backend=kept.celery_url, set_as_current=False).backend
+
+            def are_there() -> bool:
+                return all(found.get_state(name) == "SUCCESS" for name in names)
+
+            await until(are_there, limit=unhurried(120.0), what="all results")
+        finally:
+            await kept.stop()
+        assert len(await cluster.client.recent()) == len(names)

@@ -8,8 +8,16 @@ from collections.abc import Iterator
 Command = tuple[str | bytes | int | float, ...]
 ROOT = "deck:{0}"
 NAMES = (b"c", b"a", b"e", b"w", b"x", b"t", b"p", b"foo", b"", b"\xff")
-TYPED = ("ready", "unread", "parked", "workers", "nodes", "takeovers", "dead", "index", "unreadable")
+TYPED = (
+    *("ready", "unread", "parked", "workers", "nodes", "takeovers", "dead", "index", "unreadable"),
+    *("notices", "awaited", "later", "revoked"),
+)
 """What every worker needs of a shard; each is overwritten by a string now and then."""
+OF_A_WORKER = ("owned", "mail", "about")
+ABOUT = (
+    *(b"streams", b"ttl_ms", b"end", b"node", b"node_patience_ms", b"role", b"pools", b"offer", b"workspace_roots"),
+    *(b"monotonic", b"lead", b"agents"),
+)
 
 
 def hostile_commands(seed: int, count: int, *, conversations: list[str], workers: list[str]) -> Iterator[Command]:
@@ -29,26 +37,20 @@ def hostile_commands(seed: int, count: int, *, conversations: list[str], workers
 
 def _command(chance: random.Random, conversations: list[str], workers: list[str]) -> Command:
     cid = _conversation(chance, conversations)
-    match chance.randint(0, 19):
+    match chance.randint(0, 27):
         case 0 | 1 | 2 | 3 | 4 | 5:
-            streams = ("act:pool:bash", "act:node:node1", "ready", "ready", "takeovers", "act:node:lost")
+            streams = ("act:pool:bash", "act:node:node1", "ready", "ready", "takeovers", "act:node:lost", "notices")
             return ("XADD", f"{ROOT}:{chance.choice(streams)}", "*", *_fields(chance, cid))
         case 6 | 7:
             return ("XADD", f"{ROOT}:worker:{chance.choice(workers)}:mail", "*", *_fields(chance, cid))
         case 8:
-            return ("ZADD", f"{ROOT}:{chance.choice(('parked', 'unread', 'dead', 'index'))}", _score(chance), cid)
+            sets = ("parked", "unread", "dead", "index", "awaited", "label:team=shop")
+            return ("ZADD", f"{ROOT}:{chance.choice(sets)}", _score(chance), cid)
         case 9:
             return ("ZADD", f"{ROOT}:{chance.choice(('workers', 'nodes'))}", _score(chance), _bytes(chance))
         case 10:
             worker = chance.choice((b"ghost", _bytes(chance)))
-            fields = (b"streams", b"ttl_ms", b"end", b"node", b"node_patience_ms", b"role")
-            values = (f"{ROOT}:act:pool:bash {ROOT}:ready x".encode(), _bytes(chance), b"nan")
-            return (
-                "HSET",
-                f"{ROOT}:worker:".encode() + worker + b":about",
-                chance.choice(fields),
-                chance.choice(values),
-            )
+            return ("HSET", f"{ROOT}:worker:".encode() + worker + b":about", *_about(chance))
         case 11:
             return ("ZADD", f"{ROOT}:workers", 1, chance.choice((b"ghost", _bytes(chance))))
         case 12:
@@ -69,7 +71,44 @@ def _command(chance: random.Random, conversations: list[str], workers: list[str]
             return ("HSET", f"{ROOT}:{where}", chance.choice((b"lane", b"count", b"1", b"bytes")), _bytes(chance))
         case 18:
             return ("SADD", f"{ROOT}:ledger:crowded", chance.choice((b"tenant:x", _bytes(chance))))
+        case 19 | 20:
+            return _against_a_worker(chance, chance.choice(workers), cid)
+        case 21 | 22 | 23:
+            return _against_doors(chance, cid)
     return _against_a_conversation(chance, chance.choice(conversations))
+
+
+def _about(chance: random.Random) -> tuple[bytes, bytes]:
+    values = (f"{ROOT}:act:pool:bash {ROOT}:ready x".encode(), b"tool", b"bash", _bytes(chance), b"nan", b"-inf")
+    return chance.choice(ABOUT), chance.choice(values)
+
+
+def _against_a_worker(chance: random.Random, worker: str, cid: bytes) -> Command:
+    base = f"{ROOT}:worker:{worker}"
+    match chance.randint(0, 9):
+        case 0 | 1 | 2 | 3 | 4:
+            return ("HSET", f"{base}:about", *_about(chance))
+        case 5 | 6 | 7 | 8:
+            return ("SADD", f"{base}:owned", cid)
+    return ("SET", f"{base}:{chance.choice(OF_A_WORKER)}", _bytes(chance))
+
+
+def _against_doors(chance: random.Random, cid: bytes) -> Command:
+    task = chance.choice((b"task-1", b"task-2", _bytes(chance)))
+    match chance.randint(0, 8):
+        case 0 | 1 | 2:
+            return ("ZADD", f"{ROOT}:{chance.choice(('later', 'awaited', 'revoked'))}", _score(chance), task)
+        case 3:
+            return ("HSET", f"{ROOT}:later:".encode() + task, chance.choice((b"request", b"expires")), _bytes(chance))
+        case 4:
+            return ("SET", f"{ROOT}:later:".encode() + task, _bytes(chance))
+        case 5 | 6:
+            names = (b"kind", b"name", b"kept", b"outcome", b"looks", b"sends", b"answered", b"revoked", b"request_id")
+            value = chance.choice((b"celery", b"stream", _bytes(chance)))
+            return ("HSET", f"{ROOT}:c:".encode() + cid + b":caller", chance.choice(names), value)
+        case 7:
+            return ("SET", f"{ROOT}:c:".encode() + cid + chance.choice((b":caller", b":caller:lock")), _bytes(chance))
+    return ("HSET", "deck:tools:failed", task, _bytes(chance))
 
 
 def _against_a_conversation(chance: random.Random, victim: str) -> Command:
@@ -77,6 +116,7 @@ def _against_a_conversation(chance: random.Random, victim: str) -> Command:
     match chance.randint(0, 5):
         case 0:
             names = (b"last_id", b"token", b"crashes", b"owner", b"node", b"ready_id", b"rung", b"workspace", b"moves")
+            names += (b"gap", b"labels", b"awaited", b"noticed", b"state", b"iterations", b"pool")
             return ("HSET", f"{base}:meta", chance.choice(names), _bytes(chance))
         case 1:
             names = (b"q:5", b"w:5", b"n:5", b"o:5", b"p:x")

@@ -10,7 +10,7 @@ import base64
 import json
 import random
 import string
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 TASK = "celery.accumulate"
@@ -63,6 +63,8 @@ CLASSICS = (
     '{"a":' * 100_000,
 )
 """Whole entries of a queue, and payloads of a channel."""
+UNDER_WAY = ("not json", "{}", "[1, 2]", '[[], "", "deckhands.tool"]', "[{}, [], {}]", "[" * 9_999)
+"""What may stand among the messages that are under way."""
 
 
 def hostile_tasks(seed: int, count: int) -> Iterator[str | bytes]:
@@ -73,13 +75,17 @@ def hostile_tasks(seed: int, count: int) -> Iterator[str | bytes]:
         yield _spoilt(chance, _message(_spoilt_headers(chance), _spoilt_body(chance), _tag(chance)))
 
 
-def hostile_commands(seed: int, count: int) -> Iterator[str | bytes]:
-    """Payloads of the channel of remote control."""
+def hostile_commands(seed: int, count: int, *, known: Sequence[str] = COMMANDS) -> Iterator[str | bytes]:
+    """Payloads of the channel of remote control.
+
+    Args:
+        known: the commands that are among them.
+    """
     chance = random.Random(seed)
     yield from (classic for classic, _ in zip(CLASSICS, range(count), strict=False))
     for _ in range(count - len(CLASSICS)):
         command = {
-            "method": chance.choice(COMMANDS) if chance.random() < 0.8 else _odd(chance),
+            "method": chance.choice(known) if chance.random() < 0.8 else _odd(chance),
             "arguments": _odd(chance) if chance.random() < 0.3 else _arguments(chance),
             "destination": _odd(chance) if chance.random() < 0.2 else None,
             "pattern": _odd(chance) if chance.random() < 0.2 else None,

@@ -17,6 +17,7 @@ from tests.polling import until
 from tests.security.hostile_messages import (
     CLASSICS,
     TASK,
+    UNDER_WAY,
     hostile_commands,
     hostile_tasks,
     plain_command,
@@ -27,7 +28,6 @@ from tests.stores import RealServer, emptied
 ROLES = ("controller", "tool")
 COMMAND_CHANNEL = "/1.celery.pidbox"
 KEYS = ("deckhands.tool", "unacked", "_kombu.binding.celery.pidbox")
-UNDER_WAY = ("not json", "{}", "[1, 2]", '[[], "", "deckhands.tool"]', "[{}, [], {}]", "[" * 9_999)
 SEED = 20261123
 
 

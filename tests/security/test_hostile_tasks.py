@@ -7,12 +7,26 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 from tests.door_parts import Producer, producer, saying  # noqa: F401  (a fixture)
 from tests.polling import unhurried, until
-from tests.security.hostile_messages import hostile_tasks, plain_message
+from tests.security.hostile_messages import (
+    COMMANDS,
+    UNDER_WAY,
+    hostile_commands,
+    hostile_tasks,
+    plain_command,
+    plain_message,
+)
 
 SEED = 20261123
-COUNT = 600
+RESULTS: tuple[str | bytes | dict[str, str], ...] = (
+    *("", "null", "[]", "{}", "not json", '{"status": 1}', '{"status": "FAILURE", "result": 3}', b"\xff\xfe"),
+    *('{"status": "SUCCESS"}', '{"status": "NONE", "result": {"exc_type": [], "exc_message": {}}}', "[" * 50_000),
+    {"no": "text"},
+)
+"""What may stand where Celery keeps the result of a task."""
 ODD: tuple[Any, ...] = (None, 0, -1, 2**70, "", "x" * 300, [], {}, [[]], {"task": 1}, {"a": {"b": []}}, True, 1.5)
 TASKS = ("run", "submit", "message", "pause", "resume", "cancel", "confirm", "reject", "fork")
 FIELDS = (
@@ -45,16 +59,73 @@ def hostile_calls(seed: int, count: int) -> Iterator[str]:
         yield json.dumps(message)
 
 
-async def test_no_hostile_task_ends_a_door(producer: Producer) -> None:  # noqa: F811
+@pytest.mark.parametrize(
+    "count",
+    [
+        pytest.param(600, id="some"),
+        pytest.param(5_000, id="many", marks=[pytest.mark.slow, pytest.mark.timeout(1_800)]),
+    ],
+)
+async def test_no_hostile_task_or_command_ends_a_door(producer: Producer, count: int) -> None:  # noqa: F811
     print(f"seed {SEED}")
+    broker = producer.app.backend.client
+    channel = f"/{broker.connection_pool.connection_kwargs.get('db', 0)}.celery.pidbox"
+    # Its broker has a password, so whoever sends commands may stop workers.
+    commands = hostile_commands(SEED + 1, 2 * count, known=[name for name in COMMANDS if name != "shutdown"])
+    await until(lambda: broker.publish(channel, plain_command("ping")), limit=unhurried(60.0), what="remote control")
+    for entry in (*hostile_tasks(SEED, count), *hostile_calls(SEED, count)):
+        broker.lpush("deckhands", encoded(entry))
+        broker.publish(channel, encoded(next(commands)))
+    await drained(producer, limit=120.0 + count / 10)
+    await still_serves(producer)
+
+
+async def test_no_damaged_result_or_key_ends_a_door(producer: Producer) -> None:  # noqa: F811
+    """What is said of a task that runs is damaged meanwhile; so is what is kept of those under way."""
+    broker = producer.app.backend.client
+    for number, value in enumerate(RESULTS):
+        task_id = f"damaged-{number}"
+        if isinstance(value, dict):
+            broker.hset(f"celery-task-meta-{task_id}", mapping=value)
+        else:
+            broker.set(f"celery-task-meta-{task_id}", value)
+        broker.lpush("deckhands", message_of("deckhands.run", task_id, producer.options(saying("damaged"))))
+        broker.lpush("deckhands", message_of("deckhands.nosuch", task_id, {}))
+    for number, forged in enumerate(UNDER_WAY):
+        broker.zadd("deckhands:unacked_index", {f"forged-{number}": 1 + number})
+        broker.hset("deckhands:unacked", f"forged-{number}", forged)
+    await drained(producer, limit=30.0)
+    await still_serves(producer)
+
+
+def message_of(name: str, task_id: str, options: dict[str, Any]) -> str:
+    """A task message whose result is kept. Nobody waits for it, as a client of Celery's could not do."""
+    message = json.loads(plain_message(name, name=task_id))
+    message["headers"]["ignore_result"] = False
+    message["body"] = json.dumps([["do it"], options, {}])
+    message["properties"]["body_encoding"] = "utf-8"
+    return json.dumps(message)
+
+
+async def drained(producer: Producer, *, limit: float) -> None:  # noqa: F811
+    """Wait until nothing is queued or under way."""
     broker, door = producer.app.backend.client, producer.cluster.workers["d1"]
-    for entry in (*hostile_tasks(SEED, COUNT), *hostile_calls(SEED, COUNT)):
-        broker.lpush("deckhands", entry if isinstance(entry, bytes) else entry.encode("utf-8", "surrogatepass"))
 
     def is_drained() -> bool:
         assert door.poll() is None, producer.cluster.log_of("d1")[-2_000:]
         return not broker.llen("deckhands") and not broker.hlen("deckhands:unacked")
 
-    await until(is_drained, limit=unhurried(120.0), what="an empty queue")
-    assert (await producer.value(producer.run(turns=saying("still here"))))["message"] == "still here"
-    assert door.poll() is None
+    try:
+        await until(is_drained, limit=unhurried(limit), what="an empty queue")
+    except TimeoutError as error:
+        raise TimeoutError(f"{error}: {broker.llen('deckhands')}, {broker.hgetall('deckhands:unacked')}") from None
+
+
+async def still_serves(producer: Producer) -> None:  # noqa: F811
+    result = producer.run(turns=saying("still here"))
+    assert (await producer.value(result, limit=unhurried(60.0)))["message"] == "still here"
+    assert producer.cluster.workers["d1"].poll() is None
+
+
+def encoded(entry: str | bytes) -> bytes:
+    return entry if isinstance(entry, bytes) else entry.encode("utf-8", "surrogatepass")

@@ -106,8 +106,9 @@ def test_a_cluster_takes_what_its_operator_names_and_nothing_else(tmp_path: Path
 def test_a_cluster_takes_no_directory_unless_its_operator_names_one(tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     env = environment(tmp_path / "home")
+    model = script(tmp_path / "m.json", finish("Done."))
     with cluster(tmp_path / "home"):
-        done = deckhands("submit", "-t", "x", "-w", tmp_path / "project", "--model", "scripted/x", env=env)
+        done = deckhands("submit", "-t", "x", "-w", tmp_path / "project", "--model", model, env=env)
         assert done.code == 2
         assert "No tool worker takes the directory" in done.err
         for root in ("/", "/etc", str(tmp_path / "missing")):

@@ -23,10 +23,11 @@ from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
 from broker.coordination.placement import NodeOffer, NotServed
 from broker.coordination.stored_files import StoredFiles
 from broker.coordination.transfers import Transfers
+from broker.coordination.unreadable import CANNOT_BE_READ
 from broker.log.event_log import EventLog
 from broker.log.follower import check_remembered
 from broker.log.lost_tails import name_gap
-from broker.runtime.errors import DeckhandsError, EventsLost, OwnershipLost, UnknownConversation
+from broker.runtime.errors import DeckhandsError, EventsLost, OwnershipLost, StoreRefused, UnknownConversation
 from broker.runtime.failpoints import failpoint
 from broker.runtime.ids import new_worker_id
 from broker.runtime.settings import joined_paths
@@ -290,11 +291,12 @@ class Incarnation:
         self._connects = connects
         for conversation_id, action_id, checksum in list(self._in_hand):
             try:
-                await check_remembered(self._store, conversation_id, action_id, checksum)
-            except EventsLost as lost:
-                await name_gap(self._log, lost, noticed_by="the tool worker that carries it out")
-            except UnknownConversation:
-                continue
+                try:
+                    await check_remembered(self._store, conversation_id, action_id, checksum)
+                except EventsLost as lost:
+                    await name_gap(self._log, lost, noticed_by="the tool worker that carries it out")
+            except (UnknownConversation, StoreRefused, *CANNOT_BE_READ) as error:  # damaged keys concern no other
+                _log.warning("conversation %s cannot be looked at again: %s", conversation_id, error)
 
     def conversation_ids(self) -> list[str]:
         """Return the conversations whose actions are in hand; called from another thread."""
