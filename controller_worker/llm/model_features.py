@@ -26,7 +26,10 @@ REASONING_EFFORT = (
     *("gemini-2.5-flash", "gemini-2.5-pro", "gpt-5*", "deepseek-r1-0528*"),
     *("claude-sonnet-4-5*", "claude-haiku-4-5*"),
 )
-LATER_REASONING = ("gpt-[6-9]*", "o[1-9]-pro*", "o[5-9]*", "kimi-k2.5*", "kimi-k2-thinking*")
+LATER_REASONING = (
+    *("gpt-[6-9]*", "gpt-[1-9][0-9]*", "o[1-9]-pro*", "o[5-9]*", "gemini-[3-9]*"),
+    *("kimi-k2.[5-9]*", "kimi-k2-thinking*", "kimi-k[3-9]*"),
+)
 """Models that the original's globs end before, for installations whose price table lacks them, too."""
 OPENAI_REASONING = ("gpt-*", "o[1-9]*", "openai.gpt-*")
 """Those that reason among these refuse a temperature; other makers' take one."""
