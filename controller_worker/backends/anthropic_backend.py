@@ -56,7 +56,7 @@ class AnthropicLLM:
         self._versions = with_betas(version, config.context_management)
         further_headers = with_betas(further_headers, config.context_management)
         self._headers = {"Content-Type": "application/json"} | version | further_headers
-        self._is_long = may_be_long(self._parameters)
+        self._is_long = may_be_long(config, self._parameters, self._row)
         self._wire = MessagesWire(
             caching_prompt=config.caching_prompt,
             cache_lifetime=config.cache_lifetime,
