@@ -91,6 +91,7 @@ class AnthropicLLM:
             usage=_total([completion.usage for completion in asked]),
             cost_usd=_total_usd([completion.cost_usd for completion in asked]),
             latency_seconds=self._clock.monotonic() - began,
+            is_usage_estimated=any(completion.is_usage_estimated for completion in asked),
         )
 
     async def _ask(self, parameters: Mapping[str, Any], request: ModelRequest) -> tuple[Any, Completion]:

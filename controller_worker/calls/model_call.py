@@ -201,6 +201,7 @@ def reply_of(
         iteration=iteration,
         seen_id=seen_id,
         estimate=CallEstimate(model=completion.asked, prompt_tokens=estimated_tokens) if is_estimated else None,
+        is_usage_estimated=completion.is_usage_estimated or None,
     )
 
 

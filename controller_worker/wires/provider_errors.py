@@ -91,6 +91,10 @@ _REMEDIES: Mapping[type[ModelError], str] = {
 }
 
 
+FAILED = ("error", "insufficient_system_resource", "network_error")
+"""Why a reply has stopped where its provider failed: at OpenRouter and others, DeepSeek, GLM."""
+
+
 class StreamedError(Exception):
     """An error that came where a reply was due, with the body that an error reply would have had.
 
@@ -113,7 +117,7 @@ def failure_of_choice(reply: Mapping[str, Any]) -> StreamedError | None:
         return None
     corner = first.get("provider_specific_fields")
     told = first.get("error") or (corner.get("error") if isinstance(corner, Mapping) else None)
-    if not told and first.get("finish_reason") != "error":
+    if not told and first.get("finish_reason") not in FAILED:
         return None
     return StreamedError({"error": told or {"message": "The provider failed within its reply."}})
 
