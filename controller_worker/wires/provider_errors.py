@@ -9,6 +9,8 @@ Does not: decide about retries; each class of the family says whether it is retr
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import email.utils
 import json
 import re
@@ -265,8 +267,14 @@ def _in_body(error: BaseException, name: str) -> Any:
 
 
 def _body_of_text(error: BaseException) -> Any:
-    """Return the body of an error reply that is all the text of an exception, as litellm's own HTTP client has it."""
+    """Return the body of an error reply that is all the text of an exception, as litellm's own HTTP client has it.
+
+    Of a reply that was to be streamed, it has the bytes as Python writes them.
+    """
     text = str(error)
+    if text.startswith(("b'", 'b"')):
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError, AttributeError):
+            text = ast.literal_eval(text).decode(errors="replace")
     if not text.startswith(("{", "[")):
         return None
     try:

@@ -229,7 +229,9 @@ def test_a_body_that_is_all_of_the_text_is_read() -> None:
     wrapper.__cause__ = StatusError('{"error": {"message": "no money", "code": "insufficient_quota"}}', 429)
     error = model_error(wrapper)
     assert (error.code, error.provider_text) == ("out_of_credits", "no money")
-    for text in ("{", '{"error": "no money"}', "{}", '{"a":' * 100_000):
+    wrapper.__cause__ = StatusError(str(b'{"error": {"message": "no money", "code": "insufficient_quota"}}'), 429)
+    assert model_error(wrapper).provider_text == "no money"
+    for text in ("{", '{"error": "no money"}', "{}", '{"a":' * 100_000, "b'{", "b'{'.x", "b'" + "(" * 100_000):
         assert model_error(StatusError(text, 429)).code == "rate_limit"
 
 
