@@ -35,7 +35,7 @@ OPENAI_REASONING = ("gpt-*", "o[1-9]*", "openai.gpt-*")
 """Those that reason among these refuse a temperature; other makers' take one."""
 THOUGHT_READERS = (
     *("kimi-k2-thinking*", "kimi-k2.[5-9]*", "kimi-k[3-9]*", "minimax-m[2-9]*", "glm-4.[6-9]*", "glm-[5-9]*"),
-    *("deepseek-reasoner*", "deepseek-v3.2*", "deepseek-v[4-9]*", "mimo-v2*"),
+    *("deepseek-reasoner*", "deepseek-chat*", "deepseek-v3.2*", "deepseek-v[4-9]*", "mimo-v2*"),
 )
 """Models that answer with `reasoning_content` and want it back: some refuse a call's result without it."""
 PROMPT_CACHE = (
