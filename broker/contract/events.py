@@ -190,6 +190,8 @@ class ModelReply(Event):
             which are no steps.
         estimate: None where no budget and no quota wanted one.
         is_output: the words are the output of the conversation, to whose schema the model was held; None: they are not.
+        is_usage_estimated: the provider has counted nothing, or what cannot be, so that usage and cost are estimated;
+            None: they are the provider's.
     """
 
     kind: Literal["model.reply"] = "model.reply"
@@ -208,6 +210,7 @@ class ModelReply(Event):
     seen_id: int = 0
     estimate: CallEstimate | None = None
     is_output: bool | None = None
+    is_usage_estimated: bool | None = None
 
     @property
     def sentence(self) -> str:

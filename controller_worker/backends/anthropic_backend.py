@@ -56,7 +56,7 @@ class AnthropicLLM:
         self._versions = with_betas(version, config.context_management)
         further_headers = with_betas(further_headers, config.context_management)
         self._headers = {"Content-Type": "application/json"} | version | further_headers
-        self._is_long = may_be_long(self._parameters)
+        self._is_long = may_be_long(config, self._parameters, self._row)
         self._wire = MessagesWire(
             caching_prompt=config.caching_prompt,
             cache_lifetime=config.cache_lifetime,
@@ -91,6 +91,7 @@ class AnthropicLLM:
             usage=_total([completion.usage for completion in asked]),
             cost_usd=_total_usd([completion.cost_usd for completion in asked]),
             latency_seconds=self._clock.monotonic() - began,
+            is_usage_estimated=any(completion.is_usage_estimated for completion in asked),
         )
 
     async def _ask(self, parameters: Mapping[str, Any], request: ModelRequest) -> tuple[Any, Completion]:

@@ -57,8 +57,8 @@ class LitellmLLM:
         model = _routed_model(self._litellm, config)
         features = features_of(config.base_model or model)
         self._secrets = config.secrets
-        self._is_long = may_be_long(chat_parameters(config, model))
         self._row = look_up(config.base_model or model)
+        self._is_long = may_be_long(config, chat_parameters(config, model), self._row)
         self._parameters = _parameters(config, model)
         self._wire = ChatWire(
             cache_marks=config.caching_prompt and features.prompt_cache,

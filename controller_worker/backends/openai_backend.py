@@ -4,17 +4,20 @@ The openai SDK authenticates, connects and raises; the bytes are ours. Its own `
 rename fields that need no renaming: 30 ms of CPU at 41 messages, 1.5 s at 2,000, during which no other conversation
 moves; litellm adds its own to that, and a quarter of a gigabyte.
 
-Holds: one attempt per call; the SDK never retries. A key of the environment that is meant for OpenAI is not sent here.
+Holds: one attempt per call; the SDK never retries. A server that refuses a stream which nobody watches is asked once
+more, for a whole reply, and streams no more. A key of the environment that is meant for OpenAI is not sent here.
 Does not: import the SDK before a model is created; that costs a second of CPU.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from broker.runtime.clock import Clock
 from controller_worker.llm.config import LLMConfig
+from controller_worker.llm.errors import BadRequestError
 from controller_worker.llm.llm import Completion, ModelRequest
 from controller_worker.llm.model_features import features_of
 from controller_worker.llm.model_table import look_up
@@ -33,6 +36,9 @@ NO_KEY = "no-key"
 COST_HEADER = "x-litellm-response-cost"
 
 _PATH = "/chat/completions"
+STREAM = "stream"
+
+_log = logging.getLogger(__name__)
 
 
 class OpenAICompatibleLLM:
@@ -52,7 +58,7 @@ class OpenAICompatibleLLM:
         fields, further_headers = body_and_headers(chat_parameters(config, model))
         self._parameters = {"model": model} | fields
         self._headers = {"Content-Type": "application/json"} | further_headers
-        self._is_long = may_be_long(fields)
+        self._is_long = may_be_long(config, fields, self._row)
         self._wire = ChatWire(
             cache_marks=config.caching_prompt and features.prompt_cache,
             thoughts=features.thoughts,
@@ -70,15 +76,15 @@ class OpenAICompatibleLLM:
             parameters = parameters | {"temperature": request.temperature}
         if self._config.sends_cache_key:
             parameters = parameters | {"prompt_cache_key": request.conversation_id}
-        stream = ChatStream if is_streamed(request, is_long=self._is_long) else None
-        if stream is not None:
-            parameters = parameters | {"stream": True, "stream_options": {"include_usage": True}}
-
-        async def ask(strict: Strict) -> tuple[Any, Mapping[str, str], int]:
-            body = self._wire.body(parameters, request, strict)
-            return *await self._client.ask(request, _PATH, body, self._headers, stream=stream), len(body)
-
-        answer, headers, sent_bytes = await self._strictness.ask(request, ask)
+        is_long = self._is_long
+        try:
+            answer, headers, sent_bytes = await self._ask(parameters, request, is_long=is_long)
+        except BadRequestError as error:
+            if not is_long or request.on_delta is not None or STREAM not in str(error).lower():
+                raise
+            answer, headers, sent_bytes = await self._ask(parameters, request, is_long=False)
+            self._is_long = False
+            _log.warning("%s does not take %r: %s", self._config.model, STREAM, error)
         reply = read_chat_reply(answer)
         return completion_of(
             reply,
@@ -90,6 +96,19 @@ class OpenAICompatibleLLM:
             told_usd=told_usd(headers.get(COST_HEADER)),
             quota_left=quota_left(headers),
         )
+
+    async def _ask(
+        self, parameters: Mapping[str, Any], request: ModelRequest, *, is_long: bool
+    ) -> tuple[Any, Mapping[str, str], int]:
+        """Return the answer, its headers and the size of the request in bytes."""
+        stream = ChatStream if is_streamed(request, is_long=is_long) else None
+        streaming = {STREAM: True, "stream_options": {"include_usage": True}} if stream is not None else {}
+
+        async def ask(strict: Strict) -> tuple[Any, Mapping[str, str], int]:
+            body = self._wire.body({**parameters, **streaming}, request, strict)
+            return *await self._client.ask(request, _PATH, body, self._headers, stream=stream), len(body)
+
+        return await self._strictness.ask(request, ask)
 
     async def send(self, method: str, path: str, content: bytes, headers: Mapping[str, str]) -> bytes:
         """Make a request of another kind than a call, for `batching`; raises `ModelError`."""

@@ -35,6 +35,7 @@ from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import HookVeto, LLMConfigError, ModelError, RateLimitError
 from controller_worker.llm.llm import LLM, Completion, Delta, ModelRequest
 from controller_worker.llm.retry import next_wait_seconds
+from controller_worker.wires.thoughts import with_ids
 from controller_worker.wrappers.batching import CallBatched
 
 _log = logging.getLogger(__name__)
@@ -186,7 +187,7 @@ def reply_of(
         source=EventSource.AGENT,
         content=replace_surrogates(completion.text),
         tool_calls=tuple(calls),
-        thinking_blocks=tuple(_kept(completion.thinking_blocks)),
+        thinking_blocks=tuple(_kept(with_ids(completion.thinking_blocks, [call.id for call in calls]))),
         model=completion.model,
         response_id=completion.response_id,
         stop_reason=completion.stop_reason,
@@ -201,6 +202,7 @@ def reply_of(
         iteration=iteration,
         seen_id=seen_id,
         estimate=CallEstimate(model=completion.asked, prompt_tokens=estimated_tokens) if is_estimated else None,
+        is_usage_estimated=completion.is_usage_estimated or None,
     )
 
 

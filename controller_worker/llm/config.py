@@ -116,6 +116,7 @@ class LLMConfig(BaseModel):
         service_tier: sent to the provider, which answers with the tier that it has used; that one is priced.
         count_tokens: let the provider count a prompt where its size decides something; see `calls.prompt_count`.
         disable_stop_word: send no stop word with tools in text.
+        stream_replies: whether replies are streamed that nobody watches; `auto`: those that may be long.
         context_management: what Claude's provider leaves out of a long prompt, or summarises; None asks for nothing.
         input_cost_per_token: USD, together with `output_cost_per_token` instead of the price table's.
         output_cost_per_token: USD, together with `input_cost_per_token`.
@@ -181,6 +182,7 @@ class LLMConfig(BaseModel):
     structured_output: Wish = "off"
     count_tokens: bool = False
     disable_stop_word: bool = False
+    stream_replies: Literal["auto", "on", "off"] = "auto"
 
     context_management: ContextManagementSpec | None = None
 

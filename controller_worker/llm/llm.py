@@ -103,6 +103,7 @@ class Completion:
         latency_seconds: from the request to the end of the reply.
         quota_left: what the provider says is left for now; see `quota_headers`.
         asked: the model that has answered, as its settings name it; empty until they are known.
+        is_usage_estimated: usage and cost are our estimate, because the provider counted nothing, or what cannot be.
     """
 
     text: str
@@ -116,6 +117,7 @@ class Completion:
     latency_seconds: float
     quota_left: Mapping[str, int] = field(default_factory=dict)
     asked: str = ""
+    is_usage_estimated: bool = False
 
 
 class LLM(Protocol):

@@ -26,13 +26,16 @@ REASONING_EFFORT = (
     *("gemini-2.5-flash", "gemini-2.5-pro", "gpt-5*", "deepseek-r1-0528*"),
     *("claude-sonnet-4-5*", "claude-haiku-4-5*"),
 )
-LATER_REASONING = ("gpt-[6-9]*", "o[1-9]-pro*", "o[5-9]*", "kimi-k2.5*", "kimi-k2-thinking*")
+LATER_REASONING = (
+    *("gpt-[6-9]*", "gpt-[1-9][0-9]*", "o[1-9]-pro*", "o[5-9]*", "gemini-[3-9]*"),
+    *("kimi-k2.[5-9]*", "kimi-k2-thinking*", "kimi-k[3-9]*"),
+)
 """Models that the original's globs end before, for installations whose price table lacks them, too."""
 OPENAI_REASONING = ("gpt-*", "o[1-9]*", "openai.gpt-*")
 """Those that reason among these refuse a temperature; other makers' take one."""
 THOUGHT_READERS = (
     *("kimi-k2-thinking*", "kimi-k2.[5-9]*", "kimi-k[3-9]*", "minimax-m[2-9]*", "glm-4.[6-9]*", "glm-[5-9]*"),
-    *("deepseek-reasoner*", "deepseek-v3.2*", "deepseek-v[4-9]*", "mimo-v2*"),
+    *("deepseek-reasoner*", "deepseek-chat*", "deepseek-v3.2*", "deepseek-v[4-9]*", "mimo-v2*"),
 )
 """Models that answer with `reasoning_content` and want it back: some refuse a call's result without it."""
 PROMPT_CACHE = (

@@ -213,7 +213,8 @@ def _tiers(row: Mapping[str, Any]) -> list[tuple[int, Prices]]:
     """Return the prices above each number of tokens of the prompt, highest first, in both forms that the table has."""
     named = filter(None, map(_TIER.match, row))
     tiers = [(int(match[1]) * 1000, _prices(row, match[0].removeprefix(_TIERED))) for match in named]
-    tiers += [(int(step["range"][0]), _prices(step, "")) for step in row.get("tiered_pricing") or ()]
+    steps = [step for step in row.get("tiered_pricing") or () if "range" in step]  # others are tiers of searches
+    tiers += [(int(step["range"][0]), _prices(step, "")) for step in steps]
     return sorted(((above, prices) for above, prices in tiers if prices is not None), key=lambda tier: -tier[0])
 
 

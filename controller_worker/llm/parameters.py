@@ -13,7 +13,7 @@ from typing import Any
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError
 from controller_worker.llm.model_features import features_of
-from controller_worker.llm.model_table import look_up
+from controller_worker.llm.model_table import ModelRow, look_up
 
 DEFAULT_MAX_TOKENS = 8_192
 MAX_TOKENS_LIMIT = 64_000
@@ -95,14 +95,20 @@ def body_and_headers(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
     return body | (fields.get("extra_body") or {}), dict(fields.get("extra_headers") or {})
 
 
-def may_be_long(fields: Mapping[str, Any]) -> bool:
-    """Say whether the reply to these fields may take minutes.
+def may_be_long(config: LLMConfig, fields: Mapping[str, Any], row: ModelRow | None) -> bool:
+    """Say whether the reply to these fields may take minutes, unless the settings decide.
 
     Such a reply is streamed even if nobody watches: between a request and an answer in one piece, proxies and servers
-    give up after a silence, and the reply would be lost and paid for again.
+    give up after a silence, and the reply would be lost and paid for again. Where neither a field nor the table limits
+    the reply, it may be as long as the model likes.
     """
-    limit = fields.get("max_tokens") or fields.get("max_completion_tokens") or 0
-    return isinstance(limit, int) and limit > LONG_REPLY_TOKENS
+    if config.stream_replies != "auto":
+        return config.stream_replies == "on"
+    asked = [fields.get(name) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens")]
+    limits = [limit for limit in asked if isinstance(limit, int)]
+    table_limit = row.max_output_tokens if row is not None else None
+    limit = min(limits) if limits else table_limit
+    return limit is None or limit > LONG_REPLY_TOKENS
 
 
 def _is_thinking(fields: Mapping[str, Any]) -> bool:

@@ -25,6 +25,11 @@ from controller_worker.wires.messages_wire import CACHE_MARKS, CacheLifetime, tu
 from controller_worker.wires.reply import Reply, counts_of, token_count, told_usd, usable
 from controller_worker.wires.thoughts import attach, thought_fields, thoughts_of
 
+STOP_REASONS: Mapping[str, str] = {
+    **dict.fromkeys(("max_tokens", "model_length", "max_output_tokens", "model_context_window_exceeded"), "length"),
+    **dict.fromkeys(("refusal", "safety", "sensitive", "prohibited_content", "blocklist", "spii"), "content_filter"),
+}
+"""What some servers and gateways say in their own provider's words: Claude's, Mistral's, GLM's and Gemini's."""
 OUTPUT_NAME = "output"
 SEE_BELOW = "The result is the picture below."
 
@@ -187,7 +192,7 @@ def read_chat_reply(reply: Any) -> Reply:
             thinking_blocks=thoughts_of(message, str(reply.get("model") or "")),
             model=str(reply.get("model") or ""),
             response_id=str(reply.get("id") or ""),
-            stop_reason=str(choice.get("finish_reason") or ""),
+            stop_reason=_stop_reason(choice.get("finish_reason")),
             usage=_usage(counts_of(reply)),
             service_tier=str(reply.get("service_tier") or ""),
             told_usd=told_usd(counts_of(reply).get("cost")),  # OpenRouter says it
@@ -195,6 +200,11 @@ def read_chat_reply(reply: Any) -> Reply:
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise MalformedReplyError(f"The reply is not a chat completion: {error!r}.") from error
     return usable(parts, refusal=refusal)
+
+
+def _stop_reason(found: Any) -> str:
+    reason = str(found or "")
+    return STOP_REASONS.get(reason.lower(), reason)
 
 
 def _text(content: Any) -> str:

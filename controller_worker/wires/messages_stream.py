@@ -86,7 +86,8 @@ class MessagesStream:
                 self._message["stop_details"] = event["delta"].get("stop_details")
                 further = {"container": event["delta"], "context_management": event}
                 self._message |= {name: held[name] for name, held in further.items() if held.get(name)}
-                self._message["usage"] = {**counts_of(self._message), **counts_of(event)}
+                later = {name: count for name, count in counts_of(event).items() if count}  # gateways repeat nothing
+                self._message["usage"] = {**counts_of(self._message), **later}
 
     def _take_delta(self, index: int, delta: Mapping[str, Any]) -> None:
         if delta["type"] == "compaction_delta":  # the whole of it, in one piece

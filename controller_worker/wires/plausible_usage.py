@@ -51,7 +51,10 @@ def completion_of(
     own_usd = call_cost_usd(config, row, usage, sold)
     told_usd = reply.told_usd if told_usd is None else told_usd
     return replace(reply, usage=usage).completion(
-        cost_usd=_plausible_usd(told_usd, own_usd), latency_seconds=latency_seconds, quota_left=quota_left
+        cost_usd=_plausible_usd(told_usd, own_usd),
+        latency_seconds=latency_seconds,
+        quota_left=quota_left,
+        is_usage_estimated=usage != _with_cache(reply.usage),
     )
 
 

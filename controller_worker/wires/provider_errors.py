@@ -1,4 +1,4 @@
-"""From whatever a provider's client raises to our family of errors: the only place that reads provider texts.
+"""From whatever a provider's client raises to our family of errors.
 
 Exceptions are recognised by the names of their classes and by their HTTP status: importing four libraries to compare
 classes would cost seconds, and httpx, httpx2, openai, anthropic, aiohttp and litellm agree on the names.
@@ -9,6 +9,8 @@ Does not: decide about retries; each class of the family says whether it is retr
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import email.utils
 import json
 import re
@@ -27,12 +29,12 @@ from controller_worker.llm.errors import (
     MalformedReplyError,
     ModelError,
     ModelTimeoutError,
-    NoResponseError,
     NotFoundError,
     OutOfCreditsError,
     RateLimitError,
     ServiceUnavailableError,
 )
+from controller_worker.wires.provider_texts import BY_PROVIDER_CODE, class_of_text, is_overflow
 
 CHAIN_LIMIT = 20
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h)?", re.ASCII)
@@ -40,78 +42,6 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 MASK = "<secret-hidden>"
 MASKED_FROM_CHARS = 8
 """A shorter key is not a secret, and masking it would blot out ordinary words."""
-
-CONTEXT_WINDOW_TEXTS = (
-    "contextwindowexceedederror",
-    "prompt is too long",
-    "input length and `max_tokens` exceed context limit",
-    "please reduce the length of",
-    "the request exceeds the available context size",
-    "context length exceeded",
-)
-"""As in OpenHands; further, `sambanovaexception` together with `maximum context length`."""
-OTHER_CONTEXT_WINDOW_TEXTS = (
-    # vLLM and most others; vLLM; SGLang
-    *("model's maximum context l", "too long to fit into the model", "longer than the maximum model length"),
-    *("is longer than the model's context length", "exceeds the maximum allowed length"),
-    # llama.cpp; Gemini; Bedrock; OpenAI; TGI; Mistral; xAI
-    *("exceeds the available context size", "exceeds the maximum number of tokens allowed"),
-    *("input is too long for requested model", "exceeds the context window", "`inputs` tokens + `max_new_tokens` must"),
-    *("too large for model with", "model's maximum prompt length"),
-    # newer vLLM; LM Studio (three); Ollama (three); TensorRT-LLM; TabbyAPI
-    *("the model's context length is only", "greater than the context length", "tokens when context the overflows"),
-    *("cannot truncate prompt with n_keep", "exceeded max context length", "input length exceeds"),
-    *("exceeds maximum context length", "exceeds maximum input length", "greater than max_seq_len"),
-    # Two of Kimi, then of MiniMax, GLM (two), DashScope, OpenRouter, Vertex, Copilot, Cohere
-    *("exceeded model token limit", "total message size&exceeds limit", "context window exceeds limit"),
-    *("prompt exceeds max length", "model_context_window_exceeded", "range of input length should be"),
-    *("endpoint's maximum context length", "token count is&but the model only supports up to"),
-    *("prompt token count of&exceeds the limit of", "tokens in the prompt cannot exceed"),
-    *(
-        "exceed max message tokens",
-        "input tokens exceeded",
-        "too many input tokens",
-        "number of input tokens&cannot exceed",
-    ),
-    # Others that repeat one another
-    # llama-cpp-python; vLLM, whose room for a reply is what the prompt leaves; OpenAI; LM Studio; gateways
-    *("exceed context window of", "max_tokens must be at least 1, got -", "input tokens exceed the configured limit"),
-    *("context size has been exceeded", "context_length_exceeded"),
-    *("but the configured context size is", "maximum allowed input length of", "exceeds the context length"),
-)
-"""Of servers that are asked directly here, and by litellm in OpenHands, which knows most of them."""
-
-_BY_TEXT: tuple[tuple[tuple[str, ...], type[ModelError]], ...] = (
-    ((*CONTEXT_WINDOW_TEXTS, *OTHER_CONTEXT_WINDOW_TEXTS), ContextWindowError),
-    (("sambanovaexception&maximum context length",), ContextWindowError),
-    (("exceededbudget", "credit balance is too low", "reached your specified api usage limits"), OutOfCreditsError),
-    (("insufficient balance", "your account is suspended&balance", "usage limit reached for"), OutOfCreditsError),
-    (("contentpolicyviolationerror", "content filtering policy", "content management policy"), ContentPolicyError),
-    (("flagged as potentially violating", "considered high risk"), ContentPolicyError),
-    (("could not resolve authentication method", "api_key client option must be set"), AuthenticationError),
-    # The openai client without a key; litellm without one, for most of its providers
-    (("missing credentials. please pass", "api key - a call is being made", "missing api key"), AuthenticationError),
-    (("missing gemini api key", "missing xai api key"), AuthenticationError),
-    (("empty or invalid response from llm endpoint",), MalformedReplyError),
-    (("closed the responses stream before any terminal event",), MalformedReplyError),
-    (("unknown items in responses api response: []",), NoResponseError),
-)
-"""By text in lower case; `&` joins texts that must all be there."""
-
-_BY_PROVIDER_CODE: Mapping[str, type[ModelError]] = {
-    "context_length_exceeded": ContextWindowError,
-    "exceed_context_size_error": ContextWindowError,
-    "insufficient_quota": OutOfCreditsError,
-    "billing_error": OutOfCreditsError,
-    "enforced_spend_limit_reached": OutOfCreditsError,
-    "contract_spend_limit_reached": OutOfCreditsError,
-    "content_policy_violation": ContentPolicyError,
-    "content_filter": ContentPolicyError,
-    "1261": ContextWindowError,  # GLM
-    "usage_limit_reached": OutOfCreditsError,
-    "model_max_prompt_tokens_exceeded": ContextWindowError,
-}
-"""By the machine-readable code in the body of an error reply."""
 
 _BY_CLASS: tuple[tuple[frozenset[str], type[ModelError]], ...] = (
     (frozenset({"ContextWindowExceededError"}), ContextWindowError),
@@ -163,6 +93,10 @@ _REMEDIES: Mapping[type[ModelError], str] = {
 }
 
 
+FAILED = ("error", "insufficient_system_resource", "network_error")
+"""Why a reply has stopped where its provider failed: at OpenRouter and others, DeepSeek, GLM."""
+
+
 class StreamedError(Exception):
     """An error that came where a reply was due, with the body that an error reply would have had.
 
@@ -185,7 +119,7 @@ def failure_of_choice(reply: Mapping[str, Any]) -> StreamedError | None:
         return None
     corner = first.get("provider_specific_fields")
     told = first.get("error") or (corner.get("error") if isinstance(corner, Mapping) else None)
-    if not told and first.get("finish_reason") != "error":
+    if not told and first.get("finish_reason") not in FAILED:
         return None
     return StreamedError({"error": told or {"message": "The provider failed within its reply."}})
 
@@ -230,13 +164,20 @@ def model_error(error: BaseException, *, secrets: Sequence[str] = (), now: datet
 
 
 def _classify(chain: Sequence[BaseException], text: str) -> type[ModelError]:
-    lower = text.lower()
-    for needles, error_class in _BY_TEXT:
-        if any(all(part in lower for part in needle.split("&")) for needle in needles):
-            return error_class
+    listed = class_of_text(text)
+    if listed is not None:
+        return listed
     for code in _provider_codes(chain):
-        if code in _BY_PROVIDER_CODE:
-            return _BY_PROVIDER_CODE[code]
+        if code in BY_PROVIDER_CODE:
+            return BY_PROVIDER_CODE[code]
+    by_cause = _class_of_cause(chain)
+    if by_cause in (BadRequestError, InternalServerError) and is_overflow(text):
+        return ContextWindowError
+    return by_cause
+
+
+def _class_of_cause(chain: Sequence[BaseException]) -> type[ModelError]:
+    """Return the class by what was raised and by its status."""
     if any(isinstance(link, StreamedError) for link in chain):
         known = (_BY_STREAMED_TYPE[code] for code in _provider_codes(chain) if code in _BY_STREAMED_TYPE)
         return next(known, None) or _BY_STATUS.get(_status_in_body(chain), InternalServerError)
@@ -326,8 +267,14 @@ def _in_body(error: BaseException, name: str) -> Any:
 
 
 def _body_of_text(error: BaseException) -> Any:
-    """Return the body of an error reply that is all the text of an exception, as litellm's own HTTP client has it."""
+    """Return the body of an error reply that is all the text of an exception, as litellm's own HTTP client has it.
+
+    Of a reply that was to be streamed, it has the bytes as Python writes them.
+    """
     text = str(error)
+    if text.startswith(("b'", 'b"')):
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError, AttributeError):
+            text = ast.literal_eval(text).decode(errors="replace")
     if not text.startswith(("{", "[")):
         return None
     try:

@@ -160,7 +160,7 @@ def parsed(content: bytes) -> Any:
     except (ValueError, RecursionError) as error:
         shown = content[:200].decode(errors="replace")
         raise MalformedReplyError(f"The reply is not JSON: {error}.", provider_text=shown) from error
-    if isinstance(reply, dict) and (reply.get("type") == "error" or (reply.get("error") and not reply.get("choices"))):
+    if isinstance(reply, dict) and (reply.get("type") == "error" or reply.get("error")):
         raise StreamedError(reply)
     if isinstance(reply, dict) and (failed := failure_of_choice(reply)) is not None:
         raise failed

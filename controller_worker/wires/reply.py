@@ -45,7 +45,12 @@ class Reply:
     told_usd: float | None = None
 
     def completion(
-        self, *, cost_usd: float | None, latency_seconds: float, quota_left: Mapping[str, int] | None = None
+        self,
+        *,
+        cost_usd: float | None,
+        latency_seconds: float,
+        quota_left: Mapping[str, int] | None = None,
+        is_usage_estimated: bool = False,
     ) -> Completion:
         """Return the completion."""
         return Completion(
@@ -59,6 +64,7 @@ class Reply:
             cost_usd=cost_usd,
             latency_seconds=latency_seconds,
             quota_left=quota_left or {},
+            is_usage_estimated=is_usage_estimated,
         )
 
 
@@ -73,7 +79,7 @@ def usable(reply: Reply, *, refusal: str = "") -> Reply:
         NoResponseError: there is nothing in it.
     """
     is_empty = not (reply.text or reply.tool_calls)
-    if reply.stop_reason == "content_filter" or (is_empty and refusal):
+    if reply.stop_reason == "content_filter" or (not reply.text and refusal):
         raise ContentPolicyError(refusal or "The model refused to answer.", provider_text=refusal)
     if is_empty:
         raise NoResponseError("The reply has no content.")

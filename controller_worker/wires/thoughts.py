@@ -5,7 +5,8 @@ A reply keeps blocks, as its provider wrote them:
     {"type": "thinking", "thinking"}                                `reasoning_content` of DeepSeek, Kimi and others
     {"type": "thinking", "thinking", "signature"}, redacted too     Claude's
     {"type": "reasoning", "id", "summary", "encrypted_content"}     an item of OpenAI's Responses
-    {"type": "call", "id", …}                                       what Gemini has attached to a call: its signature
+    {"type": "call", "id", …}                                       what Gemini has attached to a call: its signature;
+                                                                    `place` in the reply where its id names no call
     {"type": "claude", …}                                           what else Claude wrote: see `claude_blocks`
 
 Holds: a model gets back its own form alone; what another family has thought is left out.
@@ -13,7 +14,7 @@ Holds: a model gets back its own form alone; what another family has thought is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from controller_worker.llm.model_features import ThoughtForm
@@ -50,11 +51,24 @@ def thoughts_of(message: Mapping[str, Any], model: str) -> tuple[dict[str, Any],
         blocks = [{"type": "thinking", "thinking": thought}]
     items = [item for item in message.get("reasoning_items") or () if isinstance(item, Mapping)]
     blocks += [{**item, "type": "reasoning"} for item in items if item.get("id") or item.get("encrypted_content")]
-    for call in message.get("tool_calls") or ():
+    calls = list(message.get("tool_calls") or ())
+    ids = [str(call.get("id") or "") for call in calls]
+    for place, call in enumerate(calls):
         attached = {name: call[name] for name in OF_A_CALL if isinstance(call.get(name), Mapping) and call[name]}
+        where = {} if ids[place] and ids.count(ids[place]) == 1 else {"place": place}
         if attached:
-            blocks.append({"type": "call", "id": str(call.get("id") or ""), **attached})
+            blocks.append({"type": "call", "id": ids[place], **where, **attached})
     return tuple(blocks)
+
+
+def with_ids(blocks: Iterable[Block], ids: Sequence[str]) -> Iterator[Block]:
+    """Yield the blocks of a reply once its calls have ids: what is attached to a call without one names it from now."""
+    for block in blocks:
+        place = block.get("place") if block.get("type") == "call" else None
+        if isinstance(place, int) and 0 <= place < len(ids):
+            yield {name: value for name, value in block.items() if name != "place"} | {"id": ids[place]}
+        else:
+            yield block
 
 
 def _has_type(block: Any) -> bool:

@@ -16,6 +16,7 @@ from broker.contract.actions import RiskyAction
 from broker.contract.events import Event
 from broker.log.export import event_line
 from broker.log.live_text import Piece
+from broker.runtime.counting import counted
 from deckhands.reading.metrics import Metrics
 from deckhands.reading.rendering import Renderer
 from deckhands.reading.summary import Summary
@@ -175,7 +176,7 @@ def summary_lines(summary: Summary) -> list[str]:
         "Hands to": ", ".join(f"{name} ({what})" for name, what in summary.delegates.items()),
         "Iterations": str(summary.iterations),
         "Tokens": f"{summary.prompt_tokens:,} in, {summary.completion_tokens:,} out" + _cached(summary.metrics),
-        "Cost": cost + _unkept_budget(summary),
+        "Cost": cost + _unkept_budget(summary) + _estimated(summary),
         "Models": _models(summary.metrics),
         "Delegates": _delegates(summary.metrics),
         "Latency": _latency(summary.metrics),
@@ -190,6 +191,12 @@ def _unkept_budget(summary: Summary) -> str:
     if budget is None or not summary.has_unknown_cost:
         return ""
     return f"; the budget of ${budget:.2f} counts only calls whose price is known"
+
+
+def _estimated(summary: Summary) -> str:
+    if not summary.estimated_calls:
+        return ""
+    return f"; estimated for {counted(summary.estimated_calls, 'call')} whose tokens the provider did not count"
 
 
 def _cached(metrics: Metrics) -> str:

@@ -72,6 +72,7 @@ class Summary:
         state: the agent's state, see `AgentState`.
         iterations: steps of the model that brought a reply.
         cost_usd: delegates that have ended included, as in the tokens; a lower bound if `has_unknown_cost`.
+        estimated_calls: calls whose usage the provider has not counted, so that their tokens and costs are estimated.
         duration_seconds: from the first event to the last.
         last_error: the error it ended with, or the last failed model call that was not made up for; or empty.
         error_code: the class of that error or failed call, or empty.
@@ -109,6 +110,7 @@ class Summary:
     outputs: dict[str, Any] = field(default_factory=dict)
     asked_id: int | None = None
     sandbox: str = ""
+    estimated_calls: int = 0
     labels: dict[str, str] = field(default_factory=dict)
     has_ipython: bool = False
     delegates: dict[str, str] = field(default_factory=dict)
@@ -178,6 +180,7 @@ class Tally:
         self._delegates: dict[int, str] = {}
         self._metrics = Metrics()
         self._has_unknown_cost = False
+        self._estimated_calls = 0
         self._model = ""
         self._last_error = ""
         self._error_code = ""
@@ -266,6 +269,7 @@ class Tally:
             outputs=self._outputs if self.status.state is AgentState.FINISHED else {},
             asked_id=self.status.asked_id,
             sandbox=self._sandbox,
+            estimated_calls=self._estimated_calls,
             labels=dict(created.labels or {}),
             has_ipython=created.agent.enable_jupyter,
             delegates={name: _described(delegate) for name, delegate in created.agent.delegates.items()},
@@ -282,6 +286,7 @@ class Tally:
             self._model = reply.model or self._model
         self._metrics = with_reply(self._metrics, reply)
         self._has_unknown_cost = self._has_unknown_cost or reply.cost_usd is None
+        self._estimated_calls += bool(reply.is_usage_estimated)
 
 
 def _described(agent: AgentSpec) -> str:

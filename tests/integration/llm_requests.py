@@ -23,9 +23,9 @@ REQUEST = ModelRequest(HISTORY, (TOOL,), "c1", 1, "/w")
 
 
 async def answer(server: RunningModelServer, settings: dict[str, Any], request: ModelRequest = REQUEST) -> Completion:
-    """Send one request with a new client; afterwards the server has seen nothing else."""
+    """Send one request with a new client, for a whole reply if the settings do not say otherwise; afterwards the server has seen nothing else."""
     server.clear()
-    llm = create_llm(LLMConfig.create(**settings), SystemClock())
+    llm = create_llm(LLMConfig.create(**{"stream_replies": "off"} | settings), SystemClock())
     try:
         return await llm.complete(request)
     finally:

@@ -199,6 +199,8 @@ async def played(recording: Recording, backend: str, server: RecordedServer, *, 
     """Make the call of a recording; return what it comes to."""
     server.prepare(recording.exchanges, is_streamed=is_streamed)
     settings = {"api_key": KEY, "native_tool_calling": True, "backend": backend} | recording.settings
+    if not is_streamed:
+        settings |= {"stream_replies": "off"}
     written = json.dumps(settings).replace(SERVER, server.url)
     llm = create_llm(LLMConfig.create(**json.loads(written)), SystemClock())
     shown: list[Delta] = []

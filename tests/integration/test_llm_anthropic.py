@@ -36,7 +36,7 @@ async def sent(server: RunningModelServer, **settings: Any) -> dict[str, Any]:
 
 
 async def test_a_whole_request_and_its_reply(server: RunningModelServer) -> None:
-    reply = await ask(server, model="anthropic/claude-sonnet-5", base_url=server.url + "/v1/")
+    reply = await ask(server, model="anthropic/claude-sonnet-5", base_url=server.url + "/v1/", stream_replies="auto")
     (request,) = server.requests()
     assert request["path"] == "/v1/messages"
     assert request["body"] == {

@@ -11,7 +11,7 @@ import pytest
 
 from broker.runtime.clock import SystemClock
 from controller_worker.backends.registry import create_llm
-from controller_worker.llm.errors import ModelError
+from controller_worker.llm.errors import BadRequestError, ModelError
 from controller_worker.llm.llm import LLM, Completion, Delta, ModelRequest
 from controller_worker.messages.messages import Message, TextPart, ToolCall
 from tests.model_server.backends import BACKENDS, SERVER_ARGUMENTS, settings
@@ -92,7 +92,7 @@ def without_time(reply: Completion) -> dict[str, Any]:
 
 
 async def test_a_streamed_reply_is_the_reply(server: RunningModelServer, make_llm: Callable[..., LLM]) -> None:
-    shown, llm = Shown(), make_llm()
+    shown, llm = Shown(), make_llm(max_output_tokens=8_000)
     whole = await llm.complete(request(None))
     streamed = await llm.complete(request(shown))
     assert without_time(streamed) == without_time(whole)
@@ -302,10 +302,39 @@ async def test_a_cancelled_stream_closes_its_socket(
 async def test_a_reply_that_may_be_long_is_streamed_though_nobody_watches(
     server: RunningModelServer, make_llm: Callable[..., LLM]
 ) -> None:
-    short, long = make_llm(), make_llm(max_output_tokens=20_000)
+    short, long = make_llm(max_output_tokens=8_000), make_llm(max_output_tokens=20_000)
     in_one_piece, streamed = await short.complete(request(None)), await long.complete(request(None))
     assert without_time(streamed) == without_time(in_one_piece)
-    assert [body["body"].get("stream") for body in server.requests()] == [None, True]
+    for llm in (
+        make_llm(stream_replies="on", max_output_tokens=8_000),
+        make_llm(stream_replies="off", max_output_tokens=20_000),
+    ):
+        await llm.complete(request(None))
+    assert [body["body"].get("stream") for body in server.requests()] == [None, True, True, None]
+
+
+async def test_a_reply_that_nothing_limits_may_be_long(server: RunningModelServer) -> None:
+    for model in (None, "gpt-5", "gpt-4o-2024-05-13"):  # the last one writes up to 4,096 tokens
+        llm = create_llm(settings("openai", server.url, base_model=model), SystemClock())
+        server.clear()
+        await llm.complete(request(None))
+        await llm.aclose()
+        assert [body["body"].get("stream", False) for body in server.requests()] == [model != "gpt-4o-2024-05-13"]
+
+
+async def test_a_server_that_takes_no_streams_is_asked_for_whole_replies(server: RunningModelServer) -> None:
+    server.clear()
+    llm = create_llm(settings("openai", server.url), SystemClock())
+    try:
+        server.plan({"kind": "bad_request", "text": "Extra inputs are not permitted: stream_options"})
+        for _ in range(2):
+            assert (await llm.complete(request(None))).stop_reason == "tool_calls"
+        assert [body["body"].get("stream") for body in server.requests()] == [True, None, None]
+        server.plan({"kind": "bad_request", "text": "Extra inputs are not permitted: stream_options"})
+        with pytest.raises(BadRequestError):
+            await llm.complete(request(Shown()))  # who watches has asked for a stream
+    finally:
+        await llm.aclose()
 
 
 async def test_silence_before_a_long_reply_is_no_silence_where_pieces_come(

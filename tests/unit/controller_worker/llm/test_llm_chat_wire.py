@@ -16,7 +16,7 @@ from controller_worker.wires.chat_stream import ChatStream
 from controller_worker.wires.chat_wire import SEE_BELOW, ChatWire, chat_tools, read_chat_reply
 from controller_worker.wires.provider_errors import StreamedError, model_error
 from controller_worker.wires.raw_client import parsed
-from controller_worker.wires.reply import Reply
+from controller_worker.wires.reply import CUT_CALL, Reply
 
 MARK = {"type": "ephemeral"}
 HISTORY = (
@@ -238,6 +238,8 @@ def test_replies_without_a_use(answer: Any, error: type[ModelError], said: str) 
         {"finish_reason": "error", "error": {"code": 502, "message": "Upstream is down."}},
         {"finish_reason": "stop", "error": {"code": 502, "message": "Upstream is down."}},
         {"finish_reason": "error"},
+        {"finish_reason": "insufficient_system_resource"},
+        {"finish_reason": "network_error"},
     ],
 )
 def test_an_error_in_a_choice_is_no_answer(choice: dict[str, Any]) -> None:
@@ -251,6 +253,33 @@ def test_an_error_in_a_choice_is_no_answer(choice: dict[str, Any]) -> None:
     chunk = {"id": "r", "model": "m", "choices": [{"index": 0, "delta": {"content": "The ans"}, **choice}]}
     with pytest.raises(StreamedError):
         ChatStream(lambda _: None).take(json.dumps(chunk))
+
+
+def test_an_error_beside_choices_is_no_answer() -> None:
+    choice = {"message": {"content": "The ans"}, "finish_reason": "stop"}
+    with pytest.raises(StreamedError):
+        parsed(json.dumps({"error": {"code": 502, "message": "down"}, "choices": [choice]}).encode())
+
+
+CALL = {"id": "c", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize("reason", ["max_tokens", "MAX_TOKENS", "model_length", "model_context_window_exceeded"])
+def test_a_cut_in_the_words_of_another_provider_is_a_cut(reason: str) -> None:
+    found = read_chat_reply({"choices": [{"message": {"tool_calls": [CALL]}, "finish_reason": reason}]})
+    assert (found.stop_reason, found.tool_calls[0].problem) == ("length", CUT_CALL)
+
+
+@pytest.mark.parametrize("reason", ["refusal", "SAFETY", "sensitive", "PROHIBITED_CONTENT"])
+def test_a_refusal_in_the_words_of_another_provider_is_a_refusal(reason: str) -> None:
+    with pytest.raises(ContentPolicyError):
+        read_chat_reply({"choices": [{"message": {"content": "I", "tool_calls": [CALL]}, "finish_reason": reason}]})
+
+
+def test_calls_beside_a_refusal_are_not_carried_out() -> None:
+    message = {"content": None, "refusal": "I will not.", "tool_calls": [CALL]}
+    with pytest.raises(ContentPolicyError):
+        read_chat_reply({"choices": [{"message": message, "finish_reason": "tool_calls"}]})
 
 
 @pytest.mark.parametrize(

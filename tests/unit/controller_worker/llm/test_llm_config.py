@@ -32,6 +32,7 @@ def test_the_defaults_are_those_of_openhands() -> None:
         "retry_multiplier": 8,
         "retry_min_wait": 8,
         "retry_max_wait": 64,
+        "stream_replies": "auto",
         "timeout": None,
         "connect_timeout": 10.0,
         "first_byte_timeout": None,

@@ -115,10 +115,25 @@ def test_the_context_window_texts_of_openhands(text: str) -> None:
         "Input tokens exceed the configured limit of 272000 tokens. Your messages resulted in 300000 tokens.",
         "Context size has been exceeded.",
         "Error code: 400 - context_length_exceeded",
+        # Not listed: recognised by what they say
+        "Reached context length of 4096 tokens with this model, which does not support mid-generation overflow.",
+        "The engine prompt length 1327246 exceeds the max_model_len 1048576. Please reduce prompt.",
+        "The sum of prompt length (130000.0) and max_tokens (4096) must not exceed max_model_len 131072",
+        "Input validation error: `inputs` must have less than 3072 tokens. Given: 4000",
+        "default_max_tokens (-100) should be greater than 0, default_max_tokens (-100) = max_seq_len (4096) - 4196",
+        "prompt too long; exceeded context length by 200 tokens",
+        "Input token length 200000 exceeds the model's maximum of 131072",
+        "The total number of tokens (input + output) exceeds the model's context window",
+        "Input length 140000 exceeds the maximum length 131072",
+        "Error: prompt is longer than the context window",
+        "input is too long for this model",
+        "too many tokens",
+        "Current length is 8900 while limit is 8192",
     ],
 )
 def test_the_context_window_texts_of_other_servers(text: str) -> None:
-    assert model_error(StatusError(text, 400)).code == "context_window"
+    for status in (400, 500):
+        assert model_error(StatusError(text, status)).code == "context_window"
 
 
 @pytest.mark.parametrize(
@@ -134,6 +149,28 @@ def test_the_context_window_texts_of_other_servers(text: str) -> None:
         ("The request was rejected because it was considered high risk", 400, "content_policy"),
         ("Rate limit reached: too many tokens per minute. Limit 30000, requested 31000.", 429, "rate_limit"),
         ("max_tokens exceeds the limit of 8192", 400, "bad_request"),
+        ("max_tokens: 100000 > 64000, which is the maximum allowed number of output tokens", 400, "bad_request"),
+        ("max_tokens is too large: 200000. This model supports at most 128000 completion tokens.", 400, "bad_request"),
+        ("The maximum tokens you requested exceeds the model limit of 4096.", 400, "bad_request"),
+        ("messages.1.content.0.image: image is too large", 400, "bad_request"),
+        ("Too many tokens, please wait before trying again.", 429, "rate_limit"),
+        (
+            "This request would exceed your organization's rate limit of 30,000 input tokens per minute",
+            429,
+            "rate_limit",
+        ),
+        ("You exceeded your current quota, please check your plan and billing details.", 429, "rate_limit"),
+        ("Request too large for gpt-4o on tokens per min (TPM): Limit 3, Requested 4.", 429, "context_window"),
+        ("The usage limit has been reached", 429, "out_of_credits"),
+        ("You've hit your usage limit. Upgrade to Pro or try again in 3 hours.", 429, "out_of_credits"),
+        ("Your account org-1 is suspended, please check your plan and billing details", 429, "out_of_credits"),
+        ("This key is over its limit: Key limit exceeded (total limit).", 403, "out_of_credits"),
+        ("Your team has either used all available credits or reached its spending limit.", 403, "out_of_credits"),
+        ("Invalid prompt: we've limited access to this content for safety reasons.", 400, "content_policy"),
+        ("This request has been flagged for potentially high-risk cyber activity.", 400, "content_policy"),
+        ("Content Exists Risk", 400, "content_policy"),
+        ("Input data may contain inappropriate content.", 400, "content_policy"),
+        ("Invalid prompt: messages must not be empty", 400, "bad_request"),
         ("The limit of the input list is exceeded", 400, "bad_request"),
         ("max_tokens must be at least 1, got 0.", 400, "bad_request"),
     ],
@@ -192,7 +229,9 @@ def test_a_body_that_is_all_of_the_text_is_read() -> None:
     wrapper.__cause__ = StatusError('{"error": {"message": "no money", "code": "insufficient_quota"}}', 429)
     error = model_error(wrapper)
     assert (error.code, error.provider_text) == ("out_of_credits", "no money")
-    for text in ("{", '{"error": "no money"}', "{}", '{"a":' * 100_000):
+    wrapper.__cause__ = StatusError(str(b'{"error": {"message": "no money", "code": "insufficient_quota"}}'), 429)
+    assert model_error(wrapper).provider_text == "no money"
+    for text in ("{", '{"error": "no money"}', "{}", '{"a":' * 100_000, "b'{", "b'{'.x", "b'" + "(" * 100_000):
         assert model_error(StatusError(text, 429)).code == "rate_limit"
 
 

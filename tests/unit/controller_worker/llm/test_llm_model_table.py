@@ -154,6 +154,18 @@ def test_no_default_is_sent_to_a_model_that_may_refuse_it(model: str, takes: boo
     assert chosen.get("temperature") == (None if features_of(model).reasoning else 0.6)
 
 
+@pytest.mark.parametrize("model", ["gpt-10", "kimi-k2.6", "kimi-k3", "gemini/gemini-3-pro-preview", "gemini-4-pro"])
+def test_a_reasoning_model_that_the_table_lacks_takes_an_effort_and_gets_no_default(model: str) -> None:
+    parameters = chat_parameters(LLMConfig.create(model=model, reasoning_effort="high"), model)
+    assert parameters == {"reasoning_effort": "high"}
+
+
+def test_a_row_with_tiers_of_another_kind_has_no_price() -> None:
+    row = look_up("exa_ai/search")  # priced by the number of results
+    assert row is not None
+    assert row.cost_usd(Usage(prompt_tokens=1)) is None
+
+
 def test_tiered_rows_of_qwen_are_priced() -> None:
     row = look_up("dashscope/qwen-flash")
     assert row is not None

@@ -61,6 +61,7 @@ def usage(prompt: Any, answer: Any, cached: Any = 0) -> dict[str, Any]:
 def test_a_usage_that_cannot_be_is_replaced_by_our_estimate(wrong: Any, sent_bytes: int | None) -> None:
     found = completion(wrong, sent_bytes=sent_bytes)
     assert found.usage == Usage(ESTIMATE, WRITTEN)
+    assert found.is_usage_estimated
     row = look_up(MODEL)
     assert row is not None
     assert found.cost_usd == row.cost_usd(Usage(ESTIMATE, WRITTEN))
@@ -72,7 +73,8 @@ def test_a_usage_that_cannot_be_is_replaced_by_our_estimate(wrong: Any, sent_byt
     [(2_400, 280), (ESTIMATE // 5, WRITTEN // 5), (120_000, 16_384), (2_400, 280, 2_300), (2_400, 280, 2_400)],
 )
 def test_a_plausible_usage_stays_as_it_was_reported(right: tuple[int, ...], sent_bytes: int | None) -> None:
-    assert completion(usage(*right), sent_bytes=sent_bytes).usage == Usage(*right)
+    found = completion(usage(*right), sent_bytes=sent_bytes)
+    assert (found.usage, found.is_usage_estimated) == (Usage(*right), False)
 
 
 def test_the_cache_of_a_provider_that_counts_it_beside_the_prompt_is_counted() -> None:

@@ -211,6 +211,14 @@ def test_a_call_whose_arguments_are_no_json_comes_through() -> None:
     assert reply["usage"] == {"input_tokens": 5, "output_tokens": 3}
 
 
+def test_counts_that_the_end_does_not_repeat_are_kept() -> None:
+    start = {"id": "m", "model": "m", "usage": {"input_tokens": 5, "cache_read_input_tokens": 90, "output_tokens": 1}}
+    nothing = {"input_tokens": 0, "cache_read_input_tokens": None, "output_tokens": 7}
+    stop = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": nothing}
+    usage = messages({"type": "message_start", "message": start}, stop)["usage"]
+    assert usage == {"input_tokens": 5, "cache_read_input_tokens": 90, "output_tokens": 7}
+
+
 def test_many_blocks_are_put_together_in_one_pass() -> None:
     stream = MessagesStream(lambda _: None)
     stream.take(json.dumps(START))

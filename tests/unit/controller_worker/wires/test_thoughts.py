@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from controller_worker.calls.model_call import reply_of
 from controller_worker.llm.model_features import features_of
-from controller_worker.messages.messages import Message, TextPart
+from controller_worker.messages.messages import Message, TextPart, ToolCall
 from controller_worker.wires.chat_stream import ChatStream
 from controller_worker.wires.chat_wire import ChatWire, read_chat_reply
 
@@ -36,6 +37,7 @@ def sent_again(model: str, reply: dict[str, Any]) -> dict[str, Any]:
     ("model", "fields", "again"),
     [
         ("moonshot/kimi-k2.5", {"reasoning_content": "Hm."}, {"reasoning_content": "Hm."}),
+        ("deepseek/deepseek-chat", {"reasoning_content": "Hm."}, {"reasoning_content": "Hm."}),
         ("deepseek/deepseek-reasoner", {"reasoning": "Hm."}, {"reasoning_content": "Hm."}),
         (
             "openai/responses/gpt-5",
@@ -68,6 +70,18 @@ def test_gemini_gets_the_signature_of_each_call_back(attached: dict[str, Any]) -
         attached[next(iter(attached))],
     ]
     assert not set(attached) & set(sent_again("gpt-4o", replied(tool_calls=calls))["tool_calls"][1])
+
+
+@pytest.mark.parametrize("call_id", ["", "same"])
+def test_a_signature_of_a_call_without_an_id_finds_its_call(call_id: str) -> None:
+    calls = [CALL | {"id": call_id}, CALL | {"id": call_id, "extra_content": SIGNATURE}]
+    read = read_chat_reply(replied(tool_calls=calls))
+    event = reply_of(read.completion(cost_usd=None, latency_seconds=0.0), iteration=1, seen_id=1, event_id=2)
+    asked = tuple(ToolCall(call.id, call.name, call.arguments) for call in event.tool_calls)
+    message = Message("assistant", (), asked, thinking_blocks=event.thinking_blocks)
+    (written,) = ChatWire(cache_marks=False, thoughts="calls").values([message])
+    assert [call.get("extra_content") for call in written["tool_calls"]] == [None, SIGNATURE]
+    assert "place" not in json.dumps(event.wire())
 
 
 def test_a_streamed_signature_is_kept() -> None:

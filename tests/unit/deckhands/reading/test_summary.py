@@ -13,7 +13,7 @@ from broker.contract.actions import (
     CmdRunAction,
     MessageAction,
 )
-from broker.contract.events import ConversationCreated, ModelCallFailed
+from broker.contract.events import ConversationCreated, ModelCallFailed, ModelReply, TokenUsage
 from broker.contract.observations import AgentStateChangedObservation, CmdOutputObservation
 from deckhands.cli.output import UNCONFINED, summary_lines
 from deckhands.reading.metrics import Metrics
@@ -48,6 +48,7 @@ def test_a_finished_conversation_in_numbers():
         "outputs": {},
         "asked_id": None,
         "sandbox": "auto",
+        "estimated_calls": 0,
         "labels": {},
         "has_ipython": False,
         "delegates": {},
@@ -61,6 +62,17 @@ def test_that_there_is_no_sandbox_is_said():
         workspace = first.workspace.model_copy(update={"sandbox": sandbox})
         summary = summarize([first.model_copy(update={"workspace": workspace}), *rest])
         assert [line for line in summary_lines(summary) if line.startswith("Sandbox")] == said
+
+
+def test_that_the_provider_counted_nothing_is_said():
+    usage = TokenUsage(prompt_tokens=100, completion_tokens=10)
+    events = numbered(
+        created(), *[ModelReply(usage=usage, cost_usd=0.5, is_usage_estimated=found) for found in (True, None)]
+    )
+    summary = summarize(events)
+    assert summary.estimated_calls == 1
+    said = next(line for line in summary_lines(summary) if line.startswith("Cost:"))
+    assert said == "Cost:         $1.0000; estimated for 1 call whose tokens the provider did not count"
 
 
 def test_that_something_ran_without_a_sandbox_is_said_whatever_was_asked_for():
