@@ -9,15 +9,20 @@ Does not: look at keys outside of conversations.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from broker.log.deletion import Deletion
-from broker.runtime.errors import UnknownConversation
+from broker.log.deletion import NotDeleted
+from broker.log.event_log import EventLog
+from broker.runtime.errors import UsageError
 from broker.store.store import Store
+from deckhands.client.deleting import delete
 from deckhands.jobs.job import Workbench
 
 SCANNED_AT_ONCE = 1_000
 UNTOUCHED_SECONDS = 3_600
+
+_log = logging.getLogger(__name__)
 
 
 async def remove_orphans(workbench: Workbench, *, untouched_seconds: int = UNTOUCHED_SECONDS) -> dict[str, int]:
@@ -38,7 +43,7 @@ async def remove_orphans(workbench: Workbench, *, untouched_seconds: int = UNTOU
             if last_id is None:
                 removed += await _remove_untouched(store, found, untouched_seconds)
             elif deleted is not None and meta.encode() in found:
-                completed += await _complete(store, conversation_id, int(last_id))
+                completed += await _complete(store, conversation_id)
         if cursor == b"0":
             return {"removed": removed, "completed": completed}
 
@@ -58,10 +63,11 @@ async def _remove_untouched(store: Store, keys: list[bytes], seconds: int) -> in
     return removed
 
 
-async def _complete(store: Store, conversation_id: str, last_id: int) -> int:
+async def _complete(store: Store, conversation_id: str) -> int:
     try:
-        await Deletion(store).delete(conversation_id, last_id=last_id, limit_seconds=0.0)
-    except UnknownConversation:
+        await delete(EventLog(store), conversation_id, limit_seconds=0.0)
+    except (UsageError, NotDeleted) as error:
+        _log.warning("the deletion of %s is not complete: %s", conversation_id, error)
         return 0
     return 1
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from broker.celery.jobs_app import PREFIX, QUEUE
-from deckhands.jobs.job import Job
+from deckhands.jobs.job import LONGEST_LIMIT_SECONDS, Job
 from deckhands.jobs.orphans import remove_orphans
+from deckhands.jobs.retiring import retire
 
-JOBS = (Job("orphans", remove_orphans, every_seconds=3_600.0),)
+JOBS = (
+    Job("retire", retire, every_seconds=60.0, limit_seconds=LONGEST_LIMIT_SECONDS),
+    Job("orphans", remove_orphans, every_seconds=3_600.0),
+)
 
 
 def schedule(jobs: tuple[Job, ...] = JOBS) -> dict[str, Any]:
