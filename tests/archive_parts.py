@@ -14,14 +14,14 @@ from deckhands.jobs.retiring import retire
 from deckhands.jobs.settings import JobsSettings
 from tests.unit.deckhands.sample_log import command, output, reply, state, user
 
-LONG_TEXT = "a long line of output\n" * 10_000
+LONG_TEXT = "a long line of a task\n" * 4_000
 
 
 async def begin_ended(client: Client, name: str, *events: Event, **created: Any) -> None:
     """Begin a conversation that has ended, with a text in its log that is too large for an entry."""
-    log = [state("running"), command("make test"), output(4, LONG_TEXT), reply(), *events, state("finished")]
+    log = [state("running"), command("make test"), output(4), reply(), *events, state("finished")]
     first = ConversationCreated(conversation_id=name, title=f"Title of {name}", **created)
-    await client.log.adopt(first, [user("Fix it."), *log], key=f"begin:{name}")
+    await client.log.adopt(first, [user(LONG_TEXT), *log], key=f"begin:{name}")
 
 
 def delegate_ended(name: str) -> DelegateEnded:

@@ -18,7 +18,7 @@ from broker.contract import codec
 from broker.contract.events import ConversationCreated, DelegateEnded, Event
 from broker.coordination.stored_files import StoredFiles
 from broker.log.event_log import EventLog
-from broker.runtime.errors import CorruptEntry
+from broker.runtime.errors import CorruptEntry, UnknownConversation
 from broker.runtime.failpoints import failpoint
 from broker.specs.workspace_sources import UploadedSource
 from broker.store.store import Store
@@ -134,6 +134,23 @@ class Archive:
             return [_whole(found, event) for event in events] if is_whole else list(events)
 
         return await asyncio.to_thread(self._ask, conversation_id, read)
+
+    async def checked(self, conversation_id: str) -> list[Event]:
+        """Return all events, whole, of a file that was compared with its manifest in every part.
+
+        Raises:
+            UnknownConversation: it is not archived.
+            CorruptArchive: the file cannot be used.
+        """
+
+        def read(found: ArchivedFile) -> list[Event]:
+            found.check()
+            return [_whole(found, event) for event in found.events(codec.decode)]
+
+        events: list[Event] | None = await asyncio.to_thread(self._ask, conversation_id, read)
+        if events is None:
+            raise UnknownConversation(conversation_id)
+        return events
 
     async def upload(self, conversation_id: str, name: str) -> bytes | None:
         """Return the file that a workspace began with; None: the conversation is not archived.

@@ -159,7 +159,7 @@ class ArchivedFile:
 
     def check(self) -> None:
         """Read everything and compare it with the manifest."""
-        for name in self.manifest.members:
+        for name in self.manifest.members.keys() - {EVENTS}:
             for _ in self._pieces(name):
                 continue
         for _ in self.events(codec.decode):
@@ -167,6 +167,8 @@ class ArchivedFile:
 
     def events(self, decode: codec.Decoder, *, after: int = 0) -> Iterator[Event]:
         """Yield the events above `after`, in order, as the log has them: with their large texts shortened."""
+        for _ in self._pieces(EVENTS):  # damage is called damage, before anything of it is believed
+            continue
         number = 0
         for line in self._lines():
             number += 1

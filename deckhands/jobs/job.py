@@ -29,7 +29,7 @@ class Workbench:
     client: Client = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "client", Client(self.store))
+        object.__setattr__(self, "client", Client(self.store, self.settings.archive))
 
 
 @dataclass(frozen=True, slots=True)
