@@ -257,7 +257,10 @@ def jobs(options: DoorOptions) -> NoReturn:
 
 @click.command()
 def beat() -> NoReturn:
-    """Run one beat in the foreground: it sends the periodic jobs. Of several, one sends, and the others wait."""
+    """Run one beat in the foreground: it sends the periodic jobs. Of several, one sends, and the others wait.
+
+    It needs Celery's broker alone, at DECKHANDS_CELERY_URL or beside the store.
+    """
     _become(BEAT, {})
 
 
@@ -275,6 +278,11 @@ def _roots(names: tuple[str, ...], environment: Mapping[str, str]) -> tuple[Path
 def _become(role: str, chosen: dict[str, Any]) -> NoReturn:
     """Turn this process into a worker, so that signals and exit codes are the worker's own."""
     settings = FaceSettings.from_env()
+    environment = worker_environment(role, settings.environment) | {
+        name: str(value) for name, value in chosen.items() if value
+    }
+    if role == BEAT and environment.get("DECKHANDS_CELERY_URL"):
+        _execute(role, environment)
     url = settings.url or Home(settings.home).cluster_url
     if url is None:
         raise UsageError(
@@ -282,11 +290,12 @@ def _become(role: str, chosen: dict[str, Any]) -> NoReturn:
             remedy="Set it to the store, such as redis://host:6379/0. `deckhands up` runs a cluster without it.",
         )
     asyncio.run(_check_store(url, settings))
-    environment = worker_environment(role, settings.environment) | {
-        name: str(value) for name, value in chosen.items() if value
-    }
     if settings.url is None:
         environment |= {"DECKHANDS_URL": url, "DECKHANDS_CELERY_URL": celery_url_beside(url)}
+    _execute(role, environment)
+
+
+def _execute(role: str, environment: dict[str, str]) -> NoReturn:
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, "-P", "-m", MODULES[role]], environment)  # noqa: S606
 
