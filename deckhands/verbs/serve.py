@@ -26,6 +26,7 @@ from deckhands.cli.output import note
 from deckhands.cli.stop_signals import on_stop_signals
 from deckhands.cli.verbs import options_as
 from deckhands.client.client import Client
+from deckhands.cluster.diagnostics import examine_retention
 from deckhands.cluster.embedded_cluster import (
     BEAT,
     CONTROLLER,
@@ -150,6 +151,9 @@ async def _keep_up(home: Home, spec: ClusterSpec, model: str | None) -> None:
             if not stopped.done():
                 await ready
                 print_text(_greeting(cluster, model))
+                for finding in await asyncio.to_thread(examine_retention, spec.environment):
+                    if not finding.is_good:
+                        note(f"The {finding.name}: {finding.detail}")
                 failures = asyncio.create_task(_tell_failures(cluster.url))
             await stopped
             ready.cancel()
