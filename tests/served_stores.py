@@ -23,10 +23,12 @@ SERVE_VALKEY = Path(__file__).resolve().parents[1] / "deploy" / "serve-valkey"
 LIMIT_SECONDS = 30.0
 ADMIN, WORKER, QUEUE = "admin-0123456789", "worker-0123456789", "queue-0123456789"
 DOOR, PRODUCER = "door-0123456789a", "producer-0123456789"
+JOBS = "jobs-0123456789a"
 PASSWORDS = {
     "ADMIN_PASSWORD": ADMIN,
     "WORKER_PASSWORD": WORKER,
     "DOOR_PASSWORD": DOOR,
+    "JOBS_PASSWORD": JOBS,
     "QUEUE_PASSWORD": QUEUE,
     "PRODUCER_PASSWORD": PRODUCER,
 }
@@ -53,6 +55,10 @@ class Server:
     @property
     def door(self) -> str:
         return self.url(f"door:{DOOR}")
+
+    @property
+    def jobs(self) -> str:
+        return self.url(f"jobs:{JOBS}")
 
     @property
     def producer(self) -> str:

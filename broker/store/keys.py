@@ -21,6 +21,7 @@
     deck:{0}:later                 zset     until due      Celery task that begins later → when (ms)
     deck:{0}:later:<id>            hash     until due      what it begins
     deck:{0}:revoked               zset     a week         Celery task that was revoked → when (ms)
+    deck:{0}:job:<name>            string   while at work  which worker does a job that is done alone
     deck:{k}:worker:<w>:owned      set      while alive    the conversations it owns
     deck:{k}:worker:<w>:mail       stream   while alive    wake-ups for what the worker owns
     deck:{k}:worker:<w>:about      hash     while alive    role, node, streams, progress
@@ -149,6 +150,10 @@ class ShardKeys:
     def revoked(self) -> str:
         """The Celery tasks that were revoked; all of them are in the first shard."""
         return f"{self.root}:revoked"
+
+    def job(self, name: str) -> str:
+        """Who does a job that is done alone; all of them are in the first shard."""
+        return f"{self.root}:job:{name}"
 
     def mail(self, worker: str) -> str:
         """The mailbox stream of a worker."""
