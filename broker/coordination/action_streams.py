@@ -97,7 +97,7 @@ class ActionQueue:
     """The action streams of one shard, as one worker reads them.
 
     Args:
-        is_first: True: those of interactive conversations only; False: all others; None: both.
+        is_first: True: those of interactive conversations; False: all others; None: both.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class ActionQueue:
         worker_id: str,
         node: str,
         pools: Sequence[str],
-        is_first: bool | None = None,
+        is_first: bool | None = False,
     ) -> None:
         self._store = store
         self._worker_id = worker_id

@@ -96,8 +96,11 @@ class Owners:
         if owner != worker_id:
             return None
         ownership = Ownership(conversation_id, worker_id, token)
-        # Without the weight of its tenant: this is rare, and costs the conversation its order in this worker at most.
-        turn = _turn(rank.encode(), tenant.encode(), b"1")
+        rules = ("HMGET", names.shard.tenants, tenant, "*")
+        own, others = await self._store.persist(lambda: self._store.connection.call(*rules))
+        share = "*" if own is None and others is not None else tenant
+        weight, _, _ = (own or others or b"1").partition(b" ")
+        turn = _turn(rank.encode(), share.encode(), weight)
         return Claimed(ownership, int(last), int(crashes or 0), node, bool(closed), *turn)
 
     async def release(

@@ -8,6 +8,8 @@ the capacity and an eighth of it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 
 class Places:
@@ -36,6 +38,16 @@ class Places:
         """Give a place back."""
         self._taken[is_first] -= 1
         self._freed.set()
+
+    @asynccontextmanager
+    async def one(self, *, is_first: bool) -> AsyncIterator[None]:
+        """Wait for a place, and hold it."""
+        await self.wait(is_first=is_first)
+        self.take(is_first=is_first)
+        try:
+            yield
+        finally:
+            self.give(is_first=is_first)
 
     async def wait(self, *, is_first: bool) -> int:
         """Wait until a place is free, and return how many are."""

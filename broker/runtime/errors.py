@@ -14,7 +14,7 @@
     │   │   └── StoreReplaced      another store than before, or the same one emptied
     │   ├── CorruptEntry           bytes that fail their checksum or their schema
     │   └── EventsLost             the log does not hold an event that had been acknowledged
-    ├── AdmissionRefused           nothing may begin now: a tenant has too much open, or the store is filling up [retryable]
+    ├── AdmissionRefused           nothing may begin now: a tenant has its share, or the store fills up      [retryable]
     └── OwnershipLost              this process no longer owns what it was working on
 
 Holds: every expected failure derives from these and carries a stable `code` and `retryable`; one that concerns a single

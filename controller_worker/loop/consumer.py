@@ -169,9 +169,8 @@ class Incarnation:
                 tasks.append(group.create_task(self._services.permits.keep_up(self.worker_id)))
                 tasks.append(group.create_task(self._services.keeper.keep_up(self.worker_id)))
                 for names in store.all_shards:
-                    for is_first in (True, False):
-                        tasks.append(group.create_task(self._read_ready(names, is_first=is_first)))
-                    tasks.append(group.create_task(self._read_mail(names)))
+                    reading = (self._read_ready(names, is_first=is_first) for is_first in (True, False))
+                    tasks += [group.create_task(work) for work in (*reading, self._read_mail(names))]
                 group.create_task(cancel_when(stop, tasks))
         except* OwnershipLost:
             self._lost += self.loops

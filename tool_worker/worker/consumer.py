@@ -1,8 +1,8 @@
 """The consumer of a tool worker: reads the action streams of its pools and its node, runs what it is handed.
 
-Holds: at most `concurrency` actions at once, and a few more so that interactive ones need not wait, see `Places`; what this worker was handed and has not answered is handed on when its
-heartbeat lapses; a worker that was swept leaves its running actions to their workspace hosts and starts over under a
-new name.
+Holds: at most `concurrency` actions at once, and a few more so that interactive ones need not wait, see `Places`; what
+this worker was handed and has not answered is handed on when its heartbeat lapses; a worker that was swept leaves its
+running actions to their workspace hosts and starts over under a new name.
 """
 
 from __future__ import annotations
@@ -211,8 +211,7 @@ class Incarnation:
             self.worker_id,
             "tool",
             streams=[
-                [*first.streams, *others.streams]
-                for first, others in zip(self._queues[::2], self._queues[1::2], strict=True)
+                [*one.streams, *other.streams] for one, other in zip(self._queues[::2], self._queues[1::2], strict=True)
             ],
             about={
                 "node": settings.node,
@@ -341,12 +340,8 @@ class Incarnation:
 
     async def _hand_on(self, queue: ActionQueue, delivery: ActionDelivery, wait_seconds: float) -> None:
         refusal = await self._placing.find(delivery, wait_seconds=wait_seconds)
-        await self._places.wait(is_first=queue.is_first)
-        self._places.take(is_first=queue.is_first)
-        try:
+        async with self._places.one(is_first=queue.is_first):
             await self._take(queue, delivery, refusal)
-        finally:
-            self._places.give(is_first=queue.is_first)
 
     def _done(self, queue: ActionQueue, task: asyncio.Task[None]) -> None:
         self.running.discard(task)
