@@ -205,7 +205,7 @@ local function label_keys(shard, meta)
   return found
 end
 
--- What a conversation is created with and keeps: whoever may append later must not change whose it is.
+-- What a conversation is created with and keeps: no later append changes whose it is.
 local FIXED = {class = true, tenant = true, open_in = true}
 
 -- The value of one of the fields that `append` is given.

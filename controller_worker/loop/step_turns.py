@@ -4,8 +4,8 @@ A loop that takes up hundreds of conversations at once answers none of them soon
 wait in line and come in their turn: each after one step of those before it, not after all that they want to do.
 
 Holds: of eight turns that are waited for, one is the last class's and one the middle one's first; within a class, the
-turns of tenants are 1/weight apart. Whoever takes a turn for longer than `LONGEST_SECONDS`, because a hook or a
-provider is slow, holds up nobody else.
+turns of tenants are 1/weight apart. A conversation that takes longer than `LONGEST_SECONDS`, because a hook or a
+provider is slow, holds up no other one.
 Does not: order anything while fewer than `AT_ONCE` step, and costs next to nothing then.
 """
 

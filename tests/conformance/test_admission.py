@@ -17,7 +17,7 @@ from broker.store.store import Store, functions_code, open_store
 from broker.testing.memory_store import MemoryConnection
 from tests.broker_parts import command, enter, message
 
-TWO = 'tenants = {acme = {max_open = 2}}'
+TWO = "tenants = {acme = {max_open = 2}}"
 
 
 async def begin(store: Store, conversation_id: str, *, tenant: str = "acme", parent: Parent | None = None) -> object:

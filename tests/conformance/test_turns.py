@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 
 import pytest
 
@@ -90,6 +91,7 @@ async def performed(store: Store, queue: ActionQueue, count: int) -> list[str]:
                 delivery.conversation_id, observation, worker_id=TOOL, place=delivery.place
             )
             found.append(delivery.conversation_id)
+    await queue.aclose()
     return found
 
 
@@ -147,7 +149,7 @@ async def test_normal_goes_before_batch_and_each_eighth_turn_is_a_batch(store: S
     found = (await taken(store, 8 + 32))[8:]
     assert tenants_of(found) == {"normal": 28, "batch": 4}
     gaps = [n for n, cid in enumerate(found) if cid.startswith("batch")]
-    assert {after - before for before, after in zip(gaps, gaps[1:], strict=False)} == {8}
+    assert {after - before for before, after in pairwise(gaps)} == {8}
 
 
 async def test_an_interactive_action_waits_for_no_batch(store: Store) -> None:
