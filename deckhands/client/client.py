@@ -178,8 +178,7 @@ class Client:
             workspace: where to work; the origin's if None. Files are not part of a log, see `forking`.
 
         Raises:
-            UsageError: no such conversation or event, or no tool worker takes the directory.
-            AdmissionRefused: see `submit`.
+            UsageError, AdmissionRefused: no such conversation or event, or see `submit`.
         """
         events = Point(conversation_id, at).cut(await self.events(conversation_id, is_whole=True))
         fork_id = inputs.id_in(None, idempotency_key)
