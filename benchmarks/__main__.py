@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks import crowd, door_runs, governor, idling, machine, recording, restoring, stepping, tree
+from benchmarks import crowd, door_runs, fairness, governor, idling, machine, recording, restoring, stepping, tree
 from benchmarks.bench import Bench, Size
 from benchmarks.figures import Result, table
 from benchmarks.peer.sdk import Sdk, set_up
@@ -30,6 +30,7 @@ BENCHMARKS: Mapping[str, Callable[[Bench], Awaitable[Result]]] = {
     "governor": governor.measure,
     "tree": tree.measure,
     "door_runs": door_runs.measure,
+    "fairness": fairness.measure,
 }
 SCRIPTS: Mapping[str, Sequence[str]] = {
     "append": ("--rounds", "50"),

@@ -34,7 +34,9 @@ class NoopTool:
         self._worker_id = new_worker_id("tool")
         self._on_action = on_action
         self._log = EventLog(store)
-        self._queue = ActionQueue(store, store.all_shards[0], worker_id=self._worker_id, node=NODE, pools=(POOL,))
+        self._queue = ActionQueue(
+            store, store.all_shards[0], worker_id=self._worker_id, node=NODE, pools=(POOL,), is_first=None
+        )
         self._membership = Membership(store, self._worker_id, "tool", streams=[self._queue.streams])
 
     async def run(self) -> None:

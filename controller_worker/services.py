@@ -14,6 +14,7 @@ from controller_worker.calls.batch_keeper import BatchKeeper
 from controller_worker.calls.models import Models
 from controller_worker.calls.permits import Permits
 from controller_worker.loop.hooks import Hooks
+from controller_worker.loop.step_turns import StepTurns
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Services:
         quotas: of models, for the whole cluster; empty for none.
         hooks: what the operator does before and after what happens here.
         turns: of conversations that workers have died with.
+        steps: whose step is next.
         notebooks: of the store.
         permits: of model calls; made of the quotas and the store's budgets.
         keeper: looks after batched calls.
@@ -36,6 +38,7 @@ class Services:
     quotas: QuotaTable = QuotaTable()
     hooks: Hooks = field(default_factory=Hooks)
     turns: Turns = field(default_factory=Turns)
+    steps: StepTurns = field(default_factory=StepTurns)
     notebooks: Notebooks = field(init=False)
     permits: Permits = field(init=False)
     keeper: BatchKeeper = field(init=False)

@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import Field
 
 from broker.limits.quotas import QuotaTable
+from broker.limits.tenants import TenantTable, memory_bound
 from broker.runtime.failpoints import arm
 from broker.runtime.settings import BrokerSettings, Count, Seconds
 from broker.secrets.secrets import secret_key
@@ -28,6 +29,16 @@ class ControllerVariables(BrokerSettings):
     quotas: Annotated[
         str, Field(description="what providers let us call: the path of a TOML file, or the table itself")
     ] = ""
+    tenants: Annotated[
+        str, Field(description="weights and bounds of tenants: the path of a TOML file, or the table itself")
+    ] = ""
+    admit_memory: Annotated[
+        str,
+        Field(
+            description="conversations begin while the store uses less: a share of its `maxmemory`, a size, or `none`; "
+            "empty: what is in force, at first 80%"
+        ),
+    ] = ""
     hooks: Annotated[str, Field(description="a file that names what runs before and after events; empty: none")] = ""
 
 
@@ -43,6 +54,8 @@ class ControllerSettings:
         heartbeat_ttl_seconds: see `BrokerSettings`.
         model_env: the environment that model settings (`LLM_*`) are read from.
         quotas: of models, for the whole cluster.
+        tenants: their weights and bounds, those of the quota table among them.
+        admit_memory: see `memory_bound`; None: what is in force.
         hooks: the file that names the hooks; empty for none.
         secret_key: returns what opens the secrets of conversations.
     """
@@ -55,6 +68,8 @@ class ControllerSettings:
     heartbeat_ttl_seconds: float
     model_env: Mapping[str, str]
     quotas: QuotaTable
+    tenants: TenantTable
+    admit_memory: float | None
     hooks: str
     secret_key: Callable[[], bytes | None]
 
@@ -67,6 +82,8 @@ def controller_settings(env: Mapping[str, str] = os.environ) -> ControllerSettin
     """
     variables = ControllerVariables.from_env(env)
     arm(variables)
+    quotas = QuotaTable.of_setting(variables.quotas)
+    tenants = TenantTable.of_setting(variables.tenants).beside(quotas.tenants)
     return ControllerSettings(
         store_url=variables.url,
         celery_url=variables.celery_url,
@@ -75,7 +92,9 @@ def controller_settings(env: Mapping[str, str] = os.environ) -> ControllerSettin
         idle_seconds=variables.idle_seconds,
         heartbeat_ttl_seconds=variables.heartbeat_ttl_seconds,
         model_env=dict(env),
-        quotas=QuotaTable.of_setting(variables.quotas),
+        quotas=quotas.model_copy(update={"tenants": tenants}),
+        tenants=tenants,
+        admit_memory=memory_bound(variables.admit_memory) if variables.admit_memory else None,
         hooks=variables.hooks,
         secret_key=partial(secret_key, variables),
     )

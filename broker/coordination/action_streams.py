@@ -2,7 +2,7 @@
 
 Holds: an action is claimed before its side effect; what a dead worker had claimed is handed out again as `Reclaimed`,
 so that its journal can be asked before anything is run; one observation settles an action for good.
-Keys: `deck:{k}:act:<route>` (group `tools`).
+Keys: `deck:{k}:act:<route>`, `deck:{k}:act:interactive:<route>` (group `tools`).
 """
 
 from __future__ import annotations
@@ -94,13 +94,32 @@ def routes(node: str, pools: Sequence[str]) -> list[str]:
 
 
 class ActionQueue:
-    """The action streams of one shard, as one worker reads them."""
+    """The action streams of one shard, as one worker reads them.
 
-    def __init__(self, store: Store, names: ShardKeys, *, worker_id: str, node: str, pools: Sequence[str]) -> None:
+    Args:
+        is_first: True: those of interactive conversations; False: all others; None: both.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        names: ShardKeys,
+        *,
+        worker_id: str,
+        node: str,
+        pools: Sequence[str],
+        is_first: bool | None = False,
+    ) -> None:
         self._store = store
         self._worker_id = worker_id
         self._node = node
-        self.streams = [names.actions(route) for route in routes(node, pools)]
+        self.is_first = bool(is_first)
+        self.streams = [
+            names.actions(route, is_interactive=lane)
+            for lane in (True, False)
+            if is_first in (None, lane)
+            for route in routes(node, pools)
+        ]
         self._names = names
         self._unreadable = Unreadable(store)
         self._reader = GroupReader(store, "tools", worker_id, self.streams)

@@ -28,6 +28,8 @@ class Claimed:
         last_id: the id of its last event.
         crashes: how many workers in a row died with it since it last made progress.
         node: where its workspace is, or empty.
+        rank: of its priority, see `broker.specs.priority`.
+        share: the name under which its tenant stands in line, and `weight` how much it gets beside others.
     """
 
     ownership: Ownership
@@ -35,6 +37,9 @@ class Claimed:
     crashes: int
     node: str
     is_closed: bool
+    rank: int = 1
+    share: str = ""
+    weight: float = 1.0
 
 
 class NotClaimed(StrEnum):
@@ -68,16 +73,18 @@ class Owners:
         Idempotent: a second claim by the owner is `YOURS`.
 
         Args:
-            ready_entry: the entry of the ready stream that led here; acknowledged unless the worker was swept.
+            ready_entry: the entry of a ready stream that led here, see `ReadyStream.read`; acknowledged unless the
+                worker was swept.
         """
         names = self._store.keys(conversation_id)
+        stream, _, entry = ready_entry.rpartition("|")
         reply = await self._store.function(
-            "deck_claim", (names.root, names.shard.root), conversation_id, worker_id, ready_entry
+            "deck_claim", (names.root, names.shard.root), conversation_id, worker_id, entry, stream or "ready"
         )
         match reply:
-            case ["claimed", token, last, crashes, node, closed]:
+            case ["claimed", token, last, crashes, node, closed, *turn]:
                 ownership = Ownership(conversation_id, worker_id, token.decode())
-                return Claimed(ownership, last, crashes, node.decode(), bool(closed))
+                return Claimed(ownership, last, crashes, node.decode(), bool(closed), *_turn(*turn))
             case [outcome]:
                 return NotClaimed(outcome)
         raise StoreError(f"The function claim answered {reply!r}.")
@@ -85,12 +92,20 @@ class Owners:
     async def resume_claim(self, conversation_id: str, worker_id: str) -> Claimed | None:
         """Return the current claim of this very worker, for a claim whose reply was lost."""
         names = self._store.keys(conversation_id)
-        fields = ("owner", "token", "last_id", "crashes", "node", "closed")
+        fields = ("owner", "token", "last_id", "crashes", "node", "closed", "class", "tenant")
         found = await self._store.persist(lambda: self._store.connection.call("HMGET", names.meta, *fields))
-        owner, token, last, crashes, node, closed = (value.decode() if value is not None else "" for value in found)
+        owner, token, last, crashes, node, closed, rank, tenant = (
+            value.decode() if value is not None else "" for value in found
+        )
         if owner != worker_id:
             return None
-        return Claimed(Ownership(conversation_id, worker_id, token), int(last), int(crashes or 0), node, bool(closed))
+        ownership = Ownership(conversation_id, worker_id, token)
+        rules = ("HMGET", names.shard.tenants, tenant, "*")
+        own, others = await self._store.persist(lambda: self._store.connection.call(*rules))
+        share = "*" if own is None and others is not None else tenant
+        weight, _, _ = (own or others or b"1").partition(b" ")
+        turn = _turn(rank.encode(), share.encode(), weight)
+        return Claimed(ownership, int(last), int(crashes or 0), node, bool(closed), *turn)
 
     async def release(
         self, ownership: Ownership, *, seen_id: int, checksum: str = "", delay_seconds: float | None = None
@@ -195,3 +210,8 @@ class Owners:
             ownership.token,
             *arguments,
         )
+
+
+def _turn(rank: bytes = b"1", share: bytes = b"", weight: bytes = b"1") -> tuple[int, str, float]:
+    """Return whose turn a conversation has, as far as it can be read; functions of another version do not say it."""
+    return (int(rank) if rank in (b"0", b"1", b"2") else 1), share.decode(errors="backslashreplace"), float(weight)

@@ -1,7 +1,7 @@
 """How a controller worker is notified of new events: by its shard's ready stream and its own mailbox.
 
 Holds: a wake-up is a hint; the log is the truth. Lost, late and repeated wake-ups cost time, never events.
-Keys: `deck:{k}:ready` (group `controllers`), `deck:{k}:worker:<w>:mail`.
+Keys: `deck:{k}:ready`, `deck:{k}:ready:interactive` (group `controllers`), `deck:{k}:worker:<w>:mail`.
 """
 
 from __future__ import annotations
@@ -25,15 +25,20 @@ _log = logging.getLogger(__name__)
 
 
 class ReadyStream:
-    """The conversations of one shard that nobody owns and that have new events."""
+    """The conversations of one shard that nobody owns and that have new events, in their turn; see turns.lua.
 
-    def __init__(self, store: Store, names: ShardKeys, worker_id: str) -> None:
+    Interactive ones have a stream of their own, which a worker reads even if it has room for no others.
+    """
+
+    def __init__(self, store: Store, names: ShardKeys, worker_id: str, *, is_interactive: bool = False) -> None:
         self._store, self._names = store, names
         self._unreadable = Unreadable(store)
-        self._reader = GroupReader(store, "controllers", worker_id, [names.ready])
+        self._stream = names.ready_interactive if is_interactive else names.ready
+        self._prefix = "ready:interactive|" if is_interactive else ""
+        self._reader = GroupReader(store, "controllers", worker_id, [self._stream])
 
     async def read(self, *, limit: int) -> list[tuple[str, str]]:
-        """Wait up to two seconds and return up to `limit` pairs of conversation id and entry id.
+        """Wait up to two seconds and return up to `limit` pairs of conversation id and entry.
 
         The entry is acknowledged by the claim it leads to.
         """
@@ -41,10 +46,10 @@ class ReadyStream:
         for _, entry, fields in await self._reader.read(limit=min(limit, BATCH)):
             entry_id = entry.decode()
             try:
-                notified.append((_conversation_in(self._store, self._names, fields), entry_id))
+                notified.append((_conversation_in(self._store, self._names, fields), self._prefix + entry_id))
             except CANNOT_BE_READ as error:
                 await self._unreadable.put_aside(
-                    self._names, self._names.ready, entry_id, fields, error, group="controllers"
+                    self._names, self._stream, entry_id, fields, error, group="controllers"
                 )
         return notified
 

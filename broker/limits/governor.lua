@@ -5,12 +5,13 @@
 --   pool base  deck:{0}:quota:<pool>   :limits :level:<key> :warm:<key> :held :called :about :waiting:<priority>
 --                                      :shares:<priority> :state
 --   shard base deck:{0}                :workers
--- Priority 0 is interactive, 1 is batch. Amounts are {requests, input, output, tokens}. Times are milliseconds.
+-- Priority 0 is interactive, 1 normal, 2 batch. Amounts are {requests, input, output, tokens}. Times are milliseconds.
 --
 -- A key's levels are token buckets that fill by the minute. A bucket holds `burst` seconds' worth and fills so much
 -- slower that no sixty seconds ever see more than the limit. What a call really used is settled after it, and may leave
 -- a debt. Within a priority the queue is fair by start-time fair queueing: a place is a virtual time, which advances for
--- a tenant by 1/weight with each call.
+-- a tenant by 1/weight with each call. Of sixteen grants two are the last priority's and two the middle one's first, so
+-- none starves.
 
 local MINUTELY = {'requests', 'input', 'output', 'tokens'}
 local PATIENCE_MS = 3000       -- how long what was granted to a conversation is kept for it after it was called
@@ -23,7 +24,9 @@ local LEAST_FACTOR, DECREASE, INCREASE_PER_MS = 0.1, 0.8, 0.00002
 local NO_RETRY_AFTER_MS = 1000
 local MAX_GRANTS, MAX_SCAN = 64, 64
 local KINDS = {limits = 'hash', held = 'hash', called = 'zset', about = 'hash', state = 'hash',
-  ['waiting:0'] = 'zset', ['waiting:1'] = 'zset', ['shares:0'] = 'hash', ['shares:1'] = 'hash'}
+  ['waiting:0'] = 'zset', ['waiting:1'] = 'zset', ['waiting:2'] = 'zset',
+  ['shares:0'] = 'hash', ['shares:1'] = 'hash', ['shares:2'] = 'hash'}
+local USUAL_ORDER, ORDERS = {0, 1, 2}, {[7] = {2, 1, 0}, [3] = {1, 0, 2}}  -- by the number of the grant, modulo 8
 
 -- How much a bucket holds, and how much flows into it each millisecond.
 local function size_of(key, what)
@@ -191,7 +194,7 @@ end
 local function about(pool, cid)
   local text = get(pool.base .. ':about', cid)
   if not text then return nil end
-  local priority, place, input, output, calls = string.match(text, '^([01]) (%S+) (%S+) (%S+) (%d+)$')
+  local priority, place, input, output, calls = string.match(text, '^([012]) (%S+) (%S+) (%S+) (%d+)$')
   if not (tonumber(place) and tonumber(input) and tonumber(output)) then
     redis.call('HDEL', pool.base .. ':about', cid)
     return nil
@@ -208,7 +211,7 @@ end
 
 local function forget(pool, cid)
   redis.call('HDEL', pool.base .. ':about', cid)
-  for priority = 0, 1 do redis.call('ZREM', queue(pool, priority), cid) end
+  for priority = 0, 2 do redis.call('ZREM', queue(pool, priority), cid) end
 end
 
 -- A conversation that was called and did not come loses what was kept for it. It is called again in its old place, but
@@ -245,42 +248,75 @@ local function sweep(pool, shard)
   end
 end
 
+-- Grant a call to a conversation that waits, which is woken.
+local function grant(pool, cid, waiter, key, priority)
+  add(key, waiter.wanted, -1)
+  key.level.in_flight = key.level.in_flight + 1
+  hold(pool, cid, key.name, '-', waiter.wanted)
+  pool.state['at' .. priority] = waiter.place
+  waiter.calls = waiter.calls + 1
+  queue_up(pool, cid, waiter)
+  redis.call('ZREM', queue(pool, priority), cid)
+  redis.call('ZADD', pool.base .. ':called', pool.now + PATIENCE_MS, cid)
+  pool.state.grants = number_text((tonumber(pool.state.grants) or 0) + 1)
+end
+
+-- Those who wait, by priority, with how many of them have been looked at.
+local function lines_of(pool)
+  local lines = {}
+  for priority = 0, 2 do
+    local waiting = redis.call('ZRANGE', queue(pool, priority), 0, MAX_SCAN - 1)
+    lines[priority] = {waiting = waiting, at = 1, is_full = #waiting == MAX_SCAN}
+  end
+  return lines
+end
+
+-- The next one in line, and its priority; nil when all have been looked at.
+local function next_of(pool, lines)
+  for _, priority in ipairs(ORDERS[(tonumber(pool.state.grants) or 0) % 8] or USUAL_ORDER) do
+    local line = lines[priority]
+    local cid = line.waiting[line.at]
+    if cid then
+      line.at = line.at + 1
+      return cid, priority
+    end
+    if line.is_full then return nil, priority end  -- there are more, whose turn it is
+  end
+  return nil
+end
+
 -- Grant what can be granted, in order. Returns who is to be woken, and in how many milliseconds somebody is next; nil
 -- when nobody waits.
 local function pump(pool, shard)
   take_back(pool)
   sweep(pool, shard)
-  local woken, next_ms = {}, nil
-  for priority = 0, 1 do
-    local waiting = redis.call('ZRANGE', queue(pool, priority), 0, MAX_SCAN - 1)
-    for _, cid in ipairs(waiting) do
-      local waiter = about(pool, cid)
-      local key, wait, is_alone
-      if waiter then key, wait, is_alone = choose(pool, cid, waiter.wanted) end
-      if not waiter then
-        forget(pool, cid)
-      elseif key then
-        add(key, waiter.wanted, -1)
-        key.level.in_flight = key.level.in_flight + 1
-        hold(pool, cid, key.name, '-', waiter.wanted)
-        pool.state['at' .. priority] = waiter.place
-        waiter.calls = waiter.calls + 1
-        queue_up(pool, cid, waiter)
-        redis.call('ZREM', queue(pool, priority), cid)
-        redis.call('ZADD', pool.base .. ':called', pool.now + PATIENCE_MS, cid)
-        woken[#woken + 1] = cid
-      else
-        next_ms = math.min(next_ms or wait, wait)
-        if not is_alone then
-          -- Nobody overtakes: a smaller call behind this one would let it wait for ever.
-          return woken, next_ms
-        end
-      end
+  local woken, next_ms, lines = {}, nil, lines_of(pool)
+  while true do
+    local cid, priority = next_of(pool, lines)
+    if not cid then
+      if priority then return woken, next_ms or 0 end
+      break
     end
-    if #waiting == MAX_SCAN then return woken, next_ms or 0 end
-    if #waiting == 0 and redis.call('ZCARD', pool.base .. ':called') == 0 then
-      redis.call('DEL', pool.base .. ':shares:' .. priority)
-      pool.state['at' .. priority] = '0'
+    local waiter = about(pool, cid)
+    local key, wait, is_alone
+    if waiter then key, wait, is_alone = choose(pool, cid, waiter.wanted) end
+    if not waiter then
+      forget(pool, cid)
+    elseif key then
+      grant(pool, cid, waiter, key, priority)
+      woken[#woken + 1] = cid
+    else
+      next_ms = math.min(next_ms or wait, wait)
+      -- Nobody overtakes: a smaller call behind this one would let it wait for ever.
+      if not is_alone then return woken, next_ms end
+    end
+  end
+  if redis.call('ZCARD', pool.base .. ':called') == 0 then
+    for priority = 0, 2 do
+      if #lines[priority].waiting == 0 then
+        redis.call('DEL', pool.base .. ':shares:' .. priority)
+        pool.state['at' .. priority] = '0'
+      end
     end
   end
   return woken, next_ms
@@ -353,7 +389,7 @@ local function reserve(keys, args)
   end
   waiter = about(pool, cid)
   local ahead = redis.call('ZRANK', queue(pool, waiter.priority), cid) or 0
-  if waiter.priority == '1' then ahead = ahead + redis.call('ZCARD', queue(pool, 0)) end
+  for before = 0, tonumber(waiter.priority) - 1 do ahead = ahead + redis.call('ZCARD', queue(pool, before)) end
   local first, pace = nil, 0
   for _, key in ipairs(pool.keys) do
     local wait = wait_of(key, waiter.wanted, pool.now)

@@ -21,6 +21,7 @@ from typing import Any
 from broker.coordination.wakeups import wake
 from broker.limits.quotas import Pool, QuotaTable
 from broker.runtime.errors import StoreRefused
+from broker.specs.priority import Priority as Priority  # noqa: PLC0414  (callers get it from here)
 from broker.store.connection import Argument
 from broker.store.keys import ShardKeys
 from broker.store.store import Store
@@ -31,13 +32,6 @@ LONGEST_REFUSAL_SECONDS = 3_600.0
 """One odd header must not hold up a cluster for years."""
 
 _log = logging.getLogger(__name__)
-
-
-class Priority(StrEnum):
-    """Who goes first."""
-
-    INTERACTIVE = "interactive"
-    BATCH = "batch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +103,7 @@ class Governor:
         """
         arguments: tuple[Argument, ...] = (
             *(conversation_id, worker_id, input_tokens, output_tokens),
-            *(int(priority is Priority.BATCH), tenant, self._table.weight_of(tenant)),
+            *(priority.rank, *self._table.tenants.share_of(tenant)),
         )
         outcome, key, eta_ms = await self._call("deck_quota_reserve", pool, arguments)
         return Granted(key) if outcome == "granted" else InQueue(eta_ms / 1000)

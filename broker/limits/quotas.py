@@ -12,10 +12,11 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from broker.limits.tenants import TenantRules, TenantTable
 from broker.runtime.errors import UsageError
 
 OWN_KEY = "own"
@@ -109,13 +110,13 @@ class QuotaTable(BaseModel):
 
     Attributes:
         pools: in the order of the file; the first that matches a model counts.
-        weights: tenant → share; 1 for those that are not named.
+        tenants: their weights; the table of DECKHANDS_TENANTS has the same.
     """
 
     model_config = ConfigDict(frozen=True)
 
     pools: tuple[Pool, ...] = ()
-    weights: Mapping[str, float] = Field(default_factory=dict)
+    tenants: TenantTable = TenantTable()
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -137,7 +138,7 @@ class QuotaTable(BaseModel):
         for quota in entries.quota:
             by_model.setdefault(quota.model, []).append(quota)
         pools = tuple(Pool(model=model, quotas=tuple(quotas)) for model, quotas in by_model.items())
-        return cls(pools=pools, weights=entries.tenants)
+        return cls(pools=pools, tenants=TenantTable(rules=entries.tenants))
 
     @classmethod
     def of_setting(cls, setting: str) -> Self:
@@ -167,14 +168,14 @@ class QuotaTable(BaseModel):
 
     def weight_of(self, tenant: str) -> float:
         """Return a tenant's share."""
-        return self.weights.get(tenant, 1.0)
+        return self.tenants.share_of(tenant)[1]
 
 
 class _File(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     quota: tuple[Quota, ...] = ()
-    tenants: dict[str, Annotated[float, Field(ge=0.001, le=1000)]] = Field(default_factory=dict)
+    tenants: TenantRules = Field(default_factory=dict)
 
     @field_validator("quota")
     @classmethod
@@ -185,14 +186,3 @@ class _File(BaseModel):
                 raise ValueError(f"{quota.model!r} has two entries for {quota.key_env or 'its usual key'}")
             named.add((quota.model, quota.key))
         return quotas
-
-    @field_validator("tenants", mode="before")
-    @classmethod
-    def _weights(cls, tenants: Any) -> Any:
-        """Take `[tenants.acme] weight = 3` as well as `acme = 3`."""
-        if not isinstance(tenants, dict):
-            return tenants
-        return {
-            name: value["weight"] if isinstance(value, dict) and set(value) == {"weight"} else value
-            for name, value in tenants.items()
-        }

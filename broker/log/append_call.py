@@ -21,15 +21,18 @@ class Creator(NamedTuple):
         key: idempotency key.
         pool: of tool workers, for its first action.
         awaited: who waits for its end, see `awaited`; empty: nobody.
+        admission: how many conversations of its tenant are open in other shards; `inner`: it is part of a step of
+            another conversation, and neither refused nor counted.
     """
 
     key: str
     pool: str
     awaited: str = ""
+    admission: str = ""
 
     def guard(self) -> Guard:
         """Return the guard of the append, and its flags."""
-        return ("create", self.key, self.pool, self.awaited, "")
+        return ("create", self.key, self.pool, self.awaited, self.admission)
 
 
 class Producer(NamedTuple):

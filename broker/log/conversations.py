@@ -167,6 +167,9 @@ _INTERNAL = {
     "deleted",
     "awaited",
     "noticed",
+    "class",
+    "tenant",
+    "open_in",
 }
 
 

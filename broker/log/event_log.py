@@ -10,12 +10,12 @@ Keys: `deck:{k}:c:<id>:events`, and the conversation's blobs.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from broker.contract import codec
 from broker.contract.events import ConversationCreated, Event
+from broker.log.admission import admission_of, check_reply
 from broker.log.append_call import Creator, Entry, Owner, Producer, ToolWriter, Writer, append_arguments
 from broker.log.append_outcomes import Appended as Appended  # noqa: PLC0414  (callers get them from here)
 from broker.log.append_outcomes import Closed as Closed  # noqa: PLC0414
@@ -30,7 +30,7 @@ from broker.log.entries import decoded, is_at
 from broker.log.fencing import Ownership
 from broker.log.follower import Follower
 from broker.log.masked import NOTHING_MASKED, NOTHING_TO_HIDE, Masked
-from broker.log.status import listed
+from broker.log.status import listed, listed_at_first
 from broker.runtime.errors import CorruptEntry, EventsLost, UnknownConversation, UsageError
 from broker.runtime.ids import check_conversation_id, new_key
 from broker.secrets.masking import Masker
@@ -91,6 +91,7 @@ class EventLog:
 
         Raises:
             UsageError: the id cannot be used, or is taken by another conversation.
+            AdmissionRefused: it may not begin now; a delegate always may.
         """
         return await self._create([created, *events], key=key or new_key(), answers={}, node=node, awaited=awaited)
 
@@ -107,12 +108,9 @@ class EventLog:
         created = events[0]
         assert isinstance(created, ConversationCreated)
         cid = check_conversation_id(created.conversation_id)
-        shown = {"title": created.title, "agent": created.agent.name, "state": "loading"}
-        shown |= {"workspace": created.workspace.model_dump_json()}
-        shown |= {"node": node} if node else {}
-        shown |= {"labels": json.dumps(created.labels, sort_keys=True)} if created.labels else {}
-        creator = Creator(key, created.workspace.pool, awaited)
-        outcome = await self._append(cid, creator, events, answers=answers, fields={**shown, **(fields or {})})
+        creator = Creator(key, created.workspace.pool, awaited, await admission_of(self.store, created))
+        shown = {**listed_at_first(created, node), **(fields or {})}
+        outcome = await self._append(cid, creator, events, answers=answers, fields=shown)
         if outcome is None:
             raise UsageError(f"There is a conversation with the id {cid!r} already.", remedy="Choose another id.")
         assert isinstance(outcome, Appended | Duplicate)
@@ -379,6 +377,7 @@ class EventLog:
         reply = await self.store.function("deck_append", (names.root, names.shard.root), *arguments)
         if reply == ["missing"]:
             raise UnknownConversation(conversation_id)
+        check_reply(reply)
         checksum = codec.checksum_of(entries[-1][0] if entries else b"")
         return None if reply == ["exists"] else outcome_of(reply, checksum)
 

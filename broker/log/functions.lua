@@ -3,7 +3,8 @@
 --
 -- Every function takes base names as KEYS (all in one hash slot) and derives the real keys from them:
 --   conversation base  deck:{k}:c:<id>   :events :meta :once :snapshot
---   shard base         deck:{k}          :ready :unread :parked :workers :index :takeovers :dead :unreadable
+--   shard base         deck:{k}          :ready :ready:interactive :unread :parked :workers :index :takeovers :dead
+--                                        :unreadable :tenants :turns:<stream>… :open:<tenant> :paces
 --                                        :notices :awaited
 --                                        :worker:<id>:owned|mail|about   :act:<route>   :nodes   :label:<name>=<value>
 -- Replies are arrays whose first element names the outcome. Times are milliseconds of the shard's time, which the beats
@@ -17,7 +18,8 @@ local FIRST_LOOK_MS = 5000       -- when a door looks at an awaited conversation
 local CLOCKS_DIFFER_MS = 600000  -- by how much the clocks of two machines may differ that are both thought to be right
 -- What everybody needs of a shard: a key of another type among these is moved out of the way.
 local KINDS = {ready = 'stream', takeovers = 'stream', unreadable = 'stream', unread = 'zset', parked = 'zset',
-  workers = 'zset', index = 'zset', dead = 'zset', nodes = 'zset', clock = 'hash', notices = 'stream', awaited = 'zset'}
+  workers = 'zset', index = 'zset', dead = 'zset', nodes = 'zset', clock = 'hash', notices = 'stream', awaited = 'zset',
+  ['ready:interactive'] = 'stream', tenants = 'hash', paces = 'hash'}
 -- And what doors need of the first one.
 local FIRST_SHARD, KINDS_OF_THE_FIRST = 'deck:{0}', {later = 'zset', revoked = 'zset'}
 
@@ -41,6 +43,37 @@ local function make_group(shard, stream, name)
   if not group_of(shard, stream, name) then redis.call('XGROUP', 'CREATE', stream, name, '0', 'MKSTREAM') end
 end
 
+local function id_parts(id)
+  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
+  return tonumber(ms), tonumber(seq)
+end
+
+-- Where an entry is, from '<stream>|<entry>', or from '<entry>' alone in the usual stream.
+local function place_in(text, usual)
+  local stream, entry = string.match(text, '^(.*)|(.*)$')
+  return stream or usual, entry or text
+end
+
+-- The same as a text. An entry of the usual ready stream is its id alone, as it always was.
+local function ready_place(shard, stream, entry)
+  return stream == shard .. ':ready' and entry or stream .. '|' .. entry
+end
+
+-- The ready stream of a class. The interactive one is there once a worker has registered that reads it.
+local function ready_stream(shard, class)
+  local first = shard .. ':ready:interactive'
+  if class == '0' and redis.call('EXISTS', first) == 1 then return first end
+  return shard .. ':ready'
+end
+
+-- Put a conversation whose turn it is into the ready stream, unless somebody has claimed it meanwhile.
+local function hand_over_ready(shard, stream, cid)
+  local meta = shard .. ':c:' .. cid .. ':meta'
+  if get(meta, 'ready_id') ~= ready_place(shard, stream, WAITING) then return false end
+  redis.call('HSET', meta, 'ready_id', ready_place(shard, stream, redis.call('XADD', stream, '*', 'c', cid)))
+  return true
+end
+
 -- Notify of new events of a conversation: its owner by the mailbox, or any worker by the ready stream if it has no owner.
 -- Coalesced: nothing is added while an earlier notification has not been answered (meta.rung).
 local function notify_unless(notified, owner, shard, meta, cid, now)
@@ -49,9 +82,13 @@ local function notify_unless(notified, owner, shard, meta, cid, now)
     redis.call('XADD', shard .. ':worker:' .. owner .. ':mail', '*', 'c', cid)
     redis.call('HSET', meta, 'rung', '1')
   else
-    local entry = redis.call('XADD', shard .. ':ready', '*', 'c', cid)
-    redis.call('HSET', meta, 'rung', '1', 'ready_id', entry)
+    local class, tenant = unpack(redis.call('HMGET', meta, 'class', 'tenant'))
+    local stream = ready_stream(shard, class)
+    local waits = line_up(shard, stream, CONTROLLERS, cid, class, tenant)
+    local entry = waits and WAITING or redis.call('XADD', stream, '*', 'c', cid)
+    redis.call('HSET', meta, 'rung', '1', 'ready_id', ready_place(shard, stream, entry))
     redis.call('ZADD', shard .. ':unread', now, cid)
+    if waits then pump(shard, stream, CONTROLLERS, hand_over_ready) end
   end
 end
 
@@ -98,38 +135,62 @@ local function unbind(meta)
   return true
 end
 
--- Where an action of the conversation goes, and the workspace that it is for.
-local function route_of(shard, meta)
-  local node, pool, workspace = unpack(redis.call('HMGET', meta, 'node', 'pool', 'workspace'))
-  local is_bound = node and not (is_lost(shard, node) and unbind(meta))
-  return is_bound and 'node:' .. node or 'pool:' .. (pool or 'bash'), workspace or ''
-end
+local WAITING_FOR_POOL = WAITING .. ' p'
 
--- Put an action on the action stream of its conversation's node, or of its pool while it has none. One that wants a
--- certain pool ('pool:<name>') goes to that pool wherever the workspace is, and says so ('p').
-local function enqueue(shard, meta, once, cid, action, bytes, wanted)
-  local route, workspace
-  if wanted then route, workspace = wanted, get(meta, 'workspace') or ''
-  else route, workspace = route_of(shard, meta) end
-  local stream = shard .. ':act:' .. route
+local function add_action(stream, once, cid, action, bytes, workspace, is_for_pool)
   local fields = {'c', cid, 'a', action, 'e', bytes, 'w', workspace}
-  if wanted then
+  if is_for_pool then
     fields[#fields + 1] = 'p'
     fields[#fields + 1] = '1'
   end
-  local entry = redis.call('XADD', stream, '*', unpack(fields))
-  redis.call('HSET', once, 'q:' .. action, stream .. '|' .. entry)
+  redis.call('HSET', once, 'q:' .. action, stream .. '|' .. redis.call('XADD', stream, '*', unpack(fields)))
 end
 
--- Acknowledge an action's entry, given as '<stream>|<entry>'.
+-- Put an action whose turn it is into its stream, unless it has been settled or sent elsewhere meanwhile.
+local function hand_over_action(shard, stream, member)
+  local cid, action = string.match(member, '^(.*) (%d+)$')
+  if not cid then return false end
+  local base = shard .. ':c:' .. cid
+  local once, place = base .. ':once', get(base .. ':once', 'q:' .. action)
+  if place ~= stream .. '|' .. WAITING and place ~= stream .. '|' .. WAITING_FOR_POOL then return false end
+  local found = redis.call('XRANGE', base .. ':events', action .. '-0', action .. '-0')
+  if #found == 0 then  -- the log has lost it
+    redis.call('HDEL', once, 'q:' .. action)
+    return false
+  end
+  local workspace = get(base .. ':meta', 'workspace') or ''
+  add_action(stream, once, cid, action, found[1][2][2], workspace, place == stream .. '|' .. WAITING_FOR_POOL)
+  return true
+end
+
+-- Put an action on the action stream of its conversation's node, or of its pool while it has none. One that wants a
+-- certain pool ('pool:<name>') goes to that pool wherever the workspace is, and says so ('p'). The stream of interactive
+-- actions is there once a worker has registered that reads it.
+local function enqueue(shard, meta, once, cid, action, bytes, wanted)
+  local found = redis.call('HMGET', meta, 'node', 'pool', 'workspace', 'class', 'tenant')
+  local node, pool, workspace, class, tenant = unpack(found)
+  local route = wanted
+  if not route then
+    local is_bound = node and not (is_lost(shard, node) and unbind(meta))
+    route = is_bound and 'node:' .. node or 'pool:' .. (pool or 'bash')
+  end
+  local stream = shard .. ':act:' .. route
+  if class == '0' then
+    local first = shard .. ':act:interactive:' .. route
+    if redis.call('EXISTS', first) == 1 then stream = first end
+  end
+  if line_up(shard, stream, TOOLS, cid .. ' ' .. action, class, tenant) then
+    redis.call('HSET', once, 'q:' .. action, stream .. '|' .. (wanted and WAITING_FOR_POOL or WAITING))
+    pump(shard, stream, TOOLS, hand_over_action)
+  else
+    add_action(stream, once, cid, action, bytes, workspace or '', wanted)
+  end
+end
+
+-- Acknowledge an action's entry, given as '<stream>|<entry>'; one that lines up has none.
 local function acknowledge(place)
   local stream, entry = string.match(place, '^(.*)|(.*)$')
-  if stream then redis.call('XACK', stream, TOOLS, entry) end
-end
-
-local function id_parts(id)
-  local ms, seq = string.match(id, '^(%d+)-(%d+)$')
-  return tonumber(ms), tonumber(seq)
+  if stream and id_parts(entry) then redis.call('XACK', stream, TOOLS, entry) end
 end
 
 local function id_after(a, b)
@@ -174,6 +235,17 @@ local function label_keys(shard, meta)
   return found
 end
 
+-- What a conversation is created with and keeps: no later append changes whose it is.
+local FIXED = {class = true, tenant = true, open_in = true}
+
+-- The value of one of the fields that `append` is given.
+local function given(args, name)
+  for at = 8, 6 + 2 * tonumber(args[7]), 2 do
+    if args[at] == name then return args[at + 1] end
+  end
+  return nil
+end
+
 -- append: the only way into a log.
 -- KEYS  conversation base, shard base
 -- ARGV  cid, guard, a, b, c, flags, n_fields, field, value …, n_cancels, action …, n_events, (bytes, dispatch, answers) …
@@ -181,7 +253,9 @@ end
 --   guard 'producer'  a: idempotency key
 --   guard 'tool'      a: worker, b: action id, c: '<stream>|<entry>' to acknowledge, or ''
 --   guard 'owner'     a: worker, b: token, c: id of the last event the decision rests on
---   flags 'quiet': notify nobody; of an owner: key of this very call, the same when it is repeated, 24 characters.
+--   flags 'quiet': notify nobody; of an owner: key of this very call, the same when it is repeated, 24 characters;
+--   of 'create': how many conversations of the tenant are open in other shards, or 'inner': it is part of another one's
+--   step, and neither refused nor counted, see admission.lua.
 --   What an owner appends to a conversation that is waited for leaves one notice for the doors (meta.noticed until read).
 --   Behind the key of an owner, and as the flags of a tool: the checksum of the event c or of the action, see remembers.
 --   fields: what `ls` shows.  cancels: running actions to be stopped; 0: all programs of the workspace.
@@ -189,6 +263,7 @@ end
 --   answers: the action id an observation settles, or ''.
 -- returns  {'appended', first, last} {'duplicate', first, last} {'fenced'} {'conflict', last} {'closed'} {'missing'}
 --          {'exists'} {'lost', last}: the log does not hold what the writer remembers
+--          {'refused', 'memory' | 'open' | 'pace', tenant, how much there is, how much may be, when to try again in ms}
 local function append(keys, args)
   local base, shard = keys[1], keys[2]
   local meta, once, events = base .. ':meta', base .. ':once', base .. ':events'
@@ -196,8 +271,9 @@ local function append(keys, args)
   local now, wall = times_ms(shard)
   -- All that is read of the conversation, at once: a call into the server costs more than the work it does here.
   local found = redis.call('HMGET', meta, 'last_id', 'closed', 'node', 'owner', 'token', 'rung', 'append_key',
-    'append_ids', 'crashes', 'mark', 'awaited', 'noticed')
-  local last, closed, node, owner, token, notified, append_key, append_ids, crashes, mark, awaited, noticed = unpack(found)
+    'append_ids', 'crashes', 'mark', 'awaited', 'noticed', 'open_in', 'created_ms')
+  local last, closed, node, owner, token, notified, append_key, append_ids, crashes, mark, awaited, noticed, open_in,
+    created = unpack(found)
   last = last and tonumber(last)
 
   local remember
@@ -207,6 +283,14 @@ local function append(keys, args)
       local range = get(once, remember)
       if not range then return {'exists'} end
       return written_before(range)
+    end
+    if flags ~= 'inner' then
+      local refusal, name, whole = admission(shard, given(args, 'tenant') or '', tonumber(flags) or 0, now)
+      if refusal then return refusal end
+      open_in, created = name, wall
+      redis.call('HSET', meta, 'open_in', name)
+      count_open(shard, name, cid, given(args, 'state'), wall)
+      if whole then redis.call('HSET', shard .. ':paces', name, string.format('%.0f', whole)) end
     end
     last = 0
     redis.call('HSET', meta, 'created_ms', wall, 'pool', b)
@@ -239,8 +323,13 @@ local function append(keys, args)
   local at = 7
   local update = {'updated_ms', wall}
   for _ = 1, tonumber(args[at]) do
-    update[#update + 1] = args[at + 1]
-    update[#update + 1] = args[at + 2]
+    if guard == 'create' or not FIXED[args[at + 1]] then
+      update[#update + 1] = args[at + 1]
+      update[#update + 1] = args[at + 2]
+    end
+    if guard == 'owner' and open_in and args[at + 1] == 'state' then
+      count_open(shard, open_in, cid, args[at + 2], created or wall)
+    end
     at = at + 2
   end
   at = at + 1
@@ -300,13 +389,19 @@ local function append(keys, args)
 end
 
 -- claim: become the owner of a conversation nobody owns.
--- ARGV  cid, worker, ready entry to acknowledge or ''
+-- ARGV  cid, worker, ready entry to acknowledge or '', and, of those who want to know whose turn it is, the name of the
+--       stream that it came from: 'ready' or 'ready:interactive'
 -- returns  {'claimed', token, last, crashes, node or '', closed '1' or ''} {'yours'} {'owned'} {'missing'} {'swept'}
+--          to those who want to know, 'claimed' ends with class, share and the share's weight
 local function claim(keys, args)
   local base, shard = keys[1], keys[2]
   local meta, cid, worker, entry = base .. ':meta', args[1], args[2], args[3]
   if not alive(shard, worker) then return {'swept'} end
-  if entry ~= '' then redis.call('XACK', shard .. ':ready', CONTROLLERS, entry) end
+  if entry ~= '' then
+    local stream = shard .. ':' .. (args[4] == 'ready:interactive' and args[4] or 'ready')
+    redis.call('XACK', stream, CONTROLLERS, entry)
+    pump(shard, stream, CONTROLLERS, hand_over_ready)
+  end
   local last = tonumber(get(meta, 'last_id'))
   if not last then
     redis.call('ZREM', shard .. ':unread', cid)
@@ -333,8 +428,14 @@ local function claim(keys, args)
     redis.call('HDEL', meta, 'orphan_of')
     redis.call('XADD', shard .. ':takeovers', 'MAXLEN', '~', 10000, '*', 'c', cid, 'from', from, 'to', worker, 'at', now)
   end
-  return {'claimed', token, last, tonumber(get(meta, 'crashes')) or 0, get(meta, 'node') or '',
+  local claimed = {'claimed', token, last, tonumber(get(meta, 'crashes')) or 0, get(meta, 'node') or '',
     get(meta, 'closed') or ''}
+  if args[4] then
+    local class, tenant = unpack(redis.call('HMGET', meta, 'class', 'tenant'))
+    local share, weight = share_of(shard, tenant or '')
+    for _, part in ipairs({class or '1', share, string.format('%.6f', weight)}) do claimed[#claimed + 1] = part end
+  end
+  return claimed
 end
 
 -- release: give a conversation up, unless it has new events.
@@ -378,7 +479,8 @@ local function close(keys, args)
   if not get(meta, 'last_id') then return {'missing'} end
   redis.call('HSET', meta, 'closed', '1')
   redis.call('ZREM', shard .. ':dead', cid)
-  local node = get(meta, 'node')
+  local node, open_in = get(meta, 'node'), get(meta, 'open_in')
+  if open_in then count_open(shard, open_in, cid, 'finished') end
   if node then redis.call('XADD', shard .. ':act:node:' .. node, '*', 'c', cid, 'a', '0', 'x', 'close') end
   return {'closed'}
 end
@@ -408,6 +510,8 @@ local function end_deletion(keys, args)
   local node, owner = get(meta, 'node'), get(meta, 'owner')
   if node then redis.call('XADD', shard .. ':act:node:' .. node, '*', 'c', cid, 'a', '0', 'x', 'close') end
   if owner then redis.call('SREM', shard .. ':worker:' .. owner .. ':owned', cid) end
+  local open_in = get(meta, 'open_in')
+  if open_in then count_open(shard, open_in, cid, 'finished') end
   for _, key in ipairs(label_keys(shard, meta)) do
     if is_there(shard, key, 'zset') then redis.call('ZREM', key, cid) end
   end
@@ -452,6 +556,8 @@ local function dispatch(keys, args)
   local queued = get(once, 'q:' .. action)
   if queued then
     local stream, entry = string.match(queued, '^(.*)|(.*)$')
+    local is_waiting = entry == WAITING or entry == WAITING_FOR_POOL
+    if is_waiting and is_in_line(shard, stream, cid .. ' ' .. action) then return {'queued'} end
     local where = stream and delivery_state(shard, stream, TOOLS, entry)
     if where == 'queued' then return {'queued'} end
     if where == 'delivered' then return {'running', claimer or ''} end
@@ -485,6 +591,7 @@ local function claim_action(keys, args)
   local meta, once = base .. ':meta', base .. ':once'
   local cid, action, worker, node, stream, entry, anywhere, checksum = unpack(args)
   if not alive(shard, worker) then return {'swept'} end
+  pump(shard, stream, TOOLS, hand_over_action)  -- this entry was taken up
   local place, before = stream .. '|' .. entry, get(once, 'w:' .. action)
   local idle, last = nil, get(meta, 'last_id')
   if not last then idle = {'missing'}
@@ -581,6 +688,7 @@ end
 -- register: enter a new incarnation of a worker.
 -- KEYS shard base.  ARGV worker, ttl_ms, role, n_streams, action stream …, field, value …
 --   field 'clock_ms': the clock of its machine; if the server's is another, one of them is wrong
+--   field 'interactive': a controller that reads the interactive ready stream
 -- returns {'registered', the shard's time}
 local function register(keys, args)
   local shard, worker, ttl, role = keys[1], args[1], tonumber(args[2]), args[3]
@@ -595,6 +703,7 @@ local function register(keys, args)
   redis.call('HSET', about, 'streams', table.concat(streams, ' '))
   if role == 'door' then make_group(shard, shard .. ':notices', DOORS) end
   for i = 5 + n, #args, 2 do redis.call('HSET', about, args[i], args[i + 1]) end
+  if get(about, 'interactive') then make_group(shard, shard .. ':ready:interactive', CONTROLLERS) end
   local clock = number_of(get(about, 'clock_ms')) or wall_ms()
   local now = keep_time(shard, worker, ttl, nil, math.abs(clock - wall_ms()) < CLOCKS_DIFFER_MS)
   redis.call('ZADD', shard .. ':workers', now + ttl, worker)
@@ -616,12 +725,15 @@ local function give_entry_back(shard, stream, group, entry, fields)
   end
   local base, before = shard .. ':c:' .. about['c'], stream .. '|'
   local key, field = base .. ':once', 'q:' .. (about['a'] or '')
-  if group == CONTROLLERS then key, field, before = base .. ':meta', 'ready_id', '' end
+  if group == CONTROLLERS then
+    key, field = base .. ':meta', 'ready_id'
+    before = ready_place(shard, stream, '')
+  end
   local carrier = get(key, field)
   if not carrier then return end
   if carrier ~= before .. entry then
-    local other, its_entry = string.match(carrier, '^(.*)|(.*)$')
-    if delivery_state(shard, other or stream, group, its_entry or carrier) ~= 'lost' then return end
+    local other, its_entry = place_in(carrier, group == CONTROLLERS and shard .. ':ready' or stream)
+    if delivery_state(shard, other, group, its_entry) ~= 'lost' then return end
   end
   redis.call('HSET', key, field, before .. redis.call('XADD', stream, '*', unpack(fields)))
 end
@@ -679,7 +791,9 @@ local function remove_worker(shard, worker, now, limit, how)
     attempt(shard, shard .. ':c:' .. cid .. ':meta', '', hand_back, shard, worker, cid, now, how)
   end
   if redis.call('SCARD', me .. ':owned') > 0 then return false end
-  if not give_back(shard, shard .. ':ready', CONTROLLERS, worker, limit) then return false end
+  for _, ready in ipairs({':ready:interactive', ':ready'}) do
+    if not give_back(shard, shard .. ready, CONTROLLERS, worker, limit) then return false end
+  end
   for _, stream in ipairs(streams_of(shard, worker)) do
     if not give_back(shard, stream, TOOLS, worker, limit) then return false end
   end
@@ -701,6 +815,7 @@ local function maintain_stream(shard, stream, group)
     end
   end
   redis.call('XTRIM', stream, 'MINID', oldest)
+  pump(shard, stream, group, group == CONTROLLERS and hand_over_ready or hand_over_action)
 end
 
 local function leave_with(shard, node, stream, entry, about)
@@ -714,13 +829,31 @@ local function leave_with(shard, node, stream, entry, about)
   return true
 end
 
+-- Put what lines up for a lost node into its stream, whence it leaves with all else.
+local function end_line(shard, stream)
+  local turns = turns_of(shard, stream)
+  for _, class in ipairs(USUAL_ORDER) do
+    local queue = turns .. ':' .. class
+    if is_there(shard, queue, 'zset') then
+      for _, member in ipairs(redis.call('ZRANGE', queue, 0, 999)) do
+        attempt(shard, queue, member, hand_over_action, shard, stream, member)
+        redis.call('ZREM', queue, member)
+      end
+    end
+  end
+end
+
 -- Send what waits for a lost node to the pools of its conversations.
 local function leave_node(shard, node)
-  local stream = shard .. ':act:node:' .. node
-  if not is_there(shard, stream, 'stream') then return end
-  for _, item in ipairs(redis.call('XRANGE', stream, '-', '+', 'COUNT', 1000)) do
-    if not attempt(shard, stream, item[1], leave_with, shard, node, stream, item[1], pairs_of(item[2])) then
-      redis.call('XDEL', stream, item[1])  -- or it would be noted with every beat
+  for _, lane in ipairs({':act:interactive:node:', ':act:node:'}) do
+    local stream = shard .. lane .. node
+    end_line(shard, stream)
+    if is_there(shard, stream, 'stream') then
+      for _, item in ipairs(redis.call('XRANGE', stream, '-', '+', 'COUNT', 1000)) do
+        if not attempt(shard, stream, item[1], leave_with, shard, node, stream, item[1], pairs_of(item[2])) then
+          redis.call('XDEL', stream, item[1])  -- or it would be noted with every beat
+        end
+      end
     end
   end
 end
@@ -743,16 +876,18 @@ end
 -- Check a notification that nobody has answered. Returns 'rung' when it was lost and is repeated, and 'seen' otherwise.
 local function check_notification(shard, cid, now)
   local meta = shard .. ':c:' .. cid .. ':meta'
-  local entry = get(meta, 'ready_id')
+  local stream, entry = place_in(get(meta, 'ready_id') or '', shard .. ':ready')
   if get(meta, 'owner') or not get(meta, 'last_id') then
     redis.call('ZREM', shard .. ':unread', cid)
     return 'seen'
-  elseif entry and delivery_state(shard, shard .. ':ready', CONTROLLERS, entry) == 'queued' then
+  end
+  local is_waiting = entry == WAITING and is_in_line(shard, stream, cid)
+  if is_waiting or delivery_state(shard, stream, CONTROLLERS, entry) == 'queued' then
     redis.call('ZADD', shard .. ':unread', now, cid)
     return 'seen'
   end
   -- Lost, or delivered and not answered: its reader may never have seen the reply that delivered it.
-  if entry and id_parts(entry) then redis.call('XACK', shard .. ':ready', CONTROLLERS, entry) end
+  if id_parts(entry) then redis.call('XACK', stream, CONTROLLERS, entry) end
   notify_again(shard, meta, cid, now)
   return 'rung'
 end
@@ -807,6 +942,9 @@ local function tick(keys, args)
   maintain_nodes(shard, me .. ':about', now)
   if get(me .. ':about', 'role') == 'door' then make_group(shard, shard .. ':notices', DOORS) end
   maintain_stream(shard, shard .. ':ready', CONTROLLERS)
+  if redis.call('EXISTS', shard .. ':ready:interactive') == 1 then
+    maintain_stream(shard, shard .. ':ready:interactive', CONTROLLERS)
+  end
   for _, stream in ipairs(streams_of(shard, worker)) do maintain_stream(shard, stream, TOOLS) end
   return {'alive', removed, #due, notified, now}
 end
@@ -815,6 +953,24 @@ end
 -- KEYS key, base of the shard where it is noted.  ARGV kind.  returns {'there'} {'absent'}
 local function keep_kind(keys, args)
   return {is_there(keys[2], keys[1], args[1]) and 'there' or 'absent'}
+end
+
+-- admit: whether a conversation may begin now, for those who have to store something before. Nothing is noted.
+-- KEYS shard base.  ARGV cid, tenant, how many of its conversations are open in other shards
+-- returns {'admitted'} {'refused', …} as append does; one that has begun is admitted
+local function admit(keys, args)
+  local shard = keys[1]
+  if get(shard .. ':c:' .. args[1] .. ':meta', 'last_id') then return {'admitted'} end
+  return admission(shard, args[2], tonumber(args[3]) or 0, now_ms(shard)) or {'admitted'}
+end
+
+-- set_tenants: say which weights and bounds tenants have, for everybody; see turns.lua and admission.lua.
+-- KEYS shard base.  ARGV field, value …   what was said before is forgotten.  returns {'set'}
+local function set_tenants(keys, args)
+  local key = keys[1] .. ':tenants'
+  redis.call('DEL', key)
+  for i = 1, #args, 2 do redis.call('HSET', key, args[i], args[i + 1]) end
+  return {'set'}
 end
 
 -- now: the shard's time.  KEYS shard base.  returns {'now', ms}
@@ -848,3 +1004,5 @@ redis.register_function('deck_tick', tick)
 redis.register_function('deck_leave', leave)
 redis.register_function('deck_now', now)
 redis.register_function('deck_keep_kind', keep_kind)
+redis.register_function('deck_admit', admit)
+redis.register_function('deck_set_tenants', set_tenants)

@@ -6,15 +6,17 @@ has taken notice of it, so a log that a worker is about to continue never looks 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from broker.contract.actions import ChangeAgentStateAction, LoopRecoveryAction, MessageAction
-from broker.contract.events import DelegateEnded, Event, EventSource, ModelReply
+from broker.contract.events import ConversationCreated, DelegateEnded, Event, EventSource, ModelReply
 from broker.contract.observations import AgentStateChangedObservation, LoopDetectionObservation
 from broker.contract.recall import RecallAction
 from broker.specs.agent_state import TERMINAL_STATES, AgentState, is_settled
 from broker.specs.loop_policy import STUCK_CODE
+from broker.specs.priority import priority_of
 
 REQUESTABLE_STATES = frozenset({AgentState.RUNNING, AgentState.PAUSED, AgentState.STOPPED})
 """What a person may ask for; other requests change nothing."""
@@ -101,6 +103,18 @@ class Status:
     def is_terminal(self) -> bool:
         """Whether the conversation is over, unless a person continues it."""
         return self.state in TERMINAL_STATES and not self.is_unanswered
+
+
+def listed_at_first(created: ConversationCreated, node: str) -> dict[str, str | int | float]:
+    """Return what the index has of a conversation that begins, and what decides whose turn it is."""
+    found = {"title": created.title, "agent": created.agent.name, "state": AgentState.LOADING.value}
+    found |= {"workspace": created.workspace.model_dump_json()}
+    found |= {"node": node} if node else {}
+    found |= {"labels": json.dumps(created.labels, sort_keys=True)} if created.labels else {}
+    found |= {"class": str(priority_of(created.tenancy, is_headless=created.headless).rank)}
+    if created.tenancy is not None and created.tenancy.tenant:
+        found |= {"tenant": created.tenancy.tenant}
+    return {**found}
 
 
 def listed(events: Sequence[Event]) -> dict[str, str | int | float]:

@@ -14,6 +14,7 @@
     │   │   └── StoreReplaced      another store than before, or the same one emptied
     │   ├── CorruptEntry           bytes that fail their checksum or their schema
     │   └── EventsLost             the log does not hold an event that had been acknowledged
+    ├── AdmissionRefused           nothing may begin now: a tenant has its share, or the store fills up      [retryable]
     └── OwnershipLost              this process no longer owns what it was working on
 
 Holds: every expected failure derives from these and carries a stable `code` and `retryable`; one that concerns a single
@@ -73,6 +74,33 @@ class EventUnfit(UsageError):
     """An event that the log cannot keep: too large even with its large texts moved out, or nested too deeply."""
 
     code = "event_unfit"
+
+
+class AdmissionRefused(DeckhandsError):
+    """A conversation may not begin now; nothing of it was written. What has begun continues.
+
+    Attributes:
+        reason: `open`, `pace` or `memory`: too many conversations of the tenant are not settled, too many have begun in
+            the last minute, or the store has too little memory left.
+        retry_after_seconds: when to try again.
+    """
+
+    code = "admission_refused"
+    retryable = True
+
+    def __init__(self, reason: str, tenant: str, used: int, limit: int, retry_after_seconds: float) -> None:
+        whose = "all tenants without a rule" if tenant == "*" else f"the tenant {tenant!r}" if tenant else "nobody"
+        text = {
+            "open": f"{used} conversations of {whose} are not settled, and no more than {limit} may be.",
+            "pace": f"No more than {limit} conversations of {whose} may begin in a minute.",
+            "memory": f"The store uses {used:,} bytes; conversations begin while it uses less than {limit:,}.",
+        }
+        super().__init__(
+            text.get(reason, "No conversation may begin now."),
+            remedy=f"Try again in {retry_after_seconds:.3g} s, or ask the operator for more.",
+        )
+        self.reason = reason
+        self.retry_after_seconds = retry_after_seconds
 
 
 class StoreError(DeckhandsError):

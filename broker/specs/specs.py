@@ -27,7 +27,7 @@ LABEL_PATTERN = r"^[A-Za-z0-9_.-]{1,64}$"
 MAX_LABELS = 16
 MAX_NEED = 2**53
 
-PriorityName = Literal["interactive", "batch"]
+PriorityName = Literal["interactive", "normal", "batch"]
 """What goes first where something is scarce."""
 
 
@@ -260,7 +260,7 @@ class WorkspaceSpec(Part):
 
 
 class Tenancy(Part):
-    """Who a conversation is for: whose budget pays for it, and who goes first when a quota is short.
+    """Who a conversation is for: whose budget pays for it, and who goes first where something is scarce.
 
     Attributes:
         tenant: empty for nobody in particular.

@@ -23,12 +23,12 @@ FUNCTIONS_VERSION = 6
 OLDEST_CALLER = 2
 """The oldest version whose workers these functions serve."""
 LIBRARIES = {
-    "deckhands": "log/functions.lua",
-    "deckhands_governor": "limits/governor.lua",
-    "deckhands_ledger": "limits/ledger.lua",
-    "deckhands_batches": "limits/batches.lua",
+    "deckhands": ("log/functions.lua", "log/turns.lua", "log/admission.lua"),
+    "deckhands_governor": ("limits/governor.lua",),
+    "deckhands_ledger": ("limits/ledger.lua",),
+    "deckhands_batches": ("limits/batches.lua",),
 }
-"""The function libraries and their files."""
+"""The function libraries and their files: the one that registers the functions, and what it begins with."""
 PRELUDE = "store/prelude.lua"
 
 logger = logging.getLogger(__name__)
@@ -37,9 +37,10 @@ logger = logging.getLogger(__name__)
 def functions_code(library: str = "deckhands") -> str:
     """Return the source of a function library: its first line names it, then comes what all of them share."""
     folder = resources.files("broker")
-    own, shared = (folder.joinpath(file).read_text(encoding="utf-8") for file in (LIBRARIES[library], PRELUDE))
+    first, *others = LIBRARIES[library]
+    own, *parts = (folder.joinpath(file).read_text(encoding="utf-8") for file in (first, PRELUDE, *others))
     name, _, rest = own.partition("\n")
-    return f"{name}\n{shared}\n{rest}"
+    return "\n".join((name, *parts, rest))
 
 
 def functions_hash(library: str) -> str:

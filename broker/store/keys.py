@@ -8,6 +8,11 @@
     deck:{k}:index                 zset     for ever       conversation → created (ms)
     deck:{k}:label:<name>=<value>  zset     with the log   conversation → created (ms), of those with a label
     deck:{k}:ready                 stream   trimmed        conversations nobody owns that have new events
+    deck:{k}:ready:interactive     stream   trimmed        the same, of interactive ones
+    deck:{k}:turns:<stream>…       several  while in line  who waits to get into a stream, see turns.lua
+    deck:{k}:tenants               hash     for ever       tenant → weight and bounds, see turns.lua
+    deck:{k}:open:<tenant>         zset     until settled  conversation → created (ms)
+    deck:{k}:paces                 hash     for ever       tenant → when its minute is whole again (ms)
     deck:{k}:unread                zset     until claimed  conversation → notified (ms); finds lost ones
     deck:{k}:parked                zset     until due      conversation → due (ms)
     deck:{k}:dead                  zset     until resumed  conversations that crashed three workers
@@ -26,6 +31,7 @@
     deck:{k}:worker:<w>:mail       stream   while alive    wake-ups for what the worker owns
     deck:{k}:worker:<w>:about      hash     while alive    role, node, streams, progress
     deck:{k}:act:<route>           stream   trimmed        actions for a pool (`pool:bash`) or a node
+    deck:{k}:act:interactive:<r>   stream   trimmed        the same, of interactive conversations
     deck:{0}:quota:<pool>:…        several  for ever       who may call a model, see governor.lua
     deck:{0}:budget:<account>      hash     for ever       limit, spent, reserved; see ledger.lua
     deck:{0}:budgets               set      for ever       those of tenants and experiments, or with a limit
@@ -91,6 +97,20 @@ class ShardKeys:
     def ready(self) -> str:
         """The ready stream."""
         return f"{self.root}:ready"
+
+    @property
+    def ready_interactive(self) -> str:
+        """The ready stream of interactive conversations."""
+        return f"{self.root}:ready:interactive"
+
+    @property
+    def tenants(self) -> str:
+        """The weights and bounds of tenants."""
+        return f"{self.root}:tenants"
+
+    def open(self, tenant: str) -> str:
+        """The conversations of a tenant that are not settled."""
+        return f"{self.root}:open:{tenant}"
 
     @property
     def index(self) -> str:
@@ -189,9 +209,9 @@ class ShardKeys:
         """The set of notebooks that a listing shows."""
         return f"{self.root}:notebooks"
 
-    def actions(self, route: str) -> str:
+    def actions(self, route: str, *, is_interactive: bool = False) -> str:
         """The action stream of a route, `pool:<name>` or `node:<id>`."""
-        return f"{self.root}:act:{route}"
+        return f"{self.root}:act:interactive:{route}" if is_interactive else f"{self.root}:act:{route}"
 
 
 @dataclass(frozen=True, slots=True)

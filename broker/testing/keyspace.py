@@ -306,7 +306,8 @@ def _time(keys: Keyspace, _: Arguments) -> list[bytes]:
 
 
 def _describe_server(_: Keyspace, __: Arguments) -> bytes:
-    return b"# Server\r\nredis_version:8.6.3\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n"
+    about = b"redis_version:8.6.3\r\nused_memory:1000000\r\nmaxmemory:0\r\nmaxmemory_policy:noeviction\r\n"
+    return b"# Server\r\n" + about
 
 
 COMMANDS: dict[bytes, Command] = {

@@ -276,6 +276,7 @@ def _xinfo(keys: Keyspace, args: Arguments) -> list[Any]:
         [
             *(b"name", name, b"consumers", len(group.consumers), b"pending", len(group.pending)),
             *(b"last-delivered-id", id_text(group.last)),
+            *(b"lag", len(stream.between(_next(group.last), LAST_ID))),
         ]
         for name, group in sorted(stream.groups.items())
     ]

@@ -20,6 +20,7 @@ from broker.limits.batches import CallStands
 from broker.limits.governor import Priority
 from broker.log.fencing import Ownership
 from broker.specs.agent_state import TERMINAL_STATES
+from broker.specs.priority import priority_of as priority_for
 from controller_worker.calls.batched_call import BatchedCall, is_batched, step_of
 from controller_worker.calls.budget_reservation import BudgetReservation, accounts_above
 from controller_worker.calls.permits import Permits
@@ -230,6 +231,4 @@ async def _lose(quota: QuotaPermit, budget: BudgetReservation, state: State) -> 
 
 def priority_of(state: State) -> Priority:
     """Return who goes first: as asked for, else by whether a person is there."""
-    if state.setup.tenancy.priority is not None:
-        return Priority(state.setup.tenancy.priority)
-    return Priority.BATCH if state.setup.headless else Priority.INTERACTIVE
+    return priority_for(state.setup.tenancy, is_headless=state.setup.headless)

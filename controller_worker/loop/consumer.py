@@ -1,7 +1,8 @@
 """The consumer of a controller worker: claims conversations, wakes them, and gives them back.
 
-Holds: about `max_conversations` at a time, and those that only wait make room for those that wait for a worker; a lost
-wake-up is found within seconds; a worker that was swept drops all it had and starts over under a new name.
+Holds: about `max_conversations` at a time, and those that only wait make room for those that wait for a worker, batch
+work first; a few places are kept for interactive ones, see `Places`; a lost wake-up is found within seconds; a worker
+that was swept drops all it had and starts over under a new name.
 Does not: decide anything about a conversation; see `conversation_loop`.
 """
 
@@ -16,8 +17,10 @@ from broker.celery.bootstep import cancel_when
 from broker.coordination.heartbeat_thread import HeartbeatThread
 from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
 from broker.coordination.ownership import Claimed, NotClaimed, Owners
+from broker.coordination.places import Places
 from broker.coordination.unreadable import CANNOT_BE_READ
 from broker.coordination.wakeups import Mailbox, ReadyStream
+from broker.limits.tenants import publish
 from broker.log.event_log import EventLog
 from broker.runtime.errors import OwnershipLost, StoreError, StoreRefused
 from broker.runtime.failpoints import failpoint
@@ -37,7 +40,7 @@ UPKEEP_SECONDS = 1.0
 CHECK_NEWS_EVERY = 2
 CHECK_DISPATCH_AFTER_SECONDS = 6.0
 MAKE_ROOM_FOR = 256
-"""How many conversations that only wait a full worker gives back each second, the longest waiting first."""
+"""How many conversations that only wait a full worker gives back each second: batch work first, then by how long."""
 SHOWN_LOST = 5
 IGNORED_NAMED = 10
 """How many settings without effect a worker reports."""
@@ -133,7 +136,7 @@ class Incarnation:
         self.progress = 0
         self.is_draining = False
         self._services = services
-        self._max_conversations = settings.max_conversations
+        self._settings = settings
         self._idle_seconds = settings.idle_seconds
         self.membership = Membership(
             services.store,
@@ -142,29 +145,33 @@ class Incarnation:
             about={
                 "agents": ",".join(known_agents()),
                 "ignored_settings": "\n".join(ignored_variables(settings.model_env)[:IGNORED_NAMED]),
+                "interactive": "1",
             },
             ttl_seconds=settings.heartbeat_ttl_seconds,
         )
-        self._room = asyncio.Event()
-        self._room.set()
+        self._places = Places(settings.max_conversations)
+        self._takes_more = asyncio.Event()
+        self._takes_more.set()
         self._connects = services.store.connection.connects
         self._unsure: set[str] = set()
         self._lost: list[str] = []
-        self._beginning = 0
+        self._beginning = {True: 0, False: 0}
         self._has_begun = asyncio.Event()
 
     async def run(self, stop: asyncio.Event, *, on_beat: Callable[[int], None]) -> None:
         """Work until stopped or swept; `on_beat` gets the progress at each beat."""
         await self.membership.register()
-        store = self._services.store
+        store, settings = self._services.store, self._settings
+        if settings.tenants.rules or settings.admit_memory is not None:
+            await publish(store, settings.tenants, settings.admit_memory)
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._beat(on_beat)), group.create_task(self._keep_up())]
                 tasks.append(group.create_task(self._services.permits.keep_up(self.worker_id)))
                 tasks.append(group.create_task(self._services.keeper.keep_up(self.worker_id)))
                 for names in store.all_shards:
-                    tasks.append(group.create_task(self._read_ready(names)))
-                    tasks.append(group.create_task(self._read_mail(names)))
+                    reading = (self._read_ready(names, is_first=is_first) for is_first in (True, False))
+                    tasks += [group.create_task(work) for work in (*reading, self._read_mail(names))]
                 group.create_task(cancel_when(stop, tasks))
         except* OwnershipLost:
             self._lost += self.loops
@@ -181,7 +188,7 @@ class Incarnation:
     async def drain(self) -> int:
         """Take no more conversations; see `ControllerConsumer.drain`."""
         self.is_draining = True
-        self._room.clear()
+        self._takes_more.clear()
         for loop in list(self.loops.values()):
             await loop.release_idle()
         return len(self.loops)
@@ -195,16 +202,16 @@ class Incarnation:
                 raise OwnershipLost(f"{self.worker_id} was swept.")
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
-    async def _read_ready(self, names: ShardKeys) -> None:
-        stream = ReadyStream(self._services.store, names, self.worker_id)
+    async def _read_ready(self, names: ShardKeys, *, is_first: bool) -> None:
+        stream = ReadyStream(self._services.store, names, self.worker_id, is_interactive=is_first)
         try:
             while True:
-                await self._room.wait()
-                while self._beginning >= BEGIN_AT_ONCE:
+                await self._takes_more.wait()
+                room = await self._places.wait(is_first=is_first)
+                while self._beginning[is_first] >= BEGIN_AT_ONCE:
                     self._has_begun.clear()
                     await self._has_begun.wait()
-                room = min(BEGIN_AT_ONCE - self._beginning, self._max_conversations - len(self.loops))
-                rung = await stream.read(limit=max(1, room))
+                rung = await stream.read(limit=min(BEGIN_AT_ONCE - self._beginning[is_first], room))
                 await asyncio.gather(*(self._claim(cid, entry) for cid, entry in rung))
         finally:
             await stream.aclose()
@@ -246,14 +253,14 @@ class Incarnation:
         _log.info("conversation %s is taken", claimed.ownership.conversation_id)
         loop = ConversationLoop(claimed, self._services, on_gone=self._forget)
         self.loops[loop.conversation_id] = loop
-        if len(self.loops) >= self._max_conversations:
-            self._room.clear()
+        is_first = loop.rank == 0
+        self._places.take(is_first=is_first)
         self.progress += 1
-        self._beginning += 1
-        loop.begin().add_done_callback(self._note_begun)
+        self._beginning[is_first] += 1
+        loop.begin().add_done_callback(lambda _: self._note_begun(is_first=is_first))
 
-    def _note_begun(self, _: asyncio.Task[None]) -> None:
-        self._beginning -= 1
+    def _note_begun(self, *, is_first: bool) -> None:
+        self._beginning[is_first] -= 1
         self._has_begun.set()
 
     async def _read_mail(self, names: ShardKeys) -> None:
@@ -294,7 +301,7 @@ class Incarnation:
                 if last_id != loop.state.version:
                     loop.wake()
         now = self._services.store.clock.monotonic()
-        idle.sort(key=lambda loop: loop.waiting_since)
+        idle.sort(key=lambda loop: (-loop.rank, loop.waiting_since))
         surplus = self._surplus()
         for position, loop in enumerate(idle):
             cid, waited = loop.conversation_id, now - loop.waiting_since
@@ -327,14 +334,13 @@ class Incarnation:
         """Return how many conversations that only wait are to go at once."""
         if self.is_draining:
             return len(self.loops)
-        return MAKE_ROOM_FOR if len(self.loops) >= self._max_conversations else 0
+        return 0 if self._places.free(is_first=False) else MAKE_ROOM_FOR
 
     def _forget(self, loop: ConversationLoop) -> None:
         if self.loops.get(loop.conversation_id) is loop:
             del self.loops[loop.conversation_id]
+            self._places.give(is_first=loop.rank == 0)
             if loop.is_lost:
                 self._lost.append(loop.conversation_id)
             if loop.is_to_begin_again:
                 self._unsure.add(loop.conversation_id)
-        if not self.is_draining and len(self.loops) < self._max_conversations:
-            self._room.set()

@@ -42,11 +42,14 @@ class ConversationLoop:
         is_to_begin_again: once it is dropped, look whether the conversation is this worker's: its log has lost its end,
             or the store was away, and an older state of it may name this worker as the owner under another token.
         is_lost: it has another owner.
+        rank: of its priority; 0 goes first.
     """
 
     def __init__(self, claimed: Claimed, services: Services, *, on_gone: Callable[[ConversationLoop], None]) -> None:
         self.conversation_id = claimed.ownership.conversation_id
         self.is_to_begin_again = self.is_lost = False
+        self.rank = claimed.rank
+        self._turn = services.steps.turn_of(claimed)
         self._services = services
         self._on_gone = on_gone
         self._is_gone = False
@@ -129,7 +132,14 @@ class ConversationLoop:
             self.drop()
 
     async def _advance(self) -> None:
-        """Do what is wanted until there is nothing left to do for now."""
+        """Do what is wanted until there is nothing left to do for now; others have their turn between two steps."""
+        await self._turn.take()
+        try:
+            await self._step_on()
+        finally:
+            self._turn.give()
+
+    async def _step_on(self) -> None:
         seen, rounds = (-1, 0), 0
         while True:
             await self._catch_up()
@@ -141,6 +151,7 @@ class ConversationLoop:
                 if not self._log.has_new_events and not self._call.take_news():
                     return
                 rounds = -1
+            await self._turn.take_next()
 
     async def _catch_up(self) -> None:
         """Restore the log at first, then fold in what is new."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from broker.contract.actions import MessageAction
 from broker.contract.events import AgentSpec, ConversationCreated, EventSource, Limits, WorkspaceSpec
 from broker.coordination.stored_files import StoredFiles
+from broker.log.admission import check
 from broker.log.event_log import Appended, Duplicate, EventLog
 from broker.secrets.secrets import Secrets
 from broker.specs.specs import Tenancy
@@ -88,8 +89,10 @@ async def begin(
     Raises:
         UsageError: the id is taken, or no running worker knows the agent, offers one of the tools or takes the
             directory.
+        AdmissionRefused: nothing may begin now; says when to try again.
     """
     agent, store = what.agent, log.store
+    await check(store, conversation_id, what.tenancy.tenant if what.tenancy else "")
     await require_agent(store, agent)
     await require_served(store, what.workspace)
     if what.tools:

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from broker.contract.actions import ChangeAgentStateAction, LoopRecoveryAction, MessageAction
 from broker.contract.events import AgentSpec, Event, EventSource, Limits, ModelSwitched
+from broker.log.admission import check
 from broker.log.event_log import Closed, EventLog
 from broker.runtime.errors import UnknownConversation, UsageError
 from broker.runtime.settings import BrokerSettings
@@ -111,7 +112,7 @@ class Client(Reader):
                 Schema. The output is then in `Summary.outputs`. None leaves it to `agent.output`.
             secrets: values by name, which commands may use and nobody may read.
             headless: True if nobody can be asked.
-            tenancy: who it is for: whose budget pays, and who goes first when a quota is short.
+            tenancy: who it is for: whose budget pays, and who goes first where something is scarce.
             title: for listings; the beginning of the task if empty.
             labels: for selection; see `broker.specs.labels`.
             conversation_id: its id. None makes a new one, or takes the one that belongs to `idempotency_key`.
@@ -120,6 +121,7 @@ class Client(Reader):
         Raises:
             UsageError: an argument is of another type or cannot be used, the id is taken, or no running worker knows
                 the agent, offers one of the tools or takes the directory.
+            AdmissionRefused: nothing may begin now; says why, and when to try again.
         """
         check_task(inputs.text_in(task, "task"))
         place, upload = await asyncio.to_thread(inputs.workspace_in, workspace, upload)
@@ -171,12 +173,13 @@ class Client(Reader):
             workspace: where to work; the origin's if None. Files are not part of a log, see `forking`.
 
         Raises:
-            UsageError: no such conversation or event, or no tool worker takes the directory.
+            UsageError, AdmissionRefused: no such conversation or event, or see `submit`.
         """
         events = Point(conversation_id, at).cut(await self.events(conversation_id, is_whole=True))
         fork_id = inputs.id_in(None, idempotency_key)
         place = None if workspace is None else inputs.directory_in(workspace)
         created = fork_of(events, fork_id, model=model, workspace=place, title=title)
+        await check(self.store, fork_id, created.tenancy.tenant if created.tenancy else "")
         await require_served(self.store, created.workspace)
         await self.lend_upload(conversation_id, fork_id, created.workspace)
         await self.log.adopt(created, copied_events(events, model=model), key=f"fork:{created.forked_from}")

@@ -19,7 +19,12 @@ from pydantic import Field
 
 from broker.celery.messages import MAX_DEPTH, is_deeper
 from broker.coordination.unreadable import Unreadable
-from broker.runtime.errors import DeckhandsError, StoreRefused, UsageError
+from broker.runtime.errors import (
+    AdmissionRefused,
+    DeckhandsError,
+    StoreRefused,
+    UsageError,
+)
 from broker.runtime.failpoints import failpoint
 from broker.store.connection import Argument
 from broker.store.group_reader import GroupReader
@@ -153,7 +158,7 @@ class Inbox:
             try:
                 request_id = _id_in(about) or entry
                 await self._carry_out(entry, fields, request_id, reply_to)
-            except UsageError as error:
+            except (UsageError, AdmissionRefused) as error:
                 await self._reject(entry, fields, request_id, reply_to, error)
         except STORE_FAILS:
             _log.exception("entry %s of the inbox cannot be taken now; it is tried again", entry)
@@ -200,9 +205,12 @@ class Inbox:
         if reply_to and not has_begun:
             await self._desk.callers.forget(conversation_id)
         if reply_to and not (has_begun and isinstance(error, _Failed)):  # else its conversation answers
-            reason = {"code": error.code, "message": error.message, "remedy": error.remedy}
+            reason: dict[str, str | float] = {"code": error.code, "message": error.message, "remedy": error.remedy}
+            if isinstance(error, AdmissionRefused):
+                reason["retry_after_seconds"] = error.retry_after_seconds
             await self._replies.send(reply_to, request_id, "rejected", content=reason)
-        await self._unreadable.put_aside(self._store.all_shards[0], INBOX, entry, fields, error)
+        if not (reply_to and isinstance(error, AdmissionRefused)):  # a producer that knows sends it again
+            await self._unreadable.put_aside(self._store.all_shards[0], INBOX, entry, fields, error)
         await self._done(entry)
 
     async def _call(self, *command: Argument) -> Any:

@@ -19,7 +19,7 @@ from datetime import datetime
 from typing import Any
 
 from broker.runtime.clock import to_millis
-from broker.runtime.errors import StoreError, UsageError
+from broker.runtime.errors import AdmissionRefused, StoreError, UsageError
 from broker.runtime.failpoints import failpoint
 from broker.runtime.ids import new_key
 from broker.specs.specs import PriorityName
@@ -34,7 +34,7 @@ DUE_AT_ONCE = 64
 RETRY_SECONDS = 60.0
 MAX_SENDS = 20
 """How often a second half is sent whose task does not come to its end, a minute apart: a callback may be unusable."""
-PRIORITIES: tuple[tuple[int, PriorityName], ...] = ((4, "interactive"), (9, "batch"))
+PRIORITIES: tuple[tuple[int, PriorityName], ...] = ((4, "interactive"), (6, "normal"), (9, "batch"))
 """Celery's numbers over Redis: 0 is the highest, and what every message has that names none."""
 
 
@@ -97,6 +97,7 @@ class Runs:
 
         Raises:
             UsageError: the request cannot be used; nothing was begun.
+            AdmissionRefused: it cannot begin now; nothing was begun.
         """
         desk, conversation_id = self._desk, conversation_of_task(message.task_id)
         caller = await desk.callers.of(conversation_id)
@@ -119,7 +120,7 @@ class Runs:
             return None
         try:
             await desk.begin(request, conversation_id, message.task_id, awaited=CELERY)
-        except UsageError:
+        except (UsageError, AdmissionRefused):
             await desk.callers.forget(conversation_id)
             raise
         failpoint("door.begun")
@@ -154,6 +155,8 @@ class Runs:
                 await self._begin_later(task_id)
             except STORE_FAILS:
                 raise
+            except AdmissionRefused as refused:  # it has waited for its time, and can wait for its place
+                await self._desk.schedule.postpone(task_id, refused.retry_after_seconds)
             except Exception:  # noqa: BLE001  (whatever is wrong with one task concerns no other)
                 _log.exception("the task %s cannot be begun; it is tried again", ascii(task_id))
                 await self._desk.schedule.postpone(task_id, RETRY_SECONDS)

@@ -46,7 +46,13 @@ def schemas() -> dict[str, dict[str, Any]]:
         ),
         "rejection.json": _object(
             "Why an entry was rejected.",
-            dict.fromkeys(("code", "message", "remedy"), _TEXT),
+            {
+                **dict.fromkeys(("code", "message", "remedy"), _TEXT),
+                "retry_after_seconds": {
+                    "type": "number",
+                    "description": "only with the code admission_refused: when to send the entry again",
+                },
+            },
             ["code", "message", "remedy"],
         ),
     }

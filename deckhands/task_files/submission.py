@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from broker.runtime.errors import AdmissionRefused
+from broker.runtime.ids import jitter
 from deckhands.client.client import Client
 from deckhands.client.many import for_each
 from deckhands.reading.summary import ExitCode, Summary
@@ -26,6 +28,8 @@ LOOKED_UP_AT_ONCE = 64
 OnLine = Callable[[TaskLine, bool], None]
 """Gets each task that is in the store, and whether it was there before."""
 Step = Callable[[], None]
+Wait = Callable[[AdmissionRefused], Awaitable[None]]
+"""Gets each refusal of a task that may not begin now, and returns when it is to be tried again."""
 
 
 @dataclass(slots=True)
@@ -61,14 +65,32 @@ def exit_code_of(codes: Counter[ExitCode]) -> ExitCode:
     return others[0] if len(others) == 1 else ExitCode.ERROR
 
 
-async def submit(client: Client, tasks: TaskFile, on_line: OnLine) -> Outcome:
+class Waiting:
+    """Waits for admission, and says so once."""
+
+    def __init__(self, say: Callable[[str], None] = lambda _: None) -> None:
+        self._say = say
+        self._has_said = False
+
+    async def wait(self, refused: AdmissionRefused) -> None:
+        """Wait as long as the refusal says, and a little more, so that not all come back at once."""
+        if not self._has_said:
+            self._has_said = True
+            self._say(f"{refused.message} The tasks that are left are submitted as soon as they may begin.")
+        await asyncio.sleep(refused.retry_after_seconds * (0.5 + jitter()))
+
+
+async def submit(client: Client, tasks: TaskFile, on_line: OnLine, *, wait: Wait | None = None) -> Outcome:
     """Submit the tasks of a file that are not in the store.  Idempotent.
+
+    Args:
+        wait: called when a task may not begin now; it is tried again after that. None: waits as long as it must.
 
     Raises:
         UsageError: a task cannot be begun here; those that `on_line` got have been.
         StoreError: the store cannot be used.
     """
-    outcome = Outcome()
+    outcome, wait_for_admission = Outcome(), wait or Waiting().wait
 
     async def missing() -> AsyncIterator[TaskLine]:
         lines = tasks.lines()
@@ -83,7 +105,12 @@ async def submit(client: Client, tasks: TaskFile, on_line: OnLine) -> Outcome:
 
     async def begin(line: TaskLine) -> None:
         request = line.request.model_copy(update={"idempotency_key": line.key})
-        await client.submit_request(request)
+        while True:
+            try:
+                await client.submit_request(request)
+                break
+            except AdmissionRefused as refused:
+                await wait_for_admission(refused)
         outcome.submitted += 1
         on_line(line, False)
 
@@ -92,7 +119,13 @@ async def submit(client: Client, tasks: TaskFile, on_line: OnLine) -> Outcome:
 
 
 async def submit_and_wait(
-    client: Client, tasks: TaskFile, on_line: OnLine, on_settled: Step, *, results: Path | None
+    client: Client,
+    tasks: TaskFile,
+    on_line: OnLine,
+    on_settled: Step,
+    *,
+    results: Path | None,
+    wait: Wait | None = None,
 ) -> Outcome:
     """Submit the tasks of a file that are not in the store, and wait until all have settled.  Idempotent.
 
@@ -131,7 +164,7 @@ async def submit_and_wait(
             settling.add(line.conversation_id)
 
         async def fill() -> None:
-            submitted = await submit(client, tasks, add)
+            submitted = await submit(client, tasks, add, wait=wait)
             outcome.submitted, outcome.existing = submitted.submitted, submitted.existing
             settling.complete()
 

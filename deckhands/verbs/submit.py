@@ -12,6 +12,7 @@ from click.core import ParameterSource
 from pydantic import ValidationError
 
 from broker.runtime.errors import UsageError
+from broker.specs.priority import Priority
 from broker.specs.specs import Tenancy
 from deckhands.cli.choosing import labels_of
 from deckhands.cli.connecting import cluster_client
@@ -34,7 +35,7 @@ from deckhands.client.named_directory import own_directory
 from deckhands.reading.terminal import counted, print_text
 from deckhands.runs.cluster_notices import warn_of_ignored_settings, warn_of_missing_workers
 from deckhands.settings import FaceSettings
-from deckhands.task_files.submission import Outcome, submit_and_wait
+from deckhands.task_files.submission import Outcome, Waiting, submit_and_wait
 from deckhands.task_files.submission import submit as submit_all
 from deckhands.task_files.task_file import Form, TaskFile, TaskLine, opened
 from deckhands.verbs.secret import secret_values
@@ -72,12 +73,12 @@ class SubmitOptions(TaskOptions):
     metavar="DIR|URL|FILE",
     help="A directory on the tool workers' host, git+https://…#REF, or an archive or bundle; by default an empty one.",
 )
-@click.option("--tenant", default="", help="Whose budget pays; tenants share a model's quota.")
+@click.option("--tenant", default="", help="Whose budget pays; tenants share what is scarce by weight.")
 @click.option("--experiment", default="", help="A part of the tenant's work with its own budget.")
 @click.option(
     "--priority",
-    type=click.Choice(["interactive", "batch"]),
-    help="What goes first when a model's quota is short; by default batch.",
+    type=click.Choice(list(Priority)),
+    help="What goes first where something is scarce; by default batch.",
 )
 @click.option("--idempotency-key", help="The same key always gives the same conversation.")
 @click.option(
@@ -206,9 +207,12 @@ async def _submitted(client: Client, tasks: TaskFile, count: int, options: Submi
             if not must_wait:
                 progress.add()
 
+        admission = Waiting(note)
         if must_wait:
-            return await submit_and_wait(client, tasks, on_line, progress.add, results=options.results)
-        return await submit_all(client, tasks, on_line)
+            return await submit_and_wait(
+                client, tasks, on_line, progress.add, results=options.results, wait=admission.wait
+            )
+        return await submit_all(client, tasks, on_line, wait=admission.wait)
 
 
 def _tenancy(options: SubmitOptions) -> Tenancy | None:

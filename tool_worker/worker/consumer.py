@@ -1,8 +1,8 @@
 """The consumer of a tool worker: reads the action streams of its pools and its node, runs what it is handed.
 
-Holds: at most `concurrency` actions at once; what this worker was handed and has not answered is handed on when its
-heartbeat lapses; a worker that was swept leaves its running actions to their workspace hosts and starts over under a
-new name.
+Holds: at most `concurrency` actions at once, and a few more so that interactive ones need not wait, see `Places`; what
+this worker was handed and has not answered is handed on when its heartbeat lapses; a worker that was swept leaves its
+running actions to their workspace hosts and starts over under a new name.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from broker.coordination.crash_attribution import CrashAttribution, Turns
 from broker.coordination.heartbeat_thread import HeartbeatThread
 from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
 from broker.coordination.placement import NodeOffer, NotServed
+from broker.coordination.places import Places
 from broker.coordination.stored_files import StoredFiles
 from broker.coordination.transfers import Transfers
 from broker.coordination.unreadable import CANNOT_BE_READ
@@ -57,6 +58,8 @@ from tool_worker.worker.placing import MAX_WAITING, WAIT_SECONDS, Placing, offer
 from tool_worker.worker.transfer_service import TransferService
 from tool_worker.workspace.bindings import Bindings
 from tool_worker.workspace.workspaces import Workspaces
+
+READ_AT_ONCE = 8
 
 _log = logging.getLogger(__name__)
 
@@ -198,14 +201,19 @@ class Incarnation:
         self._workspaces = workspaces
         self._offered = offered
         self._queues = [
-            ActionQueue(store, names, worker_id=self.worker_id, node=settings.node, pools=settings.pools)
+            ActionQueue(
+                store, names, worker_id=self.worker_id, node=settings.node, pools=settings.pools, is_first=is_first
+            )
             for names in store.all_shards
+            for is_first in (True, False)
         ]
         self.membership = Membership(
             store,
             self.worker_id,
             "tool",
-            streams=[queue.streams for queue in self._queues],
+            streams=[
+                [*one.streams, *other.streams] for one, other in zip(self._queues[::2], self._queues[1::2], strict=True)
+            ],
             about={
                 "node": settings.node,
                 "directory": identity,
@@ -246,7 +254,7 @@ class Incarnation:
             held=self._held,
         )
         self._reaper = Reaper(store, settings.node_dir, settings.workspace_keep_seconds)
-        self._room = asyncio.Semaphore(settings.concurrency)
+        self._places = Places(settings.concurrency)
         self._placing = Placing(store, offer, settings.named.roots)
         self._unplaced: set[asyncio.Task[None]] = set()
 
@@ -309,16 +317,16 @@ class Incarnation:
 
     async def _read(self, queue: ActionQueue) -> None:
         while True:
-            await self._room.acquire()
-            self._room.release()
-            for delivery in await queue.read(limit=8):
+            free = await self._places.wait(is_first=queue.is_first)
+            for delivery in await queue.read(limit=min(free, READ_AT_ONCE)):
                 if isinstance(delivery, ActionDelivery) and self._placing.is_for_another(delivery):
                     self._place(queue, delivery)
                     continue
-                await self._room.acquire()
+                await self._places.wait(is_first=queue.is_first)
+                self._places.take(is_first=queue.is_first)
                 task = asyncio.create_task(self._take(queue, delivery))
                 self.running.add(task)
-                task.add_done_callback(self._done)
+                task.add_done_callback(partial(self._done, queue))
 
     def _place(self, queue: ActionQueue, delivery: ActionDelivery) -> None:
         """Hand an action on in its own time; while no node serves it, it takes no place of another."""
@@ -334,12 +342,12 @@ class Incarnation:
 
     async def _hand_on(self, queue: ActionQueue, delivery: ActionDelivery, wait_seconds: float) -> None:
         refusal = await self._placing.find(delivery, wait_seconds=wait_seconds)
-        async with self._room:
+        async with self._places.one(is_first=queue.is_first):
             await self._take(queue, delivery, refusal)
 
-    def _done(self, task: asyncio.Task[None]) -> None:
+    def _done(self, queue: ActionQueue, task: asyncio.Task[None]) -> None:
         self.running.discard(task)
-        self._room.release()
+        self._places.give(is_first=queue.is_first)
         self.progress += 1
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("an action was left to be handed out again", exc_info=error)

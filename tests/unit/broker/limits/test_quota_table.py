@@ -62,7 +62,7 @@ def test_models_with_patterns_have_names_of_their_own() -> None:
         ('[[quota]]\nmodel = "m"\nrpm = 1', "quota.0.rpm: Extra inputs are not permitted"),
         ('[[quota]]\nmodel = "m"\nkey_env = "a b"', "quota.0.key_env: String should match pattern"),
         ('[[quota]]\nmodel = "m"\n[[quota]]\nmodel = "m"', "quota: 'm' has two entries for its usual key"),
-        ("[tenants]\nacme = 0", "tenants.acme: Input should be greater than or equal to 0.001"),
+        ("[tenants]\nacme = 0", "tenants.acme.weight: Input should be greater than or equal to 0.001"),
         ("[quotas]", "quotas: Extra inputs are not permitted"),
     ],
 )

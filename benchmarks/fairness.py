@@ -1,0 +1,179 @@
+"""Who is served when more waits than one controller and one tool worker can do.
+
+Two thousand batch conversations step as fast as they can, with a scripted model inside the controller and a tool that
+takes `TOOL_SECONDS` inside a real tool worker. Meanwhile a person begins a conversation now and then, and the benchmark
+follows its log. Then two tenants with weights 3 and 1 share the cluster, once where the controller is what is scarce,
+once where the tool worker's places are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.bench import Bench
+from benchmarks.cluster import BenchCluster, running_cluster
+from benchmarks.figures import Figure, Result, Spread
+from broker.contract.events import AgentSpec, Limits, LLMSpec, ModelReply
+from broker.contract.observations import ToolCallObservation
+from broker.log.conversations import Conversations
+from broker.specs.specs import PriorityName, Tenancy
+from broker.tools.custom_tools import custom_tool
+from deckhands.client.client import Client
+
+TOOL_SECONDS = 0.002
+STEPS = 5_000
+"""More than any conversation makes."""
+LIMIT_SECONDS = 600.0
+PAUSE_SECONDS = 0.2
+POLL_SECONDS = 0.1
+WEIGHTS = 'tenants = {"heavy" = 3, "light" = 1}'
+SAMPLED = 200
+
+
+@custom_tool(outcome="idempotent")
+async def tick(number: int) -> str:
+    """Take a moment."""
+    await asyncio.sleep(TOOL_SECONDS)
+    return str(number)
+
+
+@dataclass(slots=True)
+class Waits:
+    """How long people waited, in seconds from before the submission."""
+
+    first_reply: list[float] = field(default_factory=list)
+    first_action: list[float] = field(default_factory=list)
+    longest_pause: float = 0.0
+    steps_a_second: float = 0.0
+
+
+async def measure(bench: Bench) -> Result:
+    """Let people come while batch work waits, and let two tenants share what there is."""
+    crowd = bench.choose(smoke=40, short=2_000, full=2_000)
+    people = bench.choose(smoke=3, short=100, full=300)
+    seconds = bench.choose(smoke=2, short=20, full=60)
+    async with running_cluster(bench.directory / "people") as cluster:
+        waits = await _people(cluster, crowd, people)
+    shares = {}
+    for what, places in (("controller", 64), ("tool worker", 2)):
+        async with running_cluster(bench.directory / what.replace(" ", "-")) as cluster:
+            shares[what] = await _share(cluster, bench.choose(smoke=20, short=200, full=200), seconds, places)
+    figures = [
+        Figure("a person's first reply of the model, p50", "ms", _percentile(waits.first_reply, 0.5)),
+        Figure("a person's first reply of the model, p95", "ms", _percentile(waits.first_reply, 0.95), 300),
+        Figure("a person's first action carried out, p50", "ms", _percentile(waits.first_action, 0.5)),
+        Figure("a person's first action carried out, p95", "ms", _percentile(waits.first_action, 0.95), 300),
+        Figure("longest pause between two events of a batch conversation", "s", Spread.of([waits.longest_pause]), 30),
+        Figure("steps of batch conversations a second", "", Spread.of([waits.steps_a_second])),
+    ]
+    figures += [
+        Figure(f"share of the tenant with weight 3 of 4, {what} scarce", "%", Spread.of([share], scale=100))
+        for what, share in shares.items()
+    ]
+    note = (
+        f"{crowd:,} batch conversations step without end; {people} conversations of people, one after another, each "
+        f"from before its submission until a follower sees the event. Pauses are those of {SAMPLED} of the batch "
+        f"conversations, from their beginning to the end. Shares: of all steps of {seconds} s. One controller, one tool "
+        "worker."
+    )
+    return Result("Fairness", figures, note)
+
+
+async def _people(cluster: BenchCluster, crowd: int, people: int) -> Waits:
+    await _start(cluster, places=64)
+    script, short = _scripts(cluster.directory)
+    ids = [await _submit(cluster.client, script, priority="batch") for _ in range(crowd)]
+    await _until_all_step(cluster, ids)
+    waits, before, began = Waits(), await _steps(cluster.client, ids), time.perf_counter()
+    for _ in range(people):
+        await _one_person(cluster.client, short, waits)
+        await asyncio.sleep(PAUSE_SECONDS)
+    took = time.perf_counter() - began
+    waits.steps_a_second = (sum(await _steps(cluster.client, ids)) - sum(before)) / took
+    ended = time.time()
+    for cid in ids[:: max(1, crowd // SAMPLED)]:
+        times = [event.timestamp.timestamp() for event in await cluster.client.events(cid) if event.timestamp]
+        # What waits now has waited until now.
+        pauses = [after - earlier for earlier, after in zip(times, [*times[1:], max(ended, times[-1])], strict=True)]
+        waits.longest_pause = max(waits.longest_pause, *pauses)
+    return waits
+
+
+async def _one_person(client: Client, script: Path, waits: Waits) -> None:
+    began = time.perf_counter()
+    cid = await _submit(client, script, priority="interactive")
+    async with asyncio.timeout(LIMIT_SECONDS):
+        async for event in client.log.tail(cid):
+            if isinstance(event, ModelReply) and len(waits.first_reply) == len(waits.first_action):
+                waits.first_reply.append(time.perf_counter() - began)
+            if isinstance(event, ToolCallObservation):
+                waits.first_action.append(time.perf_counter() - began)
+                return
+
+
+async def _share(cluster: BenchCluster, each: int, seconds: float, places: int) -> float:
+    """Return the share of the heavier tenant's steps while both have work that waits."""
+    await _start(cluster, places=places, DECKHANDS_TENANTS=WEIGHTS)
+    script, _ = _scripts(cluster.directory)
+    ids: dict[str, list[str]] = {"heavy": [], "light": []}
+    for _ in range(each):
+        for tenant, own in ids.items():
+            own.append(await _submit(cluster.client, script, priority="batch", tenant=tenant))
+    await _until_all_step(cluster, [*ids["heavy"], *ids["light"]])
+    before = {tenant: sum(await _steps(cluster.client, own)) for tenant, own in ids.items()}
+    await asyncio.sleep(seconds)
+    made = {tenant: sum(await _steps(cluster.client, own)) - before[tenant] for tenant, own in ids.items()}
+    return made["heavy"] / sum(made.values())
+
+
+async def _start(cluster: BenchCluster, *, places: int, **environment: str) -> None:
+    await cluster.start_controller(**environment)
+    await cluster.start_tools(
+        DECKHANDS_TOOLS="benchmarks.fairness:tick", DECKHANDS_CONCURRENCY=str(places), DECKHANDS_SANDBOX="none"
+    )
+
+
+async def _submit(client: Client, script: Path, *, priority: PriorityName, tenant: str = "") -> str:
+    return await client.submit(
+        "Do it.",
+        agent=AgentSpec(llm=LLMSpec(model=f"scripted/{script}")),
+        tools=("tick",),
+        limits=Limits(max_iterations=100_000),
+        headless=priority == "batch",
+        tenancy=Tenancy(priority=priority, tenant=tenant),
+    )
+
+
+async def _until_all_step(cluster: BenchCluster, ids: Sequence[str]) -> None:
+    async with asyncio.timeout(LIMIT_SECONDS):
+        while not all(await _steps(cluster.client, ids)):
+            await asyncio.sleep(POLL_SECONDS)
+
+
+async def _steps(client: Client, ids: Sequence[str]) -> list[int]:
+    rows = await Conversations(client.store).rows(ids)
+    return [int(row.fields.get("iterations", "0")) for row in rows]
+
+
+def _scripts(folder: Path) -> tuple[Path, Path]:
+    """Write what batch conversations do, and what people's do."""
+    found = []
+    for name, count in (("batch", STEPS), ("person", 1)):
+        calls = [
+            {"tool_calls": [{"name": "tick", "arguments": {"number": n}}], "usage": {"prompt_tokens": 100}}
+            for n in range(count)
+        ]
+        end = {"tool_calls": [{"name": "finish", "arguments": {"message": "Done."}}]}
+        path = folder / f"{name}.json"
+        path.write_text(json.dumps({"description": name, "turns": [*calls, end]}))
+        found.append(path)
+    return found[0], found[1]
+
+
+def _percentile(seconds: Sequence[float], part: float) -> Spread:
+    return Spread.of([sorted(seconds)[min(int(len(seconds) * part), len(seconds) - 1)]], scale=1_000)

@@ -1,0 +1,80 @@
+-- Admission: whether a conversation may begin now. The second part of the library `deckhands`.
+--   shard base  deck:{k}   :open:<tenant>   zset  conversations that are not settled -> created (ms)
+--                          :paces           hash  tenant -> when its allowance for a minute is whole again (ms)
+--                          :tenants         hash  see turns.lua; ':memory' -> of the server's memory: up to 1 a share of
+--                                                 maxmemory, above it bytes, 0 no bound
+-- Only beginnings are refused. Messages, observations, steps and delegates are admitted until the server is full, so what
+-- the bound leaves free is theirs.
+
+local USUAL_MEMORY = 0.8
+local OPEN_RETRY_MS, MEMORY_RETRY_MS, MINUTE_MS = 5000, 15000, 60000
+local LOOKED_AT = 64
+-- The states in which a conversation needs no worker until somebody speaks up; see broker/specs/agent_state.py.
+local SETTLED = {finished = true, rejected = true, error = true, stopped = true, awaiting_user_input = true,
+  awaiting_user_confirmation = true, paused = true}
+
+local function open_key(shard, name) return shard .. ':open:' .. name end
+
+-- Count a conversation among the open ones of its tenant, or no longer.
+local function count_open(shard, name, cid, state, created)
+  local key = open_key(shard, name)
+  if not is_there(shard, key, 'zset') and SETTLED[state] then return end
+  if SETTLED[state] then redis.call('ZREM', key, cid)
+  else redis.call('ZADD', key, created, cid) end
+end
+
+local function is_open(meta)
+  local last, closed, state = unpack(redis.call('HMGET', meta, 'last_id', 'closed', 'state'))
+  return last and not closed and not SETTLED[state]
+end
+
+-- How many conversations of a tenant are open. Before that refuses anybody, the oldest are looked at: those that the
+-- store has lost or closed since do not count.
+local function open_of(shard, name, most)
+  local key = open_key(shard, name)
+  if not is_there(shard, key, 'zset') then return 0 end
+  local count = redis.call('ZCARD', key)
+  if count < most then return count end
+  for _, cid in ipairs(redis.call('ZRANGE', key, 0, LOOKED_AT - 1)) do
+    if not attempt(shard, key, cid, is_open, shard .. ':c:' .. cid .. ':meta') then redis.call('ZREM', key, cid) end
+  end
+  return redis.call('ZCARD', key)
+end
+
+-- The refusal for the store's memory; nil: there is room, or nobody knows.
+local function memory_refusal(shard)
+  local bound = number_of(get(shard .. ':tenants', ':memory')) or USUAL_MEMORY
+  if bound <= 0 then return nil end
+  local text = redis.pcall('INFO', 'memory')
+  if type(text) ~= 'string' then return nil end
+  local used = tonumber(string.match(text, 'used_memory:(%d+)'))
+  local most = tonumber(string.match(text, '[\r\n]maxmemory:(%d+)')) or 0
+  if bound > 1 then most = bound else most = math.floor(most * bound) end
+  if not used or most <= 0 or used < most then return nil end
+  return {'refused', 'memory', '', used, most, MEMORY_RETRY_MS}
+end
+
+-- When the pace of a tenant allows one more beginning, in ms from now, and when its allowance is whole again after that.
+local function pace_of(shard, name, most, now)
+  local step = MINUTE_MS / most
+  local whole = math.max(number_of(get(shard .. ':paces', name)) or 0, now) + step
+  return math.max(0, whole - now - MINUTE_MS), whole
+end
+
+-- Whether a conversation of a tenant may begin. Returns the refusal, or nil and what to note once it has begun.
+-- elsewhere: how many of the tenant's conversations are open in other shards
+local function admission(shard, tenant, elsewhere, now)
+  local name, _, most, pace = share_of(shard, tenant)
+  local refusal, whole = memory_refusal(shard), nil
+  if refusal then return refusal end
+  if most > 0 then
+    local count = open_of(shard, name, most - elsewhere) + elsewhere
+    if count >= most then return {'refused', 'open', name, count, most, OPEN_RETRY_MS} end
+  end
+  if pace > 0 then
+    local wait
+    wait, whole = pace_of(shard, name, pace, now)
+    if wait > 0 then return {'refused', 'pace', name, math.ceil(pace), math.ceil(pace), math.ceil(wait)} end
+  end
+  return nil, name, whole
+end

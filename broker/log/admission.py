@@ -1,0 +1,64 @@
+"""Whether a conversation may begin now: the bounds of tenants and of the store's memory, checked at the door.
+
+Holds: `append` decides, in the step in which the conversation begins; asking before only spares what would be stored
+for nothing. What has begun is never refused here. A tenant's bound counts all shards; where there are several, those
+that begin at the same time in different ones may pass it by as many.
+Keys: `deck:{k}:open:<tenant>`, `deck:{k}:paces`, see admission.lua.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.contract.events import ConversationCreated
+from broker.runtime.errors import AdmissionRefused
+from broker.store.keys import ShardKeys
+from broker.store.store import Store
+
+INNER = "inner"
+"""The admission of what belongs to a step of another conversation."""
+
+
+def check_reply(reply: list[Any]) -> None:
+    """Raise what a reply of the functions says.
+
+    Raises:
+        AdmissionRefused: the conversation may not begin.
+    """
+    match reply:
+        case ["refused", reason, tenant, used, limit, retry_ms]:
+            raise AdmissionRefused(_text(reason), _text(tenant), used, limit, retry_ms / 1000)
+
+
+async def check(store: Store, conversation_id: str, tenant: str) -> None:
+    """See whether a conversation may begin, before anything is stored for it.  Writes nothing.
+
+    Raises:
+        AdmissionRefused: it may not. One that has begun may.
+    """
+    shard = store.keys(conversation_id).shard
+    elsewhere = await _open_elsewhere(store, shard, tenant)
+    check_reply(await store.function("deck_admit", (shard.root,), conversation_id, tenant, elsewhere))
+
+
+async def admission_of(store: Store, created: ConversationCreated) -> str:
+    """Return the admission of a conversation that begins, see `Creator`."""
+    if created.parent is not None:
+        return INNER
+    tenant = created.tenancy.tenant if created.tenancy is not None else ""
+    return await _open_elsewhere(store, store.keys(created.conversation_id).shard, tenant)
+
+
+async def _open_elsewhere(store: Store, shard: ShardKeys, tenant: str) -> str:
+    """Return how many conversations of a tenant are open in all shards but one; empty: there is no other shard."""
+    if store.shards == 1:
+        return ""
+    rules = ("HMGET", shard.tenants, tenant, "*")
+    named, others = await store.persist(lambda: store.connection.call(*rules))
+    share = "*" if named is None and others is not None else tenant
+    commands = [("ZCARD", other.open(share)) for other in store.all_shards if other != shard]
+    return str(sum(await store.persist(lambda: store.connection.call_many(commands))))
+
+
+def _text(part: Any) -> str:
+    return part.decode(errors="backslashreplace") if isinstance(part, bytes) else str(part)

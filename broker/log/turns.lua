@@ -1,0 +1,117 @@
+-- Turns: who is next where more waits than is taken up. The first part of the library `deckhands`.
+--
+-- A stream holds as many undelivered entries as are taken up soon, its window. What comes while the window is full lines
+-- up, and gets into the stream in its turn, whenever an entry is taken up and with each beat. While nothing lines up,
+-- nothing is ordered, and an entry costs one or two reads more.
+--   shard base  deck:{k}   :turns:<stream>                  hash  picks -> how many turns there were
+--                          :turns:<stream>:<class>          zset  who waits -> place, the lowest is next
+--                          :turns:<stream>:<class>:shares   hash  tenant -> its next place, ':at' -> the latest one taken
+--                          :tenants   hash  tenant, or '*' for all that are not named -> '<weight> <most open> <most a minute>'
+-- Classes are '0' interactive, '1' normal, '2' batch. The first goes first, but each eighth turn is the last one's and
+-- another eighth the middle one's, so none starves. Within a class a tenant's places are 1/weight apart (start-time fair
+-- queueing), so tenants share by weight while they wait and owe nothing afterwards.
+
+local WINDOW = 8
+local MAX_TURNS = 64
+local WAITING = 'turn'  -- what stands for an entry's id while it lines up
+local USUAL_ORDER = {'0', '1', '2'}
+local ORDERS = {[0] = {'2', '1', '0'}, [4] = {'1', '0', '2'}}  -- by the number of the turn, modulo 8
+
+-- What the server says of a consumer group; nil when there is none.
+local function group_of(shard, stream, name)
+  if not is_there(shard, stream, 'stream') then return nil end
+  for _, flat in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+    local group = pairs_of(flat)
+    if group['name'] == name then return group end
+  end
+  return nil
+end
+
+local function turns_of(shard, stream)
+  return shard .. ':turns' .. string.sub(stream, #shard + 1)
+end
+
+-- The share of a tenant: under which name it stands in line, its weight, its bounds; 0: no bound.
+local function share_of(shard, tenant)
+  local named, others = unpack(redis.call('HMGET', shard .. ':tenants', tenant, '*'))
+  local weight, open, pace = string.match(named or others or '', '^(%S+) (%S+) (%S+)$')
+  weight = number_of(weight)
+  if not weight or weight < 0.001 or weight > 1000 then weight = 1 end
+  return (named or not others) and tenant or '*', weight, number_of(open) or 0, number_of(pace) or 0
+end
+
+-- How many entries of a stream nobody has been handed yet.
+local function undelivered(shard, stream, group)
+  local found = group_of(shard, stream, group)
+  if not found then return redis.call('XLEN', stream) end
+  if found['lag'] then return found['lag'] end
+  return #redis.call('XRANGE', stream, '(' .. found['last-delivered-id'], '+', 'COUNT', MAX_TURNS)
+end
+
+local function window_of(shard)
+  return math.max(WINDOW, 2 * redis.call('ZCARD', shard .. ':workers'))
+end
+
+local function has_waiting(turns)
+  return redis.call('EXISTS', turns .. ':0', turns .. ':1', turns .. ':2') > 0
+end
+
+local function is_in_line(shard, stream, member)
+  local turns = turns_of(shard, stream)
+  for _, class in ipairs(USUAL_ORDER) do
+    local queue = turns .. ':' .. class
+    if is_there(shard, queue, 'zset') and redis.call('ZSCORE', queue, member) then return true end
+  end
+  return false
+end
+
+-- Line up for a stream if there is a line, or no room. Returns whether it did; the caller notes that, and then pumps.
+local function line_up(shard, stream, group, member, class, tenant)
+  if redis.call('XLEN', stream) < WINDOW then return false end
+  local turns = turns_of(shard, stream)
+  if not has_waiting(turns) and undelivered(shard, stream, group) < window_of(shard) then return false end
+  if class ~= '0' and class ~= '2' then class = '1' end
+  local queue, shares = turns .. ':' .. class, turns .. ':' .. class .. ':shares'
+  is_there(shard, queue, 'zset')
+  is_there(shard, shares, 'hash')
+  local name, weight = share_of(shard, tenant or '')
+  local found = redis.call('HMGET', shares, ':at', name)
+  local place = math.max(number_of(found[1]) or 0, number_of(found[2]) or 0)
+  redis.call('HSET', shares, name, string.format('%.6f', place + 1 / weight))
+  redis.call('ZADD', queue, string.format('%.6f', place), member)
+  return true
+end
+
+local function first_in_line(shard, turns, class)
+  local queue, shares = turns .. ':' .. class, turns .. ':' .. class .. ':shares'
+  if not is_there(shard, queue, 'zset') then return nil end
+  local found = redis.call('ZRANGE', queue, 0, 0, 'WITHSCORES')
+  redis.call('ZREM', queue, found[1])
+  if redis.call('ZCARD', queue) == 0 then redis.call('DEL', shares)
+  else redis.call('HSET', shares, ':at', found[2]) end
+  return found[1]
+end
+
+local function next_in_line(shard, turns)
+  is_there(shard, turns, 'hash')
+  local order = ORDERS[redis.call('HINCRBY', turns, 'picks', 1) % 8] or USUAL_ORDER
+  for _, class in ipairs(order) do
+    local member = first_in_line(shard, turns, class)
+    if member then return member end
+  end
+  return nil
+end
+
+-- Fill the window of a stream with those whose turn it is.
+-- hand_over(shard, stream, member): puts the entry into the stream; returns whether there is still need of it
+local function pump(shard, stream, group, hand_over)
+  local turns = turns_of(shard, stream)
+  if not has_waiting(turns) then return end
+  local room = window_of(shard) - undelivered(shard, stream, group)
+  for _ = 1, MAX_TURNS do
+    if room <= 0 then return end
+    local member = next_in_line(shard, turns)
+    if not member then return end
+    if attempt(shard, turns, member, hand_over, shard, stream, member) then room = room - 1 end
+  end
+end

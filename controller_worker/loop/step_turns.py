@@ -1,0 +1,169 @@
+"""Whose step is next in one controller worker: interactive work first, tenants by weight.
+
+A loop that takes up hundreds of conversations at once answers none of them soon. So a few step at once, and the others
+wait in line and come in their turn: each after one step of those before it, not after all that they want to do.
+
+Holds: of eight turns that are waited for, one is the last class's and one the middle one's first; within a class, the
+turns of tenants are 1/weight apart. A conversation that takes longer than `LONGEST_SECONDS`, because a hook or a
+provider is slow, holds up no other one.
+Does not: order anything while fewer than `AT_ONCE` step, and costs next to nothing then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from broker.coordination.ownership import Claimed
+
+AT_ONCE = 32
+KEPT = 4
+"""So many more may step at once if they are interactive."""
+LONGEST_SECONDS = 0.1
+USUAL_ORDER = (0, 1, 2)
+ORDERS = {0: (2, 1, 0), 4: (1, 0, 2)}
+"""By the number of the turn, modulo 8; as in turns.lua."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """The turns of one conversation.
+
+    Attributes:
+        rank: of its priority; 0 goes first.
+        share: under which name its tenant stands in line.
+        weight: how much that gets beside others.
+    """
+
+    turns: StepTurns
+    rank: int
+    share: str
+    weight: float
+
+    async def take(self) -> None:
+        """Wait until it may step."""
+        if not self.turns.try_take(self):
+            await self.turns.wait(self)
+
+    async def take_next(self) -> None:
+        """Between two steps: let those pass whose turn it is."""
+        if self.turns.is_waited_for:
+            self.give()
+            await self.take()
+
+    def give(self) -> None:
+        """Have stepped."""
+        self.turns.give(self)
+
+
+@dataclass(slots=True)
+class _Line:
+    """Those of one class who wait: place, number, who it is."""
+
+    waiting: list[tuple[float, int, asyncio.Future[None], Turn]] = field(default_factory=list)
+    shares: dict[str, float] = field(default_factory=dict)
+    at: float = 0.0
+
+    def join(self, number: int, future: asyncio.Future[None], turn: Turn) -> None:
+        place = max(self.at, self.shares.get(turn.share, 0.0))
+        self.shares[turn.share] = place + 1 / turn.weight
+        heapq.heappush(self.waiting, (place, number, future, turn))
+
+    def pop(self) -> tuple[asyncio.Future[None], Turn] | None:
+        while self.waiting:
+            self.at, _, future, turn = heapq.heappop(self.waiting)
+            if not future.done():
+                return future, turn
+        self.shares.clear()
+        self.at = 0.0
+        return None
+
+
+class StepTurns:
+    """The turns of all conversations of a worker."""
+
+    def __init__(self, at_once: int = AT_ONCE) -> None:
+        self._at_once = at_once
+        self._holders: dict[int, tuple[Turn, float]] = {}
+        self._lines: Sequence[_Line] = tuple(_Line() for _ in USUAL_ORDER)
+        self._numbers = count()
+        self._picks = 0
+        self._waiters = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether somebody waits for a turn."""
+        return self._waiters > 0
+
+    def turn_of(self, claimed: Claimed) -> Turn:
+        """Return the turns of a conversation."""
+        return Turn(self, claimed.rank, claimed.share, max(claimed.weight, 0.001))
+
+    def try_take(self, turn: Turn) -> bool:
+        """Take a turn if it need not be waited for."""
+        if self._waiters and turn.rank > 0:
+            return False
+        if len(self._holders) >= self._at_once + (KEPT if turn.rank == 0 else 0):
+            return False
+        self._hold(turn)
+        return True
+
+    async def wait(self, turn: Turn) -> None:
+        """Wait in line."""
+        future = asyncio.get_running_loop().create_future()
+        self._lines[turn.rank].join(next(self._numbers), future, turn)
+        self._waiters += 1
+        self._set_timer()
+        try:
+            await future
+        except asyncio.CancelledError:
+            if not future.cancelled():  # it was this conversation's turn
+                self.give(turn)
+            raise
+        finally:
+            self._waiters -= 1
+
+    def give(self, turn: Turn) -> None:
+        """Give a turn back, if it still counts as taken."""
+        self._holders.pop(id(turn), None)
+        self._hand_out()
+
+    def _hold(self, turn: Turn) -> None:
+        self._holders[id(turn)] = (turn, asyncio.get_running_loop().time())
+
+    def _hand_out(self) -> None:
+        while self._waiters and len(self._holders) < self._at_once:
+            found = self._next()
+            if found is None:
+                return
+            future, turn = found
+            self._hold(turn)
+            future.set_result(None)
+
+    def _next(self) -> tuple[asyncio.Future[None], Turn] | None:
+        self._picks += 1
+        for rank in ORDERS.get(self._picks % 8, USUAL_ORDER):
+            found = self._lines[rank].pop()
+            if found is not None:
+                return found
+        return None
+
+    def _set_timer(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LONGEST_SECONDS, self._let_pass)
+
+    def _let_pass(self) -> None:
+        """No longer count those who take long."""
+        self._timer = None
+        latest = asyncio.get_running_loop().time() - LONGEST_SECONDS
+        for key, (_, since) in list(self._holders.items()):
+            if since > latest:
+                break
+            del self._holders[key]
+        self._hand_out()
+        if self._waiters:
+            self._set_timer()

@@ -1,0 +1,161 @@
+"""Admission: what is refused where a conversation begins, and what never is."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.contract.events import ConversationCreated, Parent
+from broker.contract.observations import AgentStateChangedObservation
+from broker.coordination.ownership import Claimed, Owners
+from broker.limits.tenants import TenantTable, memory_bound, publish
+from broker.log.admission import check
+from broker.log.event_log import Appended, Duplicate, EventLog
+from broker.runtime.errors import AdmissionRefused
+from broker.specs.agent_state import AgentState, is_settled
+from broker.specs.specs import Tenancy
+from broker.store.store import Store, functions_code, open_store
+from broker.testing.memory_store import MemoryConnection
+from tests.broker_parts import command, enter, message
+
+TWO = "tenants = {acme = {max_open = 2}}"
+
+
+async def begin(store: Store, conversation_id: str, *, tenant: str = "acme", parent: Parent | None = None) -> object:
+    created = ConversationCreated(conversation_id=conversation_id, tenancy=Tenancy(tenant=tenant), parent=parent)
+    return await EventLog(store).create(created, [message()], key="begin")
+
+
+async def refused(store: Store, conversation_id: str, *, tenant: str = "acme") -> AdmissionRefused:
+    with pytest.raises(AdmissionRefused) as raised:
+        await begin(store, conversation_id, tenant=tenant)
+    assert await store.connection.call("EXISTS", store.keys(conversation_id).meta) == 0
+    assert await store.connection.call("EXISTS", store.keys(conversation_id).events) == 0
+    with pytest.raises(AdmissionRefused):
+        await check(store, conversation_id, tenant)
+    return raised.value
+
+
+async def settle(store: Store, conversation_id: str, state: AgentState) -> None:
+    """Claim a conversation and let it come to a state, as its owner."""
+    found = await Owners(store).claim(conversation_id, "w1")
+    claimed = found if isinstance(found, Claimed) else await Owners(store).resume_claim(conversation_id, "w1")
+    assert claimed is not None
+    event = AgentStateChangedObservation(agent_state=state)
+    last = await EventLog(store).last_id(conversation_id)
+    outcome = await EventLog(store).append_as_owner(
+        claimed.ownership, [event], expected_last_id=last, fields={"state": state.value}
+    )
+    assert isinstance(outcome, Appended)
+
+
+async def test_a_tenant_has_no_more_open_than_it_may(store: Store) -> None:
+    await publish(store, TenantTable.of_setting(TWO), None)
+    await begin(store, "one")
+    await begin(store, "two")
+    error = await refused(store, "three")
+    assert (error.code, error.reason, error.retryable) == ("admission_refused", "open", True)
+    assert error.retry_after_seconds == 5.0
+    assert "2 conversations of the tenant 'acme'" in str(error)
+    assert isinstance(await begin(store, "three", tenant="globex"), Appended)
+
+
+async def test_what_has_begun_is_never_refused(store: Store) -> None:
+    await publish(store, TenantTable.of_setting(TWO), None)
+    await begin(store, "one")
+    await begin(store, "two")
+    assert isinstance(await begin(store, "two"), Duplicate)
+    await check(store, "two", "acme")
+    assert isinstance(await EventLog(store).append("two", [command()]), Appended)
+    delegate = Parent(conversation_id="two", delegate_id=3, level=1)
+    assert isinstance(await begin(store, "two-3", parent=delegate), Appended)
+
+
+async def test_one_that_has_settled_makes_room(store: Store) -> None:
+    await enter(store, "w1")
+    await publish(store, TenantTable.of_setting(TWO), None)
+    await begin(store, "one")
+    await begin(store, "two")
+    await settle(store, "one", AgentState.FINISHED)
+    await begin(store, "three")
+    await settle(store, "one", AgentState.RUNNING)  # a message continues it, whatever that makes
+    await settle(store, "two", AgentState.AWAITING_USER_INPUT)
+    await refused(store, "four")
+
+
+async def test_one_that_was_closed_or_lost_makes_room(store: Store) -> None:
+    await publish(store, TenantTable.of_setting(TWO), None)
+    await begin(store, "one")
+    await begin(store, "two")
+    await store.function("deck_close", (store.keys("one").root, store.keys("one").shard.root), "one")
+    await begin(store, "three")
+    await store.connection.call("DEL", store.keys("two").meta)  # as a store that was restored from an older file
+    await begin(store, "four")
+    await refused(store, "five")
+
+
+async def test_a_damaged_conversation_does_not_count(store: Store) -> None:
+    await publish(store, TenantTable.of_setting(TWO), None)
+    await begin(store, "one")
+    await begin(store, "two")
+    await store.connection.call("SET", store.keys("two").meta, "damaged")
+    await begin(store, "three")
+
+
+async def test_made_up_tenants_share_one_bound(store: Store) -> None:
+    await publish(store, TenantTable.of_setting('tenants = {"*" = {max_open = 3}, acme = 1}'), None)
+    for n in range(3):
+        await begin(store, f"liar-{n}", tenant=f"liar-{n}")
+    error = await refused(store, "another", tenant="another")
+    assert "all tenants without a rule" in str(error)
+    await refused(store, "nobody", tenant="")
+    await begin(store, "one")
+
+
+async def test_a_tenant_begins_no_more_in_a_minute_than_it_may(store: Store) -> None:
+    await publish(store, TenantTable.of_setting("tenants = {acme = {submissions_per_minute = 3}}"), None)
+    for n in range(3):
+        await begin(store, f"acme-{n}")
+    error = await refused(store, "acme-4")
+    assert error.reason == "pace"
+    assert 0 < error.retry_after_seconds <= 20.0
+    await store.connection.call("DEL", f"{store.all_shards[0].root}:paces")  # as if the minute were over
+    await begin(store, "acme-4")
+
+
+async def test_nothing_begins_in_a_store_that_fills_up(store: Store) -> None:
+    await publish(store, TenantTable(), memory_bound("1k"))
+    error = await refused(store, "one")
+    assert (error.reason, error.retry_after_seconds) == ("memory", 15.0)
+    assert "1,024" in str(error)
+    await publish(store, TenantTable(), memory_bound("none"))
+    await begin(store, "one")
+    await publish(store, TenantTable(), memory_bound("1k"))
+    assert isinstance(await EventLog(store).append("one", [message()]), Appended)
+    await publish(store, TenantTable(), memory_bound("1000g"))
+    await begin(store, "two")
+
+
+async def test_four_fifths_of_a_server_with_a_limit_are_for_beginnings(valkey_store: Store) -> None:
+    call = valkey_store.connection.call
+    used = int((await call("INFO", "memory")).decode().partition("used_memory:")[2].partition("\r")[0])
+    try:
+        await call("CONFIG", "SET", "maxmemory", int(used * 1.2))
+        assert (await refused(valkey_store, "one")).reason == "memory"
+        await call("CONFIG", "SET", "maxmemory", used * 2)
+        await begin(valkey_store, "one")
+    finally:
+        await call("CONFIG", "SET", "maxmemory", 0)
+
+
+async def test_a_bound_counts_all_shards() -> None:
+    store = await open_store(MemoryConnection(), shards=4)
+    await publish(store, TenantTable.of_setting("tenants = {acme = {max_open = 10}}"), None)
+    for n in range(10):
+        await begin(store, f"acme-{n}")
+    await refused(store, "acme-10")
+    await store.aclose()
+
+
+def test_the_functions_know_which_states_are_settled() -> None:
+    text = functions_code().partition("local SETTLED = {")[2].partition("}")[0]
+    assert {part.split()[0] for part in text.split(",")} == {str(state) for state in AgentState if is_settled(state)}

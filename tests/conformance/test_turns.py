@@ -1,0 +1,257 @@
+"""Turns: who is next where more waits than is taken up. Orders and shares are counted, no clock is looked at."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import pairwise
+
+import pytest
+
+from broker.contract.events import ConversationCreated
+from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionQueue, routes
+from broker.coordination.membership import Membership
+from broker.coordination.ownership import Claimed, DispatchOutcome, Owners
+from broker.coordination.wakeups import ReadyStream
+from broker.limits.tenants import TenantTable, publish
+from broker.log.event_log import Appended, EventLog
+from broker.specs.specs import PriorityName, Tenancy
+from broker.store.store import Store
+from tests.broker_parts import command, enter, lapse, output, pending
+
+CONTROLLER, TOOL = "controller-1", "tool-1"
+WEIGHTS = "tenants = {acme = 3, globex = 1}"
+NODE = "n1"
+
+
+async def start(store: Store, conversation_id: str, *, priority: PriorityName = "batch", tenant: str = "") -> None:
+    tenancy = Tenancy(priority=priority, tenant=tenant)
+    created = ConversationCreated(conversation_id=conversation_id, tenancy=tenancy)
+    assert isinstance(await EventLog(store).create(created, key="begin"), Appended)
+
+
+async def controllers(store: Store, worker_id: str = CONTROLLER) -> Membership:
+    """Register a controller that reads interactive conversations too."""
+    about = {"interactive": "1"}
+    membership = Membership(store, worker_id, "controller", about=about, ttl_seconds=3600.0)
+    await membership.register()
+    return membership
+
+
+async def tools(store: Store, worker_id: str = TOOL, *, node: str = NODE) -> list[ActionQueue]:
+    """Register a tool worker; return what it reads of interactive conversations, and of all others."""
+    shard = store.all_shards[0]
+    streams = [shard.actions(route, is_interactive=lane) for lane in (True, False) for route in routes(node, ["bash"])]
+    about = {"node": node}
+    await Membership(store, worker_id, "tool", streams=[streams], about=about, ttl_seconds=3600.0).register()
+    return [
+        ActionQueue(store, shard, worker_id=worker_id, node=node, pools=["bash"], is_first=lane)
+        for lane in (True, False)
+    ]
+
+
+async def taken(store: Store, count: int, *, worker_id: str = CONTROLLER, is_interactive: bool = False) -> list[str]:
+    """Claim so many conversations one by one, and return them in the order in which they came."""
+    stream = ReadyStream(store, store.all_shards[0], worker_id, is_interactive=is_interactive)
+    found = []
+    while len(found) < count:
+        notified = await stream.read(limit=1)
+        assert notified, found
+        for cid, entry in notified:
+            assert isinstance(await Owners(store).claim(cid, worker_id, ready_entry=entry), Claimed)
+            found.append(cid)
+    await stream.aclose()
+    return found
+
+
+async def act(store: Store, conversation_ids: Iterable[str]) -> dict[str, int]:
+    """Append one runnable action to each conversation, as its owner; return their ids."""
+    log, owners, found = EventLog(store), Owners(store), {}
+    for cid in conversation_ids:
+        claimed = await owners.claim(cid, CONTROLLER)
+        assert isinstance(claimed, Claimed)
+        last = claimed.last_id
+        outcome = await log.append_as_owner(claimed.ownership, [command(cid)], expected_last_id=last, dispatch=[0])
+        assert isinstance(outcome, Appended)
+        found[cid] = outcome.last_id
+    return found
+
+
+async def performed(store: Store, queue: ActionQueue, count: int) -> list[str]:
+    """Carry so many actions out one by one, and return their conversations in the order in which they came."""
+    found: list[str] = []
+    while len(found) < count:
+        deliveries = await queue.read(limit=1)
+        assert deliveries, found
+        for delivery in deliveries:
+            assert isinstance(delivery, ActionDelivery)
+            assert isinstance(await queue.claim(delivery), ActionClaimed)
+            observation = output(delivery.action_id)
+            await EventLog(store).append_observation(
+                delivery.conversation_id, observation, worker_id=TOOL, place=delivery.place
+            )
+            found.append(delivery.conversation_id)
+    await queue.aclose()
+    return found
+
+
+def tenants_of(conversation_ids: Iterable[str]) -> Counter[str]:
+    return Counter(cid.partition("-")[0] for cid in conversation_ids)
+
+
+async def test_an_interactive_conversation_waits_for_no_batch(store: Store) -> None:
+    await controllers(store)
+    for n in range(40):
+        await start(store, f"batch-{n}")
+    await start(store, "person", priority="interactive")
+    assert await taken(store, 1, is_interactive=True) == ["person"]
+    assert len(await taken(store, 40)) == 40
+
+
+async def test_without_a_reader_of_its_stream_it_goes_where_all_go(store: Store) -> None:
+    """A controller of an earlier version reads the ready stream alone."""
+    await enter(store, CONTROLLER)
+    await start(store, "person", priority="interactive")
+    assert await taken(store, 1) == ["person"]
+
+
+async def test_conversations_of_tenants_come_by_weight(store: Store) -> None:
+    await controllers(store)
+    await publish(store, TenantTable.of_setting(WEIGHTS), None)
+    for n in range(100):
+        await start(store, f"globex-{n}", tenant="globex")
+        await start(store, f"acme-{n}", tenant="acme")
+    window = 8
+    shares = tenants_of((await taken(store, window + 100))[window:])
+    assert shares == {"acme": 75, "globex": 25}
+
+
+@pytest.mark.parametrize(("tenants", "shares"), [(WEIGHTS, 0.75), ("", 0.5)])
+async def test_actions_of_tenants_come_by_weight(store: Store, tenants: str, shares: float) -> None:
+    await controllers(store)
+    _, queue = await tools(store)
+    await publish(store, TenantTable.of_setting(tenants), None)
+    ids = [f"{tenant}-{n}" for n in range(60) for tenant in ("globex", "acme")]
+    for cid in ids:
+        await start(store, cid, tenant=cid.partition("-")[0])
+    await act(store, ids)
+    # The node's stream and the pool's: every action went to the pool, and is bound to the node by its claim.
+    found = tenants_of((await performed(store, queue, 72))[8:])
+    assert abs(found["acme"] / 64 - shares) <= 0.02, found
+
+
+async def test_normal_goes_before_batch_and_each_eighth_turn_is_a_batch(store: Store) -> None:
+    await controllers(store)
+    for n in range(40):
+        await start(store, f"batch-{n}")
+    for n in range(40):
+        await start(store, f"normal-{n}", priority="normal")
+    found = (await taken(store, 8 + 32))[8:]
+    assert tenants_of(found) == {"normal": 28, "batch": 4}
+    gaps = [n for n, cid in enumerate(found) if cid.startswith("batch")]
+    assert {after - before for before, after in pairwise(gaps)} == {8}
+
+
+async def test_an_interactive_action_waits_for_no_batch(store: Store) -> None:
+    await controllers(store)
+    first, others = await tools(store)
+    ids = [f"batch-{n}" for n in range(30)]
+    for cid in ids:
+        await start(store, cid)
+    await act(store, ids)
+    await start(store, "person", priority="interactive")
+    await act(store, ["person"])
+    assert await performed(store, first, 1) == ["person"]
+    assert sorted(await performed(store, others, 30)) == sorted(ids)
+
+
+async def test_an_action_in_line_is_queued_and_not_sent_again(store: Store) -> None:
+    await controllers(store)
+    _, queue = await tools(store)
+    ids = [f"c-{n}" for n in range(12)]
+    for cid in ids:
+        await start(store, cid)
+    actions = await act(store, ids)
+    last = ids[-1]
+    claimed = await Owners(store).resume_claim(last, CONTROLLER)
+    assert claimed is not None
+    entry = await EventLog(store).entry(last, actions[last])
+    outcome = await Owners(store).dispatch(claimed.ownership, actions[last], entry)
+    assert outcome is DispatchOutcome.QUEUED
+    assert sorted(await performed(store, queue, 12)) == sorted(ids)
+    assert await store.connection.call("XLEN", store.all_shards[0].actions("pool:bash")) == 12
+
+
+async def test_what_lines_up_is_rung_once(store: Store) -> None:
+    worker = await controllers(store)
+    for n in range(20):
+        await start(store, f"c-{n}")
+    for _ in range(3):
+        reply = await store.function("deck_tick", (store.all_shards[0].root,), CONTROLLER, 3_600_000, 1, 0)
+        assert reply[3] == 0
+    assert sorted(await taken(store, 20)) == sorted(f"c-{n}" for n in range(20))
+    assert (await worker.tick(1)) is not None
+    assert await pending(store, store.all_shards[0].ready, "controllers") == 0
+
+
+async def test_a_beat_serves_the_line_of_a_dead_worker(store: Store) -> None:
+    """It was handed the whole window, and nobody claims it: the others come with the next beats."""
+    await controllers(store, "dying")
+    for n in range(20):
+        await start(store, f"c-{n}")
+    stream = ReadyStream(store, store.all_shards[0], "dying")
+    assert len(await stream.read(limit=20)) == 8
+    await stream.aclose()
+    other = await controllers(store)
+    await other.tick(1)
+    assert len(await taken(store, 12)) == 12
+    await lapse(store, "dying")
+    await other.tick(2)
+    assert len(await taken(store, 8)) == 8
+
+
+async def test_actions_in_line_for_a_lost_node_go_to_their_pool(store: Store) -> None:
+    await controllers(store)
+    await tools(store)
+    ids = [f"c-{n}" for n in range(20)]
+    for cid in ids:
+        await start(store, cid)
+        await store.connection.call("HSET", store.keys(cid).meta, "node", NODE)
+    await act(store, ids)
+    await store.connection.call("ZADD", store.all_shards[0].nodes, 1, NODE)
+    await lapse(store, TOOL)
+    _, rescuer = await tools(store, "tool-2", node="n2")
+    for _ in range(3):
+        await store.function("deck_tick", (store.all_shards[0].root,), "tool-2", 3_600_000, 1, 3_600_000)
+    assert sorted(await performed(store, rescuer, 20)) == sorted(ids)
+
+
+async def test_what_is_gone_loses_its_turn_and_no_other(store: Store) -> None:
+    await controllers(store)
+    for n in range(16):
+        await start(store, f"c-{n:02}")
+    for n in range(8, 12):
+        await store.connection.call("DEL", store.keys(f"c-{n:02}").meta)
+    await store.connection.call("SET", store.keys("c-12").meta, "damaged")
+    assert await taken(store, 11) == [f"c-{n:02}" for n in (*range(8), *range(13, 16))]
+
+
+async def test_nobody_changes_later_whose_a_conversation_is(store: Store) -> None:
+    """A tool worker, or what has broken into one, gains no priority by what it appends."""
+    await controllers(store)
+    await start(store, "one", tenant="acme")
+    fields = {"class": "0", "tenant": "globex", "open_in": "globex", "title": "new"}
+    await EventLog(store).append("one", [command()], fields=fields)
+    claimed = await Owners(store).claim("one", CONTROLLER)
+    assert isinstance(claimed, Claimed)
+    assert (claimed.rank, claimed.share) == (2, "acme")
+    assert await store.connection.call("HMGET", store.keys("one").meta, "title", "open_in") == [b"new", b"acme"]
+
+
+async def test_made_up_tenants_share_one_share(store: Store) -> None:
+    await controllers(store)
+    await publish(store, TenantTable.of_setting('tenants = {acme = 1, "*" = 1}'), None)
+    for n in range(60):
+        await start(store, f"acme-{n}", tenant="acme")
+        await start(store, f"liar-{n}", tenant=f"liar-{n}")
+    assert tenants_of((await taken(store, 68))[8:]) == {"acme": 30, "liar": 30}

@@ -1,0 +1,130 @@
+"""Whose step is next: few at once, interactive work first, tenants by weight; orders are counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from controller_worker.loop.step_turns import KEPT, LONGEST_SECONDS, StepTurns, Turn
+
+
+async def stepped(turns: StepTurns, waiting: list[Turn], names: list[str], count: int) -> list[str]:
+    """Let all wait behind one who steps, then give one turn after another; return who had the first `count`."""
+    order: list[str] = []
+    blocker = Turn(turns, 1, "", 1.0)
+    await blocker.take()
+
+    async def step(turn: Turn, name: str) -> None:
+        await turn.take()
+        order.append(name)
+        await asyncio.sleep(0)
+        turn.give()
+
+    tasks = [asyncio.create_task(step(turn, name)) for turn, name in zip(waiting, names, strict=True)]
+    await asyncio.sleep(0)
+    blocker.give()
+    while len(order) < count:
+        await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return order[:count]
+
+
+async def test_while_few_step_nobody_waits() -> None:
+    turns = StepTurns(2)
+    assert turns.try_take(Turn(turns, 2, "", 1.0))
+    assert turns.try_take(Turn(turns, 2, "", 1.0))
+    assert not turns.try_take(Turn(turns, 2, "", 1.0))
+
+
+async def test_some_turns_are_kept_for_interactive_work() -> None:
+    turns = StepTurns(1)
+    assert turns.try_take(Turn(turns, 2, "", 1.0))
+    people = [Turn(turns, 0, "", 1.0) for _ in range(KEPT + 1)]
+    assert [turns.try_take(person) for person in people] == [True] * KEPT + [False]
+
+
+async def test_tenants_step_by_weight() -> None:
+    turns = StepTurns(1)
+    names = ["acme", "globex"] * 40
+    weights = {"acme": 3.0, "globex": 1.0}
+    waiting = [Turn(turns, 2, name, weights[name]) for name in names]
+    assert Counter(await stepped(turns, waiting, names, 40)) == {"acme": 30, "globex": 10}
+
+
+async def test_a_tenant_that_comes_late_is_owed_nothing() -> None:
+    turns = StepTurns(1)
+    early = [Turn(turns, 2, "early", 1.0) for _ in range(20)]
+    await stepped(turns, early, ["early"] * 20, 20)
+    names = ["early", "late"] * 10
+    found = await stepped(turns, [Turn(turns, 2, name, 1.0) for name in names], names, 10)
+    assert Counter(found) == {"early": 5, "late": 5}
+
+
+async def test_batch_work_has_each_eighth_turn() -> None:
+    turns = StepTurns(1)
+    names = ["batch", "normal"] * 40
+    ranks = {"batch": 2, "normal": 1}
+    found = await stepped(turns, [Turn(turns, ranks[name], "", 1.0) for name in names], names, 32)
+    assert Counter(found) == {"normal": 28, "batch": 4}
+
+
+async def test_between_two_steps_others_pass() -> None:
+    turns = StepTurns(1)
+    long, short = Turn(turns, 2, "a", 1.0), Turn(turns, 2, "b", 1.0)
+    order = []
+
+    async def steps(turn: Turn, name: str, count: int) -> None:
+        await turn.take()
+        for _ in range(count):
+            order.append(name)
+            await asyncio.sleep(0)
+            await turn.take_next()
+        turn.give()
+
+    await asyncio.gather(steps(long, "long", 4), steps(short, "short", 2))
+    assert order == ["long", "short", "long", "short", "long", "long"]
+
+
+async def test_one_that_takes_long_holds_up_nobody() -> None:
+    """A hook that waits for something elsewhere."""
+    turns = StepTurns(1)
+    slow, other = Turn(turns, 2, "", 1.0), Turn(turns, 2, "", 1.0)
+    await slow.take()
+    async with asyncio.timeout(100 * LONGEST_SECONDS):
+        await other.take()
+    slow.give()
+    third = Turn(turns, 2, "", 1.0)
+    assert not turns.try_take(third)  # the other still has the only turn
+    other.give()
+    assert turns.try_take(third)
+
+
+async def test_one_that_is_cancelled_in_line_loses_no_turn_of_others() -> None:
+    turns = StepTurns(1)
+    holder, gone, last = (Turn(turns, 2, "", 1.0) for _ in range(3))
+    await holder.take()
+    tasks = [asyncio.create_task(turn.take()) for turn in (gone, last)]
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    holder.give()
+    await tasks[1]
+    with pytest.raises(asyncio.CancelledError):
+        await tasks[0]
+    assert not turns.is_waited_for
+
+
+async def test_one_that_is_cancelled_as_its_turn_comes_gives_it_on() -> None:
+    turns = StepTurns(1)
+    holder, gone, last = (Turn(turns, 2, "", 1.0) for _ in range(3))
+    await holder.take()
+    tasks = [asyncio.create_task(turn.take()) for turn in (gone, last)]
+    await asyncio.sleep(0)
+    holder.give()  # it is granted to the first, which has not run yet
+    tasks[0].cancel()
+    await tasks[1]
+    with pytest.raises(asyncio.CancelledError):
+        await tasks[0]
