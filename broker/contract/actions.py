@@ -32,6 +32,7 @@ from broker.specs.tool_schemas import (
     REQUEST_CONDENSATION,
     THINK,
 )
+from broker.specs.timing import MessagePolicy
 from broker.specs.tool_specs import ToolSpec
 
 THOUGHT_LOGGED = "Your thought has been logged."
@@ -79,6 +80,7 @@ class MessageAction(Action):
     Attributes:
         image_urls: pictures, as addresses or data URLs.
         wait_for_response: of an agent's message: whether it waits for an answer.
+        double_texting: what it does if the agent works; None: what the conversation says.
     """
 
     kind: Literal["action.message"] = "action.message"
@@ -87,6 +89,7 @@ class MessageAction(Action):
     file_urls: tuple[str, ...] | None = None
     image_urls: tuple[str, ...] | None = None
     wait_for_response: bool = False
+    double_texting: MessagePolicy | None = None
     security_risk: ActionSecurityRisk = ActionSecurityRisk.UNKNOWN
 
     @property

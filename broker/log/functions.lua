@@ -4,7 +4,7 @@
 -- Every function takes base names as KEYS (all in one hash slot) and derives the real keys from them:
 --   conversation base  deck:{k}:c:<id>   :events :meta :once :snapshot
 --   shard base         deck:{k}          :ready :unread :parked :workers :index :takeovers :dead :unreadable
---                                        :notices :awaited
+--                                        :notices :awaited :expiring
 --                                        :worker:<id>:owned|mail|about   :act:<route>   :nodes   :label:<name>=<value>
 -- Replies are arrays whose first element names the outcome. Times are milliseconds of the shard's time, which the beats
 -- keep and no jump of a clock moves; only what `ls` shows is the server's clock.
@@ -17,7 +17,8 @@ local FIRST_LOOK_MS = 5000       -- when a door looks at an awaited conversation
 local CLOCKS_DIFFER_MS = 600000  -- by how much the clocks of two machines may differ that are both thought to be right
 -- What everybody needs of a shard: a key of another type among these is moved out of the way.
 local KINDS = {ready = 'stream', takeovers = 'stream', unreadable = 'stream', unread = 'zset', parked = 'zset',
-  workers = 'zset', index = 'zset', dead = 'zset', nodes = 'zset', clock = 'hash', notices = 'stream', awaited = 'zset'}
+  workers = 'zset', index = 'zset', dead = 'zset', nodes = 'zset', clock = 'hash', notices = 'stream', awaited = 'zset',
+  expiring = 'zset'}
 
 -- What the server says of a consumer group; nil when there is none.
 local function group_of(shard, stream, name)
@@ -154,21 +155,50 @@ local function label_keys(shard, meta)
   return found
 end
 
+-- Note when a conversation that is created may begin, given as '<ms from now>:<ms until it expires>', either of them ''.
+-- Returns whether it has to wait.
+local function plan(shard, meta, cid, now, wall, flags)
+  local delay, limit = string.match(flags, '^(%d*):(%d*)$')
+  if not delay then return false end
+  redis.call('HSET', meta, 'planned', 'waiting')
+  if limit ~= '' then
+    redis.call('HSET', meta, 'expires_ms', now + tonumber(limit))
+    redis.call('ZADD', shard .. ':expiring', now + tonumber(limit), cid)
+  end
+  if delay == '' then return false end
+  redis.call('HSET', meta, 'due_ms', now + tonumber(delay), 'not_before_ms', wall + tonumber(delay),
+    'wait_reason', 'scheduled')
+  redis.call('ZADD', shard .. ':parked', now + tonumber(delay), cid)
+  return true
+end
+
+-- What stands against an append of a producer: the conversation is at work and takes no message then, or it need not
+-- expire any more.
+local function is_refused(flags, policy, busy, planned)
+  if flags == 'expire' then return planned ~= 'waiting' end
+  local asked = string.match(flags, '^message:(.*)$')
+  if not asked then return false end
+  if asked ~= '' then policy = asked end
+  return policy == 'reject' and busy == '1'
+end
+
 -- append: the only way into a log.
 -- KEYS  conversation base, shard base
 -- ARGV  cid, guard, a, b, c, flags, n_fields, field, value …, n_cancels, action …, n_events, (bytes, dispatch, answers) …
 --   guard 'create'    a: creation key, b: pool, c: who waits for the end, or ''   the conversation must not exist
+--                     flags: when it may begin, see plan, or ''
 --   guard 'producer'  a: idempotency key
 --   guard 'tool'      a: worker, b: action id, c: '<stream>|<entry>' to acknowledge, or ''
 --   guard 'owner'     a: worker, b: token, c: id of the last event the decision rests on
---   flags 'quiet': notify nobody; of an owner: key of this very call, the same when it is repeated, 24 characters.
+--   flags 'quiet': notify nobody; 'message:<policy>': a person's message, refused while the agent works if the policy, by
+--   default the conversation's, is 'reject'; 'expire': refused unless the conversation waits to begin.  Of an owner: key of this very call, the same when it is repeated, 24 characters.
 --   What an owner appends to a conversation that is waited for leaves one notice for the doors (meta.noticed until read).
 --   Behind the key of an owner, and as the flags of a tool: the checksum of the event c or of the action, see remembers.
 --   fields: what `ls` shows.  cancels: running actions to be stopped; 0: all programs of the workspace.
 --   dispatch '1': a runnable action to put on its action stream; 'pool:<name>': on that pool's; '': neither.
 --   answers: the action id an observation settles, or ''.
 -- returns  {'appended', first, last} {'duplicate', first, last} {'fenced'} {'conflict', last} {'closed'} {'missing'}
---          {'exists'} {'lost', last}: the log does not hold what the writer remembers
+--          {'exists'} {'busy'} {'lost', last}: the log does not hold what the writer remembers
 local function append(keys, args)
   local base, shard = keys[1], keys[2]
   local meta, once, events = base .. ':meta', base .. ':once', base .. ':events'
@@ -176,11 +206,13 @@ local function append(keys, args)
   local now, wall = times_ms(shard)
   -- All that is read of the conversation, at once: a call into the server costs more than the work it does here.
   local found = redis.call('HMGET', meta, 'last_id', 'closed', 'node', 'owner', 'token', 'rung', 'append_key',
-    'append_ids', 'crashes', 'mark', 'awaited', 'noticed')
-  local last, closed, node, owner, token, notified, append_key, append_ids, crashes, mark, awaited, noticed = unpack(found)
+    'append_ids', 'crashes', 'mark', 'awaited', 'noticed', 'double_texting', 'busy', 'planned')
+  local last, closed, node, owner, token, notified, append_key, append_ids, crashes, mark, awaited, noticed, policy, busy,
+    planned = unpack(found)
   last = last and tonumber(last)
 
   local remember
+  local must_wait = flags == 'quiet'
   if guard == 'create' then
     remember = 'create:' .. a
     if last then
@@ -195,6 +227,7 @@ local function append(keys, args)
       redis.call('HSET', meta, 'awaited', c)
       redis.call('ZADD', shard .. ':awaited', now + FIRST_LOOK_MS, cid)
     end
+    must_wait = flags ~= '' and plan(shard, meta, cid, now, wall, flags)
   elseif not last then
     return {'missing'}
   elseif guard == 'owner' then
@@ -213,6 +246,7 @@ local function append(keys, args)
       if guard == 'tool' and c ~= '' then acknowledge(c) end
       return range and written_before(range) or {'closed'}
     end
+    if guard == 'producer' and is_refused(flags, policy, busy, planned) then return {'busy'} end
   end
   if closed then return {'closed'} end
 
@@ -258,6 +292,8 @@ local function append(keys, args)
   elseif guard ~= 'tool' then  -- a tool's append is remembered by the action that it answers
     redis.call('HSET', once, remember, ids)
     redis.call('ZREM', shard .. ':dead', cid)
+    -- Until its owner says otherwise; a message to a conversation that has not begun belongs to its task.
+    if planned ~= 'waiting' and string.find(flags, '^message:') then redis.call('HSET', meta, 'busy', '1') end
   end
   redis.call('HSET', meta, unpack(update))
   if guard == 'create' then
@@ -266,15 +302,18 @@ local function append(keys, args)
       redis.call('ZADD', key, wall, cid)
     end
   end
-  if guard == 'owner' then
-    if crashes or mark then redis.call('HDEL', meta, 'crashes', 'mark') end
-    if awaited and not noticed then
-      redis.call('XADD', shard .. ':notices', '*', 'c', cid)
-      redis.call('HSET', meta, 'noticed', '1')
-    end
-  else
+  if guard == 'owner' and (crashes or mark) then redis.call('HDEL', meta, 'crashes', 'mark') end
+  if awaited and not noticed and (guard == 'owner' or flags == 'expire') then
+    redis.call('XADD', shard .. ':notices', '*', 'c', cid)
+    redis.call('HSET', meta, 'noticed', '1')
+  end
+  if flags == 'expire' then
+    redis.call('ZREM', shard .. ':expiring', cid)
+    redis.call('ZREM', shard .. ':parked', cid)
+  end
+  if guard ~= 'owner' then
     if guard == 'tool' and c ~= '' then acknowledge(c) end
-    if flags ~= 'quiet' then notify_unless(notified, owner, shard, meta, cid, now) end
+    if not must_wait and flags ~= 'expire' then notify_unless(notified, owner, shard, meta, cid, now) end
   end
   return {'appended', first, last}
 end
@@ -330,6 +369,17 @@ local function release(keys, args)
   redis.call('SREM', shard .. ':worker:' .. worker .. ':owned', cid)
   if delay ~= '' then redis.call('ZADD', shard .. ':parked', now_ms(shard) + tonumber(delay), cid) end
   return {'released'}
+end
+
+-- due: whether a conversation that waits to begin may begin.  ARGV worker, token.
+-- returns  {'due'} {'wait', ms} {'expired'} {'fenced'}
+local function due(keys, args)
+  local meta = keys[1] .. ':meta'
+  if not is_owner(meta, args[1], args[2]) then return {'fenced'} end
+  local now, expires, begins = now_ms(keys[2]), number_of(get(meta, 'expires_ms')), number_of(get(meta, 'due_ms'))
+  if expires and expires <= now then return {'expired'} end
+  if begins and begins > now then return {'wait', begins - now} end
+  return {'due'}
 end
 
 -- mark: say that the conversation is being stepped ('1') or no longer ('0'); a worker that dies between is its victim.
@@ -389,7 +439,7 @@ local function end_deletion(keys, args)
   for _, key in ipairs(label_keys(shard, meta)) do
     if is_there(shard, key, 'zset') then redis.call('ZREM', key, cid) end
   end
-  for _, name in ipairs({'index', 'unread', 'parked', 'dead', 'awaited'}) do
+  for _, name in ipairs({'index', 'unread', 'parked', 'dead', 'awaited', 'expiring'}) do
     redis.call('ZREM', shard .. ':' .. name, cid)
   end
   for _, name in ipairs({'events', 'once', 'snapshot', 'live', 'watched', 'secrets', 'masked', 'secrets_of', 'caller',
@@ -737,10 +787,24 @@ local function check_notification(shard, cid, now)
   return 'rung'
 end
 
+-- The conversations whose time to begin is over; those that do not wait any more are forgotten.
+local function expired(shard, now)
+  local found = {}
+  for _, cid in ipairs(redis.call('ZRANGEBYSCORE', shard .. ':expiring', '-inf', now, 'LIMIT', 0, 64)) do
+    local meta = shard .. ':c:' .. cid .. ':meta'
+    local planned = is_there(shard, meta, 'hash') and redis.call('HMGET', meta, 'planned', 'closed')
+    if planned and planned[1] == 'waiting' and not planned[2] then found[#found + 1] = cid
+    else redis.call('ZREM', shard .. ':expiring', cid) end
+  end
+  return found
+end
+
 -- tick: beat, and do what is due for everybody: remove dead workers, wake the parked, notify again where that was lost.
 -- KEYS shard base.  ARGV worker, ttl_ms, progress (a number that grows while the worker does), patience_ms,
 --      its monotonic clock in ms
--- returns  {'alive', workers removed, conversations woken, notified again, the shard's time} {'swept'}
+-- returns  {'alive', workers removed, conversations woken, notified again, {expired conversation …}, the shard's time}
+--          {'swept'}
+--          expired: for whoever writes it into their logs, which a tool worker may not
 --          swept: others have taken over everything this worker had
 local function tick(keys, args)
   local shard, worker, ttl, patience = keys[1], args[1], tonumber(args[2]), tonumber(args[4])
@@ -784,10 +848,11 @@ local function tick(keys, args)
   end
 
   maintain_nodes(shard, me .. ':about', now)
-  if get(me .. ':about', 'role') == 'door' then make_group(shard, shard .. ':notices', DOORS) end
+  local role = get(me .. ':about', 'role')
+  if role == 'door' then make_group(shard, shard .. ':notices', DOORS) end
   maintain_stream(shard, shard .. ':ready', CONTROLLERS)
   for _, stream in ipairs(streams_of(shard, worker)) do maintain_stream(shard, stream, TOOLS) end
-  return {'alive', removed, #due, notified, now}
+  return {'alive', removed, #due, notified, role == 'tool' and {} or expired(shard, now), now}
 end
 
 -- now: the shard's time.  KEYS shard base.  returns {'now', ms}
@@ -805,6 +870,7 @@ end
 redis.register_function('deck_append', append)
 redis.register_function('deck_claim', claim)
 redis.register_function('deck_release', release)
+redis.register_function('deck_due', due)
 redis.register_function('deck_mark', mark)
 redis.register_function('deck_snapshot', snapshot)
 redis.register_function('deck_close', close)

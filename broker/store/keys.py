@@ -17,9 +17,8 @@
     deck:{k}:nodes                 zset     for ever       node → when it is given up (ms)
     deck:{k}:takeovers             stream   about 10,000   who took over what from whom, for reports
     deck:{k}:awaited               zset     until done     conversation → when a door looks at it (ms)
+    deck:{k}:expiring              zset     until begun    conversation → when it is too late to begin it (ms)
     deck:{k}:notices               stream   until read     conversations that somebody waits for and that got on
-    deck:{0}:later                 zset     until due      Celery task that begins later → when (ms)
-    deck:{0}:later:<id>            hash     until due      what it begins
     deck:{0}:revoked               zset     a week         Celery task that was revoked → when (ms)
     deck:{k}:worker:<w>:owned      set      while alive    the conversations it owns
     deck:{k}:worker:<w>:mail       stream   while alive    wake-ups for what the worker owns
@@ -139,11 +138,6 @@ class ShardKeys:
     def notices(self) -> str:
         """The stream of conversations that somebody waits for and that got on."""
         return f"{self.root}:notices"
-
-    @property
-    def later(self) -> str:
-        """What Celery tasks begin later; all of them are in the first shard."""
-        return f"{self.root}:later"
 
     @property
     def revoked(self) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any, Self
 
 from pydantic import BaseModel
@@ -18,25 +19,27 @@ from broker.contract.actions import ChangeAgentStateAction, LoopRecoveryAction, 
 from broker.contract.events import AgentSpec, Event, EventSource, Limits, ModelSwitched
 from broker.contract.unknown_event import decode_any
 from broker.coordination.stored_files import StoredFiles
+from broker.log.append_call import WORK, Condition, message_with
 from broker.log.conversations import ConversationRow, Conversations
 from broker.log.event_log import Closed, EventLog
 from broker.log.lost_tails import followed
-from broker.log.status import Status
-from broker.runtime.errors import EventsLost, UsageError
+from broker.runtime.errors import UsageError
 from broker.specs.agent_state import TERMINAL_STATES, AgentState
 from broker.specs.specs import Tenancy
+from broker.specs.timing import DoubleTexting, MessagePolicy
 from broker.store.store import Store
 from deckhands.client import inputs
 from deckhands.client.beginning import Beginning, begin, beginning_of
 from deckhands.client.confirmations import answer_to
 from deckhands.client.deleting import delete
-from deckhands.client.errors import NotSettled, NotStopped
+from deckhands.client.errors import NotStopped
 from deckhands.client.files import WorkspaceFiles
 from deckhands.client.forking import Point, copied_events, fork_of
 from deckhands.client.named_directory import require_served
 from deckhands.client.requests import TaskRequest
 from deckhands.client.running_cluster import open_cluster
 from deckhands.client.secret_keeping import secrets_of
+from deckhands.client.settling import follow, settled
 from deckhands.client.tasks import check_task
 from deckhands.reading.summary import Summary, Tally, summarize
 
@@ -99,6 +102,10 @@ class Client:
         tenancy: Tenancy | None = None,
         title: str = "",
         labels: Mapping[str, str] | None = None,
+        not_before: datetime | None = None,
+        delay: timedelta | float | None = None,
+        expires: datetime | timedelta | float | None = None,
+        double_texting: DoubleTexting | None = None,
         conversation_id: str | None = None,
         idempotency_key: str | None = None,
     ) -> str:
@@ -119,6 +126,10 @@ class Client:
             tenancy: who it is for: whose budget pays, and who goes first when a quota is short.
             title: for listings; the beginning of the task if empty.
             labels: for selection; see `broker.specs.labels`.
+            not_before: the conversation begins at this time, with its zone; `delay`: so long after now, in seconds.
+            expires: if it has not begun by then, or after so many seconds, it ends in an error of the code `expired`.
+            double_texting: what a message does that comes while the agent works: `enqueue` (None means this), `reject`,
+                `interrupt` or `rollback`.
             conversation_id: its id. None makes a new one, or takes the one that belongs to `idempotency_key`.
             idempotency_key: the same key always means the same conversation, whatever else is passed.
 
@@ -140,6 +151,8 @@ class Client:
             tenancy=inputs.tenancy_in(tenancy),
             title=inputs.text_in(title, "title"),
             labels=inputs.labels_in(labels),
+            timing=inputs.timing_in(not_before, delay, expires),
+            double_texting=inputs.policy_in(double_texting),
         )
         conversation_id = inputs.id_in(conversation_id, idempotency_key)
         await begin(self._masked, self.secrets, beginning, conversation_id, key=idempotency_key)
@@ -188,20 +201,30 @@ class Client:
         return fork_id
 
     async def send_message(
-        self, conversation_id: str, text: str, *, model: str | None = None, idempotency_key: str | None = None
+        self,
+        conversation_id: str,
+        text: str,
+        *,
+        model: str | None = None,
+        double_texting: MessagePolicy | None = None,
+        idempotency_key: str | None = None,
     ) -> None:
         """Send a message to the agent, which continues whatever its state. Secrets are masked in the text.
 
         Args:
             model: the profile or model to continue with; None keeps the current one.
+            double_texting: what the message does if the agent works; None: what the conversation was submitted with.
 
         Raises:
             UsageError: the text cannot be used, the conversation is unknown or closed.
+            ConversationBusy: the agent works, and messages are rejected meanwhile; nothing was written.
             SecretsLocked: it has secrets, and no key here decrypts them.
         """
         check_task(inputs.text_in(text, "text"), name="message")
-        message = MessageAction(content=text, source=EventSource.USER)
-        await self._append(conversation_id, [*_switch_to(model), message], idempotency_key, log=self._masked)
+        policy = inputs.message_policy_in(double_texting)
+        message = MessageAction(content=text, source=EventSource.USER, double_texting=policy)
+        events = [*_switch_to(model), message]
+        await self._append(conversation_id, events, idempotency_key, log=self._masked, condition=message_with(policy))
 
     async def pause(self, conversation_id: str) -> None:
         """Ask for a pause: what runs is finished, nothing new is started.
@@ -293,7 +316,7 @@ class Client:
             return await self.summary(conversation_id)
         try:
             async with asyncio.timeout(wait_seconds):
-                await self._follow(conversation_id, tally, is_enough=lambda status: status.is_terminal)
+                await follow(self.log, conversation_id, tally, is_enough=lambda status: status.is_terminal)
         except TimeoutError as error:
             raise NotStopped(conversation_id, wait_seconds) from error
         return tally.summary()
@@ -337,16 +360,7 @@ class Client:
         Raises:
             NotSettled: not settled after `timeout_seconds`; it is a `TimeoutError`, too.
         """
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_seconds):
-                while True:
-                    tally = Tally()
-                    try:
-                        await self._follow(conversation_id, tally, is_enough=lambda status: status.is_settled)
-                    except EventsLost:
-                        continue  # the log continues from an older state
-                    return tally.summary()
-        raise NotSettled(conversation_id, timeout_seconds)
+        return await settled(self.log, conversation_id, timeout_seconds=timeout_seconds)
 
     async def recent(self, *, limit: int = 50) -> Sequence[ConversationRow]:
         """Return up to `limit` conversations, newest first."""
@@ -355,14 +369,6 @@ class Client:
     async def row(self, conversation_id: str) -> ConversationRow:
         """Return a conversation as a listing shows it."""
         return await self._conversations.row(conversation_id)
-
-    async def _follow(self, conversation_id: str, tally: Tally, *, is_enough: Callable[[Status], bool]) -> None:
-        """Read events until the status is enough and the log has no more."""
-        async with contextlib.aclosing(self.tail(conversation_id, after=tally.last_event_id)) as events:
-            async for event in events:
-                tally.add(event)
-                if is_enough(tally.status) and tally.last_event_id >= await self.log.last_id(conversation_id):
-                    return
 
     async def _tally(self, conversation_id: str) -> Tally:
         return Tally.of(await self.log.read(conversation_id))
@@ -382,13 +388,20 @@ class Client:
 
     async def _ask_for(self, conversation_id: str, state: AgentState, *first: Event) -> None:
         request = ChangeAgentStateAction(agent_state=state, source=EventSource.USER)
-        await self._append(conversation_id, [*first, request], None)
+        condition: Condition = WORK if state is AgentState.RUNNING else ""
+        await self._append(conversation_id, [*first, request], None, condition=condition)
 
     async def _append(
-        self, conversation_id: str, events: Sequence[Event], key: str | None, *, log: EventLog | None = None
+        self,
+        conversation_id: str,
+        events: Sequence[Event],
+        key: str | None,
+        *,
+        log: EventLog | None = None,
+        condition: Condition = "",
     ) -> None:
         """Append events; pass the `log` that masks secrets for text that a person wrote."""
-        outcome = await (log or self.log).append(conversation_id, events, key=key)
+        outcome = await (log or self.log).append(conversation_id, events, key=key, condition=condition)
         if isinstance(outcome, Closed):
             raise UsageError(f"The conversation {conversation_id} is closed.", remedy="Submit the task as a new one.")
 

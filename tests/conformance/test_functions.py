@@ -39,6 +39,12 @@ HASHES_OF_VERSION = {
         "deckhands_ledger": "8ce1fa9dbc6e2eec",
         "deckhands_batches": "d59fa74626167beb",
     },
+    6: {
+        "deckhands": "f06b579c73f5d94f",
+        "deckhands_governor": "52080b370800fcb4",
+        "deckhands_ledger": "8ce1fa9dbc6e2eec",
+        "deckhands_batches": "d59fa74626167beb",
+    },
 }
 """Add a version here when you change a library; never change the hashes of one that has been released."""
 
