@@ -24,6 +24,7 @@ from broker.contract.paragraphs import Paragraph
 from broker.runtime.counting import counted
 from broker.specs.agent_state import AgentState
 from broker.specs.condenser_specs import handles_requests
+from broker.specs.timing import MessagePolicy
 from broker.specs.tool_arguments import optional_name, required_text, risk_in, said_in, seconds_in
 from broker.specs.tool_schemas import (
     DELEGATE,
@@ -32,7 +33,6 @@ from broker.specs.tool_schemas import (
     REQUEST_CONDENSATION,
     THINK,
 )
-from broker.specs.timing import MessagePolicy
 from broker.specs.tool_specs import ToolSpec
 
 THOUGHT_LOGGED = "Your thought has been logged."

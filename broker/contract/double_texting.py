@@ -1,4 +1,4 @@
-"""What a message has done that came while the agent worked: it has stopped what ran, or taken back a stretch of work."""
+"""What a message has done that came while the agent worked: it stopped what ran, or took back a stretch of work."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from broker.contract.events import DelegateEnded, Event, Observation
 from broker.contract.observations import AgentDelegateObservation
 
 TAKEN_BACK = (
-    "The person has taken back what you were working on. It is no longer part of this conversation, but what it changed "
-    "in the workspace is still there."
+    "The person has taken back what you were working on. It is no longer part of this conversation, but what it "
+    "changed in the workspace is still there."
 )
 
 

@@ -115,7 +115,7 @@ class ConversationCreated(Event):
 
     Attributes:
         labels: what a producer has written on it; None: nothing.
-        not_before: when it may begin, by the clock of whoever submitted it; None: at once. The store counts how long.
+        not_before: when it may begin, as its producer asked for it; None: at once. The store counts how long.
         expires: by when it has to have begun; None: whenever it can.
         double_texting: what a message does that comes while the agent works; None: it waits for the next step.
         headless: whether nobody can be asked.

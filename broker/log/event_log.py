@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from broker.contract import codec
 from broker.contract.events import ConversationCreated, Event
@@ -26,7 +26,7 @@ from broker.log.append_outcomes import Lost as Lost  # noqa: PLC0414
 from broker.log.append_outcomes import Outcome as Outcome  # noqa: PLC0414
 from broker.log.append_outcomes import outcome_of
 from broker.log.blobs import Blobs
-from broker.log.entries import decoded, is_at
+from broker.log.entries import NewEvents, decoded, is_at
 from broker.log.fencing import Ownership
 from broker.log.follower import Follower
 from broker.log.masked import NOTHING_MASKED, NOTHING_TO_HIDE, Masked
@@ -40,20 +40,6 @@ from broker.specs.timing import Start
 from broker.store.store import Store
 
 READ_BATCH = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class NewEvents:
-    """What an owner reads after a notification.
-
-    Attributes:
-        is_watched: somebody looks on while replies are written; see `live_text`.
-        checksum: of the last event there is.
-    """
-
-    events: list[Event]
-    is_watched: bool
-    checksum: str
 
 
 class EventLog:

@@ -1,6 +1,6 @@
-"""Conversations that have not begun in time: what is written into their logs, by whichever worker notices.
+"""Conversations that have not begun in time: what is written into their logs, by the first worker that notices.
 
-Holds: one that has begun is left alone, whoever was first; the store decides it in the append. Repeating it is harmless.
+Holds: one that has begun is left alone, because the store decides it in the append. Repeating it is harmless.
 """
 
 from __future__ import annotations

@@ -804,7 +804,7 @@ end
 --      its monotonic clock in ms
 -- returns  {'alive', workers removed, conversations woken, notified again, {expired conversation …}, the shard's time}
 --          {'swept'}
---          expired: for whoever writes it into their logs, which a tool worker may not
+--          expired: for a door or a controller worker, which write it into the logs
 --          swept: others have taken over everything this worker had
 local function tick(keys, args)
   local shard, worker, ttl, patience = keys[1], args[1], tonumber(args[2]), tonumber(args[4])

@@ -1,7 +1,7 @@
 """When a conversation may begin, and what a message does that comes while its agent works.
 
-Holds: a time of day is turned into a duration once, by the clock of whoever submits; from then on the store counts, so no
-other clock makes a conversation begin too early or too late.
+Holds: a time of day is turned into a duration once, when the conversation is submitted; from then on the store counts,
+so no clock makes a conversation begin too early or too late.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ MAX_SECONDS = 10 * 366 * 86_400.0
 """Ten years; whatever is to happen later is a mistake."""
 
 DoubleTexting = Literal["enqueue", "reject", "interrupt", "rollback"]
-"""What a message does that comes while the agent works: it is read with the next step; it is refused; it stops what runs;
-it takes back what the agent works on as well."""
+"""What a message does that comes while the agent works: it is read with the next step; it is refused; it stops what
+runs; it takes back what the agent works on as well."""
 MessagePolicy = Literal["enqueue", "reject", "interrupt"]
 """What one message may ask for itself. To take back is for conversations that were submitted for it: their owner has to
 remember what was before."""
@@ -77,10 +77,8 @@ class Timing:
 
     def start(self, now: datetime) -> Start | None:
         """Return it as durations; None: it begins as soon as it can."""
-        begins, ends = self.begins(now), self.ends(now)
-        if begins is None and ends is None:
-            return None
-        return Start(_left(begins, now), _left(ends, now))
+        delay, limit = _left(self.begins(now), now), _left(self.ends(now), now)
+        return Start(delay or None, limit) if delay or limit is not None else None
 
     def after(self, seconds: float) -> Timing:
         """Return the same for a request that has been under way for some time: what it counts began then."""
@@ -90,6 +88,9 @@ class Timing:
             None if delay is None else max(0.0, delay - seconds),
             expires if expires is None or isinstance(expires, datetime) else max(0.0, expires - seconds),
         )
+
+
+WHENEVER = Timing()
 
 
 def _left(moment: datetime | None, now: datetime) -> float | None:

@@ -5,9 +5,9 @@ stopped and answered as not executed, then the message is read. `rollback`: that
 into, from the message that began it on, is taken back: the parts of the state are those of before, and the View leaves
 the events out. The log keeps all of it.
 
-Holds: pure; where a message falls in the log decides whether it came into work. Every action is answered before its turn
-is taken back. What has happened outside the conversation is not taken back: money and steps, the opened workspace and
-its files, answers to what was asked before.
+Holds: pure; where a message falls in the log decides whether it came into work. Every action is answered before its
+turn is taken back. What has happened outside the conversation is not taken back: money and steps, the opened workspace
+and its files, answers to what was asked before.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class DoubleTexting:
 
     Attributes:
         policy: the conversation's.
-        begun_id: the message that began the stretch of work under way; with `rollback`, `State.before` is what was then.
+        begun_id: with `rollback`, the message that began the stretch of work under way; `State.before` is from then.
         wanted: `interrupt` or `rollback`, until it is carried out; else empty.
         message_ids: the messages that have come since the first that wants it.
     """
@@ -172,7 +172,8 @@ def rolled_back(state: State, event: RolledBackObservation) -> State:
 def _unanswered(state: State, since: int) -> list[PendingAction | Delegate]:
     """Return what the turn waits for; the workspace is opened and surveyed whatever is done in it."""
     own = (state.opening.action_id, state.survey.action_id)
-    found: list[PendingAction | Delegate] = [one for one in state.tools.pending if one.id >= since and one.id not in own]
+    pending = [one for one in state.tools.pending if one.id not in own]
+    found: list[PendingAction | Delegate] = [one for one in pending if one.id >= since]
     found += [one for one in state.delegation.delegates if not one.is_answered and one.id >= since]
     return found
 

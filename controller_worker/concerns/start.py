@@ -4,7 +4,7 @@ The store counts the time, and nobody's clock is asked: the shell asks the store
 come. A person who resumes the conversation begins it at once.
 
 Holds: nothing is done for a conversation that waits, except for what stops or pauses it; a conversation that has not
-begun in time ends in an error of its own code, and only a person can begin it then.
+begun in time ends in an error with its own code, and only a person can begin it then.
 """
 
 from __future__ import annotations

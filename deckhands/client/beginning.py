@@ -16,7 +16,7 @@ from broker.log.event_log import Appended, Duplicate, EventLog
 from broker.runtime.clock import from_millis
 from broker.secrets.secrets import Secrets
 from broker.specs.specs import Tenancy
-from broker.specs.timing import DoubleTexting, Timing
+from broker.specs.timing import WHENEVER, DoubleTexting, Timing
 from broker.store.store import Store
 from broker.tools.tool_offers import ToolOffers
 from deckhands.client import inputs
@@ -50,7 +50,7 @@ class Beginning:
     tenancy: Tenancy | None = None
     title: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
-    timing: Timing = Timing()
+    timing: Timing = WHENEVER
     double_texting: DoubleTexting | None = None
 
 

@@ -21,7 +21,7 @@ from broker.contract.unknown_event import decode_any
 from broker.coordination.stored_files import StoredFiles
 from broker.log.append_call import WORK, Condition, message_with
 from broker.log.conversations import ConversationRow, Conversations
-from broker.log.event_log import Closed, EventLog
+from broker.log.event_log import EventLog
 from broker.log.lost_tails import followed
 from broker.runtime.errors import UsageError
 from broker.specs.agent_state import TERMINAL_STATES, AgentState
@@ -29,6 +29,7 @@ from broker.specs.specs import Tenancy
 from broker.specs.timing import DoubleTexting, MessagePolicy
 from broker.store.store import Store
 from deckhands.client import inputs
+from deckhands.client.appending import append
 from deckhands.client.beginning import Beginning, begin, beginning_of
 from deckhands.client.confirmations import answer_to
 from deckhands.client.deleting import delete
@@ -224,7 +225,8 @@ class Client:
         policy = inputs.message_policy_in(double_texting)
         message = MessageAction(content=text, source=EventSource.USER, double_texting=policy)
         events = [*_switch_to(model), message]
-        await self._append(conversation_id, events, idempotency_key, log=self._masked, condition=message_with(policy))
+        condition = message_with(policy)
+        await append(self._masked, conversation_id, events, key=idempotency_key, condition=condition)
 
     async def pause(self, conversation_id: str) -> None:
         """Ask for a pause: what runs is finished, nothing new is started.
@@ -258,7 +260,7 @@ class Client:
         if not (await self._tally(conversation_id)).status.is_in_loop:
             what = f"The agent of the conversation {conversation_id} is not in a loop."
             raise UsageError(what, remedy="Send it a message to continue it.")
-        await self._append(conversation_id, [*_switch_to(model), choice], None)
+        await append(self.log, conversation_id, [*_switch_to(model), choice])
 
     async def confirm(
         self, conversation_id: str, *, action_id: int | None = None, edited: Mapping[str, Any] | None = None
@@ -384,26 +386,12 @@ class Client:
         self, conversation_id: str, answer: AgentState, action_id: int | None, edited: Mapping[str, Any] | None
     ) -> None:
         request = await answer_to(self.store, conversation_id, answer, action_id, edited or {})
-        await self._append(conversation_id, [request], None, log=self._masked if edited else self.log)
+        await append(self._masked if edited else self.log, conversation_id, [request])
 
     async def _ask_for(self, conversation_id: str, state: AgentState, *first: Event) -> None:
         request = ChangeAgentStateAction(agent_state=state, source=EventSource.USER)
         condition: Condition = WORK if state is AgentState.RUNNING else ""
-        await self._append(conversation_id, [*first, request], None, condition=condition)
-
-    async def _append(
-        self,
-        conversation_id: str,
-        events: Sequence[Event],
-        key: str | None,
-        *,
-        log: EventLog | None = None,
-        condition: Condition = "",
-    ) -> None:
-        """Append events; pass the `log` that masks secrets for text that a person wrote."""
-        outcome = await (log or self.log).append(conversation_id, events, key=key, condition=condition)
-        if isinstance(outcome, Closed):
-            raise UsageError(f"The conversation {conversation_id} is closed.", remedy="Submit the task as a new one.")
+        await append(self.log, conversation_id, [*first, request], condition=condition)
 
 
 def _switch_to(model: str | None) -> tuple[Event, ...]:

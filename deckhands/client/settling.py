@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
+from broker.contract import codec
 from broker.log.event_log import EventLog
 from broker.log.lost_tails import followed
 from broker.log.status import Status
@@ -16,7 +17,9 @@ from deckhands.reading.summary import Summary, Tally
 
 async def follow(log: EventLog, conversation_id: str, tally: Tally, *, is_enough: Callable[[Status], bool]) -> None:
     """Read events until the status is enough and the log has no more."""
-    async with contextlib.aclosing(followed(log, conversation_id, after=tally.last_event_id)) as events:
+    async with contextlib.aclosing(
+        followed(log, conversation_id, after=tally.last_event_id, decode=codec.decode)
+    ) as events:
         async for event in events:
             tally.add(event)
             if is_enough(tally.status) and tally.last_event_id >= await log.last_id(conversation_id):

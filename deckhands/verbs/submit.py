@@ -28,9 +28,11 @@ from deckhands.cli.task_options import (
     with_script_here,
     workspace_of,
 )
+from deckhands.cli.timing_options import TimingOptions, timing_options
 from deckhands.cli.verbs import options_as
 from deckhands.client.client import Client
 from deckhands.client.named_directory import own_directory
+from deckhands.client.requests import timing_of
 from deckhands.reading.terminal import counted, print_text
 from deckhands.runs.cluster_notices import warn_of_ignored_settings, warn_of_missing_workers
 from deckhands.settings import FaceSettings
@@ -47,7 +49,7 @@ OF_A_FILE = {"form", "batch", "must_wait", "results"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubmitOptions(TaskOptions):
+class SubmitOptions(TaskOptions, TimingOptions):
     """Options of `submit`."""
 
     workspace: str | None
@@ -79,6 +81,7 @@ class SubmitOptions(TaskOptions):
     type=click.Choice(["interactive", "batch"]),
     help="What goes first when a model's quota is short; by default batch.",
 )
+@timing_options
 @click.option("--idempotency-key", help="The same key always gives the same conversation.")
 @click.option(
     "--label", "labels", multiple=True, metavar="KEY=VALUE", help="A label, to find it again. May be repeated."
@@ -111,6 +114,7 @@ def submit(options: SubmitOptions) -> int:
     --wait and --results: those of `run` if all that have not finished share one, else 1.
     """
     _refuse_what_does_not_belong(options.source)
+    timing_of({name: value for name, value in options.fields().items() if name != "double_texting"})
     settings = FaceSettings.from_env()
     if options.source is not None:
         return asyncio.run(_submit_file(settings, options.source, options))
@@ -155,6 +159,7 @@ async def _submit(settings: FaceSettings, task: str, options: SubmitOptions) -> 
             title=options.title,
             secrets=values,
             labels=labels_of(options.labels),
+            **options.fields(),
             idempotency_key=options.idempotency_key,
         )
         await warn_of_missing_workers(client, note)
@@ -177,6 +182,7 @@ async def _submit_file(settings: FaceSettings, source: str, options: SubmitOptio
             "experiment": tenancy.experiment,
             "priority": tenancy.priority,
             "title": options.title,
+            **options.fields(),
         },
         is_here=settings.url is None,
     )
