@@ -12,7 +12,7 @@ and its files, answers to what was asked before.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -147,7 +147,7 @@ def rolled_back(state: State, event: RolledBackObservation) -> State:
         agent = agent.model_copy(update={"llm": state.setup.agent.llm})
     message = state.inbox.message
     if message is not None:
-        message = evolve(message, is_first=before.inbox.last_message_id == 0)
+        message = replace(message, is_first=before.inbox.last_message_id == 0)
     return evolve(
         state,
         version=event.id,
