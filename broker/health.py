@@ -1,4 +1,4 @@
-"""Whether this container does its work: `python -m broker.health controller`, `tool`, `door` or `store`.
+"""Whether this container does its work: `python -m broker.health controller`, `tool`, `door`, `jobs` or `store`.
 
 That a process exists proves nothing, and that it answers pings proves little: a worker that hangs does both. Its
 heartbeat in the store proves work, because the loop that does the work sends it. The verdict is the exit status: 0 for
@@ -24,7 +24,7 @@ from broker.store.connection import Connection, MultiplexedConnection
 from broker.store.keys import ShardKeys
 
 HEALTHY, LAPSED, NOTHING_TO_SAY = 0, 1, 3
-WORKER_ROLES = ("controller", "tool", "door")
+WORKER_ROLES = ("controller", "tool", "door", "jobs")
 STORE_ROLE = "store"
 REPLY_LIMIT_SECONDS = 3.0
 
@@ -46,7 +46,7 @@ async def check_worker(connection: Connection, role: str) -> Verdict:
     """Look for the heartbeat of this host's worker.
 
     Args:
-        role: `controller`, `tool` or `door`.
+        role: `controller`, `tool`, `door` or `jobs`.
 
     Raises:
         StoreError: the store does not answer, or refuses.
@@ -78,7 +78,7 @@ async def check(role: str, url: str) -> Verdict:
     """Check a worker of this host, or the store; whatever goes wrong with the store is part of the verdict.
 
     Args:
-        role: `controller`, `tool`, `door` or `store`.
+        role: `controller`, `tool`, `door`, `jobs` or `store`.
         url: the store, as `DECKHANDS_URL` has it.
     """
     assert role in (*WORKER_ROLES, STORE_ROLE)
@@ -96,7 +96,7 @@ async def check(role: str, url: str) -> Verdict:
 def main(arguments: Sequence[str]) -> int:
     """Check what the one argument names, say what was found on standard output, and return the exit status."""
     if len(arguments) != 1 or arguments[0] not in (*WORKER_ROLES, STORE_ROLE):
-        verdict = Verdict(NOTHING_TO_SAY, "Usage: python -m broker.health controller|tool|door|store")
+        verdict = Verdict(NOTHING_TO_SAY, "Usage: python -m broker.health controller|tool|door|jobs|store")
     else:
         try:
             verdict = asyncio.run(check(arguments[0], BrokerSettings.from_env().url))

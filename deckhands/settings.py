@@ -50,6 +50,7 @@ class FaceSettings:
 
     Attributes:
         url: the store named by DECKHANDS_URL; None when none is named.
+        archive: where archived conversations are; empty: nowhere.
         home: where embedded clusters and runs live.
         model: the model named by the environment; None when none is named.
         has_profiles: whether a file of model profiles is named, which may name the model.
@@ -59,6 +60,7 @@ class FaceSettings:
     """
 
     url: str | None
+    archive: str
     shards: int
     home: Path
     model: str | None
@@ -79,6 +81,7 @@ class FaceSettings:
             raise UsageError(f"DECKHANDS_SANDBOX is {broker.sandbox!r}.", remedy="Use auto, bwrap, docker or none.")
         return cls(
             url=broker.url if env.get("DECKHANDS_URL", "").strip() else None,
+            archive=broker.archive,
             shards=broker.shards,
             home=broker.home.absolute(),
             model=next((found for name in MODEL_VARIABLES if (found := env.get(name, "").strip())), None),

@@ -35,7 +35,7 @@ MAY_IMPORT = {
 }
 OUTSIDE = {"tests", "benchmarks", "examples"}
 
-CELERY_FILES = r"broker/celery/\w+\.py|\w+/(door/)?(app|tasks)\.py"
+CELERY_FILES = r"broker/celery/\w+\.py|\w+/((door|jobs)/)?(app|tasks)\.py"
 MODEL_FILES = r"controller_worker/(backends/\w+_backend|wires/provider_errors)\.py"
 ENVIRONMENT_FILES = r"broker/runtime/settings\.py|\w+/settings\.py|controller_worker/llm/config\.py"
 HOST_FILES = r"tool_worker/(host|shell|editor|search)/\w+\.py"

@@ -16,6 +16,7 @@ from typing import Any
 
 from broker.contract import codec
 from broker.runtime.errors import CorruptEntry, DeckhandsError, StoreTooNew, UnknownConversation
+from broker.runtime.failpoints import failpoint
 from broker.store.store import Store
 
 READ_BATCH = 500
@@ -51,7 +52,7 @@ class Deletion:
             UnknownConversation: no such conversation; it may have been deleted by an earlier call.
             NotDeleted: its log has grown, or a worker still has it in hand. Nothing was changed.
         """
-        await self._begin(conversation_id, last_id, limit_seconds)
+        await self.begin(conversation_id, last_id=last_id, limit_seconds=limit_seconds)
         names = self._store.keys(conversation_id)
         after = 0
         while batch := await self._entries(names.events, after):
@@ -60,9 +61,12 @@ class Deletion:
             for at in range(0, len(doomed), KEYS_AT_ONCE):
                 commands = [("UNLINK", key) for key in doomed[at : at + KEYS_AT_ONCE]]
                 await self._store.persist(lambda commands=commands: self._store.connection.call_many(commands))  # type: ignore[misc]
+                failpoint("deletion.texts_gone")
+        failpoint("deletion.before_end")
         await self._call("deck_end_deletion", conversation_id)
 
-    async def _begin(self, conversation_id: str, last_id: int, limit_seconds: float) -> None:
+    async def begin(self, conversation_id: str, *, last_id: int, limit_seconds: float = RELEASE_LIMIT_SECONDS) -> None:
+        """Let a conversation take no more events until `delete` forgets it; takes and raises what that does."""
         clock = self._store.clock
         deadline = clock.monotonic() + limit_seconds
         while True:

@@ -69,6 +69,12 @@ class BrokerSettings(BaseSettings):
     checkpoints: Annotated[
         str, Field(description="where workspaces are saved: a URL that fsspec knows; empty: nowhere")
     ] = ""
+    archive: Annotated[
+        str, Field(description="where archived conversations are: a URL that fsspec knows; empty: nowhere")
+    ] = ""
+    retention: Annotated[
+        str, Field(description="the TOML file that says how long conversations stay in the store; empty: for ever")
+    ] = ""
     heartbeat_ttl_seconds: Annotated[
         float,
         Field(

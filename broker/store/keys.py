@@ -20,6 +20,7 @@
     deck:{k}:expiring              zset     until begun    conversation → when it is too late to begin it (ms)
     deck:{k}:notices               stream   until read     conversations that somebody waits for and that got on
     deck:{0}:revoked               zset     a week         Celery task that was revoked → when (ms)
+    deck:{0}:job:<name>            string   while at work  which worker does a job that is done alone
     deck:{k}:worker:<w>:owned      set      while alive    the conversations it owns
     deck:{k}:worker:<w>:mail       stream   while alive    wake-ups for what the worker owns
     deck:{k}:worker:<w>:about      hash     while alive    role, node, streams, progress
@@ -143,6 +144,10 @@ class ShardKeys:
     def revoked(self) -> str:
         """The Celery tasks that were revoked; all of them are in the first shard."""
         return f"{self.root}:revoked"
+
+    def job(self, name: str) -> str:
+        """Who does a job that is done alone; all of them are in the first shard."""
+        return f"{self.root}:job:{name}"
 
     def mail(self, worker: str) -> str:
         """The mailbox stream of a worker."""

@@ -23,7 +23,7 @@ from deckhands.cli.connecting import cluster_client, conversation_client
 from deckhands.cli.output import note, print_json
 from deckhands.cli.progress import Progress
 from deckhands.client.client import Client
-from deckhands.client.errors import NotStopped
+from deckhands.client.errors import IsArchived, NotStopped
 from deckhands.client.inputs import labels_in
 from deckhands.client.many import for_each
 from deckhands.reading.terminal import ask, counted
@@ -118,12 +118,14 @@ class Deed:
         done: the participle: `paused`, `deleted`.
         fits: whether it can be done to a conversation in a selection; others are left alone.
         is_end: whether a person is asked before it is done to a selection.
+        reaches_archive: whether it can be done to archived conversations, which are named by their whole ids.
     """
 
     done: str
     act: Callable[[Client, str], Awaitable[object]]
     fits: Callable[[ConversationRow], bool]
     is_end: bool = False
+    reaches_archive: bool = False
 
 
 @dataclass(slots=True)
@@ -182,7 +184,11 @@ async def do_to_chosen(chosen: Chosen, deed: Deed, *, as_json: bool, is_sure: bo
                 async with conversation_client(settings, conversation_id) as client:
                     await outcomes.do(client, conversation_id)
             except UnknownConversation as error:
-                outcomes.fail(conversation_id, error)
+                if not (deed.reaches_archive and isinstance(error, IsArchived)):
+                    outcomes.fail(conversation_id, error)
+                    continue
+                async with cluster_client(settings) as client:
+                    await outcomes.do(client, conversation_id)
         return outcomes.close()
     selection = chosen.selection()
     async with cluster_client(settings) as client:

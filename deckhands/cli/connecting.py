@@ -7,11 +7,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
+from broker.contract import codec
 from broker.contract.events import Event
+from broker.contract.unknown_event import decode_any
 from broker.runtime.errors import StoreUnavailable, UnknownConversation
 from broker.runtime.ids import check_conversation_id
+from deckhands.archive.archive import Archive
 from deckhands.client.client import Client
-from deckhands.client.errors import NoCluster
+from deckhands.client.errors import IsArchived, NoCluster
 from deckhands.client.running_cluster import open_cluster
 from deckhands.home import Home
 from deckhands.reading.summary import Summary, summarize
@@ -52,7 +55,7 @@ async def cluster_client(settings: FaceSettings) -> AsyncIterator[Client]:
         NoCluster: there is neither.
         StoreError: it cannot be reached or used.
     """
-    async with Client(await open_cluster(settings=settings)) as client:
+    async with Client(await open_cluster(settings=settings), settings.archive) as client:
         yield client
 
 
@@ -61,6 +64,7 @@ async def conversation_client(settings: FaceSettings, conversation_id: str) -> A
     """Connect to the store that has a conversation: that of a run in progress, or the cluster's.
 
     Raises:
+        IsArchived: it is in the archive.
         UnknownConversation: it is in neither.
         StoreError: the cluster cannot be reached or used.
     """
@@ -74,7 +78,12 @@ async def conversation_client(settings: FaceSettings, conversation_id: str) -> A
             yield client
         return
     async with cluster_client(settings) as client:
-        await client.log.last_id(conversation_id)
+        try:
+            await client.log.last_id(conversation_id)
+        except UnknownConversation:
+            if await client.is_archived(conversation_id):
+                raise IsArchived(conversation_id) from None
+            raise
         yield client
 
 
@@ -111,6 +120,11 @@ async def read_events(settings: FaceSettings, conversation_id: str, *, is_lenien
         async with cluster_client(settings) as client:
             return await client.events(conversation_id, is_whole=True, is_lenient=is_lenient)
     except NoCluster as error:
+        if settings.archive:
+            decode = decode_any if is_lenient else codec.decode
+            archived = await Archive(settings.archive).events(conversation_id, is_whole=True, decode=decode)
+            if archived is not None:
+                return archived
         if home.has_had_cluster:
             raise
         raise UnknownConversation(conversation_id) from error

@@ -7,53 +7,47 @@ Does not: start workers; `cluster` does.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Self
 
 from pydantic import BaseModel
 
-from broker.contract import codec
 from broker.contract.actions import ChangeAgentStateAction, LoopRecoveryAction, MessageAction
 from broker.contract.events import AgentSpec, Event, EventSource, Limits, ModelSwitched
-from broker.contract.unknown_event import decode_any
-from broker.coordination.stored_files import StoredFiles
 from broker.log.append_call import WORK, Condition, message_with
-from broker.log.conversations import ConversationRow, Conversations
 from broker.log.event_log import EventLog
-from broker.log.lost_tails import followed
-from broker.runtime.errors import UsageError
+from broker.runtime.errors import UnknownConversation, UsageError
+from broker.runtime.settings import BrokerSettings
 from broker.specs.agent_state import TERMINAL_STATES, AgentState
 from broker.specs.specs import Tenancy
 from broker.specs.timing import DoubleTexting, MessagePolicy
 from broker.store.store import Store
 from deckhands.client import inputs
 from deckhands.client.appending import append
+from deckhands.client.archived import forget, restore
 from deckhands.client.beginning import Beginning, begin, beginning_of
 from deckhands.client.confirmations import answer_to
 from deckhands.client.deleting import delete
-from deckhands.client.errors import NotStopped
+from deckhands.client.errors import IsArchived, NotStopped
 from deckhands.client.files import WorkspaceFiles
 from deckhands.client.forking import Point, copied_events, fork_of
 from deckhands.client.named_directory import require_served
+from deckhands.client.reader import Reader
 from deckhands.client.requests import TaskRequest
 from deckhands.client.running_cluster import open_cluster
 from deckhands.client.secret_keeping import secrets_of
-from deckhands.client.settling import follow, settled
 from deckhands.client.tasks import check_task
-from deckhands.reading.summary import Summary, Tally, summarize
+from deckhands.reading.summary import Summary
 
 
-class Client:
-    """The conversations of a store."""
+class Client(Reader):
+    """The conversations of a store; `archive` has those that have left it."""
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
+    def __init__(self, store: Store, archive: str = "") -> None:
+        super().__init__(store, archive)
         self.secrets = secrets_of(store)
-        self.log = EventLog(store)
         self._masked = EventLog(store, self.secrets)
-        self._conversations = Conversations(store)
 
     @property
     def files(self) -> WorkspaceFiles:
@@ -75,7 +69,8 @@ class Client:
         Raises:
             NoCluster: no URL is given or named, and no cluster is running here.
         """
-        return cls(await open_cluster(url, shards=shards, patience_seconds=patience_seconds))
+        store = await open_cluster(url, shards=shards, patience_seconds=patience_seconds)
+        return cls(store, BrokerSettings.from_env().archive)
 
     async def __aenter__(self) -> Self:
         return self
@@ -197,7 +192,7 @@ class Client:
         place = None if workspace is None else inputs.directory_in(workspace)
         created = fork_of(events, fork_id, model=model, workspace=place, title=title)
         await require_served(self.store, created.workspace)
-        await StoredFiles(self.store).lend(conversation_id, fork_id, created.workspace.source)
+        await self.lend_upload(conversation_id, fork_id, created.workspace)
         await self.log.adopt(created, copied_events(events, model=model), key=f"fork:{created.forked_from}")
         return fork_id
 
@@ -224,9 +219,8 @@ class Client:
         check_task(inputs.text_in(text, "text"), name="message")
         policy = inputs.message_policy_in(double_texting)
         message = MessageAction(content=text, source=EventSource.USER, double_texting=policy)
-        events = [*_switch_to(model), message]
-        condition = message_with(policy)
-        await append(self._masked, conversation_id, events, key=idempotency_key, condition=condition)
+        events, condition = [*_switch_to(model), message], message_with(policy)
+        await self._append(conversation_id, events, idempotency_key, log=self._masked, condition=condition)
 
     async def pause(self, conversation_id: str) -> None:
         """Ask for a pause: what runs is finished, nothing new is started.
@@ -260,7 +254,7 @@ class Client:
         if not (await self._tally(conversation_id)).status.is_in_loop:
             what = f"The agent of the conversation {conversation_id} is not in a loop."
             raise UsageError(what, remedy="Send it a message to continue it.")
-        await append(self.log, conversation_id, [*_switch_to(model), choice])
+        await self._append(conversation_id, [*_switch_to(model), choice], None)
 
     async def confirm(
         self, conversation_id: str, *, action_id: int | None = None, edited: Mapping[str, Any] | None = None
@@ -295,8 +289,28 @@ class Client:
         await self._conversations.close(conversation_id)
 
     async def delete(self, conversation_id: str) -> None:
-        """Delete a settled conversation with all of its keys and delegates; raises what `deleting.delete` does."""
-        await delete(self.log, conversation_id)
+        """Delete a settled conversation with its delegates, from the store and from the archive.
+
+        Raises what `deleting.delete` does, and `ArchiveUnavailable` if the archive cannot be used.
+        """
+        try:
+            await delete(self.log, conversation_id)
+        except UnknownConversation:
+            if self.archive is None or not await forget(self.archive, conversation_id):
+                raise
+        else:
+            if self.archive is not None:
+                await forget(self.archive, conversation_id)
+
+    async def restore(self, conversation_id: str) -> bool:
+        """Bring an archived conversation back into the store; says whether it was not there already.  Idempotent.
+
+        Raises:
+            UnknownConversation: it is neither in the store nor in the archive.
+            UsageError: it is a delegate, or an event of its log cannot stand where it does.
+            CorruptArchive: its file cannot be used.
+        """
+        return await restore(self.log, self.archive, conversation_id)
 
     async def cancel(self, conversation_id: str, *, wait_seconds: float | None = None) -> Summary:
         """Stop a conversation and what runs in it. One that is over is left alone. Idempotent.
@@ -318,62 +332,10 @@ class Client:
             return await self.summary(conversation_id)
         try:
             async with asyncio.timeout(wait_seconds):
-                await follow(self.log, conversation_id, tally, is_enough=lambda status: status.is_terminal)
+                await self._follow(conversation_id, tally, is_enough=lambda status: status.is_terminal)
         except TimeoutError as error:
             raise NotStopped(conversation_id, wait_seconds) from error
         return tally.summary()
-
-    async def events(
-        self, conversation_id: str, *, after: int = 0, is_whole: bool = False, is_lenient: bool = False
-    ) -> list[Event]:
-        """Return the events above `after`, in order.
-
-        Args:
-            is_whole: return long texts whole; the log itself holds only their head and tail.
-            is_lenient: return what a newer version has written as `UnknownEvent`, for callers that only show it.
-
-        Raises:
-            UnknownConversation: no such conversation.
-            CorruptEntry: an entry is damaged or missing; names the event.
-        """
-        decode = decode_any if is_lenient else codec.decode
-        events = await self.log.read(conversation_id, after=after, decode=decode)
-        return [await self.log.blobs.whole(conversation_id, event) for event in events] if is_whole else events
-
-    async def tail(
-        self, conversation_id: str, *, after: int = 0, is_whole: bool = False, is_lenient: bool = False
-    ) -> AsyncGenerator[Event, None]:
-        """Yield the events above `after`, then each new one as it is appended. Never ends by itself.
-
-        Takes what `events` takes and raises what `lost_tails.followed` does.
-        """
-        decode = decode_any if is_lenient else codec.decode
-        async with contextlib.aclosing(followed(self.log, conversation_id, after=after, decode=decode)) as events:
-            async for event in events:
-                yield await self.log.blobs.whole(conversation_id, event) if is_whole else event
-
-    async def summary(self, conversation_id: str) -> Summary:
-        """Return the summary of a conversation; raises what `events` does."""
-        return summarize(await self.log.read(conversation_id))
-
-    async def wait_until_settled(self, conversation_id: str, *, timeout_seconds: float | None = None) -> Summary:
-        """Wait until nothing happens any more without somebody's input, and return the summary.
-
-        Raises:
-            NotSettled: not settled after `timeout_seconds`; it is a `TimeoutError`, too.
-        """
-        return await settled(self.log, conversation_id, timeout_seconds=timeout_seconds)
-
-    async def recent(self, *, limit: int = 50) -> Sequence[ConversationRow]:
-        """Return up to `limit` conversations, newest first."""
-        return await self._conversations.recent(limit=limit)
-
-    async def row(self, conversation_id: str) -> ConversationRow:
-        """Return a conversation as a listing shows it."""
-        return await self._conversations.row(conversation_id)
-
-    async def _tally(self, conversation_id: str) -> Tally:
-        return Tally.of(await self.log.read(conversation_id))
 
     async def _ended_in(self, conversation_id: str) -> AgentState | None:
         """Return the state in which a conversation is over; None: it is not.  Reads the log only where it may be."""
@@ -386,12 +348,29 @@ class Client:
         self, conversation_id: str, answer: AgentState, action_id: int | None, edited: Mapping[str, Any] | None
     ) -> None:
         request = await answer_to(self.store, conversation_id, answer, action_id, edited or {})
-        await append(self._masked if edited else self.log, conversation_id, [request])
+        await self._append(conversation_id, [request], None, log=self._masked if edited else self.log)
 
     async def _ask_for(self, conversation_id: str, state: AgentState, *first: Event) -> None:
         request = ChangeAgentStateAction(agent_state=state, source=EventSource.USER)
         condition: Condition = WORK if state is AgentState.RUNNING else ""
-        await append(self.log, conversation_id, [*first, request], condition=condition)
+        await self._append(conversation_id, [*first, request], None, condition=condition)
+
+    async def _append(
+        self,
+        conversation_id: str,
+        events: Sequence[Event],
+        key: str | None,
+        *,
+        log: EventLog | None = None,
+        condition: Condition = "",
+    ) -> None:
+        """Append events; pass the `log` that masks secrets for text that a person wrote."""
+        try:
+            await append(log or self.log, conversation_id, events, key=key, condition=condition)
+        except UnknownConversation:
+            if await self.is_archived(conversation_id):
+                raise IsArchived(conversation_id) from None
+            raise
 
 
 def _switch_to(model: str | None) -> tuple[Event, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.runtime.errors import DeckhandsError, StoreUnavailable
+from broker.runtime.errors import DeckhandsError, StoreUnavailable, UnknownConversation
 
 
 class NoCluster(StoreUnavailable):
@@ -38,3 +38,24 @@ class NotStopped(StoreUnavailable):
             f"The conversation {conversation_id} has not stopped within {wait_seconds:g} s.",
             remedy="It stops as soon as a controller worker claims it. Check that one is running.",
         )
+
+
+class IsArchived(UnknownConversation):
+    """The conversation is in the archive and not in the store, so it can be read and not be continued."""
+
+    code = "archived"
+
+    def __init__(self, conversation_id: str) -> None:
+        super().__init__(conversation_id)
+        self.message = f"The conversation {conversation_id} is archived."
+        self.remedy = f"`deckhands restore {conversation_id}` brings it back."
+
+
+class IsBeingDeleted(DeckhandsError):
+    """The conversation is half deleted; what was begun is completed first."""
+
+    code = "being_deleted"
+    retryable = True
+
+    def __init__(self, conversation_id: str) -> None:
+        super().__init__(f"The conversation {conversation_id} is being deleted.", remedy="Try again in a minute.")

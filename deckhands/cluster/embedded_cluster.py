@@ -37,8 +37,14 @@ STOP_GRACE_SECONDS = 5.0
 READY_LIMIT_SECONDS = 60.0
 DISK_CHECK_SECONDS = 1.0
 
-CONTROLLER, TOOLS, DOOR = "controller", "tools", "door"
-MODULES = {CONTROLLER: "controller_worker", TOOLS: "tool_worker", DOOR: "deckhands.door"}
+CONTROLLER, TOOLS, DOOR, JOBS, BEAT = "controller", "tools", "door", "jobs", "beat"
+MODULES = {
+    CONTROLLER: "controller_worker",
+    TOOLS: "tool_worker",
+    DOOR: "deckhands.door",
+    JOBS: "deckhands.jobs",
+    BEAT: "deckhands.jobs.beat",
+}
 
 Notice = Callable[[str], None]
 
@@ -85,6 +91,8 @@ class ClusterSpec:
     controllers: int = 1
     tools: int = 1
     doors: int = 0
+    jobs: int = 0
+    beats: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
     port: int | None = None
     workspace_roots: tuple[Path, ...] = ()
@@ -162,16 +170,17 @@ class Cluster:
         raise self._failure
 
     async def until_ready(self) -> None:
-        """Wait until every worker has reported to the store.
+        """Wait until every worker has reported to the store; a beat does not report.
 
         Raises:
             WorkerKeepsFailing: one cannot be started.
             DeckhandsError: they have not reported within a minute; names the logs.
         """
+        members_wanted = sum(worker.role != BEAT for worker in self.workers.values())
         store = await open_store(self.url)
         try:
             async with asyncio.timeout(READY_LIMIT_SECONDS):
-                while await self._count_alive(store) < len(self.workers):
+                while await self._count_alive(store) < members_wanted:
                     if self._failure is not None:
                         raise self._failure
                     await asyncio.sleep(0.05)
@@ -187,7 +196,8 @@ class Cluster:
         return sum(member.left_seconds > 0 for member in await members(store))
 
     def _places(self) -> list[Worker]:
-        counts = {CONTROLLER: self.spec.controllers, TOOLS: self.spec.tools, DOOR: self.spec.doors}
+        spec = self.spec
+        counts = {CONTROLLER: spec.controllers, TOOLS: spec.tools, DOOR: spec.doors, JOBS: spec.jobs, BEAT: spec.beats}
         names = [(role, f"{role}-{number}") for role, count in counts.items() for number in range(1, count + 1)]
         return [Worker(name, role, self.logs / f"{name}.log") for role, name in names]
 

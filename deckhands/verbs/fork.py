@@ -10,13 +10,13 @@ from pathlib import Path
 import click
 
 from broker.contract.events import ConversationCreated, Event, WorkspaceSpec
-from broker.coordination.stored_files import StoredFiles
 from broker.runtime.ids import new_conversation_id
 from deckhands.cli.abbreviations import POINT
 from deckhands.cli.connecting import RunIsOver, cluster_client, conversation_client, read_events
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
 from deckhands.cli.verbs import options_as
+from deckhands.client.errors import IsArchived
 from deckhands.client.forking import Point, copied_events, fork_of
 from deckhands.client.named_directory import own_directory, require_served
 from deckhands.client.tasks import check_task
@@ -76,12 +76,12 @@ async def _fork(settings: FaceSettings, point: Point, options: ForkOptions) -> l
     async with AsyncExitStack() as stack:
         try:
             client = await stack.enter_async_context(conversation_client(settings, point.conversation_id))
-        except RunIsOver:  # the forks run on the cluster
+        except (RunIsOver, IsArchived):  # the forks run on the cluster
             client = await stack.enter_async_context(cluster_client(settings))
         await require_served(client.store, place)
         for conversation_id in ids:
             created = fork_of(events, conversation_id, model=options.model, workspace=place, title=options.title)
-            await StoredFiles(client.store).lend(point.conversation_id, conversation_id, created.workspace.source)
+            await client.lend_upload(point.conversation_id, conversation_id, created.workspace)
             await client.log.adopt(
                 created, copied_events(events, model=options.model), key=f"fork:{created.forked_from}"
             )

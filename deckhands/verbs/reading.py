@@ -25,6 +25,7 @@ from deckhands.cli.connecting import (
 from deckhands.cli.options import json_option
 from deckhands.cli.output import EventPrinter, note, print_json, summary_lines
 from deckhands.cli.verbs import options_as
+from deckhands.client.errors import IsArchived
 from deckhands.client.forking import Point
 from deckhands.openhands.trajectory_export import trajectory_of
 from deckhands.reading.summary import Summary, Tally, summarize
@@ -118,7 +119,7 @@ def logs(options: LogOptions) -> int:
     settings, conversation_id = FaceSettings.from_env(), options.conversation_id
     printer = EventPrinter(as_json=options.as_json)
     if options.follow:
-        with contextlib.suppress(RunIsOver):
+        with contextlib.suppress(RunIsOver, IsArchived):
             return int(asyncio.run(_follow(settings, conversation_id, printer)).exit_code)
     events = asyncio.run(read_events(settings, conversation_id, is_lenient=True))
     for event in events:

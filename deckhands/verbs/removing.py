@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 
 import click
 
 from broker.log.conversations import ConversationRow
+from broker.runtime.errors import UnknownConversation
 from broker.specs.agent_state import AgentState, is_settled
 from deckhands.cli.choosing import ChosenToEnd, Deed, chosen_options, do_to_chosen, yes_option
 from deckhands.cli.options import json_option
@@ -38,16 +40,22 @@ def rm(options: RemoveOptions) -> int:
     """Delete conversations that rest: logs, results, secrets and everything else that the store has of them.
 
     Name conversations, or choose them by --label and --state; those that run are left alone then. Delegates that have
-    ended are deleted with their parent. Workspaces end as those of closed conversations do. Nothing brings a deleted
-    conversation back; what was interrupted is completed by the same command.
+    ended are deleted with their parent. Workspaces end as those of closed conversations do. An archived conversation
+    that is named by its whole id loses its file in the archive, as does one that has been restored. Nothing brings a
+    deleted conversation back; what was interrupted is completed by the same command.
     """
 
     async def remove(client: Client, conversation_id: str) -> None:
-        if options.must_cancel and not (await client.row(conversation_id)).is_closed:
-            await _cancel(client, conversation_id)
+        if options.must_cancel:
+            with contextlib.suppress(UnknownConversation):  # in the archive, nothing runs
+                if not (await client.row(conversation_id)).is_closed:
+                    await _cancel(client, conversation_id)
         await client.delete(conversation_id)
 
-    deed = Deed("deleted", remove, lambda row: options.must_cancel or _may_be_removed(row), is_end=True)
+    def fits(row: ConversationRow) -> bool:
+        return options.must_cancel or _may_be_removed(row)
+
+    deed = Deed("deleted", remove, fits, is_end=True, reaches_archive=True)
     return asyncio.run(do_to_chosen(options, deed, as_json=options.as_json, is_sure=options.is_sure))
 
 

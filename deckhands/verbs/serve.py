@@ -1,4 +1,4 @@
-"""`deckhands up`, `controller`, `tools` and `door`: run a cluster, or one of its workers."""
+"""`deckhands up`, `controller`, `tools`, `door`, `jobs` and `beat`: run a cluster, or one of its workers."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ from deckhands.cli.stop_signals import on_stop_signals
 from deckhands.cli.verbs import options_as
 from deckhands.client.client import Client
 from deckhands.cluster.embedded_cluster import (
+    BEAT,
     CONTROLLER,
     DOOR,
+    JOBS,
     MODULES,
     TOOLS,
     Cluster,
@@ -46,6 +48,8 @@ VERBS = {
     "controller": "Run one controller worker of a cluster.",
     "tools": "Run one tool worker of a cluster.",
     "door": "Run one door worker of a cluster: Celery tasks and the inbox.",
+    "jobs": "Run one worker of a cluster for periodic and longer jobs.",
+    "beat": "Run one beat of a cluster: it sends the periodic jobs.",
 }
 
 FAILURES_SECONDS = 1.0
@@ -60,6 +64,8 @@ class UpOptions:
     controllers: int
     tool_workers: int
     doors: int
+    jobs: int
+    beats: int
     port: int | None
     workspace_roots: tuple[str, ...]
     sandbox: str | None
@@ -94,12 +100,14 @@ class DoorOptions:
 @click.option("--controllers", type=click.IntRange(0, 64), default=1, show_default=True)
 @click.option("--tools", "tool_workers", type=click.IntRange(0, 64), default=1, show_default=True)
 @click.option("--doors", type=click.IntRange(0, 64), default=1, show_default=True)
+@click.option("--jobs", type=click.IntRange(0, 64), default=1, show_default=True, help="Workers of jobs.")
+@click.option("--beats", type=click.IntRange(0, 64), default=1, show_default=True, help="What sends periodic jobs.")
 @click.option("--port", type=click.IntRange(1, 65_535), help="Also offer the store on this port of 127.0.0.1.")
 @workspace_root_option
 @sandbox_option
 @options_as(UpOptions)
 def up(options: UpOptions) -> None:
-    """Run a cluster on this machine: a store, controller workers, tool workers and doors.
+    """Run a cluster on this machine: a store, controller and tool workers, doors, jobs and a beat.
 
     The commands in other terminals find it: `deckhands submit`, `ls`, `logs -f`. A worker or a store that dies is
     started again. Ctrl-C stops the cluster; its conversations are kept for the next time.
@@ -115,6 +123,8 @@ def up(options: UpOptions) -> None:
         controllers=options.controllers,
         tools=options.tool_workers,
         doors=options.doors,
+        jobs=options.jobs,
+        beats=options.beats,
         environment=environment,
         port=options.port,
         workspace_roots=_roots(options.workspace_roots, environment),
@@ -170,10 +180,11 @@ async def _tell_failures(url: str) -> None:
 
 def _greeting(cluster: Cluster, model: str | None) -> str:
     spec = cluster.spec
-    counts = (spec.controllers, "controller worker"), (spec.tools, "tool worker"), (spec.doors, "door")
-    controllers, tools, doors = (counted(*each) for each in counts)
+    counts = [(spec.controllers, "controller worker"), (spec.tools, "tool worker"), (spec.doors, "door")]
+    counts += [(spec.jobs, "jobs worker"), (spec.beats, "beat")]
+    *most, last = (counted(*each) for each in counts)
     lines = [
-        f"The cluster is up: {controllers}, {tools} and {doors}.",
+        f"The cluster is up: {', '.join(most)} and {last}.",
         f"  store:  {cluster.store.port_url or cluster.url}",
         f"  celery: {cluster.store.celery_url}",
         f"  ask:    {_question(cluster.store.celery_url)}",
@@ -234,6 +245,20 @@ async def _offered(client: Client) -> tuple[dict[str, ToolOffer], list[Reported]
 def door(options: DoorOptions) -> NoReturn:
     """Run one door worker in the foreground: it serves the Celery tasks `deckhands.*` and the stream `deck:inbox`."""
     _become(DOOR, {"DECKHANDS_CELERY_RESULT_URL": options.result_url})
+
+
+@click.command()
+@click.option("--result-url", help="Where results of Celery tasks are kept, if not in Celery's broker.")
+@options_as(DoorOptions)
+def jobs(options: DoorOptions) -> NoReturn:
+    """Run one worker of jobs in the foreground: it serves the Celery tasks `deckhands.jobs.*`."""
+    _become(JOBS, {"DECKHANDS_CELERY_RESULT_URL": options.result_url})
+
+
+@click.command()
+def beat() -> NoReturn:
+    """Run one beat in the foreground: it sends the periodic jobs. Of several, one sends, and the others wait."""
+    _become(BEAT, {})
 
 
 def _roots(names: tuple[str, ...], environment: Mapping[str, str]) -> tuple[Path, ...]:

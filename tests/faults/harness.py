@@ -73,6 +73,12 @@ class FaultCluster:
     def start_door(self, name: str = "d1", **environment: str) -> subprocess.Popen[bytes]:
         return self._start(name, "deckhands.door", environment)
 
+    def start_jobs(self, name: str = "j1", **environment: str) -> subprocess.Popen[bytes]:
+        return self._start(name, "deckhands.jobs", environment)
+
+    def start_beat(self, name: str = "b1", **environment: str) -> subprocess.Popen[bytes]:
+        return self._start(name, "deckhands.jobs.beat", environment)
+
     def kill(self, name: str) -> None:
         worker = self.workers.pop(name)
         worker.kill()

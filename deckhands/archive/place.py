@@ -1,0 +1,103 @@
+"""Where archived files are: a directory, or whatever else fsspec reaches, such as `s3://bucket/deckhands`.
+
+    <two letters>/<conversation>.zip     the letters are the first two of the SHA-256 of the id, in hexadecimal
+
+Holds: in a directory, a file is there whole or not at all, and is on the disk when it is said to be written.
+Does not: that elsewhere; there, a reader may find part of a file. So it is checked before anything rests on it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import fsspec  # type: ignore[import-untyped]
+from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
+
+from broker.runtime.ids import check_conversation_id
+from deckhands.archive.errors import ArchiveUnavailable
+
+SUFFIX = ".zip"
+OWN_DIRECTORY, OWN_FILE = 0o700, 0o600
+
+
+class ArchivePlace:
+    """The files of an archive. All calls block, for as long as the place takes.
+
+    Raises:
+        ArchiveUnavailable: from every call: the place cannot be used.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        with self._using():
+            self._files, root = fsspec.core.url_to_fs(url)
+        self._root = root.rstrip("/")
+
+    def path(self, conversation_id: str) -> str:
+        """Return the path of a conversation's file in its file system."""
+        folder = sha256(check_conversation_id(conversation_id).encode()).hexdigest()[:2]
+        return f"{self._root}/{folder}/{conversation_id}{SUFFIX}"
+
+    def size(self, conversation_id: str) -> int | None:
+        """Return how many bytes a conversation's file has; None: there is none."""
+        with self._using(FileNotFoundError):
+            return int(self._files.info(self.path(conversation_id))["size"])
+        return None
+
+    @contextmanager
+    def reading(self, conversation_id: str) -> Iterator[Any]:
+        """Open a conversation's file to read anywhere in it."""
+        with self._using(), self._files.open(self.path(conversation_id), "rb") as file:
+            yield file
+
+    def write(self, conversation_id: str, content: BinaryIO) -> None:
+        """Write a conversation's file, in place of one that is there."""
+        path = self.path(conversation_id)
+        with self._using():
+            if isinstance(self._files, LocalFileSystem):
+                _write_here(Path(path), content)
+                return
+            self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+            with self._files.open(path, "wb") as file:
+                shutil.copyfileobj(content, file)
+
+    def remove(self, conversation_id: str) -> bool:
+        """Remove a conversation's file; says whether there was one.  Idempotent."""
+        with self._using(FileNotFoundError):
+            self._files.rm_file(self.path(conversation_id))
+            return True
+        return False
+
+    @contextmanager
+    def _using(self, *passing: type[Exception]) -> Iterator[None]:
+        """Let errors of the place be ours, but for those that say something about one file."""
+        try:
+            yield
+        except passing:
+            return
+        except (OSError, ValueError, ImportError) as error:
+            raise ArchiveUnavailable(
+                f"The archive {self.url} cannot be used: {type(error).__name__}: {error}.",
+                remedy="Check DECKHANDS_ARCHIVE.",
+            ) from error
+
+
+def _write_here(path: Path, content: BinaryIO) -> None:
+    path.parent.mkdir(mode=OWN_DIRECTORY, parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.part")  # always the same, so that kills leave one at most
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, OWN_FILE), "wb") as file:
+        shutil.copyfileobj(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -1,0 +1,67 @@
+"""What is done to archived conversations: brought back into the store, or forgotten.
+
+Holds: an archived file is input like any other: it is checked whole before anything of it is written to the store.
+"""
+
+from __future__ import annotations
+
+from broker.contract.events import ConversationCreated
+from broker.coordination.stored_files import StoredFiles
+from broker.log.event_log import EventLog
+from broker.log.invariants import violations
+from broker.runtime.errors import UnknownConversation, UsageError
+from broker.specs.workspace_sources import UploadedSource
+from deckhands.archive.archive import Archive
+from deckhands.client.errors import IsBeingDeleted
+
+MAX_FORGOTTEN = 10_000
+
+
+async def restore(log: EventLog, archive: Archive | None, conversation_id: str) -> bool:
+    """Bring a conversation back; see `Client.restore`."""
+    store = log.store
+    meta = store.keys(conversation_id).meta
+    last_id, deleted = await store.persist(lambda: store.connection.call("HMGET", meta, "last_id", "deleted"))
+    if deleted is not None:
+        raise IsBeingDeleted(conversation_id)
+    if last_id is not None:
+        return False
+    manifest = await archive.manifest(conversation_id) if archive is not None else None
+    if archive is None or manifest is None:
+        raise UnknownConversation(conversation_id)
+    if manifest.parent:
+        raise UsageError(
+            f"The conversation {conversation_id} is a delegate of {manifest.parent}.",
+            remedy="Restore that one; the log of a delegate can be read where it is.",
+        )
+    events = await archive.checked(conversation_id)
+    created = events[0]
+    if not isinstance(created, ConversationCreated) or created.conversation_id != conversation_id:
+        raise UsageError(f"The archived log of {conversation_id} does not begin with that conversation.")
+    wrong = violations(events, conversation_id=conversation_id, is_over=False)
+    if wrong or any(isinstance(event, ConversationCreated) for event in events[1:]):
+        why = wrong[0] if wrong else "it begins twice"
+        raise UsageError(f"The archived log of {conversation_id} cannot be one: {why}.")
+    source = created.workspace.source
+    if isinstance(source, UploadedSource):
+        content = await archive.upload(conversation_id, source.parcel)
+        await StoredFiles(store).keep(conversation_id, content or b"")
+    await log.adopt(created, events[1:], key=f"restore:{manifest.first_sha256}")
+    return True
+
+
+async def forget(archive: Archive, conversation_id: str) -> bool:
+    """Remove the files of a conversation and its delegates; says whether it had one.  Idempotent."""
+    manifest = await archive.manifest(conversation_id)
+    if manifest is None:
+        return False
+    found, wanted = {conversation_id}, list(manifest.delegates)
+    while wanted and len(found) < MAX_FORGOTTEN:
+        delegate_id = wanted.pop()
+        delegate = await archive.manifest(delegate_id)
+        if delegate is not None and delegate_id not in found:
+            found.add(delegate_id)
+            wanted += delegate.delegates
+    for doomed in sorted(found, key=lambda name: name == conversation_id):  # its own last: it names the others
+        await archive.remove(doomed)
+    return True

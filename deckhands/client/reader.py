@@ -1,0 +1,149 @@
+"""What a client reads: conversations of the store, and those in the archive as if they were in the store.
+
+Holds: the store goes before the archive; what is being deleted from the store is read from the archive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Sequence
+
+from broker.contract import codec
+from broker.contract.events import Event, WorkspaceSpec
+from broker.contract.unknown_event import decode_any
+from broker.coordination.stored_files import StoredFiles
+from broker.log.conversations import ConversationRow, Conversations
+from broker.log.event_log import EventLog
+from broker.log.lost_tails import followed
+from broker.log.status import Status
+from broker.runtime.errors import CorruptEntry, EventsLost, UnknownConversation
+from broker.specs.workspace_sources import UploadedSource
+from broker.store.store import Store
+from deckhands.archive.archive import Archive
+from deckhands.client.errors import NotSettled
+from deckhands.reading.summary import Summary, Tally, summarize
+
+
+class Reader:
+    """The conversations of a store and of an archive."""
+
+    def __init__(self, store: Store, archive: str = "") -> None:
+        self.store = store
+        self.log = EventLog(store)
+        self.archive = Archive(archive) if archive else None
+        self._conversations = Conversations(store)
+
+    async def is_archived(self, conversation_id: str) -> bool:
+        """Say whether the archive has a conversation."""
+        return self.archive is not None and await self.archive.has(conversation_id)
+
+    async def events(
+        self, conversation_id: str, *, after: int = 0, is_whole: bool = False, is_lenient: bool = False
+    ) -> list[Event]:
+        """Return the events above `after`, in order.
+
+        Args:
+            is_whole: return long texts whole; the log itself holds only their head and tail.
+            is_lenient: return what a newer version has written as `UnknownEvent`, for callers that only show it.
+
+        Raises:
+            UnknownConversation: no such conversation.
+            CorruptEntry: an entry is damaged or missing; names the event.
+        """
+        decode = decode_any if is_lenient else codec.decode
+        try:
+            events = await self.log.read(conversation_id, after=after, decode=decode)
+            if after and not events:
+                await self.log.last_id(conversation_id)
+            return [await self.log.blobs.whole(conversation_id, event) for event in events] if is_whole else events
+        except (UnknownConversation, CorruptEntry):
+            if self.archive is None:
+                raise
+            archived = await self.archive.events(conversation_id, after=after, is_whole=is_whole, decode=decode)
+            if archived is None:
+                raise
+            return archived
+
+    async def tail(
+        self, conversation_id: str, *, after: int = 0, is_whole: bool = False, is_lenient: bool = False
+    ) -> AsyncGenerator[Event, None]:
+        """Yield the events above `after`, then each new one as it is appended.
+
+        Never ends by itself, unless the conversation is archived. Takes what `events` takes and raises what
+        `lost_tails.followed` does.
+        """
+        decode = decode_any if is_lenient else codec.decode
+        try:
+            await self.log.last_id(conversation_id)
+        except UnknownConversation:
+            for event in await self.events(conversation_id, after=after, is_whole=is_whole, is_lenient=is_lenient):
+                yield event
+            return
+        async with contextlib.aclosing(followed(self.log, conversation_id, after=after, decode=decode)) as events:
+            async for event in events:
+                yield await self.log.blobs.whole(conversation_id, event) if is_whole else event
+
+    async def summary(self, conversation_id: str) -> Summary:
+        """Return the summary of a conversation; raises what `events` does."""
+        return summarize(await self.events(conversation_id))
+
+    async def wait_until_settled(self, conversation_id: str, *, timeout_seconds: float | None = None) -> Summary:
+        """Wait until nothing happens any more without somebody's input, and return the summary.
+
+        Raises:
+            NotSettled: not settled after `timeout_seconds`; it is a `TimeoutError`, too.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                while True:
+                    tally = Tally()
+                    try:
+                        await self._follow(conversation_id, tally, is_enough=lambda status: status.is_settled)
+                    except EventsLost:
+                        continue  # the log continues from an older state
+                    return tally.summary()
+        raise NotSettled(conversation_id, timeout_seconds)
+
+    async def recent(self, *, limit: int = 50) -> Sequence[ConversationRow]:
+        """Return up to `limit` conversations, newest first."""
+        return await self._conversations.recent(limit=limit)
+
+    async def row(self, conversation_id: str) -> ConversationRow:
+        """Return a conversation as a listing shows it.
+
+        Raises:
+            UnknownConversation: it is not in the store.
+        """
+        return await self._conversations.row(conversation_id)
+
+    async def lend_upload(self, source_id: str, target_id: str, workspace: WorkspaceSpec) -> None:
+        """Let a fork begin with the file that its origin began with, wherever the origin is.  Idempotent."""
+        files, source = StoredFiles(self.store), workspace.source
+        try:
+            await files.lend(source_id, target_id, source)
+        except CorruptEntry:
+            content = None
+            if self.archive is not None and isinstance(source, UploadedSource):
+                content = await self.archive.upload(source_id, source.parcel)
+            if content is None:
+                raise
+            await files.keep(target_id, content)
+
+    async def _follow(self, conversation_id: str, tally: Tally, *, is_enough: Callable[[Status], bool]) -> None:
+        """Read events until the status is enough and the log has no more."""
+        async with contextlib.aclosing(self.tail(conversation_id, after=tally.last_event_id)) as events:
+            async for event in events:
+                tally.add(event)
+                if is_enough(tally.status) and tally.last_event_id >= await self._last_id(conversation_id, event.id):
+                    return
+
+    async def _last_id(self, conversation_id: str, known: int) -> int:
+        """Return the id of the last event in the store; what is known, if the conversation has left it."""
+        try:
+            return await self.log.last_id(conversation_id)
+        except UnknownConversation:
+            return known
+
+    async def _tally(self, conversation_id: str) -> Tally:
+        return Tally.of(await self.events(conversation_id))

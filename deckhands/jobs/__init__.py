@@ -1,0 +1,5 @@
+"""Jobs: periodic and longer work as Celery tasks `deckhands.jobs.*`, and the beat that sends the periodic ones.
+
+May import: archive, client, reading.
+Start with: table.
+"""

@@ -1,0 +1,26 @@
+"""The Celery application of jobs: `celery -A deckhands.jobs.app worker -Q deckhands.jobs`, and `… beat`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery.worker.control import inspect_command
+
+from broker.celery.bootstep import add_loop
+from broker.celery.jobs_app import make_jobs_app
+from deckhands.jobs.service import JobsService
+from deckhands.jobs.settings import JobsSettings
+from deckhands.jobs.table import JOBS, schedule
+from deckhands.jobs.tasks import register
+
+settings = JobsSettings.of_worker()
+app = make_jobs_app(settings.celery_url, settings.result_url, schedule())
+service = JobsService(settings)
+loop_thread = add_loop(app, service)
+register(app, service, loop_thread, JOBS)
+
+
+@inspect_command(name="conversations")  # type: ignore[untyped-decorator]
+def conversations(_state: Any) -> list[str]:
+    """List nothing: jobs own no conversation."""
+    return []

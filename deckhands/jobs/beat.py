@@ -1,0 +1,29 @@
+"""Run a beat in the foreground: `python -m deckhands.jobs.beat`. It sends the periodic jobs of `table`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from broker.celery.jobs_app import make_jobs_app, run_beat
+from broker.celery.worker_main import EXIT_USAGE
+from broker.runtime.errors import DeckhandsError
+from broker.runtime.hardening import seclude
+from deckhands.jobs.settings import JobsSettings
+from deckhands.jobs.table import schedule
+
+
+def main() -> None:
+    """Send what is due, until asked to stop."""
+    seclude()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        settings = JobsSettings.of_worker()
+    except DeckhandsError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(EXIT_USAGE)
+    run_beat(make_jobs_app(settings.celery_url, settings.result_url, schedule()))
+
+
+if __name__ == "__main__":
+    main()

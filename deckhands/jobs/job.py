@@ -1,0 +1,79 @@
+"""What a job is: an async function that a Celery task runs, with how often, how long and how many times."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Concatenate
+
+from broker.runtime.ids import new_key
+from broker.store.keys import ShardKeys
+from broker.store.store import Store
+from deckhands.client.client import Client
+from deckhands.jobs.settings import JobsSettings
+
+LOCK_MS = 15_000
+RENEWAL_SECONDS = 4.0
+LONGEST_LIMIT_SECONDS = 1_500.0
+"""Shorter than the time after which the broker delivers a message again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workbench:
+    """What every job is given."""
+
+    store: Store
+    settings: JobsSettings
+    client: Client = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "client", Client(self.store, self.settings.archive))
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One kind of job.
+
+    Attributes:
+        name: its Celery task is `deckhands.jobs.<name>`.
+        run: does it.  Idempotent: after a death it is done again, and two may overlap for a moment.
+        every_seconds: how often a beat sends it, without arguments; None: only when somebody asks for it.
+        limit_seconds: how long it may take.
+        retries: how often it is tried again after an error that may pass.
+        is_alone: whether a second one returns at once while one is at work.
+    """
+
+    name: str
+    run: Callable[Concatenate[Workbench, ...], Awaitable[Any]]
+    every_seconds: float | None = None
+    limit_seconds: float = 600.0
+    retries: int = 3
+    is_alone: bool = True
+
+
+@asynccontextmanager
+async def alone(store: Store, name: str) -> AsyncIterator[bool]:
+    """Say whether no other job of this name is at work; hold its place meanwhile.
+
+    What is at stake is doubled work, not correctness: the place of a worker that stands still lapses.
+    """
+    key, token = ShardKeys(0).job(name), new_key()
+    connection = store.connection
+    if await store.persist(lambda: connection.call("SET", key, token, "NX", "PX", LOCK_MS)) is None:
+        yield False
+        return
+    renewing = asyncio.create_task(_renew(store, key), name=f"renew {key}")
+    try:
+        yield True
+    finally:
+        renewing.cancel()
+        if await connection.call("GET", key) == token.encode():
+            await connection.call("UNLINK", key)
+
+
+async def _renew(store: Store, key: str) -> None:
+    while True:
+        await asyncio.sleep(RENEWAL_SECONDS)
+        await store.persist(lambda: store.connection.call("PEXPIRE", key, LOCK_MS))

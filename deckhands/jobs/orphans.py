@@ -1,0 +1,76 @@
+"""The job `orphans`: removes keys of conversations that are not there, and completes deletions that were interrupted.
+
+Such keys are left by a process that died between two writes, such as a large text whose event was never appended.
+
+Holds: a key is removed only if its conversation has no meta hash and nobody has touched the key for an hour; what a
+conversation is about to name, because its beginning is under way, is younger.
+Does not: look at keys outside of conversations.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from broker.log.deletion import NotDeleted
+from broker.log.event_log import EventLog
+from broker.runtime.errors import UsageError
+from broker.store.store import Store
+from deckhands.client.deleting import delete
+from deckhands.jobs.job import Workbench
+
+SCANNED_AT_ONCE = 1_000
+UNTOUCHED_SECONDS = 3_600
+
+_log = logging.getLogger(__name__)
+
+
+async def remove_orphans(workbench: Workbench, *, untouched_seconds: int = UNTOUCHED_SECONDS) -> dict[str, int]:
+    """Remove what nothing names. Returns how many keys were removed, and how many deletions completed."""
+    store = workbench.store
+    removed = completed = 0
+    cursor: bytes = b"0"
+    while True:
+        scan = ("SCAN", cursor, "MATCH", "deck:{*}:c:*", "COUNT", SCANNED_AT_ONCE)
+        cursor, keys = await _call(store, *scan)
+        by_conversation: dict[str, list[bytes]] = {}
+        for key in keys:
+            if conversation_id := _conversation_in(key):
+                by_conversation.setdefault(conversation_id, []).append(key)
+        for conversation_id, found in by_conversation.items():
+            meta = store.keys(conversation_id).meta
+            last_id, deleted = await _call(store, "HMGET", meta, "last_id", "deleted")
+            if last_id is None:
+                removed += await _remove_untouched(store, found, untouched_seconds)
+            elif deleted is not None and meta.encode() in found:
+                completed += await _complete(store, conversation_id)
+        if cursor == b"0":
+            return {"removed": removed, "completed": completed}
+
+
+def _conversation_in(key: bytes) -> str:
+    """Return whose key it is; empty: it is not a conversation's."""
+    parts = key.decode(errors="replace").split(":")
+    return parts[3] if len(parts) > 4 and parts[2] == "c" else ""
+
+
+async def _remove_untouched(store: Store, keys: list[bytes], seconds: int) -> int:
+    removed = 0
+    for key in keys:
+        idle = await _call(store, "OBJECT", "IDLETIME", key)
+        if isinstance(idle, int) and idle >= seconds:
+            removed += await _call(store, "UNLINK", key)
+    return removed
+
+
+async def _complete(store: Store, conversation_id: str) -> int:
+    try:
+        await delete(EventLog(store), conversation_id, limit_seconds=0.0)
+    except (UsageError, NotDeleted) as error:
+        _log.warning("the deletion of %s is not complete: %s", conversation_id, error)
+        return 0
+    return 1
+
+
+async def _call(store: Store, *command: Any) -> Any:
+    return await store.persist(lambda: store.connection.call(*command))

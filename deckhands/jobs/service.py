@@ -1,0 +1,77 @@
+"""The loop of a worker of jobs: a member of the cluster on whose loop jobs run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from broker.celery.bootstep import cancel_when
+from broker.coordination.heartbeat_thread import HeartbeatThread
+from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
+from broker.runtime.errors import OwnershipLost
+from broker.runtime.ids import new_worker_id
+from broker.store.store import Store, open_store
+from deckhands.jobs.job import Workbench
+from deckhands.jobs.settings import JobsSettings
+
+ROLE = "jobs"
+
+_log = logging.getLogger(__name__)
+
+
+class JobsService:
+    """What a worker of jobs does beside its jobs; a `LoopService`."""
+
+    def __init__(self, settings: JobsSettings) -> None:
+        self._settings = settings
+        self._is_open = asyncio.Event()
+        self._workbench: Workbench
+        self._worker_id = ""
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """See `LoopService.run`."""
+        settings = self._settings
+        store = await open_store(settings.url, shards=settings.shards, patience_seconds=None, opening_seconds=None)
+        self._workbench = Workbench(store, settings)
+        self._is_open.set()
+        try:
+            while not stop.is_set():
+                self._worker_id = new_worker_id(ROLE)
+                membership = Membership(store, self._worker_id, ROLE, ttl_seconds=settings.heartbeat_ttl_seconds)
+                with HeartbeatThread(settings.url, membership) as heartbeat_thread:
+                    await self._live(store, membership, stop, heartbeat_thread.loop_turned)
+        finally:
+            await store.aclose()
+
+    async def opened(self) -> Workbench:
+        """Wait until the store is open, and return what jobs are given."""
+        await self._is_open.wait()
+        return self._workbench
+
+    def report(self) -> Mapping[str, Any]:
+        """See `LoopService.report`."""
+        return {"role": ROLE, "worker_id": self._worker_id}
+
+    async def _live(
+        self, _store: Store, membership: Membership, stop: asyncio.Event, on_beat: Callable[[int], None]
+    ) -> None:
+        await membership.register()
+        try:
+            async with asyncio.TaskGroup() as group:
+                beating = group.create_task(self._beat(membership, on_beat))
+                group.create_task(cancel_when(stop, [beating]))
+        except* OwnershipLost:
+            _log.warning("%s was presumed dead; starting over", self._worker_id)
+        if stop.is_set():
+            await membership.leave()
+
+    async def _beat(self, membership: Membership, on_beat: Callable[[int], None]) -> None:
+        progress = 0
+        while True:
+            progress += 1
+            on_beat(progress)
+            if await membership.tick(progress) is None:
+                raise OwnershipLost(f"{self._worker_id} was swept.")
+            await asyncio.sleep(HEARTBEAT_SECONDS)

@@ -1,0 +1,28 @@
+"""All jobs, in one table. A beat sends those with `every_seconds`; a new job is one more line here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.celery.jobs_app import PREFIX, QUEUE
+from deckhands.jobs.job import LONGEST_LIMIT_SECONDS, Job
+from deckhands.jobs.orphans import remove_orphans
+from deckhands.jobs.retiring import retire
+
+JOBS = (
+    Job("retire", retire, every_seconds=60.0, limit_seconds=LONGEST_LIMIT_SECONDS),
+    Job("orphans", remove_orphans, every_seconds=3_600.0),
+)
+
+
+def schedule(jobs: tuple[Job, ...] = JOBS) -> dict[str, Any]:
+    """Return Celery's `beat_schedule`. What no worker has begun when it is due again is dropped."""
+    return {
+        job.name: {
+            "task": f"{PREFIX}{job.name}",
+            "schedule": job.every_seconds,
+            "options": {"queue": QUEUE, "expires": job.every_seconds},
+        }
+        for job in jobs
+        if job.every_seconds is not None
+    }

@@ -1,0 +1,69 @@
+"""Jobs as Celery tasks: `deckhands.jobs.<name>`, with retries, a time limit and a result."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from celery import Celery, Task
+
+from broker.celery.bootstep import LoopThread
+from broker.celery.jobs_app import PREFIX, JobRequest
+from broker.runtime.errors import DeckhandsError
+from deckhands.jobs.job import Job, alone
+from deckhands.jobs.service import JobsService
+
+FIRST_RETRY_SECONDS = 5.0
+LONGEST_RETRY_SECONDS = 300.0
+BUSY = {"skipped": "another one is at work"}
+
+
+class JobFailed(Exception):
+    """A job failed; Celery's result holds the message and a code."""
+
+
+def register(app: Celery, service: JobsService, loop: LoopThread, jobs: tuple[Job, ...]) -> None:
+    """Register jobs with an application."""
+    for job in jobs:
+        app.register_task(_task(job, service, loop))
+
+
+def _task(job: Job, service: JobsService, loop: LoopThread) -> Task:
+    class JobTask(Task):  # type: ignore[misc]
+        """Runs one job on the loop of its worker."""
+
+        name = f"{PREFIX}{job.name}"
+        throws = (JobFailed,)
+        max_retries = job.retries
+        Request = f"{JobRequest.__module__}:{JobRequest.__qualname__}"
+        typing = False
+
+        def run(self, *arguments: Any, **options: Any) -> Any:
+            """Do it."""
+            try:
+                return loop.begin(_carry_out(job, service, arguments, options)).result()
+            except DeckhandsError as error:
+                if error.retryable and self.request.retries < job.retries:
+                    raise self.retry(countdown=_pause(self.request.retries)) from error
+                raise JobFailed(str(error), error.code) from None
+            except TimeoutError as error:
+                raise JobFailed(f"It has taken longer than {job.limit_seconds:g} s.", "time_limit") from error
+            except OSError as error:
+                if self.request.retries < job.retries:
+                    raise self.retry(countdown=_pause(self.request.retries)) from error
+                raise JobFailed(f"{type(error).__name__}: {error}", "os_error") from error
+
+    return JobTask()
+
+
+async def _carry_out(job: Job, service: JobsService, arguments: Any, options: Any) -> Any:
+    workbench = await service.opened()
+    async with asyncio.timeout(job.limit_seconds):
+        if not job.is_alone:
+            return await job.run(workbench, *arguments, **options)
+        async with alone(workbench.store, job.name) as is_first:
+            return await job.run(workbench, *arguments, **options) if is_first else BUSY
+
+
+def _pause(tried: int) -> float:
+    return min(FIRST_RETRY_SECONDS * 2.0**tried, LONGEST_RETRY_SECONDS)

@@ -1,0 +1,52 @@
+"""`deckhands restore`: bring archived conversations back into the store."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import click
+
+from deckhands.cli.connecting import cluster_client
+from deckhands.cli.options import json_option
+from deckhands.cli.output import note, print_json
+from deckhands.cli.verbs import options_as
+from deckhands.reading.terminal import print_text
+from deckhands.settings import FaceSettings
+
+SECTION = "Control a conversation"
+VERBS = {"restore": "Bring archived conversations back into the store."}
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreOptions:
+    """Options of `restore`."""
+
+    conversation_ids: tuple[str, ...]
+    as_json: bool
+
+
+@click.command()
+@click.argument("conversation_ids", metavar="ID...", nargs=-1, required=True)
+@json_option
+@options_as(RestoreOptions)
+def restore(options: RestoreOptions) -> None:
+    """Bring archived conversations back into the store, so that they can be continued. Prints their ids.
+
+    They are named by their whole ids. The archive is the one that DECKHANDS_ARCHIVE names; the file stays in it. One
+    that is in the store already is left as it is. Secrets are not archived: set them again. A workspace begins with its
+    last checkpoint, or with what it began with.
+    """
+    asyncio.run(_restore(FaceSettings.from_env(), options))
+
+
+async def _restore(settings: FaceSettings, options: RestoreOptions) -> None:
+    async with cluster_client(settings) as client:
+        for conversation_id in options.conversation_ids:
+            is_new = await client.restore(conversation_id)
+            if options.as_json:
+                print_json({"conversation_id": conversation_id, "restored": is_new})
+                continue
+            if not is_new:
+                note(f"{conversation_id} is in the store already.")
+            print_text(conversation_id)

@@ -1,0 +1,39 @@
+"""What tests of the archive begin with: conversations that have ended, and the job that retires them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from broker.contract.events import ConversationCreated, DelegateEnded, Event
+from broker.specs.agent_state import AgentState
+from broker.store.store import Store
+from deckhands.client.client import Client
+from deckhands.jobs.job import Workbench
+from deckhands.jobs.retiring import retire
+from deckhands.jobs.settings import JobsSettings
+from tests.unit.deckhands.sample_log import command, output, reply, state, user
+
+LONG_TEXT = "a long line of a task\n" * 4_000
+
+
+async def begin_ended(client: Client, name: str, *events: Event, **created: Any) -> None:
+    """Begin a conversation that has ended, with a text in its log that is too large for an entry."""
+    log = [state("running"), command("make test"), output(4), reply(), *events, state("finished")]
+    first = ConversationCreated(conversation_id=name, title=f"Title of {name}", **created)
+    await client.log.adopt(first, [user(LONG_TEXT), *log], key=f"begin:{name}")
+
+
+def delegate_ended(name: str) -> DelegateEnded:
+    return DelegateEnded(delegate_id=2, conversation_id=name, agent_state=AgentState.FINISHED)
+
+
+def workbench(store: Store, place: Path | str, rules: str, folder: Path) -> Workbench:
+    path = folder / "retention.toml"
+    path.write_text(rules)
+    return Workbench(store, JobsSettings(archive=str(place), retention=str(path)))
+
+
+async def retired(store: Store, place: Path | str, folder: Path, rules: str = '[[rule]]\nage = "0s"') -> dict[str, int]:
+    """Run the job once."""
+    return await retire(workbench(store, place, rules, folder))

@@ -1,0 +1,202 @@
+"""Conversations that have ended leave the store for the archive, and what is there is what was here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from broker.contract.events import Parent
+from broker.coordination.stored_files import StoredFiles
+from broker.specs.specs import Tenancy
+from broker.specs.workspace_sources import UploadedSource
+from deckhands.archive.archive import Archive
+from deckhands.archive.errors import ArchiveUnavailable
+from deckhands.client.client import Client
+from deckhands.jobs.orphans import remove_orphans
+from tests.archive_parts import LONG_TEXT, begin_ended, delegate_ended, retired, workbench
+from tests.stores import RealServer, emptied
+
+
+@pytest.fixture
+async def client(valkey_server: RealServer) -> AsyncIterator[Client]:
+    async with await Client.connect(await emptied(valkey_server.url)) as client:
+        yield client
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "archive"
+
+
+async def keys_of(client: Client, name: str = "") -> list[bytes]:
+    return await client.store.connection.call("KEYS", f"deck:*:c:{name}*")
+
+
+def files(place: Path) -> dict[str, Path]:
+    return {path.stem: path for path in place.rglob("*.zip")}
+
+
+async def test_the_archived_log_is_the_log(client, place, tmp_path) -> None:
+    await begin_ended(client, "one-of-us", labels={"team": "ci"})
+    before = await client.events("one-of-us", is_whole=True)
+    assert await retired(client.store, place, tmp_path) == {"archived": 1, "deleted": 0, "kept": 0, "failed": 0}
+    assert await keys_of(client) == []
+    archive = Archive(str(place))
+    assert await archive.events("one-of-us", is_whole=True) == before
+    assert await archive.events("one-of-us", after=3, is_whole=True) == before[3:]
+    manifest = await archive.manifest("one-of-us")
+    assert (manifest.state, manifest.labels, manifest.last_event_id) == ("finished", {"team": "ci"}, len(before))
+    assert await archive.events("another") is None
+
+
+async def test_the_file_is_read_without_deckhands(client, place, tmp_path) -> None:
+    await begin_ended(client, "one-of-us")
+    await retired(client.store, place, tmp_path)
+    with zipfile.ZipFile(files(place)["one-of-us"]) as found:
+        manifest = json.loads(found.read("manifest.json"))
+        for name, member in manifest["members"].items():
+            content = found.read(name)
+            assert (len(content), hashlib.sha256(content).hexdigest()) == (member["bytes"], member["sha256"])
+        events = [json.loads(line) for line in found.read("events.jsonl").splitlines()]
+        (reference,) = [event["blobs"]["content"] for event in events if "blobs" in event]
+        assert found.read(f"blobs/{reference['sha256']}").decode() == LONG_TEXT
+        assert json.loads(found.read("summary.json"))["state"] == "finished"
+    assert [event["id"] for event in events] == [*range(1, len(events) + 1)]
+    assert {path.stat().st_mode & 0o77 for path in [*place.rglob("*")]} == {0}
+
+
+async def test_only_what_is_meant_and_old_enough_and_rests_goes(client, place, tmp_path) -> None:
+    await begin_ended(client, "old-acme", tenancy=Tenancy(tenant="acme"))
+    await begin_ended(client, "old-kept", tenancy=Tenancy(tenant="acme"), labels={"keep": "yes"})
+    await begin_ended(client, "old-other")
+    await begin_ended(client, "old-awake")
+    await client.send_message("old-awake", "Continue.")
+    rules = """
+        [[rule]]
+        labels = {keep = "yes"}
+        age = "never"
+        [[rule]]
+        tenant = "acme"
+        age = "0s"
+        [[rule]]
+        age = "1d"
+    """
+    assert (await retired(client.store, place, tmp_path, rules))["archived"] == 1
+    assert [*files(place)] == ["old-acme"]
+    clock = client.store.clock
+    assert clock.now() - (await client.row("old-other")).updated < timedelta(days=1)
+    everything = '[[rule]]\nage = "0s"'
+    assert (await retired(client.store, place, tmp_path, everything)) == {
+        "archived": 2,
+        "deleted": 0,
+        "kept": 1,
+        "failed": 0,
+    }
+    assert [row.conversation_id for row in await client.recent()] == ["old-awake"]
+
+
+async def test_delegates_go_with_their_parents(client, place, tmp_path) -> None:
+    parent = Parent(conversation_id="parent", delegate_id=2)
+    await begin_ended(client, "child", delegate_ended("grandchild"), parent=parent)
+    await begin_ended(client, "grandchild", parent=Parent(conversation_id="child", delegate_id=2))
+    await begin_ended(client, "parent", delegate_ended("child"), labels={"keep": "yes"})
+    keep = '[[rule]]\nlabels = {keep = "yes"}\nage = "never"\n[[rule]]\nage = "0s"'
+    assert (await retired(client.store, place, tmp_path, keep))["kept"] == 3
+    assert (await retired(client.store, place, tmp_path))["archived"] == 1
+    assert {*files(place)} == {"parent", "child", "grandchild"}
+    assert await keys_of(client) == []
+    assert (await Archive(str(place)).manifest("parent")).delegates == ("child",)
+
+
+async def test_a_parent_with_a_delegate_that_works_stays(client, place, tmp_path) -> None:
+    await begin_ended(client, "child", parent=Parent(conversation_id="parent", delegate_id=2))
+    await begin_ended(client, "parent", delegate_ended("child"))
+    await client.send_message("child", "Continue.")
+    assert (await retired(client.store, place, tmp_path))["archived"] == 0
+    assert files(place) == {}
+
+
+async def test_what_a_workspace_began_with_is_kept(client, place, tmp_path) -> None:
+    content = b"a tar file " * 1000
+    name = await StoredFiles(client.store).keep("uploads", content)
+    source = UploadedSource(name="a.tar", format="tar", parcel=name)
+    await begin_ended(client, "uploads", workspace={"source": source.model_dump()})
+    assert (await retired(client.store, place, tmp_path))["archived"] == 1
+    assert await Archive(str(place)).upload("uploads", name) == content
+    assert await keys_of(client) == []
+
+
+async def test_what_cannot_be_archived_stays(client, place, tmp_path, caplog) -> None:
+    await begin_ended(client, "torn")
+    await begin_ended(client, "whole")
+    (blob,) = await keys_of(client, "torn:blob")
+    await client.store.connection.call("DEL", blob)
+    assert await retired(client.store, place, tmp_path) == {"archived": 1, "deleted": 0, "kept": 0, "failed": 1}
+    assert "torn stays in the store: Event 2 of torn" in caplog.text
+    assert (await client.row("torn")).state == "finished"
+
+
+async def test_another_conversation_of_the_same_id_is_not_replaced(client, place, tmp_path, caplog) -> None:
+    await begin_ended(client, "again")
+    await retired(client.store, place, tmp_path)
+    before = files(place)["again"].read_bytes()
+    await begin_ended(client, "again")
+    assert (await retired(client.store, place, tmp_path))["failed"] == 1
+    assert "holds another conversation of this id" in caplog.text
+    assert files(place)["again"].read_bytes() == before
+
+
+async def test_without_an_archive_only_what_a_rule_deletes_goes_and_loudly(client, tmp_path, caplog) -> None:
+    await begin_ended(client, "one-of-us")
+    assert (await retired(client.store, "", tmp_path))["kept"] == 1
+    assert "nothing leaves the store" in caplog.text
+    assert (await retired(client.store, "", tmp_path, '[[rule]]\nage = "0s"\nthen = "delete"'))["deleted"] == 1
+    assert "deletes conversations for good, without an archive" in caplog.text
+    assert await keys_of(client) == []
+
+
+async def test_an_archive_that_is_away_takes_nothing_from_the_store(client, tmp_path) -> None:
+    await begin_ended(client, "one-of-us")
+    (tmp_path / "file").write_text("no directory")
+    with pytest.raises(ArchiveUnavailable, match="DECKHANDS_ARCHIVE") as caught:
+        await retired(client.store, tmp_path / "file" / "archive", tmp_path)
+    assert caught.value.retryable
+    assert (await client.row("one-of-us")).is_closed is False
+
+
+async def test_any_place_of_fsspec_will_do(client, tmp_path) -> None:
+    await begin_ended(client, "one-of-us")
+    assert (await retired(client.store, "memory://deckhands/archive", tmp_path))["archived"] == 1
+    archive = Archive("memory://deckhands/archive")
+    assert (await archive.manifest("one-of-us")).title == "Title of one-of-us"
+    assert await archive.remove("one-of-us")
+    assert not await archive.remove("one-of-us")
+
+
+async def test_keys_that_nothing_names_are_removed_and_others_not(client, place, tmp_path) -> None:
+    await begin_ended(client, "one-of-us")
+    names, call = client.store.keys("gone-before"), client.store.connection.call
+    await call("SET", names.blob("0" * 64), "a text whose event was never appended")
+    await call("HSET", names.once, "key", "1")
+    count = len(await keys_of(client))
+    bench = workbench(client.store, place, "", tmp_path)
+    assert (await remove_orphans(bench))["removed"] == 0
+    assert (await remove_orphans(bench, untouched_seconds=0)) == {"removed": 2, "completed": 0}
+    assert len(await keys_of(client)) == count - 2
+
+
+async def test_a_deletion_that_was_interrupted_is_completed(client, place, tmp_path) -> None:
+    await begin_ended(client, "parent", delegate_ended("child"))
+    await begin_ended(client, "child", parent=Parent(conversation_id="parent", delegate_id=2))
+    names = client.store.keys("parent")
+    last_id = await client.log.last_id("parent")
+    begun = await client.store.function("deck_begin_deletion", (names.root, names.shard.root), "parent", last_id)
+    assert begun == ["begun"]
+    assert await remove_orphans(workbench(client.store, place, "", tmp_path)) == {"removed": 0, "completed": 1}
+    assert await keys_of(client) == []

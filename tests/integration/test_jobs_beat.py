@@ -1,0 +1,73 @@
+"""Beats send the periodic jobs, one at a time however many there are; jobs are Celery tasks with results."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+from redis import Redis
+
+from broker.celery.jobs_app import BEAT_KEYS, redis_url
+from deckhands.jobs.table import JOBS
+from tests.door_parts import Producer
+from tests.faults.harness import FaultCluster
+from tests.polling import until
+
+LIMIT_SECONDS = 60.0
+PERIODIC = {job.name for job in JOBS if job.every_seconds}
+
+
+@pytest.fixture
+async def cluster(tmp_path) -> AsyncIterator[FaultCluster]:
+    async with FaultCluster(tmp_path).running() as running:
+        yield running
+
+
+@pytest.fixture
+def broker(cluster) -> Redis:
+    """Celery's broker, as the beat sees it."""
+    with Redis.from_url(redis_url(cluster.store.celery_url), decode_responses=True) as connection:
+        yield connection
+
+
+def make_due(broker: Redis, name: str) -> None:
+    """Let a job look as if it had never been sent."""
+    broker.hset(f"{BEAT_KEYS}{name}", "meta", json.dumps({"last_run_at": None}))
+    broker.zadd(f"{BEAT_KEYS}:schedule", {f"{BEAT_KEYS}{name}": 0})
+
+
+def sent(broker: Redis) -> list[str]:
+    """The periodic jobs that wait in the queue, the oldest first."""
+    return [json.loads(message)["headers"]["task"] for message in reversed(broker.lrange("deckhands.jobs", 0, -1))]
+
+
+async def test_a_beat_takes_over_from_a_killed_one_and_sends_nothing_again(cluster, broker):
+    first = cluster.start_beat("b1")
+    known = lambda: broker.zcard(f"{BEAT_KEYS}:schedule") == len(PERIODIC) and broker.get(f"{BEAT_KEYS}:lock")  # noqa: E731
+    await until(known, limit=LIMIT_SECONDS, what="a beat that knows the table")
+    make_due(broker, "orphans")
+    await until(lambda: sent(broker), limit=LIMIT_SECONDS, what="a job that is due")
+    holder = broker.get(f"{BEAT_KEYS}:lock")
+    cluster.start_beat("b2")
+    first.send_signal(signal.SIGKILL)
+    await until(lambda: broker.get(f"{BEAT_KEYS}:lock") not in (None, holder), limit=LIMIT_SECONDS, what="a takeover")
+    make_due(broker, "orphans")
+    await until(lambda: len(sent(broker)) > 1, limit=LIMIT_SECONDS, what="a job that the other beat sends")
+    assert sent(broker) == ["deckhands.jobs.orphans", "deckhands.jobs.orphans"]
+
+
+async def test_a_job_is_done_by_its_worker_and_its_result_is_kept(cluster):
+    cluster.start_jobs()
+    producer = Producer(cluster)
+    result = producer.app.send_task("deckhands.jobs.orphans", queue="deckhands.jobs")
+    assert await producer.value(result) == {"removed": 0, "completed": 0}
+    again = producer.app.send_task("deckhands.jobs.orphans", args=["x", "y"], queue="deckhands.jobs")
+    with pytest.raises(Exception, match="positional"):
+        await producer.value(again)
+    asked = producer.app.control.inspect(timeout=2.0)
+    registered = await asyncio.to_thread(asked.registered)
+    assert {name for names in registered.values() for name in names} >= {f"deckhands.jobs.{job.name}" for job in JOBS}
+    producer.close()
