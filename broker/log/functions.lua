@@ -867,6 +867,22 @@ local function leave(keys, args)
   return {'leaving'}
 end
 
+-- move_schedule: write how far a schedule has come, unless somebody else has; one that was paused meanwhile stays so.
+-- KEYS shard base.  ARGV name, the tick that was looked at (ms) or '', the next one or '', what was known, what is now
+-- returns {'moved'} {'gone'} {'other'}
+local function move_schedule(keys, args)
+  local root, name = keys[1] .. ':schedules', args[1]
+  if redis.call('HEXISTS', root, name) == 0 then return {'gone'} end
+  local known, due = get(root .. ':standing', name), redis.call('ZSCORE', root .. ':due', name)
+  if known and known ~= args[4] then return {'other'} end
+  redis.call('HSET', root .. ':standing', name, args[5])
+  if due and args[2] ~= '' and tonumber(due) == tonumber(args[2]) then
+    if args[3] == '' then redis.call('ZREM', root .. ':due', name)
+    else redis.call('ZADD', root .. ':due', args[3], name) end
+  end
+  return {'moved'}
+end
+
 redis.register_function('deck_append', append)
 redis.register_function('deck_claim', claim)
 redis.register_function('deck_release', release)
@@ -885,4 +901,5 @@ redis.register_function('deck_mark_action', mark_action)
 redis.register_function('deck_register', register)
 redis.register_function('deck_tick', tick)
 redis.register_function('deck_leave', leave)
+redis.register_function('deck_move_schedule', move_schedule)
 redis.register_function('deck_now', now)

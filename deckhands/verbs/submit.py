@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -45,6 +47,8 @@ SECTION = "Start a conversation"
 VERBS = {"submit": "Queue a task, or a file of tasks, on a running cluster."}
 OF_ONE_TASK = {"argument", "text", "file", "idempotency_key"}
 SHOWN_LOST = 10
+SENDER = ("tenant", "experiment", "priority")
+F = TypeVar("F", bound=Callable[..., Any])
 OF_A_FILE = {"form", "batch", "must_wait", "results"}
 
 
@@ -66,26 +70,36 @@ class SubmitOptions(TaskOptions, TimingOptions):
     as_json: bool
 
 
+def sender_options(command: F) -> F:
+    """Add the options that say where a conversation works, for whom, and how it is found again."""
+    for option in (
+        click.option(
+            "--label", "labels", multiple=True, metavar="KEY=VALUE", help="A label, to find it again. May be repeated."
+        ),
+        click.option(
+            "--priority",
+            type=click.Choice(["interactive", "batch"]),
+            help="What goes first when a model's quota is short; by default batch.",
+        ),
+        click.option("--experiment", default="", help="A part of the tenant's work with its own budget."),
+        click.option("--tenant", default="", help="Whose budget pays; tenants share a model's quota."),
+        click.option(
+            "-w",
+            "--workspace",
+            metavar="DIR|URL|FILE",
+            help="A directory on the tool workers' host, git+https://…#REF, or an archive or bundle; by default an "
+            "empty one.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 @click.command()
 @task_options
-@click.option(
-    "-w",
-    "--workspace",
-    metavar="DIR|URL|FILE",
-    help="A directory on the tool workers' host, git+https://…#REF, or an archive or bundle; by default an empty one.",
-)
-@click.option("--tenant", default="", help="Whose budget pays; tenants share a model's quota.")
-@click.option("--experiment", default="", help="A part of the tenant's work with its own budget.")
-@click.option(
-    "--priority",
-    type=click.Choice(["interactive", "batch"]),
-    help="What goes first when a model's quota is short; by default batch.",
-)
+@sender_options
 @timing_options
 @click.option("--idempotency-key", help="The same key always gives the same conversation.")
-@click.option(
-    "--label", "labels", multiple=True, metavar="KEY=VALUE", help="A label, to find it again. May be repeated."
-)
 @click.option(
     "--from",
     "source",
@@ -155,7 +169,7 @@ async def _submit(settings: FaceSettings, task: str, options: SubmitOptions) -> 
             upload=place.content,
             limits=limits_of(options),
             tools=options.tools,
-            tenancy=_tenancy(options),
+            tenancy=tenancy_of(options),
             title=options.title,
             secrets=values,
             labels=labels_of(options.labels),
@@ -171,16 +185,14 @@ async def _submit_file(settings: FaceSettings, source: str, options: SubmitOptio
     place = place_for_all(options, options.workspace)
     if settings.url is None and place.path is not None:
         place = replace(place, path=own_directory(place.path, settings.environment))
-    tenancy = _tenancy(options) or Tenancy()
+    tenancy = tenancy_of(options) or Tenancy()
     defaults = TaskDefaults(
         options=options,
         place=place,
         labels=labels_of(options.labels),
         secrets=secret_values(settings, options.secrets),
         own={
-            "tenant": tenancy.tenant,
-            "experiment": tenancy.experiment,
-            "priority": tenancy.priority,
+            **{name: getattr(tenancy, name) for name in SENDER},
             "title": options.title,
             **options.fields(),
         },
@@ -217,7 +229,31 @@ async def _submitted(client: Client, tasks: TaskFile, count: int, options: Submi
         return await submit_all(client, tasks, on_line)
 
 
-def _tenancy(options: SubmitOptions) -> Tenancy | None:
+class Sender(Protocol):
+    """The options that say for whom a conversation is."""
+
+    @property
+    def tenant(self) -> str:
+        """Whose budget pays."""
+        ...
+
+    @property
+    def experiment(self) -> str:
+        """A part of the tenant's work."""
+        ...
+
+    @property
+    def priority(self) -> str | None:
+        """What goes first."""
+        ...
+
+
+def tenancy_of(options: Sender) -> Tenancy | None:
+    """Return for whom the conversation is; None: nobody in particular.
+
+    Raises:
+        UsageError: a name cannot be used.
+    """
     asked = {"tenant": options.tenant, "experiment": options.experiment, "priority": options.priority}
     given = {name: value for name, value in asked.items() if value}
     try:

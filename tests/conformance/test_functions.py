@@ -40,7 +40,7 @@ HASHES_OF_VERSION = {
         "deckhands_batches": "d59fa74626167beb",
     },
     6: {
-        "deckhands": "f06b579c73f5d94f",
+        "deckhands": "19449bb10ebe9a52",
         "deckhands_governor": "52080b370800fcb4",
         "deckhands_ledger": "8ce1fa9dbc6e2eec",
         "deckhands_batches": "d59fa74626167beb",
