@@ -140,7 +140,7 @@ class ScheduleBook:
         ]
 
     async def move(self, entry: Entry, standing: Standing, due: datetime | None) -> bool:
-        """Write how far a schedule has come; False: it is gone, or another worker has moved it, and nothing is written."""
+        """Write how far a schedule has come; False: it is gone, or has been moved by another worker."""
         names, name = self._names, entry.schedule.name
         reply = await self._store.function(
             "deck_move_schedule",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from broker.specs.timing import Seconds
 
 Overlap = Literal["skip", "enqueue", "cancel"]
-"""What a tick does while the conversation of an earlier one works: nothing; it waits for its turn; it cancels that one."""
+"""What a tick does while the conversation of an earlier one works: nothing; it waits its turn; it cancels that one."""
 
 NAME_PATTERN = r"^[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,62}[A-Za-z0-9])?$"
 LABEL = "schedule"
@@ -125,8 +125,8 @@ def due_of(schedule: Schedule, first: datetime, now: datetime) -> Due:
     latest: datetime | None = None
     number, after = 0, first
     ticks = CronSim(schedule.cron, (first - timedelta(minutes=1)).astimezone(ZoneInfo(schedule.zone)))
-    for tick in ticks:
-        after = tick.astimezone(UTC)
+    for found in ticks:
+        after = found.astimezone(UTC)
         if after > now:
             break
         latest, number = after, number + 1
@@ -136,8 +136,3 @@ def due_of(schedule: Schedule, first: datetime, now: datetime) -> Due:
     is_late = latest is not None and (now - latest).total_seconds() > schedule.catch_up_seconds
     tick = None if is_late else latest
     return Due(tick, number - (tick is not None), after if after > now else None)
-
-
-def label_of(name: str) -> dict[str, Any]:
-    """Return the label of the conversations of a schedule."""
-    return {LABEL: name}

@@ -35,9 +35,12 @@ _log = logging.getLogger(__name__)
 
 async def tick(workbench: Workbench) -> dict[str, int]:
     """Begin what is due. Returns how many schedules were looked at."""
-    client = workbench.client
-    book = ScheduleBook(workbench.store, client.secrets)
-    now = await book.now()
+    book = ScheduleBook(workbench.store, workbench.client.secrets)
+    return {"looked_at": await begin_due(workbench.client, book, await book.now())}
+
+
+async def begin_due(client: Client, book: ScheduleBook, now: datetime) -> int:
+    """Begin what is due at a moment, and return how many schedules were looked at.  Idempotent."""
     names = dict.fromkeys([*await book.due(now, limit=DUE_AT_ONCE), *await book.waiting()])
     free = asyncio.Semaphore(AT_ONCE)
 
@@ -46,7 +49,7 @@ async def tick(workbench: Workbench) -> dict[str, int]:
             await _look_safely(client, book, name, now)
 
     await asyncio.gather(*map(look, names))
-    return {"looked_at": len(names)}
+    return len(names)
 
 
 async def _look_safely(client: Client, book: ScheduleBook, name: str, now: datetime) -> None:
