@@ -105,6 +105,7 @@ class Core:
         surveys: bool = False,
         workspace: WorkspaceSpec = WORKSPACE,
         parent: Parent | None = None,
+        **created_with: Any,
     ) -> None:
         agent = (agent or AgentSpec()).model_copy(update={"enable_workspace_skills": surveys})
         self.now = START
@@ -121,6 +122,7 @@ class Core:
             limits=limits or Limits(),
             headless=headless,
             parent=parent,
+            **created_with,
         )
         self.put(created, *([said(task)] if task is not None else []))
 

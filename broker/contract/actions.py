@@ -24,6 +24,7 @@ from broker.contract.paragraphs import Paragraph
 from broker.runtime.counting import counted
 from broker.specs.agent_state import AgentState
 from broker.specs.condenser_specs import handles_requests
+from broker.specs.timing import MessagePolicy
 from broker.specs.tool_arguments import optional_name, required_text, risk_in, said_in, seconds_in
 from broker.specs.tool_schemas import (
     DELEGATE,
@@ -79,6 +80,7 @@ class MessageAction(Action):
     Attributes:
         image_urls: pictures, as addresses or data URLs.
         wait_for_response: of an agent's message: whether it waits for an answer.
+        double_texting: what it does if the agent works; None: what the conversation says.
     """
 
     kind: Literal["action.message"] = "action.message"
@@ -87,6 +89,7 @@ class MessageAction(Action):
     file_urls: tuple[str, ...] | None = None
     image_urls: tuple[str, ...] | None = None
     wait_for_response: bool = False
+    double_texting: MessagePolicy | None = None
     security_risk: ActionSecurityRisk = ActionSecurityRisk.UNKNOWN
 
     @property

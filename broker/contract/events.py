@@ -30,6 +30,7 @@ from broker.contract.paragraphs import Paragraph
 from broker.specs.agent_state import AgentState
 from broker.specs.plain_json import JsonObject, replace_surrogates
 from broker.specs.specs import AgentSpec, Limits, LLMSpec, Part, Tenancy, WorkspaceSpec
+from broker.specs.timing import DoubleTexting
 
 __all__ = [
     "Action",
@@ -37,6 +38,7 @@ __all__ = [
     "AgentSpec",
     "BlobRef",
     "ConfirmationStatus",
+    "ConversationBegun",
     "ConversationCreated",
     "DelegateEnded",
     "Event",
@@ -113,6 +115,9 @@ class ConversationCreated(Event):
 
     Attributes:
         labels: what a producer has written on it; None: nothing.
+        not_before: when it may begin, as its producer asked for it; None: at once. The store counts how long.
+        expires: by when it has to have begun; None: whenever it can.
+        double_texting: what a message does that comes while the agent works; None: it waits for the next step.
         headless: whether nobody can be asked.
         title: for listings.
         forked_from: `ID@EVENT` of the conversation that it was forked from; None for no fork.
@@ -131,6 +136,14 @@ class ConversationCreated(Event):
     tenancy: Tenancy | None = None
     parent: Parent | None = None
     labels: dict[str, str] | None = None
+    not_before: datetime | None = None
+    expires: datetime | None = None
+    double_texting: DoubleTexting | None = None
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether it has to wait, or may have to give up, before it begins."""
+        return self.not_before is not None or self.expires is not None
 
     @property
     def forked_at(self) -> int:
@@ -142,6 +155,13 @@ class ConversationCreated(Event):
     def sentence(self) -> str:
         """One line for a person."""
         return f"Conversation {self.conversation_id} ({self.agent.name})"
+
+
+class ConversationBegun(Event):
+    """The time has come at which a conversation was to begin."""
+
+    kind: Literal["conversation.begun"] = "conversation.begun"
+    sentence_template: ClassVar[str] = "The time to begin has come"
 
 
 class ModelUsage(Part):

@@ -44,11 +44,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """What one beat found to do for everybody."""
+    """What one beat found to do for everybody.
+
+    Attributes:
+        expired: conversations that have not begun in time, for the one who writes it into their logs.
+    """
 
     removed: int
     woken: int
     notified_again: int
+    expired: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +155,9 @@ class Membership:
             return Tick(0, 0, 0)
         if any(outcome == b"swept" for outcome, *_ in replies):
             return None
-        return Tick(*(sum(counts) for counts in list(zip(*replies, strict=True))[1:4]))
+        _, removed, woken, notified, expired, _ = zip(*replies, strict=True)
+        names = tuple(cid.decode(errors="backslashreplace") for found in expired for cid in found)
+        return Tick(sum(removed), sum(woken), sum(notified), names)
 
     def tick_commands(self, progress: int) -> list[tuple[Argument, ...]]:
         """Return the beats of `tick` as commands, for a connection that is not the loop's."""

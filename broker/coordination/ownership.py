@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from broker.log.fencing import Ownership
-from broker.runtime.errors import EventsLost, StoreError, StoreRefused
+from broker.runtime.errors import EventsLost, OwnershipLost, StoreError, StoreRefused
 from broker.store.store import Store
 
 _log = logging.getLogger(__name__)
@@ -49,6 +49,13 @@ class NotClaimed(StrEnum):
     OWNED = "owned"
     MISSING = "missing"
     SWEPT = "swept"
+
+
+class Standing(StrEnum):
+    """How a conversation that was to begin later stands."""
+
+    DUE = "due"
+    EXPIRED = "expired"
 
 
 class DispatchOutcome(StrEnum):
@@ -88,6 +95,23 @@ class Owners:
             case [outcome]:
                 return NotClaimed(outcome)
         raise StoreError(f"The function claim answered {reply!r}.")
+
+    async def standing(self, ownership: Ownership) -> Standing | float:
+        """Say whether a conversation that waits to begin may begin, or how many seconds are left until then.
+
+        Raises:
+            OwnershipLost: it has another owner.
+        """
+        names = self._store.keys(ownership.conversation_id)
+        reply = await self._store.function(
+            "deck_due", (names.root, names.shard.root), ownership.worker_id, ownership.token
+        )
+        match reply:
+            case ["wait", left_ms]:
+                return float(left_ms) / 1000
+            case ["fenced"]:
+                raise OwnershipLost(f"The conversation {ownership.conversation_id} has another owner.")
+        return Standing(reply[0])
 
     async def resume_claim(self, conversation_id: str, worker_id: str) -> Claimed | None:
         """Return the current claim of this very worker, for a claim whose reply was lost."""

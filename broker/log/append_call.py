@@ -5,13 +5,37 @@ Holds: the order of the arguments stands here and at the head of `append` in `fu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from broker.log.fencing import Ownership
+from broker.specs.timing import MessagePolicy, Start
 from broker.store.connection import Argument
 
+Condition = Literal["", "message:", "message:enqueue", "message:reject", "message:interrupt", "expire"]
+"""On which a producer's append is made: `message:<policy>`, that the policy, by default the conversation's, takes a
+message now; `expire`, that the conversation waits to begin."""
+
+WORK: Condition = "message:enqueue"
+"""Of what begins work and is never refused."""
+
 Guard = tuple[str, Argument, Argument, Argument, str]
+
+
+def message_with(policy: MessagePolicy | None) -> Condition:
+    """Return the condition of a person's message.
+
+    Args:
+        policy: what it does if the agent works; None: what the conversation says.
+    """
+    conditions: dict[MessagePolicy | None, Condition] = {
+        None: "message:",
+        "enqueue": "message:enqueue",
+        "reject": "message:reject",
+        "interrupt": "message:interrupt",
+    }
+    return conditions[policy]
 
 
 class Creator(NamedTuple):
@@ -23,16 +47,23 @@ class Creator(NamedTuple):
         awaited: who waits for its end, see `awaited`; empty: nobody.
         admission: how many conversations of its tenant are open in other shards; `inner`: it is part of a step of
             another conversation, and neither refused nor counted.
+        start: when it may begin; None: at once.
     """
 
     key: str
     pool: str
     awaited: str = ""
     admission: str = ""
+    start: Start | None = None
 
     def guard(self) -> Guard:
         """Return the guard of the append, and its flags."""
-        return ("create", self.key, self.pool, self.awaited, self.admission)
+        timing = f"|{_millis(self.start.delay_seconds)}:{_millis(self.start.limit_seconds)}" if self.start else ""
+        return ("create", self.key, self.pool, self.awaited, self.admission + timing)
+
+
+def _millis(seconds: float | None) -> str:
+    return "" if seconds is None else str(math.ceil(seconds * 1000))
 
 
 class Producer(NamedTuple):
@@ -40,15 +71,15 @@ class Producer(NamedTuple):
 
     Attributes:
         key: idempotency key.
-        is_quiet: whether nobody is notified.
+        flags: `quiet`: nobody is notified; else a condition, see `Condition`.
     """
 
     key: str
-    is_quiet: bool = False
+    flags: str = ""
 
     def guard(self) -> Guard:
         """Return the guard of the append, and its flags."""
-        return ("producer", self.key, "", "", "quiet" if self.is_quiet else "")
+        return ("producer", self.key, "", "", self.flags)
 
 
 class ToolWriter(NamedTuple):

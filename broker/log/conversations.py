@@ -27,6 +27,7 @@ class ConversationRow:
         wait_reason: why it waits, or empty.
         owner: the worker that works on it, or empty.
         labels: what a producer has written on it.
+        not_before: when it begins, by the store's clock when it was submitted; None: it does not wait.
         fields: everything else its owner shows: iterations, cost_usd, prompt_tokens, …
     """
 
@@ -41,6 +42,7 @@ class ConversationRow:
     node: str
     is_closed: bool
     labels: Mapping[str, str] = field(default_factory=dict)
+    not_before: datetime | None = None
     fields: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -170,6 +172,12 @@ _INTERNAL = {
     "class",
     "tenant",
     "open_in",
+    "busy",
+    "double_texting",
+    "planned",
+    "due_ms",
+    "expires_ms",
+    "not_before_ms",
 }
 
 
@@ -189,8 +197,14 @@ def _row(conversation_id: str, flat: list[bytes]) -> ConversationRow | None:
         node=meta.get("node", ""),
         is_closed="closed" in meta,
         labels=_labels_in(meta.get("labels", "")),
+        not_before=_not_before(meta),
         fields={key: value for key, value in meta.items() if key not in _KNOWN | _INTERNAL},
     )
+
+
+def _not_before(meta: Mapping[str, str]) -> datetime | None:
+    due = meta.get("not_before_ms", "")
+    return from_millis(int(due)) if meta.get("planned") == "waiting" and due.isdigit() else None
 
 
 def _labels_in(text: str) -> dict[str, str]:

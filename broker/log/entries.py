@@ -5,11 +5,26 @@ Holds: an entry that is not the one expected, or cannot be read, is named by the
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from broker.contract import codec
 from broker.contract.events import Event
 from broker.runtime.errors import CorruptEntry, StoreTooNew
+
+
+@dataclass(frozen=True, slots=True)
+class NewEvents:
+    """What an owner reads after a notification.
+
+    Attributes:
+        is_watched: somebody looks on while replies are written; see `live_text`.
+        checksum: of the last event there is.
+    """
+
+    events: list[Event]
+    is_watched: bool
+    checksum: str
 
 
 def decoded(entry_id: bytes, fields: list[Any], expected_id: int, decode: codec.Decoder = codec.decode) -> Event:

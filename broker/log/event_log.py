@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from broker.contract import codec
 from broker.contract.events import ConversationCreated, Event
 from broker.log.admission import admission_of, check_reply
-from broker.log.append_call import Creator, Entry, Owner, Producer, ToolWriter, Writer, append_arguments
+from broker.log.append_call import Condition, Creator, Entry, Owner, Producer, ToolWriter, Writer, append_arguments
 from broker.log.append_outcomes import Appended as Appended  # noqa: PLC0414  (callers get them from here)
 from broker.log.append_outcomes import Closed as Closed  # noqa: PLC0414
 from broker.log.append_outcomes import Conflict as Conflict  # noqa: PLC0414
@@ -26,33 +26,20 @@ from broker.log.append_outcomes import Lost as Lost  # noqa: PLC0414
 from broker.log.append_outcomes import Outcome as Outcome  # noqa: PLC0414
 from broker.log.append_outcomes import outcome_of
 from broker.log.blobs import Blobs
-from broker.log.entries import decoded, is_at
+from broker.log.entries import NewEvents, decoded, is_at
 from broker.log.fencing import Ownership
 from broker.log.follower import Follower
 from broker.log.masked import NOTHING_MASKED, NOTHING_TO_HIDE, Masked
 from broker.log.status import listed, listed_at_first
-from broker.runtime.errors import CorruptEntry, EventsLost, UnknownConversation, UsageError
+from broker.runtime.errors import ConversationBusy, CorruptEntry, EventsLost, UnknownConversation, UsageError
 from broker.runtime.ids import check_conversation_id, new_key
 from broker.secrets.masking import Masker
 from broker.secrets.secrets import Secrets
 from broker.specs.plain_json import replace_surrogates
+from broker.specs.timing import Start
 from broker.store.store import Store
 
 READ_BATCH = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class NewEvents:
-    """What an owner reads after a notification.
-
-    Attributes:
-        is_watched: somebody watches while replies are written; see `live_text`.
-        checksum: of the last event there is.
-    """
-
-    events: list[Event]
-    is_watched: bool
-    checksum: str
 
 
 class EventLog:
@@ -79,6 +66,7 @@ class EventLog:
         key: str | None = None,
         node: str = "",
         awaited: str = "",
+        start: Start | None = None,
     ) -> Appended | Duplicate:
         """Begin a conversation.
 
@@ -88,29 +76,32 @@ class EventLog:
             key: idempotency key; the same key for the same id is a `Duplicate`.
             node: where its workspace is to be; empty: wherever its first action is taken up.
             awaited: who waits for its end, see `awaited`; empty: nobody.
+            start: when it may begin; None: at once.
 
         Raises:
             UsageError: the id cannot be used, or is taken by another conversation.
             AdmissionRefused: it may not begin now; a delegate always may.
         """
-        return await self._create([created, *events], key=key or new_key(), answers={}, node=node, awaited=awaited)
+        creator = Creator(key or new_key(), created.workspace.pool, awaited, start)
+        return await self._create([created, *events], creator, answers={}, node=node)
 
     async def _create(
         self,
         events: Sequence[Event],
+        creator: Creator,
         *,
-        key: str,
         answers: Mapping[int, int],
         node: str = "",
-        awaited: str = "",
         fields: Mapping[str, str | int | float] | None = None,
     ) -> Appended | Duplicate:
         created = events[0]
         assert isinstance(created, ConversationCreated)
         cid = check_conversation_id(created.conversation_id)
-        creator = Creator(key, created.workspace.pool, awaited, await admission_of(self.store, created))
-        shown = {**listed_at_first(created, node), **(fields or {})}
-        outcome = await self._append(cid, creator, events, answers=answers, fields=shown)
+        creator = creator._replace(admission=await admission_of(self.store, created))
+        shown = listed_at_first(created, node)
+        shown |= {"double_texting": created.double_texting} if created.double_texting else {}
+        shown |= {} if creator.start else {"busy": "1"}
+        outcome = await self._append(cid, creator, events, answers=answers, fields={**shown, **(fields or {})})
         if outcome is None:
             raise UsageError(f"There is a conversation with the id {cid!r} already.", remedy="Choose another id.")
         assert isinstance(outcome, Appended | Duplicate)
@@ -123,6 +114,7 @@ class EventLog:
         *,
         key: str | None = None,
         quiet: bool = False,
+        condition: Condition = "",
         fields: Mapping[str, str | int | float] | None = None,
     ) -> Appended | Duplicate | Closed:
         """Append as a producer: a person, a client, another conversation.
@@ -132,12 +124,15 @@ class EventLog:
             events: at least one; appended together.
             key: idempotency key; without one, a new one is made, which makes this call repeatable but no other.
             quiet: notify nobody.
+            condition: on which they are appended.
             fields: what the index remembers along with them.
 
         Raises:
             UnknownConversation: no such conversation.
+            ConversationBusy: the condition is not met; nothing was written.
         """
-        outcome = await self._append(conversation_id, Producer(key or new_key(), quiet), events, fields=fields)
+        flags = "quiet" if quiet else condition
+        outcome = await self._append(conversation_id, Producer(key or new_key(), flags), events, fields=fields)
         assert isinstance(outcome, Appended | Duplicate | Closed)
         return outcome
 
@@ -350,7 +345,9 @@ class EventLog:
         runnable = {event.id for event in events if event.runnable}
         # What has run there must not run again here.
         answers = {n: event.cause for n, event in enumerate(events, 1) if event.cause in runnable}
-        return await self._create([created, *events], key=key, answers=answers, fields=listed(events))
+        return await self._create(
+            [created, *events], Creator(key, created.workspace.pool), answers=answers, fields=listed(events)
+        )
 
     async def _append(
         self,
@@ -378,6 +375,8 @@ class EventLog:
         if reply == ["missing"]:
             raise UnknownConversation(conversation_id)
         check_reply(reply)
+        if reply == ["busy"]:
+            raise ConversationBusy(conversation_id)
         checksum = codec.checksum_of(entries[-1][0] if entries else b"")
         return None if reply == ["exists"] else outcome_of(reply, checksum)
 

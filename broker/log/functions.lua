@@ -5,7 +5,7 @@
 --   conversation base  deck:{k}:c:<id>   :events :meta :once :snapshot
 --   shard base         deck:{k}          :ready :ready:interactive :unread :parked :workers :index :takeovers :dead
 --                                        :unreadable :tenants :turns:<stream>… :open:<tenant> :paces
---                                        :notices :awaited
+--                                        :notices :awaited :expiring
 --                                        :worker:<id>:owned|mail|about   :act:<route>   :nodes   :label:<name>=<value>
 -- Replies are arrays whose first element names the outcome. Times are milliseconds of the shard's time, which the beats
 -- keep and no jump of a clock moves; only what `ls` shows is the server's clock.
@@ -19,9 +19,9 @@ local CLOCKS_DIFFER_MS = 600000  -- by how much the clocks of two machines may d
 -- What everybody needs of a shard: a key of another type among these is moved out of the way.
 local KINDS = {ready = 'stream', takeovers = 'stream', unreadable = 'stream', unread = 'zset', parked = 'zset',
   workers = 'zset', index = 'zset', dead = 'zset', nodes = 'zset', clock = 'hash', notices = 'stream', awaited = 'zset',
-  ['ready:interactive'] = 'stream', tenants = 'hash', paces = 'hash'}
+  ['ready:interactive'] = 'stream', tenants = 'hash', paces = 'hash', expiring = 'zset'}
 -- And what doors need of the first one.
-local FIRST_SHARD, KINDS_OF_THE_FIRST = 'deck:{0}', {later = 'zset', revoked = 'zset'}
+local FIRST_SHARD, KINDS_OF_THE_FIRST = 'deck:{0}', {revoked = 'zset'}
 
 local function keep_kinds(shard)
   for name, kind in pairs(KINDS) do is_there(shard, shard .. ':' .. name, kind) end
@@ -246,23 +246,53 @@ local function given(args, name)
   return nil
 end
 
+-- Note when a conversation that is created may begin, given as '<ms from now>:<ms until it expires>', either of them ''.
+-- Returns whether it has to wait.
+local function plan(shard, meta, cid, now, wall, timing)
+  local delay, limit = string.match(timing, '^(%d*):(%d*)$')
+  if not delay then return false end
+  redis.call('HSET', meta, 'planned', 'waiting')
+  if limit ~= '' then
+    redis.call('HSET', meta, 'expires_ms', now + tonumber(limit))
+    redis.call('ZADD', shard .. ':expiring', now + tonumber(limit), cid)
+  end
+  if delay == '' then return false end
+  redis.call('HSET', meta, 'due_ms', now + tonumber(delay), 'not_before_ms', wall + tonumber(delay),
+    'wait_reason', 'scheduled')
+  redis.call('ZADD', shard .. ':parked', now + tonumber(delay), cid)
+  return true
+end
+
+-- What stands against an append of a producer: the conversation is at work and takes no message then, or it need not
+-- expire any more.
+local function is_refused(flags, policy, busy, planned)
+  if flags == 'expire' then return planned ~= 'waiting' end
+  local asked = string.match(flags, '^message:(.*)$')
+  if not asked then return false end
+  if asked ~= '' then policy = asked end
+  return policy == 'reject' and busy == '1'
+end
+
 -- append: the only way into a log.
 -- KEYS  conversation base, shard base
 -- ARGV  cid, guard, a, b, c, flags, n_fields, field, value …, n_cancels, action …, n_events, (bytes, dispatch, answers) …
 --   guard 'create'    a: creation key, b: pool, c: who waits for the end, or ''   the conversation must not exist
+--                     flags: when it may begin, see plan, or ''
 --   guard 'producer'  a: idempotency key
 --   guard 'tool'      a: worker, b: action id, c: '<stream>|<entry>' to acknowledge, or ''
 --   guard 'owner'     a: worker, b: token, c: id of the last event the decision rests on
---   flags 'quiet': notify nobody; of an owner: key of this very call, the same when it is repeated, 24 characters;
---   of 'create': how many conversations of the tenant are open in other shards, or 'inner': it is part of another one's
---   step, and neither refused nor counted, see admission.lua.
+--   flags 'quiet': notify nobody; 'message:<policy>': a person's message, refused while the agent works if the policy, by
+--   default the conversation's, is 'reject'; 'expire': refused unless the conversation waits to begin.  Of an owner: key
+--   of this very call, the same when it is repeated, 24 characters.  Of 'create': how many conversations of the tenant are
+--   open in other shards, or 'inner': it is part of another one's step, and neither refused nor counted, see
+--   admission.lua; behind a '|' when it may begin, see plan.
 --   What an owner appends to a conversation that is waited for leaves one notice for the doors (meta.noticed until read).
 --   Behind the key of an owner, and as the flags of a tool: the checksum of the event c or of the action, see remembers.
 --   fields: what `ls` shows.  cancels: running actions to be stopped; 0: all programs of the workspace.
 --   dispatch '1': a runnable action to put on its action stream; 'pool:<name>': on that pool's; '': neither.
 --   answers: the action id an observation settles, or ''.
 -- returns  {'appended', first, last} {'duplicate', first, last} {'fenced'} {'conflict', last} {'closed'} {'missing'}
---          {'exists'} {'lost', last}: the log does not hold what the writer remembers
+--          {'exists'} {'busy'} {'lost', last}: the log does not hold what the writer remembers
 --          {'refused', 'memory' | 'open' | 'pace', tenant, how much there is, how much may be, when to try again in ms}
 local function append(keys, args)
   local base, shard = keys[1], keys[2]
@@ -271,12 +301,13 @@ local function append(keys, args)
   local now, wall = times_ms(shard)
   -- All that is read of the conversation, at once: a call into the server costs more than the work it does here.
   local found = redis.call('HMGET', meta, 'last_id', 'closed', 'node', 'owner', 'token', 'rung', 'append_key',
-    'append_ids', 'crashes', 'mark', 'awaited', 'noticed', 'open_in', 'created_ms')
+    'append_ids', 'crashes', 'mark', 'awaited', 'noticed', 'open_in', 'created_ms', 'double_texting', 'busy', 'planned')
   local last, closed, node, owner, token, notified, append_key, append_ids, crashes, mark, awaited, noticed, open_in,
-    created = unpack(found)
+    created, policy, busy, planned = unpack(found)
   last = last and tonumber(last)
 
   local remember
+  local must_wait = flags == 'quiet'
   if guard == 'create' then
     remember = 'create:' .. a
     if last then
@@ -284,8 +315,9 @@ local function append(keys, args)
       if not range then return {'exists'} end
       return written_before(range)
     end
-    if flags ~= 'inner' then
-      local refusal, name, whole = admission(shard, given(args, 'tenant') or '', tonumber(flags) or 0, now)
+    local elsewhere, timing = string.match(flags, '^([^|]*)|?(.*)$')
+    if elsewhere ~= 'inner' then
+      local refusal, name, whole = admission(shard, given(args, 'tenant') or '', tonumber(elsewhere) or 0, now)
       if refusal then return refusal end
       open_in, created = name, wall
       redis.call('HSET', meta, 'open_in', name)
@@ -299,6 +331,7 @@ local function append(keys, args)
       redis.call('HSET', meta, 'awaited', c)
       redis.call('ZADD', shard .. ':awaited', now + FIRST_LOOK_MS, cid)
     end
+    must_wait = timing ~= '' and plan(shard, meta, cid, now, wall, timing)
   elseif not last then
     return {'missing'}
   elseif guard == 'owner' then
@@ -317,6 +350,7 @@ local function append(keys, args)
       if guard == 'tool' and c ~= '' then acknowledge(c) end
       return range and written_before(range) or {'closed'}
     end
+    if guard == 'producer' and is_refused(flags, policy, busy, planned) then return {'busy'} end
   end
   if closed then return {'closed'} end
 
@@ -367,6 +401,8 @@ local function append(keys, args)
   elseif guard ~= 'tool' then  -- a tool's append is remembered by the action that it answers
     redis.call('HSET', once, remember, ids)
     redis.call('ZREM', shard .. ':dead', cid)
+    -- Until its owner says otherwise; a message to a conversation that has not begun belongs to its task.
+    if planned ~= 'waiting' and string.find(flags, '^message:') then redis.call('HSET', meta, 'busy', '1') end
   end
   redis.call('HSET', meta, unpack(update))
   if guard == 'create' then
@@ -375,15 +411,18 @@ local function append(keys, args)
       redis.call('ZADD', key, wall, cid)
     end
   end
-  if guard == 'owner' then
-    if crashes or mark then redis.call('HDEL', meta, 'crashes', 'mark') end
-    if awaited and not noticed then
-      redis.call('XADD', shard .. ':notices', '*', 'c', cid)
-      redis.call('HSET', meta, 'noticed', '1')
-    end
-  else
+  if guard == 'owner' and (crashes or mark) then redis.call('HDEL', meta, 'crashes', 'mark') end
+  if awaited and not noticed and (guard == 'owner' or flags == 'expire') then
+    redis.call('XADD', shard .. ':notices', '*', 'c', cid)
+    redis.call('HSET', meta, 'noticed', '1')
+  end
+  if flags == 'expire' then
+    redis.call('ZREM', shard .. ':expiring', cid)
+    redis.call('ZREM', shard .. ':parked', cid)
+  end
+  if guard ~= 'owner' then
     if guard == 'tool' and c ~= '' then acknowledge(c) end
-    if flags ~= 'quiet' then notify_unless(notified, owner, shard, meta, cid, now) end
+    if not must_wait and flags ~= 'expire' then notify_unless(notified, owner, shard, meta, cid, now) end
   end
   return {'appended', first, last}
 end
@@ -455,6 +494,17 @@ local function release(keys, args)
   return {'released'}
 end
 
+-- due: whether a conversation that waits to begin may begin.  ARGV worker, token.
+-- returns  {'due'} {'wait', ms} {'expired'} {'fenced'}
+local function due(keys, args)
+  local meta = keys[1] .. ':meta'
+  if not is_owner(meta, args[1], args[2]) then return {'fenced'} end
+  local now, expires, begins = now_ms(keys[2]), number_of(get(meta, 'expires_ms')), number_of(get(meta, 'due_ms'))
+  if expires and expires <= now then return {'expired'} end
+  if begins and begins > now then return {'wait', begins - now} end
+  return {'due'}
+end
+
 -- mark: say that the conversation is being stepped ('1') or no longer ('0'); a worker that dies between is its victim.
 -- ARGV  worker, token, '1' or '0'.  returns {'marked'} {'fenced'}
 local function mark(keys, args)
@@ -515,7 +565,7 @@ local function end_deletion(keys, args)
   for _, key in ipairs(label_keys(shard, meta)) do
     if is_there(shard, key, 'zset') then redis.call('ZREM', key, cid) end
   end
-  for _, name in ipairs({'index', 'unread', 'parked', 'dead', 'awaited'}) do
+  for _, name in ipairs({'index', 'unread', 'parked', 'dead', 'awaited', 'expiring'}) do
     redis.call('ZREM', shard .. ':' .. name, cid)
   end
   for _, name in ipairs({'events', 'once', 'snapshot', 'live', 'watched', 'secrets', 'masked', 'secrets_of', 'caller',
@@ -892,10 +942,24 @@ local function check_notification(shard, cid, now)
   return 'rung'
 end
 
+-- The conversations whose time to begin is over; those that do not wait any more are forgotten.
+local function expired(shard, now)
+  local found = {}
+  for _, cid in ipairs(redis.call('ZRANGEBYSCORE', shard .. ':expiring', '-inf', now, 'LIMIT', 0, 64)) do
+    local meta = shard .. ':c:' .. cid .. ':meta'
+    local planned = is_there(shard, meta, 'hash') and redis.call('HMGET', meta, 'planned', 'closed')
+    if planned and planned[1] == 'waiting' and not planned[2] then found[#found + 1] = cid
+    else redis.call('ZREM', shard .. ':expiring', cid) end
+  end
+  return found
+end
+
 -- tick: beat, and do what is due for everybody: remove dead workers, wake the parked, notify again where that was lost.
 -- KEYS shard base.  ARGV worker, ttl_ms, progress (a number that grows while the worker does), patience_ms,
 --      its monotonic clock in ms
--- returns  {'alive', workers removed, conversations woken, notified again, the shard's time} {'swept'}
+-- returns  {'alive', workers removed, conversations woken, notified again, {expired conversation …}, the shard's time}
+--          {'swept'}
+--          expired: for a door or a controller worker, which write it into the logs
 --          swept: others have taken over everything this worker had
 local function tick(keys, args)
   local shard, worker, ttl, patience = keys[1], args[1], tonumber(args[2]), tonumber(args[4])
@@ -940,13 +1004,14 @@ local function tick(keys, args)
   end
 
   maintain_nodes(shard, me .. ':about', now)
-  if get(me .. ':about', 'role') == 'door' then make_group(shard, shard .. ':notices', DOORS) end
+  local role = get(me .. ':about', 'role')
+  if role == 'door' then make_group(shard, shard .. ':notices', DOORS) end
   maintain_stream(shard, shard .. ':ready', CONTROLLERS)
   if redis.call('EXISTS', shard .. ':ready:interactive') == 1 then
     maintain_stream(shard, shard .. ':ready:interactive', CONTROLLERS)
   end
   for _, stream in ipairs(streams_of(shard, worker)) do maintain_stream(shard, stream, TOOLS) end
-  return {'alive', removed, #due, notified, now}
+  return {'alive', removed, #due, notified, role == 'tool' and {} or expired(shard, now), now}
 end
 
 -- keep_kind: move a key out of the way that is of another kind, see is_there.
@@ -985,9 +1050,26 @@ local function leave(keys, args)
   return {'leaving'}
 end
 
+-- move_schedule: write how far a schedule has come, unless somebody else has; one that was paused meanwhile stays so.
+-- KEYS shard base.  ARGV name, the tick that was looked at (ms) or '', the next one or '', what was known, what is now
+-- returns {'moved'} {'gone'} {'other'}
+local function move_schedule(keys, args)
+  local root, name = keys[1] .. ':schedules', args[1]
+  if redis.call('HEXISTS', root, name) == 0 then return {'gone'} end
+  local known, due = get(root .. ':standing', name), redis.call('ZSCORE', root .. ':due', name)
+  if known and known ~= args[4] then return {'other'} end
+  redis.call('HSET', root .. ':standing', name, args[5])
+  if due and args[2] ~= '' and tonumber(due) == tonumber(args[2]) then
+    if args[3] == '' then redis.call('ZREM', root .. ':due', name)
+    else redis.call('ZADD', root .. ':due', args[3], name) end
+  end
+  return {'moved'}
+end
+
 redis.register_function('deck_append', append)
 redis.register_function('deck_claim', claim)
 redis.register_function('deck_release', release)
+redis.register_function('deck_due', due)
 redis.register_function('deck_mark', mark)
 redis.register_function('deck_snapshot', snapshot)
 redis.register_function('deck_close', close)
@@ -1002,6 +1084,7 @@ redis.register_function('deck_mark_action', mark_action)
 redis.register_function('deck_register', register)
 redis.register_function('deck_tick', tick)
 redis.register_function('deck_leave', leave)
+redis.register_function('deck_move_schedule', move_schedule)
 redis.register_function('deck_now', now)
 redis.register_function('deck_keep_kind', keep_kind)
 redis.register_function('deck_admit', admit)

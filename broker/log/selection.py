@@ -18,6 +18,8 @@ from broker.store.store import Store
 PAGE = 500
 WAITING = "waiting"
 """Among states: those that wait for anything or anybody."""
+SCHEDULED = "scheduled"
+"""Among states: those that wait for the time at which they begin."""
 WAITING_STATES = frozenset({AgentState.AWAITING_USER_INPUT.value, AgentState.AWAITING_USER_CONFIRMATION.value})
 
 Place = tuple[float, str]
@@ -30,7 +32,7 @@ class Selection:
 
     Attributes:
         labels: all of them must match.
-        states: one of them must match: of `AgentState`, or `waiting`; none: any.
+        states: one of them must match: of `AgentState`, `waiting` or `scheduled`; none: any.
     """
 
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -44,7 +46,8 @@ class Selection:
 def is_in(state: str, wait_reason: str, states: frozenset[str]) -> bool:
     """Say whether a state is one of several; none of them means any."""
     is_waiting = bool(wait_reason) or state in WAITING_STATES
-    return not states or state in states or (is_waiting and WAITING in states)
+    is_scheduled = wait_reason == SCHEDULED and SCHEDULED in states
+    return not states or state in states or is_scheduled or (is_waiting and WAITING in states)
 
 
 class Selected:

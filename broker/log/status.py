@@ -121,13 +121,14 @@ def listed(events: Sequence[Event]) -> dict[str, str | int | float]:
     """Return what an index shows of a whole log that nobody works on."""
     replies = [event for event in events if isinstance(event, ModelReply)]
     ends = [event for event in events if isinstance(event, DelegateEnded)]
-    usages = [reply.usage for reply in replies]
+    usages, status = [reply.usage for reply in replies], status_of(events)
     return {
-        "state": status_of(events).state.value,
+        "state": status.state.value,
         "iterations": sum(reply.service == "agent" for reply in replies),
         "cost_usd": round(sum(r.cost_usd or 0.0 for r in replies) + sum(e.cost_usd for e in ends), 8),
         "has_unknown_cost": int(any(r.cost_usd is None for r in replies) or any(e.has_unknown_cost for e in ends)),
         "prompt_tokens": sum(u.prompt_tokens for u in usages) + sum(e.prompt_tokens for e in ends),
+        "busy": "" if status.is_settled else "1",
         "completion_tokens": sum(u.completion_tokens for u in usages) + sum(e.completion_tokens for e in ends),
     }
 

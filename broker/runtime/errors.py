@@ -15,6 +15,7 @@
     │   ├── CorruptEntry           bytes that fail their checksum or their schema
     │   └── EventsLost             the log does not hold an event that had been acknowledged
     ├── AdmissionRefused           nothing may begin now: a tenant has its share, or the store fills up      [retryable]
+    ├── ConversationBusy           its agent works, and it takes no message meanwhile                  [retryable]
     └── OwnershipLost              this process no longer owns what it was working on
 
 Holds: every expected failure derives from these and carries a stable `code` and `retryable`; one that concerns a single
@@ -177,6 +178,19 @@ class EventsLost(StoreError):
         self.last_id = last_id
         self.known_id = known_id
         self.checksum = checksum
+
+
+class ConversationBusy(DeckhandsError):
+    """The agent works, and the conversation takes no message meanwhile; nothing was written."""
+
+    code = "busy"
+    retryable = True
+
+    def __init__(self, conversation_id: str) -> None:
+        super().__init__(
+            f"The agent of the conversation {conversation_id} is at work, and takes no message meanwhile.",
+            remedy="Send it again when the conversation has settled, or let it interrupt the agent.",
+        )
 
 
 class OwnershipLost(DeckhandsError):

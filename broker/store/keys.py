@@ -22,9 +22,11 @@
     deck:{k}:nodes                 zset     for ever       node → when it is given up (ms)
     deck:{k}:takeovers             stream   about 10,000   who took over what from whom, for reports
     deck:{k}:awaited               zset     until done     conversation → when a door looks at it (ms)
+    deck:{k}:expiring              zset     until begun    conversation → when it is too late to begin it (ms)
     deck:{k}:notices               stream   until read     conversations that somebody waits for and that got on
-    deck:{0}:later                 zset     until due      Celery task that begins later → when (ms)
-    deck:{0}:later:<id>            hash     until due      what it begins
+    deck:{0}:schedules             hash     until removed  name of a schedule → what it begins, and when (JSON)
+    deck:{0}:schedules:standing    hash     until removed  name of a schedule → how far it has come (JSON)
+    deck:{0}:schedules:due         zset     until removed  name of a schedule → its next tick (ms)
     deck:{0}:revoked               zset     a week         Celery task that was revoked → when (ms)
     deck:{0}:job:<name>            string   while at work  which worker does a job that is done alone
     deck:{k}:worker:<w>:owned      set      while alive    the conversations it owns
@@ -162,11 +164,6 @@ class ShardKeys:
         return f"{self.root}:notices"
 
     @property
-    def later(self) -> str:
-        """What Celery tasks begin later; all of them are in the first shard."""
-        return f"{self.root}:later"
-
-    @property
     def revoked(self) -> str:
         """The Celery tasks that were revoked; all of them are in the first shard."""
         return f"{self.root}:revoked"
@@ -174,6 +171,21 @@ class ShardKeys:
     def job(self, name: str) -> str:
         """Who does a job that is done alone; all of them are in the first shard."""
         return f"{self.root}:job:{name}"
+
+    @property
+    def schedules(self) -> str:
+        """What people have scheduled; all of it is in the first shard."""
+        return f"{self.root}:schedules"
+
+    @property
+    def schedules_standing(self) -> str:
+        """How far each schedule has come."""
+        return f"{self.root}:schedules:standing"
+
+    @property
+    def schedules_due(self) -> str:
+        """The next tick of each schedule."""
+        return f"{self.root}:schedules:due"
 
     def mail(self, worker: str) -> str:
         """The mailbox stream of a worker."""

@@ -161,14 +161,18 @@ class CallPermit:
         if accounts and state.usage.iteration:
             await self._budget.charge(state, accounts)
 
-    async def withdraw(self, state: State) -> None:
-        """Neither wait nor call: the conversation wants something else."""
+    async def withdraw(self, state: State, *, is_over: bool = False) -> None:
+        """Neither wait nor call: the conversation wants something else.
+
+        Args:
+            is_over: nobody will want the reply of a call that is in a batch.
+        """
         await self._quota.leave_queue()
         await self._budget.leave_queue()
         self.is_refused = False
         await self._quota.give_back_unused()
         if self._permits.may_batch:
-            await self._leave_batch(state)
+            await self._leave_batch(state, is_over=is_over or state.lifecycle.agent_state in TERMINAL_STATES)
         else:
             await self._budget.settle(state)
 
@@ -214,9 +218,8 @@ class CallPermit:
         quiet_until = self._permits.clock.now() + timedelta(seconds=QUIET_SECONDS)
         return deferred.expected_at is None or deferred.expected_at > quiet_until
 
-    async def _leave_batch(self, state: State) -> None:
+    async def _leave_batch(self, state: State, *, is_over: bool) -> None:
         """Give up a call that is in a batch, if the conversation is over; one that is paused will want its reply."""
-        is_over = state.lifecycle.agent_state in TERMINAL_STATES
         stood = await self._permits.batches.drop(self._cid) if is_over else CallStands.NONE
         accounts = accounts_above(state)
         if accounts and (stood is not CallStands.NONE or (self._budget.is_held and not self._is_batched)):

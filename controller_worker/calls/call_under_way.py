@@ -171,6 +171,11 @@ class CallUnderWay:
             self._task = self.answer = None
             self.permit.abandon(state)
 
+    async def give_up(self, state: State) -> None:
+        """End a call whose answer is no longer wanted, and the wait for one: another question takes its place."""
+        self.cancel(state)
+        await self.permit.withdraw(state, is_over=True)
+
     def abandon(self, state: State) -> None:
         """End the call, and give back what it has or would have had: the conversation is gone."""
         if self._task is not None:

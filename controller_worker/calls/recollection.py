@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from broker.contract.actions import CondensationAction
+from broker.contract.double_texting import RolledBackObservation, taken_back
 from broker.contract.events import Event
 from broker.log.event_log import EventLog
 from controller_worker.condensers.condenser import Condenser, Inquiry
@@ -42,6 +43,9 @@ class Recollection:
         """
         if self._fold is not None:
             for event in events:
+                if isinstance(event, RolledBackObservation):  # what is left is read again
+                    self._fold = self._memory = None
+                    return
                 self._add(self._fold, await self._whole(event))
 
     async def prompt(
@@ -83,8 +87,11 @@ class Recollection:
         forgotten = {
             event_id for event in events if isinstance(event, CondensationAction) for event_id in event.forgotten
         }
-        fold = ViewFold()
+        fold, without = ViewFold(), taken_back(events)
         for event in events:
+            if event.id in without:
+                fold.skip(event)
+                continue
             fold.add(event if event.id in forgotten else await self._whole(event))
         return fold
 

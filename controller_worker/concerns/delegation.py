@@ -19,6 +19,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from broker.contract.actions import AgentDelegateAction
+from broker.contract.double_texting import InterruptedObservation, RolledBackObservation
 from broker.contract.events import DelegateEnded, EventSource, Observation, ToolCallMetadata
 from broker.contract.observations import (
     AgentDelegateObservation,
@@ -78,6 +79,7 @@ class Delegate:
         is_answered: the action has its observation; no step waits for it.
         refusal: why it is not started, or empty.
         iterations, budget_usd, tokens: what it may use up.
+        is_forgotten: what asked for it was taken back; its end counts for the limits, and the model does not see it.
     """
 
     id: int
@@ -92,14 +94,20 @@ class Delegate:
     budget_usd: float | None = None
     tokens: int | None = None
     end: DelegateEnd | None = None
+    is_forgotten: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The state that the delegates are to take, and the event of the parent's log because of which."""
+    """The state that the delegates are to take, and the event of the parent's log because of which.
+
+    Attributes:
+        since: it is for those that were asked for by this event or a later one.
+    """
 
     state: AgentState
     id: int
+    since: int = 0
 
 
 @dataclass(frozen=True)
@@ -188,6 +196,9 @@ def _after_end(delegation: Delegation, event: DelegateEnded, state: State) -> De
     if not any(delegate.id == event.delegate_id for delegate in delegation.delegates):
         return delegation
     end = DelegateEnd(event.conversation_id, event.content, event.outputs)
+    is_forgotten = any(one.id == event.delegate_id and one.is_forgotten for one in delegation.delegates)
+    if is_forgotten:
+        delegation = _without(delegation, event.delegate_id)
     return evolve(
         _with(delegation, event.delegate_id, end=end, **NOTHING),
         iterations=delegation.iterations + event.iterations,
@@ -224,6 +235,25 @@ def _after_state_change(delegation: Delegation, change: AgentStateChangedObserva
     return delegation
 
 
+def _after_interruption(delegation: Delegation, event: InterruptedObservation, state: State) -> Delegation:
+    """Stop all delegates."""
+    if not delegation.delegates:
+        return delegation
+    delegates = tuple(evolve(one, **NOTHING) for one in delegation.delegates)
+    return evolve(delegation, delegates=delegates, order=Order(AgentState.STOPPED, event.id))
+
+
+def rolled_back(delegation: Delegation, event: RolledBackObservation) -> Delegation:
+    """Return the part behind an event that takes a stretch of work back: its delegates stop, and are not reported."""
+    kept = tuple(one for one in delegation.delegates if one.id < event.start_id)
+    left = [one for one in delegation.delegates if one.id >= event.start_id and one.end is None and not one.refusal]
+    if not left:
+        return evolve(delegation, delegates=kept)
+    forgotten = tuple(evolve(one, is_answered=True, is_forgotten=True, **NOTHING) for one in left)
+    order = Order(AgentState.STOPPED, event.id, since=event.start_id)
+    return evolve(delegation, delegates=(*kept, *forgotten), order=order)
+
+
 def report_ends(state: State, now: datetime) -> Effect | None:
     """Report refusals, and delegates that have ended, to the model; one at a time."""
     for delegate in state.delegation.delegates:
@@ -242,7 +272,7 @@ def errands(state: State) -> Iterator[Errand]:
             yield StartDelegate(delegate.id)
     order = state.delegation.order
     if order is not None:
-        yield TellDelegates(order.state, order.id)
+        yield TellDelegates(order.state, order.id, order.since)
 
 
 def await_delegates(state: State, now: datetime) -> Effect | None:
@@ -319,6 +349,7 @@ DELEGATION = Concern(
         AgentDelegateAction: _after_action,
         DelegateEnded: _after_end,
         AgentStateChangedObservation: _after_state_change,
+        InterruptedObservation: _after_interruption,
         Observation: _after_observation,
     },
 )

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from broker.contract.actions import CondensationAction, LoopRecoveryAction, MessageAction
+from broker.contract.double_texting import InterruptedObservation
 from broker.contract.events import Action, Event, ModelReply, ModelSwitched, Observation
 from broker.contract.observations import (
     AgentStateChangedObservation,
@@ -255,6 +256,7 @@ LOOPS = Concern(
         FinishRefusedObservation: _after_refusal,
         FinishVerdictObservation: None,
         EventsLostObservation: None,
+        InterruptedObservation: None,
         LoopRecoveryAction: _after_choice,
         MessageAction: _after_message,
         Action: _after_action,

@@ -23,6 +23,7 @@ from broker.contract.actions import (
     LoopRecoveryAction,
     MessageAction,
 )
+from broker.contract.double_texting import InterruptedObservation
 from broker.contract.events import Event, ModelCallAdmitted, ModelCallDeferred, ModelCallFailed, ModelReply
 from broker.contract.observations import AgentStateChangedObservation
 from broker.specs.agent_state import AgentState
@@ -118,6 +119,10 @@ def _after_recovery(calls: ModelCalls, choice: LoopRecoveryAction, state: State)
     return calls if chosen_loop(state, choice) is None else evolve(calls, attempt=0, wait=None)
 
 
+def _after_interruption(calls: ModelCalls, event: InterruptedObservation, state: State) -> ModelCalls:
+    return evolve(calls, attempt=0, wait=None, deferral=None)
+
+
 def _after_request(calls: ModelCalls, event: Event, state: State) -> ModelCalls:
     """End every wait when a person wants the agent to work."""
     return evolve(calls, attempt=0, wait=None, overflows=0) if asks_to_run(event) else calls
@@ -206,6 +211,7 @@ MODEL_CALLS = Concern(
         ModelCallAdmitted: _after_admission,
         AgentStateChangedObservation: _after_state_change,
         CondensationRequestAction: _after_condensation_request,
+        InterruptedObservation: _after_interruption,
         LoopRecoveryAction: _after_recovery,
         MessageAction: _after_request,
         ChangeAgentStateAction: _after_request,

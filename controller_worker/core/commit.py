@@ -10,6 +10,8 @@ from datetime import datetime
 
 from broker.contract.events import Event, with_id
 from broker.specs.agent_state import is_settled
+from controller_worker.concerns.double_texting import is_at_rest
+from controller_worker.concerns.start import waits
 from controller_worker.core.controller import apply, next_effect
 from controller_worker.core.effects import Append, AwaitTools, Effect
 from controller_worker.core.state import State
@@ -63,8 +65,10 @@ def settle(state: State, wanted: Append, now: datetime) -> Commit:
 
 def index_fields(state: State) -> dict[str, str | int | float]:
     """Return what a listing shows of a conversation in this state."""
-    return {
+    planned = {"planned": state.start.standing} if state.start.standing else {}
+    return planned | {
         "state": state.lifecycle.agent_state.value,
+        "busy": "" if is_at_rest(state) else "1",
         "wait_reason": _wait_reason(state),
         "last_error": state.lifecycle.last_error,
         "error_code": state.lifecycle.error_code,
@@ -79,6 +83,8 @@ def index_fields(state: State) -> dict[str, str | int | float]:
 def _wait_reason(state: State) -> str:
     if is_settled(state.lifecycle.agent_state):
         return ""
+    if waits(state.start):
+        return "scheduled" if state.start.has_time else ""
     if state.tools.pending:
         return "tool"
     if any(not delegate.is_answered for delegate in state.delegation.delegates):

@@ -16,13 +16,15 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
+from broker.contract.double_texting import RolledBackObservation
 from broker.contract.events import Event
+from controller_worker.concerns import double_texting
 from controller_worker.core.concern import OWNERS, Handler, evolve
 from controller_worker.core.effects import Effect, Errand
 from controller_worker.core.order import ERRANDS, ORDER
 from controller_worker.core.state import State
 
-CONCERNS = tuple(OWNERS[part.name] for part in fields(State) if part.name != "version")
+CONCERNS = tuple(OWNERS[part.name] for part in fields(State) if part.name not in ("version", "before"))
 """The owner of each part of the state. They read the state before an event, so their order means nothing."""
 
 
@@ -40,7 +42,11 @@ def apply(state: State, event: Event) -> State:
         event: the event with the id `state.version + 1`.
     """
     assert event.id == state.version + 1, f"event {event.id} after version {state.version}"
+    if isinstance(event, RolledBackObservation):
+        return double_texting.rolled_back(state, event)
     parts: dict[str, Any] = {"version": event.id}
+    if double_texting.is_remembered(state, event):
+        parts["before"] = evolve(state, before=None)
     for name, handler in _handlers(type(event)):
         part = getattr(state, name)
         after = handler(part, event, state)

@@ -58,6 +58,11 @@ class AwaitDelegates:
 
 
 @dataclass(frozen=True, slots=True)
+class AwaitStart:
+    """Ask the store whether the conversation may begin, and wait until then."""
+
+
+@dataclass(frozen=True, slots=True)
 class AwaitTools:
     """Make sure that a tool worker has these actions, then wait for their observations."""
 
@@ -97,13 +102,21 @@ class StartDelegate:
 
 @dataclass(frozen=True, slots=True)
 class TellDelegates:
-    """Pass a change of state, the event `order_id`, on to the delegates that were begun before it."""
+    """Pass a change of state, the event `order_id`, on to the delegates that were begun before it.
+
+    Attributes:
+        since: but not on to those that were asked for by an event before this one.
+    """
 
     state: AgentState
     order_id: int
+    since: int = 0
 
 
 Errand = StartDelegate | TellDelegates
 """An effect that leaves nothing in the log: each owner performs it once. Idempotent."""
 
-Effect = Append | Greet | Recall | CarryOut | TakeNote | AwaitDelegates | AwaitTools | CallModel | Park | Rest | Errand
+Wait = AwaitStart | AwaitDelegates | AwaitTools | Park | Rest
+"""An effect that only waits."""
+
+Effect = Append | Greet | Recall | CarryOut | TakeNote | CallModel | Wait | Errand

@@ -9,6 +9,7 @@ from controller_worker.concerns import (
     acceptance,
     confirmation,
     delegation,
+    double_texting,
     greeting,
     inbox,
     lifecycle,
@@ -18,6 +19,7 @@ from controller_worker.concerns import (
     notes,
     opening,
     output,
+    start,
     survey,
     tools,
 )
@@ -27,10 +29,12 @@ ERRANDS: tuple[Errands, ...] = (delegation.errands,)
 """What comes before any decision and leaves nothing in the log."""
 
 ORDER: tuple[Want, ...] = (
+    start.await_start,  # nothing is said, asked or opened before the time has come
     # Before anything else: what the log needs to be complete.
     greeting.greet,  # a prompt begins with the system message
     notes.take_note,  # a note is written even if a person has stopped the agent since
     loops.recover,  # a person chose a way out of a loop: it may drop what the rest would act on
+    double_texting.end_turn,  # what is stopped or taken back must lead to nothing below
     # A person has spoken: what their words need, then the words.
     opening.open_workspace,  # the survey and every tool need the workspace
     survey.survey_workspace,  # the recall shows what the survey finds

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from controller_worker.concerns.acceptance import Acceptance
 from controller_worker.concerns.confirmation import Confirmation
 from controller_worker.concerns.delegation import Delegation
+from controller_worker.concerns.double_texting import DoubleTexting
 from controller_worker.concerns.greeting import Greeting
 from controller_worker.concerns.inbox import Inbox
 from controller_worker.concerns.lifecycle import Lifecycle
@@ -27,11 +28,12 @@ from controller_worker.concerns.notes import Notes
 from controller_worker.concerns.opening import Opening
 from controller_worker.concerns.planning import Plan
 from controller_worker.concerns.setup import Setup
+from controller_worker.concerns.start import Start
 from controller_worker.concerns.survey import Survey
 from controller_worker.concerns.task_list import TaskList
 from controller_worker.core.pending import Tools
 
-SNAPSHOT_VERSION = 24
+SNAPSHOT_VERSION = 25
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,11 @@ class State:
 
     Attributes:
         version: id of the last event folded in; 0 for an empty log.
+        before: the state before the stretch of work under way, if a message may take that back; see `double_texting`.
     """
 
     version: int = 0
+    before: State | None = None
     setup: Setup = field(default_factory=Setup)
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     greeting: Greeting = field(default_factory=Greeting)
@@ -59,6 +63,8 @@ class State:
     loops: Loops = field(default_factory=Loops)
     delegation: Delegation = field(default_factory=Delegation)
     tasks: TaskList = field(default_factory=TaskList)
+    start: Start = field(default_factory=Start)
+    double_texting: DoubleTexting = field(default_factory=DoubleTexting)
 
 
 _ADAPTER = TypeAdapter(State)

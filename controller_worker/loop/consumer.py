@@ -22,6 +22,7 @@ from broker.coordination.unreadable import CANNOT_BE_READ
 from broker.coordination.wakeups import Mailbox, ReadyStream
 from broker.limits.tenants import publish
 from broker.log.event_log import EventLog
+from broker.log.expiry import expire
 from broker.runtime.errors import OwnershipLost, StoreError, StoreRefused
 from broker.runtime.failpoints import failpoint
 from broker.runtime.ids import new_worker_id
@@ -198,8 +199,10 @@ class Incarnation:
         while True:
             failpoint("controller.beat")
             on_beat(self.progress)
-            if await self.membership.tick(self.progress) is None:
+            found = await self.membership.tick(self.progress)
+            if found is None:
                 raise OwnershipLost(f"{self.worker_id} was swept.")
+            await expire(self._services.log, found.expired)
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
     async def _read_ready(self, names: ShardKeys, *, is_first: bool) -> None:

@@ -20,6 +20,7 @@ from broker.coordination.ownership import Claimed
 from broker.runtime.errors import OwnershipLost
 from broker.specs.agent_state import AgentState, is_settled
 from controller_worker.calls.call_under_way import CallUnderWay
+from controller_worker.concerns.double_texting import ends_call
 from controller_worker.core.controller import next_effect
 from controller_worker.core.effects import Append
 from controller_worker.core.state import State
@@ -187,5 +188,7 @@ class ConversationLoop:
         self._performer.note(commit)
         if self.state.lifecycle.agent_state in (AgentState.STOPPED, AgentState.ERROR):
             self._call.cancel(self.state)
+        elif any(map(ends_call, commit.events)):
+            await self._call.give_up(self.state)
         await self._log.save_snapshot()
         return True

@@ -102,7 +102,7 @@ class Delegates:
         parent_id = state.setup.conversation_id
         request = ChangeAgentStateAction(agent_state=order.state, source=EventSource.ENVIRONMENT)
         for delegate in state.delegation.delegates:
-            if delegate.end is None and not delegate.refusal and delegate.id < order.order_id:
+            if delegate.end is None and not delegate.refusal and order.since <= delegate.id < order.order_id:
                 with contextlib.suppress(UnknownConversation):  # it was never begun
                     delegate_id = conversation_id_of(parent_id, delegate.id)
                     await self._log.append(

@@ -95,7 +95,13 @@ async def _try_to_rest(
         expected_last_id=last_id,
         answers=dict(wanted.answers),
         cancels=wanted.cancels,
-        fields={"state": AgentState.ERROR.value, "wait_reason": "", "last_error": reason, "error_code": code},
+        fields={
+            "state": AgentState.ERROR.value,
+            "busy": "",
+            "wait_reason": "",
+            "last_error": reason,
+            "error_code": code,
+        },
     )
     if isinstance(outcome, Fenced):
         return True

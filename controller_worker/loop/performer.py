@@ -8,16 +8,23 @@ Holds: performing an effect twice is harmless, because the first time may have b
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from enum import Enum
 from typing import Any
 
+from broker.contract.events import ConversationBegun
 from broker.coordination.crash_attribution import CrashAttribution
+from broker.coordination.ownership import Standing
+from broker.log.expiry import EXPIRED_CODE, NOT_BEGUN
+from broker.specs.agent_state import AgentState
 from controller_worker.calls.call_under_way import CallUnderWay
 from controller_worker.concerns.model_calls import asks_again_at
+from controller_worker.core.announcement import announce
 from controller_worker.core.commit import Commit
 from controller_worker.core.effects import (
     Append,
     AwaitDelegates,
+    AwaitStart,
     AwaitTools,
     CallModel,
     CarryOut,
@@ -66,6 +73,7 @@ class Performer:
             Recall: self._answer,
             CarryOut: self._answer,
             TakeNote: self._answer,
+            AwaitStart: self._await_start,
             AwaitTools: self._await_tools,
             AwaitDelegates: self._await_delegates,
             StartDelegate: self._start_delegate,
@@ -104,6 +112,16 @@ class Performer:
     async def _answer(self, wanted: Recall | CarryOut | TakeNote) -> Append:
         services = self._services
         return await answered(services.log, services.notebooks, services.hooks, self._log.state, wanted)
+
+    async def _await_start(self, _: AwaitStart) -> Append | Then:
+        services, log = self._services, self._log
+        standing = await services.owners.standing(log.ownership)
+        if standing is Standing.DUE:
+            return Append((ConversationBegun(),))
+        if isinstance(standing, Standing):
+            return announce(log.state, AgentState.ERROR, NOT_BEGUN, code=EXPIRED_CODE)
+        await log.release(services.store.clock.now() + timedelta(seconds=standing))
+        return Then.ASK_AGAIN
 
     async def _await_tools(self, wanted: AwaitTools) -> Then:
         if await self._dispatches.ensure(wanted.action_ids):

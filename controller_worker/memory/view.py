@@ -93,6 +93,10 @@ class ViewFold:
                     self._task = event
                 self._events.append(event)
 
+    def skip(self, event: Event) -> None:
+        """Leave out the next event of the log, which was taken back."""
+        self.version = event.id
+
     def view(self, *, overflows: int = 0) -> View:
         """Return the View now. It grows with the fold until the next condensation."""
         return View(self._events, self._has_request, overflows, self._masks)

@@ -15,7 +15,7 @@ import click
 
 from broker.log.conversations import ConversationRow
 from broker.log.deletion import NotDeleted
-from broker.log.selection import WAITING, Selected, Selection
+from broker.log.selection import SCHEDULED, WAITING, Selected, Selection
 from broker.runtime.errors import DeckhandsError, UnknownConversation, UsageError
 from broker.specs.agent_state import AgentState
 from deckhands.cli.abbreviations import CONVERSATION_ID
@@ -46,7 +46,8 @@ state_option = click.option(
     "states",
     default="",
     metavar="STATE,…",
-    help="Only those in one of these states, such as running or error; waiting: for anything or anybody.",
+    help="Only those in one of these states, such as running or error; scheduled: for their time; waiting: for "
+    "anything or anybody.",
 )
 yes_option = click.option("-y", "--yes", "is_sure", is_flag=True, help="Do not ask first.")
 many_argument = click.argument("conversation_ids", metavar="[ID]...", nargs=-1, type=CONVERSATION_ID)
@@ -256,7 +257,7 @@ def states_in(text: str) -> frozenset[str]:
         UsageError: there is no such state.
     """
     states = [part for part in (part.strip().lower() for part in text.split(",")) if part]
-    known = [*(state.value for state in AgentState), WAITING]
+    known = [*(state.value for state in AgentState), WAITING, SCHEDULED]
     for state in states:
         if state not in known:
             raise UsageError(f"There is no state {ascii(state)[:100]}.", remedy=f"Known: {', '.join(known)}.")

@@ -17,6 +17,7 @@ from broker.contract.events import Event
 from broker.log.export import event_line
 from broker.log.live_text import Piece
 from broker.runtime.counting import counted
+from deckhands.cli.timing_options import shown
 from deckhands.reading.metrics import Metrics
 from deckhands.reading.rendering import Renderer
 from deckhands.reading.summary import Summary
@@ -166,6 +167,8 @@ def summary_lines(summary: Summary) -> list[str]:
         "State": summary.state + (f": {summary.last_error}" if summary.last_error else ""),
         "Details": "" if summary.error_detail in summary.last_error else summary.error_detail,
         "Remedy": summary.remedy,
+        "Begins": f"not before {shown(summary.not_before)}" if summary.not_before else "",
+        "Expires": f"unless it has begun by {shown(summary.expires)}" if summary.expires else "",
         "Conversation": summary.conversation_id,
         "Title": summary.title,
         "Labels": " ".join(f"{name}={value}" for name, value in sorted(summary.labels.items())),

@@ -36,7 +36,7 @@ class TaskDefaults:
     Attributes:
         place: what -w names.
         secrets: values by name.
-        own: fields of `TaskRequest` that `options` has not: tenant, experiment, priority, title.
+        own: fields of `TaskRequest` that `options` has not, such as tenant, title and expires.
         is_here: whether the cluster is on this machine, which finds the scripts of scripted models.
     """
 
@@ -72,7 +72,8 @@ class TaskDefaults:
         if not isinstance(request.workspace, WorkspaceSpec):
             update["workspace"] = workspace_of(options, self._place(request.workspace), "auto")
         completed = request.model_copy(update=update)
-        TaskRequest.parse({"task": "x", "labels": completed.labels, "secrets": completed.secrets})
+        timing = {name: getattr(completed, name) for name in ("not_before", "delay", "expires")}
+        TaskRequest.parse({"task": "x", "labels": completed.labels, "secrets": completed.secrets, **timing})
         beginning_of(completed)
         return completed
 

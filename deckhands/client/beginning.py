@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from broker.contract.actions import MessageAction
 from broker.contract.events import AgentSpec, ConversationCreated, EventSource, Limits, WorkspaceSpec
 from broker.coordination.stored_files import StoredFiles
 from broker.log.admission import check
 from broker.log.event_log import Appended, Duplicate, EventLog
+from broker.runtime.clock import from_millis
 from broker.secrets.secrets import Secrets
 from broker.specs.specs import Tenancy
+from broker.specs.timing import WHENEVER, DoubleTexting, Timing
+from broker.store.store import Store
 from broker.tools.tool_offers import ToolOffers
 from deckhands.client.known_agents import require_agent
 from deckhands.client.named_directory import require_served
@@ -47,6 +51,8 @@ class Beginning:
     tenancy: Tenancy | None = None
     title: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    timing: Timing = WHENEVER
+    double_texting: DoubleTexting | None = None
 
 
 def beginning_of(request: TaskRequest) -> Beginning:
@@ -66,6 +72,8 @@ def beginning_of(request: TaskRequest) -> Beginning:
         tenancy=request.tenancy(),
         title=request.title,
         labels=request.labels,
+        timing=request.timing(),
+        double_texting=request.double_texting,
     )
 
 
@@ -100,6 +108,7 @@ async def begin(
         agent = agent.model_copy(update={"tools": (*agent.tools, *offers)})
     if what.upload is not None:
         await StoredFiles(store).keep(conversation_id, what.upload)
+    now = await _now(store, conversation_id, what.timing)
     created = ConversationCreated(
         conversation_id=conversation_id,
         source=EventSource.USER,
@@ -110,7 +119,18 @@ async def begin(
         title=what.title or title_of(what.task),
         tenancy=what.tenancy,
         labels=dict(what.labels) or None,
+        not_before=what.timing.begins(now),
+        expires=what.timing.ends(now),
+        double_texting=what.double_texting,
     )
     message = MessageAction(content=what.task, source=EventSource.USER)
     await keep_secrets(secrets, conversation_id, what.secrets)
-    return await log.create(created, [message], key=key, awaited=awaited)
+    return await log.create(created, [message], key=key, awaited=awaited, start=what.timing.start(now))
+
+
+async def _now(store: Store, conversation_id: str, timing: Timing) -> datetime:
+    """Return what the time is: where a time of day has to be compared with it, by the store and not by this machine."""
+    if timing.not_before is None and not isinstance(timing.expires, datetime):
+        return store.clock.now()
+    _, now_ms = await store.function("deck_now", (store.keys(conversation_id).shard.root,))
+    return from_millis(now_ms)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any, Self
 
 from pydantic import BaseModel
@@ -15,12 +16,15 @@ from pydantic import BaseModel
 from broker.contract.actions import ChangeAgentStateAction, LoopRecoveryAction, MessageAction
 from broker.contract.events import AgentSpec, Event, EventSource, Limits, ModelSwitched
 from broker.log.admission import check
-from broker.log.event_log import Closed, EventLog
+from broker.log.append_call import WORK, Condition, message_with
+from broker.log.event_log import EventLog
 from broker.runtime.errors import UnknownConversation, UsageError
 from broker.runtime.settings import BrokerSettings
 from broker.specs.agent_state import TERMINAL_STATES, AgentState
 from broker.specs.specs import Tenancy
+from broker.specs.timing import DoubleTexting, MessagePolicy
 from broker.store.store import Store
+from deckhands.client.appending import append
 from deckhands.client.archived import forget, restore
 from deckhands.client.beginning import Beginning, begin, beginning_of
 from deckhands.client.confirmations import answer_to
@@ -95,6 +99,10 @@ class Client(Reader):
         tenancy: Tenancy | None = None,
         title: str = "",
         labels: Mapping[str, str] | None = None,
+        not_before: datetime | None = None,
+        delay: timedelta | float | None = None,
+        expires: datetime | timedelta | float | None = None,
+        double_texting: DoubleTexting | None = None,
         conversation_id: str | None = None,
         idempotency_key: str | None = None,
     ) -> str:
@@ -115,6 +123,10 @@ class Client(Reader):
             tenancy: who it is for: whose budget pays, and who goes first where something is scarce.
             title: for listings; the beginning of the task if empty.
             labels: for selection; see `broker.specs.labels`.
+            not_before: the conversation begins at this time, with its zone; `delay`: so long after now, in seconds.
+            expires: if it has not begun by then, or after so many seconds, it ends in an error of the code `expired`.
+            double_texting: what a message does that comes while the agent works: `enqueue` (None means this), `reject`,
+                `interrupt` or `rollback`.
             conversation_id: its id. None makes a new one, or takes the one that belongs to `idempotency_key`.
             idempotency_key: the same key always means the same conversation, whatever else is passed.
 
@@ -137,6 +149,8 @@ class Client(Reader):
             tenancy=inputs.tenancy_in(tenancy),
             title=inputs.text_in(title, "title"),
             labels=inputs.labels_in(labels),
+            timing=inputs.timing_in(not_before, delay, expires),
+            double_texting=inputs.policy_in(double_texting),
         )
         conversation_id = inputs.id_in(conversation_id, idempotency_key)
         await begin(self._masked, self.secrets, beginning, conversation_id, key=idempotency_key)
@@ -186,20 +200,30 @@ class Client(Reader):
         return fork_id
 
     async def send_message(
-        self, conversation_id: str, text: str, *, model: str | None = None, idempotency_key: str | None = None
+        self,
+        conversation_id: str,
+        text: str,
+        *,
+        model: str | None = None,
+        double_texting: MessagePolicy | None = None,
+        idempotency_key: str | None = None,
     ) -> None:
         """Send a message to the agent, which continues whatever its state. Secrets are masked in the text.
 
         Args:
             model: the profile or model to continue with; None keeps the current one.
+            double_texting: what the message does if the agent works; None: what the conversation was submitted with.
 
         Raises:
             UsageError: the text cannot be used, the conversation is unknown or closed.
+            ConversationBusy: the agent works, and messages are rejected meanwhile; nothing was written.
             SecretsLocked: it has secrets, and no key here decrypts them.
         """
         check_task(inputs.text_in(text, "text"), name="message")
-        message = MessageAction(content=text, source=EventSource.USER)
-        await self._append(conversation_id, [*_switch_to(model), message], idempotency_key, log=self._masked)
+        policy = inputs.message_policy_in(double_texting)
+        message = MessageAction(content=text, source=EventSource.USER, double_texting=policy)
+        events, condition = [*_switch_to(model), message], message_with(policy)
+        await self._append(conversation_id, events, idempotency_key, log=self._masked, condition=condition)
 
     async def pause(self, conversation_id: str) -> None:
         """Ask for a pause: what runs is finished, nothing new is started.
@@ -331,20 +355,25 @@ class Client(Reader):
 
     async def _ask_for(self, conversation_id: str, state: AgentState, *first: Event) -> None:
         request = ChangeAgentStateAction(agent_state=state, source=EventSource.USER)
-        await self._append(conversation_id, [*first, request], None)
+        condition: Condition = WORK if state is AgentState.RUNNING else ""
+        await self._append(conversation_id, [*first, request], None, condition=condition)
 
     async def _append(
-        self, conversation_id: str, events: Sequence[Event], key: str | None, *, log: EventLog | None = None
+        self,
+        conversation_id: str,
+        events: Sequence[Event],
+        key: str | None,
+        *,
+        log: EventLog | None = None,
+        condition: Condition = "",
     ) -> None:
         """Append events; pass the `log` that masks secrets for text that a person wrote."""
         try:
-            outcome = await (log or self.log).append(conversation_id, events, key=key)
+            await append(log or self.log, conversation_id, events, key=key, condition=condition)
         except UnknownConversation:
             if await self.is_archived(conversation_id):
                 raise IsArchived(conversation_id) from None
             raise
-        if isinstance(outcome, Closed):
-            raise UsageError(f"The conversation {conversation_id} is closed.", remedy="Submit the task as a new one.")
 
 
 def _switch_to(model: str | None) -> tuple[Event, ...]:

@@ -82,6 +82,8 @@ def fork_of(
         "workspace": workspace or created.workspace,
         "title": title or f"{created.title} @{len(events)}".strip(),
         "forked_from": f"{created.conversation_id}@{len(events)}",
+        "not_before": None,
+        "expires": None,
         "parent": None,  # a fork of a delegate reports to no parent
     }
     return created.model_copy(update=changes)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from broker.celery.door_results import TaskResults
 from broker.log.event_log import EventLog
-from broker.runtime.clock import from_millis
+from broker.log.expiry import EXPIRED_CODE
 from broker.runtime.errors import OutcomeUnknown, StoreMisconfigured, StoreUnavailable
 from broker.specs.agent_state import AgentState, is_settled
+from broker.specs.timing import Timing
 from broker.store.connection import texts_by_name
 from broker.store.store import Store
 from deckhands.client.beginning import begin, beginning_of
 from deckhands.client.client import Client
 from deckhands.door.callers import CELERY, Caller, Callers
 from deckhands.door.failures import failure_of
-from deckhands.door.schedule import Schedule
+from deckhands.door.revocations import Revocations
 from deckhands.reading.summary import Summary, Tally
 from deckhands.tasks.requests import TaskRequest
 from deckhands.tasks.tasks import conversation_id_of
@@ -25,8 +26,6 @@ from deckhands.tasks.tasks import conversation_id_of
 REVOKED = {"status": "REVOKED", "reason": "terminated"}
 EXPIRED = {"status": "REVOKED", "reason": "expired"}
 FAILURE, SUCCESS = "FAILURE", "SUCCESS"
-ONLY_SUBMITTED = 2
-"""The last event of a conversation that no worker has taken up: its beginning and its first message."""
 STORE_FAILS = (StoreUnavailable, OutcomeUnknown, StoreMisconfigured)
 """What is wrong with the store, and not with what one task or entry has in it."""
 OFFERS_LIMIT_SECONDS = 2.0
@@ -48,28 +47,38 @@ class Desk:
     client: Client = field(init=False)
     log: EventLog = field(init=False)
     callers: Callers = field(init=False)
-    schedule: Schedule = field(init=False)
+    revocations: Revocations = field(init=False)
 
     def __post_init__(self) -> None:
         client = Client(self.store)
         object.__setattr__(self, "client", client)
         object.__setattr__(self, "log", EventLog(self.store, client.secrets))
         object.__setattr__(self, "callers", Callers(self.store, client.secrets))
-        object.__setattr__(self, "schedule", Schedule(self.store))
+        object.__setattr__(self, "revocations", Revocations(self.store))
 
-    async def begin(self, request: TaskRequest, conversation_id: str, key: str, *, awaited: str = "") -> None:
+    async def begin(
+        self,
+        request: TaskRequest,
+        conversation_id: str,
+        key: str,
+        *,
+        awaited: str = "",
+        timing: Timing | None = None,
+    ) -> None:
         """Begin a conversation.  Idempotent.
 
         Args:
             awaited: who waits for it; empty: nobody.
+            timing: when it may begin; None: as the request says.
 
         Raises:
             UsageError: what the request names is not here.
         """
+        what = beginning_of(request)
         await begin(
             self.log,
             self.client.secrets,
-            beginning_of(request),
+            what if timing is None else replace(what, timing=timing),
             conversation_id,
             key=key,
             awaited=awaited,
@@ -87,10 +96,6 @@ class Desk:
         if caller.outcome or not meta:
             return caller.outcome
         conversation_id = caller.conversation_id
-        expires = (caller.kept or {}).get("expires_ms")
-        if expires and self.schedule.is_past(from_millis(expires)) and int(meta["last_id"]) <= ONLY_SUBMITTED:
-            await self.client.cancel(conversation_id)
-            return await self.callers.decide(conversation_id, EXPIRED)
         if (state := meta.get("state", "")) not in set(AgentState) or not is_settled(AgentState(state)):
             return ""
         tally = Tally.of(await self.client.log.read(conversation_id))
@@ -99,10 +104,12 @@ class Desk:
         summary = tally.summary()
         if summary.state == AgentState.STOPPED and await self._is_revoked(caller):
             return await self.callers.decide(conversation_id, REVOKED)
+        if summary.error_code == EXPIRED_CODE and caller.kind == CELERY:
+            return await self.callers.decide(conversation_id, EXPIRED)
         return await self.callers.decide(conversation_id, answer_of(summary))
 
     async def _is_revoked(self, caller: Caller) -> bool:
-        return caller.kind == CELERY and await self.schedule.is_revoked(caller.name)
+        return caller.kind == CELERY and await self.revocations.is_revoked(caller.name)
 
 
 def _is_over(tally: Tally, caller: Caller) -> bool:

@@ -177,7 +177,7 @@ class Inbox:
                 _log.exception("entry %s of the inbox cannot be put aside", entry)
 
     async def _carry_out(self, entry: str, fields: list[bytes], request_id: str, reply_to: str) -> None:
-        conversation_id = await self._begin(parsed(fields), request_id, reply_to)
+        conversation_id = await self._begin(parsed(fields), request_id, reply_to, entry)
         failpoint("door.inbox_begun")
         if reply_to:
             content = {"conversation_id": conversation_id}
@@ -188,14 +188,24 @@ class Inbox:
         failpoint("door.inbox_answered")
         await self._done(entry)
 
-    async def _begin(self, request: InboxRequest, request_id: str, reply_to: str) -> str:
+    async def _begin(self, request: InboxRequest, request_id: str, reply_to: str, entry: str) -> str:
         conversation_id = conversation_id_of(f"inbox:{reply_to}:{request_id}")
         caller = Caller(conversation_id, STREAM, reply_to, request_id, is_headless=request.headless)
         if reply_to:
             await self._desk.callers.keep(caller)
         task = TaskRequest.model_validate(request.model_dump(exclude={"id"}))
-        await self._desk.begin(task, conversation_id, request_id, awaited=caller.awaited if reply_to else "")
+        timing = task.timing()
+        if timing.delay_seconds is not None or isinstance(timing.expires, float):
+            timing = timing.after(await self._age_seconds(entry))
+        awaited = caller.awaited if reply_to else ""
+        await self._desk.begin(task, conversation_id, request_id, awaited=awaited, timing=timing)
         return conversation_id
+
+    async def _age_seconds(self, entry: str) -> float:
+        """Return how long an entry has been in the stream, by the clock of the server, which has named it."""
+        seconds, microseconds = await self._call("TIME")
+        added_ms = int(entry.partition("-")[0])
+        return max(0.0, int(seconds) + int(microseconds) / 1_000_000 - added_ms / 1_000)
 
     async def _reject(
         self, entry: str, fields: list[bytes], request_id: str, reply_to: str, error: DeckhandsError

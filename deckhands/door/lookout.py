@@ -62,10 +62,10 @@ class Lookout:
             await reader.aclose()
 
     async def keep_up(self) -> None:
-        """Do what is due each second, for ever: the sweep, progress, what begins later, notices of dead doors."""
+        """Do what is due each second, for ever: the sweep, and notices of dead doors."""
         while True:
             await asyncio.sleep(UPKEEP_SECONDS)
-            for part in (self._runs.begin_what_is_due, self._look_at_forsaken, self._look_at_overdue):
+            for part in (self._look_at_forsaken, self._look_at_overdue):
                 try:
                     await part()
                 except (DeckhandsError, *CANNOT_BE_READ):

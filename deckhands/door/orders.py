@@ -9,10 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from broker.contract.actions import ChangeAgentStateAction, MessageAction
 from broker.contract.events import Event, EventSource
-from broker.log.event_log import Closed
+from broker.log.append_call import WORK, Condition, message_with
 from broker.runtime.errors import UsageError
 from broker.runtime.ids import check_conversation_id
 from broker.specs.agent_state import AgentState
+from broker.specs.timing import MessagePolicy
+from deckhands.client.appending import append
 from deckhands.client.confirmations import answer_to
 from deckhands.door.desk import Desk, conversation_of_task
 from deckhands.door.earlier_results import fields_of
@@ -28,6 +30,7 @@ class _Order(BaseModel):
 
     id: str = Field(max_length=64)
     text: str = Field(default="", max_length=MAX_TEXT_CHARS)
+    double_texting: MessagePolicy | None = None
     model: str | None = Field(default=None, max_length=300)
     action_id: int | None = None
     at: int | None = Field(default=None, ge=1)
@@ -35,7 +38,7 @@ class _Order(BaseModel):
 
 
 TAKES: dict[str, tuple[str, ...]] = {
-    "message": ("id", "text"),
+    "message": ("id", "text", "double_texting"),
     "pause": ("id",),
     "resume": ("id",),
     "cancel": ("id",),
@@ -76,6 +79,7 @@ class Orders:
 
         Raises:
             UsageError: an argument cannot be used, or the conversation does not take it now.
+            ConversationBusy: the agent works, and the conversation takes no message meanwhile.
         """
         order = _parsed(what, arguments, options)
         conversation_id = check_conversation_id(order.id)
@@ -86,13 +90,15 @@ class Orders:
             )
             return {"conversation_id": fork, "state": (await self._desk.client.row(fork)).state}
         if not await self._is_done(conversation_id, key):
-            await self._append(conversation_id, await self._event(what, order), key)
+            event, condition = await self._event(what, order), _condition(what, order)
+            if event is not None:
+                await append(self._desk.log, conversation_id, [event], key=key, condition=condition)
         return {"conversation_id": conversation_id, "state": (await self._desk.client.row(conversation_id)).state}
 
     async def _event(self, what: str, order: _Order) -> Event | None:
         if what == "message":
             check_task(order.text, name="message")
-            return MessageAction(content=order.text, source=EventSource.USER)
+            return MessageAction(content=order.text, source=EventSource.USER, double_texting=order.double_texting)
         if what in ANSWERS:
             return await answer_to(self._desk.store, order.id, ANSWERS[what], order.action_id, {})
         summary = await self._desk.client.summary(order.id)
@@ -106,17 +112,17 @@ class Orders:
             )
         return ChangeAgentStateAction(agent_state=STATES[what], source=EventSource.USER)
 
-    async def _append(self, conversation_id: str, event: Event | None, key: str) -> None:
-        if event is None:
-            return
-        if isinstance(await self._desk.log.append(conversation_id, [event], key=key), Closed):
-            raise UsageError(f"The conversation {conversation_id} is closed.", remedy="Submit the task as a new one.")
-
     async def _is_done(self, conversation_id: str, key: str) -> bool:
         once = self._desk.store.keys(conversation_id).once
         return bool(
             await self._desk.store.persist(lambda: self._desk.store.connection.call("HEXISTS", once, f"p:{key}"))
         )
+
+
+def _condition(what: str, order: _Order) -> Condition:
+    if what == "message":
+        return message_with(order.double_texting)
+    return WORK if what == "resume" else ""
 
 
 def _parsed(what: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> _Order:

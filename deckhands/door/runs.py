@@ -18,20 +18,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from broker.runtime.clock import to_millis
 from broker.runtime.errors import AdmissionRefused, StoreError, UsageError
 from broker.runtime.failpoints import failpoint
 from broker.runtime.ids import new_key
 from broker.specs.specs import PriorityName
-from deckhands.client.secret_keeping import keep_secrets
+from broker.specs.timing import Timing
 from deckhands.door.callers import CELERY, Caller
-from deckhands.door.desk import EXPIRED, FAILURE, REVOKED, STORE_FAILS, Desk, conversation_of_task
+from deckhands.door.desk import REVOKED, Desk, conversation_of_task
 from deckhands.door.earlier_results import fields_of
-from deckhands.door.failures import refusal
 from deckhands.tasks.requests import TaskRequest
 
-DUE_AT_ONCE = 64
-RETRY_SECONDS = 60.0
 MAX_SENDS = 20
 """How often a second half is sent whose task does not come to its end, a minute apart: a callback may be unusable."""
 PRIORITIES: tuple[tuple[int, PriorityName], ...] = ((4, "interactive"), (6, "normal"), (9, "batch"))
@@ -77,6 +73,15 @@ class RunMessage:
             return request
         return request.model_copy(update={"priority": priority_of(self.priority)})
 
+    def timing(self, request: TaskRequest, now: datetime) -> Timing:
+        """Return when the conversation may begin: what the message says and what the request says both hold."""
+        begins = [moment for moment in (self.eta, request.timing().begins(now)) if moment is not None]
+        ends = [moment for moment in (self.expires, request.timing().ends(now)) if moment is not None]
+        due = max(begins, default=None)
+        if due is not None and due <= now and not ends:
+            return Timing()  # it is begun at once, as a message without a time is
+        return Timing(not_before=due, expires=min(ends, default=None))
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -106,20 +111,15 @@ class Runs:
         if caller is not None and (caller.outcome or caller.is_answered or await desk.meta(conversation_id)):
             return None
         request = message.request()
-        kept = {**message.kept, "expires_ms": to_millis(message.expires) if message.expires else None}
-        caller = Caller(conversation_id, CELERY, message.task_id, kept=kept, is_headless=request.headless)
+        caller = Caller(conversation_id, CELERY, message.task_id, kept=message.kept, is_headless=request.headless)
         await desk.callers.keep(caller)
-        if await desk.schedule.is_revoked(message.task_id):
+        if await desk.revocations.is_revoked(message.task_id):
             await desk.callers.decide(conversation_id, REVOKED)
             return await self.take(message)
         failpoint("door.before_begin")
-        if message.eta is not None and not desk.schedule.is_past(message.eta):
-            await keep_secrets(desk.client.secrets, conversation_id, request.secrets)
-            text = request.model_copy(update={"secrets": {}}).model_dump_json()
-            await desk.schedule.park(message.task_id, request=text, due=message.eta, expires=message.expires)
-            return None
         try:
-            await desk.begin(request, conversation_id, message.task_id, awaited=CELERY)
+            timing = message.timing(request, desk.store.clock.now())
+            await desk.begin(request, conversation_id, message.task_id, awaited=CELERY, timing=timing)
         except (UsageError, AdmissionRefused):
             await desk.callers.forget(conversation_id)
             raise
@@ -136,7 +136,7 @@ class Runs:
     async def revoke(self, task_id: str) -> None:
         """Stop a run, whether it has begun or not.  Idempotent; one that has ended is left alone."""
         desk, conversation_id = self._desk, conversation_of_task(task_id)
-        await desk.schedule.revoke(task_id)
+        await desk.revocations.revoke(task_id)
         caller = await desk.callers.of(conversation_id)
         if caller is None or caller.is_answered:
             return
@@ -145,21 +145,7 @@ class Runs:
             if meta:
                 await desk.client.cancel(conversation_id)
             await desk.callers.decide(conversation_id, REVOKED)
-        await desk.schedule.drop(task_id)
         await self.send_second_half(caller)
-
-    async def begin_what_is_due(self) -> None:
-        """Begin the runs whose time has come."""
-        for task_id in await self._desk.schedule.due(limit=DUE_AT_ONCE):
-            try:
-                await self._begin_later(task_id)
-            except STORE_FAILS:
-                raise
-            except AdmissionRefused as refused:  # it has waited for its time, and can wait for its place
-                await self._desk.schedule.postpone(task_id, refused.retry_after_seconds)
-            except Exception:  # noqa: BLE001  (whatever is wrong with one task concerns no other)
-                _log.exception("the task %s cannot be begun; it is tried again", ascii(task_id))
-                await self._desk.schedule.postpone(task_id, RETRY_SECONDS)
 
     async def send_second_half(self, caller: Caller) -> None:
         """Send the second half of a run whose outcome is decided, and look again in case it gets lost."""
@@ -185,25 +171,6 @@ class Runs:
             # However long the broker is away, a result that was never sent is not one that Celery did not take.
             await self._desk.callers.count_send(caller.conversation_id, by=-1)
             raise
-
-    async def _begin_later(self, task_id: str) -> None:
-        desk, conversation_id = self._desk, conversation_of_task(task_id)
-        found, caller = await desk.schedule.parked(task_id), await desk.callers.of(conversation_id)
-        if found is None or caller is None:
-            await desk.schedule.drop(task_id)
-            return
-        text, expires = found
-        try:
-            if desk.schedule.is_past(expires):
-                await desk.callers.decide(conversation_id, EXPIRED)
-            else:
-                request = TaskRequest.model_validate_json(text)
-                await desk.begin(request, conversation_id, task_id, awaited=CELERY)
-        except UsageError as error:
-            await desk.callers.decide(conversation_id, {"status": FAILURE, "failure": refusal(error)})
-        if (caller := await desk.callers.of(conversation_id)) and caller.outcome and not caller.is_answered:
-            await self.send_second_half(caller)
-        await desk.schedule.drop(task_id)
 
     async def _outcome(self, caller: Caller) -> Outcome | None:
         if caller.is_answered:

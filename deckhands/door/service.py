@@ -14,10 +14,11 @@ from broker.celery.bootstep import cancel_when
 from broker.celery.door_results import TaskResults
 from broker.coordination.heartbeat_thread import HeartbeatThread
 from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
+from broker.log.expiry import expire
 from broker.runtime.errors import OwnershipLost
 from broker.runtime.failpoints import failpoint
 from broker.runtime.ids import new_worker_id
-from broker.store.store import Store, open_store
+from broker.store.store import open_store
 from deckhands.door.desk import Desk
 from deckhands.door.inbox import Inbox
 from deckhands.door.lookout import Lookout
@@ -74,7 +75,7 @@ class _Life:
         self.worker_id = new_worker_id("door")
         self.lookout = Lookout(desk, runs, self.worker_id)
         self.inbox = Inbox(desk, self.worker_id)
-        self._store: Store = desk.store
+        self._store, self._log = desk.store, desk.log
         self.membership = Membership(desk.store, self.worker_id, "door", ttl_seconds=settings.heartbeat_ttl_seconds)
 
     async def run(self, stop: asyncio.Event, *, on_beat: Callable[[int], None]) -> None:
@@ -101,6 +102,8 @@ class _Life:
             failpoint("door.beat")
             progress = self.lookout.looks + self.inbox.entries
             on_beat(progress)
-            if await self.membership.tick(progress) is None:
+            found = await self.membership.tick(progress)
+            if found is None:
                 raise OwnershipLost(f"{self.worker_id} was swept.")
+            await expire(self._log, found.expired)
             await asyncio.sleep(HEARTBEAT_SECONDS)

@@ -19,8 +19,8 @@ from deckhands.door.canvas import FOLLOWERS, KEPT, followers
 from deckhands.door.desk import SUCCESS
 from deckhands.door.failures import TaskFailure, raised, refusal
 from deckhands.door.orders import TAKES
+from deckhands.door.revocations import moment_in
 from deckhands.door.runs import Outcome, RunMessage
-from deckhands.door.schedule import moment_in
 from deckhands.door.service import Door
 
 MAX_BROADCASTS = 100

@@ -42,6 +42,7 @@ class Job:
         every_seconds: how often a beat sends it, without arguments; None: only when somebody asks for it.
         limit_seconds: how long it may take.
         retries: how often it is tried again after an error that may pass.
+        has_result: whether Celery keeps what it returns.
         is_alone: whether a second one returns at once while one is at work.
     """
 
@@ -51,6 +52,7 @@ class Job:
     limit_seconds: float = 600.0
     retries: int = 3
     is_alone: bool = True
+    has_result: bool = True
 
 
 @asynccontextmanager

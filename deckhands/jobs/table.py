@@ -8,10 +8,12 @@ from broker.celery.jobs_app import PREFIX, QUEUE
 from deckhands.jobs.job import LONGEST_LIMIT_SECONDS, Job
 from deckhands.jobs.orphans import remove_orphans
 from deckhands.jobs.retiring import retire
+from deckhands.schedules.ticking import TICK_SECONDS, tick
 
 JOBS = (
     Job("retire", retire, every_seconds=60.0, limit_seconds=LONGEST_LIMIT_SECONDS),
     Job("orphans", remove_orphans, every_seconds=3_600.0),
+    Job("schedules", tick, every_seconds=TICK_SECONDS, limit_seconds=120.0, retries=0, has_result=False),
 )
 
 

@@ -35,6 +35,7 @@ def _task(job: Job, service: JobsService, loop: LoopThread) -> Task:
         name = f"{PREFIX}{job.name}"
         throws = (JobFailed,)
         max_retries = job.retries
+        ignore_result = not job.has_result
         Request = f"{JobRequest.__module__}:{JobRequest.__qualname__}"
         typing = False
 

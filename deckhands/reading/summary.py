@@ -11,9 +11,16 @@ from datetime import datetime
 from enum import IntEnum
 from typing import Any, Self
 
-from broker.contract.actions import AgentDelegateAction, AgentFinishAction, AgentRejectAction, MessageAction
+from broker.contract.actions import (
+    AgentDelegateAction,
+    AgentFinishAction,
+    AgentRejectAction,
+    MessageAction,
+    SystemMessageAction,
+)
 from broker.contract.events import (
     AgentSpec,
+    ConversationBegun,
     ConversationCreated,
     DelegateEnded,
     Event,
@@ -23,6 +30,7 @@ from broker.contract.events import (
     Observation,
 )
 from broker.contract.observations import AgentStateChangedObservation
+from broker.log.expiry import EXPIRED_CODE
 from broker.log.status import Status
 from broker.specs.agent_state import AgentState
 from deckhands.reading.metrics import Metrics, metrics_of, with_delegate, with_reply
@@ -47,8 +55,11 @@ REMEDIES = {
 }
 """What to do about a failed model call, by its code."""
 
-_LATER = ("metrics", "outputs", "asked_id", "sandbox", "has_ipython", "delegates", "labels")
+_LATER = ("not_before", "expires", "metrics", "outputs", "asked_id", "sandbox", "has_ipython", "delegates", "labels")
 """Fields that earlier versions have not left."""
+
+
+TIMES = ("started", "updated", "not_before", "expires")
 
 
 class ExitCode(IntEnum):
@@ -61,6 +72,7 @@ class ExitCode(IntEnum):
     OUT_OF_TIME = 4
     NEEDS_PERSON = 5
     LIMIT = 6
+    EXPIRED = 7
     INTERRUPTED = 130
 
 
@@ -85,6 +97,8 @@ class Summary:
         delegates: whom it can hand tasks to, by name: the agent and its model, as far as that is named.
         metrics: cost, tokens and latency of every call, and what each delegate has used up.
         labels: what its producer has written on it.
+        not_before: when it may begin; None: it has begun, or may at once.
+        expires: by when it has to have begun; None: it has, or may whenever it can.
     """
 
     conversation_id: str
@@ -114,6 +128,8 @@ class Summary:
     labels: dict[str, str] = field(default_factory=dict)
     has_ipython: bool = False
     delegates: dict[str, str] = field(default_factory=dict)
+    not_before: datetime | None = None
+    expires: datetime | None = None
 
     @property
     def remedy(self) -> str:
@@ -123,7 +139,7 @@ class Summary:
     def as_json(self) -> dict[str, Any]:
         """Return plain JSON values; `summary` is true in this object and in no event."""
         fields: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
-        for name in ("started", "updated"):
+        for name in TIMES:
             moment = fields[name]
             fields[name] = moment.isoformat() if moment else None
         parts = {
@@ -148,8 +164,8 @@ class Summary:
         known["labels"] = fields.get("labels", {})
         known["has_ipython"] = fields.get("has_ipython", False)
         known["delegates"] = dict(fields.get("delegates", {}))
-        for name in ("started", "updated"):
-            known[name] = datetime.fromisoformat(known[name]) if known[name] else None
+        for name in TIMES:
+            known[name] = datetime.fromisoformat(fields[name]) if fields.get(name) else None
         return cls(**known)
 
     @property
@@ -162,6 +178,8 @@ class Summary:
                 return ExitCode.REJECTED
             case AgentState.STOPPED:
                 return ExitCode.INTERRUPTED
+            case AgentState.ERROR if self.error_code == EXPIRED_CODE:
+                return ExitCode.EXPIRED
             case AgentState.ERROR:
                 return ExitCode.LIMIT if self.last_error.startswith(LIMIT_ERRORS) else ExitCode.ERROR
         return ExitCode.NEEDS_PERSON
@@ -188,6 +206,7 @@ class Tally:
         self._message = ""
         self._outputs: dict[str, Any] = {}
         self._sandbox = ""
+        self._is_waiting = False
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Self:
@@ -212,9 +231,12 @@ class Tally:
         match event:
             case ConversationCreated():
                 self._created = event
+                self._is_waiting = event.is_planned
                 self._sandbox = event.workspace.sandbox
                 self._metrics = metrics_of([event])
                 self._model = event.agent.llm.model or ""
+            case ConversationBegun() | SystemMessageAction():
+                self._is_waiting = False
             case ModelReply():
                 self._add_reply(event)
             case AgentDelegateAction():
@@ -272,6 +294,8 @@ class Tally:
             estimated_calls=self._estimated_calls,
             labels=dict(created.labels or {}),
             has_ipython=created.agent.enable_jupyter,
+            not_before=created.not_before if self._is_waiting else None,
+            expires=created.expires if self._is_waiting else None,
             delegates={name: _described(delegate) for name, delegate in created.agent.delegates.items()},
         )
 

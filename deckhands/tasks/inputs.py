@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel
 
@@ -18,8 +19,10 @@ from broker.runtime.errors import UsageError
 from broker.runtime.ids import check_conversation_id, new_conversation_id
 from broker.specs.labels import checked_labels
 from broker.specs.specs import Tenancy
+from broker.specs.timing import DoubleTexting, MessagePolicy, Timing
 from broker.tools.output_schema import check_output_schema
 from deckhands.tasks.places import place_in
+from deckhands.tasks.requests import timing_of
 from deckhands.tasks.tasks import conversation_id_of, output_of
 
 T = TypeVar("T")
@@ -177,6 +180,47 @@ def tenancy_in(tenancy: Tenancy | None) -> Tenancy | None:
         UsageError: it is something else.
     """
     return tenancy and instance_of(Tenancy, tenancy, "tenancy", "Pass Tenancy(tenant=…, experiment=…, priority=…).")
+
+
+def timing_in(
+    not_before: datetime | None, delay: timedelta | float | None, expires: datetime | timedelta | float | None
+) -> Timing:
+    """Return when a conversation may begin.
+
+    Raises:
+        UsageError: one of them is something else, is too far away, or has no zone; or it would expire before it begins.
+    """
+    delay = delay.total_seconds() if isinstance(delay, timedelta) else delay
+    expires = expires.total_seconds() if isinstance(expires, timedelta) else expires
+    return timing_of({"not_before": not_before, "delay": delay, "expires": expires})
+
+
+def policy_in(policy: DoubleTexting | None) -> DoubleTexting | None:
+    """Return what a message does that comes while the agent works.
+
+    Raises:
+        UsageError: there is no such policy.
+    """
+    if policy is not None and policy not in get_args(DoubleTexting):
+        raise UsageError(
+            f"The argument double_texting is {ascii(policy)[:100]}.",
+            remedy=f"Pass one of: {', '.join(get_args(DoubleTexting))}.",
+        )
+    return policy
+
+
+def message_policy_in(policy: MessagePolicy | None) -> MessagePolicy | None:
+    """Return what one message does if the agent works.
+
+    Raises:
+        UsageError: there is no such policy for one message.
+    """
+    if policy is not None and policy not in get_args(MessagePolicy):
+        raise UsageError(
+            f"A message cannot have double_texting {ascii(policy)[:100]}.",
+            remedy=f"Use {', '.join(get_args(MessagePolicy))}; for rollback, submit the conversation with it.",
+        )
+    return policy
 
 
 def id_in(conversation_id: str | None, idempotency_key: str | None) -> str:

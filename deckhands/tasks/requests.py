@@ -9,6 +9,7 @@ Does not: begin anything; `Client.submit_request` does.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Annotated, Any, Self
 
@@ -18,6 +19,7 @@ from broker.contract.events import AgentSpec, Limits, WorkspaceSpec
 from broker.runtime.errors import UsageError
 from broker.specs.labels import Labels
 from broker.specs.specs import NAME_PATTERN, PriorityName, Tenancy
+from broker.specs.timing import DoubleTexting, Moment, Seconds, Timing
 from broker.specs.workspace_sources import git_source
 from deckhands.tasks.tasks import MAX_TASK_CHARS
 
@@ -26,6 +28,7 @@ MAX_TOOLS = 128
 MAX_SECRETS = 64
 MAX_TITLE = 200
 SHOWN_ERRORS = 5
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class TaskRequest(BaseModel):
@@ -47,6 +50,11 @@ class TaskRequest(BaseModel):
         priority: what goes first where something is scarce; null: interactive if a person can be asked, else batch.
         title: for listings; the first line of the task if empty.
         labels: for selection, see `broker.specs.labels`.
+        not_before: the conversation begins at this time, with its zone: `2026-03-01T06:00:00+01:00`.
+        delay: it begins so many seconds after it was submitted; with `not_before`, the later of both counts.
+        expires: if it has not begun by this time, or so many seconds after it was submitted, it ends in an error of the
+            code `expired`.
+        double_texting: what a message does that comes while the agent works; null: `enqueue`.
         idempotency_key: the same key always means the same conversation, whatever else is sent.
     """
 
@@ -66,12 +74,25 @@ class TaskRequest(BaseModel):
     priority: PriorityName | None = None
     title: str = Field(default="", max_length=MAX_TITLE)
     labels: Labels = Field(default_factory=dict)
+    not_before: Moment | None = None
+    delay: Seconds | None = None
+    expires: Annotated[Seconds | Moment, Field(union_mode="left_to_right")] | None = None
+    double_texting: DoubleTexting | None = None
     idempotency_key: Annotated[str, Field(min_length=1, max_length=MAX_KEY_CHARS)] | None = None
 
     @model_validator(mode="after")
     def _names_a_directory(self) -> Self:
         if isinstance(self.workspace, str) and git_source(self.workspace) is None and self.workspace[0] != "/":
             raise ValueError("workspace: write an absolute path of the tool workers' machine, or git+https://…#REF")
+        return self
+
+    @model_validator(mode="after")
+    def _can_begin(self) -> Self:
+        begins, ends = self.timing().begins(EPOCH), self.timing().ends(EPOCH)
+        is_comparable = self.delay is None or not isinstance(self.expires, datetime)
+        is_comparable = is_comparable and (self.not_before is None or isinstance(self.expires, datetime))
+        if begins is not None and ends is not None and is_comparable and ends <= begins:
+            raise ValueError("expires: it would expire before it may begin")
         return self
 
     @classmethod
@@ -90,6 +111,10 @@ class TaskRequest(BaseModel):
         except UsageError as error:  # an address of a repository
             raise UsageError(f"The request cannot be used: workspace: {error}") from None
 
+    def timing(self) -> Timing:
+        """Return when the conversation may begin."""
+        return Timing(self.not_before, self.delay, self.expires)
+
     def place(self) -> WorkspaceSpec:
         """Return the workspace that is meant."""
         if self.workspace is None:
@@ -104,6 +129,15 @@ class TaskRequest(BaseModel):
         if not (self.tenant or self.experiment or self.priority):
             return None
         return Tenancy(tenant=self.tenant, experiment=self.experiment, priority=self.priority)
+
+
+def timing_of(fields: Mapping[str, Any]) -> Timing:
+    """Return when a conversation may begin, from the fields of a request of these names.
+
+    Raises:
+        UsageError: they cannot be used; names each.
+    """
+    return TaskRequest.parse({"task": "-", **fields}).timing()
 
 
 def _reason(error: Mapping[str, Any]) -> str:

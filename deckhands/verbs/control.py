@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import click
 
 from broker.log.conversations import ConversationRow
 from broker.specs.agent_state import TERMINAL_STATES, AgentState
+from broker.specs.timing import MessagePolicy
 from deckhands.cli.abbreviations import conversation_argument
 from deckhands.cli.choosing import Chosen, ChosenToEnd, Deed, chosen_options, do_to_chosen, yes_option
 from deckhands.cli.connecting import on_conversation
@@ -59,6 +61,7 @@ class MessageOptions:
     model: str | None
     text: str | None
     file: Path | None
+    double_texting: MessagePolicy | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +93,19 @@ class CloseOptions(ChosenToEnd):
 @click.argument("text", required=False)
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="A file that holds the message.")
 @model_option
+@click.option(
+    "--double-texting",
+    type=click.Choice(get_args(MessagePolicy)),
+    help="What it does if the agent works; by default what the conversation was submitted with.",
+)
 @options_as(MessageOptions)
 def message(options: MessageOptions) -> None:
     """Send a message to the agent; it continues, whatever its state. Without TEXT, standard input is the message."""
     name, content = options.conversation_id, read_task(options.text, file=options.file)
-    on_conversation(name, lambda client: client.send_message(name, content, model=options.model))
+    on_conversation(
+        name,
+        lambda client: client.send_message(name, content, model=options.model, double_texting=options.double_texting),
+    )
     note("The message is in the log.")
 
 

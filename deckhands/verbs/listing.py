@@ -42,6 +42,7 @@ class Listed:
         is_run: it is a run of this machine, made by `deckhands run`.
         updated: a time in ISO 8601, or empty.
         labels: what its producer has written on it.
+        not_before: when it begins, in ISO 8601; empty: it does not wait for a time.
     """
 
     conversation_id: str
@@ -54,10 +55,13 @@ class Listed:
     title: str
     is_run: bool
     labels: Mapping[str, str] = field(default_factory=dict)
+    not_before: str = ""
 
     def cells(self) -> tuple[str, ...]:
         """Return the cells of its line in the table."""
         state = f"{self.state} ({self.wait_reason})" if self.wait_reason else self.state
+        if self.not_before:
+            state = f"scheduled ({self.not_before[:19].replace('T', ' ')} UTC)"
         moment = self.updated[:19].replace("T", " ")
         cost = cost_text(self.cost_usd, is_whole=not self.has_unknown_cost)
         where = "run" if self.is_run else "cluster"
@@ -204,6 +208,7 @@ def _listed_row(row: ConversationRow) -> Listed:
         title=row.title,
         is_run=False,
         labels=dict(row.labels),
+        not_before=row.not_before.isoformat() if row.not_before else "",
     )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -29,6 +31,7 @@ from deckhands.cli.task_options import (
     with_script_here,
     workspace_of,
 )
+from deckhands.cli.timing_options import TimingOptions, timing_options
 from deckhands.cli.verbs import options_as
 from deckhands.client.client import Client
 from deckhands.client.named_directory import own_directory
@@ -38,17 +41,20 @@ from deckhands.settings import FaceSettings
 from deckhands.task_files.submission import Outcome, Waiting, submit_and_wait
 from deckhands.task_files.submission import submit as submit_all
 from deckhands.task_files.task_file import Form, TaskFile, TaskLine, opened
+from deckhands.tasks.requests import timing_of
 from deckhands.verbs.secret import secret_values
 
 SECTION = "Start a conversation"
 VERBS = {"submit": "Queue a task, or a file of tasks, on a running cluster."}
 OF_ONE_TASK = {"argument", "text", "file", "idempotency_key"}
 SHOWN_LOST = 10
+SENDER = ("tenant", "experiment", "priority")
+F = TypeVar("F", bound=Callable[..., Any])
 OF_A_FILE = {"form", "batch", "must_wait", "results"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubmitOptions(TaskOptions):
+class SubmitOptions(TaskOptions, TimingOptions):
     """Options of `submit`."""
 
     workspace: str | None
@@ -65,25 +71,36 @@ class SubmitOptions(TaskOptions):
     as_json: bool
 
 
+def sender_options(command: F) -> F:
+    """Add the options that say where a conversation works, for whom, and how it is found again."""
+    for option in (
+        click.option(
+            "--label", "labels", multiple=True, metavar="KEY=VALUE", help="A label, to find it again. May be repeated."
+        ),
+        click.option(
+            "--priority",
+            type=click.Choice(list(Priority)),
+            help="What goes first where something is scarce; by default batch.",
+        ),
+        click.option("--experiment", default="", help="A part of the tenant's work with its own budget."),
+        click.option("--tenant", default="", help="Whose budget pays; tenants share what is scarce by weight."),
+        click.option(
+            "-w",
+            "--workspace",
+            metavar="DIR|URL|FILE",
+            help="A directory on the tool workers' host, git+https://…#REF, or an archive or bundle; by default an "
+            "empty one.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 @click.command()
 @task_options
-@click.option(
-    "-w",
-    "--workspace",
-    metavar="DIR|URL|FILE",
-    help="A directory on the tool workers' host, git+https://…#REF, or an archive or bundle; by default an empty one.",
-)
-@click.option("--tenant", default="", help="Whose budget pays; tenants share what is scarce by weight.")
-@click.option("--experiment", default="", help="A part of the tenant's work with its own budget.")
-@click.option(
-    "--priority",
-    type=click.Choice(list(Priority)),
-    help="What goes first where something is scarce; by default batch.",
-)
+@sender_options
+@timing_options
 @click.option("--idempotency-key", help="The same key always gives the same conversation.")
-@click.option(
-    "--label", "labels", multiple=True, metavar="KEY=VALUE", help="A label, to find it again. May be repeated."
-)
 @click.option(
     "--from",
     "source",
@@ -112,6 +129,7 @@ def submit(options: SubmitOptions) -> int:
     --wait and --results: those of `run` if all that have not finished share one, else 1.
     """
     _refuse_what_does_not_belong(options.source)
+    timing_of({name: value for name, value in options.fields().items() if name != "double_texting"})
     settings = FaceSettings.from_env()
     if options.source is not None:
         return asyncio.run(_submit_file(settings, options.source, options))
@@ -152,10 +170,11 @@ async def _submit(settings: FaceSettings, task: str, options: SubmitOptions) -> 
             upload=place.content,
             limits=limits_of(options),
             tools=options.tools,
-            tenancy=_tenancy(options),
+            tenancy=tenancy_of(options),
             title=options.title,
             secrets=values,
             labels=labels_of(options.labels),
+            **options.fields(),
             idempotency_key=options.idempotency_key,
         )
         await warn_of_missing_workers(client, note)
@@ -167,17 +186,16 @@ async def _submit_file(settings: FaceSettings, source: str, options: SubmitOptio
     place = place_for_all(options, options.workspace)
     if settings.url is None and place.path is not None:
         place = replace(place, path=own_directory(place.path, settings.environment))
-    tenancy = _tenancy(options) or Tenancy()
+    tenancy = tenancy_of(options) or Tenancy()
     defaults = TaskDefaults(
         options=options,
         place=place,
         labels=labels_of(options.labels),
         secrets=secret_values(settings, options.secrets),
         own={
-            "tenant": tenancy.tenant,
-            "experiment": tenancy.experiment,
-            "priority": tenancy.priority,
+            **{name: getattr(tenancy, name) for name in SENDER},
             "title": options.title,
+            **options.fields(),
         },
         is_here=settings.url is None,
     )
@@ -215,7 +233,31 @@ async def _submitted(client: Client, tasks: TaskFile, count: int, options: Submi
         return await submit_all(client, tasks, on_line, wait=admission.wait)
 
 
-def _tenancy(options: SubmitOptions) -> Tenancy | None:
+class Sender(Protocol):
+    """The options that say for whom a conversation is."""
+
+    @property
+    def tenant(self) -> str:
+        """Whose budget pays."""
+        ...
+
+    @property
+    def experiment(self) -> str:
+        """A part of the tenant's work."""
+        ...
+
+    @property
+    def priority(self) -> str | None:
+        """What goes first."""
+        ...
+
+
+def tenancy_of(options: Sender) -> Tenancy | None:
+    """Return for whom the conversation is; None: nobody in particular.
+
+    Raises:
+        UsageError: a name cannot be used.
+    """
     asked = {"tenant": options.tenant, "experiment": options.experiment, "priority": options.priority}
     given = {name: value for name, value in asked.items() if value}
     try:

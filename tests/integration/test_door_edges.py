@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -14,8 +14,8 @@ from broker.celery.taken_entries import TAKEN, TAKERS
 from broker.runtime.errors import UsageError
 from deckhands.door.callers import CELERY, Caller
 from deckhands.door.desk import REVOKED, Desk, conversation_of_task
+from deckhands.door.revocations import moment_in
 from deckhands.door.runs import MAX_SENDS, RunMessage, Runs
-from deckhands.door.schedule import moment_in
 from tests.door_parts import Producer, saying
 from tests.faults.harness import steps
 from tests.polling import unhurried, until
@@ -63,24 +63,6 @@ class Sending:
 
     def report_progress(self, *_: Any) -> None:
         return
-
-
-async def test_a_parked_task_that_cannot_be_begun_keeps_no_other_from_its_turn(producer: Producer) -> None:
-    store = producer.cluster.client.store
-    results: Any = Sending()
-    runs = Runs(desk := Desk(store, results))
-    now = store.clock.now()
-    options = {"task": "x", "model": "scripted/nowhere"}
-    for task_id in ("spoilt", "victim"):
-        await runs.take(RunMessage(task_id, (), options, {}, eta=now + timedelta(milliseconds=50)))
-    await store.connection.call("HSET", f"{store.all_shards[0].later}:spoilt", "expires", "no number")
-    await until(lambda: _has_begun(runs, desk, "victim"), what="the other one's beginning")
-    assert not await desk.meta(conversation_of_task("spoilt"))
-
-
-async def _has_begun(runs: Runs, desk: Desk, task_id: str) -> bool:
-    await runs.begin_what_is_due()
-    return bool(await desk.meta(conversation_of_task(task_id)))
 
 
 async def _decided(desk: Desk, task_id: str) -> Caller:

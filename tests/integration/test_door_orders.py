@@ -19,7 +19,7 @@ from broker.runtime.clock import to_millis
 from controller_worker.loop.delegates import conversation_id_of
 from deckhands.door.callers import FORGOTTEN_AFTER
 from deckhands.door.desk import conversation_of_task
-from deckhands.door.schedule import MAX_REVOKED_KEPT
+from deckhands.door.revocations import MAX_REVOKED_KEPT
 from tests.door_parts import Producer, all_present, saying
 from tests.faults.harness import FaultCluster, steps
 from tests.polling import unhurried, until

@@ -1,0 +1,25 @@
+"""What people ask of a conversation, appended to its log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from broker.contract.events import Event
+from broker.log.append_call import Condition
+from broker.log.event_log import Closed, EventLog
+from broker.runtime.errors import UsageError
+
+
+async def append(
+    log: EventLog, conversation_id: str, events: Sequence[Event], *, key: str | None = None, condition: Condition = ""
+) -> None:
+    """Append events as a producer; see `EventLog.append` for what else is raised.
+
+    Args:
+        log: the one that masks secrets, for text that a person wrote.
+
+    Raises:
+        UsageError: the conversation is closed.
+    """
+    if isinstance(await log.append(conversation_id, events, key=key, condition=condition), Closed):
+        raise UsageError(f"The conversation {conversation_id} is closed.", remedy="Submit the task as a new one.")

@@ -1,0 +1,64 @@
+"""Celery tasks that were revoked, which may be before they arrive; and the times in the headers of tasks.
+
+Keys: `deck:{0}:revoked`.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from broker.runtime.clock import to_millis
+from broker.runtime.errors import UsageError
+from broker.store.connection import Argument
+from broker.store.store import Store
+
+REVOKED_KEPT = timedelta(days=7)
+EARLIEST, LATEST = datetime(1970, 1, 2, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
+MAX_REVOKED_KEPT = 100_000
+"""Any program on the broker may revoke tasks, also those of other applications."""
+
+
+class Revocations:
+    """The tasks of a store that were revoked of late."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._names = store.all_shards[0]
+
+    async def revoke(self, task_id: str) -> None:
+        """Remember that a task was revoked: for a week, and the last `MAX_REVOKED_KEPT` of them.  Idempotent."""
+        now = self._store.clock.now()
+        await self._call(
+            ("ZADD", self._names.revoked, to_millis(now), task_id),
+            ("ZREMRANGEBYSCORE", self._names.revoked, "-inf", to_millis(now - REVOKED_KEPT)),
+            ("ZREMRANGEBYRANK", self._names.revoked, 0, -MAX_REVOKED_KEPT - 1),
+        )
+
+    async def is_revoked(self, task_id: str) -> bool:
+        """Say whether a task was revoked within the last week."""
+        (score,) = await self._call(("ZSCORE", self._names.revoked, task_id))
+        return score is not None
+
+    async def _call(self, *commands: tuple[Argument, ...]) -> list[Any]:
+        return await self._store.persist(lambda: self._store.connection.call_many(commands))
+
+
+def moment_in(text: str | None) -> datetime | None:
+    """Return the time that a header of Celery means; one without a zone is UTC.
+
+    Raises:
+        UsageError: it is no time, or too far away to be one.
+    """
+    if not text:
+        return None
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        found = LATEST
+    found = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    if not EARLIEST < found < LATEST:
+        raise UsageError(
+            f"The time {ascii(text)[1:-1][:100]} cannot be used.", remedy=f"Use one between {EARLIEST} and {LATEST}."
+        )
+    return found

@@ -1,0 +1,190 @@
+"""The schedules of a store: what people have written down, and how far each has come.
+
+Holds: a person's changes and what the ticks write are kept apart, so none overwrites the other; a schedule moves on
+from the tick that was looked at, and only once, however many have looked at it.
+Does not: begin anything; `ticking` does.
+Keys: `deck:{0}:schedules`, `deck:{0}:schedules:standing`, `deck:{0}:schedules:due`.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from broker.runtime.clock import from_millis, to_millis
+from broker.runtime.errors import CorruptEntry, UsageError
+from broker.runtime.settings import BrokerSettings
+from broker.secrets.secrets import Secrets, secret_key
+from broker.store.connection import Argument
+from broker.store.store import Store
+from deckhands.schedules.schedule import Schedule, Standing
+from deckhands.tasks.requests import TaskRequest
+
+MAX_SCHEDULES = 10_000
+REMEDY = "`deckhands schedule ls` lists those there are."
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A schedule as the store has it; `due` is its next tick, None: it is paused, or there is none any more."""
+
+    schedule: Schedule
+    standing: Standing
+    due: datetime | None
+
+
+class ScheduleBook:
+    """The schedules of a store."""
+
+    def __init__(self, store: Store, secrets: Secrets) -> None:
+        self._store, self._secrets = store, secrets
+        self._names = store.all_shards[0]
+
+    async def now(self) -> datetime:
+        """Return the time that ticks are compared with: the store's."""
+        _, now_ms = await self._store.function("deck_now", (self._names.root,))
+        return from_millis(now_ms)
+
+    async def add(self, schedule: Schedule, request: TaskRequest) -> datetime | None:
+        """Write a schedule down, and return its first tick.
+
+        Raises:
+            UsageError: there is one of this name, or there are too many.
+        """
+        if (await self._call(("HLEN", self._names.schedules)))[0] >= MAX_SCHEDULES:
+            raise UsageError(f"There are {MAX_SCHEDULES:,} schedules.", remedy="Remove one.")
+        text = request.model_dump_json()
+        if request.secrets:
+            secret_key(BrokerSettings.from_env(), is_made=True)
+            text = base64.b64encode(self._secrets.sealed(_sealed_for(schedule.name), text)).decode()
+        kept = schedule.model_copy(update={"request": text, "is_sealed": bool(request.secrets)})
+        (is_new,) = await self._call(("HSETNX", self._names.schedules, kept.name, kept.model_dump_json()))
+        known, _ = await self._of(kept.name)
+        if not is_new and known != kept:  # the same again, because a reply was lost
+            raise UsageError(
+                f"There is a schedule {kept.name} already.", remedy="Remove it first, or choose another name."
+            )
+        due = kept.next_after(await self.now())
+        if due is not None and not kept.is_paused:
+            await self._call(("ZADD", self._names.schedules_due, to_millis(due), kept.name))
+        return due
+
+    async def remove(self, name: str) -> None:
+        """Forget a schedule; what it has begun continues.
+
+        Raises:
+            UsageError: there is none of this name.
+        """
+        await self._of(name)
+        names = self._names
+        await self._call(
+            ("ZREM", names.schedules_due, name),
+            ("HDEL", names.schedules_standing, name),
+            ("HDEL", names.schedules, name),
+        )
+
+    async def set_paused(self, name: str, *, is_paused: bool) -> datetime | None:
+        """Pause a schedule or let it continue, and return its next tick.  Idempotent.
+
+        Raises:
+            UsageError: there is none of this name.
+        """
+        schedule, names = (await self._of(name))[0], self._names
+        changed = schedule.model_copy(update={"is_paused": is_paused})
+        due = None if is_paused else changed.next_after(await self.now())
+        move: tuple[Argument, ...] = ("ZREM", names.schedules_due, name)
+        if due is not None:
+            move = ("ZADD", names.schedules_due, "NX", to_millis(due), name)
+        await self._call(("HSET", names.schedules, name, changed.model_dump_json()), move)
+        return due
+
+    async def all(self) -> list[Entry]:
+        """Return the schedules that can be read, by name."""
+        (flat,) = await self._call(("HGETALL", self._names.schedules))
+        found = []
+        for raw in flat[::2]:
+            with contextlib.suppress(CorruptEntry, UsageError):
+                found.append(await self.entry(raw.decode(errors="backslashreplace")))
+        return sorted(found, key=lambda entry: entry.schedule.name)
+
+    async def entry(self, name: str) -> Entry:
+        """Return one schedule.
+
+        Raises:
+            UsageError: there is none of this name.
+            CorruptEntry: what the store has of it cannot be read.
+        """
+        schedule, standing = await self._of(name)
+        (score,) = await self._call(("ZSCORE", self._names.schedules_due, name))
+        return Entry(schedule, standing, None if score is None else from_millis(int(float(score))))
+
+    async def due(self, now: datetime, *, limit: int) -> list[str]:
+        """Return the names of schedules whose next tick has come."""
+        command = ("ZRANGEBYSCORE", self._names.schedules_due, "-inf", to_millis(now), "LIMIT", 0, limit)
+        (found,) = await self._call(command)
+        return [name.decode(errors="backslashreplace") for name in found]
+
+    async def waiting(self) -> list[str]:
+        """Return the names of schedules with ticks that wait for their turn."""
+        (flat,) = await self._call(("HGETALL", self._names.schedules_standing))
+        return [
+            name.decode(errors="backslashreplace")
+            for name, text in zip(flat[::2], flat[1::2], strict=True)
+            if b'"queued":[]' not in text
+        ]
+
+    async def move(self, entry: Entry, standing: Standing, due: datetime | None) -> bool:
+        """Write how far a schedule has come; False: it is gone, or has been moved by another worker."""
+        names, name = self._names, entry.schedule.name
+        reply = await self._store.function(
+            "deck_move_schedule",
+            (names.root,),
+            name,
+            "" if entry.due is None else to_millis(entry.due),
+            "" if due is None else to_millis(due),
+            entry.standing.model_dump_json(),
+            standing.model_dump_json(),
+        )
+        return bool(reply == ["moved"])
+
+    async def put_aside(self, name: str) -> None:
+        """Let a schedule that cannot be read come due no more; a person finds it in the store."""
+        await self._call(("ZREM", self._names.schedules_due, name), ("HDEL", self._names.schedules_standing, name))
+
+    def request_of(self, schedule: Schedule) -> TaskRequest:
+        """Return what each tick submits.
+
+        Raises:
+            SecretsLocked: it has secrets, and no key here opens them.
+            UsageError: this version cannot use it.
+        """
+        text = schedule.request
+        if schedule.is_sealed:
+            text = self._secrets.opened(_sealed_for(schedule.name), base64.b64decode(text))
+        return TaskRequest.parse(json.loads(text))
+
+    async def _of(self, name: str) -> tuple[Schedule, Standing]:
+        names = self._names
+        text, standing = await self._call(("HGET", names.schedules, name), ("HGET", names.schedules_standing, name))
+        if text is None:
+            raise UsageError(f"There is no schedule {ascii(name)[1:-1][:100]}.", remedy=REMEDY)
+        try:
+            found = Standing.model_validate_json(standing) if standing is not None else Standing()
+            return Schedule.model_validate_json(text), found
+        except ValidationError as error:
+            raise CorruptEntry(
+                f"The schedule {ascii(name)[1:-1][:100]} cannot be read.", remedy="Remove it, and add it again."
+            ) from error
+
+    async def _call(self, *commands: tuple[Argument, ...]) -> list[Any]:
+        return await self._store.persist(lambda: self._store.connection.call_many(commands))
+
+
+def _sealed_for(name: str) -> str:
+    return f"schedule-{name}"

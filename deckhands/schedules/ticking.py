@@ -1,0 +1,151 @@
+"""The job `schedules`: begins what has come due, each tick once.
+
+Holds: a tick begins a conversation under a key made of the schedule's name and the time of the tick, so repeated ticks
+and several beats begin nothing twice; a schedule that cannot be begun keeps no other from its turn, and is tried again
+until its tick is too late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import UTC, datetime
+from typing import Any
+
+from broker.log.event_log import EventLog
+from broker.runtime.errors import CorruptEntry, DeckhandsError, StoreUnavailable, UnknownConversation
+from broker.runtime.failpoints import failpoint
+from broker.specs.agent_state import AgentState, is_settled
+from deckhands.client.beginning import begin, beginning_of
+from deckhands.client.client import Client
+from deckhands.jobs.job import Workbench
+from deckhands.schedules.book import Entry, ScheduleBook
+from deckhands.schedules.schedule import MAX_QUEUED, due_of
+from deckhands.tasks.requests import TaskRequest
+from deckhands.tasks.tasks import conversation_id_of
+
+TICK_SECONDS = 2.0
+DUE_AT_ONCE = 256
+AT_ONCE = 16
+OFFERS_LIMIT_SECONDS = 2.0
+"""How long a tool may be missing; the tick is tried again."""
+
+_log = logging.getLogger(__name__)
+
+
+async def tick(workbench: Workbench) -> dict[str, int]:
+    """Begin what is due. Returns how many schedules were looked at."""
+    book = ScheduleBook(workbench.store, workbench.client.secrets)
+    return {"looked_at": await begin_due(workbench.client, book, await book.now())}
+
+
+async def begin_due(client: Client, book: ScheduleBook, now: datetime) -> int:
+    """Begin what is due at a moment, and return how many schedules were looked at.  Idempotent."""
+    names = dict.fromkeys([*await book.due(now, limit=DUE_AT_ONCE), *await book.waiting()])
+    free = asyncio.Semaphore(AT_ONCE)
+
+    async def look(name: str) -> None:
+        async with free:
+            await _look_safely(client, book, name, now)
+
+    await asyncio.gather(*map(look, names))
+    return len(names)
+
+
+async def _look_safely(client: Client, book: ScheduleBook, name: str, now: datetime) -> None:
+    try:
+        await _look(client, book, await book.entry(name), now)
+    except StoreUnavailable:
+        raise
+    except CorruptEntry as error:
+        _log.error("%s It is put aside.", error.message)
+        await book.put_aside(name)
+    except DeckhandsError as error:  # removed meanwhile, or the store refuses something of this one
+        _log.warning("the schedule %s: %s", ascii(name), error)
+
+
+async def _look(client: Client, book: ScheduleBook, entry: Entry, now: datetime) -> None:
+    """Take in the tick that has come, then begin the one whose turn it is."""
+    schedule, standing, due = entry.schedule, entry.standing, entry.due
+    if due is not None and due <= now and standing.last_tick != due and await _has_begun(client, schedule.name, due):
+        # By one who died before it could say so.
+        begun = {"last_tick": due, "conversation_id": conversation_of(schedule.name, due), "begun": standing.begun + 1}
+        await book.move(entry, standing.model_copy(update=begun), schedule.next_after(due))
+        return
+    is_at_work = await _is_at_work(client, standing.conversation_id)
+    ticks, following = list(standing.queued), due
+    changes: dict[str, Any] = {}
+    if due is not None and due <= now:
+        found = due_of(schedule, due, now)
+        following = found.next
+        changes["missed"] = standing.missed + found.missed
+        if found.tick is None:
+            changes["error"] = ""
+        elif (is_at_work and schedule.overlap == "skip") or len(ticks) >= MAX_QUEUED:
+            changes["skipped"] = standing.skipped + 1
+        else:
+            ticks.append(found.tick)
+    if ticks and is_at_work and schedule.overlap == "cancel":
+        await client.cancel(standing.conversation_id)
+        is_at_work = False
+    if ticks and not is_at_work:
+        try:
+            conversation_id = await _begin(client, book.request_of(schedule), entry, ticks[0])
+        except DeckhandsError as error:
+            text = f"{error.message} {error.remedy}".strip()[:500]
+            if text != standing.error:
+                _log.warning("the schedule %s cannot begin its tick of %s: %s", schedule.name, ticks[0], text)
+            # The tick stays due, or queued, and is tried again until it is too late.
+            await book.move(entry, standing.model_copy(update={"error": text}), due)
+            return
+        changes |= {"last_tick": ticks[0], "conversation_id": conversation_id, "error": ""}
+        changes["begun"] = standing.begun + 1
+        del ticks[0]
+    failpoint("jobs.tick_begun")
+    after = standing.model_copy(update={**changes, "queued": tuple(ticks)})
+    if after != standing or following != due:
+        await book.move(entry, after, following)
+
+
+async def _begin(client: Client, request: TaskRequest, entry: Entry, tick: datetime) -> str:
+    key = key_of(entry.schedule.name, tick)
+    failpoint("jobs.before_tick")
+    conversation_id = conversation_id_of(key)
+    await begin(
+        EventLog(client.store, client.secrets),
+        client.secrets,
+        beginning_of(request),
+        conversation_id,
+        key=key,
+        offers_limit_seconds=OFFERS_LIMIT_SECONDS,
+    )
+    return conversation_id
+
+
+async def _has_begun(client: Client, name: str, tick: datetime) -> bool:
+    try:
+        await client.row(conversation_of(name, tick))
+    except UnknownConversation:
+        return False
+    return True
+
+
+async def _is_at_work(client: Client, conversation_id: str) -> bool:
+    """Say whether a conversation has not settled; one that has left the store has."""
+    if not conversation_id:
+        return False
+    try:
+        row = await client.row(conversation_id)
+    except UnknownConversation:
+        return False
+    return not (row.is_closed or (row.state in set(AgentState) and is_settled(AgentState(row.state))))
+
+
+def key_of(name: str, tick: datetime) -> str:
+    """Return the idempotency key of a tick."""
+    return f"schedule:{name}:{tick.astimezone(UTC):%Y-%m-%dT%H:%MZ}"
+
+
+def conversation_of(name: str, tick: datetime) -> str:
+    """Return the id of the conversation that a tick begins."""
+    return conversation_id_of(key_of(name, tick))

@@ -1,0 +1,260 @@
+"""Schedules in a store: each tick begins one conversation, whoever looks and however often, by the overlap policy."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from broker.coordination.membership import Membership
+from broker.log.conversations import ConversationRow, Conversations
+from broker.log.event_log import EventLog
+from broker.runtime.errors import UsageError
+from broker.store.store import Store
+from controller_worker.agents.registry import known_agents
+from deckhands.jobs.job import Workbench
+from deckhands.jobs.settings import JobsSettings
+from deckhands.schedules.book import ScheduleBook
+from deckhands.schedules.schedule import Schedule, Standing
+from deckhands.schedules.ticking import begin_due, conversation_of, tick
+from deckhands.tasks.requests import TaskRequest
+
+NAME = "nightly"
+NOON = datetime(2026, 3, 2, 12, tzinfo=UTC)
+
+
+class Cluster:
+    """A store with a member that knows agents, and the ticks of its schedules."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.now = store, NOON
+        self.workbench = Workbench(store, JobsSettings.from_env())
+        self.book = ScheduleBook(store, self.workbench.client.secrets)
+
+    async def add(self, request: dict[str, Any] | None = None, **fields: Any) -> None:
+        schedule = Schedule(**{"name": NAME, "cron": "0 6 1 1 *"} | fields)
+        await self.book.add(schedule, TaskRequest.parse({"task": "look", **(request or {})}))
+
+    async def come_due(self, moment: datetime | None = None, *, name: str = NAME) -> datetime:
+        """Let the schedule's next tick be at a moment, and another one each minute."""
+        moment = moment or self.now
+        text = (await self.book.entry(name)).schedule.model_copy(update={"cron": "* * * * *"}).model_dump_json()
+        names = self.store.all_shards[0]
+        await self.store.connection.call("HSET", names.schedules, name, text)
+        await self.store.connection.call("ZADD", names.schedules_due, int(moment.timestamp() * 1000), name)
+        return moment
+
+    async def tick(self, *, minutes_later: float = 0.0) -> None:
+        self.now += timedelta(minutes=minutes_later)
+        await begin_due(self.workbench.client, self.book, self.now)
+
+    async def rows(self) -> list[ConversationRow]:
+        return await Conversations(self.store).recent()
+
+    async def standing(self, name: str = NAME) -> Standing:
+        return (await self.book.entry(name)).standing
+
+    async def settle(self, conversation_id: str) -> None:
+        meta = self.store.keys(conversation_id).meta
+        await self.store.connection.call("HSET", meta, "state", "finished")
+
+
+@pytest.fixture
+async def cluster(valkey_store: Store) -> Cluster:
+    about = {"agents": ",".join(known_agents())}
+    await Membership(valkey_store, "c1", "controller", about=about, ttl_seconds=3600.0).register()
+    return Cluster(valkey_store)
+
+
+async def test_a_tick_begins_one_conversation_with_all_its_options(cluster: Cluster) -> None:
+    request = {
+        "labels": {"team": "docs"},
+        "tenant": "acme",
+        "limits": {"max_iterations": 7},
+        "double_texting": "reject",
+    }
+    await cluster.add(request)
+    await cluster.tick()
+    assert await cluster.rows() == []
+    due = await cluster.come_due()
+    await cluster.tick()
+    (row,) = await cluster.rows()
+    assert row.conversation_id == conversation_of(NAME, due)
+    assert row.labels == {"team": "docs"}
+    created: Any = (await cluster.workbench.client.events(row.conversation_id))[0]
+    assert (created.tenancy.tenant, created.limits.max_iterations, created.double_texting) == ("acme", 7, "reject")
+    standing = await cluster.standing()
+    assert (standing.last_tick, standing.begun, standing.error) == (due, 1, "")
+    assert (await cluster.book.entry(NAME)).due == due + timedelta(minutes=1)
+
+
+async def test_ticks_that_race_begin_one_conversation(cluster: Cluster) -> None:
+    await cluster.add()
+    await cluster.come_due()
+    await asyncio.gather(*(cluster.tick() for _ in range(8)))
+    assert len(await cluster.rows()) == 1
+    assert (await cluster.standing()).begun == 1
+
+
+async def test_a_repeated_tick_begins_nothing(cluster: Cluster) -> None:
+    await cluster.add()
+    due = await cluster.come_due()
+    await cluster.tick()
+    names = cluster.store.all_shards[0]
+    await cluster.store.connection.call("ZADD", names.schedules_due, int(due.timestamp() * 1000), NAME)
+    await cluster.tick()
+    assert len(await cluster.rows()) == 1
+
+
+async def test_a_worker_that_dies_behind_a_beginning_leaves_a_tick_that_is_begun(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await cluster.add()
+    due = await cluster.come_due()
+    client, book = cluster.workbench.client, cluster.book
+    entry = await book.entry(NAME)
+    await client.submit_request(book.request_of(entry.schedule), conversation_id=conversation_of(NAME, due))
+    await cluster.tick(minutes_later=1)  # it is noted, and the next tick has come meanwhile
+    assert (await cluster.standing()).last_tick == due
+    await cluster.tick()
+    standing = await cluster.standing()
+    assert (standing.begun, standing.skipped, standing.missed) == (1, 1, 0)
+    assert len(await cluster.rows()) == 1
+
+
+async def test_by_default_a_tick_is_skipped_while_the_one_before_is_at_work(cluster: Cluster) -> None:
+    await cluster.add()
+    await cluster.come_due()
+    await cluster.tick()
+    begun = (await cluster.standing()).conversation_id
+    await cluster.tick(minutes_later=1)
+    standing = await cluster.standing()
+    assert (standing.skipped, standing.conversation_id) == (1, begun)
+    await cluster.settle(begun)
+    await cluster.tick(minutes_later=1)
+    standing = await cluster.standing()
+    assert (standing.begun, standing.skipped, standing.missed) == (2, 1, 0)
+    assert len(await cluster.rows()) == 2
+
+
+async def test_ticks_wait_for_their_turn(cluster: Cluster) -> None:
+    await cluster.add(overlap="enqueue")
+    await cluster.come_due()
+    await cluster.tick()
+    for _ in range(2):
+        await cluster.tick(minutes_later=1)
+    standing = await cluster.standing()
+    assert standing.queued == (NOON + timedelta(minutes=1), NOON + timedelta(minutes=2))
+    assert len(await cluster.rows()) == 1
+    for left in (1, 0):
+        await cluster.settle(standing.conversation_id)
+        await cluster.tick()
+        standing = await cluster.standing()
+        assert len(standing.queued) == left
+    assert [row.conversation_id for row in await cluster.rows()] == [
+        conversation_of(NAME, NOON + timedelta(minutes=minutes)) for minutes in (2, 1, 0)
+    ]
+
+
+async def test_a_tick_may_cancel_the_one_before(cluster: Cluster) -> None:
+    await cluster.add(overlap="cancel")
+    await cluster.come_due()
+    await cluster.tick()
+    begun = (await cluster.standing()).conversation_id
+    await cluster.tick(minutes_later=1)
+    assert len(await cluster.rows()) == 2
+    requested = [getattr(event, "agent_state", None) for event in await cluster.workbench.client.events(begun)]
+    assert requested[-1] == "stopped"
+
+
+async def test_after_a_time_without_a_beat_the_latest_tick_is_made_up_for(cluster: Cluster) -> None:
+    await cluster.add()
+    await cluster.come_due()
+    await cluster.tick(minutes_later=30.5)
+    standing = await cluster.standing()
+    assert (standing.last_tick, standing.missed) == (NOON + timedelta(minutes=30), 30)
+    assert len(await cluster.rows()) == 1
+
+
+async def test_a_paused_schedule_begins_nothing_and_makes_up_for_nothing(cluster: Cluster) -> None:
+    await cluster.add()
+    await cluster.come_due()
+    assert await cluster.book.set_paused(NAME, is_paused=True) is None
+    await cluster.tick(minutes_later=1)
+    assert await cluster.rows() == []
+    due = await cluster.book.set_paused(NAME, is_paused=False)
+    assert due is not None
+    assert due > await cluster.book.now()
+    await cluster.tick()
+    assert await cluster.rows() == []
+
+
+async def test_the_job_goes_by_the_time_of_the_store(cluster: Cluster) -> None:
+    await cluster.add(catch_up_seconds=1e8)
+    due = await cluster.come_due()
+    assert await tick(cluster.workbench) == {"looked_at": 1}
+    last = (await cluster.standing()).last_tick
+    assert last is not None
+    assert due < last <= await cluster.book.now() < last + timedelta(minutes=2)
+
+
+async def test_a_schedule_that_is_paused_while_its_tick_is_begun_stays_paused(cluster: Cluster) -> None:
+    await cluster.add()
+    await cluster.come_due()
+    entry = await cluster.book.entry(NAME)
+    await cluster.book.set_paused(NAME, is_paused=True)
+    assert await cluster.book.move(entry, Standing(begun=1), datetime.now(UTC) + timedelta(hours=1))
+    assert (await cluster.book.entry(NAME)).due is None
+    await cluster.book.remove(NAME)
+    assert not await cluster.book.move(entry, Standing(begun=2), None)
+    with pytest.raises(UsageError, match="There is no schedule nightly"):
+        await cluster.book.entry(NAME)
+
+
+async def test_one_that_cannot_begin_says_why_and_keeps_no_other_from_its_turn(cluster: Cluster) -> None:
+    await cluster.add({"agent": "NobodyAgent"}, name="spoilt")
+    await cluster.add()
+    due = await cluster.come_due(name="spoilt")
+    await cluster.come_due()
+    for _ in range(2):
+        await cluster.tick()
+    assert len(await cluster.rows()) == 1
+    entry = await cluster.book.entry("spoilt")
+    assert "NobodyAgent" in entry.standing.error
+    assert entry.due == due  # it is tried again
+
+
+async def test_what_cannot_be_read_is_put_aside(cluster: Cluster) -> None:
+    await cluster.add()
+    await cluster.come_due()
+    names = cluster.store.all_shards[0]
+    await cluster.store.connection.call("HSET", names.schedules, "forged", "{")
+    await cluster.store.connection.call("ZADD", names.schedules_due, 1, "forged")
+    await cluster.tick()
+    assert len(await cluster.rows()) == 1
+    assert [entry.schedule.name for entry in await cluster.book.all()] == [NAME]
+    assert await cluster.store.connection.call("ZSCORE", names.schedules_due, "forged") is None
+
+
+async def test_secrets_are_not_readable_in_the_store(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setenv("DECKHANDS_HOME", str(tmp_path))
+    await cluster.add({"task": "use hunter2-hunter2", "secrets": {"TOKEN": "hunter2-hunter2"}})
+    text = await cluster.store.connection.call("HGET", cluster.store.all_shards[0].schedules, NAME)
+    assert b"hunter2" not in text
+    await cluster.come_due()
+    await cluster.tick()
+    (row,) = await cluster.rows()
+    log = EventLog(cluster.store)
+    assert "hunter2" not in str(await log.read(row.conversation_id))
+    assert await cluster.workbench.client.secrets.names(row.conversation_id) == ["TOKEN"]
+
+
+async def test_a_name_means_one_schedule(cluster: Cluster) -> None:
+    await cluster.add()
+    await cluster.add()  # the same again, as after a lost reply
+    with pytest.raises(UsageError, match="There is a schedule nightly already"):
+        await cluster.add({"task": "another"})
