@@ -2,8 +2,8 @@
 
 Nothing else removes them: forks and other nodes may begin with a checkpoint long after its conversation was deleted.
 
-Holds: if an id is wrong, nothing is removed; after an interruption, a call without ids removes the pieces that are left.
-Does not: look out for tool workers. They must be stopped, because what they save meanwhile could lose a piece of a file.
+Holds: if an id is wrong, nothing is removed; after an interruption, a call without ids removes what is left of it.
+Does not: look out for tool workers. Stop them first: what they save meanwhile could lose a piece of a file.
 """
 
 from __future__ import annotations
