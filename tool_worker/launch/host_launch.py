@@ -205,7 +205,9 @@ def _watched(pid: int | None) -> Iterator[int | None]:
     """Yield a descriptor that speaks of this very process, also if its id is used again, or None."""
     try:
         descriptor = None if pid is None else os.pidfd_open(pid)
-    except ProcessLookupError:
+    except OSError as error:
+        if error.errno not in NO_PROCESS:
+            raise
         descriptor = None
     try:
         yield descriptor
