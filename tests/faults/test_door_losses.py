@@ -18,7 +18,7 @@ MESSAGES_A_KILL = 20
 @pytest.mark.parametrize(
     "kills",
     [
-        pytest.param(6, id="some", marks=pytest.mark.soak),
+        pytest.param(6, id="some", marks=[pytest.mark.soak, pytest.mark.timeout(1_200)]),
         pytest.param(200, id="many", marks=[pytest.mark.slow, pytest.mark.timeout(3_600)]),
     ],
 )

@@ -21,7 +21,7 @@ from broker.runtime.errors import DeckhandsError, StoreMisconfigured
 from broker.store.connection import MultiplexedConnection
 from broker.store.store import open_store
 from deckhands.client.client import Client
-from tests.polling import until
+from tests.polling import unhurried, until
 from tests.served_stores import (
     ADMIN,
     LIMIT_SECONDS,
@@ -163,7 +163,7 @@ async def test_workers_do_all_their_work_with_the_rights_they_have(
         client = await stack.enter_async_context(await Client.connect(log.worker))
         ids = [await client.submit("do it", agent=AgentSpec(llm=LLMSpec(model=f"scripted/{script}"))) for _ in range(3)]
         for conversation_id in ids:
-            summary = await client.wait_until_settled(conversation_id, timeout_seconds=LIMIT_SECONDS)
+            summary = await client.wait_until_settled(conversation_id, timeout_seconds=unhurried(LIMIT_SECONDS))
             assert summary.state == "finished"
         assert len(await client.recent()) == 3
         for module in ("controller", "tool"):
@@ -171,7 +171,7 @@ async def test_workers_do_all_their_work_with_the_rights_they_have(
             async def pongs(role: str = module) -> bool:
                 return any(name.startswith(role) for name in await _pongs(queue.queue))
 
-            await until(pongs, limit=LIMIT_SECONDS, what=f"{module} worker that answers pings")
+            await until(pongs, limit=unhurried(LIMIT_SECONDS), what=f"{module} worker that answers pings")
     assert await refusals(log) == []
 
 

@@ -14,10 +14,9 @@ TYPED = (
 )
 """What every worker needs of a shard; each is overwritten by a string now and then."""
 OF_A_WORKER = ("owned", "mail", "about")
-ABOUT = (
-    *(b"streams", b"ttl_ms", b"end", b"node", b"node_patience_ms", b"role", b"pools", b"offer", b"workspace_roots"),
-    *(b"monotonic", b"lead", b"agents"),
-)
+KEPT_BY_BEATS = (b"streams", b"ttl_ms", b"end", b"node_patience_ms", b"monotonic", b"lead")
+OFFERED = (b"node", b"role", b"pools", b"offer", b"workspace_roots", b"agents")
+"""What others go by. Nobody says it again while a worker lives, so of one that lives it is not forged here."""
 
 
 def hostile_commands(seed: int, count: int, *, conversations: list[str], workers: list[str]) -> Iterator[Command]:
@@ -50,7 +49,7 @@ def _command(chance: random.Random, conversations: list[str], workers: list[str]
             return ("ZADD", f"{ROOT}:{chance.choice(('workers', 'nodes'))}", _score(chance), _bytes(chance))
         case 10:
             worker = chance.choice((b"ghost", _bytes(chance)))
-            return ("HSET", f"{ROOT}:worker:".encode() + worker + b":about", *_about(chance))
+            return ("HSET", f"{ROOT}:worker:".encode() + worker + b":about", *_about(chance, KEPT_BY_BEATS + OFFERED))
         case 11:
             return ("ZADD", f"{ROOT}:workers", 1, chance.choice((b"ghost", _bytes(chance))))
         case 12:
@@ -78,16 +77,16 @@ def _command(chance: random.Random, conversations: list[str], workers: list[str]
     return _against_a_conversation(chance, chance.choice(conversations))
 
 
-def _about(chance: random.Random) -> tuple[bytes, bytes]:
+def _about(chance: random.Random, names: tuple[bytes, ...]) -> tuple[bytes, bytes]:
     values = (f"{ROOT}:act:pool:bash {ROOT}:ready x".encode(), b"tool", b"bash", _bytes(chance), b"nan", b"-inf")
-    return chance.choice(ABOUT), chance.choice(values)
+    return chance.choice(names), chance.choice(values)
 
 
 def _against_a_worker(chance: random.Random, worker: str, cid: bytes) -> Command:
     base = f"{ROOT}:worker:{worker}"
     match chance.randint(0, 9):
         case 0 | 1 | 2 | 3 | 4:
-            return ("HSET", f"{base}:about", *_about(chance))
+            return ("HSET", f"{base}:about", *_about(chance, KEPT_BY_BEATS))
         case 5 | 6 | 7 | 8:
             return ("SADD", f"{base}:owned", cid)
     return ("SET", f"{base}:{chance.choice(OF_A_WORKER)}", _bytes(chance))

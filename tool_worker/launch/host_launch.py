@@ -11,6 +11,7 @@ Does not: keep a service manager from killing the whole control group of a tool 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -43,6 +44,8 @@ END_GRACE_SECONDS = 3.0
 DEATH_LIMIT_SECONDS = 10.0
 BOUND_AFTER_SECONDS = 0.008
 LOCK_POLL_SECONDS = 0.02
+NO_PROCESS = (errno.ESRCH, errno.ENOENT, errno.EINVAL)
+"""What the kernel says of a number that is no process: it has ended, or a thread has its number by now."""
 
 
 def start_host(
@@ -205,7 +208,9 @@ def _watched(pid: int | None) -> Iterator[int | None]:
     """Yield a descriptor that speaks of this very process, also if its id is used again, or None."""
     try:
         descriptor = None if pid is None else os.pidfd_open(pid)
-    except ProcessLookupError:
+    except OSError as error:
+        if error.errno not in NO_PROCESS:
+            raise
         descriptor = None
     try:
         yield descriptor
