@@ -206,7 +206,7 @@ def reply_of(
 
 
 def _with_ids(blocks: Iterable[Mapping[str, Any]], calls: Sequence[ModelToolCall]) -> Iterator[Mapping[str, Any]]:
-    """Yield the thoughts of a reply; what is attached to a call that had no id of its own names it by its new one."""
+    """Yield the thoughts of a reply; what is attached to a call without a usable id names its new one."""
     for block in blocks:
         place = block.get("place") if block.get("type") == "call" else None
         if isinstance(place, int) and 0 <= place < len(calls):
