@@ -82,7 +82,7 @@ class EventLog:
             UsageError: the id cannot be used, or is taken by another conversation.
             AdmissionRefused: it may not begin now; a delegate always may.
         """
-        creator = Creator(key or new_key(), created.workspace.pool, awaited, start)
+        creator = Creator(key or new_key(), created.workspace.pool, awaited, start=start)
         return await self._create([created, *events], creator, answers={}, node=node)
 
     async def _create(

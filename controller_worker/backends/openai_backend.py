@@ -12,6 +12,7 @@ Does not: import the SDK before a model is created; that costs a second of CPU.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,6 +38,8 @@ COST_HEADER = "x-litellm-response-cost"
 
 _PATH = "/chat/completions"
 STREAM = "stream"
+_OF_STREAMS = re.compile(r"\bstream", re.IGNORECASE)
+"""What a refusal of a stream says, and that of an upstream server does not."""
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +83,7 @@ class OpenAICompatibleLLM:
         try:
             answer, headers, sent_bytes = await self._ask(parameters, request, is_long=is_long)
         except BadRequestError as error:
-            if not is_long or request.on_delta is not None or STREAM not in str(error).lower():
+            if not is_long or request.on_delta is not None or not _OF_STREAMS.search(str(error)):
                 raise
             answer, headers, sent_bytes = await self._ask(parameters, request, is_long=False)
             self._is_long = False

@@ -35,7 +35,6 @@ from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import HookVeto, LLMConfigError, ModelError, RateLimitError
 from controller_worker.llm.llm import LLM, Completion, Delta, ModelRequest
 from controller_worker.llm.retry import next_wait_seconds
-from controller_worker.wires.thoughts import with_ids
 from controller_worker.wrappers.batching import CallBatched
 
 _log = logging.getLogger(__name__)
@@ -187,7 +186,7 @@ def reply_of(
         source=EventSource.AGENT,
         content=replace_surrogates(completion.text),
         tool_calls=tuple(calls),
-        thinking_blocks=tuple(_kept(with_ids(completion.thinking_blocks, [call.id for call in calls]))),
+        thinking_blocks=tuple(_kept(_with_ids(completion.thinking_blocks, calls))),
         model=completion.model,
         response_id=completion.response_id,
         stop_reason=completion.stop_reason,
@@ -204,6 +203,16 @@ def reply_of(
         estimate=CallEstimate(model=completion.asked, prompt_tokens=estimated_tokens) if is_estimated else None,
         is_usage_estimated=completion.is_usage_estimated or None,
     )
+
+
+def _with_ids(blocks: Iterable[Mapping[str, Any]], calls: Sequence[ModelToolCall]) -> Iterator[Mapping[str, Any]]:
+    """Yield the thoughts of a reply; what is attached to a call without a usable id names its new one."""
+    for block in blocks:
+        place = block.get("place") if block.get("type") == "call" else None
+        if isinstance(place, int) and 0 <= place < len(calls):
+            yield {name: value for name, value in block.items() if name != "place"} | {"id": calls[place].id}
+        else:
+            yield block
 
 
 def _kept(blocks: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -14,7 +14,7 @@ Holds: a model gets back its own form alone; what another family has thought is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from controller_worker.llm.model_features import ThoughtForm
@@ -59,16 +59,6 @@ def thoughts_of(message: Mapping[str, Any], model: str) -> tuple[dict[str, Any],
         if attached:
             blocks.append({"type": "call", "id": ids[place], **where, **attached})
     return tuple(blocks)
-
-
-def with_ids(blocks: Iterable[Block], ids: Sequence[str]) -> Iterator[Block]:
-    """Yield the blocks of a reply once its calls have ids: what is attached to a call without one names it from now."""
-    for block in blocks:
-        place = block.get("place") if block.get("type") == "call" else None
-        if isinstance(place, int) and 0 <= place < len(ids):
-            yield {name: value for name, value in block.items() if name != "place"} | {"id": ids[place]}
-        else:
-            yield block
 
 
 def _has_type(block: Any) -> bool:
