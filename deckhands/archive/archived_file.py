@@ -121,6 +121,10 @@ class FileWriter:
         self._zip.writestr(_info(MANIFEST), text.encode())
         self._zip.close()
 
+    def close(self) -> None:
+        """End a file that may not be finished.  Idempotent."""
+        self._zip.close()
+
     def _note(self, name: str, size: int, digest: str) -> None:
         self.members[name] = Member(bytes=size, sha256=digest)
         total = sum(member.size_bytes for member in self.members.values()) if len(self.members) % 100 == 0 else 0

@@ -7,11 +7,13 @@ from typing import Any
 from broker.celery.jobs_app import PREFIX, QUEUE
 from deckhands.jobs.job import LONGEST_LIMIT_SECONDS, Job
 from deckhands.jobs.orphans import remove_orphans
+from deckhands.jobs.restoring import restore
 from deckhands.jobs.retiring import retire
 
 JOBS = (
     Job("retire", retire, every_seconds=60.0, limit_seconds=LONGEST_LIMIT_SECONDS),
     Job("orphans", remove_orphans, every_seconds=3_600.0),
+    Job("restore", restore, is_alone=False),
 )
 
 
