@@ -78,8 +78,8 @@ async def measure(bench: Bench) -> Result:
     note = (
         f"{crowd:,} batch conversations step without end; {people} conversations of people, one after another, each "
         f"from before its submission until a follower sees the event. Pauses are those of {SAMPLED} of the batch "
-        f"conversations, from their beginning to the end. Shares: of all steps of {seconds} s. One controller, one tool "
-        "worker."
+        f"conversations, from their beginning to the end. Shares: of all steps of {seconds} s. One controller, "
+        "one tool worker."
     )
     return Result("Fairness", figures, note)
 

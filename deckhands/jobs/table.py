@@ -15,12 +15,9 @@ from deckhands.schedules.ticking import TICK_SECONDS, tick
 JOBS = (
     Job("retire", retire, every_seconds=60.0, limit_seconds=LONGEST_LIMIT_SECONDS),
     Job("orphans", remove_orphans, every_seconds=3_600.0),
-<<<<<<< HEAD
     Job("schedules", tick, every_seconds=TICK_SECONDS, limit_seconds=120.0, retries=0, has_result=False),
-=======
     Job("checkpoints", remove_checkpoints, every_seconds=86_400.0),
     Job("restore", restore, is_alone=False),
->>>>>>> jobs
 )
 
 

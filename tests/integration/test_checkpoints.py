@@ -6,8 +6,6 @@ import json
 import os
 import resource
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,19 +18,13 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from broker.runtime.clock import SystemClock
 from tests.trees import cleared, nested, without_rights
-<<<<<<< HEAD
 from tool_worker.checkpoints.checkpoint_store import (
-    BASES,
-    CHECKPOINTS,
     PIECE_BYTES,
     Checkpoint,
     Checkpoints,
     SavedFiles,
 )
-=======
-from tool_worker.checkpoints.checkpoint_store import PIECE_BYTES, Checkpoint, Checkpoints, SavedFiles
 from tool_worker.checkpoints.removal import CheckpointRemoval
->>>>>>> jobs
 from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, WorkspaceTooLarge
 from tool_worker.files.file_tree import TreeLimits
 
@@ -275,37 +267,6 @@ def test_what_nobody_needs_any_more_is_dropped(checkpoints: Checkpoints, url: st
     assert content(tmp_path / "restored") == content(tmp_path / "two")
 
 
-<<<<<<< HEAD
-def test_an_operator_removes_the_checkpoints_of_conversations(tmp_path: Path) -> None:
-    place = f"file://{tmp_path}/place"
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "own").write_text(name)
-        for folder in (CHECKPOINTS, BASES):
-            Checkpoints(place, SystemClock(), folder=folder).save(name, tmp_path / name, SavedFiles())
-
-    def removal(*ids: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "tool_worker.checkpoints", *ids]
-        env = {"DECKHANDS_HOME": str(tmp_path), **variables}
-        return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-
-    done = removal("one", "one", DECKHANDS_CHECKPOINTS=place)
-    assert (done.returncode, done.stdout) == (
-        0,
-        "The checkpoints of 1 conversation and 1 piece of a file are removed.\n",
-    )
-    assert not any(Checkpoints(place, SystemClock(), folder=folder).has("one") for folder in (CHECKPOINTS, BASES))
-    Checkpoints(place, SystemClock()).restore("two", tmp_path / "restored")
-    assert content(tmp_path / "restored") == content(tmp_path / "two")
-
-    wrong = removal("two", "../two", DECKHANDS_CHECKPOINTS=place)
-    assert (wrong.returncode, "cannot be used" in wrong.stderr) == (2, True)
-    wrong = removal("two", "three", DECKHANDS_CHECKPOINTS=place)
-    assert (wrong.returncode, "no checkpoint of the conversation three" in wrong.stderr) == (2, True)
-    assert Checkpoints(place, SystemClock()).has("two")
-    nowhere = removal("two")
-    assert (nowhere.returncode, "DECKHANDS_CHECKPOINTS" in nowhere.stderr) == (2, True)
-=======
 def test_a_piece_that_is_old_is_written_again_when_it_is_named_again(tmp_path: Path) -> None:
     checkpoints = Checkpoints(f"file://{tmp_path}/place", SystemClock())
     (tmp_path / "work").mkdir()
@@ -325,7 +286,6 @@ def test_a_piece_that_is_old_is_written_again_when_it_is_named_again(tmp_path: P
     assert removal.drop_unused(older_than_seconds=3600) == 0  # it is young again
     os.utime(piece, (0, 0))
     assert removal.drop_unused(older_than_seconds=3600) == 1
->>>>>>> jobs
 
 
 @pytest.mark.parametrize("limits", [TreeLimits(files=5), TreeLimits(bytes=1000)])
