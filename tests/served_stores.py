@@ -16,6 +16,7 @@ import pytest
 
 from broker.runtime.errors import DeckhandsError
 from broker.store.connection import MultiplexedConnection
+from tests.polling import unhurried
 from tests.stores import valkey_program
 
 SERVE_VALKEY = Path(__file__).resolve().parents[1] / "deploy" / "serve-valkey"
@@ -92,7 +93,7 @@ async def serving(purpose: str, folder: Path, programs: dict[str, str]) -> Async
     assert server.stdout is not None
     reading = None
     try:
-        async with asyncio.timeout(LIMIT_SECONDS):
+        async with asyncio.timeout(unhurried(LIMIT_SECONDS)):
             while b"Ready to accept connections" not in (line := await server.stdout.readline()):
                 assert line, "the server ended"
         # Somebody must read the rest; a full pipe would stop it.
@@ -115,7 +116,7 @@ async def worker(module: str, environment: dict[str, str]) -> AsyncIterator[None
         yield
     finally:
         worker.terminate()
-        async with asyncio.timeout(LIMIT_SECONDS):
+        async with asyncio.timeout(unhurried(LIMIT_SECONDS)):
             assert await worker.wait() == 0
 
 
