@@ -36,6 +36,6 @@ async def test_only_what_nobody_needs_goes(valkey_server: RealServer, tmp_path: 
         left = [name for name in ("archived", "origin", "gone", "here") if checkpoints.has(name)]
         assert left == ["archived", "origin", "here"]
         (tmp_path / "checkpoints" / "checkpoints" / "here").write_text("damaged")
-        with pytest.raises(CheckpointsNotRemoved, match=r"damaged|cannot be read"):
+        with pytest.raises(CheckpointsNotRemoved, match="cannot be removed"):
             await remove_checkpoints(workbench)
         assert checkpoints.has("origin")

@@ -180,10 +180,10 @@ def test_jobs_log_in_as_themselves_and_share_the_archive_with_those_who_read_it(
     assert re.findall(r"redis://(\w*):", json.dumps(found["jobs"]["environment"])) == ["jobs", ""]
     assert re.findall(r"redis://(\w*):", json.dumps(found["beat"]["environment"])) == [""]
     assert [name for name in found if "//jobs:" in json.dumps(found[name])] == ["jobs"]
-    sharing = {name for name in found if "archive:/var/lib/deckhands/archive" in found[name].get("volumes", [])}
+    sharing = {name for name in found if "archive:/var/lib/archive" in found[name].get("volumes", [])}
     assert sharing == {"jobs", "cli"}
     assert {found[name]["environment"]["DECKHANDS_ARCHIVE"] for name in sharing} == {
-        "${ARCHIVE:-file:///var/lib/deckhands/archive}"
+        "${ARCHIVE:-file:///var/lib/archive}"
     }
 
 
