@@ -39,6 +39,12 @@ HASHES_OF_VERSION = {
         "deckhands_ledger": "8ce1fa9dbc6e2eec",
         "deckhands_batches": "d59fa74626167beb",
     },
+    6: {
+        "deckhands": "13be9e90b670281b",
+        "deckhands_governor": "0419dd980f1ee36c",
+        "deckhands_ledger": "8ce1fa9dbc6e2eec",
+        "deckhands_batches": "d59fa74626167beb",
+    },
 }
 """Add a version here when you change a library; never change the hashes of one that has been released."""
 
