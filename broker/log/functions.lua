@@ -361,7 +361,7 @@ local function append(keys, args)
       update[#update + 1] = args[at + 1]
       update[#update + 1] = args[at + 2]
     end
-    if guard == 'owner' and open_in and args[at + 1] == 'state' then
+    if guard ~= 'create' and open_in and args[at + 1] == 'state' then
       count_open(shard, open_in, cid, args[at + 2], created or wall)
     end
     at = at + 2

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from broker.celery.bootstep import cancel_when
@@ -215,7 +216,8 @@ class Incarnation:
                     self._has_begun.clear()
                     await self._has_begun.wait()
                 rung = await stream.read(limit=min(BEGIN_AT_ONCE - self._beginning[is_first], room))
-                await asyncio.gather(*(self._claim(cid, entry) for cid, entry in rung))
+                with self._services.steps.hurry() if rung and is_first else nullcontext():
+                    await asyncio.gather(*(self._claim(cid, entry) for cid, entry in rung))
         finally:
             await stream.aclose()
 

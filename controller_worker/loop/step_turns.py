@@ -3,6 +3,9 @@
 A loop that takes up hundreds of conversations at once answers none of them soon. So a few step at once, and the others
 wait in line and come in their turn: each after one step of those before it, not after all that they want to do.
 
+While interactive work is taken up or steps, even fewer others are handed a turn: what shares the loop with it makes
+each of its waits for the store longer.
+
 Holds: of eight turns that are waited for, one is the last class's and one the middle one's first; within a class, the
 turns of tenants are 1/weight apart. A conversation that takes longer than `LONGEST_SECONDS`, because a hook or a
 provider is slow, holds up no other one.
@@ -13,7 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -22,6 +26,8 @@ from broker.coordination.ownership import Claimed
 AT_ONCE = 32
 KEPT = 4
 """So many more may step at once if they are interactive."""
+BESIDE_INTERACTIVE = 4
+"""So many of the others are handed a turn while one of them steps."""
 LONGEST_SECONDS = 0.1
 USUAL_ORDER = (0, 1, 2)
 ORDERS = {0: (2, 1, 0), 4: (1, 0, 2)}
@@ -92,6 +98,7 @@ class StepTurns:
         self._numbers = count()
         self._picks = 0
         self._waiters = 0
+        self._hurried = 0
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -103,11 +110,21 @@ class StepTurns:
         """Return the turns of a conversation."""
         return Turn(self, claimed.rank, claimed.share, max(claimed.weight, 0.001))
 
+    @contextmanager
+    def hurry(self) -> Iterator[None]:
+        """Hold the others back while interactive work is taken up."""
+        self._hurried += 1
+        try:
+            yield
+        finally:
+            self._hurried -= 1
+            self._hand_out()
+
     def try_take(self, turn: Turn) -> bool:
         """Take a turn if it need not be waited for."""
-        if self._waiters and turn.rank > 0:
+        if turn.rank > 0 and (self._waiters or len(self._holders) >= self._most):
             return False
-        if len(self._holders) >= self._at_once + (KEPT if turn.rank == 0 else 0):
+        if len(self._holders) >= self._at_once + KEPT:
             return False
         self._hold(turn)
         return True
@@ -129,14 +146,25 @@ class StepTurns:
 
     def give(self, turn: Turn) -> None:
         """Give a turn back, if it still counts as taken."""
-        self._holders.pop(id(turn), None)
+        self._drop(id(turn))
         self._hand_out()
+
+    @property
+    def _most(self) -> int:
+        """How many may step at once now, interactive ones apart."""
+        return min(self._at_once, BESIDE_INTERACTIVE) if self._hurried else self._at_once
 
     def _hold(self, turn: Turn) -> None:
         self._holders[id(turn)] = (turn, asyncio.get_running_loop().time())
+        self._hurried += turn.rank == 0
+
+    def _drop(self, key: int) -> None:
+        found = self._holders.pop(key, None)
+        if found is not None:
+            self._hurried -= found[0].rank == 0
 
     def _hand_out(self) -> None:
-        while self._waiters and len(self._holders) < self._at_once:
+        while self._waiters and len(self._holders) < self._most:
             found = self._next()
             if found is None:
                 return
@@ -163,7 +191,7 @@ class StepTurns:
         for key, (_, since) in list(self._holders.items()):
             if since > latest:
                 break
-            del self._holders[key]
+            self._drop(key)
         self._hand_out()
         if self._waiters:
             self._set_timer()

@@ -40,8 +40,8 @@ HASHES_OF_VERSION = {
         "deckhands_batches": "d59fa74626167beb",
     },
     6: {
-        "deckhands": "ee3d31cfdae6f7b0",
-        "deckhands_governor": "52080b370800fcb4",
+        "deckhands": "13be9e90b670281b",
+        "deckhands_governor": "0419dd980f1ee36c",
         "deckhands_ledger": "8ce1fa9dbc6e2eec",
         "deckhands_batches": "d59fa74626167beb",
     },

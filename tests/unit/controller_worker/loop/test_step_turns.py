@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from controller_worker.loop.step_turns import KEPT, LONGEST_SECONDS, StepTurns, Turn
+from controller_worker.loop.step_turns import AT_ONCE, BESIDE_INTERACTIVE, KEPT, LONGEST_SECONDS, StepTurns, Turn
 
 
 async def stepped(turns: StepTurns, waiting: list[Turn], names: list[str], count: int) -> list[str]:
@@ -87,6 +87,18 @@ async def test_between_two_steps_others_pass() -> None:
 
     await asyncio.gather(steps(long, "long", 4), steps(short, "short", 2))
     assert order == ["long", "short", "long", "short", "long", "long"]
+
+
+async def test_beside_interactive_work_few_others_step() -> None:
+    turns = StepTurns()
+    person = Turn(turns, 0, "", 1.0)
+    others = [Turn(turns, 2, "", 1.0) for _ in range(AT_ONCE)]
+    with turns.hurry():  # it is being claimed
+        assert [turns.try_take(other) for other in others].count(True) == BESIDE_INTERACTIVE
+        await person.take()
+    assert not turns.try_take(others[-1])
+    person.give()
+    assert turns.try_take(others[-1])
 
 
 async def test_one_that_takes_long_holds_up_nobody() -> None:

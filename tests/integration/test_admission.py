@@ -1,0 +1,129 @@
+"""A conversation that may not begin now: what each way in says, and that nothing is left of it."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from broker.log.conversations import Conversations
+from broker.limits.tenants import TenantTable, publish
+from broker.runtime.clock import from_millis, to_millis
+from broker.runtime.errors import AdmissionRefused
+from broker.specs.specs import Tenancy
+from broker.store.store import Store
+from deckhands.client.client import Client
+from deckhands.client.requests import TaskRequest
+from deckhands.door.desk import Desk, conversation_of_task
+from deckhands.door.inbox import Inbox
+from deckhands.door.runs import RunMessage, Runs
+from deckhands.task_files.submission import submit
+from deckhands.task_files.task_file import TaskLine, opened
+from tests.inbox_parts import put, replies
+from tests.integration.test_inbox_edges import NoResults, serving, until_empty, until_replies
+
+ONE = TenantTable.of_setting("tenants = {acme = {max_open = 1}}")
+ACME = Tenancy(tenant="acme")
+LONG_TASK = "Read this. " + "x" * 50_000
+"""Its text becomes a blob, which is stored before the event."""
+
+
+@pytest.fixture
+async def client(valkey_store: Store) -> Client:
+    await publish(valkey_store, ONE, None)
+    return Client(valkey_store)
+
+
+async def keys_of(store: Store, conversation_id: str) -> list[bytes]:
+    found: list[bytes] = await store.connection.call("KEYS", f"*{conversation_id}*")
+    return found
+
+
+async def test_a_client_is_told_and_nothing_is_kept(client: Client) -> None:
+    await client.submit("Do it.", tenancy=ACME)
+    with pytest.raises(AdmissionRefused):
+        await client.submit(LONG_TASK, tenancy=ACME, secrets={"TOKEN": "abcdefgh"}, conversation_id="refused-1")
+    assert await keys_of(client.store, "refused-1") == []
+
+
+async def test_a_fork_is_a_beginning_too(client: Client) -> None:
+    origin = await client.submit("Do it.", tenancy=ACME)
+    with pytest.raises(AdmissionRefused):
+        await client.fork(origin)
+    await Conversations(client.store).close(origin)
+    await client.fork(origin)
+
+
+async def test_the_inbox_says_when_to_send_an_entry_again(client: Client) -> None:
+    first = await client.submit("Do it.", tenancy=ACME)
+    store = client.store
+    desk = Desk(store, NoResults())  # type: ignore[arg-type]
+    async with serving(Inbox(desk, "door-1").read()):
+        await put(store, {"task": "Do it.", "tenant": "acme", "id": "a"})
+        await until_replies(store, "shop", "rejected")
+        await until_empty(store)
+        (reply,) = await replies(store, "shop")
+        assert (reply.content["code"], reply.content["retry_after_seconds"]) == ("admission_refused", 5.0)
+        assert "conversations of the tenant 'acme'" in reply.content["message"]
+        assert await store.connection.call("XLEN", store.all_shards[0].unreadable) == 0
+        await Conversations(client.store).close(first)
+        await put(store, {"task": "Do it.", "tenant": "acme", "id": "a"})
+        await until_replies(store, "shop", "rejected", "accepted")
+
+
+async def test_an_entry_that_nobody_is_told_of_is_put_aside(client: Client) -> None:
+    await client.submit("Do it.", tenancy=ACME)
+    store = client.store
+    desk = Desk(store, NoResults())  # type: ignore[arg-type]
+    async with serving(Inbox(desk, "door-1").read()):
+        await store.connection.call("XADD", "deck:inbox", "*", "v", "1", "request", '{"task": "x", "tenant": "acme"}')
+        await until_empty(store)
+    assert await store.connection.call("XLEN", store.all_shards[0].unreadable) == 1
+
+
+async def test_a_file_of_tasks_waits_and_is_submitted_whole(client: Client) -> None:
+    lines = "".join(json.dumps({"id": f"t{n}", "task": "Do it.", "tenant": "acme"}) + "\n" for n in range(4))
+    begun: list[str] = []
+    refusals: list[AdmissionRefused] = []
+
+    async def make_room(refused: AdmissionRefused) -> None:
+        refusals.append(refused)
+        await Conversations(client.store).close(begun[-1])
+
+    def on_line(line: TaskLine, was_there: bool) -> None:
+        assert not was_there
+        begun.append(line.conversation_id)
+
+    def complete(request: TaskRequest) -> TaskRequest:
+        return request
+
+    with opened("-", lambda: io.BytesIO(lines.encode()), form="jsonl", batch="b", complete=complete) as tasks:
+        outcome = await submit(client, tasks, on_line, wait=make_room)
+    assert (outcome.submitted, len(set(begun))) == (4, 4)
+    assert {refused.reason for refused in refusals} == {"open"}
+
+
+async def test_a_task_whose_time_has_come_waits_for_its_place(client: Client) -> None:
+    first = await client.submit("Do it.", tenancy=ACME)
+    store = client.store
+    desk = Desk(store, NoResults())  # type: ignore[arg-type]
+    runs, task_id = Runs(desk), "task-1"
+    eta = from_millis(to_millis(store.clock.now()) + 50)
+    message = RunMessage(task_id, ("Do it.",), {"tenant": "acme"}, {}, eta=eta)
+    await runs.take(message)
+    await store.connection.call("ZADD", store.all_shards[0].later, 1, task_id)
+    await runs.begin_what_is_due()
+    assert await desk.meta(conversation_of_task(task_id)) == {}
+    await Conversations(client.store).close(first)
+    await store.connection.call("ZADD", store.all_shards[0].later, 1, task_id)
+    await runs.begin_what_is_due()
+    assert (await desk.meta(conversation_of_task(task_id)))["tenant"] == "acme"
+
+
+async def test_a_task_that_may_not_begin_fails_and_leaves_no_caller(client: Client) -> None:
+    await client.submit("Do it.", tenancy=ACME)
+    desk = Desk(client.store, NoResults())  # type: ignore[arg-type]
+    with pytest.raises(AdmissionRefused):
+        await Runs(desk).take(RunMessage("task-1", ("Do it.",), {"tenant": "acme"}, {}))
+    assert await desk.callers.of(conversation_of_task("task-1")) is None
