@@ -17,9 +17,9 @@ from controller_worker.agents.registry import known_agents
 from deckhands.client.requests import TaskRequest
 from deckhands.jobs.job import Workbench
 from deckhands.jobs.settings import JobsSettings
+from deckhands.jobs.ticking import begin_due, conversation_of, tick
 from deckhands.schedules.book import ScheduleBook
 from deckhands.schedules.schedule import Schedule, Standing
-from deckhands.schedules.ticking import begin_due, conversation_of, tick
 
 NAME = "nightly"
 NOON = datetime(2026, 3, 2, 12, tzinfo=UTC)
