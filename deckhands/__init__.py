@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from broker.contract.events import AgentSpec, Event, Limits, LLMSpec, WorkspaceSpec
     from broker.coordination.transfers import TransferFailed
-    from broker.runtime.errors import DeckhandsError, StoreError, StoreUnavailable, UnknownConversation, UsageError
+    from broker.runtime.errors import (
+        ConversationBusy,
+        DeckhandsError,
+        StoreError,
+        StoreUnavailable,
+        UnknownConversation,
+        UsageError,
+    )
     from broker.specs.confirmation_policy import ConfirmationPolicy
     from broker.specs.specs import Tenancy
     from deckhands.client.client import Client
@@ -25,6 +32,7 @@ __all__ = [
     "AgentSpec",
     "Client",
     "ConfirmationPolicy",
+    "ConversationBusy",
     "DeckhandsError",
     "Event",
     "LLMSpec",
@@ -44,7 +52,14 @@ __all__ = [
 
 _MODULES = {
     "broker.contract.events": ("AgentSpec", "Event", "LLMSpec", "Limits", "WorkspaceSpec"),
-    "broker.runtime.errors": ("DeckhandsError", "StoreError", "StoreUnavailable", "UnknownConversation", "UsageError"),
+    "broker.runtime.errors": (
+        "ConversationBusy",
+        "DeckhandsError",
+        "StoreError",
+        "StoreUnavailable",
+        "UnknownConversation",
+        "UsageError",
+    ),
     "broker.coordination.transfers": ("TransferFailed",),
     "broker.specs.confirmation_policy": ("ConfirmationPolicy",),
     "broker.specs.specs": ("Tenancy",),

@@ -49,7 +49,7 @@ class RolledBackObservation(Observation):
 
     def takes_back(self, event: Event) -> bool:
         """Say whether an event before this one was taken back."""
-        if not self.start_id <= event.id < self.id or event.id in self.kept:
+        if not max(self.start_id, 2) <= event.id < self.id or event.id in self.kept:
             return False
         asked = event.cause
         if asked is None and isinstance(event, AgentDelegateObservation | DelegateEnded):

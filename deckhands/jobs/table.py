@@ -10,7 +10,7 @@ from deckhands.jobs.job import LONGEST_LIMIT_SECONDS, Job
 from deckhands.jobs.orphans import remove_orphans
 from deckhands.jobs.restoring import restore
 from deckhands.jobs.retiring import retire
-from deckhands.schedules.ticking import TICK_SECONDS, tick
+from deckhands.jobs.ticking import TICK_SECONDS, tick
 
 JOBS = (
     Job("retire", retire, every_seconds=60.0, limit_seconds=LONGEST_LIMIT_SECONDS),

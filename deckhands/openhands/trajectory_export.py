@@ -16,6 +16,7 @@ from typing import Any
 from broker.contract.actions import CondensationAction, RiskyAction
 from broker.contract.browser_events import BrowseURLAction
 from broker.contract.code_search import CodeSearchAction
+from broker.contract.double_texting import taken_back
 from broker.contract.events import ConversationCreated, DelegateEnded, Event, EventSource, ModelReply
 from broker.contract.ipython_events import IPythonRunCellAction
 from broker.contract.kinds import Observation
@@ -37,9 +38,12 @@ def trajectory_of(events: Sequence[Event]) -> tuple[list[Fields], Counter[str]]:
     Args:
         events: whole, from the first one on.
     """
-    writing = _Writing(events)
+    writing, without = _Writing(events), taken_back(events)
     for event in events:
-        writing.take(event)
+        if event.id in without:  # a trajectory is what the agent has been through
+            writing.left_out[event.kind] += 1
+        else:
+            writing.take(event)
     return writing.written, writing.left_out + Counter({"model.reply": len(writing.replies)})
 
 

@@ -1,5 +1,5 @@
-"""Schedules: tasks that are begun again and again, kept in the store and driven by the beat.
+"""Schedules: tasks that are begun again and again, as values and as the store keeps them.
 
-May import: broker, deckhands.client, deckhands.jobs.job.
-Begin with: schedule.
+May import: client.
+Start with: schedule.
 """

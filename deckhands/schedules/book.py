@@ -2,7 +2,7 @@
 
 Holds: a person's changes and what the ticks write are kept apart, so none overwrites the other; a schedule moves on
 from the tick that was looked at, and only once, however many have looked at it.
-Does not: begin anything; `ticking` does.
+Does not: begin anything; `jobs.ticking` does.
 Keys: `deck:{0}:schedules`, `deck:{0}:schedules:standing`, `deck:{0}:schedules:due`.
 """
 

@@ -54,7 +54,9 @@ async def test_a_claim_whose_reply_was_lost_is_found_again(store: Store) -> None
     await enter(store, "w2")
     ownership = await claim(store, "w1")
     owners = Owners(store)
-    assert await owners.resume_claim(CID, "w1") == Claimed(ownership, 2, 0, "", is_closed=False, rank=Priority.BATCH.rank)
+    assert await owners.resume_claim(CID, "w1") == Claimed(
+        ownership, 2, 0, "", is_closed=False, rank=Priority.BATCH.rank
+    )
     assert await owners.resume_claim(CID, "w2") is None
     assert await owners.resume_claim("nobody", "w1") is None
 

@@ -129,6 +129,7 @@ def test_which_kinds_the_model_is_not_shown() -> None:
         "action.open_workspace",
         "action.survey",
         "observation.agent_state_changed",
+        "observation.interrupted",
         "observation.null",
         "observation.survey",
         "observation.workspace_failed",
@@ -143,7 +144,9 @@ def test_which_kinds_loop_detection_passes_over() -> None:
         "action.loop_recovery",
         "action.null",
         "observation.agent_state_changed",
+        "observation.interrupted",
         "observation.null",
+        "observation.rolled_back",
     }
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from broker.contract.events import ConversationCreated, Event, ModelReply, with_id
 from deckhands.openhands.trajectory_export import trajectory_of
 from deckhands.openhands.v0_kinds import EXTENSION
+from tests.controller_parts import Core, bash
 from tests.exploring import examples
 from tests.replay.test_replay import GOLDEN, recorded
 from tests.unit.broker.contract.test_codec import KINDS
@@ -50,6 +51,18 @@ def test_what_a_trajectory_has_no_name_for_is_counted(kind: str, content: st.Dat
     assert (written, left_out) == ([], {kind: 1})
 
 
+def test_what_was_taken_back_is_left_out() -> None:
+    core = Core(double_texting="rollback")
+    core.run()
+    core.reply(bash("taken back"))
+    core.say("something else")
+    core.run()
+    written, left_out = trajectory_of(core.events)
+    assert "taken back" not in str([fields for fields in written if fields.get("action") == "run"])
+    assert "something else" in str(written)
+    assert left_out["action.run"] == 1
+
+
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
 def test_the_original_reads_the_logs_of_real_conversations(path: Path) -> None:
     written, _ = trajectory_of(recorded(path))
@@ -67,7 +80,7 @@ def test_the_original_reads_the_logs_of_real_conversations(path: Path) -> None:
 
 def test_what_is_not_written_is_about_the_conversation_itself() -> None:
     assert {kind for kind in NOT_WRITTEN if kind.partition(".")[0] in ("action", "observation")} == {
-        *("action.open_workspace", "action.survey"),
+        *("action.open_workspace", "action.survey", "observation.interrupted"),
         *("observation.survey", "observation.workspace_opened", "observation.workspace_failed"),
     }
 

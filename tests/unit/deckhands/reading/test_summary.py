@@ -52,6 +52,8 @@ def test_a_finished_conversation_in_numbers():
         "labels": {},
         "has_ipython": False,
         "delegates": {},
+        "not_before": None,
+        "expires": None,
     }
 
 

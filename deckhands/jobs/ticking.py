@@ -24,7 +24,7 @@ from deckhands.schedules.schedule import MAX_QUEUED, due_of
 from deckhands.tasks.requests import TaskRequest
 from deckhands.tasks.tasks import conversation_id_of
 
-TICK_SECONDS = 2.0
+TICK_SECONDS = 5.0
 DUE_AT_ONCE = 256
 AT_ONCE = 16
 OFFERS_LIMIT_SECONDS = 2.0
