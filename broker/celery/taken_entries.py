@@ -19,13 +19,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from queue import Empty
-from time import monotonic
 from typing import Any
 
 from kombu.utils.json import loads
 from redis import exceptions as redis_errors
 
 from broker.celery.messages import NOT_THE_MESSAGE, Channel, QoS, note_dropped
+from broker.runtime.clock import SYSTEM_CLOCK
 from broker.runtime.failpoints import failpoint
 from broker.runtime.ids import new_key
 
@@ -109,7 +109,7 @@ class KeptChannel(Channel):
         waiting = [key for key, length in zip(keys, lengths, strict=True) if length]
         self._asked = (waiting or keys)[0]
         self._in_poll = self.client.connection
-        self._brpop_sent_at = monotonic()
+        self._brpop_sent_at = SYSTEM_CLOCK.monotonic()
         limit = min(timeout or self.brpop_timeout, BLOCK_SECONDS)
         self.client.connection.send_command("BLMOVE", self._asked, self._list(self._asked), "RIGHT", "LEFT", limit)
 

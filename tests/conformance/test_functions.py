@@ -40,9 +40,9 @@ HASHES_OF_VERSION = {
         "deckhands_batches": "d59fa74626167beb",
     },
     6: {
-        "deckhands": "13be9e90b670281b",
+        "deckhands": "0d76e2d6fcaa2546",
         "deckhands_governor": "0419dd980f1ee36c",
-        "deckhands_ledger": "8ce1fa9dbc6e2eec",
+        "deckhands_ledger": "ad1f60c9d80e6c77",
         "deckhands_batches": "d59fa74626167beb",
     },
 }

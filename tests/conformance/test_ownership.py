@@ -14,6 +14,7 @@ from broker.log.event_log import Fenced
 from broker.log.fencing import Ownership
 from broker.runtime.clock import to_millis
 from broker.runtime.errors import UnknownConversation
+from broker.specs.priority import Priority
 from broker.store.connection import Connection
 from broker.store.store import Store, open_store
 from broker.testing.manual_clock import ManualClock

@@ -19,11 +19,7 @@ from deckhands.jobs.settings import JobsSettings
 from deckhands.jobs.ticking import begin_due, conversation_of, tick
 from deckhands.schedules.book import ScheduleBook
 from deckhands.schedules.schedule import Schedule, Standing
-<<<<<<< HEAD
-from deckhands.schedules.ticking import begin_due, conversation_of, tick
 from deckhands.tasks.requests import TaskRequest
-=======
->>>>>>> when
 
 NAME = "nightly"
 NOON = datetime(2026, 3, 2, 12, tzinfo=UTC)
