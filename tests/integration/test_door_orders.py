@@ -212,9 +212,9 @@ async def test_what_an_answered_run_leaves_goes_with_its_conversation(producer: 
     client, names = producer.cluster.client, producer.cluster.client.store.all_shards[0]
     result = producer.run(turns=saying("done"), link=producer.app.signature("shop.report", queue="shop-after"))
     await producer.value(result)
-    revoked = producer.run(turns=steps(1, seconds=60.0), countdown=3_600)
-    await until(lambda: client.store.connection.call("ZSCORE", names.later, revoked.id), what="a parked task")
-    revoked.revoke()
+    producer.app.control.revoke("early")
+    await until(lambda: client.store.connection.call("ZSCORE", names.revoked, "early"), what="a note")
+    revoked = producer.run(turns=steps(1, seconds=60.0), task_id="early")
     await producer.until_state(revoked, "REVOKED")
     await until_idle(producer)
     name = conversation_of_task(result.id)

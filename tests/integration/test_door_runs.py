@@ -107,16 +107,17 @@ async def test_a_result_that_is_ignored_is_not_kept_and_its_callbacks_fire(produ
 
 async def test_a_countdown_holds_nothing_and_begins_when_it_is_over(producer: Producer) -> None:
     far = producer.run(turns=saying("never"), countdown=30 * 24 * 3600)
-    store = producer.cluster.client.store
-    await until(lambda: store.connection.call("ZSCORE", store.all_shards[0].later, far.id), what="a parked task")
+    client, conversation_id = producer.cluster.client, await producer.begun(far)
+    row = await client.row(conversation_id)
+    assert (row.wait_reason, row.last_event_id, row.owner) == ("scheduled", 2, "")
     near = producer.run(turns=saying("now"), countdown=2)
     assert (await producer.value(near))["message"] == "now"
-    assert await store.connection.call("ZCARD", store.all_shards[0].later) == 1
+    assert (await client.row(conversation_id)).last_event_id == 2
     unacked = producer.app.backend.client
     await until(lambda: unacked.hlen("deckhands:unacked") == 0, what="acknowledged messages")
     far.revoke()
     await producer.until_state(far, "REVOKED")
-    assert await store.connection.call("ZCARD", store.all_shards[0].later) == 0
+    assert (await client.wait_until_settled(conversation_id)).state == "stopped"
 
 
 async def test_the_same_message_twice_begins_one_conversation(producer: Producer) -> None:

@@ -1,0 +1,50 @@
+"""Schedules with two beats and two jobs workers, some of which die: each tick begins one conversation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import timedelta
+
+from broker.coordination.membership import members
+from deckhands.client.requests import TaskRequest
+from deckhands.jobs.ticking import conversation_of
+from deckhands.schedules.book import ScheduleBook
+from deckhands.schedules.schedule import LABEL, Schedule
+from tests.faults.harness import FaultCluster
+
+NAMES = [f"s{n}" for n in range(20)]
+LIMIT_SECONDS = 90.0
+
+
+async def test_whichever_beat_and_worker_die_each_tick_begins_one_conversation(cluster: FaultCluster) -> None:
+    cluster.start_controller()
+    for number in (1, 2):
+        cluster.start_jobs(f"j{number}")
+        cluster.start_beat(f"b{number}")
+    client = cluster.client
+    book = ScheduleBook(client.store, client.secrets)
+    await cluster.until(lambda: are_there(cluster), limit=LIMIT_SECONDS, what="the workers")
+    for name in NAMES:
+        request = TaskRequest.parse({"task": "x", "labels": {LABEL: name}, "model": "scripted/nowhere"})
+        await book.add(Schedule(name=name, cron="* * * * *", overlap="enqueue"), request)
+    due = (await book.now()).replace(second=0, microsecond=0)
+    schedules_due = client.store.all_shards[0].schedules_due
+    for name in NAMES:
+        await client.store.connection.call("ZADD", schedules_due, int(due.timestamp() * 1000), name)
+    await cluster.until(lambda: have_begun(book, 1), limit=LIMIT_SECONDS, what="the first tick")
+    cluster.kill("b1")
+    cluster.kill("j1")
+    await cluster.until(lambda: have_begun(book, len(NAMES)), limit=LIMIT_SECONDS, what="the first tick of all")
+    ids = {row.conversation_id for row in await client.recent(limit=10 * len(NAMES))}
+    # A tick that had begun two would have begun one under another id.
+    assert ids <= {conversation_of(name, due + timedelta(minutes=n)) for name in NAMES for n in range(10)}
+    assert {conversation_of(name, due) for name in NAMES} <= ids
+
+
+async def are_there(cluster: FaultCluster) -> bool:
+    roles = Counter(member.role for member in await members(cluster.client.store))
+    return roles["jobs"] >= 2 and roles["controller"] >= 1
+
+
+async def have_begun(book: ScheduleBook, number: int) -> bool:
+    return sum(entry.standing.begun > 0 for entry in await book.all()) >= number
