@@ -414,7 +414,7 @@ def _may_not_sleep(path: str) -> bool:
 
 
 def _may_not_print(path: str) -> bool:
-    return is_ours(path) and not path.startswith(("deckhands/cli/", "deckhands/verbs/"))
+    return is_ours(path) and not path.startswith(("deckhands/cli/", "deckhands/verbs/", "deckhands/operating/"))
 
 
 RULES = (

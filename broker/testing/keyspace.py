@@ -102,6 +102,10 @@ def _hget(keys: Keyspace, args: Arguments) -> bytes | None:
     return (keys.find(key, Hash) or Hash()).get(field)
 
 
+def _hexists(keys: Keyspace, args: Arguments) -> int:
+    return int(_hget(keys, args) is not None)
+
+
 def _hmget(keys: Keyspace, args: Arguments) -> list[bytes | None]:
     found = keys.find(args[0], Hash) or Hash()
     return [found.get(field) for field in args[1:]]
@@ -314,6 +318,7 @@ COMMANDS: dict[bytes, Command] = {
     b"HSET": _hset,
     b"HSETNX": _hsetnx,
     b"HGET": _hget,
+    b"HEXISTS": _hexists,
     b"HMGET": _hmget,
     b"HGETALL": _hgetall,
     b"HDEL": _hdel,

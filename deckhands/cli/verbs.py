@@ -1,8 +1,8 @@
 """The verbs of the command line, found without importing the modules that define them.
 
-A module of `deckhands/verbs` defines a verb by three things at its top level: the `SECTION` of `deckhands --help`, an
-entry in `VERBS` (the verb and what it does in one line), and a click command named after the verb. There is no other
-list.
+A module of `deckhands/verbs` or `deckhands/operating` defines a verb by three things at its top level: the `SECTION` of
+`deckhands --help`, an entry in `VERBS` (the verb and what it does in one line), and a click command named after the
+verb. There is no other list.
 
 Holds: `--help` reads the modules' text and imports none of them; calling a verb imports one module.
 Does not: evaluate anything. Both names are literals, and a test compares them with what an import yields.
@@ -30,6 +30,7 @@ SECTIONS = (
     "Operate a cluster",
 )
 """The sections of `--help`, in order; one that is not listed comes last."""
+ROOMS = ("verbs", "operating")
 
 Options = TypeVar("Options")
 Result = TypeVar("Result")
@@ -55,8 +56,9 @@ class Verb:
 def verbs() -> dict[str, Verb]:
     """Return the verbs by name, in the order of `--help`."""
     found: list[Verb] = []
-    for file in sorted((Path(__file__).parents[1] / "verbs").glob("*.py")):
-        found += verbs_of(f"deckhands.verbs.{file.stem}", file.read_text(encoding="utf-8"))
+    files = [file for room in ROOMS for file in (Path(__file__).parents[1] / room).glob("*.py")]
+    for file in sorted(files, key=lambda file: file.name):
+        found += verbs_of(f"deckhands.{file.parent.name}.{file.stem}", file.read_text(encoding="utf-8"))
     found.sort(key=lambda verb: SECTIONS.index(verb.section) if verb.section in SECTIONS else len(SECTIONS))
     return {verb.name: verb for verb in found}
 

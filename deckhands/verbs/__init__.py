@@ -1,4 +1,4 @@
-"""The verbs of the command line: one file for each family, imported when one of its verbs is called.
+"""The verbs of the command line that concern conversations: a file for each family, imported at a call.
 
 May import: cli, client, cluster, openhands, reading, runs, schedules, task_files, tasks, transfers.
 Start with: submit.

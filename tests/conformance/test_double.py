@@ -130,6 +130,7 @@ commands = st.one_of(
     _command("HSET", hashes, words, words, words, words),
     _command("HSETNX", hashes, words, words),
     _command("HGET", hashes, words),
+    _command("HEXISTS", hashes, words),
     _command("HMGET", hashes, words, words),
     _command("HGETALL", hashes),
     _command("HDEL", hashes, words, words),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from datetime import timedelta
 
-from broker.coordination.membership import members
 from deckhands.client.requests import TaskRequest
+
+from broker.coordination.membership import members
 from deckhands.jobs.ticking import conversation_of
 from deckhands.schedules.book import ScheduleBook
 from deckhands.schedules.schedule import LABEL, Schedule

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from deckhands.cluster.demo import DemoReport
-from deckhands.verbs.demo import report_lines
+from deckhands.operating.demo import report_lines
 from tests.integration.command_line import deckhands, environment, finished, started
 
 WHOLE = DemoReport(
