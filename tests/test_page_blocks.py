@@ -30,6 +30,7 @@ from controller_worker.backends.scripted import Script
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.profiles import Profiles
 from controller_worker.loop.hook_table import _Table
+from deckhands.archive.retention import Retention
 from deckhands.cli.main import cli
 from deckhands.configuration import configuration
 from deckhands.task_files.task_file import opened
@@ -73,6 +74,8 @@ def test_toml_is_what_its_reader_takes(block: Block, tmp_path: Path) -> None:
     path.write_text(block.text)
     if "quota" in content:
         assert QuotaTable.of_setting(str(path)).pools
+    elif "rule" in content:
+        assert Retention.of_setting(str(path)).rule
     elif "hook" in content:
         assert _Table.model_validate(content).hook
     elif "project" in content:

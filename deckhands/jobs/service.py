@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from broker.celery.bootstep import cancel_when
@@ -29,6 +29,7 @@ class JobsService:
         self._is_open = asyncio.Event()
         self._workbench: Workbench
         self._worker_id = ""
+        self._at_work: set[asyncio.Task[Any]] = set()
 
     async def run(self, stop: asyncio.Event) -> None:
         """See `LoopService.run`."""
@@ -43,12 +44,23 @@ class JobsService:
                 with HeartbeatThread(settings.url, membership) as heartbeat_thread:
                     await self._live(store, membership, stop, heartbeat_thread.loop_turned)
         finally:
+            for job in self._at_work:
+                job.cancel()
+            await asyncio.gather(*self._at_work, return_exceptions=True)
             await store.aclose()
 
     async def opened(self) -> Workbench:
         """Wait until the store is open, and return what jobs are given."""
         await self._is_open.wait()
         return self._workbench
+
+    async def carry_out(self, job: Callable[[Workbench], Coroutine[Any, Any, Any]]) -> Any:
+        """Do a job and return its result; it is cancelled when this worker is asked to stop."""
+        workbench = await self.opened()
+        task = asyncio.create_task(job(workbench))
+        self._at_work.add(task)
+        task.add_done_callback(self._at_work.discard)
+        return await task
 
     def report(self) -> Mapping[str, Any]:
         """See `LoopService.report`."""

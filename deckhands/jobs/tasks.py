@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import CancelledError
 from inspect import signature
 from typing import Any
 
 from celery import Celery, Task
+from celery.exceptions import Reject
 
 from broker.celery.bootstep import LoopThread
 from broker.celery.jobs_app import PREFIX, JobRequest
 from broker.runtime.errors import DeckhandsError
-from deckhands.jobs.job import Job, alone
+from deckhands.jobs.job import Job, Workbench, alone
 from deckhands.jobs.service import JobsService
 
 FIRST_RETRY_SECONDS = 5.0
@@ -47,7 +49,11 @@ def _task(job: Job, service: JobsService, loop: LoopThread) -> Task:
             except TypeError as error:
                 raise JobFailed(f"The arguments do not fit: {error}.", "usage") from None
             try:
-                return loop.begin(_carry_out(job, service, arguments, options)).result()
+                return loop.begin(
+                    service.carry_out(lambda workbench: _carry_out(job, workbench, arguments, options))
+                ).result()
+            except CancelledError:  # this worker stops; another one, or its next life, does it
+                raise Reject("its worker stops", requeue=True) from None
             except DeckhandsError as error:
                 if error.retryable and self.request.retries < job.retries:
                     raise self.retry(countdown=_pause(self.request.retries)) from error
@@ -62,8 +68,7 @@ def _task(job: Job, service: JobsService, loop: LoopThread) -> Task:
     return JobTask()
 
 
-async def _carry_out(job: Job, service: JobsService, arguments: Any, options: Any) -> Any:
-    workbench = await service.opened()
+async def _carry_out(job: Job, workbench: Workbench, arguments: Any, options: Any) -> Any:
     async with asyncio.timeout(job.limit_seconds):
         if not job.is_alone:
             return await job.run(workbench, *arguments, **options)

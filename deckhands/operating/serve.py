@@ -153,7 +153,7 @@ async def _keep_up(home: Home, spec: ClusterSpec, model: str | None) -> None:
                 print_text(_greeting(cluster, model))
                 for finding in await asyncio.to_thread(examine_retention, spec.environment):
                     if not finding.is_good:
-                        note(f"The {finding.name}: {finding.detail}")
+                        note(f"{finding.name.capitalize()}: {finding.detail}")
                 failures = asyncio.create_task(_tell_failures(cluster.url))
             await stopped
             ready.cancel()

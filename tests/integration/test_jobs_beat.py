@@ -82,6 +82,23 @@ async def test_a_job_is_tried_again_until_its_archive_is_there_and_another_bring
     producer.close()
 
 
+async def test_a_job_goes_back_to_the_queue_when_its_worker_is_stopped(cluster, tmp_path):
+    place, rules, gate = tmp_path / "archive", tmp_path / "retention.toml", tmp_path / "gate"
+    rules.write_text('[[rule]]\nage = "0s"\n')
+    environment = {"DECKHANDS_ARCHIVE": str(place), "DECKHANDS_RETENTION": str(rules)}
+    first = cluster.start_jobs("j1", DECKHANDS_FAILPOINTS=f"archive.before_write:pause:{gate}", **environment)
+    producer = Producer(cluster)
+    await begin_ended(cluster.client, "one-of-us")
+    result = producer.app.send_task("deckhands.jobs.retire", queue="deckhands.jobs")
+    await until(gate.exists, limit=LIMIT_SECONDS, what="a job at work")
+    first.send_signal(signal.SIGTERM)
+    cluster.start_jobs("j2", **environment)
+    assert (await producer.value(result))["archived"] == 1
+    gate.unlink()
+    assert await asyncio.to_thread(first.wait, LIMIT_SECONDS) == 0
+    producer.close()
+
+
 async def test_a_job_is_done_by_its_worker_and_its_result_is_kept(cluster):
     cluster.start_jobs()
     producer = Producer(cluster)
