@@ -58,8 +58,10 @@ class Turn:
 
     async def take_next(self) -> None:
         """Between two steps: let those pass whose turn it is."""
-        if self.turns.is_waited_for and not self.is_new:
-            self.give()
+        turns = self.turns
+        # One that was just claimed yields to interactive work alone: its first steps would take as many rounds in line.
+        if turns.is_full_for(self) or (turns.is_waited_for and not self.is_new):
+            turns.give(self)
             await self.take()
 
     def give(self) -> None:
@@ -109,6 +111,10 @@ class StepTurns:
     def is_waited_for(self) -> bool:
         """Whether somebody waits for a turn."""
         return self._waiters > 0
+
+    def is_full_for(self, turn: Turn) -> bool:
+        """Whether more step than may beside interactive work, of which this is none."""
+        return turn.rank > 0 and self._hurried > 0 and len(self._holders) > BESIDE_INTERACTIVE
 
     def turn_of(self, claimed: Claimed) -> Turn:
         """Return the turns of a conversation."""
