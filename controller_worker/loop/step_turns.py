@@ -23,7 +23,7 @@ from itertools import count
 
 from broker.coordination.ownership import Claimed
 
-AT_ONCE = 32
+AT_ONCE = 16
 KEPT = 4
 """So many more may step at once if they are interactive."""
 BESIDE_INTERACTIVE = 4
@@ -42,12 +42,14 @@ class Turn:
         rank: of its priority; 0 goes first.
         share: under which name its tenant stands in line.
         weight: how much that gets beside others.
+        is_new: it was just claimed, and takes its first steps until it waits for something.
     """
 
     turns: StepTurns
     rank: int
     share: str
     weight: float
+    is_new: bool = True
 
     async def take(self) -> None:
         """Wait until it may step."""
@@ -56,12 +58,15 @@ class Turn:
 
     async def take_next(self) -> None:
         """Between two steps: let those pass whose turn it is."""
-        if self.turns.is_waited_for:
-            self.give()
+        turns = self.turns
+        # One that was just claimed yields to interactive work alone: its first steps would take as many rounds in line.
+        if turns.is_full_for(self) or (turns.is_waited_for and not self.is_new):
+            turns.give(self)
             await self.take()
 
     def give(self) -> None:
         """Have stepped."""
+        self.is_new = False
         self.turns.give(self)
 
 
@@ -76,7 +81,8 @@ class _Line:
     def join(self, number: int, future: asyncio.Future[None], turn: Turn) -> None:
         place = max(self.at, self.shares.get(turn.share, 0.0))
         self.shares[turn.share] = place + 1 / turn.weight
-        heapq.heappush(self.waiting, (place, number, future, turn))
+        # One that was just claimed has waited for that already, and only few are claimed at once.
+        heapq.heappush(self.waiting, (self.at if turn.is_new else place, number, future, turn))
 
     def pop(self) -> tuple[asyncio.Future[None], Turn] | None:
         while self.waiting:
@@ -105,6 +111,10 @@ class StepTurns:
     def is_waited_for(self) -> bool:
         """Whether somebody waits for a turn."""
         return self._waiters > 0
+
+    def is_full_for(self, turn: Turn) -> bool:
+        """Whether more step than may beside interactive work, of which this is none."""
+        return turn.rank > 0 and self._hurried > 0 and len(self._holders) > BESIDE_INTERACTIVE
 
     def turn_of(self, claimed: Claimed) -> Turn:
         """Return the turns of a conversation."""

@@ -51,16 +51,16 @@ async def test_tenants_step_by_weight() -> None:
     turns = StepTurns(1)
     names = ["acme", "globex"] * 40
     weights = {"acme": 3.0, "globex": 1.0}
-    waiting = [Turn(turns, 2, name, weights[name]) for name in names]
+    waiting = [Turn(turns, 2, name, weights[name], is_new=False) for name in names]
     assert Counter(await stepped(turns, waiting, names, 40)) == {"acme": 30, "globex": 10}
 
 
 async def test_a_tenant_that_comes_late_is_owed_nothing() -> None:
     turns = StepTurns(1)
-    early = [Turn(turns, 2, "early", 1.0) for _ in range(20)]
+    early = [Turn(turns, 2, "early", 1.0, is_new=False) for _ in range(20)]
     await stepped(turns, early, ["early"] * 20, 20)
     names = ["early", "late"] * 10
-    found = await stepped(turns, [Turn(turns, 2, name, 1.0) for name in names], names, 10)
+    found = await stepped(turns, [Turn(turns, 2, name, 1.0, is_new=False) for name in names], names, 10)
     assert Counter(found) == {"early": 5, "late": 5}
 
 
@@ -68,13 +68,20 @@ async def test_batch_work_has_each_eighth_turn() -> None:
     turns = StepTurns(1)
     names = ["batch", "normal"] * 40
     ranks = {"batch": 2, "normal": 1}
-    found = await stepped(turns, [Turn(turns, ranks[name], "", 1.0) for name in names], names, 32)
+    found = await stepped(turns, [Turn(turns, ranks[name], "", 1.0, is_new=False) for name in names], names, 32)
     assert Counter(found) == {"normal": 28, "batch": 4}
+
+
+async def test_one_that_was_just_claimed_steps_before_those_that_have_stepped() -> None:
+    turns = StepTurns(1)
+    names = ["old"] * 20 + ["new"] * 2
+    waiting = [Turn(turns, 2, "acme", 1.0, is_new=name == "new") for name in names]
+    assert Counter(await stepped(turns, waiting, names, 3)) == {"old": 1, "new": 2}
 
 
 async def test_between_two_steps_others_pass() -> None:
     turns = StepTurns(1)
-    long, short = Turn(turns, 2, "a", 1.0), Turn(turns, 2, "b", 1.0)
+    long, short = (Turn(turns, 2, name, 1.0, is_new=False) for name in "ab")
     order = []
 
     async def steps(turn: Turn, name: str, count: int) -> None:
