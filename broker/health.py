@@ -1,4 +1,4 @@
-"""Whether this container does its work: `python -m broker.health controller`, `tool`, `door`, `jobs` or `store`.
+"""Whether this container does its work: `python -m broker.health ROLE`, with a role of `ROLES`.
 
 That a process exists proves nothing, and that it answers pings proves little: a worker that hangs does both. Its
 heartbeat in the store proves work, because the loop that does the work sends it. The verdict is the exit status: 0 for
@@ -25,7 +25,10 @@ from broker.store.keys import ShardKeys
 
 HEALTHY, LAPSED, NOTHING_TO_SAY = 0, 1, 3
 WORKER_ROLES = ("controller", "tool", "door", "jobs")
-STORE_ROLE = "store"
+STORE_ROLE, BEAT_ROLE = "store", "beat"
+BEAT_LOCK = "deckhands:beat::lock"
+"""In Celery's broker: held by the beat that sends; see `broker.celery.jobs_app`."""
+ROLES = (*WORKER_ROLES, BEAT_ROLE, STORE_ROLE)
 REPLY_LIMIT_SECONDS = 3.0
 
 
@@ -74,18 +77,31 @@ async def check_store(connection: Connection) -> Verdict:
     return Verdict(HEALTHY, "The store serves.")
 
 
+async def check_beat(connection: Connection) -> Verdict:
+    """Look whether a beat sends, in Celery's broker; which of several it is makes no difference.
+
+    Raises:
+        StoreError: the broker does not answer, or refuses.
+    """
+    if await connection.call("EXISTS", BEAT_LOCK):
+        return Verdict(HEALTHY, "A beat sends.")
+    return Verdict(LAPSED, "No beat sends.")
+
+
 async def check(role: str, url: str) -> Verdict:
     """Check a worker of this host, or the store; whatever goes wrong with the store is part of the verdict.
 
     Args:
-        role: `controller`, `tool`, `door`, `jobs` or `store`.
-        url: the store, as `DECKHANDS_URL` has it.
+        role: `controller`, `tool`, `door`, `jobs`, `beat` or `store`.
+        url: the store, as `DECKHANDS_URL` has it; for a beat Celery's broker.
     """
-    assert role in (*WORKER_ROLES, STORE_ROLE)
+    assert role in ROLES
     connection: MultiplexedConnection | None = None
     try:
         connection = MultiplexedConnection(url, reply_timeout_seconds=REPLY_LIMIT_SECONDS)
-        return await (check_store(connection) if role == STORE_ROLE else check_worker(connection, role))
+        if role == STORE_ROLE:
+            return await check_store(connection)
+        return await (check_beat(connection) if role == BEAT_ROLE else check_worker(connection, role))
     except DeckhandsError as error:
         return Verdict(NOTHING_TO_SAY, str(error))
     finally:
@@ -95,11 +111,13 @@ async def check(role: str, url: str) -> Verdict:
 
 def main(arguments: Sequence[str]) -> int:
     """Check what the one argument names, say what was found on standard output, and return the exit status."""
-    if len(arguments) != 1 or arguments[0] not in (*WORKER_ROLES, STORE_ROLE):
-        verdict = Verdict(NOTHING_TO_SAY, "Usage: python -m broker.health controller|tool|door|jobs|store")
+    if len(arguments) != 1 or arguments[0] not in ROLES:
+        verdict = Verdict(NOTHING_TO_SAY, "Usage: python -m broker.health controller|tool|door|jobs|beat|store")
     else:
         try:
-            verdict = asyncio.run(check(arguments[0], BrokerSettings.from_env().url))
+            settings = BrokerSettings.from_env()
+            url = settings.celery_url if arguments[0] == BEAT_ROLE else settings.url
+            verdict = asyncio.run(check(arguments[0], url))
         except DeckhandsError as error:
             verdict = Verdict(NOTHING_TO_SAY, str(error))
     sys.stdout.write(f"{verdict.reason}\n")

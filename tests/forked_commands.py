@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-VERBS_OF_WORKERS = ("controller", "demo", "doctor", "tools", "up")
+VERBS_OF_WORKERS = ("beat", "controller", "demo", "doctor", "jobs", "tools", "up")
 CALLER = f"""#!{sys.executable} -IS
 import json, os, socket, sys
 if sys.argv[1:2] and sys.argv[1] in {VERBS_OF_WORKERS!r}:

@@ -17,10 +17,10 @@ def unhurried(seconds: float) -> float:
 
 
 async def until(condition: Callable[[], Any], *, limit: float = 30.0, what: str = "condition") -> None:
-    """Wait until a condition, sync or async, holds; `TimeoutError` names it after `limit` seconds."""
+    """Wait until a condition, sync or async, holds; `TimeoutError` names it after `limit` seconds of an idle machine."""
     loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(limit):
+        async with asyncio.timeout(unhurried(limit)):
             while True:
                 found = condition()
                 if inspect.isawaitable(found):

@@ -16,16 +16,19 @@ import pytest
 
 from broker.runtime.errors import DeckhandsError
 from broker.store.connection import MultiplexedConnection
+from tests.polling import unhurried
 from tests.stores import valkey_program
 
 SERVE_VALKEY = Path(__file__).resolve().parents[1] / "deploy" / "serve-valkey"
 LIMIT_SECONDS = 30.0
 ADMIN, WORKER, QUEUE = "admin-0123456789", "worker-0123456789", "queue-0123456789"
 DOOR, PRODUCER = "door-0123456789a", "producer-0123456789"
+JOBS = "jobs-0123456789a"
 PASSWORDS = {
     "ADMIN_PASSWORD": ADMIN,
     "WORKER_PASSWORD": WORKER,
     "DOOR_PASSWORD": DOOR,
+    "JOBS_PASSWORD": JOBS,
     "QUEUE_PASSWORD": QUEUE,
     "PRODUCER_PASSWORD": PRODUCER,
 }
@@ -52,6 +55,10 @@ class Server:
     @property
     def door(self) -> str:
         return self.url(f"door:{DOOR}")
+
+    @property
+    def jobs(self) -> str:
+        return self.url(f"jobs:{JOBS}")
 
     @property
     def producer(self) -> str:
@@ -86,7 +93,7 @@ async def serving(purpose: str, folder: Path, programs: dict[str, str]) -> Async
     assert server.stdout is not None
     reading = None
     try:
-        async with asyncio.timeout(LIMIT_SECONDS):
+        async with asyncio.timeout(unhurried(LIMIT_SECONDS)):
             while b"Ready to accept connections" not in (line := await server.stdout.readline()):
                 assert line, "the server ended"
         # Somebody must read the rest; a full pipe would stop it.
@@ -109,7 +116,7 @@ async def worker(module: str, environment: dict[str, str]) -> AsyncIterator[None
         yield
     finally:
         worker.terminate()
-        async with asyncio.timeout(LIMIT_SECONDS):
+        async with asyncio.timeout(unhurried(LIMIT_SECONDS)):
             assert await worker.wait() == 0
 
 

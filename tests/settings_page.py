@@ -12,7 +12,6 @@ from broker.runtime.settings import PREFIX, BrokerSettings
 from controller_worker.llm.config import CONFIG_FILE_VARIABLE, ENV_FALLBACK_FIELDS, LITELLM_ENVIRONMENT, LLMConfig
 from controller_worker.settings import ControllerVariables
 from deckhands.configuration import TABLES
-from deckhands.door.settings import DoorSettings
 from tests.class_reference import attributes, shown_default, shown_type, table
 from tool_worker.settings import (
     DEFAULT_NO_CHANGE_TIMEOUT_SECONDS,
@@ -57,7 +56,6 @@ SECTIONS: Mapping[type[BrokerSettings], tuple[str, str]] = {
     BrokerSettings: ("All processes", "Workers, commands and the Python client read these."),
     ControllerVariables: ("Controller workers", "Only controller workers read these."),
     ToolVariables: ("Tool workers", "Only tool workers read these."),
-    DoorSettings: ("Doors", "Only doors read these."),
 }
 
 MODELS = f"""## Models

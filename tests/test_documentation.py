@@ -14,7 +14,7 @@ from tests.source_code import ROOT, tracked_sources
 PAGES = [source.path for source in tracked_sources() if source.path.endswith(".md")]
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 FOLDERS = (*MAY_IMPORT, "tests", "benchmarks", "docs", "deploy", "examples")
-MADE_BY_USERS = {"deploy/tools.env"}
+MADE_BY_USERS = {"deploy/tools.env", "deploy/jobs.env"}
 ROW = re.compile(r"^\| `(\w+/\w+)` \| .+ \| `([\w/.]+)` \|$", re.MULTILINE)
 
 

@@ -3,7 +3,7 @@
 Celery is the chassis of every worker: its life cycle, remote control, Flower. What happens inside Deckhands travels on
 streams: controller and tool workers have no task, and for them the broker may be emptied at any time. Work comes in and
 results go out by Celery too: the door serves the tasks `deckhands.*` and leaves their results in a result backend, see
-`door_app`.
+`door_app`. So do workers of jobs, with the tasks `deckhands.jobs.*` that a beat or a person sends, see `jobs_app`.
 
 Holds: JSON only, no gossip, no mingle; no message ends a worker, see `messages`; what may be asked of a worker, see
 `remote_control`.
@@ -62,7 +62,7 @@ def make_app(role: str, broker_url: str, messages: type[Messages] = Messages, **
     """Make the Celery application of one kind of worker.
 
     Args:
-        role: `controller`, `tool` or `door`; names its queue.
+        role: `controller`, `tool`, `door` or `jobs`; names its queue.
         broker_url: as kombu writes it: `redis://…`, or `redis+socket://:password@/path?virtual_host=1`.
         messages: how it connects.
         further: settings that it has instead of those that all have.

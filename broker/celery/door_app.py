@@ -1,11 +1,11 @@
 """The Celery application of the door: the tasks `deckhands.*` on the queue `deckhands`, with results and events.
 
 Holds: a message is acknowledged when its task has been carried out, and one whose worker died comes back after
-`VISIBILITY_SECONDS`. What is under way is kept under separate keys, so that this short time concerns no other
-application on the same broker. No message is held until its time: one with an eta is carried out at once, and says so
-in `BEGINS`. Callbacks go where the caller's own defaults would send them. What Flower and remote control show of
-arguments is cut, and no secret is in it.
-Does not: keep a message that dies with its worker between the broker's pop and the note that it is under way.
+`VISIBILITY_SECONDS`; at no moment is it nowhere, see `taken_entries`. What is under way is kept under separate keys,
+so that this short time concerns no other application on the same broker. No message is held until its time: one with an
+eta is carried out at once, and says so in `BEGINS`. Callbacks go where the caller's own defaults would send them. What
+Flower and remote control show of arguments is cut, and no secret is in it.
+Does not: keep what the broker loses.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from broker.celery.messages import (
     check_task,
     note_dropped,
 )
+from broker.celery.taken_entries import KeptChannel
 from broker.secrets.masking import MASK
 
 QUEUE = "deckhands"
@@ -48,8 +49,9 @@ PLACES = {name: f"deckhands:{name}" for name in ("unacked", "unacked_index", "un
 
 
 class DoorTransport(Transport):
-    """Takes larger messages."""
+    """Takes larger messages, and loses none."""
 
+    Channel = KeptChannel
     max_body_chars = MAX_BODY_CHARS
 
 
@@ -140,6 +142,7 @@ def make_door_app(broker_url: str, result_url: str) -> Celery:
         worker_enable_remote_control=True,
         broker_connection_timeout=2.0,
         broker_transport_options=TRANSPORT_OPTIONS
-        | {"visibility_timeout": VISIBILITY_SECONDS}
+        # A door that dies while it looks for what others have left holds the mutex of these looks.
+        | {"visibility_timeout": VISIBILITY_SECONDS, "unacked_mutex_expire": VISIBILITY_SECONDS}
         | {f"{name}_key": key for name, key in PLACES.items()},
     )

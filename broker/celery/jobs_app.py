@@ -16,11 +16,15 @@ from celery import Celery
 from celery.worker.request import Request
 
 from broker.celery.app import TRANSPORT_OPTIONS, make_app
+from broker.celery.messages import Connection, Messages, Transport
+from broker.celery.taken_entries import KeptChannel
 
 QUEUE = "deckhands.jobs"
 PREFIX = "deckhands.jobs."
 CONCURRENCY = 4
 VISIBILITY_SECONDS = 1_800
+MUTEX_SECONDS = 10
+"""How long a worker that dies while it looks for what others have left keeps others from looking."""
 PLACES = {name: f"deckhands.jobs:{name}" for name in ("unacked", "unacked_index", "unacked_mutex")}
 SCHEDULER = "redbeat.RedBeatScheduler"
 BEAT_KEYS = "deckhands:beat:"
@@ -28,6 +32,24 @@ BEAT_TURN_SECONDS = 2.0
 """How long a beat sleeps at most, and how often one that waits looks at the lock."""
 BEAT_LOCK_SECONDS = 10
 """After this time without a turn of the beat that sends, another one sends."""
+
+
+class JobsTransport(Transport):
+    """Loses no message."""
+
+    Channel = KeptChannel
+
+
+class JobsConnection(Connection):
+    """A connection of a worker of jobs."""
+
+    own_transport = JobsTransport
+
+
+class JobsMessages(Messages):
+    """How a worker of jobs connects."""
+
+    Connection = JobsConnection
 
 
 class JobRequest(Request):  # type: ignore[misc]
@@ -50,6 +72,7 @@ def make_jobs_app(broker_url: str, result_url: str, schedule: dict[str, Any]) ->
     return make_app(
         "jobs",
         broker_url,
+        JobsMessages,
         result_backend=result_url,
         result_serializer="json",
         result_accept_content=["json"],
@@ -61,7 +84,7 @@ def make_jobs_app(broker_url: str, result_url: str, schedule: dict[str, Any]) ->
         task_send_sent_event=True,
         worker_enable_remote_control=True,
         broker_transport_options=TRANSPORT_OPTIONS
-        | {"visibility_timeout": VISIBILITY_SECONDS}
+        | {"visibility_timeout": VISIBILITY_SECONDS, "unacked_mutex_expire": MUTEX_SECONDS}
         | {f"{name}_key": key for name, key in PLACES.items()},
         beat_schedule=schedule,
         beat_scheduler=SCHEDULER,

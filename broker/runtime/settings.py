@@ -36,7 +36,7 @@ NAMES_OF_WORKERS = frozenset(
         *("docker_images", "docker_host", "docker_cpus", "workspace_memory_bytes", "workspace_processes"),
         *("egress", "egress_private", "egress_bytes", "repository_roots", "workspace_bytes", "workspace_files"),
         *("workspace_ttl_seconds", "workspace_idle_seconds", "workspace_ends_with_worker", "workspace_keep_seconds"),
-        *("celery_result_url", "node_lost_seconds", "checkpoint_every", "git_user_name", "git_user_email"),
+        *("node_lost_seconds", "checkpoint_every", "git_user_name", "git_user_email"),
     )
 )
 """The settings that only one kind of worker reads. All others know their names; the worker declares the rest."""
@@ -57,6 +57,9 @@ class BrokerSettings(BaseSettings):
 
     url: Annotated[str, Field(description="the log's store: `redis://`, `rediss://` or `unix://`")] = DEFAULT_URL
     celery_url: Annotated[str, Field(description="Celery's broker; empty: database 1 of the store's server")] = ""
+    celery_result_url: Annotated[
+        str, Field(description="where results of Celery tasks are kept; empty: in Celery's broker")
+    ] = ""
     shards: Annotated[int, Field(ge=1, le=1024, description="parts of a store that has never been used")] = 1
     home: Annotated[Path, Field(description="where embedded clusters and runs live")] = Path("~/.deckhands")
     node_dir: Annotated[
@@ -101,6 +104,11 @@ class BrokerSettings(BaseSettings):
     debug: Annotated[bool, Field(description="tracebacks instead of one-line errors")] = False
     failpoints: Annotated[str, Field(description="for tests: places where a process stops or dies")] = ""
     failpoint_log: Annotated[str, Field(description="for tests: the file in which hits of failpoints are noted")] = ""
+
+    @property
+    def result_url(self) -> str:
+        """Where results of Celery tasks are kept."""
+        return self.celery_result_url or self.celery_url
 
     @classmethod
     def settings_customise_sources(

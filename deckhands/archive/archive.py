@@ -8,10 +8,10 @@ Does not: keep secrets, snapshots, idempotency keys, or the files of a workspace
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
 from broker.contract import codec
@@ -66,14 +66,15 @@ class Archive:
         conversation_id = created.conversation_id
         with tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as spooled:
             draft = cast("BinaryIO", spooled)
-            writer = await asyncio.to_thread(_with_log, draft, events)
-            await self._add_texts(writer, store, conversation_id, events)
-            source = created.workspace.source
-            if isinstance(source, UploadedSource):
-                content = await StoredFiles(store).fetch(conversation_id, source.parcel)
-                await asyncio.to_thread(writer.add, f"{UPLOADS}{source.parcel}", content)
-            manifest = _manifest(writer, events, created, store, checkpoint)
-            await asyncio.to_thread(self._finish, writer, manifest, draft)
+            with contextlib.closing(FileWriter(draft)) as writer:
+                await asyncio.to_thread(writer.add_events, events)
+                await self._add_texts(writer, store, conversation_id, events)
+                source = created.workspace.source
+                if isinstance(source, UploadedSource):
+                    content = await StoredFiles(store).fetch(conversation_id, source.parcel)
+                    await asyncio.to_thread(writer.add, f"{UPLOADS}{source.parcel}", content)
+                manifest = _manifest(writer, events, created, store, checkpoint)
+                await asyncio.to_thread(self._finish, writer, manifest, draft)
         failpoint("archive.checked")
         return manifest
 
@@ -184,17 +185,11 @@ class Archive:
         with self._opened(conversation_id) as found:
             return question(found)
 
-    @contextmanager
+    @contextlib.contextmanager
     def _opened(self, conversation_id: str) -> Iterator[ArchivedFile]:
         size = self._place.size(conversation_id) or 0
         with self._place.reading(conversation_id) as file:
             yield ArchivedFile(file, conversation_id, size_bytes=size)
-
-
-def _with_log(draft: BinaryIO, events: Sequence[Event]) -> FileWriter:
-    writer = FileWriter(draft)
-    writer.add_events(events)
-    return writer
 
 
 def _manifest(

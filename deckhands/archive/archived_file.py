@@ -60,10 +60,10 @@ class Manifest(_Frozen):
 
     Attributes:
         schema_version: of the events.
-        first_sha256: of the first line of the log; another conversation of the same id has another one.
+        first_sha256: of the first line of the log; another conversation of the same id has another.
         archived, created, updated: when it was archived, begun, and continued last.
         checkpoint: where checkpoints of the workspace are kept, under the conversation's id; empty: nowhere.
-        delegates: those that ended with an observation in this log; each has a file of its own.
+        delegates: those that ended with an observation in this log; each has its own file.
     """
 
     format: Literal["deckhands-archive"] = "deckhands-archive"
@@ -121,6 +121,10 @@ class FileWriter:
         self._zip.writestr(_info(MANIFEST), text.encode())
         self._zip.close()
 
+    def close(self) -> None:
+        """End a file that may not be finished.  Idempotent."""
+        self._zip.close()
+
     def _note(self, name: str, size: int, digest: str) -> None:
         self.members[name] = Member(bytes=size, sha256=digest)
         total = sum(member.size_bytes for member in self.members.values()) if len(self.members) % 100 == 0 else 0
@@ -141,7 +145,7 @@ class ArchivedFile:
             raise self._corrupt(f"it has {size_bytes:,} bytes; the limit is {MAX_FILE_BYTES:,}")
         try:
             self._zip = zipfile.ZipFile(file)
-        except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError) as error:
+        except (zipfile.BadZipFile, RuntimeError, ValueError, EOFError) as error:
             raise self._corrupt(f"it is no ZIP file: {error}") from error
         self._infos = self._checked_infos()
         try:
@@ -224,7 +228,7 @@ class ArchivedFile:
             with self._zip.open(self._infos[name]) as member:
                 while piece := member.read(PIECE_BYTES):
                     yield piece
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
             raise self._corrupt(f"{name} cannot be read: {error}") from error
 
     def _content(self, name: str) -> bytes:

@@ -1,5 +1,5 @@
 """The Python client: submit, follow and control conversations, and copy files.
 
-May import: reading.
+May import: archive, reading.
 Start with: client.
 """

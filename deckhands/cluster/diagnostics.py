@@ -1,4 +1,4 @@
-"""What this machine can do for workspaces, as `tool_worker` reports it from a separate process."""
+"""What this machine can do for workspaces, as `tool_worker` reports it from a separate process; and what is set up."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from broker.coordination.unreadable import entries_aside
 from broker.health import HEALTHY, STORE_ROLE, check
 from broker.runtime.environment import tool_environment
-from broker.runtime.errors import StoreError
+from broker.runtime.errors import StoreError, UsageError
 from broker.runtime.settings import BrokerSettings
 from broker.store.connection import Connection, MultiplexedConnection
 from broker.store.durability import REMEDY, volatility_of
@@ -19,9 +19,13 @@ from broker.store.keys import STORE, TOOLS_FAILED, ShardKeys
 from broker.store.server_versions import weakness_of
 from broker.store.store import open_store, server_facts
 from broker.tools.tool_failures import ToolFailures
+from deckhands.archive.errors import ArchiveUnavailable
+from deckhands.archive.place import ArchivePlace
+from deckhands.archive.retention import Retention
 
 DEAD_LETTERS = "dead letters"
 FAILING = "workers report"
+RETENTION, ARCHIVE = "retention", "archive"
 LIMIT_SECONDS = 60.0
 
 
@@ -109,6 +113,28 @@ async def _failing_tools(connection: Connection, url: str) -> list[Finding]:
         await store.aclose()
     details = [f"{one} {one.failure.remedy}".strip() for one in reported]
     return [Finding(FAILING, is_good=False, is_needed=False, detail=detail) for detail in details]
+
+
+def examine_retention(environment: Mapping[str, str]) -> list[Finding]:
+    """Look at the retention rules and the archive that this environment names. Nothing, if it names neither.
+
+    Blocks, for as long as the archive's place takes.
+    """
+    settings = BrokerSettings.from_env(environment)
+    found = []
+    if settings.retention:
+        try:
+            warning = Retention.of_setting(settings.retention).warning(settings.archive)
+            found.append(Finding(RETENTION, is_good=not warning, is_needed=False, detail=warning or "archives"))
+        except UsageError as error:
+            found.append(Finding(RETENTION, is_good=False, is_needed=True, detail=str(error)))
+    if settings.archive:
+        try:
+            ArchivePlace(settings.archive).size("no-conversation")
+            found.append(Finding(ARCHIVE, is_good=True, is_needed=True, detail=settings.archive))
+        except ArchiveUnavailable as error:
+            found.append(Finding(ARCHIVE, is_good=False, is_needed=True, detail=str(error)))
+    return found
 
 
 def reason_unconfined(environment: Mapping[str, str]) -> str | None:

@@ -174,10 +174,12 @@ class Runs:
     async def _outcome(self, caller: Caller) -> Outcome | None:
         if caller.is_answered:
             return None
-        text = await self._desk.outcome(caller, await self._desk.meta(caller.conversation_id))
-        if not text or not await self._desk.callers.lock(caller.conversation_id, new_key()):
+        callers, conversation_id = self._desk.callers, caller.conversation_id
+        text = await self._desk.outcome(caller, await self._desk.meta(conversation_id))
+        if not text or not await callers.lock(conversation_id, new_key()):
             return None
-        return Outcome(json.loads(text), caller.kept or {})
+        now = await callers.of(conversation_id)  # another half may have answered, and given the lock back
+        return None if now is not None and now.is_answered else Outcome(json.loads(text), caller.kept or {})
 
 
 def priority_of(number: int) -> PriorityName:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
-
-from pydantic import Field
+from typing import Self
 
 from broker.runtime.failpoints import arm
 from broker.runtime.settings import BrokerSettings
@@ -12,10 +10,6 @@ from broker.runtime.settings import BrokerSettings
 
 class DoorSettings(BrokerSettings):
     """The settings of a door worker."""
-
-    celery_result_url: Annotated[
-        str, Field(description="where the door keeps results of Celery tasks; empty: in Celery's broker")
-    ] = ""
 
     @classmethod
     def of_worker(cls) -> Self:
@@ -27,8 +21,3 @@ class DoorSettings(BrokerSettings):
         settings = cls.from_env()
         arm(settings)
         return settings
-
-    @property
-    def result_url(self) -> str:
-        """Where results are kept."""
-        return self.celery_result_url or self.celery_url

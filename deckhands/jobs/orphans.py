@@ -25,9 +25,13 @@ UNTOUCHED_SECONDS = 3_600
 _log = logging.getLogger(__name__)
 
 
-async def remove_orphans(workbench: Workbench, *, untouched_seconds: int = UNTOUCHED_SECONDS) -> dict[str, int]:
+async def remove_orphans(workbench: Workbench) -> dict[str, int]:
     """Remove what nothing names. Returns how many keys were removed, and how many deletions completed."""
-    store = workbench.store
+    return await removed_from(workbench.store, UNTOUCHED_SECONDS)
+
+
+async def removed_from(store: Store, untouched_seconds: int) -> dict[str, int]:
+    """Remove what nothing names and nobody has touched for so long; see `remove_orphans`."""
     removed = completed = 0
     cursor: bytes = b"0"
     while True:

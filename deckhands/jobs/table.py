@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from broker.celery.jobs_app import PREFIX, QUEUE
+from deckhands.jobs.checkpoints import remove_checkpoints
 from deckhands.jobs.job import LONGEST_LIMIT_SECONDS, Job
 from deckhands.jobs.orphans import remove_orphans
+from deckhands.jobs.restoring import restore
 from deckhands.jobs.retiring import retire
 from deckhands.jobs.ticking import TICK_SECONDS, tick
 
@@ -14,6 +16,8 @@ JOBS = (
     Job("retire", retire, every_seconds=60.0, limit_seconds=LONGEST_LIMIT_SECONDS),
     Job("orphans", remove_orphans, every_seconds=3_600.0),
     Job("schedules", tick, every_seconds=TICK_SECONDS, limit_seconds=120.0, retries=0, has_result=False),
+    Job("checkpoints", remove_checkpoints, every_seconds=86_400.0),
+    Job("restore", restore, is_alone=False),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from inspect import signature
 from typing import Any
 
 from celery import Celery, Task
@@ -41,6 +42,10 @@ def _task(job: Job, service: JobsService, loop: LoopThread) -> Task:
 
         def run(self, *arguments: Any, **options: Any) -> Any:
             """Do it."""
+            try:
+                signature(job.run).bind(None, *arguments, **options)
+            except TypeError as error:
+                raise JobFailed(f"The arguments do not fit: {error}.", "usage") from None
             try:
                 return loop.begin(_carry_out(job, service, arguments, options)).result()
             except DeckhandsError as error:

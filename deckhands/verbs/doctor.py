@@ -10,7 +10,15 @@ import click
 from deckhands.cli.options import json_option
 from deckhands.cli.output import print_json
 from deckhands.cli.verbs import options_as
-from deckhands.cluster.diagnostics import DEAD_LETTERS, FAILING, Finding, examine_machine, examine_store
+from deckhands.cluster.diagnostics import (
+    DEAD_LETTERS,
+    FAILING,
+    RETENTION,
+    Finding,
+    examine_machine,
+    examine_retention,
+    examine_store,
+)
 from deckhands.home import Home
 from deckhands.reading.terminal import print_text
 from deckhands.settings import FaceSettings
@@ -35,12 +43,17 @@ def doctor(options: DoctorOptions) -> None:
     """Check what this machine can do for workspaces, and whether the store is reachable.
 
     The store is the one at DECKHANDS_URL, or that of the cluster running here. What its tool workers report that they
-    cannot do, such as tools that they cannot load, is listed too.
+    cannot do, such as tools that they cannot load, is listed too; so are the archive and the retention rules that this
+    environment names.
 
     Exits with 1 if something is missing that every action needs.
     """
     settings = FaceSettings.from_env()
-    findings = [*examine_machine(settings.environment), *_of_store(settings)]
+    findings = [
+        *examine_machine(settings.environment),
+        *_of_store(settings),
+        *examine_retention(settings.environment),
+    ]
     if options.as_json:
         for finding in findings:
             print_json(asdict(finding))
@@ -56,7 +69,7 @@ def doctor(options: DoctorOptions) -> None:
 def _verdict(finding: Finding) -> str:
     if finding.is_good:
         return "ok"
-    if finding.name in (DEAD_LETTERS, FAILING):
+    if finding.name in (DEAD_LETTERS, FAILING, RETENTION) and not finding.is_needed:
         return "found"
     return "missing" if finding.is_needed else "weaker"
 

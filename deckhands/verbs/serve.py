@@ -26,6 +26,7 @@ from deckhands.cli.output import note
 from deckhands.cli.stop_signals import on_stop_signals
 from deckhands.cli.verbs import options_as
 from deckhands.client.client import Client
+from deckhands.cluster.diagnostics import examine_retention
 from deckhands.cluster.embedded_cluster import (
     BEAT,
     CONTROLLER,
@@ -150,6 +151,9 @@ async def _keep_up(home: Home, spec: ClusterSpec, model: str | None) -> None:
             if not stopped.done():
                 await ready
                 print_text(_greeting(cluster, model))
+                for finding in await asyncio.to_thread(examine_retention, spec.environment):
+                    if not finding.is_good:
+                        note(f"The {finding.name}: {finding.detail}")
                 failures = asyncio.create_task(_tell_failures(cluster.url))
             await stopped
             ready.cancel()
@@ -257,7 +261,10 @@ def jobs(options: DoorOptions) -> NoReturn:
 
 @click.command()
 def beat() -> NoReturn:
-    """Run one beat in the foreground: it sends the periodic jobs. Of several, one sends, and the others wait."""
+    """Run one beat in the foreground: it sends the periodic jobs. Of several, one sends, and the others wait.
+
+    It needs Celery's broker alone, at DECKHANDS_CELERY_URL or beside the store.
+    """
     _become(BEAT, {})
 
 
@@ -275,6 +282,11 @@ def _roots(names: tuple[str, ...], environment: Mapping[str, str]) -> tuple[Path
 def _become(role: str, chosen: dict[str, Any]) -> NoReturn:
     """Turn this process into a worker, so that signals and exit codes are the worker's own."""
     settings = FaceSettings.from_env()
+    environment = worker_environment(role, settings.environment) | {
+        name: str(value) for name, value in chosen.items() if value
+    }
+    if role == BEAT and environment.get("DECKHANDS_CELERY_URL"):
+        _execute(role, environment)
     url = settings.url or Home(settings.home).cluster_url
     if url is None:
         raise UsageError(
@@ -282,11 +294,12 @@ def _become(role: str, chosen: dict[str, Any]) -> NoReturn:
             remedy="Set it to the store, such as redis://host:6379/0. `deckhands up` runs a cluster without it.",
         )
     asyncio.run(_check_store(url, settings))
-    environment = worker_environment(role, settings.environment) | {
-        name: str(value) for name, value in chosen.items() if value
-    }
     if settings.url is None:
         environment |= {"DECKHANDS_URL": url, "DECKHANDS_CELERY_URL": celery_url_beside(url)}
+    _execute(role, environment)
+
+
+def _execute(role: str, environment: dict[str, str]) -> NoReturn:
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, "-P", "-m", MODULES[role]], environment)  # noqa: S606
 

@@ -17,6 +17,7 @@ from tests.polling import unhurried, until
 
 AGENTS = 20
 PLACES = (
+    "celery.taken",
     pytest.param("door.before_begin", marks=pytest.mark.soak),
     pytest.param("door.begun", marks=pytest.mark.soak),
     "door.before_answered",

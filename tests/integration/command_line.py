@@ -134,7 +134,7 @@ def read_until(running: subprocess.Popen[str], text: str) -> list[str]:
 @contextmanager
 def cluster(home: Path, *arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
     """Keep a cluster up in a home directory by `deckhands up`, as long as the block lasts."""
-    with started("up", *arguments, env=environment(home, **variables)) as running:
+    with started("up", "--jobs", "0", "--beats", "0", *arguments, env=environment(home, **variables)) as running:
         read_until(running, "Ctrl-C stops it")
         yield running
         if running.poll() is None:

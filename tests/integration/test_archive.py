@@ -18,7 +18,7 @@ from broker.specs.workspace_sources import UploadedSource
 from deckhands.archive.archive import Archive
 from deckhands.archive.errors import ArchiveUnavailable
 from deckhands.client.client import Client
-from deckhands.jobs.orphans import remove_orphans
+from deckhands.jobs.orphans import remove_orphans, removed_from
 from tests.archive_parts import LONG_TEXT, begin_ended, delegate_ended, retired, workbench
 from tests.stores import RealServer, emptied
 
@@ -187,7 +187,7 @@ async def test_keys_that_nothing_names_are_removed_and_others_not(client, place,
     count = len(await keys_of(client))
     bench = workbench(client.store, place, "", tmp_path)
     assert (await remove_orphans(bench))["removed"] == 0
-    assert (await remove_orphans(bench, untouched_seconds=0)) == {"removed": 2, "completed": 0}
+    assert (await removed_from(client.store, 0)) == {"removed": 2, "completed": 0}
     assert len(await keys_of(client)) == count - 2
 
 

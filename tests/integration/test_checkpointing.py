@@ -24,6 +24,7 @@ from tests.integration.workspace_hosts import opened
 from tests.polling import until
 from tool_worker.checkpoints.checkpoint_store import Checkpoints, SavedFiles
 from tool_worker.checkpoints.checkpointing import LOST, Checkpointing
+from tool_worker.checkpoints.removal import CheckpointRemoval
 from tool_worker.sandbox.sandbox import Sandbox
 from tool_worker.worker.executor import Executor
 from tool_worker.worker.transfer_service import TransferService
@@ -152,7 +153,7 @@ async def test_only_some_checkpoints_are_kept(log: EventLog, tmp_path: Path) -> 
         assert checkpoints.restore(f"fork-{at}", tmp_path / f"fork-{at}").event == event
         assert (tmp_path / f"fork-{at}" / "file").read_text() == str(event)
     assert len(list((tmp_path / "place" / "history" / CID).iterdir())) == 10
-    assert checkpoints.drop_unused() == 20
+    assert CheckpointRemoval(f"file://{tmp_path}/place", SystemClock()).drop_unused() == 20
     checkpoints.forget(CID)
     assert not checkpoints.has(CID)
     assert list((tmp_path / "place" / "history" / CID).iterdir()) == []

@@ -19,6 +19,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from broker.runtime.clock import SystemClock
 from tests.trees import cleared, nested, without_rights
 from tool_worker.checkpoints.checkpoint_store import PIECE_BYTES, Checkpoint, Checkpoints, SavedFiles
+from tool_worker.checkpoints.removal import CheckpointRemoval
 from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, WorkspaceTooLarge
 from tool_worker.files.file_tree import TreeLimits
 
@@ -96,6 +97,11 @@ class Moody(MemoryFileSystem):
         if "down" in self.moods:
             raise RuntimeError("no credentials")
         return super().exists(path, **options)
+
+    def modified(self, path: str) -> Any:
+        if "down" in self.moods:
+            raise RuntimeError("no credentials")
+        return super().modified(path)
 
 
 def test_what_is_restored_is_what_was_saved(checkpoints: Checkpoints, workspace: Path, tmp_path: Path) -> None:
@@ -237,19 +243,44 @@ def test_a_fork_has_the_checkpoint_of_its_source(checkpoints: Checkpoints, works
     assert (tmp_path / "restored" / "run.sh").read_text() == "#!/bin/sh\n"
 
 
-def test_what_nobody_needs_any_more_is_dropped(checkpoints: Checkpoints, tmp_path: Path) -> None:
+def test_what_nobody_needs_any_more_is_dropped(checkpoints: Checkpoints, url: str, tmp_path: Path) -> None:
+    removal = CheckpointRemoval(url, SystemClock())
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "shared").write_text("shared")
         (tmp_path / name / "own").write_text(name)
         checkpoints.save(name, tmp_path / name, SavedFiles())
-    assert checkpoints.drop_unused() == 0
-    checkpoints.forget("one")
-    checkpoints.forget("one")
+    assert removal.drop_unused() == 0
+    assert removal.conversations() == ["one", "two"]
+    removal.forget_all("one")
+    removal.forget_all("one")
+    assert removal.conversations() == ["two"]
+    assert removal.drop_unused(older_than_seconds=3600) == 0
     assert not checkpoints.has("one")
-    assert checkpoints.drop_unused() == 1
+    assert removal.drop_unused() == 1
     checkpoints.restore("two", tmp_path / "restored")
     assert content(tmp_path / "restored") == content(tmp_path / "two")
+
+
+def test_a_piece_that_is_old_is_written_again_when_it_is_named_again(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(f"file://{tmp_path}/place", SystemClock())
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "file").write_text("content")
+    checkpoints.save("one", tmp_path / "work", SavedFiles())
+    (piece,) = [path for path in (tmp_path / "place" / "objects").rglob("*") if path.is_file()]
+    first = piece.stat().st_mtime_ns
+    checkpoints.save("two", tmp_path / "work", SavedFiles())
+    assert piece.stat().st_mtime_ns == first
+    os.utime(piece, (0, 0))
+    removal = CheckpointRemoval(f"file://{tmp_path}/place", SystemClock())
+    assert removal.drop_unused(older_than_seconds=3600) == 0  # it is named
+    checkpoints.save("three", tmp_path / "work", SavedFiles())
+    assert piece.stat().st_mtime_ns > first
+    for name in ("one", "two", "three"):
+        removal.forget_all(name)
+    assert removal.drop_unused(older_than_seconds=3600) == 0  # it is young again
+    os.utime(piece, (0, 0))
+    assert removal.drop_unused(older_than_seconds=3600) == 1
 
 
 @pytest.mark.parametrize("limits", [TreeLimits(files=5), TreeLimits(bytes=1000)])

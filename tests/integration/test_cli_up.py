@@ -90,7 +90,7 @@ def test_celery_and_flower_find_its_workers_by_the_address_that_it_prints(tmp_pa
         (address,) = re.findall(r"celery: (\S+)", "".join(told))
         celery = [sys.executable, "-P", "-m", "celery", "-b", address, "inspect", "ping", "--json"]
         found = json.loads(subprocess.check_output(celery))
-    assert sorted(re.match(r"[a-z]+", name)[0] for name in found) == ["controller", "door", "tool"]
+    assert sorted(re.match(r"[a-z]+", name)[0] for name in found) == ["controller", "door", "jobs", "tool"]
 
 
 def test_the_command_that_it_prints_lists_the_conversations_of_both_kinds_of_worker(tmp_path):
@@ -99,7 +99,7 @@ def test_the_command_that_it_prints_lists_the_conversations_of_both_kinds_of_wor
     model = script(tmp_path / "model.json", waiting)
     with started("up", "--sandbox", "none", "--doors", "2", env=env) as running:
         greeting = "".join(read_until(running, "Ctrl-C stops it"))
-        assert "1 controller worker, 1 tool worker and 2 doors." in greeting
+        assert "1 controller worker, 1 tool worker, 2 doors, 1 jobs worker and 1 beat." in greeting
         (command,) = re.findall(r"ask: +(.+)", greeting)
         cid = deckhands("submit", "-t", "Wait.", "--model", model, env=env).out.strip()
 
@@ -109,14 +109,15 @@ def test_the_command_that_it_prints_lists_the_conversations_of_both_kinds_of_wor
             )
             return json.loads(asked.stdout) if asked.returncode == 0 else {}
 
-        def both_have_it_and_no_door() -> bool:
+        def both_have_it_and_no_other() -> bool:
             return {name.partition("-")[0]: found for name, found in answers().items()} == {
                 "controller": [cid],
                 "tool": [cid],
                 "door": [],
+                "jobs": [],
             }
 
-        asyncio.run(until(both_have_it_and_no_door, limit=120, what="all workers' answers"))
+        asyncio.run(until(both_have_it_and_no_other, limit=120, what="all workers' answers"))
         assert task(greeting, "cancel", cid)["conversation_id"] == cid
         shown = partial(asyncio.to_thread, deckhands, "show", cid, "--json", env=env)
 
@@ -133,9 +134,11 @@ def test_the_command_that_it_prints_lists_the_conversations_of_both_kinds_of_wor
 
 def test_a_door_in_the_foreground_serves_the_cluster_that_runs_here(tmp_path):
     env = environment(tmp_path)
-    with started("up", "--controllers", "0", "--tools", "0", "--doors", "0", env=env) as running:
+    with started(
+        "up", "--controllers", "0", "--tools", "0", "--doors", "0", "--jobs", "0", "--beats", "0", env=env
+    ) as running:
         greeting = "".join(read_until(running, "Ctrl-C stops it"))
-        assert "and 0 doors." in greeting
+        assert "0 doors, 0 jobs workers and 0 beats." in greeting
         with started("door", env=env) as door:
             cid = task(greeting, "submit", "Do it.", model=script(tmp_path / "x"))
             assert deckhands("show", cid, "--json", env=env).json[0]["title"] == "Do it."

@@ -16,6 +16,7 @@ import yaml
 from broker.limits.quotas import QuotaTable
 from broker.runtime.settings import BrokerSettings
 from broker.secrets.secrets import parsed_key
+from deckhands.archive.retention import Retention
 from tool_worker.mcp.config import read_servers
 from tool_worker.sandbox.seccomp import REFUSED
 
@@ -25,8 +26,8 @@ OUTSIDE = ROOT / "deploy" / "compose.outside.yaml"
 NO_SANDBOX = ROOT / "deploy" / "compose.none.yaml"
 SYSTEM_CALLS = ROOT / "deploy" / "seccomp.json"
 PRODUCERS = ROOT / "deploy" / "compose.producers.yaml"
-PASSWORDS = tuple(f"{who}_PASSWORD" for who in ("ADMIN", "WORKER", "DOOR", "PRODUCER", "QUEUE", "FLOWER"))
-STAYING = {"store", "queue", "controller", "tools", "door", "flower"}
+PASSWORDS = tuple(f"{who}_PASSWORD" for who in ("ADMIN", "WORKER", "DOOR", "JOBS", "PRODUCER", "QUEUE", "FLOWER"))
+STAYING = {"store", "queue", "controller", "tools", "door", "jobs", "beat", "flower"}
 PASSING = {"setup", "cli"}
 ORDINARY = ["no-new-privileges:true"]
 FOR_BUBBLEWRAP = [*ORDINARY, "seccomp=deploy/seccomp.json", "apparmor=unconfined", "systempaths=unconfined"]
@@ -48,7 +49,7 @@ def test_a_service_has_no_more_rights_than_it_needs(name: str) -> None:
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == (FOR_BUBBLEWRAP if name == "tools" else ORDINARY)
     assert not {"privileged", "cap_add", "devices", "ipc", "network_mode", "pid", "userns_mode"} & set(service)
-    assert all(volume.partition(":")[0] in {"log", "queue", "node"} for volume in service.get("volumes", []))
+    assert all(volume.partition(":")[0] in {"log", "queue", "node", "archive"} for volume in service.get("volumes", []))
     assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
 
 
@@ -69,6 +70,8 @@ def test_health_is_asked_of_the_heartbeat() -> None:
         "controller": [*command, "controller"],
         "tools": [*command, "tool"],
         "door": [*command, "door"],
+        "jobs": [*command, "jobs"],
+        "beat": [*command, "beat"],
     }
 
 
@@ -114,7 +117,7 @@ def test_a_door_logs_in_as_itself_and_reaches_the_servers_alone() -> None:
     assert "//producer:" not in COMPOSE.read_text()
     known = {name: services()[name]["environment"].keys() & set(PASSWORDS) for name in ("store", "queue")}
     assert known == {
-        "store": {"ADMIN_PASSWORD", "WORKER_PASSWORD", "DOOR_PASSWORD", "PRODUCER_PASSWORD"},
+        "store": {"ADMIN_PASSWORD", "WORKER_PASSWORD", "DOOR_PASSWORD", "JOBS_PASSWORD", "PRODUCER_PASSWORD"},
         "queue": {"QUEUE_PASSWORD", "PRODUCER_PASSWORD"},
     }
 
@@ -145,24 +148,43 @@ def test_every_conversation_has_a_sandbox_of_its_own_unless_somebody_says_otherw
 def test_quotas_and_servers_are_files_that_say_nothing_until_somebody_fills_them() -> None:
     whole = yaml.safe_load(COMPOSE.read_text())
     files = {name: re.sub(r"^\$\{\w+_FILE:-(.*)\}$", r"\1", entry["file"]) for name, entry in whole["configs"].items()}
-    assert files == {"quotas": "deploy/quotas.toml", "mcp": "deploy/mcp.json"}
+    assert files == {
+        "quotas": "deploy/quotas.toml",
+        "mcp": "deploy/mcp.json",
+        "retention": "deploy/retention.toml",
+    }
+    assert Retention.of_setting(str(ROOT / files["retention"])) == Retention()
     assert QuotaTable.of_setting(str(ROOT / files["quotas"])) == QuotaTable()
     assert read_servers(ROOT / files["mcp"], {}) == ()
     mounted = {name: services()[name]["configs"] for name in STAYING if "configs" in services()[name]}
     assert mounted == {
         "controller": [{"source": "quotas", "target": services()["controller"]["environment"]["DECKHANDS_QUOTAS"]}],
         "tools": [{"source": "mcp", "target": services()["tools"]["environment"]["DECKHANDS_MCP"]}],
+        "jobs": [{"source": "retention", "target": services()["jobs"]["environment"]["DECKHANDS_RETENTION"]}],
     }
 
 
-def test_a_way_out_for_tool_workers_changes_nothing_else() -> None:
+def test_a_way_out_for_tool_workers_and_jobs_changes_nothing_else() -> None:
     assert yaml.safe_load(OUTSIDE.read_text())["services"] == {
-        "tools": {
+        name: {
             "networks": ["inside", "outside"],
-            "env_file": [{"path": "deploy/tools.env", "required": False}],
+            "env_file": [{"path": f"deploy/{name}.env", "required": False}],
         }
+        for name in ("tools", "jobs")
     }
-    assert "deploy/tools.env" in (ROOT / ".gitignore").read_text().splitlines()
+    assert {"deploy/tools.env", "deploy/jobs.env"} <= set((ROOT / ".gitignore").read_text().splitlines())
+
+
+def test_jobs_log_in_as_themselves_and_share_the_archive_with_those_who_read_it() -> None:
+    found = services()
+    assert re.findall(r"redis://(\w*):", json.dumps(found["jobs"]["environment"])) == ["jobs", ""]
+    assert re.findall(r"redis://(\w*):", json.dumps(found["beat"]["environment"])) == [""]
+    assert [name for name in found if "//jobs:" in json.dumps(found[name])] == ["jobs"]
+    sharing = {name for name in found if "archive:/var/lib/archive" in found[name].get("volumes", [])}
+    assert sharing == {"jobs", "cli"}
+    assert {found[name]["environment"]["DECKHANDS_ARCHIVE"] for name in sharing} == {
+        "${ARCHIVE:-file:///var/lib/archive}"
+    }
 
 
 def test_the_container_s_filter_refuses_what_the_sandbox_does_but_for_what_makes_the_sandbox() -> None:

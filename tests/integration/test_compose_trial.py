@@ -162,7 +162,7 @@ def _docker(*arguments: str) -> str:
 
 def test_every_service_is_healthy_and_nobody_is_root(project: Project) -> None:
     counts = {name: len(project.containers(name)) for name in STAYING}
-    assert counts == {"store": 1, "queue": 1, "controller": 2, "tools": 2, "door": 1, "flower": 1}
+    assert counts == {"store": 1, "queue": 1, "controller": 2, "tools": 2, "door": 1, "jobs": 1, "beat": 1, "flower": 1}
     for name in STAYING:
         for container in project.containers(name):
             assert _docker("inspect", "-f", "{{.State.Health.Status}}", container) == "healthy"
@@ -254,7 +254,9 @@ async def test_flower_wants_the_password_and_lists_every_kind_of_worker(project:
 
         async def all_are_listed() -> bool:
             found = await roles()
-            return all(found.count(role) >= count for role, count in (("controller", 2), ("tool", 2), ("door", 1)))
+            return all(
+                found.count(role) >= count for role, count in (("controller", 2), ("tool", 2), ("door", 1), ("jobs", 1))
+            )
 
         await until(all_are_listed, limit=LIMIT_SECONDS, what="all workers in Flower")
 

@@ -10,6 +10,7 @@ from celery._state import _set_task_join_will_block
 
 from broker.celery.door_app import make_door_app
 from broker.celery.door_results import TaskResults
+from broker.celery.taken_entries import TAKEN, TAKERS
 from broker.runtime.errors import UsageError
 from deckhands.door.callers import CELERY, Caller
 from deckhands.door.desk import REVOKED, Desk, conversation_of_task
@@ -17,7 +18,7 @@ from deckhands.door.revocations import moment_in
 from deckhands.door.runs import MAX_SENDS, Runs
 from tests.door_parts import Producer, saying
 from tests.faults.harness import steps
-from tests.polling import until
+from tests.polling import unhurried, until
 
 NOWHERE = "redis://127.0.0.1:1/0"
 
@@ -97,6 +98,15 @@ async def test_an_answer_that_celery_never_takes_is_given_up(producer: Producer)
     assert found.is_answered
 
 
+async def test_a_half_that_looked_before_another_one_had_answered_does_not_answer_again(producer: Producer) -> None:
+    results: Any = Sending()
+    runs = Runs(desk := Desk(producer.cluster.client.store, results))
+    looked = await _decided(desk, "twice")
+    assert await runs.take(RunMessage("twice", (), {}, {})) is not None
+    await runs.has_answered("twice")
+    assert await runs._outcome(looked) is None
+
+
 async def test_what_could_not_be_sent_does_not_count_as_sent(producer: Producer) -> None:
     store = producer.cluster.client.store
     away = Runs(Desk(store, results_away()))
@@ -121,6 +131,22 @@ async def test_a_second_message_of_a_run_that_cannot_be_used_does_not_end_it(pro
     assert not caller.is_answered
     await producer.until_state(first, "SUCCESS", "FAILURE")
     assert first.result["conversation_id"] == conversation_id
+
+
+async def test_what_anybody_writes_where_entries_are_taken_to_holds_up_no_task(producer: Producer) -> None:
+    broker = producer.app.backend.client
+    hostile = [b"\xff\xfe", b"", b"nobody", b"dead deckhands", b"dead elsewhere", b"typed deckhands", b"x " * 10_000]
+    broker.sadd(TAKERS, *hostile)
+    broker.rpush(f"{TAKEN}dead deckhands", b"\xff", b"[]", b'{"body": 1}')
+    broker.rpush(f"{TAKEN}dead elsewhere", b"not ours")
+    broker.set(f"{TAKEN}typed deckhands", "no list")
+    await until(lambda: not broker.exists(f"{TAKEN}dead deckhands"), limit=unhurried(60.0), what="entries put back")
+    result = producer.run(turns=saying("done"))
+    assert (await producer.value(result, limit=unhurried(60.0)))["message"] == "done"
+    assert broker.lrange(f"{TAKEN}dead elsewhere", 0, -1) == [b"not ours"]
+    left = broker.smembers(TAKERS)
+    assert b"typed deckhands" not in left
+    assert b"dead deckhands" not in left
 
 
 async def test_a_flood_of_revocations_leaves_room_for_runs(producer: Producer) -> None:

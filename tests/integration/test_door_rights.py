@@ -25,7 +25,7 @@ from deckhands.door.desk import conversation_of_task
 from tests.door_parts import saying
 from tests.faults.harness import steps
 from tests.inbox_parts import put, replies
-from tests.polling import until
+from tests.polling import unhurried, until
 from tests.served_stores import LIMIT_SECONDS, PRODUCER, Server, allowed_of, refusals, serving, worker
 
 LIMIT = 2 * LIMIT_SECONDS
@@ -75,7 +75,7 @@ class Cluster:
         return self.app.signature("deckhands.run", kwargs=arguments, queue="deckhands")
 
     async def value(self, result: AsyncResult) -> Any:
-        return await asyncio.to_thread(result.get, timeout=LIMIT)
+        return await asyncio.to_thread(result.get, timeout=unhurried(LIMIT))
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ async def test_a_worker_that_beats_is_healthy(valkey_server: RealServer, valkey_
     await enter(valkey_store, new_worker_id("controller"))
     await enter(valkey_store, new_worker_id("tool"), node="here")
     await enter(valkey_store, new_worker_id("door"))
-    for role in ("controller", "tool", "door"):
+    await enter(valkey_store, new_worker_id("jobs"))
+    for role in ("controller", "tool", "door", "jobs"):
         verdict = await check(role, valkey_server.url)
         assert verdict.exit_status == HEALTHY
         assert verdict.reason.startswith(f"The {role} worker's heartbeat holds for 3")
@@ -76,7 +77,7 @@ async def test_the_command_answers_with_its_exit_status(valkey_server: RealServe
         LAPSED,
         "No controller worker of this host is known to the store.\n",
     )
-    usage = "Usage: python -m broker.health controller|tool|door|store\n"
+    usage = "Usage: python -m broker.health controller|tool|door|jobs|beat|store\n"
     assert await _command("worker", DECKHANDS_URL=valkey_server.url) == (NOTHING_TO_SAY, usage)
     status, said = await _command("store", DECKHANDS_SHARDS="many")
     assert (status, said) == (NOTHING_TO_SAY, "DECKHANDS_SHARDS is 'many'. It must be a number.\n")

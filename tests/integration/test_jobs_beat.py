@@ -12,6 +12,7 @@ from redis import Redis
 
 from broker.celery.jobs_app import BEAT_KEYS, redis_url
 from deckhands.jobs.table import JOBS
+from tests.archive_parts import begin_ended
 from tests.door_parts import Producer
 from tests.faults.harness import FaultCluster
 from tests.polling import until
@@ -60,14 +61,42 @@ async def test_a_beat_takes_over_from_a_killed_one_and_sends_nothing_again(clust
     assert sent(broker) == ["deckhands.jobs.orphans", "deckhands.jobs.orphans"]
 
 
+async def test_a_job_is_tried_again_until_its_archive_is_there_and_another_brings_back_what_it_archived(
+    cluster, tmp_path
+):
+    place, rules = tmp_path / "archive", tmp_path / "retention.toml"
+    place.write_text("no directory yet")
+    rules.write_text('[[rule]]\nage = "0s"\n')
+    cluster.start_jobs(DECKHANDS_ARCHIVE=str(place), DECKHANDS_RETENTION=str(rules))
+    producer = Producer(cluster)
+    await begin_ended(cluster.client, "one-of-us")
+    result = producer.app.send_task("deckhands.jobs.retire", queue="deckhands.jobs")
+    await until(lambda: result.state == "RETRY", limit=LIMIT_SECONDS, what="a job that is to be tried again")
+    place.unlink()
+    assert (await producer.value(result))["archived"] == 1
+    rules.write_text("")
+    for is_new in (True, False):
+        back = producer.app.send_task("deckhands.jobs.restore", args=["one-of-us"], queue="deckhands.jobs")
+        assert await producer.value(back) == {"conversation_id": "one-of-us", "restored": is_new}
+    assert (await cluster.client.row("one-of-us")).state == "finished"
+    producer.close()
+
+
 async def test_a_job_is_done_by_its_worker_and_its_result_is_kept(cluster):
     cluster.start_jobs()
     producer = Producer(cluster)
     result = producer.app.send_task("deckhands.jobs.orphans", queue="deckhands.jobs")
     assert await producer.value(result) == {"removed": 0, "completed": 0}
-    again = producer.app.send_task("deckhands.jobs.orphans", args=["x", "y"], queue="deckhands.jobs")
-    with pytest.raises(Exception, match="positional"):
-        await producer.value(again)
+    for name, arguments, said in [
+        ("orphans", ["x", "y"], "The arguments do not fit: too many positional arguments"),
+        ("restore", [], "The arguments do not fit: missing a required argument: 'conversation_id'"),
+        ("restore", ["../../x"], "cannot be used"),
+        ("restore", [["x"]], "is not a text"),
+        ("restore", ["nobody-knows"], "nobody-knows"),
+    ]:
+        result = producer.app.send_task(f"deckhands.jobs.{name}", args=arguments, queue="deckhands.jobs")
+        with pytest.raises(Exception, match=said):
+            await producer.value(result)
     asked = producer.app.control.inspect(timeout=2.0)
     registered = await asyncio.to_thread(asked.registered)
     assert {name for names in registered.values() for name in names} >= {f"deckhands.jobs.{job.name}" for job in JOBS}

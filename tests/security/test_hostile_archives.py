@@ -1,6 +1,6 @@
-"""A file in the archive is input like any other: whoever can write there may forge one.
+"""A file in the archive is input like any other: others who can write there may forge one.
 
-Who may forge it: whoever can write to the archive, such as another application in the same bucket. What they may not
+Who may forge it: all who can write to the archive, such as another application in the same bucket. What they may not
 do: make a reader unpack without bound, reach another path, or write to the store what is no conversation's log.
 """
 

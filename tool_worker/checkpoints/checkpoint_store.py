@@ -13,7 +13,7 @@ Holds:
     - An entry is left out only if it changed while it was looked at, never because the place, or we, lack something.
 Does not:
     - Save shells, processes, or what lies outside of the workspace.
-    - Take back the space of checkpoints that are gone, except by `drop_unused`.
+    - Take back the space of checkpoints that are gone; `removal` does.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, timedelta
 from pathlib import Path
 from typing import Any
 
 import fsspec  # type: ignore[import-untyped]
 import zstandard
+from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
 from broker.runtime.clock import Clock
 from broker.runtime.ids import check_conversation_id
-from tool_worker.checkpoints.manifest import are_sound, encoded, pieces_of
+from tool_worker.checkpoints.manifest import are_sound, encoded
 from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, FileUnfit
 from tool_worker.files.file_tree import DIRECTORY, FILE, LINK, Entry, OpenedUp, TreeLimits, entries, is_of_the_entry
 from tool_worker.files.openat2_paths import Directory
@@ -51,6 +53,8 @@ MODE_BITS = 0o777
 """What is restored of a mode: a set-user-id file would run as the user who restores it."""
 UNSETTLED_NS = 50_000_000
 """A file that changed so shortly before may change again within the same tick of the clock, and is read next time."""
+RENEWED_SECONDS = 3 * 86_400.0
+"""A piece that is older is written again when a checkpoint names it: it may be about to be dropped as unused."""
 ROUNDS = 100
 """How often what its owner has closed to himself is opened, each time one level deeper."""
 
@@ -223,19 +227,6 @@ class Checkpoints:
         for event in self._events(conversation_id):
             self._files.rm_file(f"{self._history(conversation_id)}/{event:012}")
 
-    def drop_unused(self) -> int:
-        """Drop the pieces that no checkpoint names, and return how many; nothing may be saved meanwhile."""
-        used: set[str] = set()
-        for folder in (f"{self._root}/{name}" for name in (CHECKPOINTS, BASES, HISTORY)):
-            for path in self._files.find(folder) if self._files.exists(folder) else []:
-                used.update(pieces_of(self._manifest_at(path)["entries"]))
-        dropped = 0
-        for path in self._files.find(f"{self._root}/objects") if self._files.exists(f"{self._root}/objects") else []:
-            if path.rpartition("/")[2] not in used:
-                self._files.rm_file(path)
-                dropped += 1
-        return dropped
-
     def _save_file(self, directory: Directory, entry: Entry) -> tuple[list[str], int]:
         pieces: list[str] = []
         written = 0
@@ -246,7 +237,7 @@ class Checkpoints:
                     break
                 digest = hashlib.sha256(piece).hexdigest()
                 pieces.append(digest)
-                if not self._exists(self._object(digest)):
+                if not self._is_fresh(self._object(digest)):
                     written += self._write(self._object(digest), piece)
         return pieces, written
 
@@ -333,6 +324,18 @@ class Checkpoints:
             except FileNotFoundError:
                 return False
             return True
+
+    def _is_fresh(self, path: str) -> bool:
+        """Say whether a piece is there, and was written so lately that nobody drops it as unused meanwhile."""
+        if type(self._files).modified is AbstractFileSystem.modified:
+            return self._exists(path)  # a place that does not say, and from which nothing is dropped
+        with self._using():
+            try:
+                written = self._files.modified(path)
+            except FileNotFoundError:
+                return False
+        age = self._clock.now() - (written if written.tzinfo else written.replace(tzinfo=UTC))
+        return bool(age < timedelta(seconds=RENEWED_SECONDS))
 
     def _write(self, path: str, content: bytes) -> int:
         packed = zstandard.ZstdCompressor(level=1).compress(content)

@@ -1,0 +1,65 @@
+"""A worker of jobs and a beat have the rights that they need in both servers, and no more."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from celery import Celery
+
+from broker.celery.jobs_app import BEAT_KEYS
+from broker.health import BEAT_LOCK, HEALTHY, LAPSED, check
+from broker.store.store import open_store
+from deckhands.client.client import Client
+from tests.archive_parts import begin_ended
+from tests.polling import until
+from tests.served_stores import LIMIT_SECONDS, allowed_of, refusals, serving, worker
+
+BEYOND_JOBS = (
+    *("ACL LIST", "CONFIG GET dir", "EVAL return{} 0", "FLUSHALL", "FUNCTION LOAD REPLACE x", "KEYS *", "RANDOMKEY"),
+    *("SUBSCRIBE a", "PUBLISH a b", "SET other 1", "GET other", "HSET deck:store generation x", "DEL deck:store"),
+    *("HSET deck:tools bash {}", "HGETALL deck:{0}:notes:a/b/c", "SMEMBERS deck:{0}:notebooks", "XLEN deck:inbox"),
+    *("HSET deck:{0}:budget:all limit 1", "SMEMBERS deck:{0}:budgets", "HGETALL deck:{0}:quota:x:y"),
+    *("HGETALL deck:{0}:batch:x", "SET deck:{0}:ledger:x 1", "XRANGE deck:replies:x - +"),
+)
+
+
+def test_the_health_check_looks_at_the_lock_that_the_beat_holds() -> None:
+    assert f"{BEAT_KEYS}:lock" == BEAT_LOCK
+
+
+async def test_jobs_and_a_beat_do_all_their_work_with_the_rights_they_have(tmp_path: Path, programs) -> None:
+    place, rules = tmp_path / "archive", tmp_path / "retention.toml"
+    rules.write_text('[[rule]]\nage = "0s"\n')
+    async with AsyncExitStack() as stack:
+        log = await stack.enter_async_context(serving("log", tmp_path / "log", programs))
+        queue = await stack.enter_async_context(serving("queue", tmp_path / "queue", programs))
+        await (await open_store(log.admin)).aclose()
+        environment = {
+            "PATH": os.environ["PATH"],
+            "DECKHANDS_CELERY_URL": queue.queue,
+            "DECKHANDS_HOME": str(tmp_path / "home"),
+        }
+        assert (await check("beat", queue.queue)).exit_status == LAPSED
+        await stack.enter_async_context(worker("deckhands.jobs.beat", environment))
+        archiving = {"DECKHANDS_ARCHIVE": str(place), "DECKHANDS_RETENTION": str(rules), "DECKHANDS_URL": log.jobs}
+        await stack.enter_async_context(worker("deckhands.jobs", environment | archiving))
+        client = await stack.enter_async_context(await Client.connect(log.worker))
+        await begin_ended(client, "one-of-us", labels={"team": "ci"})
+        await client.store.connection.call("SET", client.store.keys("nobody").blob("0" * 64), "left")
+        with Celery(broker=queue.queue, set_as_current=False) as app:
+            for name in ("orphans", "retire"):
+                app.send_task(f"deckhands.jobs.{name}", queue="deckhands.jobs", ignore_result=True)
+
+            async def is_archived() -> bool:
+                return not await client.recent() and bool([*place.rglob("one-of-us.zip")])
+
+            await until(is_archived, limit=LIMIT_SECONDS, what="a conversation in the archive")
+
+        async def beats() -> bool:
+            return (await check("beat", queue.queue)).exit_status == HEALTHY
+
+        await until(beats, limit=LIMIT_SECONDS, what="a beat")
+        assert await refusals(log) == []
+        assert await allowed_of(BEYOND_JOBS, log.jobs) == []
