@@ -15,7 +15,7 @@ from broker.runtime.errors import UsageError
 from deckhands.door.callers import CELERY, Caller
 from deckhands.door.desk import REVOKED, Desk, conversation_of_task
 from deckhands.door.revocations import moment_in
-from deckhands.door.runs import MAX_SENDS, Runs
+from deckhands.door.runs import MAX_SENDS, RunMessage, Runs
 from tests.door_parts import Producer, saying
 from tests.faults.harness import steps
 from tests.polling import unhurried, until
