@@ -92,7 +92,7 @@ class TenantTable(BaseModel):
                 )
             return cls(rules=entries.get("tenants", {}))
         except tomllib.TOMLDecodeError as error:
-            raise UsageError(f"The table of tenants is no TOML: {error}.") from None
+            raise UsageError(f"The table of tenants is not TOML: {error}.") from None
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"][1:]) or "[tenants]"

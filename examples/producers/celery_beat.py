@@ -2,8 +2,8 @@
 
     DECKHANDS_CELERY=redis://127.0.0.1:6379/1 celery -A celery_beat beat
 
-DECKHANDS_CELERY is the address that `deckhands up` prints behind `celery:`. Run it in this directory. Each tick has its
-own task id, so two beats begin two agents: run one, or use redbeat, which holds a lock. Nothing here imports
+DECKHANDS_CELERY is the address that `deckhands up` prints behind `celery:`. Run it in this directory. Each message
+has another task id, so two beats begin two agents: run one, or use redbeat, which holds a lock. Nothing here imports
 Deckhands. `deckhands schedule add` needs no application and begins each tick once.
 """
 

@@ -6,12 +6,12 @@ import json
 from typing import Any
 
 import pytest
-from deckhands.client.requests import TaskRequest
 
 from broker.contract.double_texting import taken_back
 from broker.contract.observations import CmdOutputObservation, ErrorObservation
 from broker.runtime.errors import ConversationBusy
 from controller_worker.loop.replay import replay
+from deckhands.tasks.requests import TaskRequest
 from tests.faults.harness import FaultCluster, steps
 
 PLACES = ("before_append", "after_append")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from datetime import timedelta
 
-from deckhands.client.requests import TaskRequest
-
 from broker.coordination.membership import members
 from deckhands.jobs.ticking import conversation_of
 from deckhands.schedules.book import ScheduleBook
 from deckhands.schedules.schedule import LABEL, Schedule
+from deckhands.tasks.requests import TaskRequest
 from tests.faults.harness import FaultCluster
 
 NAMES = [f"s{n}" for n in range(20)]

@@ -17,6 +17,7 @@ import pytest
 from broker.store import keys
 from tests.door_parts import Producer, all_present, saying
 from tests.faults.harness import FaultCluster
+from tests.polling import until
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "producers"
 LIMIT_SECONDS = 90.0
@@ -65,6 +66,26 @@ async def test_the_chord(reached: Producer) -> None:
     command = [sys.executable, str(EXAMPLES / "celery_chord.py"), reached.cluster.store.celery_url, "--model", model]
     assert await printed([*command, "--timeout", str(LIMIT_SECONDS)], reached.cluster.root) == ["write more tests"]
     assert len(await reached.cluster.client.recent()) == 21
+
+
+async def test_the_beat_of_another_application(reached: Producer) -> None:
+    send = """
+import celery_beat
+from celery.beat import Scheduler
+
+beat = Scheduler(celery_beat.app)
+print(*[beat.apply_entry(entry) or entry.task for entry in beat.schedule.values()])
+"""
+    found = {"DECKHANDS_CELERY": reached.cluster.store.celery_url, "PYTHONPATH": str(EXAMPLES)}
+    model = reached.options(saying("all is well"))["model"]
+    sent = await printed([sys.executable, "-c", send], reached.cluster.root, DECKHANDS_MODEL=model, **found)
+    assert sent == ["deckhands.run"]
+
+    async def has_begun() -> bool:
+        rows = await reached.cluster.client.recent()
+        return [dict(row.labels) for row in rows] == [{"example": "celery-beat"}]
+
+    await until(has_begun, limit=LIMIT_SECONDS, what="the conversation of a tick")
 
 
 async def test_the_inbox_from_python(reached: Producer) -> None:

@@ -192,7 +192,7 @@ def test_what_answers_an_action_of_before_is_not_taken_back() -> None:
     action = last(core, CmdRunAction).id
     core.ask("paused")
     core.run()
-    core.say("continue, but differently")
+    core.say("do it differently")
     core.run()
     core.observe(action)
     core.say("no, this")
@@ -211,7 +211,7 @@ def test_an_action_of_before_still_runs_behind_a_rollback() -> None:
     action = last(core, CmdRunAction).id
     core.ask("paused")
     core.run()
-    core.say("continue, but differently")
+    core.say("do it differently")
     core.run()
     core.say("no, this")
     assert core.run() == AwaitTools((action,))

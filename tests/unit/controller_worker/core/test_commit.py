@@ -98,6 +98,7 @@ def test_a_listing_shows_the_state_and_the_numbers() -> None:
     core.reply(think())
     assert index_fields(core.state) == {
         "state": "running",
+        "busy": "1",
         "wait_reason": "",
         "last_error": "",
         "error_code": "",
