@@ -24,14 +24,11 @@ from redis.exceptions import ConnectionError, TimeoutError  # noqa: A004
 from broker.celery.app import TRANSPORT_OPTIONS, make_app
 from broker.celery.messages import (
     MAX_NAME_CHARS,
-    Connection,
-    Messages,
-    Transport,
     WorkerConsumer,
     check_task,
     note_dropped,
 )
-from broker.celery.taken_entries import KeptChannel
+from broker.celery.taken_entries import KeptConnection, KeptMessages, KeptTransport
 from broker.secrets.masking import MASK
 
 QUEUE = "deckhands"
@@ -52,20 +49,19 @@ AWAY = (OSError, OperationalError, ConnectionError, TimeoutError)
 PLACES = {name: f"deckhands:{name}" for name in ("unacked", "unacked_index", "unacked_mutex")}
 
 
-class DoorTransport(Transport):
-    """Takes larger messages, and loses none."""
+class DoorTransport(KeptTransport):
+    """Takes larger messages."""
 
-    Channel = KeptChannel
     max_body_chars = MAX_BODY_CHARS
 
 
-class DoorConnection(Connection):
+class DoorConnection(KeptConnection):
     """A connection of the door."""
 
     own_transport = DoorTransport
 
 
-class DoorMessages(Messages):
+class DoorMessages(KeptMessages):
     """How the door connects."""
 
     Connection = DoorConnection

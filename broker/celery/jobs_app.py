@@ -16,8 +16,7 @@ from celery import Celery
 from celery.worker.request import Request
 
 from broker.celery.app import TRANSPORT_OPTIONS, make_app
-from broker.celery.messages import Connection, Messages, Transport
-from broker.celery.taken_entries import KeptChannel
+from broker.celery.taken_entries import KeptMessages
 
 QUEUE = "deckhands.jobs"
 PREFIX = "deckhands.jobs."
@@ -32,24 +31,6 @@ BEAT_TURN_SECONDS = 2.0
 """How long a beat sleeps at most, and how often one that waits looks at the lock."""
 BEAT_LOCK_SECONDS = 10
 """After this time without a turn of the beat that sends, another one sends."""
-
-
-class JobsTransport(Transport):
-    """Loses no message."""
-
-    Channel = KeptChannel
-
-
-class JobsConnection(Connection):
-    """A connection of a worker of jobs."""
-
-    own_transport = JobsTransport
-
-
-class JobsMessages(Messages):
-    """How a worker of jobs connects."""
-
-    Connection = JobsConnection
 
 
 class JobRequest(Request):  # type: ignore[misc]
@@ -72,7 +53,7 @@ def make_jobs_app(broker_url: str, result_url: str, schedule: dict[str, Any]) ->
     return make_app(
         "jobs",
         broker_url,
-        JobsMessages,
+        KeptMessages,
         result_backend=result_url,
         result_serializer="json",
         result_accept_content=["json"],

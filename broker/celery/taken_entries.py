@@ -24,7 +24,15 @@ from typing import Any
 from kombu.utils.json import loads
 from redis import exceptions as redis_errors
 
-from broker.celery.messages import NOT_THE_MESSAGE, Channel, QoS, note_dropped
+from broker.celery.messages import (
+    NOT_THE_MESSAGE,
+    Channel,
+    Connection,
+    Messages,
+    QoS,
+    Transport,
+    note_dropped,
+)
 from broker.runtime.clock import SYSTEM_CLOCK
 from broker.runtime.failpoints import failpoint
 from broker.runtime.ids import new_key
@@ -169,3 +177,21 @@ class KeptChannel(Channel):
 
     def _list(self, queue: str) -> str:
         return f"{TAKEN}{self._taker} {queue}"
+
+
+class KeptTransport(Transport):
+    """A transport that loses nothing."""
+
+    Channel = KeptChannel
+
+
+class KeptConnection(Connection):
+    """A connection by this transport."""
+
+    own_transport = KeptTransport
+
+
+class KeptMessages(Messages):
+    """How an application connects whose queue must lose nothing."""
+
+    Connection = KeptConnection
