@@ -21,7 +21,7 @@ from broker.specs.agent_state import TERMINAL_STATES, AgentState
 from broker.specs.specs import Tenancy
 from broker.store.store import Store
 from deckhands.client import inputs
-from deckhands.client.archived import forget, restore
+from deckhands.client.archived import forget, lend_upload, restore
 from deckhands.client.beginning import Beginning, begin, beginning_of
 from deckhands.client.confirmations import answer_to
 from deckhands.client.deleting import delete
@@ -178,7 +178,7 @@ class Client(Reader):
         place = None if workspace is None else inputs.directory_in(workspace)
         created = fork_of(events, fork_id, model=model, workspace=place, title=title)
         await require_served(self.store, created.workspace)
-        await self.lend_upload(conversation_id, fork_id, created.workspace)
+        await lend_upload(self.store, self.archive, conversation_id, fork_id, created.workspace)
         await self.log.adopt(created, copied_events(events, model=model), key=f"fork:{created.forked_from}")
         return fork_id
 
