@@ -13,6 +13,7 @@ Does not: say who wrote a file; checksums find damage, not forgery.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import re
@@ -147,6 +148,9 @@ class ArchivedFile:
             self._zip = zipfile.ZipFile(file)
         except (zipfile.BadZipFile, RuntimeError, ValueError, EOFError) as error:
             raise self._corrupt(f"it is no ZIP file: {error}") from error
+        except OSError as error:
+            self._check_place(error)
+            raise
         self._infos = self._checked_infos()
         try:
             self.manifest = Manifest.model_validate_json(self._content(MANIFEST))
@@ -230,6 +234,9 @@ class ArchivedFile:
                     yield piece
         except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
             raise self._corrupt(f"{name} cannot be read: {error}") from error
+        except OSError as error:
+            self._check_place(error)
+            raise
 
     def _content(self, name: str) -> bytes:
         return b"".join(self._raw(name))
@@ -254,6 +261,11 @@ class ArchivedFile:
             return decode(codec.encode(wire, schema_version=self.manifest.schema_version), number)
         except (ValueError, RecursionError, CorruptEntry, EventUnfit) as error:
             raise self._corrupt(f"line {number} of its log cannot be read: {error}") from error
+
+    def _check_place(self, error: OSError) -> None:
+        """Tell a file that names a place outside of itself from one that cannot be reached."""
+        if error.errno == errno.EINVAL:
+            raise self._corrupt("it names a place outside of itself") from error
 
     def _corrupt(self, why: str) -> CorruptArchive:
         return CorruptArchive(f"{self._name} cannot be used: {why}.")

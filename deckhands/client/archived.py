@@ -1,16 +1,17 @@
-"""What is done to archived conversations: brought back into the store, or forgotten.
+"""What is done to archived conversations: brought back into the store, lent to a fork, or forgotten.
 
 Holds: an archived file is input like any other: it is checked whole before anything of it is written to the store.
 """
 
 from __future__ import annotations
 
-from broker.contract.events import ConversationCreated
+from broker.contract.events import ConversationCreated, WorkspaceSpec
 from broker.coordination.stored_files import StoredFiles
 from broker.log.event_log import EventLog
 from broker.log.invariants import violations
-from broker.runtime.errors import UnknownConversation, UsageError
+from broker.runtime.errors import CorruptEntry, UnknownConversation, UsageError
 from broker.specs.workspace_sources import UploadedSource
+from broker.store.store import Store
 from deckhands.archive.archive import Archive
 from deckhands.client.errors import IsBeingDeleted
 
@@ -48,6 +49,26 @@ async def restore(log: EventLog, archive: Archive | None, conversation_id: str) 
         await StoredFiles(store).keep(conversation_id, content or b"")
     await log.adopt(created, events[1:], key=f"restore:{manifest.first_sha256}")
     return True
+
+
+async def lend_upload(
+    store: Store, archive: Archive | None, source_id: str, target_id: str, workspace: WorkspaceSpec
+) -> None:
+    """Let a fork begin with the file that its origin began with, wherever the origin is.  Idempotent.
+
+    Raises:
+        CorruptEntry: it is neither in the store nor in the archive.
+    """
+    files, source = StoredFiles(store), workspace.source
+    try:
+        await files.lend(source_id, target_id, source)
+    except CorruptEntry:
+        content = None
+        if archive is not None and isinstance(source, UploadedSource):
+            content = await archive.upload(source_id, source.parcel)
+        if content is None:
+            raise
+        await files.keep(target_id, content)
 
 
 async def forget(archive: Archive, conversation_id: str) -> bool:

@@ -25,7 +25,7 @@ from broker.specs.specs import Tenancy
 from broker.specs.timing import DoubleTexting, MessagePolicy
 from broker.store.store import Store
 from deckhands.client.appending import append
-from deckhands.client.archived import forget, restore
+from deckhands.client.archived import forget, lend_upload, restore
 from deckhands.client.beginning import Beginning, begin, beginning_of
 from deckhands.client.confirmations import answer_to
 from deckhands.client.deleting import delete
@@ -195,7 +195,7 @@ class Client(Reader):
         created = fork_of(events, fork_id, model=model, workspace=place, title=title)
         await check(self.store, fork_id, created.tenancy.tenant if created.tenancy else "")
         await require_served(self.store, created.workspace)
-        await self.lend_upload(conversation_id, fork_id, created.workspace)
+        await lend_upload(self.store, self.archive, conversation_id, fork_id, created.workspace)
         await self.log.adopt(created, copied_events(events, model=model), key=f"fork:{created.forked_from}")
         return fork_id
 

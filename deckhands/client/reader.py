@@ -10,15 +10,13 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from broker.contract import codec
-from broker.contract.events import Event, WorkspaceSpec
+from broker.contract.events import Event
 from broker.contract.unknown_event import decode_any
-from broker.coordination.stored_files import StoredFiles
 from broker.log.conversations import ConversationRow, Conversations
 from broker.log.event_log import EventLog
 from broker.log.lost_tails import followed
 from broker.log.status import Status
 from broker.runtime.errors import CorruptEntry, EventsLost, UnknownConversation
-from broker.specs.workspace_sources import UploadedSource
 from broker.store.store import Store
 from deckhands.archive.archive import Archive
 from deckhands.client.errors import NotSettled
@@ -116,19 +114,6 @@ class Reader:
             UnknownConversation: it is not in the store.
         """
         return await self._conversations.row(conversation_id)
-
-    async def lend_upload(self, source_id: str, target_id: str, workspace: WorkspaceSpec) -> None:
-        """Let a fork begin with the file that its origin began with, wherever the origin is.  Idempotent."""
-        files, source = StoredFiles(self.store), workspace.source
-        try:
-            await files.lend(source_id, target_id, source)
-        except CorruptEntry:
-            content = None
-            if self.archive is not None and isinstance(source, UploadedSource):
-                content = await self.archive.upload(source_id, source.parcel)
-            if content is None:
-                raise
-            await files.keep(target_id, content)
 
     async def _follow(self, conversation_id: str, tally: Tally, *, is_enough: Callable[[Status], bool]) -> None:
         """Read events until the status is enough and the log has no more."""

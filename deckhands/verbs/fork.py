@@ -16,6 +16,7 @@ from deckhands.cli.connecting import RunIsOver, cluster_client, conversation_cli
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
 from deckhands.cli.verbs import options_as
+from deckhands.client.archived import lend_upload
 from deckhands.client.errors import IsArchived
 from deckhands.client.forking import Point, copied_events, fork_of
 from deckhands.client.named_directory import own_directory, require_served
@@ -81,7 +82,7 @@ async def _fork(settings: FaceSettings, point: Point, options: ForkOptions) -> l
         await require_served(client.store, place)
         for conversation_id in ids:
             created = fork_of(events, conversation_id, model=options.model, workspace=place, title=options.title)
-            await client.lend_upload(point.conversation_id, conversation_id, created.workspace)
+            await lend_upload(client.store, client.archive, point.conversation_id, conversation_id, created.workspace)
             await client.log.adopt(
                 created, copied_events(events, model=options.model), key=f"fork:{created.forked_from}"
             )

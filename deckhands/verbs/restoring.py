@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import click
 
+from deckhands.cli.abbreviations import CONVERSATION_ID
 from deckhands.cli.connecting import cluster_client
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
@@ -27,7 +28,7 @@ class RestoreOptions:
 
 
 @click.command()
-@click.argument("conversation_ids", metavar="ID...", nargs=-1, required=True)
+@click.argument("conversation_ids", metavar="ID...", nargs=-1, required=True, type=CONVERSATION_ID)
 @json_option
 @options_as(RestoreOptions)
 def restore(options: RestoreOptions) -> None:

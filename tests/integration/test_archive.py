@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import zipfile
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from broker.contract.events import Parent
 from broker.coordination.stored_files import StoredFiles
@@ -168,6 +172,28 @@ async def test_an_archive_that_is_away_takes_nothing_from_the_store(client, tmp_
         await retired(client.store, tmp_path / "file" / "archive", tmp_path)
     assert caught.value.retryable
     assert (await client.row("one-of-us")).is_closed is False
+
+
+class Worn(MemoryFileSystem):
+    """A place that returns one byte of a file differently from how it was written."""
+
+    protocol = "worn"
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        if mode != "rb":
+            return super()._open(path, mode, **options)
+        content = bytearray(self.store[self._strip_protocol(path)].getvalue())
+        content[100] ^= 1  # in the log
+        return io.BytesIO(content)
+
+
+async def test_a_file_that_reads_differently_from_how_it_was_written_deletes_nothing(client, tmp_path, caplog) -> None:
+    fsspec.register_implementation("worn", Worn, clobber=True)
+    await begin_ended(client, "one-of-us")
+    count = len(await keys_of(client))
+    assert (await retired(client.store, "worn://archive", tmp_path))["failed"] == 1
+    assert "one-of-us stays in the store" in caplog.text
+    assert len(await keys_of(client)) == count
 
 
 async def test_any_place_of_fsspec_will_do(client, tmp_path) -> None:

@@ -17,6 +17,7 @@ import pytest
 import deckhands
 from broker.store.embedded import EmbeddedValkey
 from deckhands import AgentSpec, Client, DeckhandsError, NoCluster, NotSettled, UsageError
+from deckhands.client.reader import Reader
 from deckhands.transfers.files import WorkspaceFiles
 from tests.integration.command_line import cluster, finish, run_command, script
 from tests.source_code import ROOT
@@ -77,7 +78,7 @@ def test_every_public_name_is_in_an_example() -> None:
     for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
         for node in ast.walk(ast.parse(block)):
             used |= {getattr(node, "id", ""), getattr(node, "attr", "")}
-    methods = {name for owner in (Client, WorkspaceFiles) for name in vars(owner) if not name.startswith("_")}
+    methods = {name for owner in (Client, Reader, WorkspaceFiles) for name in vars(owner) if not name.startswith("_")}
     assert sorted((set(deckhands.__all__) | methods) - used) == []
 
 
