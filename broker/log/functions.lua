@@ -191,7 +191,8 @@ end
 --   guard 'tool'      a: worker, b: action id, c: '<stream>|<entry>' to acknowledge, or ''
 --   guard 'owner'     a: worker, b: token, c: id of the last event the decision rests on
 --   flags 'quiet': notify nobody; 'message:<policy>': a person's message, refused while the agent works if the policy, by
---   default the conversation's, is 'reject'; 'expire': refused unless the conversation waits to begin.  Of an owner: key of this very call, the same when it is repeated, 24 characters.
+--   default the conversation's, is 'reject'; 'expire': refused unless the conversation waits to begin.
+--   Of an owner: key of this very call, the same when it is repeated, 24 characters.
 --   What an owner appends to a conversation that is waited for leaves one notice for the doors (meta.noticed until read).
 --   Behind the key of an owner, and as the flags of a tool: the checksum of the event c or of the action, see remembers.
 --   fields: what `ls` shows.  cancels: running actions to be stopped; 0: all programs of the workspace.

@@ -40,7 +40,7 @@ HASHES_OF_VERSION = {
         "deckhands_batches": "d59fa74626167beb",
     },
     6: {
-        "deckhands": "19449bb10ebe9a52",
+        "deckhands": "a6eacae646dc4eeb",
         "deckhands_governor": "52080b370800fcb4",
         "deckhands_ledger": "8ce1fa9dbc6e2eec",
         "deckhands_batches": "d59fa74626167beb",
