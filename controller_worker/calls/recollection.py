@@ -84,10 +84,14 @@ class Recollection:
     async def _read(self, version: int) -> ViewFold:
         """Read the log; of what was forgotten, nothing that is kept beside it."""
         events = await self._log.read(self._conversation_id, until=version)
+        without = taken_back(events)
         forgotten = {
-            event_id for event in events if isinstance(event, CondensationAction) for event_id in event.forgotten
+            event_id
+            for event in events
+            if isinstance(event, CondensationAction) and event.id not in without
+            for event_id in event.forgotten
         }
-        fold, without = ViewFold(), taken_back(events)
+        fold = ViewFold()
         for event in events:
             if event.id in without:
                 fold.skip(event)

@@ -120,7 +120,9 @@ class OwnedLog:
         # Masked before anything is folded from it: what is in memory must be what the log says.
         masked = await services.log.mask(self.ownership.conversation_id, wanted.events)
         commit = settle(self.state, replace(wanted, events=masked.events), services.store.clock.now())
-        fields = {name: value for name, value in index_fields(commit.state).items() if self._listed.get(name) != value}
+        shown = index_fields(commit.state)
+        # Messages change `busy` too, so what this owner wrote last says nothing about it.
+        fields = {name: value for name, value in shown.items() if name == "busy" or self._listed.get(name) != value}
         failpoint("controller.before_append")
         outcome = await services.log.append_as_owner(
             self.ownership,

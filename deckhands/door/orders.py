@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -18,7 +19,7 @@ from deckhands.client.appending import append
 from deckhands.client.confirmations import answer_to
 from deckhands.door.desk import Desk, conversation_of_task
 from deckhands.door.earlier_results import fields_of
-from deckhands.door.runs import refuse_key
+from deckhands.door.runs import refuse_key, timing_of
 from deckhands.tasks.requests import TaskRequest
 from deckhands.tasks.tasks import check_task
 
@@ -57,8 +58,19 @@ class Orders:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
 
-    async def submit(self, task_id: str, previous: Sequence[Any], options: Mapping[str, Any]) -> str:
-        """Begin a conversation and return its id.  Idempotent under the task id.
+    async def submit(
+        self,
+        task_id: str,
+        previous: Sequence[Any],
+        options: Mapping[str, Any],
+        *,
+        eta: datetime | None = None,
+        expires: datetime | None = None,
+    ) -> str:
+        """Begin a conversation, now or later, and return its id.  Idempotent under the task id.
+
+        Args:
+            eta: of the message; `expires`: too.
 
         Raises:
             UsageError: the request cannot be used.
@@ -66,7 +78,9 @@ class Orders:
         fields = fields_of(previous, options)
         refuse_key(fields)
         conversation_id = conversation_of_task(task_id)
-        await self._desk.begin(TaskRequest.parse(fields), conversation_id, task_id)
+        request = TaskRequest.parse(fields)
+        timing = timing_of(request, eta, expires, self._desk.store.clock.now())
+        await self._desk.begin(request, conversation_id, task_id, timing=timing)
         return conversation_id
 
     async def carry_out(

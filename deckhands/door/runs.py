@@ -73,15 +73,6 @@ class RunMessage:
             return request
         return request.model_copy(update={"priority": priority_of(self.priority)})
 
-    def timing(self, request: TaskRequest, now: datetime) -> Timing:
-        """Return when the conversation may begin: what the message says and what the request says both hold."""
-        begins = [moment for moment in (self.eta, request.timing().begins(now)) if moment is not None]
-        ends = [moment for moment in (self.expires, request.timing().ends(now)) if moment is not None]
-        due = max(begins, default=None)
-        if due is not None and due <= now and not ends:
-            return Timing()  # it is begun at once, as a message without a time is
-        return Timing(not_before=due, expires=min(ends, default=None))
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -118,7 +109,7 @@ class Runs:
             return await self.take(message)
         failpoint("door.before_begin")
         try:
-            timing = message.timing(request, desk.store.clock.now())
+            timing = timing_of(request, message.eta, message.expires, desk.store.clock.now())
             await desk.begin(request, conversation_id, message.task_id, awaited=CELERY, timing=timing)
         except (UsageError, AdmissionRefused):
             await desk.callers.forget(conversation_id)
@@ -181,6 +172,16 @@ class Runs:
             return None
         now = await callers.of(conversation_id)  # another half may have answered, and given the lock back
         return None if now is not None and now.is_answered else Outcome(json.loads(text), caller.kept or {})
+
+
+def timing_of(request: TaskRequest, eta: datetime | None, expires: datetime | None, now: datetime) -> Timing:
+    """Return when a conversation may begin: what the message says and what the request says both hold."""
+    begins = [moment for moment in (eta, request.timing().begins(now)) if moment is not None]
+    ends = [moment for moment in (expires, request.timing().ends(now)) if moment is not None]
+    due = max(begins, default=None)
+    if due is not None and due <= now and not ends:
+        return Timing()  # it is begun at once, as a message without a time is
+    return Timing(not_before=due, expires=min(ends, default=None))
 
 
 def priority_of(number: int) -> PriorityName:

@@ -67,7 +67,8 @@ class DoorTasks:
             def run(self, *previous: Any, **options: Any) -> str:
                 """Begin it."""
                 task_id = self.request.id  # the loop's thread has no task
-                found: str = ours.checked(lambda: ours._door.orders.submit(task_id, previous, options))
+                begins, ends, submit = getattr(self.request, BEGINS, None), self.request.expires, ours._submit
+                found: str = ours.checked(lambda: submit(task_id, previous, options, begins, ends))
                 return found
 
         app.register_task(Run())
@@ -144,6 +145,12 @@ class DoorTasks:
                     await self._door.runs.revoke(task_id)
                 except Exception as error:  # noqa: BLE001  (the outer edge: whatever is wrong with one of them)
                     _log.error("the task %s could not be revoked: %s", ascii(task_id), error)
+
+    async def _submit(
+        self, task_id: str, previous: Sequence[Any], options: Mapping[str, Any], begins: str | None, ends: str | None
+    ) -> str:
+        eta, expires = moment_in(begins), moment_in(ends)
+        return await self._door.orders.submit(task_id, previous, options, eta=eta, expires=expires)
 
     def _begin(self, ask: Any, *arguments: Any) -> Future[Any]:
         async def asked() -> Any:

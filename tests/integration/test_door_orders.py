@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -206,6 +207,15 @@ async def keys_of(producer: Producer, *parts: str) -> set[str]:
         found |= {key.decode() for key in some if any(part in key.decode() for part in parts)}
         if at == b"0":
             return found
+
+
+async def test_a_submission_begins_when_its_message_says(producer: Producer) -> None:
+    options = {**producer.options(saying("later")), "delay": 60}
+    later = await producer.value(producer.send("submit", "x", kwargs=options, countdown=3_600))
+    row = await producer.cluster.client.row(later)
+    assert row.wait_reason == "scheduled"
+    assert row.not_before is not None
+    assert timedelta(minutes=58) < row.not_before - row.created <= timedelta(hours=1)
 
 
 async def test_what_an_answered_run_leaves_goes_with_its_conversation(producer: Producer) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker.contract.actions import CmdRunAction, MessageAction
+from broker.contract.actions import CmdRunAction, CondensationAction, MessageAction
 from broker.contract.double_texting import InterruptedObservation, RolledBackObservation
 from broker.contract.events import Event
 from broker.coordination.membership import Membership
@@ -153,3 +153,23 @@ async def test_a_worker_that_dies_in_between_is_continued(hands: Hands, policy: 
     assert status_of(events).state is AgentState.FINISHED
     number = {"enqueue": 0, "interrupt": 1, "rollback": 1}[policy]
     assert len(of(events, InterruptedObservation)) + len(of(events, RolledBackObservation)) == number
+
+
+async def test_what_a_condensation_of_work_that_was_taken_back_forgot_is_shown_whole_again(hands: Hands) -> None:
+    long = "x" * 40_000 + "MIDDLE" + "z" * 40_000  # kept beside the log
+    await hands.begin(FINISH, FINISH, BASH, FINISH, double_texting="rollback")
+    await hands.go()
+    for text in (long, "third"):
+        await hands.say(text)
+        loop = await hands.go()
+    assert await is_waiting_for_tool(hands)
+    (said,) = [event.id for event in await hands.events() if getattr(event, "content", "").startswith("xxx")]
+    forgetting = CondensationAction(forgotten_event_ids=(said,), summary="A SUMMARY", summary_offset=1)
+    await hands.log.append(CID, [forgetting])
+    await hands.say("something else")
+    loop.wake()
+    await hands.at_rest(loop)
+    prompt = await check(hands, loop)
+    assert "MIDDLE" in prompt
+    assert "A SUMMARY" not in prompt
+    assert "third" not in prompt

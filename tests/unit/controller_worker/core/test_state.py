@@ -18,6 +18,7 @@ from broker.specs.agent_state import AgentState
 from controller_worker.concerns.acceptance import Acceptance
 from controller_worker.concerns.confirmation import Confirmation
 from controller_worker.concerns.delegation import Delegate, DelegateEnd, Delegation, Order
+from controller_worker.concerns.double_texting import DoubleTexting
 from controller_worker.concerns.greeting import Greeting
 from controller_worker.concerns.inbox import Inbox, UnansweredMessage
 from controller_worker.concerns.lifecycle import Lifecycle
@@ -28,6 +29,7 @@ from controller_worker.concerns.notes import Notes
 from controller_worker.concerns.opening import Opening
 from controller_worker.concerns.planning import Plan
 from controller_worker.concerns.setup import Setup
+from controller_worker.concerns.start import Start
 from controller_worker.concerns.survey import Survey
 from controller_worker.concerns.task_list import TaskList
 from controller_worker.core.controller import CONCERNS
@@ -40,6 +42,7 @@ from tests.controller_parts import bash, started
 METADATA = ToolCallMetadata(function_name="execute_bash", tool_call_id="c1", reply_id=7, total_calls_in_response=2)
 FULL = State(
     version=42,
+    before=State(version=39),
     setup=Setup(
         conversation_id="conversation-1",
         agent=AgentSpec(llm=LLMSpec(model="acme/large", temperature=0.5), tool_concurrency=4, system_prompt_suffix="ü"),
@@ -109,10 +112,12 @@ FULL = State(
         order=Order(AgentState.PAUSED, 8),
     ),
     tasks=TaskList((TaskItem(id="a", title="Look", status="done", notes="ü"),)),
+    start=Start("begun", has_time=True),
+    double_texting=DoubleTexting("rollback", begun_id=40, wanted="interrupt", message_ids=(41, 42)),
 )
 
 
-PARTS = [field.name for field in fields(State) if field.name != "version"]
+PARTS = [field.name for field in fields(State) if field.name not in ("version", "before")]
 
 
 def test_the_example_sets_every_field() -> None:
@@ -178,7 +183,7 @@ def test_hostile_bytes_give_no_state_and_raise_nothing(content: bytes) -> None:
 
 def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> None:
     assert (SNAPSHOT_VERSION, {part: " ".join(vars_of(getattr(State(), part))) for part in PARTS}) == (
-        24,
+        25,
         {
             "setup": "conversation_id agent workspace limits tenancy headless parent delegate_level forked_at",
             "lifecycle": "agent_state requested ending last_error error_code result_id",
@@ -199,6 +204,8 @@ def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> Non
             "loops": "recent found met recovery calls",
             "delegation": "delegates iterations spent_usd order",
             "tasks": "items",
+            "start": "standing has_time",
+            "double_texting": "policy begun_id wanted message_ids",
         },
     )
 
