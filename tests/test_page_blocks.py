@@ -22,6 +22,7 @@ import pytest
 import yaml
 
 from broker.limits.quotas import QuotaTable
+from broker.limits.tenants import TenantTable
 from broker.runtime.settings import NAMES_OF_WORKERS, PREFIX, BrokerSettings
 from broker.specs.skills import skills_of
 from broker.specs.specs import AgentSpec
@@ -73,6 +74,8 @@ def test_toml_is_what_its_reader_takes(block: Block, tmp_path: Path) -> None:
     path.write_text(block.text)
     if "quota" in content:
         assert QuotaTable.of_setting(str(path)).pools
+    elif "tenants" in content:
+        assert TenantTable.of_setting(str(path)).rules
     elif "hook" in content:
         assert _Table.model_validate(content).hook
     elif "project" in content:

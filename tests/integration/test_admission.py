@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from broker.log.conversations import Conversations
 from broker.limits.tenants import TenantTable, publish
+from broker.log.conversations import Conversations
 from broker.runtime.clock import from_millis, to_millis
 from broker.runtime.errors import AdmissionRefused
 from broker.specs.specs import Tenancy
