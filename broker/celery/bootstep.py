@@ -53,6 +53,10 @@ async def cancel_when(stop: asyncio.Event, tasks: Iterable[asyncio.Task[None]]) 
         task.cancel()
 
 
+COLLECT_AFTER = (5_000, 10, 60)
+"""A full collection looks at all conversations of a worker, for half a second when there are 2,000; so it is rare."""
+
+
 class LoopThread:
     """Runs a service on a separate loop."""
 
@@ -65,6 +69,7 @@ class LoopThread:
     def start(self) -> None:
         """Begin; returns at once."""
         gc.freeze()  # a worker's modules are some hundred thousand objects that no collection needs to visit
+        gc.set_threshold(*COLLECT_AFTER)
         self._thread.start()
 
     def heed_signals(self) -> None:
