@@ -948,7 +948,9 @@ local function expired(shard, now)
   for _, cid in ipairs(redis.call('ZRANGEBYSCORE', shard .. ':expiring', '-inf', now, 'LIMIT', 0, 64)) do
     local meta = shard .. ':c:' .. cid .. ':meta'
     local planned = is_there(shard, meta, 'hash') and redis.call('HMGET', meta, 'planned', 'closed')
-    if planned and planned[1] == 'waiting' and not planned[2] then found[#found + 1] = cid
+    if planned and planned[1] == 'waiting' and not planned[2] then
+      found[#found + 1] = cid
+      redis.call('ZADD', shard .. ':expiring', now + FIRST_LOOK_MS, cid)  -- one that cannot be ended stands in no way
     else redis.call('ZREM', shard .. ':expiring', cid) end
   end
   return found

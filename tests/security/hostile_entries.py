@@ -10,7 +10,7 @@ ROOT = "deck:{0}"
 NAMES = (b"c", b"a", b"e", b"w", b"x", b"t", b"p", b"foo", b"", b"\xff")
 TYPED = (
     *("ready", "unread", "parked", "workers", "nodes", "takeovers", "dead", "index", "unreadable"),
-    *("notices", "awaited", "later", "revoked"),
+    *("notices", "awaited", "expiring", "revoked", "ready:interactive", "tenants", "paces"),
 )
 """What every worker needs of a shard; each is overwritten by a string now and then."""
 OF_A_WORKER = ("owned", "mail", "about")
@@ -96,11 +96,16 @@ def _against_doors(chance: random.Random, cid: bytes) -> Command:
     task = chance.choice((b"task-1", b"task-2", _bytes(chance)))
     match chance.randint(0, 8):
         case 0 | 1 | 2:
-            return ("ZADD", f"{ROOT}:{chance.choice(('later', 'awaited', 'revoked'))}", _score(chance), task)
+            return (
+                "ZADD",
+                f"{ROOT}:{chance.choice(('expiring', 'awaited', 'revoked', 'parked'))}",
+                _score(chance),
+                task,
+            )
         case 3:
-            return ("HSET", f"{ROOT}:later:".encode() + task, chance.choice((b"request", b"expires")), _bytes(chance))
+            return ("HSET", f"{ROOT}:tenants", task, _bytes(chance))
         case 4:
-            return ("SET", f"{ROOT}:later:".encode() + task, _bytes(chance))
+            return ("ZADD", f"{ROOT}:{chance.choice(('open:', 'turns:ready:'))}".encode() + task, _score(chance), cid)
         case 5 | 6:
             names = (b"kind", b"name", b"kept", b"outcome", b"looks", b"sends", b"answered", b"revoked", b"request_id")
             value = chance.choice((b"celery", b"stream", _bytes(chance)))

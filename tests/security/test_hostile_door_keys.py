@@ -10,17 +10,20 @@ import pytest
 
 from broker.coordination.membership import Membership
 from broker.coordination.unreadable import Unreadable
+from broker.log.expiry import expire
 from broker.store import keys
 from broker.store.store import Store
 from deckhands.door.desk import Desk, conversation_of_task
 from deckhands.door.inbox import Inbox
 from deckhands.door.lookout import BATCH, Lookout
-from deckhands.door.runs import DUE_AT_ONCE, RunMessage, Runs
+from deckhands.door.runs import RunMessage, Runs
+from deckhands.tasks.requests import TaskRequest
 from tests.inbox_parts import put
 from tests.integration.test_inbox_edges import serving, until_replies
 from tests.polling import until
 
 OPTIONS = {"task": "x", "model": "scripted/nowhere"}
+LOOKED_AT_ONCE = 64
 
 
 class NoResults:
@@ -38,38 +41,25 @@ def desk(valkey_store: Store) -> Desk:
     return Desk(valkey_store, NoResults())  # type: ignore[arg-type]
 
 
-async def park(desk: Desk, runs: Runs, *task_ids: str) -> None:
-    due = desk.store.clock.now() + timedelta(milliseconds=50)
-    for task_id in task_ids:
-        await runs.take(RunMessage(task_id, (), OPTIONS, {}, eta=due))
+async def test_what_cannot_be_ended_keeps_nothing_else_from_expiring(desk: Desk) -> None:
+    names, call = desk.store.all_shards[0], desk.store.connection.call
+    for number in range(LOOKED_AT_ONCE):
+        damaged = f"../{number}"
+        await call("HSET", f"{names.root}:c:{damaged}:meta", "planned", "waiting", "last_id", "x")
+        await call("ZADD", f"{names.root}:expiring", 0, damaged)
+        await call("ZADD", f"{names.root}:expiring", 0, b"\xff%d" % number)
+    request = TaskRequest.parse(OPTIONS | {"delay": 3_600, "expires": 0.05})
+    await desk.begin(request, "victim", "victim")
+    door = Membership(desk.store, "d1", "door")
+    await door.register()
 
+    async def is_over() -> bool:
+        found = await door.tick(1)
+        assert found is not None
+        await expire(desk.log, found.expired)
+        return (await desk.meta("victim"))["state"] == "error"
 
-async def until_begun(desk: Desk, runs: Runs, task_id: str) -> None:
-    async def has_begun() -> bool:
-        await runs.begin_what_is_due()
-        return bool(await desk.meta(conversation_of_task(task_id)))
-
-    await until(has_begun, what=f"the beginning of {task_id}")
-
-
-@pytest.mark.parametrize("spoilt", ["the request", "the caller", "the log"])
-async def test_a_parked_task_with_a_key_of_another_type_keeps_no_other_from_its_turn(desk: Desk, spoilt: str) -> None:
-    runs, names = Runs(desk), desk.store.all_shards[0]
-    await park(desk, runs, "spoilt", "victim")
-    theirs = desk.store.keys(conversation_of_task("spoilt"))
-    key = {"the request": f"{names.later}:spoilt", "the caller": theirs.caller, "the log": theirs.meta}[spoilt]
-    await desk.store.connection.call("SET", key, "no hash")
-    await desk.store.connection.call("ZADD", names.later, 0, "spoilt")
-    await until_begun(desk, runs, "victim")
-
-
-async def test_parked_tasks_that_nobody_can_name_keep_no_other_from_its_turn(desk: Desk) -> None:
-    runs, names, call = Runs(desk), desk.store.all_shards[0], desk.store.connection.call
-    for number in range(DUE_AT_ONCE):
-        await call("ZADD", names.later, "-inf", b"\xff%d" % number)
-    await park(desk, runs, "victim")
-    await until_begun(desk, runs, "victim")
-    assert await call("ZCARD", names.later) == 0
+    await until(is_over, what="an end of the one that has expired")
 
 
 async def test_awaited_conversations_that_nobody_can_name_are_looked_at_once(desk: Desk) -> None:
@@ -85,7 +75,7 @@ async def test_awaited_conversations_that_nobody_can_name_are_looked_at_once(des
         await until(are_gone, what="an empty set")
 
 
-@pytest.mark.parametrize("name", ["later", "revoked"])
+@pytest.mark.parametrize("name", ["expiring", "parked", "revoked"])
 async def test_a_key_of_another_type_is_moved_out_of_the_way_of_tasks(desk: Desk, name: str) -> None:
     key = f"{desk.store.all_shards[0].root}:{name}"
     await desk.store.connection.call("SET", key, "a string")
@@ -93,10 +83,11 @@ async def test_a_key_of_another_type_is_moved_out_of_the_way_of_tasks(desk: Desk
     await door.register()
     assert await door.tick(1) is not None
     runs = Runs(desk)
-    await park(desk, runs, "parked")
+    due = desk.store.clock.now() + timedelta(hours=1)
+    await runs.take(RunMessage("later", (), OPTIONS, {}, eta=due, expires=due + timedelta(hours=1)))
     await runs.take(RunMessage("now", (), OPTIONS, {}))
-    await until_begun(desk, runs, "parked")
-    assert await desk.meta(conversation_of_task("now"))
+    for task_id in ("later", "now"):
+        assert await desk.meta(conversation_of_task(task_id))
 
 
 async def test_an_inbox_of_another_type_is_moved_out_of_the_way(desk: Desk) -> None:
