@@ -59,9 +59,9 @@ _COMPARE = """
 set -e
 cd "$TREE"
 [ -n "$BEGINNING" ] || BEGINNING=$(git hash-object -t tree -w /dev/null)
-if ! git -c core.looseCompression=0 update-index --add --remove --replace -z --stdin < "$SCRATCH/chosen" 2>/dev/null; then
-    git -c core.looseCompression=0 add --all --ignore-errors . 2>/dev/null || true
-fi
+storing() { git -c core.looseCompression=0 "$@" 2>/dev/null; }
+# It stops at a file that cannot be read, and the other passes over it.
+storing update-index --add --remove --replace -z --stdin < "$SCRATCH/chosen" || storing add --all --ignore-errors . || true
 git update-index -z --index-info < "$SCRATCH/left-out"
 exec git -c core.compression=1 diff --cached --binary --full-index --no-ext-diff --no-textconv --no-color "$BEGINNING"
 """
