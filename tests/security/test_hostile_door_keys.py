@@ -10,17 +10,20 @@ import pytest
 
 from broker.coordination.membership import Membership
 from broker.coordination.unreadable import Unreadable
+from broker.log.expiry import EXPIRED_CODE, expire
 from broker.store import keys
 from broker.store.store import Store
 from deckhands.door.desk import Desk, conversation_of_task
 from deckhands.door.inbox import Inbox
 from deckhands.door.lookout import BATCH, Lookout
-from deckhands.door.runs import DUE_AT_ONCE, RunMessage, Runs
+from deckhands.door.runs import RunMessage, Runs
 from tests.inbox_parts import put
 from tests.integration.test_inbox_edges import serving, until_replies
 from tests.polling import until
 
 OPTIONS = {"task": "x", "model": "scripted/nowhere"}
+MANY = 300
+"""More than a beat looks at."""
 
 
 class NoResults:
@@ -38,38 +41,63 @@ def desk(valkey_store: Store) -> Desk:
     return Desk(valkey_store, NoResults())  # type: ignore[arg-type]
 
 
-async def park(desk: Desk, runs: Runs, *task_ids: str) -> None:
-    due = desk.store.clock.now() + timedelta(milliseconds=50)
-    for task_id in task_ids:
-        await runs.take(RunMessage(task_id, (), OPTIONS, {}, eta=due))
+async def begin_soon(desk: Desk, task_id: str, *, expires: bool = False) -> str:
+    """Begin a run that is due, or too late, in a moment; return its conversation."""
+    soon = desk.store.clock.now() + timedelta(milliseconds=50)
+    later = soon + timedelta(hours=1)
+    timing = {"eta": later, "expires": soon} if expires else {"eta": soon}
+    await Runs(desk).take(RunMessage(task_id, (), OPTIONS, {}, **timing))
+    return conversation_of_task(task_id)
 
 
-async def until_begun(desk: Desk, runs: Runs, task_id: str) -> None:
-    async def has_begun() -> bool:
-        await runs.begin_what_is_due()
-        return bool(await desk.meta(conversation_of_task(task_id)))
-
-    await until(has_begun, what=f"the beginning of {task_id}")
+async def a_door(desk: Desk) -> Membership:
+    door = Membership(desk.store, "d1", "door")
+    await door.register()
+    return door
 
 
-@pytest.mark.parametrize("spoilt", ["the request", "the caller", "the log"])
-async def test_a_parked_task_with_a_key_of_another_type_keeps_no_other_from_its_turn(desk: Desk, spoilt: str) -> None:
-    runs, names = Runs(desk), desk.store.all_shards[0]
-    await park(desk, runs, "spoilt", "victim")
-    theirs = desk.store.keys(conversation_of_task("spoilt"))
-    key = {"the request": f"{names.later}:spoilt", "the caller": theirs.caller, "the log": theirs.meta}[spoilt]
-    await desk.store.connection.call("SET", key, "no hash")
-    await desk.store.connection.call("ZADD", names.later, 0, "spoilt")
-    await until_begun(desk, runs, "victim")
+async def until_woken(desk: Desk, door: Membership, conversation_id: str) -> None:
+    async def is_woken() -> bool:
+        assert await door.tick(1) is not None
+        entries = await desk.store.connection.call("XRANGE", desk.store.all_shards[0].ready, "-", "+")
+        return [b"c", conversation_id.encode()] in [fields for _, fields in entries]
+
+    await until(is_woken, what=f"the beginning of {conversation_id}")
 
 
-async def test_parked_tasks_that_nobody_can_name_keep_no_other_from_its_turn(desk: Desk) -> None:
-    runs, names, call = Runs(desk), desk.store.all_shards[0], desk.store.connection.call
-    for number in range(DUE_AT_ONCE):
-        await call("ZADD", names.later, "-inf", b"\xff%d" % number)
-    await park(desk, runs, "victim")
-    await until_begun(desk, runs, "victim")
-    assert await call("ZCARD", names.later) == 0
+@pytest.mark.parametrize("key", ["caller", "meta", "events"])
+async def test_a_run_with_a_key_of_another_type_keeps_no_other_from_its_turn(desk: Desk, key: str) -> None:
+    door, call = await a_door(desk), desk.store.connection.call
+    spoilt, victim = await begin_soon(desk, "spoilt"), await begin_soon(desk, "victim")
+    await call("DEL", names := getattr(desk.store.keys(spoilt), key))
+    await call("SET", names, "a string")
+    await until_woken(desk, door, victim)
+
+
+async def test_runs_that_nobody_can_name_keep_no_other_from_its_turn(desk: Desk) -> None:
+    door, parked = await a_door(desk), desk.store.all_shards[0].parked
+    for number in range(MANY):
+        await desk.store.connection.call("ZADD", parked, "-inf", b"\xff%d" % number)
+    await until_woken(desk, door, await begin_soon(desk, "victim"))
+    assert await desk.store.connection.call("ZCARD", parked) == 0
+
+
+async def test_deadlines_that_nobody_can_name_keep_no_other_from_its_end(desk: Desk) -> None:
+    door, names, call = await a_door(desk), desk.store.all_shards[0], desk.store.connection.call
+    for number in range(MANY):
+        await call("ZADD", f"{names.root}:expiring", "-inf", b"\xff%d" % number)
+    for member in (b"\xfe", b"../x", b"nobody"):
+        await call("ZADD", f"{names.root}:expiring", "-inf", member)
+        await call("HSET", names.root.encode() + b":c:" + member + b":meta", "planned", "waiting")
+    victim = await begin_soon(desk, "victim", expires=True)
+
+    async def has_ended() -> bool:
+        tick = await door.tick(1)
+        assert tick is not None
+        await expire(desk.log, tick.expired)
+        return (await desk.meta(victim)).get("error_code") == EXPIRED_CODE
+
+    await until(has_ended, what="the end of a run that is too late")
 
 
 async def test_awaited_conversations_that_nobody_can_name_are_looked_at_once(desk: Desk) -> None:
@@ -85,17 +113,11 @@ async def test_awaited_conversations_that_nobody_can_name_are_looked_at_once(des
         await until(are_gone, what="an empty set")
 
 
-@pytest.mark.parametrize("name", ["later", "revoked"])
-async def test_a_key_of_another_type_is_moved_out_of_the_way_of_tasks(desk: Desk, name: str) -> None:
-    key = f"{desk.store.all_shards[0].root}:{name}"
-    await desk.store.connection.call("SET", key, "a string")
-    door = Membership(desk.store, "d1", "door")
-    await door.register()
+async def test_a_key_of_another_type_is_moved_out_of_the_way_of_tasks(desk: Desk) -> None:
+    await desk.store.connection.call("SET", desk.store.all_shards[0].revoked, "a string")
+    door = await a_door(desk)
     assert await door.tick(1) is not None
-    runs = Runs(desk)
-    await park(desk, runs, "parked")
-    await runs.take(RunMessage("now", (), OPTIONS, {}))
-    await until_begun(desk, runs, "parked")
+    await Runs(desk).take(RunMessage("now", (), OPTIONS, {}))
     assert await desk.meta(conversation_of_task("now"))
 
 
