@@ -31,6 +31,7 @@ def hostile_commands(seed: int, count: int, *, conversations: list[str], workers
         # Not from the beginning: what is overwritten takes no entries until it is moved out of the way.
         if number > 0.9 * count and chance.random() < 0.03:
             yield ("SET", f"{ROOT}:{chance.choice(TYPED)}", "no stream and no set")
+            yield ("SET", "deck:tools", "no hash")
         yield _command(chance, conversations, workers)
 
 
