@@ -4,7 +4,8 @@ Holds: any worker declares another dead whose heartbeat has lapsed: its conversa
 what it had been handed to its streams. A worker that was declared dead learns it from its next beat and starts over.
 A beat is one round trip; a worker to which the store answers slowly says that its heartbeat holds for longer. A worker
 that stood still itself does not: it would be missed later than others when it dies. The beats keep the store's time, by
-the workers' monotonic clocks, and tell it to the workers: see functions.lua and `SharedClock`.
+the workers' monotonic clocks, and tell it to the workers: see functions.lua and `SharedClock`. Every few beats repeat
+what the worker says of itself, because others go by it: what somebody else wrote there lasts that long.
 Keys: `deck:{k}:workers`, `deck:{k}:clock`, `deck:{k}:worker:<w>:about`.
 """
 
@@ -35,6 +36,8 @@ LONGEST_TURN_SECONDS = 0.3
 """A turn of the event loop that takes longer says nothing about the store."""
 SILENT_SECONDS = 60.0
 LOST_RING_PATIENCE_SECONDS = 3.0
+FACTS_EVERY = 5
+"""After how many beats a worker repeats what it says of itself."""
 LATEST_MS = 2.0**52
 """A deadline may be infinite, if somebody wrote it so."""
 ROLES = ("controller", "tool")
@@ -125,6 +128,7 @@ class Membership:
         self._about = dict(about or {})
         self._fast_ttl_seconds = ttl_seconds
         self._slowest_seconds = 0.0
+        self._beats = 0
 
     @property
     def ttl_seconds(self) -> float:
@@ -147,8 +151,10 @@ class Membership:
         Raises:
             StoreMisconfigured: the store is not the one that was opened.
         """
+        self._beats += 1
+        repeats = self._beats % FACTS_EVERY == 0
         try:
-            replies = await self._ask(lambda: self.tick_commands(progress))
+            replies = await self._ask(lambda: self.tick_commands(progress, repeats_facts=repeats))
         except StoreRefused as error:
             # What the sweep met is for people who read the log: to end would only bring the next worker to it.
             _log.error("a sweep failed: %s", error)
@@ -159,11 +165,15 @@ class Membership:
         names = tuple(cid.decode(errors="backslashreplace") for found in expired for cid in found)
         return Tick(sum(removed), sum(woken), sum(notified), names)
 
-    def tick_commands(self, progress: int) -> list[tuple[Argument, ...]]:
+    def tick_commands(self, progress: int, *, repeats_facts: bool = False) -> list[tuple[Argument, ...]]:
         """Return the beats of `tick` as commands, for a connection that is not the loop's."""
         ttl_ms, patience_ms = int(self.ttl_seconds * 1000), int(LOST_RING_PATIENCE_SECONDS * 1000)
         beat = (self._worker_id, ttl_ms, progress, patience_ms, int(self._store.clock.monotonic() * 1000))
-        return [("FCALL", "deck_tick", 1, names.root, *beat) for names in self._store.all_shards]
+        facts = self._facts(self._about) if repeats_facts else [()] * self._store.shards
+        return [
+            ("FCALL", "deck_tick", 1, names.root, *beat, *said)
+            for names, said in zip(self._store.all_shards, facts, strict=True)
+        ]
 
     async def leave(self) -> None:
         """Hand everything back at once.  Idempotent."""
@@ -172,13 +182,17 @@ class Membership:
                 pass  # each call hands back a thousand things
 
     def _register_commands(self) -> list[tuple[Argument, ...]]:
-        about = {**self._about, "clock_ms": str(to_millis(self._store.clock.machine()))}
-        facts = [part for item in about.items() for part in item]
-        worker = (self._worker_id, int(self.ttl_seconds * 1000), self._role)
+        facts = self._facts({**self._about, "clock_ms": str(to_millis(self._store.clock.machine()))})
+        ttl_ms = int(self.ttl_seconds * 1000)
         return [
-            ("FCALL", "deck_register", 1, names.root, *worker, len(streams), *streams, *facts)
-            for names, streams in zip(self._store.all_shards, self._streams, strict=True)
+            ("FCALL", "deck_register", 1, names.root, self._worker_id, ttl_ms, *said)
+            for names, said in zip(self._store.all_shards, facts, strict=True)
         ]
+
+    def _facts(self, about: Mapping[str, str]) -> list[tuple[Argument, ...]]:
+        """Return what this worker says of itself, for each shard."""
+        fields = [part for item in about.items() for part in item]
+        return [(self._role, len(streams), *streams, *fields) for streams in self._streams]
 
     async def _ask(self, commands: Callable[[], list[tuple[Argument, ...]]]) -> list[Any]:
         """Send commands whose replies end with the store's time, and see that it is still the same store."""

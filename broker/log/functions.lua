@@ -735,6 +735,25 @@ local function keep_time(shard, worker, ttl, monotonic, is_believed)
   return math.floor(now)
 end
 
+-- What beats and registration keep of a worker; all else in its hash is what it says of itself.
+local KEPT_BY_BEATS = {progress = true, beat_ms = true, since_ms = true, ttl_ms = true, monotonic = true, lead = true,
+  clock_ms = true}
+
+-- Note what a worker says of itself, from args[at] on: role, n_streams, action stream …, field, value …
+-- What somebody else has written there gives way; nothing is written where nothing differs.
+local function note_facts(about, args, at)
+  local n = tonumber(args[at + 1])
+  local facts = {'role', args[at], 'streams', table.concat(args, ' ', at + 2, at + 1 + n), unpack(args, at + 2 + n)}
+  local said, flat = pairs_of(facts), redis.call('HGETALL', about)
+  local known = pairs_of(flat)
+  for i = 1, #flat, 2 do
+    if not said[flat[i]] and not KEPT_BY_BEATS[flat[i]] then redis.call('HDEL', about, flat[i]) end
+  end
+  for i = 1, #facts, 2 do
+    if known[facts[i]] ~= facts[i + 1] then redis.call('HSET', about, facts[i], facts[i + 1]) end
+  end
+end
+
 -- register: enter a new incarnation of a worker.
 -- KEYS shard base.  ARGV worker, ttl_ms, role, n_streams, action stream …, field, value …
 --   field 'clock_ms': the clock of its machine; if the server's is another, one of them is wrong
@@ -745,19 +764,14 @@ local function register(keys, args)
   local about = shard .. ':worker:' .. worker .. ':about'
   keep_kinds(shard, role)
   make_group(shard, shard .. ':ready', CONTROLLERS)
-  local n, streams = tonumber(args[4]), {}
-  for i = 1, n do
-    streams[i] = args[4 + i]
-    make_group(shard, streams[i], TOOLS)
-  end
-  redis.call('HSET', about, 'streams', table.concat(streams, ' '))
+  for i = 5, 4 + tonumber(args[4]) do make_group(shard, args[i], TOOLS) end
   if role == 'door' then make_group(shard, shard .. ':notices', DOORS) end
-  for i = 5 + n, #args, 2 do redis.call('HSET', about, args[i], args[i + 1]) end
+  note_facts(about, args, 3)
   if get(about, 'interactive') then make_group(shard, shard .. ':ready:interactive', CONTROLLERS) end
   local clock = number_of(get(about, 'clock_ms')) or wall_ms()
   local now = keep_time(shard, worker, ttl, nil, math.abs(clock - wall_ms()) < CLOCKS_DIFFER_MS)
   redis.call('ZADD', shard .. ':workers', now + ttl, worker)
-  redis.call('HSET', about, 'role', role, 'since_ms', now, 'ttl_ms', ttl)
+  redis.call('HSET', about, 'since_ms', now, 'ttl_ms', ttl)
   return {'registered', now}
 end
 
@@ -958,7 +972,8 @@ end
 
 -- tick: beat, and do what is due for everybody: remove dead workers, wake the parked, notify again where that was lost.
 -- KEYS shard base.  ARGV worker, ttl_ms, progress (a number that grows while the worker does), patience_ms,
---      its monotonic clock in ms
+--      its monotonic clock in ms, and now and then what it says of itself, as register takes it:
+--      role, n_streams, action stream …, field, value …
 -- returns  {'alive', workers removed, conversations woken, notified again, {expired conversation …}, the shard's time}
 --          {'swept'}
 --          expired: for a door or a controller worker, which write it into the logs
@@ -978,6 +993,7 @@ local function tick(keys, args)
   local now = keep_time(shard, worker, ttl, monotonic, not monotonic)
   redis.call('ZADD', workers, now + ttl, worker)
   redis.call('HSET', me .. ':about', 'progress', args[3], 'beat_ms', now, 'ttl_ms', ttl)
+  if args[6] then note_facts(me .. ':about', args, 6) end
 
   local removed = 0
   for _, dead in ipairs(redis.call('ZRANGEBYSCORE', workers, '-inf', now, 'LIMIT', 0, 4)) do

@@ -1,7 +1,7 @@
 """The tools that the tool workers of a store offer: published as data, chosen when a conversation begins.
 
 Holds: what a conversation was given stays as it was offered then, in its first event; an offer that changes later
-reaches new conversations only.
+reaches new conversations only. What somebody else writes among the offers of a living worker lasts a few beats.
 Does not: withdraw the offer of a worker that has ended. A call then waits for another worker of the pool, as every
 action does; a worker without the tool answers that it has none.
 Keys: `deck:tools`.
@@ -12,18 +12,22 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
-from broker.coordination.membership import silent_roles
+from broker.coordination.membership import FACTS_EVERY, HEARTBEAT_SECONDS, silent_roles
+from broker.coordination.unreadable import Unreadable
 from broker.runtime.errors import StoreRefused, UsageError
 from broker.specs.tool_specs import ToolOffer
 from broker.store import keys
+from broker.store.connection import Argument
 from broker.store.store import Store
 from broker.tools.tool_failures import Reported, ToolFailures
 
 MAX_CHOSEN = 128
 MAX_NAMED_FAILURES = 5
+WRONG_TYPE = "WRONGTYPE"
 _POLL_SECONDS = 0.05
 _FAILURES_EVERY = 5
 """After how many looks at the offers the failures are looked at, which costs a round trip for each worker."""
@@ -38,17 +42,45 @@ class ToolOffers:
         self._store = store
 
     async def publish(self, offers: Iterable[ToolOffer]) -> None:
-        """Offer tools under their keys, in place of earlier offers under the same.  Idempotent."""
+        """Offer tools under their keys, in place of earlier offers under the same.  Idempotent.
+
+        A key of another type that stands where the offers belong is moved out of the way.
+        """
         fields = [part for offer in offers for part in (offer.key, offer.model_dump_json())]
         try:
             if fields:
-                await self._store.persist(lambda: self._store.connection.call("HSET", keys.TOOLS, *fields))
-        except StoreRefused as error:  # a key of another type: the worker serves all but new conversations that ask
+                await self._repaired("HSET", keys.TOOLS, *fields)
+        except StoreRefused as error:  # the worker serves all but new conversations that ask for these tools
             _log.error("tools cannot be offered under %s: %s", keys.TOOLS, error)
+
+    async def repeat(self, offers: Iterable[ToolOffer]) -> None:
+        """Publish those offers again that do not stand as they were published: somebody has written there.  Idempotent.
+
+        It is asked every few seconds, and what is written goes to the store's disk; so it looks before it writes.
+        """
+        texts = {offer.key: (offer, offer.model_dump_json().encode()) for offer in offers}
+        if not texts:
+            return
+        try:
+            found = await self._call("HMGET", keys.TOOLS, *texts)
+        except StoreRefused:
+            found = [None] * len(texts)
+        await self.publish(offer for (offer, text), known in zip(texts.values(), found, strict=True) if text != known)
+
+    async def keep(self, offers: Callable[[], Iterable[ToolOffer]]) -> None:
+        """Repeat the offers of a living worker every few beats, until cancelled."""
+        while True:
+            await asyncio.sleep(FACTS_EVERY * HEARTBEAT_SECONDS)
+            await self.repeat(offers())
 
     async def all(self) -> dict[str, ToolOffer]:
         """Return every offer by its key, sorted; those of a newer version that cannot be read are left out."""
-        flat = await self._store.persist(lambda: self._store.connection.call("HGETALL", keys.TOOLS))
+        try:
+            flat = await self._call("HGETALL", keys.TOOLS)
+        except StoreRefused as error:
+            if WRONG_TYPE not in error.message:
+                raise
+            flat = []  # the workers move it out of the way, and publish again
         found = {}
         for key, text in sorted(zip(flat[::2], flat[1::2], strict=True)):
             try:
@@ -83,6 +115,18 @@ class ToolOffers:
                     raise _missing(missing[0], causes, offers, await silent_roles(self._store))
             await asyncio.sleep(_POLL_SECONDS)
         raise AssertionError("it counts for ever")
+
+    async def _repaired(self, *command: Argument) -> None:
+        try:
+            await self._call(*command)
+        except StoreRefused as error:
+            if WRONG_TYPE not in error.message:
+                raise
+            await Unreadable(self._store).move_away(keys.TOOLS, "hash", error)
+            await self._call(*command)
+
+    async def _call(self, *command: Argument) -> Any:
+        return await self._store.persist(lambda: self._store.connection.call(*command))
 
 
 def _missing(pattern: str, causes: Sequence[Reported], offers: Iterable[str], silent: Collection[str]) -> UsageError:

@@ -25,6 +25,7 @@ from broker.contract.observations import (
     AgentDelegateObservation,
     AgentStateChangedObservation,
     ErrorObservation,
+    EventsLostObservation,
     SuccessObservation,
 )
 from broker.specs.agent_state import AgentState
@@ -103,11 +104,13 @@ class Order:
 
     Attributes:
         since: it is for those that were asked for by this event or a later one.
+        takes_back: it is for those alone that an earlier order has paused, which this log has lost.
     """
 
     state: AgentState
     id: int
     since: int = 0
+    takes_back: bool = False
 
 
 @dataclass(frozen=True)
@@ -235,6 +238,13 @@ def _after_state_change(delegation: Delegation, change: AgentStateChangedObserva
     return delegation
 
 
+def _after_loss(delegation: Delegation, event: EventsLostObservation, state: State) -> Delegation:
+    """Let the delegates continue that were paused by what the log has lost, unless it says still why they pause."""
+    if not delegation.delegates or state.lifecycle.agent_state in ORDERS:
+        return delegation
+    return evolve(delegation, order=Order(AgentState.RUNNING, event.id, takes_back=True))
+
+
 def _after_interruption(delegation: Delegation, event: InterruptedObservation, state: State) -> Delegation:
     """Stop all delegates."""
     if not delegation.delegates:
@@ -272,7 +282,7 @@ def errands(state: State) -> Iterator[Errand]:
             yield StartDelegate(delegate.id)
     order = state.delegation.order
     if order is not None:
-        yield TellDelegates(order.state, order.id, order.since)
+        yield TellDelegates(order.state, order.id, order.since, order.takes_back)
 
 
 def await_delegates(state: State, now: datetime) -> Effect | None:
@@ -350,6 +360,7 @@ DELEGATION = Concern(
         DelegateEnded: _after_end,
         AgentStateChangedObservation: _after_state_change,
         InterruptedObservation: _after_interruption,
+        EventsLostObservation: _after_loss,
         Observation: _after_observation,
     },
 )

@@ -106,11 +106,13 @@ class TellDelegates:
 
     Attributes:
         since: but not on to those that were asked for by an event before this one.
+        takes_back: only to those that an earlier order has paused, which the log has lost.
     """
 
     state: AgentState
     order_id: int
     since: int = 0
+    takes_back: bool = False
 
 
 Errand = StartDelegate | TellDelegates

@@ -32,6 +32,7 @@ from broker.contract.observations import ErrorObservation, SuccessObservation
 from broker.coordination.stored_files import StoredFiles
 from broker.log.conversations import Conversations
 from broker.log.event_log import Duplicate, EventLog
+from broker.log.latest_event import latest_event
 from broker.log.lost_tails import name_gap
 from broker.runtime.errors import EventsLost, UnknownConversation, UsageError
 from broker.runtime.failpoints import failpoint
@@ -105,9 +106,17 @@ class Delegates:
             if delegate.end is None and not delegate.refusal and order.since <= delegate.id < order.order_id:
                 with contextlib.suppress(UnknownConversation):  # it was never begun
                     delegate_id = conversation_id_of(parent_id, delegate.id)
+                    if order.takes_back and not await self._is_paused_by_parent(delegate_id):
+                        continue
                     await self._log.append(
                         delegate_id, [request], key=f"order:{parent_id}:{order.order_id}:{order.state}"
                     )
+
+    async def _is_paused_by_parent(self, delegate_id: str) -> bool:
+        """Say whether the last that a delegate was asked is to pause, and its parent asked it."""
+        last = await latest_event(self._log.store, delegate_id, ChangeAgentStateAction)
+        asked = (last.agent_state, last.source) if last is not None else None
+        return asked == (AgentState.PAUSED, EventSource.ENVIRONMENT)
 
     async def _begin(self, state: State, delegate: Delegate) -> None:
         action = await event_of(self._log, state.setup.conversation_id, delegate.id)

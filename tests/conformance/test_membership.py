@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from broker.coordination.action_streams import ActionClaimed, ActionReclaimed, NothingToDo
-from broker.coordination.membership import members
+from broker.coordination.membership import FACTS_EVERY, Membership, members
 from broker.coordination.ownership import Claimed, NotClaimed, Owners
 from broker.coordination.wakeups import ReadyStream
 from broker.log.conversations import Conversations
@@ -41,6 +41,25 @@ async def test_members_are_shown(store: Store) -> None:
     assert [(member.worker_id, member.role) for member in found] == [("t1", "tools"), ("w1", "controller")]
     assert found[0].left_seconds < 0 < found[1].left_seconds
     assert found[0].about["streams"] == "deck:{0}:act:node:n1 deck:{0}:act:pool:bash"
+
+
+async def test_what_others_write_of_a_living_worker_lasts_a_few_beats(store: Store) -> None:
+    """It would hold up what is sent to the node: a submission looks for a worker that serves it."""
+    said = {"node": "n1", "pools": "bash", "workspace_roots": "/srv", "offer": "{}"}
+    stream = store.all_shards[0].actions("pool:bash")
+    worker = Membership(store, "t1", "tool", streams=[[stream]], about=said, ttl_seconds=3_600.0)
+    await worker.register()
+    about = store.all_shards[0].about("t1")
+    forged = {**dict.fromkeys(said, "forged"), "role": "controller", "streams": f"{stream}x"}
+    added = {"agents": "", "interactive": "1", "end": "leave"}
+    await store.connection.call("HSET", about, *[part for item in (forged | added).items() for part in item])
+    await store.connection.call("HDEL", about, "offer")
+    for beat in range(FACTS_EVERY):
+        assert await worker.tick(beat) is not None
+    (found,) = await members(store)
+    assert {name: found.about.get(name) for name in forged} == {**said, "role": "tool", "streams": stream}
+    assert not added.keys() & found.about.keys()
+    assert {"since_ms", "ttl_ms", "beat_ms", "progress"} <= found.about.keys()
 
 
 async def test_a_dead_controllers_conversations_are_taken_over(store: Store) -> None:

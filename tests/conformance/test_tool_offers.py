@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from broker.coordination.unreadable import Unreadable
 from broker.runtime.errors import UsageError
 from broker.specs.tool_specs import ToolOffer
 from broker.store.store import Store
@@ -31,6 +32,30 @@ async def test_what_cannot_be_read_is_no_offer(store: Store) -> None:
     await offers.publish([offer("a")])
     await store.connection.call("HSET", "deck:tools", "b", '{"key": "b", "name": "b", "from": "the future"}')
     assert list(await offers.all()) == ["a"]
+
+
+async def test_a_key_of_another_type_is_moved_out_of_the_way(store: Store) -> None:
+    offers, call = ToolOffers(store), store.connection.call
+    await call("SET", "deck:tools", "a string")
+    assert await offers.all() == {}
+    await offers.publish([offer("a")])
+    await call("SET", "deck:tools", "a string again")
+    choosing = asyncio.create_task(offers.choose(["a"], limit_seconds=20))
+    await asyncio.sleep(0)
+    await offers.repeat([offer("a")])
+    assert await choosing == (offer("a"),)
+    assert await call("GET", "deck:tools:unreadable") == b"a string again"
+    assert [entry.key for entry in await Unreadable(store).all()] == ["deck:tools"] * 2
+
+
+async def test_an_offer_that_somebody_else_has_overwritten_is_repeated(store: Store) -> None:
+    offers, mine = ToolOffers(store), [offer("a"), offer("b"), offer("c")]
+    await offers.publish([*mine, offer("theirs")])
+    await store.connection.call("HSET", "deck:tools", "a", "nothing", "b", offer("b", "forged").model_dump_json())
+    await store.connection.call("HDEL", "deck:tools", "c")
+    await offers.repeat(mine)
+    assert await offers.all() == {one.key: one for one in [*mine, offer("theirs")]}
+    await offers.repeat([])
 
 
 async def test_offers_are_chosen_by_key_or_pattern_and_each_once(store: Store) -> None:

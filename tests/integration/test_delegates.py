@@ -13,6 +13,7 @@ from broker.contract.events import (
     ConversationCreated,
     DelegateEnded,
     Event,
+    EventSource,
     Limits,
     LLMSpec,
     Parent,
@@ -20,6 +21,8 @@ from broker.contract.events import (
 )
 from broker.contract.observations import AgentDelegateObservation, ErrorObservation
 from broker.log.conversations import Conversations
+from broker.log.lost_tails import name_gap
+from broker.runtime.errors import EventsLost
 from broker.specs.agent_state import AgentState
 from controller_worker.core.effects import TellDelegates
 from controller_worker.loop.delegates import Delegates, conversation_id_of
@@ -133,6 +136,26 @@ async def test_an_order_that_was_lost_does_not_hold_back_another_with_its_number
         await delegates.tell(state, TellDelegates(wanted, 99))
     told = [event for event in await hands.log.read(delegate_id) if isinstance(event, ChangeAgentStateAction)]
     assert [event.agent_state for event in told] == [AgentState.PAUSED, AgentState.STOPPED]
+
+
+@pytest.mark.parametrize("paused_by", ["the parent", "a person", "nobody"])
+async def test_a_delegate_that_a_lost_pause_has_paused_continues(hands: Hands, paused_by: str) -> None:
+    """The store came back without the parent's pause, and its owner had passed it on to a log that kept it."""
+    delegate_id, _ = await delegate_of(hands)
+    loop = hands.loops[0]
+    ended_at, pause = loop.state.version, AgentState.PAUSED
+    if paused_by == "the parent":
+        await Delegates(hands.log, hands.store).tell(loop.state, TellDelegates(pause, ended_at + 2))
+    elif paused_by == "a person":
+        await hands.log.append(delegate_id, [ChangeAgentStateAction(agent_state=pause, source=EventSource.USER)])
+    lost = EventsLost(CID, ended_at, ended_at + 2, "somebody")
+    gap = await name_gap(hands.log, lost, noticed_by="the owner")
+    loop.wake(has_new_events=True)
+    order = TellDelegates(AgentState.RUNNING, gap, takes_back=True)
+    await until(lambda: order in loop._performer.done, what="the order that takes the pause back")
+    told = [event for event in await hands.log.read(delegate_id) if isinstance(event, ChangeAgentStateAction)]
+    expected = {"the parent": [pause, AgentState.RUNNING], "a person": [pause], "nobody": []}
+    assert [event.agent_state for event in told] == expected[paused_by]
 
 
 async def test_a_fork_has_delegates_of_its_own_for_those_that_were_at_work(hands: Hands) -> None:

@@ -10,13 +10,13 @@ ROOT = "deck:{0}"
 NAMES = (b"c", b"a", b"e", b"w", b"x", b"t", b"p", b"foo", b"", b"\xff")
 TYPED = (
     *("ready", "unread", "parked", "workers", "nodes", "takeovers", "dead", "index", "unreadable"),
-    *("notices", "awaited", "expiring", "revoked", "ready:interactive", "tenants", "paces"),
+    *("notices", "awaited", "expiring", "revoked", "ready:interactive", "tenants", "paces", "clock"),
 )
 """What every worker needs of a shard; each is overwritten by a string now and then."""
 OF_A_WORKER = ("owned", "mail", "about")
 KEPT_BY_BEATS = (b"streams", b"ttl_ms", b"end", b"node_patience_ms", b"monotonic", b"lead")
-OFFERED = (b"node", b"role", b"pools", b"offer", b"workspace_roots", b"agents")
-"""What others go by. Nobody says it again while a worker lives, so of one that lives it is not forged here."""
+OFFERED = (b"node", b"role", b"pools", b"offer", b"workspace_roots", b"agents", b"directory", b"interactive")
+"""What others go by."""
 
 
 def hostile_commands(seed: int, count: int, *, conversations: list[str], workers: list[str]) -> Iterator[Command]:
@@ -31,6 +31,7 @@ def hostile_commands(seed: int, count: int, *, conversations: list[str], workers
         # Not from the beginning: what is overwritten takes no entries until it is moved out of the way.
         if number > 0.9 * count and chance.random() < 0.03:
             yield ("SET", f"{ROOT}:{chance.choice(TYPED)}", "no stream and no set")
+            yield ("SET", "deck:tools", "no hash")
         yield _command(chance, conversations, workers)
 
 
@@ -86,7 +87,7 @@ def _against_a_worker(chance: random.Random, worker: str, cid: bytes) -> Command
     base = f"{ROOT}:worker:{worker}"
     match chance.randint(0, 9):
         case 0 | 1 | 2 | 3 | 4:
-            return ("HSET", f"{base}:about", *_about(chance, KEPT_BY_BEATS))
+            return ("HSET", f"{base}:about", *_about(chance, KEPT_BY_BEATS + OFFERED))
         case 5 | 6 | 7 | 8:
             return ("SADD", f"{base}:owned", cid)
     return ("SET", f"{base}:{chance.choice(OF_A_WORKER)}", _bytes(chance))
@@ -96,16 +97,13 @@ def _against_doors(chance: random.Random, cid: bytes) -> Command:
     task = chance.choice((b"task-1", b"task-2", _bytes(chance)))
     match chance.randint(0, 8):
         case 0 | 1 | 2:
-            return (
-                "ZADD",
-                f"{ROOT}:{chance.choice(('expiring', 'awaited', 'revoked', 'parked'))}",
-                _score(chance),
-                task,
-            )
+            return ("ZADD", f"{ROOT}:{chance.choice(('expiring', 'awaited', 'revoked'))}", _score(chance), task)
         case 3:
-            return ("HSET", f"{ROOT}:tenants", task, _bytes(chance))
+            return ("ZADD", f"{ROOT}:expiring", _score(chance), cid)
         case 4:
-            return ("ZADD", f"{ROOT}:{chance.choice(('open:', 'turns:ready:'))}".encode() + task, _score(chance), cid)
+            names = (b"planned", b"expires_ms", b"due_ms", b"not_before_ms", b"wait_reason")
+            value = chance.choice((b"waiting", b"over", b"0", _bytes(chance)))
+            return ("HSET", f"{ROOT}:c:".encode() + cid + b":meta", chance.choice(names), value)
         case 5 | 6:
             names = (b"kind", b"name", b"kept", b"outcome", b"looks", b"sends", b"answered", b"revoked", b"request_id")
             value = chance.choice((b"celery", b"stream", _bytes(chance)))

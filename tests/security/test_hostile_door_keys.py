@@ -10,7 +10,7 @@ import pytest
 
 from broker.coordination.membership import Membership
 from broker.coordination.unreadable import Unreadable
-from broker.log.expiry import expire
+from broker.log.expiry import EXPIRED_CODE, expire
 from broker.store import keys
 from broker.store.store import Store
 from deckhands.door.desk import Desk, conversation_of_task
@@ -23,7 +23,8 @@ from tests.integration.test_inbox_edges import serving, until_replies
 from tests.polling import until
 
 OPTIONS = {"task": "x", "model": "scripted/nowhere"}
-LOOKED_AT_ONCE = 64
+MANY = 300
+"""More than a beat looks at."""
 
 
 class NoResults:
@@ -41,17 +42,75 @@ def desk(valkey_store: Store) -> Desk:
     return Desk(valkey_store, NoResults())  # type: ignore[arg-type]
 
 
+async def begin_soon(desk: Desk, task_id: str, *, expires: bool = False) -> str:
+    """Begin a run that is due, or too late, in a moment; return its conversation."""
+    soon = desk.store.clock.now() + timedelta(milliseconds=50)
+    later = soon + timedelta(hours=1)
+    timing = {"eta": later, "expires": soon} if expires else {"eta": soon}
+    await Runs(desk).take(RunMessage(task_id, (), OPTIONS, {}, **timing))
+    return conversation_of_task(task_id)
+
+
+async def a_door(desk: Desk) -> Membership:
+    door = Membership(desk.store, "d1", "door")
+    await door.register()
+    return door
+
+
+async def until_woken(desk: Desk, door: Membership, conversation_id: str) -> None:
+    async def is_woken() -> bool:
+        assert await door.tick(1) is not None
+        entries = await desk.store.connection.call("XRANGE", desk.store.all_shards[0].ready, "-", "+")
+        return [b"c", conversation_id.encode()] in [fields for _, fields in entries]
+
+    await until(is_woken, what=f"the beginning of {conversation_id}")
+
+
+@pytest.mark.parametrize("key", ["caller", "meta", "events"])
+async def test_a_run_with_a_key_of_another_type_keeps_no_other_from_its_turn(desk: Desk, key: str) -> None:
+    door, call = await a_door(desk), desk.store.connection.call
+    spoilt, victim = await begin_soon(desk, "spoilt"), await begin_soon(desk, "victim")
+    await call("DEL", names := getattr(desk.store.keys(spoilt), key))
+    await call("SET", names, "a string")
+    await until_woken(desk, door, victim)
+
+
+async def test_runs_that_nobody_can_name_keep_no_other_from_its_turn(desk: Desk) -> None:
+    door, parked = await a_door(desk), desk.store.all_shards[0].parked
+    for number in range(MANY):
+        await desk.store.connection.call("ZADD", parked, "-inf", b"\xff%d" % number)
+    await until_woken(desk, door, await begin_soon(desk, "victim"))
+    assert await desk.store.connection.call("ZCARD", parked) == 0
+
+
+async def test_deadlines_that_nobody_can_name_keep_no_other_from_its_end(desk: Desk) -> None:
+    door, names, call = await a_door(desk), desk.store.all_shards[0], desk.store.connection.call
+    for number in range(MANY):
+        await call("ZADD", f"{names.root}:expiring", "-inf", b"\xff%d" % number)
+    for member in (b"\xfe", b"../x", b"nobody"):
+        await call("ZADD", f"{names.root}:expiring", "-inf", member)
+        await call("HSET", names.root.encode() + b":c:" + member + b":meta", "planned", "waiting")
+    victim = await begin_soon(desk, "victim", expires=True)
+
+    async def has_ended() -> bool:
+        tick = await door.tick(1)
+        assert tick is not None
+        await expire(desk.log, tick.expired)
+        return (await desk.meta(victim)).get("error_code") == EXPIRED_CODE
+
+    await until(has_ended, what="the end of a run that is too late")
+
+
 async def test_what_cannot_be_ended_keeps_nothing_else_from_expiring(desk: Desk) -> None:
     names, call = desk.store.all_shards[0], desk.store.connection.call
-    for number in range(LOOKED_AT_ONCE):
+    for number in range(MANY):
         damaged = f"../{number}"
         await call("HSET", f"{names.root}:c:{damaged}:meta", "planned", "waiting", "last_id", "x")
         await call("ZADD", f"{names.root}:expiring", 0, damaged)
         await call("ZADD", f"{names.root}:expiring", 0, b"\xff%d" % number)
     request = TaskRequest.parse(OPTIONS | {"expires": 0.05})
     await desk.begin(request, "victim", "victim")
-    door = Membership(desk.store, "d1", "door")
-    await door.register()
+    door = await a_door(desk)
 
     async def is_over() -> bool:
         found = await door.tick(1)
@@ -75,19 +134,12 @@ async def test_awaited_conversations_that_nobody_can_name_are_looked_at_once(des
         await until(are_gone, what="an empty set")
 
 
-@pytest.mark.parametrize("name", ["expiring", "parked", "revoked"])
-async def test_a_key_of_another_type_is_moved_out_of_the_way_of_tasks(desk: Desk, name: str) -> None:
-    key = f"{desk.store.all_shards[0].root}:{name}"
-    await desk.store.connection.call("SET", key, "a string")
-    door = Membership(desk.store, "d1", "door")
-    await door.register()
+async def test_a_key_of_another_type_is_moved_out_of_the_way_of_tasks(desk: Desk) -> None:
+    await desk.store.connection.call("SET", desk.store.all_shards[0].revoked, "a string")
+    door = await a_door(desk)
     assert await door.tick(1) is not None
-    runs = Runs(desk)
-    due = desk.store.clock.now() + timedelta(hours=1)
-    await runs.take(RunMessage("later", (), OPTIONS, {}, eta=due, expires=due + timedelta(hours=1)))
-    await runs.take(RunMessage("now", (), OPTIONS, {}))
-    for task_id in ("later", "now"):
-        assert await desk.meta(conversation_of_task(task_id))
+    await Runs(desk).take(RunMessage("now", (), OPTIONS, {}))
+    assert await desk.meta(conversation_of_task("now"))
 
 
 async def test_an_inbox_of_another_type_is_moved_out_of_the_way(desk: Desk) -> None:

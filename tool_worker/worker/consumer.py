@@ -262,11 +262,12 @@ class Incarnation:
         """Work until stopped or swept; `on_beat` receives the progress at each beat."""
         await self.membership.register()
         await ToolFailures(self._store).report(self.worker_id, self._offered.failures)
-        await ToolOffers(self._store).publish(self._offered.offers)
+        offers = ToolOffers(self._store)
+        await offers.publish(self._offered.offers)
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._beat(on_beat)), group.create_task(self._reaper.run())]
-                tasks.append(group.create_task(self._held.run()))
+                tasks += map(group.create_task, (self._held.run(), offers.keep(lambda: self._offered.offers)))
                 tasks += [group.create_task(self._read(queue)) for queue in self._queues]
                 group.create_task(cancel_when(stop, tasks))
         except* OwnershipLost:

@@ -9,7 +9,12 @@ import pytest
 
 from broker.contract.actions import AgentDelegateAction
 from broker.contract.events import AgentSpec, ConversationCreated, DelegateEnded, Limits, ModelToolCall, Parent, with_id
-from broker.contract.observations import AgentDelegateObservation, ErrorObservation, SuccessObservation
+from broker.contract.observations import (
+    AgentDelegateObservation,
+    ErrorObservation,
+    EventsLostObservation,
+    SuccessObservation,
+)
 from broker.log.invariants import violations
 from broker.specs.agent_state import AgentState
 from controller_worker.calls.budget_reservation import own_cost_usd
@@ -389,6 +394,24 @@ def test_a_delegate_that_has_ended_or_may_use_up_nothing_is_no_errand() -> None:
     order = core.state.delegation.order
     assert order is not None
     assert list(errands(core.state)) == [TellDelegates(AgentState.STOPPED, order.id)]
+
+
+@pytest.mark.parametrize("state", ["running", "paused", "stopped"])
+def test_a_gap_takes_back_what_the_log_does_not_say(state: str) -> None:
+    core = started(agent=ABLE)
+    core.reply(delegate(background=True))
+    started_in_background(core, 8)
+    if state != "running":
+        core.ask(state)
+        core.run()
+    before = core.state.delegation.order
+    core.put(EventsLostObservation(content="lost", last_id=core.state.version, known_id=99))
+    tells = [errand for errand in errands(core.state) if isinstance(errand, TellDelegates)]
+    if state == "running":
+        assert tells == [TellDelegates(AgentState.RUNNING, core.state.version, takes_back=True)]
+    else:
+        assert before is not None
+        assert tells == [TellDelegates(before.state, before.id)]
 
 
 def test_a_stop_answers_nothing_that_was_answered_when_the_delegate_began() -> None:
