@@ -61,7 +61,8 @@ cd "$TREE"
 [ -n "$BEGINNING" ] || BEGINNING=$(git hash-object -t tree -w /dev/null)
 storing() { git -c core.looseCompression=0 "$@" 2>/dev/null; }
 # It stops at a file that cannot be read, and the other passes over it.
-storing update-index --add --remove --replace -z --stdin < "$SCRATCH/chosen" || storing add --all --ignore-errors . || true
+storing update-index --add --remove --replace -z --stdin < "$SCRATCH/chosen" ||
+    storing add --all --ignore-errors . || true
 git update-index -z --index-info < "$SCRATCH/left-out"
 exec git -c core.compression=1 diff --cached --binary --full-index --no-ext-diff --no-textconv --no-color "$BEGINNING"
 """
