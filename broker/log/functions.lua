@@ -23,8 +23,11 @@ local KINDS = {ready = 'stream', takeovers = 'stream', unreadable = 'stream', un
 -- And what doors need of the first one; users of other roles may not reach it.
 local FIRST_SHARD, KINDS_OF_THE_FIRST = 'deck:{0}', {revoked = 'zset'}
 
-local function keep_kinds(shard, role)
+local function keep_kinds(shard)
   for name, kind in pairs(KINDS) do is_there(shard, shard .. ':' .. name, kind) end
+end
+
+local function keep_kinds_of_role(shard, role)
   if role ~= 'door' or shard ~= FIRST_SHARD then return end
   for name, kind in pairs(KINDS_OF_THE_FIRST) do is_there(shard, shard .. ':' .. name, kind) end
 end
@@ -762,7 +765,8 @@ end
 local function register(keys, args)
   local shard, worker, ttl, role = keys[1], args[1], tonumber(args[2]), args[3]
   local about = shard .. ':worker:' .. worker .. ':about'
-  keep_kinds(shard, role)
+  keep_kinds(shard)
+  keep_kinds_of_role(shard, role)
   make_group(shard, shard .. ':ready', CONTROLLERS)
   for i = 5, 4 + tonumber(args[4]) do make_group(shard, args[i], TOOLS) end
   if role == 'door' then make_group(shard, shard .. ':notices', DOORS) end
@@ -981,7 +985,7 @@ end
 local function tick(keys, args)
   local shard, worker, ttl, patience = keys[1], args[1], tonumber(args[2]), tonumber(args[4])
   local workers, me = shard .. ':workers', shard .. ':worker:' .. worker
-  keep_kinds(shard, role)
+  keep_kinds(shard)
   if not alive(shard, worker) then return {'swept'} end
   is_there(shard, me .. ':mail', 'stream')
   owned_by(shard, worker)
@@ -989,6 +993,7 @@ local function tick(keys, args)
     redis.call('ZADD', workers, now_ms(shard) + ttl, worker)
     return {'swept'}
   end
+  keep_kinds_of_role(shard, get(me .. ':about', 'role'))
   local monotonic = tonumber(args[5] or '')
   local now = keep_time(shard, worker, ttl, monotonic, not monotonic)
   redis.call('ZADD', workers, now + ttl, worker)

@@ -122,7 +122,9 @@ async def test_clients_choose_by_label_and_delete_with_the_rights_of_workers(log
 
 
 @pytest.mark.parametrize("role", ["controller", "tool", "door", "jobs"])
-async def test_every_role_enters_the_cluster_as_its_own_user(role: str, log: Server) -> None:
+async def test_every_role_enters_the_cluster_as_its_own_user(
+    role: str, log: Server, caplog: pytest.LogCaptureFixture
+) -> None:
     await (await open_store(log.admin)).aclose()
     store = await open_store({"door": log.door, "jobs": log.jobs}.get(role, log.worker))
     try:
@@ -130,6 +132,7 @@ async def test_every_role_enters_the_cluster_as_its_own_user(role: str, log: Ser
         await membership.register()
         assert await membership.tick(1) is not None
         assert [member.role for member in await members(store)] == [role]
+        assert "a sweep failed" not in caplog.text
         await membership.leave()
     finally:
         await store.aclose()
