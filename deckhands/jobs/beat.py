@@ -11,6 +11,7 @@ from broker.runtime.errors import DeckhandsError
 from broker.runtime.hardening import seclude
 from deckhands.jobs.settings import JobsSettings
 from deckhands.jobs.table import schedule
+from deckhands.reading.terminal import print_text
 
 
 def main() -> None:
@@ -20,7 +21,7 @@ def main() -> None:
     try:
         settings = JobsSettings.of_worker()
     except DeckhandsError as error:
-        sys.stderr.write(f"{error}\n")
+        print_text(str(error), err=True)
         sys.exit(EXIT_USAGE)
     run_beat(make_jobs_app(settings.celery_url, settings.result_url, schedule()))
 
