@@ -9,10 +9,10 @@ import sys
 from typing import Any
 
 from broker.celery.app import run_until_told
+from broker.runtime.child import EXIT_USAGE
 from broker.runtime.errors import DeckhandsError
 from broker.runtime.hardening import seclude
 
-EXIT_USAGE = 2
 OUR_PACKAGES = ("broker", "controller_worker", "tool_worker", "deckhands")
 
 

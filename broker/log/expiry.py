@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from broker.contract.observations import AgentStateChangedObservation
 from broker.log.event_log import EventLog
-from broker.runtime.errors import ConversationBusy, StoreError, UnknownConversation
+from broker.runtime.errors import ConversationBusy, DeckhandsError, UnknownConversation
 from broker.specs.agent_state import AgentState
 
 NOT_BEGUN = "ConversationExpired: The conversation was not begun before it expired"
@@ -26,7 +26,7 @@ async def expire(log: EventLog, conversation_ids: Iterable[str]) -> None:
         try:
             with suppress(ConversationBusy, UnknownConversation):  # it has begun, or is gone
                 await _expire(log, conversation_id)
-        except (StoreError, ValueError):  # damaged keys of one conversation concern no other
+        except (DeckhandsError, ValueError):  # damaged keys of one conversation concern no other
             _log.exception("conversation %s cannot be ended, though it has expired", conversation_id)
 
 

@@ -20,12 +20,12 @@ local CLOCKS_DIFFER_MS = 600000  -- by how much the clocks of two machines may d
 local KINDS = {ready = 'stream', takeovers = 'stream', unreadable = 'stream', unread = 'zset', parked = 'zset',
   workers = 'zset', index = 'zset', dead = 'zset', nodes = 'zset', clock = 'hash', notices = 'stream', awaited = 'zset',
   ['ready:interactive'] = 'stream', tenants = 'hash', paces = 'hash', expiring = 'zset'}
--- And what doors need of the first one.
+-- And what doors need of the first one; users of other roles may not reach it.
 local FIRST_SHARD, KINDS_OF_THE_FIRST = 'deck:{0}', {revoked = 'zset'}
 
-local function keep_kinds(shard)
+local function keep_kinds(shard, role)
   for name, kind in pairs(KINDS) do is_there(shard, shard .. ':' .. name, kind) end
-  if shard ~= FIRST_SHARD then return end
+  if role ~= 'door' or shard ~= FIRST_SHARD then return end
   for name, kind in pairs(KINDS_OF_THE_FIRST) do is_there(shard, shard .. ':' .. name, kind) end
 end
 
@@ -762,7 +762,7 @@ end
 local function register(keys, args)
   local shard, worker, ttl, role = keys[1], args[1], tonumber(args[2]), args[3]
   local about = shard .. ':worker:' .. worker .. ':about'
-  keep_kinds(shard)
+  keep_kinds(shard, role)
   make_group(shard, shard .. ':ready', CONTROLLERS)
   for i = 5, 4 + tonumber(args[4]) do make_group(shard, args[i], TOOLS) end
   if role == 'door' then make_group(shard, shard .. ':notices', DOORS) end
@@ -962,7 +962,9 @@ local function expired(shard, now)
   for _, cid in ipairs(redis.call('ZRANGEBYSCORE', shard .. ':expiring', '-inf', now, 'LIMIT', 0, 64)) do
     local meta = shard .. ':c:' .. cid .. ':meta'
     local planned = is_there(shard, meta, 'hash') and redis.call('HMGET', meta, 'planned', 'closed')
-    if planned and planned[1] == 'waiting' and not planned[2] then found[#found + 1] = cid
+    if planned and planned[1] == 'waiting' and not planned[2] then
+      found[#found + 1] = cid
+      redis.call('ZADD', shard .. ':expiring', now + FIRST_LOOK_MS, cid)  -- one that cannot be ended stands in no way
     else redis.call('ZREM', shard .. ':expiring', cid) end
   end
   return found
@@ -979,7 +981,7 @@ end
 local function tick(keys, args)
   local shard, worker, ttl, patience = keys[1], args[1], tonumber(args[2]), tonumber(args[4])
   local workers, me = shard .. ':workers', shard .. ':worker:' .. worker
-  keep_kinds(shard)
+  keep_kinds(shard, role)
   if not alive(shard, worker) then return {'swept'} end
   is_there(shard, me .. ':mail', 'stream')
   owned_by(shard, worker)

@@ -20,6 +20,8 @@ LOG_LIMIT_BYTES = 10 * 1024 * 1024
 
 _PARENT_DEATH = (sys.executable, "-I", "-S", str(Path(__file__).with_name("parent_death.py")))
 
+EXIT_USAGE = 2
+"""A worker cannot use its settings; another start changes nothing."""
 EXIT_STORE_REPLACED = 78
 """A worker ends with this when its store was emptied or replaced; it must not be restarted automatically."""
 

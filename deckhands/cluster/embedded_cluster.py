@@ -19,7 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from broker.coordination.membership import members
-from broker.runtime.child import EXIT_STORE_REPLACED, Child, last_lines, rotate
+from broker.runtime.child import EXIT_STORE_REPLACED, EXIT_USAGE, Child, last_lines, rotate
 from broker.runtime.clock import SYSTEM_CLOCK, Clock
 from broker.runtime.environment import tool_environment
 from broker.runtime.errors import DeckhandsError, StoreReplaced
@@ -228,7 +228,7 @@ class Cluster:
                 return
             is_quick = self._clock.monotonic() - worker.started < QUICK_END_SECONDS
             worker.quick_ends = worker.quick_ends + 1 if is_quick else 0
-            if worker.quick_ends >= QUICK_ENDS_LIMIT and self.spec.gives_up:
+            if self.spec.gives_up and (worker.quick_ends >= QUICK_ENDS_LIMIT or status == EXIT_USAGE):
                 self._fail(_keeps_failing(worker, status))
                 return
             self._on_notice(f"{worker.name} ended with {_status_name(status)}; starting it again")

@@ -6,7 +6,7 @@ import logging
 import sys
 
 from broker.celery.jobs_app import make_jobs_app, run_beat
-from broker.celery.worker_main import EXIT_USAGE
+from broker.runtime.child import EXIT_USAGE
 from broker.runtime.errors import DeckhandsError
 from broker.runtime.hardening import seclude
 from deckhands.jobs.settings import JobsSettings

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from tool_worker.sandbox.sandbox import Enclosure
 MIB = 2**20
 LIMIT_SECONDS = 60.0
 OF_A_CONTAINER = 1000
+MORE_THAN_IS_READ = 4 * 2**40
+"""No machine reads that much within the limit."""
 
 
 @pytest.fixture
@@ -88,6 +91,69 @@ async def test_what_does_not_fit_is_left_out_and_named(
     applied(tmp_path / "copy", patch.content)
     for name in ("small", "lines"):
         assert (tmp_path / "copy" / name).read_bytes() == (workspace / name).read_bytes()
+
+
+async def test_a_new_file_that_is_left_out_is_neither_read_nor_stored(
+    repositories: Repositories, workspace: Path
+) -> None:
+    with (workspace / "huge").open("wb") as huge:
+        huge.truncate(MORE_THAN_IS_READ)
+    (workspace / "small").write_text("small\n")
+    patch = await Changes(repositories, limit_seconds=LIMIT_SECONDS).since(workspace, None, limit_bytes=MIB)
+    assert patch.left_out == ("huge",)
+    assert b"+small" in patch.content
+
+
+async def test_what_became_something_else_is_in_the_patch(
+    repositories: Repositories, workspace: Path, tmp_path: Path
+) -> None:
+    (workspace / "folder").mkdir()
+    (workspace / "folder" / "inner").write_text("inner\n")
+    for name in ("file", "link", "program", "same"):
+        (workspace / name).write_text(f"{name}\n")
+    before = tmp_path / "before"
+    shutil.copytree(workspace, before)
+    base = tmp_path / "base"
+    base.mkdir()
+    await repositories.record(workspace, base)
+    shutil.rmtree(workspace / "folder")
+    (workspace / "folder").write_text("a file\n")
+    (workspace / "file").unlink()
+    (workspace / "file").mkdir()
+    (workspace / "file" / "a b\t\xe4").write_text("in a folder\n")
+    (workspace / "link").unlink()
+    (workspace / "link").symlink_to("same")
+    (workspace / "program").chmod(0o755)
+    (workspace / "same").write_text("same\n")
+    (workspace / "void").touch()
+    nested = workspace / "nested"
+    identity = ("-c", "user.name=n", "-c", "user.email=e")
+    for arguments in (
+        ["init", "-q", "nested"],
+        ["-C", "nested", *identity, "commit", "-q", "--allow-empty", "-m", "m"],
+    ):
+        subprocess.run(["git", *arguments], cwd=workspace, check=True, capture_output=True)
+    (nested / "entered").write_text("no\n")
+    patch = await Changes(repositories).since(workspace, base, limit_bytes=MIB)
+    assert patch.left_out == ()
+    assert b"Subproject commit" in patch.content
+    assert b"entered" not in patch.content
+    assert b"b/same" not in patch.content
+    applied(before, patch.content)
+    assert (before / "folder").read_text() == "a file\n"
+    assert (before / "file" / "a b\t\xe4").read_text() == "in a folder\n"
+    assert (before / "link").readlink() == Path("same")
+    assert os.access(before / "program", os.X_OK)
+    assert (before / "void").read_bytes() == b""
+
+
+async def test_a_repository_without_a_commit_does_not_hide_other_changes(
+    repositories: Repositories, workspace: Path
+) -> None:
+    subprocess.run(["git", "init", "-q", "nested"], cwd=workspace, check=True, capture_output=True)
+    (workspace / "new").write_text("new\n")
+    patch = await Changes(repositories).since(workspace, None, limit_bytes=MIB)
+    assert b"+new" in patch.content
 
 
 async def test_a_large_file_that_was_changed_stays_in_the_patch_as_it_was(

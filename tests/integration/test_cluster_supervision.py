@@ -146,6 +146,14 @@ async def test_a_worker_that_keeps_failing_breaks_the_cluster_and_is_quoted(star
             await cluster.until_ready()
 
 
+async def test_a_worker_that_cannot_use_its_settings_breaks_the_cluster_at_once(start):
+    cluster, notices = await start(controller=("sh", "-c", "echo no such file; exit 2"))
+    async with asyncio.timeout(10):
+        with pytest.raises(WorkerKeepsFailing, match="no such file"):
+            await cluster.until_broken()
+    assert (notices, cluster.workers["controller-1"].replaced) == ([], 0)
+
+
 async def test_a_cluster_that_does_not_give_up_tries_again(start):
     cluster, notices = await start(controller=("false",), gives_up=False)
     await until(lambda: cluster.workers["controller-1"].replaced >= 4, limit=10, what="fourth try")

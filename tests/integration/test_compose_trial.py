@@ -68,8 +68,14 @@ class Project:
         """Run the command line in a container."""
         return self.compose("run", "--rm", "-T", "cli", *arguments)
 
-    def submit(self, script: str) -> str:
-        return self.deckhands("submit", "-t", "do it", "--model", f"scripted//scripts/{script}.json").split()[-1]
+    def submit(self, script: str, *options: str) -> str:
+        model = f"scripted//scripts/{script}.json"
+        return self.deckhands("submit", "-t", "do it", "--model", model, *options).split()[-1]
+
+    def listed(self, label: str) -> list[tuple[str, str]]:
+        """Return the conversations of the store that have a label: their ids and states."""
+        rows = map(json.loads, self.deckhands("ls", "--label", label, "--json").splitlines())
+        return [(row["id"], row["state"]) for row in rows]
 
     def events(self, conversation_id: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.deckhands("export", conversation_id).splitlines()]
@@ -92,9 +98,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     passwords = dict(re.findall(r"(\w+)_PASSWORD=(\w+)", env.read_text()))
     project = Project(folder, _free_port(), _free_port(), passwords)
     image = os.environ.get("IMAGE", "deckhands:latest")
+    rules = folder / "retention.toml"
+    rules.write_text('[[rule]]\nlabels = {stays = "no"}\nage = "1s"\n')
     with env.open("a") as file:
         file.write(f"FLOWER_PORT={project.flower_port}\nIMAGE={image}\n")
-        file.write(f"QUEUE_PORT={project.queue_port}\nSTORE_PORT={_free_port()}\n")
+        file.write(f"QUEUE_PORT={project.queue_port}\nSTORE_PORT={_free_port()}\nRETENTION_FILE={rules}\n")
     _write_scripts(folder)
     if subprocess.run(["docker", "image", "inspect", image], check=False, capture_output=True).returncode != 0:
         project.compose("build", "controller", limit=BUILD_LIMIT_SECONDS)
@@ -279,6 +287,26 @@ async def test_an_agent_is_a_celery_task_of_an_application_outside(project: Proj
             return (shown.get("name"), shown.get("state")) == ("deckhands.run", "SUCCESS")
 
         await until(is_shown, limit=LIMIT_SECONDS, what="the agent's task in Flower")
+
+
+async def test_a_conversation_leaves_for_the_archive_by_a_rule(project: Project) -> None:
+    conversation_id = project.submit("short", "--label", "stays=no")
+    await until(
+        lambda: not project.listed("stays=no"), limit=LIMIT_SECONDS, what="conversation that has left the store"
+    )
+    assert _outputs(project.events(conversation_id)) == ["", "one"]  # read in the archive
+
+
+async def test_a_schedule_begins_conversations(project: Project) -> None:
+    task = ("--cron", "* * * * *", "-t", "do it", "--model", "scripted//scripts/short.json")
+    project.deckhands("schedule", "add", "each-minute", *task)
+
+    def finished() -> list[str]:
+        return [one for one, state in project.listed("schedule=each-minute") if state == "finished"]
+
+    await until(finished, limit=LIMIT_SECONDS, what="conversation of the schedule")
+    project.deckhands("schedule", "rm", "each-minute")
+    assert _outputs(project.events(finished()[0])) == ["", "one"]
 
 
 async def _until_health(container: str, wanted: str) -> None:

@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 from broker.contract.events import AgentSpec, LLMSpec
+from broker.coordination.membership import Membership, members
 from broker.coordination.unreadable import Unreadable
 from broker.log.selection import Selected, Selection
 from broker.runtime.errors import DeckhandsError, StoreMisconfigured
+from broker.runtime.ids import new_worker_id
 from broker.store.connection import MultiplexedConnection
 from broker.store.store import open_store
 from deckhands.client.client import Client
@@ -117,6 +119,20 @@ async def test_clients_choose_by_label_and_delete_with_the_rights_of_workers(log
         await Unreadable(client.store).put_aside(shard, shard.ready, "1-1", [b"x"], KeyError("c"))
         [entry] = await Unreadable(client.store).all()
         assert await Unreadable(client.store).discard([entry.name]) == 1
+
+
+@pytest.mark.parametrize("role", ["controller", "tool", "door", "jobs"])
+async def test_every_role_enters_the_cluster_as_its_own_user(role: str, log: Server) -> None:
+    await (await open_store(log.admin)).aclose()
+    store = await open_store({"door": log.door, "jobs": log.jobs}.get(role, log.worker))
+    try:
+        membership = Membership(store, new_worker_id(role), role)
+        await membership.register()
+        assert await membership.tick(1) is not None
+        assert [member.role for member in await members(store)] == [role]
+        await membership.leave()
+    finally:
+        await store.aclose()
 
 
 async def test_the_server_keeps_its_log_and_evicts_nothing(log: Server) -> None:

@@ -17,6 +17,7 @@ from deckhands.door.desk import Desk, conversation_of_task
 from deckhands.door.inbox import Inbox
 from deckhands.door.lookout import BATCH, Lookout
 from deckhands.door.runs import RunMessage, Runs
+from deckhands.tasks.requests import TaskRequest
 from tests.inbox_parts import put
 from tests.integration.test_inbox_edges import serving, until_replies
 from tests.polling import until
@@ -98,6 +99,26 @@ async def test_deadlines_that_nobody_can_name_keep_no_other_from_its_end(desk: D
         return (await desk.meta(victim)).get("error_code") == EXPIRED_CODE
 
     await until(has_ended, what="the end of a run that is too late")
+
+
+async def test_what_cannot_be_ended_keeps_nothing_else_from_expiring(desk: Desk) -> None:
+    names, call = desk.store.all_shards[0], desk.store.connection.call
+    for number in range(MANY):
+        damaged = f"../{number}"
+        await call("HSET", f"{names.root}:c:{damaged}:meta", "planned", "waiting", "last_id", "x")
+        await call("ZADD", f"{names.root}:expiring", 0, damaged)
+        await call("ZADD", f"{names.root}:expiring", 0, b"\xff%d" % number)
+    request = TaskRequest.parse(OPTIONS | {"expires": 0.05})
+    await desk.begin(request, "victim", "victim")
+    door = await a_door(desk)
+
+    async def is_over() -> bool:
+        found = await door.tick(1)
+        assert found is not None
+        await expire(desk.log, found.expired)
+        return (await desk.meta("victim"))["state"] == "error"
+
+    await until(is_over, what="an end of the one that has expired")
 
 
 async def test_awaited_conversations_that_nobody_can_name_are_looked_at_once(desk: Desk) -> None:

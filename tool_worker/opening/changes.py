@@ -1,8 +1,8 @@
 """What was changed in a workspace since its beginning, as a patch for `git apply`.
 
 Holds: a patch and the memory that it takes are bounded. What does not fit is left out file by file, the largest first,
-and named. No program of the workspace can change what it is compared with.
-Does not: read more than git does: ignored files are left out, and repositories inside the workspace are not entered.
+and named; it is not stored. No program of the workspace can change what it is compared with.
+Does not: look at more than git does: ignored files are left out, and repositories inside the workspace are not entered.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,15 +39,17 @@ DOWNLOAD = (
 _BEGINNING = """
 exec git --git-dir="$BASE" rev-parse --verify 'refs/deckhands/base^{tree}'
 """
-_INDEX = """
+# Nothing is stored here: which files differ is found by their hashes, and what is new by name.
+_LIST = """
 set -e
 (unset GIT_DIR GIT_WORK_TREE; git init --quiet --bare --template= repository)
 cd "$TREE"
 [ -n "$BEGINNING" ] || BEGINNING=$(git hash-object -t tree -w /dev/null)
-BEGINNING=$(git rev-parse --verify "$BEGINNING^{tree}")
-git read-tree "$BEGINNING"
-git -c core.looseCompression=0 add --all --ignore-errors . 2>/dev/null || true
-git diff-index --cached --raw -z --no-renames --full-index "$BEGINNING"
+git read-tree "$BEGINNING^{tree}"
+git update-index -q --refresh >/dev/null 2>&1 || true
+git diff-files --raw -z --no-renames --ignore-submodules=dirty
+printf '\\0'
+git ls-files --others --exclude-standard -z
 """
 _SIZES = """
 set -e
@@ -56,6 +59,10 @@ _COMPARE = """
 set -e
 cd "$TREE"
 [ -n "$BEGINNING" ] || BEGINNING=$(git hash-object -t tree -w /dev/null)
+storing() { git -c core.looseCompression=0 "$@" 2>/dev/null; }
+# It stops at a file that cannot be read, and the other passes over it.
+storing update-index --add --remove --replace -z --stdin < "$SCRATCH/chosen" ||
+    storing add --all --ignore-errors . || true
 git update-index -z --index-info < "$SCRATCH/left-out"
 exec git -c core.compression=1 diff --cached --binary --full-index --no-ext-diff --no-textconv --no-color "$BEGINNING"
 """
@@ -78,7 +85,6 @@ class _Change:
     path: bytes
     old_mode: str
     old_object: str
-    new_object: str
 
 
 class Changes:
@@ -136,16 +142,17 @@ class Changes:
             beginning = await self._run(_BEGINNING, enclosure, {"BASE": str(base)}, scratch, ends=ends)
             variables["BEGINNING"] = beginning.output.decode().strip()
             variables["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = str(base / "objects")
-        listed = await self._run(_INDEX, enclosure, variables, scratch, ends=ends, limit_bytes=LIST_LIMIT_BYTES)
+        listed = await self._run(_LIST, enclosure, variables, scratch, ends=ends, limit_bytes=LIST_LIMIT_BYTES)
         changes = list(_changes(listed.output))
         if not changes:
             return Patch(b"")
-        objects = {name for change in changes for name in (change.old_object, change.new_object)} - {NO_OBJECT}
+        objects = {change.old_object for change in changes} - {NO_OBJECT}
         _write(scratch / "objects", "".join(f"{name}\n" for name in sorted(objects)).encode())
         found = await self._run(_SIZES, enclosure, variables, scratch, ends=ends, limit_bytes=LIST_LIMIT_BYTES)
-        sizes = _sizes(found.output)
+        sizes = await asyncio.to_thread(_sizes, changes, _sizes_of_objects(found.output), tree)
         for share in SHARES:
             chosen, left_out = _fitting(changes, sizes, int(share * limit_bytes))
+            _write(scratch / "chosen", b"".join(change.path + b"\0" for change in chosen))
             _write(scratch / "left-out", b"".join(map(_as_before, left_out)))
             try:
                 ran = await self._run(_COMPARE, enclosure, variables, scratch, ends=ends, limit_bytes=limit_bytes)
@@ -180,32 +187,60 @@ class Changes:
 
 
 def _changes(listed: bytes) -> Iterator[_Change]:
-    """Read what `git diff-index --raw -z` prints: `:old-mode new-mode old-object new-object status`, and the path."""
-    fields = listed.split(b"\0")
-    for about, path in zip(fields[::2], fields[1::2], strict=False):
-        old_mode, _, old_object, new_object, _ = about.decode("ascii").removeprefix(":").split(" ")
-        yield _Change(path, old_mode, old_object, new_object)
+    """Read what `_LIST` prints, each part of it ended by a zero byte.
+
+    First `:old-mode new-mode old-object new-object status` and the path of each change, then nothing, then the paths of
+    what is new; that of a repository ends in a slash.
+    """
+    parts = iter(listed.split(b"\0"))
+    while about := next(parts, b""):
+        old_mode, _, old_object, _, _ = about.decode("ascii").removeprefix(":").split(" ")
+        yield _Change(next(parts), old_mode, old_object)
+    for path in parts:
+        if path:
+            yield _Change(path.rstrip(b"/"), "0", NO_OBJECT)
 
 
-def _sizes(found: bytes) -> dict[str, int]:
+def _sizes_of_objects(found: bytes) -> dict[str, int]:
     """Read what `git cat-file --batch-check` prints; an object that is not there is another repository."""
     lines = (line.split(" ") for line in found.decode("ascii", "replace").splitlines())
     return {words[0]: int(words[1]) for words in lines if len(words) == 2 and words[1].isdigit()}
 
 
+def _sizes(changes: Iterable[_Change], of_objects: Mapping[str, int], tree: Path) -> dict[bytes, int]:
+    """Return how much each change adds to a patch, at least: what was there, what is there, and a few words."""
+    sizes: dict[bytes, int] = {}
+    with Directory(tree) as directory:
+        for change in changes:
+            size = of_objects.get(change.old_object, 0) + ENTRY_BYTES + 4 * len(change.path)
+            sizes[change.path] = size + _size_of_file(directory, os.fsdecode(change.path))
+    return sizes
+
+
+def _size_of_file(directory: Directory, path: str) -> int:
+    """Return the size of a file; what was removed, or is no file, has none."""
+    try:
+        descriptor = directory.open(path, os.O_PATH | os.O_NOFOLLOW, follows_links=False)
+    except OSError as error:
+        if not is_of_the_entry(error):
+            raise
+        return 0
+    try:
+        status = os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
+
+
 def _fitting(
-    changes: Iterable[_Change], sizes: Mapping[str, int], limit_bytes: int
+    changes: Iterable[_Change], sizes: Mapping[bytes, int], limit_bytes: int
 ) -> tuple[list[_Change], list[_Change]]:
     """Return the changes that fit, the smallest first, and those that do not, by path."""
-
-    def size_of(change: _Change) -> int:
-        return sizes.get(change.old_object, 0) + sizes.get(change.new_object, 0) + ENTRY_BYTES + 4 * len(change.path)
-
     total = 0
     chosen: list[_Change] = []
     left_out: list[_Change] = []
-    for change in sorted(changes, key=size_of):
-        total += size_of(change)
+    for change in sorted(changes, key=lambda change: sizes[change.path]):
+        total += sizes[change.path]
         (chosen if total <= limit_bytes else left_out).append(change)
     return chosen, sorted(left_out, key=lambda change: change.path)
 
