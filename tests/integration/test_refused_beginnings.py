@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+from datetime import timedelta
 
 import pytest
 
 from broker.limits.tenants import TenantTable, publish
 from broker.log.conversations import Conversations
-from broker.runtime.clock import from_millis, to_millis
 from broker.runtime.errors import AdmissionRefused
 from broker.specs.specs import Tenancy
 from broker.store.store import Store
@@ -104,26 +104,11 @@ async def test_a_file_of_tasks_waits_and_is_submitted_whole(client: Client) -> N
     assert {refused.reason for refused in refusals} == {"open"}
 
 
-async def test_a_task_whose_time_has_come_waits_for_its_place(client: Client) -> None:
-    first = await client.submit("Do it.", tenancy=ACME)
-    store = client.store
-    desk = Desk(store, NoResults())  # type: ignore[arg-type]
-    runs, task_id = Runs(desk), "task-1"
-    eta = from_millis(to_millis(store.clock.now()) + 50)
-    message = RunMessage(task_id, ("Do it.",), {"tenant": "acme"}, {}, eta=eta)
-    await runs.take(message)
-    await store.connection.call("ZADD", store.all_shards[0].later, 1, task_id)
-    await runs.begin_what_is_due()
-    assert await desk.meta(conversation_of_task(task_id)) == {}
-    await Conversations(client.store).close(first)
-    await store.connection.call("ZADD", store.all_shards[0].later, 1, task_id)
-    await runs.begin_what_is_due()
-    assert (await desk.meta(conversation_of_task(task_id)))["tenant"] == "acme"
-
-
-async def test_a_task_that_may_not_begin_fails_and_leaves_no_caller(client: Client) -> None:
+@pytest.mark.parametrize("is_later", [False, True])
+async def test_a_task_that_may_not_begin_fails_and_leaves_no_caller(client: Client, is_later: bool) -> None:
     await client.submit("Do it.", tenancy=ACME)
     desk = Desk(client.store, NoResults())  # type: ignore[arg-type]
+    eta = client.store.clock.now() + timedelta(hours=1) if is_later else None
     with pytest.raises(AdmissionRefused):
-        await Runs(desk).take(RunMessage("task-1", ("Do it.",), {"tenant": "acme"}, {}))
+        await Runs(desk).take(RunMessage("task-1", ("Do it.",), {"tenant": "acme"}, {}, eta=eta))
     assert await desk.callers.of(conversation_of_task("task-1")) is None
