@@ -79,7 +79,7 @@ def sender_options(command: F) -> F:
         ),
         click.option(
             "--priority",
-            type=click.Choice(list(Priority)),
+            type=click.Choice([priority.value for priority in Priority]),
             help="What goes first where something is scarce; by default batch.",
         ),
         click.option("--experiment", default="", help="A part of the tenant's work with its own budget."),

@@ -236,6 +236,7 @@ def outcome_of(completion: Completion) -> dict[str, Any]:
     parts["usage"] = {name: count for name, count in parts["usage"].items() if count}
     parts["tool_calls"] = [{name: part for name, part in call.items() if part} for call in parts["tool_calls"]]
     parts["thinking_blocks"] = list(parts["thinking_blocks"])
+    parts["is_usage_estimated"] = completion.is_usage_estimated or None
     if completion.cost_usd is not None:
         parts["cost_usd"] = round(completion.cost_usd, 9)
     return {name: part for name, part in parts.items() if part not in (None, "", [], {})}

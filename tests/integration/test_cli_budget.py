@@ -103,7 +103,9 @@ def test_a_report_reads_the_logs_below(face: Face) -> None:
 
 def test_a_task_is_submitted_for_a_tenant(face: Face) -> None:
     arguments = ("--tenant", "acme", "--experiment", "swe", "--priority", "interactive")
-    (submitted,) = face("submit", "-t", "task", "--json", "--model", "m", *arguments).json
+    done = face("submit", "-t", "task", "--json", "--model", "m", *arguments)
+    assert done.code == 0, done
+    (submitted,) = done.json
 
     async def first_event() -> object:
         async with await Client.connect(face.url) as client:

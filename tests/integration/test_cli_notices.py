@@ -67,4 +67,7 @@ def test_a_cluster_counts_its_workers(tmp_path: Path) -> None:
     env = environment(tmp_path)
     with started("up", "--tools", "0", "--sandbox", "none", env=env) as running:
         assert running.stdout is not None
-        assert running.stdout.readline() == "The cluster is up: 1 controller worker, 0 tool workers and 1 door.\n"
+        assert (
+            running.stdout.readline()
+            == "The cluster is up: 1 controller worker, 0 tool workers, 1 door, 1 jobs worker and 1 beat.\n"
+        )

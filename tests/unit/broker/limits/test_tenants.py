@@ -58,7 +58,7 @@ def test_what_two_tables_say_of_a_tenant_agrees() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("[tenants", "is no TOML"),
+        ("[tenants", "is not TOML"),
         ("[tenants]\nacme = 0", "acme.weight: Input should be greater than or equal to 0.001"),
         ("[tenants.acme]\nmax_open = 0", "acme.max_open: Input should be greater than or equal to 1"),
         ("[tenants.acme]\nwieght = 2", "acme.wieght: Extra inputs are not permitted"),
