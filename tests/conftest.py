@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from celery._state import _set_task_join_will_block
 from hypothesis import settings
 
 from tests.exploring import PUSH
@@ -31,6 +32,12 @@ ENDING_SECONDS = 5.0
 def soak_seed(request: pytest.FixtureRequest) -> int:
     """Where this run of `make soak` begins to look; 0 without it."""
     return int(request.config.getoption("--hypothesis-seed") or 0)
+
+
+@pytest.fixture(autouse=True)
+def _results_may_be_waited_for() -> None:
+    """Take back what making a door's application says of the whole process: that nobody in it waits for results."""
+    _set_task_join_will_block(False)
 
 
 @pytest.fixture(scope="session", autouse=True)

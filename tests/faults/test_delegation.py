@@ -84,6 +84,7 @@ async def kill_owner(cluster: FaultCluster, conversation_id: str) -> None:
     await cluster.until(is_taken_over, what=f"a takeover of {conversation_id}")
 
 
+@pytest.mark.soak
 async def test_parent_and_three_delegates_each_killed_once(cluster: FaultCluster) -> None:
     cluster.start_tool()
     cluster.start_controller("parent-victim", DECKHANDS_FAILPOINTS="controller.delegate_begun:kill@2")

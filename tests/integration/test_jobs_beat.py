@@ -46,6 +46,7 @@ def sent(broker: Redis) -> list[str]:
     return [name for name in names if name != "deckhands.jobs.schedules"]
 
 
+@pytest.mark.soak
 async def test_a_beat_takes_over_from_a_killed_one_and_sends_nothing_again(cluster, broker):
     first = cluster.start_beat("b1")
     known = lambda: broker.zcard(f"{BEAT_KEYS}:schedule") == len(PERIODIC) and broker.get(f"{BEAT_KEYS}:lock")  # noqa: E731

@@ -119,6 +119,7 @@ async def test_a_long_file_is_copied_in_and_out(valkey_store: Store, tmp_path: P
         assert sorted(path.name for path in tmp_path.iterdir()) == ["back.bin", "model.bin", "root"]
 
 
+@pytest.mark.soak
 async def test_a_long_copy_needs_the_memory_of_a_few_parts(valkey_store: Store, tmp_path: Path) -> None:
     source = tmp_path / "model.bin"
     noise(source, 8 * PART_BYTES)

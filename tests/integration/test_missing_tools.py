@@ -70,6 +70,7 @@ async def _refused(url: str) -> str:
     return str(refused.value)
 
 
+@pytest.mark.soak
 def test_a_cluster_says_what_it_cannot_offer_everywhere(tmp_path: Path) -> None:
     variables = {"DECKHANDS_MCP": str(dead_server(tmp_path)), "SHOP_TOKEN": SECRET}
     variables |= {"DECKHANDS_TOOLS": "shop_that_is_nowhere:stock"}

@@ -110,6 +110,7 @@ async def test_labels_and_sizes_choose_the_node(tmp_path: Path) -> None:
             await cluster.client.fork(begun["gpu"][0], workspace=WorkspaceSpec(sandbox="docker", image="team/x:1"))
 
 
+@pytest.mark.soak
 async def test_what_loses_its_node_moves_to_one_that_serves_it(tmp_path: Path) -> None:
     cluster = Nodes(tmp_path)
     gate = tmp_path / "gate"

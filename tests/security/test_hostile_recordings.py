@@ -216,6 +216,7 @@ def test_only_the_log_sets_what_only_the_log_may_set(tmp_path: Path) -> None:
         assert "no action of this name" in findings[0]
 
 
+@pytest.mark.soak
 def test_every_shape_in_every_place_costs_at_most_its_event(tmp_path: Path) -> None:
     odd: list[Any] = [None, True, -1, 1.5, "x", [], [[]], {}, {"a": None}, [None], "\ud800", 2**70]
     call = {"function_name": "execute_bash", "tool_call_id": "c1", "model_response": {"id": "r1"}}
@@ -242,6 +243,7 @@ def test_every_shape_in_every_place_costs_at_most_its_event(tmp_path: Path) -> N
             read(tmp_path, [*START, {**RUN, "deckhands": {"reply_id": 5, "replies": [reply]}}, OUTPUT])
 
 
+@pytest.mark.soak
 def test_every_shape_in_every_place_of_a_directory_costs_at_most_a_few_events(tmp_path: Path) -> None:
     odd: list[Any] = [None, True, 2**70, "x", [[]], {"a": None}]
     whole = [json.loads(file.read_text()) for file in sorted((REAL / "events").iterdir())[:6]]
