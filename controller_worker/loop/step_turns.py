@@ -103,18 +103,19 @@ class StepTurns:
         self._lines: Sequence[_Line] = tuple(_Line() for _ in USUAL_ORDER)
         self._numbers = count()
         self._picks = 0
-        self._waiters = 0
+        self._waiting = [0] * len(USUAL_ORDER)
         self._hurried = 0
+        self._people = 0
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def is_waited_for(self) -> bool:
         """Whether somebody waits for a turn."""
-        return self._waiters > 0
+        return any(self._waiting)
 
     def is_full_for(self, turn: Turn) -> bool:
         """Whether more step than may beside interactive work, of which this is none."""
-        return turn.rank > 0 and self._hurried > 0 and len(self._holders) > BESIDE_INTERACTIVE
+        return turn.rank > 0 and self._is_hurried and self._others > BESIDE_INTERACTIVE
 
     def turn_of(self, claimed: Claimed) -> Turn:
         """Return the turns of a conversation."""
@@ -132,9 +133,9 @@ class StepTurns:
 
     def try_take(self, turn: Turn) -> bool:
         """Take a turn if it need not be waited for."""
-        if turn.rank > 0 and (self._waiters or len(self._holders) >= self._most):
+        if turn.rank > 0 and self.is_waited_for:
             return False
-        if len(self._holders) >= self._at_once + KEPT:
+        if self._waiting[turn.rank] or not self._has_room(turn.rank):
             return False
         self._hold(turn)
         return True
@@ -143,7 +144,7 @@ class StepTurns:
         """Wait in line."""
         future = asyncio.get_running_loop().create_future()
         self._lines[turn.rank].join(next(self._numbers), future, turn)
-        self._waiters += 1
+        self._waiting[turn.rank] += 1
         self._set_timer()
         try:
             await future
@@ -152,7 +153,7 @@ class StepTurns:
                 self.give(turn)
             raise
         finally:
-            self._waiters -= 1
+            self._waiting[turn.rank] -= 1
 
     def give(self, turn: Turn) -> None:
         """Give a turn back, if it still counts as taken."""
@@ -160,21 +161,33 @@ class StepTurns:
         self._hand_out()
 
     @property
-    def _most(self) -> int:
-        """How many may step at once now, interactive ones apart."""
-        return min(self._at_once, BESIDE_INTERACTIVE) if self._hurried else self._at_once
+    def _is_hurried(self) -> bool:
+        return self._hurried + self._people > 0
+
+    @property
+    def _others(self) -> int:
+        """How many step that are not interactive."""
+        return len(self._holders) - self._people
+
+    def _has_room(self, rank: int) -> bool:
+        if rank == 0:
+            return len(self._holders) < self._at_once + KEPT
+        # Beside interactive work few others step, but those few do, however much of it there is.
+        if self._is_hurried:
+            return self._others < min(self._at_once, BESIDE_INTERACTIVE)
+        return len(self._holders) < self._at_once
 
     def _hold(self, turn: Turn) -> None:
         self._holders[id(turn)] = (turn, asyncio.get_running_loop().time())
-        self._hurried += turn.rank == 0
+        self._people += turn.rank == 0
 
     def _drop(self, key: int) -> None:
         found = self._holders.pop(key, None)
         if found is not None:
-            self._hurried -= found[0].rank == 0
+            self._people -= found[0].rank == 0
 
     def _hand_out(self) -> None:
-        while self._waiters and len(self._holders) < self._most:
+        while self.is_waited_for:
             found = self._next()
             if found is None:
                 return
@@ -183,10 +196,10 @@ class StepTurns:
             future.set_result(None)
 
     def _next(self) -> tuple[asyncio.Future[None], Turn] | None:
-        self._picks += 1
-        for rank in ORDERS.get(self._picks % 8, USUAL_ORDER):
-            found = self._lines[rank].pop()
+        for rank in ORDERS.get((self._picks + 1) % 8, USUAL_ORDER):
+            found = self._lines[rank].pop() if self._has_room(rank) else None
             if found is not None:
+                self._picks += 1
                 return found
         return None
 
@@ -203,5 +216,5 @@ class StepTurns:
                 break
             self._drop(key)
         self._hand_out()
-        if self._waiters:
+        if self.is_waited_for:
             self._set_timer()

@@ -108,6 +108,29 @@ async def test_beside_interactive_work_few_others_step() -> None:
     assert turns.try_take(others[-1])
 
 
+@pytest.mark.parametrize("people", [BESIDE_INTERACTIVE, AT_ONCE, 2 * AT_ONCE])
+async def test_much_interactive_work_starves_neither_others_nor_itself(people: int) -> None:
+    turns, rounds = StepTurns(), 50
+    had = Counter[str]()
+
+    async def steps(turn: Turn, name: str) -> None:
+        await turn.take()
+        while True:
+            had[name] += 1
+            await asyncio.sleep(0)
+            await turn.take_next()
+
+    ranks = {f"person {n}": 0 for n in range(people)} | {f"batch {n}": 2 for n in range(2 * BESIDE_INTERACTIVE)}
+    turn_of = {name: Turn(turns, rank, "", 1.0, is_new=False) for name, rank in ranks.items()}
+    tasks = [asyncio.create_task(steps(turn, name)) for name, turn in turn_of.items()]
+    while had["person 0"] < rounds:
+        await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert set(had) == set(ranks)
+
+
 async def test_one_that_takes_long_holds_up_nobody() -> None:
     """A hook that waits for something elsewhere."""
     turns = StepTurns(1)
