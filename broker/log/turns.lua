@@ -72,7 +72,8 @@ local function line_up(shard, stream, group, member, class, tenant)
   if not has_waiting(turns) and undelivered(shard, stream, group) < window_of(shard) then return false end
   if class ~= '0' and class ~= '2' then class = '1' end
   local queue, shares = turns .. ':' .. class, turns .. ':' .. class .. ':shares'
-  is_there(shard, queue, 'zset')
+  -- One that stands there already, because it is notified once more, keeps its place and pays for no second one.
+  if is_there(shard, queue, 'zset') and redis.call('ZSCORE', queue, member) then return true end
   is_there(shard, shares, 'hash')
   local name, weight = share_of(shard, tenant or '')
   local found = redis.call('HMGET', shares, ':at', name)

@@ -40,7 +40,7 @@ HASHES_OF_VERSION = {
         "deckhands_batches": "d59fa74626167beb",
     },
     6: {
-        "deckhands": "e0ec61cba32de2e4",
+        "deckhands": "105aeb5ecf9cc0d2",
         "deckhands_governor": "0419dd980f1ee36c",
         "deckhands_ledger": "ad1f60c9d80e6c77",
         "deckhands_batches": "d59fa74626167beb",

@@ -14,6 +14,7 @@ from broker.coordination.membership import Membership
 from broker.coordination.ownership import Claimed, DispatchOutcome, Owners
 from broker.coordination.wakeups import ReadyStream
 from broker.limits.tenants import TenantTable, publish
+from broker.log.conversations import Conversations
 from broker.log.event_log import Appended, EventLog
 from broker.specs.specs import PriorityName, Tenancy
 from broker.store.store import Store
@@ -124,6 +125,15 @@ async def test_conversations_of_tenants_come_by_weight(store: Store) -> None:
     window = 8
     shares = tenants_of((await taken(store, window + 100))[window:])
     assert shares == {"acme": 75, "globex": 25}
+
+
+async def test_one_that_is_notified_again_in_line_keeps_its_place(store: Store) -> None:
+    await controllers(store)
+    ids = [f"batch-{n}" for n in range(16)]
+    for cid in ids:
+        await start(store, cid)
+    await Conversations(store).requeue("batch-8")  # the first in line
+    assert await taken(store, len(ids)) == ids
 
 
 @pytest.mark.parametrize(("tenants", "shares"), [(WEIGHTS, 0.75), ("", 0.5)])
