@@ -17,7 +17,7 @@ Keys, in Celery's broker:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import Empty
 from typing import Any
 
@@ -104,8 +104,18 @@ class KeptChannel(Channel):
     def _put_back(self, client: Any, name: str, queue: str) -> None:
         for _ in range(PUT_BACK_LIMIT):
             if client.lmove(TAKEN + name, queue, "RIGHT", "RIGHT") is None:
-                client.srem(TAKERS, name)
+                self._forget_list(client, name)
                 return
+
+    def _forget_list(self, client: Any, name: str) -> None:
+        """Forget an empty list, unless its connection shows life meanwhile: it may be about to take an entry."""
+        life = TAKING + name.partition(" ")[0]
+        with client.pipeline() as pipe, suppress(redis_errors.WatchError):
+            pipe.watch(life)
+            if not pipe.exists(life):
+                pipe.multi()
+                pipe.srem(TAKERS, name)
+                pipe.execute()
 
     def _brpop_start(self, timeout: float | None = None) -> None:
         queues = self._queue_cycle.consume(len(self.active_queues))
