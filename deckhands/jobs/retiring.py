@@ -10,6 +10,7 @@ Does not: take away what cannot be archived, such as a damaged log; the log of t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -22,7 +23,7 @@ from broker.log.deletion import Deletion, NotDeleted
 from broker.log.event_log import EventLog
 from broker.log.status import status_of
 from broker.runtime.clock import to_millis
-from broker.runtime.errors import CorruptEntry, StoreTooNew, UnknownConversation, UnknownKind
+from broker.runtime.errors import CorruptEntry, StoreTooNew, UnknownConversation, UnknownKind, UsageError
 from broker.runtime.failpoints import failpoint
 from broker.specs.agent_state import AgentState, is_settled
 from broker.store.store import Store
@@ -111,12 +112,12 @@ class _Round:
         conversation_id = row.conversation_id
         try:
             fate = await self._fate(row)
-        except (NotDeleted, UnknownConversation):  # it has continued, or has gone with its parent
-            fate = "kept"
         except _UNFIT as error:
             fate = "failed"
             if self.done[fate] < MAX_TOLD:
                 _log.error("%s stays in the store: %s", conversation_id, error)
+        except (NotDeleted, UsageError):  # it or one of its delegates has continued, or it has gone with its parent
+            fate = "kept"
         self.done[fate] += 1
         return fate in ("archived", "deleted")
 
@@ -146,7 +147,12 @@ class _Round:
         last_id = events[-1].id
         deletion = Deletion(self.store)
         if len(tree.logs) > 1:
-            # The parent first: from here on it takes no message, so it begins no new delegate.
+            # All of them at the event at which they were read, so that none goes with a message that came meanwhile.
+            # Delegates first: if one has continued, the others are archived, and go alone.
+            for name, log in reversed(tree.logs.items()):
+                if name != conversation_id:
+                    with contextlib.suppress(UnknownConversation):  # it has gone meanwhile
+                        await deletion.begin(name, last_id=log[-1].id, limit_seconds=0.0)
             await deletion.begin(conversation_id, last_id=last_id, limit_seconds=0.0)
             failpoint("retire.begun")
             await delete(self.log, conversation_id, limit_seconds=0.0)

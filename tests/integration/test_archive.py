@@ -20,9 +20,12 @@ from broker.coordination.stored_files import StoredFiles
 from broker.specs.specs import Tenancy
 from broker.specs.workspace_sources import UploadedSource
 from deckhands.archive.archive import Archive
+from deckhands.archive.archived_file import Manifest
 from deckhands.archive.errors import ArchiveUnavailable
+from deckhands.archive.retention import Retention
 from deckhands.client.client import Client
 from deckhands.jobs.orphans import remove_orphans, removed_from
+from deckhands.jobs.retiring import _Round
 from tests.archive_parts import LONG_TEXT, begin_ended, delegate_ended, retired, workbench
 from tests.stores import RealServer, emptied
 
@@ -116,6 +119,38 @@ async def test_delegates_go_with_their_parents(client, place, tmp_path) -> None:
     assert {*files(place)} == {"parent", "child", "grandchild"}
     assert await keys_of(client) == []
     assert (await Archive(str(place)).manifest("parent")).delegates == ("child",)
+
+
+class Interrupted(Archive):
+    """An archive behind whose back a delegate continues when its whole tree has been saved."""
+
+    def __init__(self, url: str, client: Client) -> None:
+        super().__init__(url)
+        self._client = client
+
+    async def save(self, *arguments: Any, **options: Any) -> Manifest:
+        found = await super().save(*arguments, **options)
+        if found.conversation_id == "parent":
+            await self._client.send_message("one", "Continue.")
+        return found
+
+
+async def test_a_delegate_that_continues_while_its_tree_is_archived_stays_whole(client, place, tmp_path) -> None:
+    for name in ("one", "two"):
+        await begin_ended(client, name, parent=Parent(conversation_id="parent", delegate_id=2))
+    await begin_ended(client, "parent", delegate_ended("one"), delegate_ended("two"))
+    await begin_ended(client, "later")
+    log = await client.events("one", is_whole=True)
+    settings = workbench(client.store, place, '[[rule]]\nage = "0s"', tmp_path).settings
+    retention = Retention.of_setting(settings.retention)
+    interrupted = _Round(client.store, retention, Interrupted(str(place), client), "")
+    await interrupted.go()
+    assert interrupted.done["archived"] == 1  # the other conversation: the tree holds up nobody
+    found = await client.events("one", is_whole=True)
+    assert (found[:-1], len(found)) == (log, len(log) + 1)
+    assert not (await client.row("parent")).is_closed
+    assert await retired(client.store, place, tmp_path) == {"archived": 0, "deleted": 1, "kept": 2, "failed": 0}
+    assert await keys_of(client, "two") == []
 
 
 async def test_a_parent_with_a_delegate_that_works_stays(client, place, tmp_path) -> None:
