@@ -54,6 +54,8 @@ async def test_the_conversation_goes_on_at_another_node_with_its_files(tmp_path:
         conversation_id = await cluster.client.submit("do it", agent=agent)
         await cluster.until_kind(conversation_id, "action.run", count=2)
         await cluster.until(lambda: HostFolder(roots["n1"], conversation_id).is_alive)
+        # A workspace is saved after the result of its action is recorded.
+        await cluster.until((tmp_path / "checkpoints" / "checkpoints" / conversation_id).exists)
         cluster.kill("n1")
         await end(roots["n1"], conversation_id)
         start("n2")
