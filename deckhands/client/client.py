@@ -7,6 +7,7 @@ Does not: start workers; `cluster` does.
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Self
@@ -14,7 +15,7 @@ from typing import Any, Self
 from pydantic import BaseModel
 
 from broker.contract.actions import ChangeAgentStateAction, LoopRecoveryAction, MessageAction
-from broker.contract.events import AgentSpec, Event, EventSource, Limits, ModelSwitched
+from broker.contract.events import AgentSpec, Event, EventSource, Limits, ModelSwitched, OperatorActed
 from broker.log.admission import check
 from broker.log.append_call import WORK, Condition, message_with
 from broker.log.event_log import EventLog
@@ -49,6 +50,19 @@ class Client(Reader):
         super().__init__(store, archive)
         self.secrets = secrets_of(store)
         self._masked = EventLog(store, self.secrets)
+        self._act: OperatorActed | None = None
+        self._act_key: str | None = None
+
+    def acting(self, act: OperatorActed, *, key: str | None = None) -> Self:
+        """Return the same client, whose next call writes into the log who acts and why.
+
+        Args:
+            act: what stands before the events that the call appends.
+            key: the idempotency key of the call, where it takes none itself.
+        """
+        other = copy.copy(self)
+        other._act, other._act_key = act, key
+        return other
 
     @property
     def files(self) -> WorkspaceFiles:
@@ -289,6 +303,9 @@ class Client(Reader):
                 f"The conversation {conversation_id} is {state}; only one that is over can be closed.",
                 remedy="Cancel it first.",
             )
+        if self._act is not None and not (await self.row(conversation_id)).is_closed:
+            log = self._masked if self._act.reason else self.log
+            await log.append(conversation_id, [self._act], key=self._act_key, quiet=True)
         await self._conversations.close(conversation_id)
 
     async def delete(self, conversation_id: str) -> None:
@@ -368,6 +385,9 @@ class Client(Reader):
         condition: Condition = "",
     ) -> None:
         """Append events; pass the `log` that masks secrets for text that a person wrote."""
+        if self._act is not None:
+            events, key = [self._act, *events], key or self._act_key
+            log = self._masked if self._act.reason else log
         try:
             await append(log or self.log, conversation_id, events, key=key, condition=condition)
         except UnknownConversation:
