@@ -306,12 +306,12 @@ async def fork(
     return await once(gateway, request, own, act, status=201)
 
 
-@routes.post("/{conversation_id}/restore", status_code=202, response_model=Done, responses=CONFLICT)
-async def restore(gateway: GatewayOf, principal: Operator, conversation_id: Operated, why: Reason) -> Any:
+@routes.post("/{conversation_id}/restore", status_code=202, responses=CONFLICT)
+async def restore(gateway: GatewayOf, principal: Operator, conversation_id: Operated, why: Reason) -> Done:
     """Bring an archived conversation back into the store, so that it can be continued. Idempotent."""
     await gateway.record(principal, "restore", conversation_id, why.reason)
     await gateway.client.restore(conversation_id)
-    return await _done(gateway.client, conversation_id)
+    return Done.model_validate(await _done(gateway.client, conversation_id))
 
 
 @routes.delete("/{conversation_id}", status_code=204, responses=CONFLICT)

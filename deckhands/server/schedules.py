@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from fastapi import APIRouter, Header, Path
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
@@ -148,7 +148,7 @@ async def resume(
 @routes.delete("/{name}", status_code=204, summary="Remove a schedule")
 async def remove(
     gateway: GatewayOf, principal: OperatorOfAll, name: Name, reason: Why, if_match: IfMatch = None
-) -> Any:
+) -> Response:
     """Remove a schedule. Conversations that it has begun continue."""
     await _matching(gateway, name, if_match)
     await gateway.record(principal, "schedule.remove", name, reason)
