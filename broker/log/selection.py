@@ -45,7 +45,9 @@ class Selection:
     def has(self, row: ConversationRow) -> bool:
         """Say whether a conversation is meant."""
         is_theirs = self.tenant is None or row.tenant == self.tenant
-        return is_theirs and is_in(row.state, row.wait_reason, self.states) and self.labels.items() <= row.labels.items()
+        return (
+            is_theirs and is_in(row.state, row.wait_reason, self.states) and self.labels.items() <= row.labels.items()
+        )
 
 
 def is_in(state: str, wait_reason: str, states: frozenset[str]) -> bool:

@@ -82,7 +82,14 @@ def guarded(gateway: Gateway) -> ASGIApp:
             app,
             allow_origins=gateway.options.origins,
             allow_methods=["GET", "POST", "PUT", "DELETE"],
-            allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "If-Match", "If-None-Match", "Last-Event-ID"],
+            allow_headers=[
+                "Authorization",
+                "Content-Type",
+                "Idempotency-Key",
+                "If-Match",
+                "If-None-Match",
+                "Last-Event-ID",
+            ],
             expose_headers=["ETag", "Location", "Retry-After", "Idempotency-Replayed", "Deckhands-Left-Out"],
             max_age=600,
         )

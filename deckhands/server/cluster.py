@@ -133,7 +133,9 @@ async def health() -> Alive:
     return Alive()
 
 
-@routes.get("/ready", response_model=Readiness, responses={503: {"model": Readiness}}, summary="Say whether work gets on")
+@routes.get(
+    "/ready", response_model=Readiness, responses={503: {"model": Readiness}}, summary="Say whether work gets on"
+)
 async def ready(gateway: GatewayOf) -> Response:
     """Say whether a task that is accepted now gets on: by the heartbeats of workers, which their progress sends."""
     found = await readiness(gateway)
@@ -177,9 +179,7 @@ async def queues(gateway: GatewayOf, _principal: AdminOfAll) -> Queues:
             groups = await store.connection.call("XINFO", "GROUPS", stream) if is_there else []
             facts = next((fact for flat in groups if (fact := _facts(flat))["name"] == group), {})
             waiting, pending = int(facts.get("lag") or 0), int(facts.get("pending") or 0)
-            found.append(
-                Queue(shard=names.shard, name=name, waiting=waiting, pending=pending, in_line=sum(in_line))
-            )
+            found.append(Queue(shard=names.shard, name=name, waiting=waiting, pending=pending, in_line=sum(in_line)))
         counts = [("ZCARD", names.parked), ("ZCARD", names.dead)]
         counted = await store.persist(lambda: store.connection.call_many(counts))  # noqa: B023
         parked, dead = parked + counted[0], dead + counted[1]

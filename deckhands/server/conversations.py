@@ -125,7 +125,9 @@ async def listing(
     What begins or is deleted meanwhile makes no page skip or repeat another. A page may hold fewer than `limit`.
     """
     if unknown := sorted(set(state) - STATES):
-        raise UsageError(f"There is no state {ascii(unknown[0])[:100]}.", remedy=f"States: {', '.join(sorted(STATES))}.")
+        raise UsageError(
+            f"There is no state {ascii(unknown[0])[:100]}.", remedy=f"States: {', '.join(sorted(STATES))}."
+        )
     pairs = [text.partition("=") for text in label]
     selection = Selection(
         labels_in({name: value for name, _, value in pairs}),
@@ -191,7 +193,9 @@ class _Acts:
     def __init__(self, gateway: GatewayOf, request: Request, key: IdempotencyKey = None) -> None:
         self._gateway, self._request, self._key = gateway, request, key
 
-    async def __call__(self, principal: Principal, conversation_id: str, action: str, reason: str, act: Act) -> Response:
+    async def __call__(
+        self, principal: Principal, conversation_id: str, action: str, reason: str, act: Act
+    ) -> Response:
         """Carry it out.
 
         Raises:

@@ -66,7 +66,11 @@ async def _folder() -> AsyncGenerator[Path]:
         raise
 
 
-@routes.put("/files/{path:path}", status_code=201, openapi_extra={"requestBody": {"content": {"application/octet-stream": BYTES}}})
+@routes.put(
+    "/files/{path:path}",
+    status_code=201,
+    openapi_extra={"requestBody": {"content": {"application/octet-stream": BYTES}}},
+)
 async def upload(
     gateway: GatewayOf, principal: Writer, conversation_id: Written, request: Request, path: FilePath
 ) -> Uploaded:

@@ -148,7 +148,9 @@ class Wanted:
 @routes.get(
     "/conversations/{conversation_id}/stream",
     response_class=Response,
-    responses={200: {"content": {"text/event-stream": {"example": 'id: 2\ndata: {"id":2,"kind":"action.message"}\n\n'}}}},
+    responses={
+        200: {"content": {"text/event-stream": {"example": 'id: 2\ndata: {"id":2,"kind":"action.message"}\n\n'}}}
+    },
     summary="Follow a conversation (server-sent events)",
 )
 async def follow(

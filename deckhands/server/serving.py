@@ -168,7 +168,7 @@ async def serving(gateway: Gateway) -> AsyncGenerator[int]:
     """Serve in this loop, without signals, and yield the port."""
     await check_start(gateway)
     server = server_of(gateway)
-    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
     listening = _listen(gateway.options)
     running = asyncio.create_task(server.serve(sockets=[listening]))
     try:

@@ -34,7 +34,7 @@ class Item:
     """What a reader gets.
 
     Attributes:
-        kind: `event`; `delta`, a piece of a reply; `problem`, why the stream ends; `end`: there is nothing more to come.
+        kind: `event`; `delta`, a piece of a reply; `problem`, why the stream ends; `end`: nothing more comes.
         id: of an event; 0: it has none, and does not count for resuming.
     """
 
@@ -129,14 +129,14 @@ class EventStream:
                         self._tally.add(event)
                 if await self._is_over():
                     return
-            while not await self._follow():
-                await asyncio.sleep(PAUSE_SECONDS * jitter())
+            while not await self._follow():  # the store went away
+                await asyncio.sleep(PAUSE_SECONDS * jitter())  # noqa: ASYNC110  (nothing says that it is back)
         except DeckhandsError as error:
             await self._queue.put(Item("problem", problem_of(error)))
-        except Exception:  # the reader hears of it, and resumes
+        except Exception:  # noqa: BLE001  (the reader is not left without an end, and resumes)
             _log.exception("a stream of %s failed", self._conversation_id)
-            error = Problem(500, "internal_error", "The server failed.", remedy="Resume; its log says why.")
-            await self._queue.put(Item("problem", problem_of(error)))
+            failed = Problem(500, "internal_error", "The server failed.", remedy="Resume; its log says why.")
+            await self._queue.put(Item("problem", problem_of(failed)))
 
     async def _follow(self) -> bool:
         """Read until the stream ends; False: the store went away."""
