@@ -1,7 +1,7 @@
 """API keys: what each may do, for which tenant, how often; and whether one that is presented is good.
 
-Holds: the store has the hash of a secret and never the secret, which is shown once; a key that is revoked or has expired
-is refused at the next request; what is compared takes the same time whether it matches or not.
+Holds: the store has the hash of a secret and never the secret, which is shown once; a key that is revoked or has
+expired is refused at the next request; what is compared takes the same time whether it matches or not.
 Keys: `deck:{0}:keys`, `deck:{0}:keys:used`, `deck:{0}:keys:rate:<id>:<minute>`.
 """
 

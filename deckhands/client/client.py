@@ -61,7 +61,7 @@ class Client(Reader):
             key: the idempotency key of the call, where it takes none itself.
         """
         other = copy.copy(self)
-        other._act, other._act_key = act, key
+        other._act, other._act_key = act, key  # noqa: SLF001  (its own)
         return other
 
     @property

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from fastapi.routing import APIRoute
+from fastapi.routing import APIRoute, APIWebSocketRoute
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
@@ -96,10 +96,22 @@ def guarded(gateway: Gateway) -> ASGIApp:
     return app
 
 
-def scope_of(route: Any) -> Needs | None:
+def routes_of() -> list[APIRoute | APIWebSocketRoute]:
+    """Return every route of the application, but for the document of its API."""
+    found = [route for router in ROUTERS for route in router.routes]
+    assert all(isinstance(route, APIRoute | APIWebSocketRoute) for route in found)
+    return cast("list[APIRoute | APIWebSocketRoute]", found)
+
+
+def scope_of(route: APIRoute | APIWebSocketRoute) -> Needs | None:
     """Return what a route needs; None: nothing, it is for everybody."""
-    needed = [each.call for each in route.dependant.dependencies if isinstance(each.call, Needs)]
-    return needed[0] if needed else None
+    wanted = [route.dependant]
+    while wanted:
+        dependant = wanted.pop(0)
+        if isinstance(dependant.call, Needs):
+            return dependant.call
+        wanted += dependant.dependencies
+    return None
 
 
 def _operation_id(route: APIRoute) -> str:
@@ -119,7 +131,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     for unused in ("HTTPValidationError", "ValidationError"):
         components["schemas"].pop(unused, None)
     found["security"] = [{"key": []}]
-    needed = {operation: needs for operation, needs in _needed(app)}
+    needed = {_operation_id(route): scope_of(route) for route in routes_of() if isinstance(route, APIRoute)}
     for path, operations in found["paths"].items():
         for operation in operations.values():
             answers = operation["responses"]
@@ -135,7 +147,3 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
                 operation["x-scope"] = str(needs.scope)
     app.openapi_schema = found
     return found
-
-
-def _needed(app: FastAPI) -> list[tuple[str, Needs | None]]:
-    return [(route.unique_id, scope_of(route)) for route in app.routes if isinstance(route, APIRoute)]

@@ -115,6 +115,7 @@ async def listing(
     gateway: GatewayOf,
     principal: Reader,
     state: Annotated[list[str], Query(description="one of them; also `waiting` and `scheduled`")] = [],  # noqa: B006
+    *,
     label: Annotated[list[str], Query(description="KEY=VALUE; all must match")] = [],  # noqa: B006
     tenant: Annotated[str | None, Query(description="for keys of all tenants", max_length=64)] = None,
     cursor: Annotated[str, Query(description="`next_cursor` of the page before", max_length=200)] = "",
@@ -294,6 +295,7 @@ async def fork(
     principal: Writer,
     conversation_id: Written,
     request: Request,
+    *,
     new: Fork,
     key: IdempotencyKey = None,
 ) -> Response:

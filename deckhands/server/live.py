@@ -186,7 +186,7 @@ async def follow_ws(
     conversation_id: Seen,
     wanted: Annotated[Wanted, Depends()],
 ) -> None:
-    """Follow the log over a WebSocket: each message is `{"type", "id", "content"}`, with the types of the other stream."""
+    """Follow the log over a WebSocket: each message is `{"type", "id", "content"}`, as in the other stream."""
     try:
         await check_place(gateway, conversation_id, wanted.after)
     except DeckhandsError as error:

@@ -129,8 +129,8 @@ class EventStream:
                         self._tally.add(event)
                 if await self._is_over():
                     return
-            while not await self._follow():  # the store went away
-                await asyncio.sleep(PAUSE_SECONDS * jitter())  # noqa: ASYNC110  (nothing says that it is back)
+            while not await self._follow():  # noqa: ASYNC110  (the store went away, and nothing says that it is back)
+                await asyncio.sleep(PAUSE_SECONDS * jitter())
         except DeckhandsError as error:
             await self._queue.put(Item("problem", problem_of(error)))
         except Exception:  # noqa: BLE001  (the reader is not left without an end, and resumes)
