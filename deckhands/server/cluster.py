@@ -225,19 +225,10 @@ async def tools(gateway: GatewayOf, _principal: Reader) -> list[Tool]:
 @routes.get("/agents", summary="List agents on offer")
 async def agents(gateway: GatewayOf, _principal: Reader) -> Offered:
     """List the agents that running controller workers know."""
-    return Offered(names=await _told(gateway, "agents"))
-
-
-@routes.get("/models", summary="List models on offer")
-async def models(gateway: GatewayOf, _principal: Reader) -> Offered:
-    """List the profiles of models that running controller workers have. Any other model may be named, too."""
-    return Offered(names=await _told(gateway, "models"))
-
-
-async def _told(gateway: Gateway, fact: str) -> list[str]:
     alive = [member for member in await members(gateway.store) if member.left_seconds > 0]
-    found = {name for member in alive for name in member.about.get(fact, "").split(",") if name}
-    return sorted(found)
+    return Offered(
+        names=sorted({name for member in alive for name in member.about.get("agents", "").split(",") if name})
+    )
 
 
 @routes.get("/operations", summary="Show what was done through the server")
