@@ -49,8 +49,16 @@ FORBIDDEN_WORDS = {
     *("process", "manage", "manager", "handle", "data", "info", "misc"),
     *("helper", "helpers", "util", "utils", "utility", "common", "base"),
 }
-IMPOSED_NAMES = {"data_received", "handle_data", "handle_starttag", "handle_endtag", "handle_message", "info"}
-"""Methods that asyncio.Protocol, html.parser, kombu and Celery call by these names."""
+IMPOSED_NAMES = {
+    "data_received",
+    "handle_data",
+    "handle_starttag",
+    "handle_endtag",
+    "handle_message",
+    "handle_connect",
+    "info",
+}
+"""Methods that asyncio.Protocol, html.parser, uvicorn, kombu and Celery call by these names."""
 
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b")
 NUMBERED_OR_VAGUE_FILE = re.compile(r"\w+_(\d|impl|utils?|helpers?)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 SECTION = "Operate a cluster"
 VERBS = {"serve": "Serve the cluster over HTTP: REST, server-sent events, WebSocket."}
+LIBRARIES = ("fastapi", "uvicorn", "websockets")
 PATIENCE_SECONDS = 5.0
 """How long a request waits for a store that does not answer."""
 
@@ -58,15 +60,12 @@ def serve(options: ServeOptions) -> None:
     While there are no API keys, programs of this machine may do everything, and others cannot reach the server. From
     the first `deckhands key add` on, every request needs a key.
     """
-    try:
-        import fastapi as _fastapi  # noqa: F401  (to say what is missing)
-        import uvicorn as _uvicorn  # noqa: F401
-        import websockets as _websockets  # noqa: F401
-    except ImportError as error:
+    missing = [name for name in LIBRARIES if find_spec(name) is None]
+    if missing:
         raise UsageError(
-            f"The server needs a package that is not installed: {error.name}.",
+            f"The server needs a package that is not installed: {missing[0]}.",
             remedy="Install it with `pip install 'deckhands[server]'`.",
-        ) from error
+        )
     from deckhands.server.options import ServerOptions
 
     chosen = ServerOptions(

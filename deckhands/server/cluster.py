@@ -226,9 +226,8 @@ async def tools(gateway: GatewayOf, _principal: Reader) -> list[Tool]:
 async def agents(gateway: GatewayOf, _principal: Reader) -> Offered:
     """List the agents that running controller workers know."""
     alive = [member for member in await members(gateway.store) if member.left_seconds > 0]
-    return Offered(
-        names=sorted({name for member in alive for name in member.about.get("agents", "").split(",") if name})
-    )
+    found = {name for member in alive for name in member.about.get("agents", "").split(",")}
+    return Offered(names=sorted(found - {""}))
 
 
 @routes.get("/operations", summary="Show what was done through the server")

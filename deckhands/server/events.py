@@ -39,6 +39,7 @@ async def page(
     _principal: Reader,
     conversation_id: Seen,
     after: Annotated[int, Query(ge=0, description="only those with a higher id")] = 0,
+    *,
     limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
     kind: Annotated[list[str], Query(description="one of them, such as `action.message`")] = [],  # noqa: B006
 ) -> EventPage:

@@ -69,7 +69,7 @@ class Guard:
         name = urlsplit(f"//{host}").hostname if re.fullmatch(r"[\w.:\[\]-]*", host) else None
         options = self._gateway.options
         if options.is_loopback and name not in LOOPBACK_NAMES:
-            raise Problem(421, "wrong_host", "This server answers to names of its own machine.")
+            raise Problem(421, "wrong_host", "This server answers to the names of this machine.")
         if origin is None or origin in options.origins:
             return
         if origin.partition("://")[2] != host:

@@ -26,7 +26,9 @@ OUTSIDE = ROOT / "deploy" / "compose.outside.yaml"
 NO_SANDBOX = ROOT / "deploy" / "compose.none.yaml"
 SYSTEM_CALLS = ROOT / "deploy" / "seccomp.json"
 PRODUCERS = ROOT / "deploy" / "compose.producers.yaml"
-PASSWORDS = tuple(f"{who}_PASSWORD" for who in ("ADMIN", "WORKER", "DOOR", "JOBS", "PRODUCER", "QUEUE", "FLOWER"))
+PASSWORDS = tuple(
+    f"{who}_PASSWORD" for who in ("ADMIN", "WORKER", "DOOR", "JOBS", "GATEWAY", "PRODUCER", "QUEUE", "FLOWER")
+)
 STAYING = {"store", "queue", "controller", "tools", "door", "jobs", "beat", "gateway", "flower"}
 PASSING = {"setup", "cli"}
 ORDINARY = ["no-new-privileges:true"]
@@ -117,7 +119,7 @@ def test_a_door_logs_in_as_itself_and_reaches_the_servers_alone() -> None:
     assert "//producer:" not in COMPOSE.read_text()
     known = {name: services()[name]["environment"].keys() & set(PASSWORDS) for name in ("store", "queue")}
     assert known == {
-        "store": set(PASSWORDS) - {"QUEUE_PASSWORD"},
+        "store": set(PASSWORDS) - {"QUEUE_PASSWORD", "FLOWER_PASSWORD"},
         "queue": {"QUEUE_PASSWORD", "PRODUCER_PASSWORD"},
     }
 
@@ -126,7 +128,7 @@ def test_the_gateway_logs_in_as_itself_behind_its_own_network() -> None:
     gateway = services()["gateway"]
     assert re.findall(r"redis://(\w*):", json.dumps(gateway["environment"])) == ["gateway"]
     assert (gateway["networks"], gateway["profiles"]) == (["inside", "web"], ["gateway"])
-    assert gateway["ports"] == ["${GATEWAY_ADDRESS:-127.0.0.1}:${GATEWAY_PORT:-8900}:8900"]
+    assert gateway["ports"] == ["127.0.0.1:${GATEWAY_PORT:-8900}:8900"]
     assert [name for name in services() if "web" in services()[name]["networks"]] == ["gateway"]
 
 
@@ -189,7 +191,7 @@ def test_jobs_log_in_as_themselves_and_share_the_archive_with_those_who_read_it(
     assert re.findall(r"redis://(\w*):", json.dumps(found["beat"]["environment"])) == [""]
     assert [name for name in found if "//jobs:" in json.dumps(found[name])] == ["jobs"]
     sharing = {name for name in found if "archive:/var/lib/archive" in found[name].get("volumes", [])}
-    assert sharing == {"jobs", "cli"}
+    assert sharing == {"jobs", "cli", "gateway"}
     assert {found[name]["environment"]["DECKHANDS_ARCHIVE"] for name in sharing} == {
         "${ARCHIVE:-file:///var/lib/archive}"
     }

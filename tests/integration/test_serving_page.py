@@ -8,10 +8,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from tests.door_parts import saying
-from tests.integration.command_line import deckhands
 from tests.page_blocks import blocks_of
 from tests.polling import unhurried
 from tests.served_stores import worker
@@ -21,36 +19,41 @@ from tests.server_parts import served
 async def test_the_examples_run_as_they_stand(tmp_path: Path, programs: dict[str, str]) -> None:
     script = tmp_path / "script.json"
     script.write_text(json.dumps({"turns": saying("three files")}))
-    found = [block for block in blocks_of("docs/serving.md") if "$KEY" in block.text or "KEY" in block.text]
-    (request,) = [block.text for block in found if block.text.startswith("curl")]
-    (program,) = [block.text for block in found if block.language == "python"]
+    texts: dict[str, list[str]] = {"bash": [], "python": []}
+    for block in blocks_of("docs/serving.md"):
+        texts[block.language].append(block.text)
+    (program,) = texts["python"]
+    starting, keeping, request = texts["bash"]
     async with served(tmp_path / "log", programs) as server:
-        made = deckhands(
-            *("key", "add", "shop", "--tenant", "acme"),
-            env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "DECKHANDS_URL": server.log.worker},
-        )
-        assert made.code == 0, made.err
-        environment = {"PATH": os.environ["PATH"], "SERVER": server.url, "KEY": made.out.strip()}
-        workers: dict[str, Any] = {
-            "PATH": os.environ["PATH"],
+        here = {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "HOME": str(tmp_path),
             "DECKHANDS_URL": server.log.worker,
             "DECKHANDS_CELERY_URL": "memory://",
             "DECKHANDS_HOME": str(tmp_path / "home"),
-            "LLM_MODEL": f"scripted/{script}",
         }
-        async with worker("controller_worker", workers):
+        answers = [
+            await _output(["sh", "-c", line.replace("http://127.0.0.1:8900", f"-s {server.url}")], here)
+            for line in starting.splitlines()[1:]
+        ]
+        assert answers[0] == '{"status":"ok"}'
+        assert json.loads(answers[1])["store"] is True
+        assert json.loads(answers[2])["openapi"] == "3.1.0"
+        add, add_other, ls, revoke = keeping.splitlines()
+        key = (await _output(["sh", "-c", add], here)).strip()
+        other = (await _output(["sh", "-c", add_other], here)).split("_")[1]
+        await _output(["sh", "-c", revoke.replace("KEY", other)], here)
+        environment = here | {"SERVER": server.url, "KEY": key}
+        async with worker("controller_worker", here | {"LLM_MODEL": f"scripted/{script}"}):
             answer = json.loads(await _output(["sh", "-c", request], environment))
             assert answer["summary"]["message"] == "three files"
-            printed = await _output([sys.executable, "-c", program], environment)
-        lines = printed.splitlines()
-        assert (lines[0], lines[-1].strip()) == ("event conversation.created", "end")
-        listed = deckhands(
-            *("key", "ls", "--json"),
-            env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "DECKHANDS_URL": server.log.worker},
-        )
-        (shown,) = listed.json()
-        assert (shown["name"], shown["state"], "digest" in shown) == ("shop", "good", False)
-        assert shown["last_used"] is not None
+            printed = (await _output([sys.executable, "-c", program], environment)).splitlines()
+        assert (printed[0], printed[-1].strip()) == ("event conversation.created", "end")
+        listed = await _output(["sh", "-c", ls.replace("key ls", "key ls --json")], here)
+        mine, theirs = map(json.loads, listed.splitlines())
+        assert (mine["name"], mine["state"], theirs["state"]) == ("shop", "good", "revoked")
+        assert mine["last_used"] is not None
+        assert "digest" not in mine
 
 
 async def _output(command: list[str], environment: dict[str, str]) -> str:
