@@ -143,6 +143,7 @@ def test_which_kinds_loop_detection_passes_over() -> None:
         "action.condensation_request",
         "action.loop_recovery",
         "action.null",
+        "conversation.operator_acted",
         "observation.agent_state_changed",
         "observation.interrupted",
         "observation.null",
