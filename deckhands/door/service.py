@@ -12,9 +12,9 @@ from typing import Any
 
 from broker.celery.bootstep import cancel_when
 from broker.celery.door_results import TaskResults
+from broker.conversations.expiry import expire
 from broker.coordination.heartbeat_thread import HeartbeatThread
 from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
-from broker.log.expiry import expire
 from broker.runtime.errors import OwnershipLost
 from broker.runtime.failpoints import failpoint
 from broker.runtime.ids import new_worker_id

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from broker.log.deletion import NotDeleted
+from broker.conversations.deletion import NotDeleted
 from broker.log.event_log import EventLog
 from broker.runtime.errors import UsageError
 from broker.store.store import Store

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from broker.conversations.conversations import ConversationRow, Conversations
 from broker.coordination.membership import Membership
-from broker.log.conversations import ConversationRow, Conversations
 from broker.log.event_log import EventLog
 from broker.runtime.errors import UsageError
 from broker.store.store import Store
