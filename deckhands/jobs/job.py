@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, Concatenate
 
 from broker.runtime.ids import new_key
+from broker.runtime.settings import BrokerSettings
 from broker.store.keys import ShardKeys
 from broker.store.store import Store
 from deckhands.client.client import Client
-from deckhands.jobs.settings import JobsSettings
 
 LOCK_MS = 15_000
 RENEWAL_SECONDS = 4.0
@@ -25,7 +25,7 @@ class Workbench:
     """What every job is given."""
 
     store: Store
-    settings: JobsSettings
+    settings: BrokerSettings
     client: Client = field(init=False)
 
     def __post_init__(self) -> None:

@@ -9,8 +9,8 @@ from typing import Literal
 
 import click
 
+from broker.contract.codec import decode_any
 from broker.contract.events import Event
-from broker.contract.unknown_event import decode_any
 from broker.conversations.conversations import ConversationRow, Conversations, Takeover
 from broker.coordination.unreadable import Unreadable, UnreadableEntry
 from broker.runtime.errors import CorruptEntry, UsageError

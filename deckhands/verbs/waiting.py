@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from broker.contract.unknown_event import decode_any
+from broker.contract.codec import decode_any
 from broker.conversations.conversations import ConversationRow, Conversations
 from broker.conversations.selection import Selected
 from broker.runtime.errors import CorruptEntry, UnknownConversation, UsageError

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import pytest
 
 from broker.contract import codec
+from broker.contract.codec import UnknownEvent
 from broker.contract.events import Event
-from broker.contract.unknown_event import UnknownEvent
 from broker.conversations.conversations import Conversations
 from controller_worker.loop.failed_conversation import NEWER_WORKER
 from deckhands.client.client import Client

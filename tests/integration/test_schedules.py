@@ -12,10 +12,10 @@ from broker.conversations.conversations import ConversationRow, Conversations
 from broker.coordination.membership import Membership
 from broker.log.event_log import EventLog
 from broker.runtime.errors import UsageError
+from broker.runtime.settings import BrokerSettings
 from broker.store.store import Store
 from controller_worker.agents.registry import known_agents
 from deckhands.jobs.job import Workbench
-from deckhands.jobs.settings import JobsSettings
 from deckhands.jobs.ticking import begin_due, conversation_of, tick
 from deckhands.schedules.book import ScheduleBook
 from deckhands.schedules.schedule import Schedule, Standing
@@ -30,7 +30,7 @@ class Cluster:
 
     def __init__(self, store: Store) -> None:
         self.store, self.now = store, NOON
-        self.workbench = Workbench(store, JobsSettings.from_env())
+        self.workbench = Workbench(store, BrokerSettings.from_env())
         self.book = ScheduleBook(store, self.workbench.client.secrets)
 
     async def add(self, request: dict[str, Any] | None = None, **fields: Any) -> None:
