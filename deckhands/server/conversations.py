@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Query, Request
 from starlette.responses import Response
 
-from broker.log.selection import SCHEDULED, WAITING, Selected, Selection
+from broker.conversations.selection import SCHEDULED, WAITING, Selected, Selection
 from broker.log.status import status_of
 from broker.runtime.errors import DeckhandsError, UnknownConversation, UsageError
 from broker.specs.agent_state import AgentState

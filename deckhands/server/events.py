@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
+from broker.contract.codec import decode_any
 from broker.contract.events import Event
-from broker.contract.unknown_event import decode_any
 from broker.runtime.errors import CorruptEntry, UnknownConversation
 from deckhands.client.client import Client
 from deckhands.server.conversations import Seen

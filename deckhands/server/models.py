@@ -13,8 +13,8 @@ from typing import Any, Self
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from broker.contract.events import Event
-from broker.log.conversations import ConversationRow
-from broker.log.selection import Place
+from broker.conversations.conversations import ConversationRow
+from broker.conversations.selection import Place
 from broker.runtime.errors import UsageError
 from broker.runtime.ids import is_conversation_id
 from broker.specs.timing import MessagePolicy
