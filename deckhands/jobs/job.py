@@ -64,6 +64,8 @@ async def alone(store: Store, name: str) -> AsyncIterator[bool]:
     key, token = ShardKeys(0).job(name), new_key()
     connection = store.connection
     if await store.persist(lambda: connection.call("SET", key, token, "NX", "PX", LOCK_MS)) is None:
+        # One without an end is nobody's: it would keep the job from being done for ever.
+        await store.persist(lambda: connection.call("PEXPIRE", key, LOCK_MS, "NX"))
         yield False
         return
     renewing = asyncio.create_task(_renew(store, key), name=f"renew {key}")

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pydantic import ValidationError
-
+from broker.coordination.unreadable import Unreadable
 from broker.runtime.clock import from_millis, to_millis
 from broker.runtime.errors import CorruptEntry, UsageError
 from broker.runtime.settings import BrokerSettings
@@ -122,7 +121,10 @@ class ScheduleBook:
         """
         schedule, standing = await self._of(name)
         (score,) = await self._call(("ZSCORE", self._names.schedules_due, name))
-        return Entry(schedule, standing, None if score is None else from_millis(int(float(score))))
+        try:
+            return Entry(schedule, standing, None if score is None else from_millis(int(float(score))))
+        except (ValueError, OverflowError, OSError) as error:
+            raise _unreadable(name) from error
 
     async def due(self, now: datetime, *, limit: int) -> list[str]:
         """Return the names of schedules whose next tick has come."""
@@ -163,11 +165,37 @@ class ScheduleBook:
         Raises:
             SecretsLocked: it has secrets, and no key here opens them.
             UsageError: this version cannot use it.
+            CorruptEntry: it cannot be read.
         """
         text = schedule.request
-        if schedule.is_sealed:
-            text = self._secrets.opened(_sealed_for(schedule.name), base64.b64decode(text))
-        return TaskRequest.parse(json.loads(text))
+        try:
+            if schedule.is_sealed:
+                text = self._secrets.opened(_sealed_for(schedule.name), base64.b64decode(text))
+            fields = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise _unreadable(schedule.name) from error
+        return TaskRequest.parse(fields)
+
+    async def clear_away(self) -> None:
+        """Move what stands in the place of the schedules and is of another type out of their way.
+
+        The next ticks are computed again if they were lost.
+        """
+        names, unreadable = self._names, Unreadable(self._store)
+        for key, kind in (
+            (names.schedules, "hash"),
+            (names.schedules_standing, "hash"),
+            (names.schedules_due, "zset"),
+        ):
+            (found,) = await self._call(("TYPE", key))
+            if _text(found) not in (kind, "none"):
+                await unreadable.move_away(key, kind, ValueError(f"it was a {_text(found)}, not a {kind}"))
+        now = await self.now()
+        for entry in await self.all():
+            due = entry.schedule.next_after(now)
+            if entry.due is None and due is not None and not entry.schedule.is_paused:
+                name = entry.schedule.name
+                await self._call(("ZADD", names.schedules_due, "NX", to_millis(due), name))
 
     async def _of(self, name: str) -> tuple[Schedule, Standing]:
         names = self._names
@@ -177,13 +205,20 @@ class ScheduleBook:
         try:
             found = Standing.model_validate_json(standing) if standing is not None else Standing()
             return Schedule.model_validate_json(text), found
-        except ValidationError as error:
-            raise CorruptEntry(
-                f"The schedule {ascii(name)[1:-1][:100]} cannot be read.", remedy="Remove it, and add it again."
-            ) from error
+        except ValueError as error:  # pydantic's are some
+            raise _unreadable(name) from error
 
     async def _call(self, *commands: tuple[Argument, ...]) -> list[Any]:
         return await self._store.persist(lambda: self._store.connection.call_many(commands))
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _unreadable(name: str) -> CorruptEntry:
+    shown = ascii(name)[1:-1][:100]
+    return CorruptEntry(f"The schedule {shown} cannot be read.", remedy="Remove it, and add it again.")
 
 
 def _sealed_for(name: str) -> str:
