@@ -14,8 +14,6 @@ from broker.runtime.ids import id_at
 
 KEPT = ("callbacks", "errbacks", "chain", "chord", "root_id", "parent_id", "group", "group_index", "ignore_result")
 FOLLOWERS = ("callbacks", "errbacks", "chain", "chord")
-KEPT_IN_MESSAGE = ("root_id", "parent_id", "group", "group_index", "ignore_result", "shadow", "stamps")
-LISTS = ("tasks", "header")
 MAX_DEPTH = 16
 
 
