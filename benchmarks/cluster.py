@@ -15,8 +15,8 @@ from pathlib import Path
 from benchmarks.machine import is_named_by_a_process
 from benchmarks.noop_tool import POOL
 from broker.contract.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
+from broker.conversations.conversations import Conversations
 from broker.coordination.membership import members
-from broker.log.conversations import Conversations
 from broker.runtime.child import Child
 from broker.store.embedded import EmbeddedValkey
 from broker.store.store import open_store

@@ -20,7 +20,7 @@ from benchmarks.cluster import BenchCluster, running_cluster
 from benchmarks.figures import Figure, Result, Spread
 from broker.contract.events import AgentSpec, Limits, LLMSpec, ModelReply
 from broker.contract.observations import ToolCallObservation
-from broker.log.conversations import Conversations
+from broker.conversations.conversations import Conversations
 from broker.specs.specs import PriorityName, Tenancy
 from broker.tools.custom_tools import custom_tool
 from deckhands.client.client import Client

@@ -12,9 +12,9 @@ from broker.log.event_log import EventLog
 from broker.store.store import Store
 from controller_worker.calls.batch_keeper import BatchKeeper
 from controller_worker.calls.models import Models
-from controller_worker.calls.permits import Permits
 from controller_worker.loop.hooks import Hooks
 from controller_worker.loop.step_turns import StepTurns
+from controller_worker.permits.permits import Permits
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         UnknownConversation,
         UsageError,
     )
-    from broker.specs.confirmation_policy import ConfirmationPolicy
+    from broker.specs.policies import ConfirmationPolicy
     from broker.specs.specs import Tenancy
     from deckhands.client.client import Client
     from deckhands.client.errors import NoCluster, NotSettled, NotStopped
@@ -61,7 +61,7 @@ _MODULES = {
         "UsageError",
     ),
     "broker.coordination.transfers": ("TransferFailed",),
-    "broker.specs.confirmation_policy": ("ConfirmationPolicy",),
+    "broker.specs.policies": ("ConfirmationPolicy",),
     "broker.specs.specs": ("Tenancy",),
     "deckhands.client.client": ("Client",),
     "deckhands.client.errors": ("NoCluster", "NotSettled", "NotStopped"),

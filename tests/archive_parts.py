@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from broker.contract.events import ConversationCreated, DelegateEnded, Event
+from broker.runtime.settings import BrokerSettings
 from broker.specs.agent_state import AgentState
 from broker.store.store import Store
 from deckhands.client.client import Client
 from deckhands.jobs.job import Workbench
 from deckhands.jobs.retiring import retire
-from deckhands.jobs.settings import JobsSettings
 from tests.unit.deckhands.sample_log import command, output, reply, state, user
 
 LONG_TEXT = "a long line of a task\n" * 4_000
@@ -31,7 +31,7 @@ def delegate_ended(name: str) -> DelegateEnded:
 def workbench(store: Store, place: Path | str, rules: str, folder: Path) -> Workbench:
     path = folder / "retention.toml"
     path.write_text(rules)
-    return Workbench(store, JobsSettings(archive=str(place), retention=str(path)))
+    return Workbench(store, BrokerSettings(archive=str(place), retention=str(path)))
 
 
 async def retired(store: Store, place: Path | str, folder: Path, rules: str = '[[rule]]\nage = "0s"') -> dict[str, int]:

@@ -37,8 +37,6 @@ from broker.store.store import Store
 from broker.testing.manual_clock import ManualClock
 from broker.testing.memory_store import MemoryConnection, MemoryServer
 from controller_worker.agents.registry import create_agent
-from controller_worker.calls.call_permit import CallPermit
-from controller_worker.calls.permits import Permits
 from controller_worker.concerns.confirmation import carried_out
 from controller_worker.concerns.inbox import recalled
 from controller_worker.concerns.output import examined
@@ -50,6 +48,8 @@ from controller_worker.core.state import State, snapshot_of, state_from
 from controller_worker.loop.answering import greeting
 from controller_worker.memory.conversation_memory import ConversationMemory, PromptOptions
 from controller_worker.messages.messages import Message
+from controller_worker.permits.call_permit import CallPermit
+from controller_worker.permits.permits import Permits
 from controller_worker.security.assessment import assessed
 
 CID = "conversation-1"

@@ -15,9 +15,9 @@ import pytest
 
 from broker.contract.actions import ChangeAgentStateAction
 from broker.contract.events import AgentSpec, ConversationCreated, Event, EventSource, LLMSpec
+from broker.conversations.conversations import Conversations
 from broker.coordination.membership import Membership
 from broker.coordination.ownership import Claimed, Owners
-from broker.log.conversations import Conversations
 from broker.log.event_log import EventLog
 from broker.runtime.clock import SystemClock
 from broker.specs.agent_state import AgentState

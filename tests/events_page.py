@@ -13,8 +13,8 @@ from functools import cache
 from pydantic import BaseModel
 
 from broker.contract.actions import RiskyAction
+from broker.contract.codec import UnknownEvent
 from broker.contract.kinds import Action, Event, EventSource, Observation
-from broker.contract.unknown_event import UnknownEvent
 from tests.class_reference import NAMES, attributes, first_sentences, shown_default, shown_type, table, types_in
 from tests.source_code import tracked_sources
 

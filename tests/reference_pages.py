@@ -1,14 +1,21 @@
-"""The pages that are made of classes. `python -m tests.reference_pages`, or `make docs`, writes them."""
+"""The pages and schemas that are made of classes. `python -m tests.reference_pages`, or `make docs`, writes them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
+from tests.door_schemas import schemas, written_schema
 from tests.events_page import events_page
 from tests.settings_page import settings_page
 from tests.source_code import ROOT
 
-PAGES: Mapping[str, Callable[[], str]] = {"docs/events.md": events_page, "docs/settings.md": settings_page}
+SCHEMAS = "docs/schemas"
+PAGES: Mapping[str, Callable[[], str]] = {
+    "docs/events.md": events_page,
+    "docs/settings.md": settings_page,
+    **{f"{SCHEMAS}/{name}": partial(written_schema, name) for name in schemas()},
+}
 
 
 def write_pages() -> None:

@@ -11,10 +11,9 @@ import pytest
 from broker.contract.kinds import Event
 from broker.runtime.settings import NAMES_OF_WORKERS
 from controller_worker.settings import ControllerVariables
-from deckhands.door.settings import DoorSettings
 from tests.house_rules import is_ours
 from tests.page_blocks import pages
-from tests.reference_pages import PAGES
+from tests.reference_pages import PAGES, SCHEMAS
 from tests.settings_page import own_fields
 from tests.source_code import ROOT, Source, tracked_sources
 from tool_worker.settings import ToolVariables
@@ -30,11 +29,12 @@ def test_the_page_is_what_the_classes_say(path: str) -> None:
     assert (ROOT / path).read_text(encoding="utf-8") == PAGES[path](), f"{path} is out of date: run `make docs`"
 
 
+def test_there_are_no_other_schemas() -> None:
+    assert {f"{SCHEMAS}/{path.name}" for path in (ROOT / SCHEMAS).iterdir()} <= set(PAGES)
+
+
 def test_every_process_knows_the_names_that_workers_read() -> None:
-    assert (
-        set().union(*(own_fields(each) for each in (ControllerVariables, ToolVariables, DoorSettings)))
-        == NAMES_OF_WORKERS
-    )
+    assert {*own_fields(ControllerVariables), *own_fields(ToolVariables)} == NAMES_OF_WORKERS
 
 
 def test_every_variable_that_is_read_is_on_the_page() -> None:

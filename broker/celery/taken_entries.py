@@ -93,7 +93,12 @@ class KeptChannel(Channel):
             for member in client.smembers(TAKERS):
                 name = member.decode(errors="replace")
                 taker, _, queue = name.partition(" ")
-                if queue not in own or client.exists(TAKING + taker):
+                if client.exists(TAKING + taker):
+                    continue
+                if queue not in own:  # perhaps nobody reads it any more; what is in the list waits for those who do
+                    with suppress(redis_errors.ResponseError):
+                        if not client.llen(TAKEN + name):
+                            self._forget_list(client, name)
                     continue
                 try:
                     self._put_back(client, name, queue)

@@ -19,8 +19,8 @@ from broker.contract.events import (
     JsonObject,
     Observation,
 )
+from broker.contract.kinds import Paragraph
 from broker.contract.observations import AgentThinkObservation
-from broker.contract.paragraphs import Paragraph
 from broker.runtime.counting import counted
 from broker.specs.agent_state import AgentState
 from broker.specs.condenser_specs import handles_requests

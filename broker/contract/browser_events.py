@@ -8,7 +8,7 @@ from pydantic import Field
 
 from broker.contract.actions import RiskyAction
 from broker.contract.events import JsonObject, Observation, WorkspaceUse
-from broker.contract.paragraphs import Paragraph
+from broker.contract.kinds import Paragraph
 from broker.specs.tool_schemas import SECURITY_RISK
 from broker.specs.tool_specs import ToolSpec
 

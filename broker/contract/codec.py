@@ -14,14 +14,16 @@ import hashlib
 import threading
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from datetime import datetime
+from typing import Any, ClassVar
 
 import msgpack
 import pydantic
 import zstandard
 
 import broker.contract
-from broker.contract.events import Action, Event
+from broker.contract.events import Action, Event, JsonObject
+from broker.contract.kinds import Paragraph
 from broker.runtime.errors import CorruptEntry, EventUnfit, StoreTooNew, UnknownKind
 from broker.runtime.modules import import_modules
 from broker.specs.plain_json import replace_surrogates
@@ -33,6 +35,7 @@ SHORTENED_END_CHARS = 7_500
 MAX_ENTRY_BYTES = 1 << 20
 MAX_UNPACKED_BYTES = 16 << 20
 
+_TIME: pydantic.TypeAdapter[datetime] = pydantic.TypeAdapter(datetime)
 _HEADER_BYTES = 6
 _ZSTD = 1
 
@@ -42,6 +45,34 @@ Decoder = Callable[[bytes, int], Event]
 
 UPCASTERS: Mapping[int, Upcaster] = {}
 """From schema version n to n + 1, by n."""
+
+
+class UnknownEvent(Event):
+    """An event of a kind or a schema that only a newer version knows, for those who only show a log.
+
+    A worker that meets one leaves the conversation to a newer worker.
+
+    Attributes:
+        fields: its wire form as it is, so that an export loses nothing.
+    """
+
+    is_shown_to_people: ClassVar[bool] = True
+
+    fields: JsonObject
+
+    def wire(self) -> JsonObject:
+        """Return the fields as they were written."""
+        return {"kind": self.kind, "source": self.source.value} | self.fields
+
+    @property
+    def sentence(self) -> str:
+        """One line for a person."""
+        return f"An event of the kind {self.kind}, which this version of Deckhands does not know."
+
+    @property
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Event.paragraphs`."""
+        return (Paragraph(f"[{self.id}] {self.sentence}", "dim"),)
 
 
 class _Zstd(threading.local):
@@ -164,6 +195,23 @@ def event_from_wire(wire: Wire, event_id: int) -> Event:
 def decode(entry: bytes, event_id: int) -> Event:
     """Turn an entry's bytes into an event; see `decode_wire` and `event_from_wire` for what is raised."""
     return event_from_wire(decode_wire(entry), event_id)
+
+
+def decode_any(entry: bytes, event_id: int) -> Event:
+    """Turn an entry's bytes into an event, into an `UnknownEvent` where a newer version has written it.
+
+    Raises:
+        CorruptEntry: checksum, bounds or structure do not hold.
+    """
+    try:
+        return decode(entry, event_id)
+    except (UnknownKind, StoreTooNew):
+        wire = decode_wire(entry, current=max(entry[0], SCHEMA_VERSION))
+    try:
+        timestamp = _TIME.validate_python(wire.get("timestamp"))
+    except pydantic.ValidationError:
+        timestamp = None
+    return UnknownEvent(id=event_id, kind=str(wire.get("kind")), timestamp=timestamp, fields=wire)
 
 
 def shorten(wire: Wire) -> tuple[Wire, dict[str, bytes]]:

@@ -22,11 +22,11 @@ from broker.contract.kinds import (
     EventSource,
     EventT,
     Observation,
+    Paragraph,
     ToolCallMetadata,
     WorkspaceUse,
     with_id,
 )
-from broker.contract.paragraphs import Paragraph
 from broker.specs.agent_state import AgentState
 from broker.specs.plain_json import JsonObject, replace_surrogates
 from broker.specs.specs import AgentSpec, Limits, LLMSpec, Part, Tenancy, WorkspaceSpec

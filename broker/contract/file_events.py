@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from broker.contract.actions import RiskyAction
 from broker.contract.events import Action, Observation, WorkspaceUse
-from broker.contract.paragraphs import Paragraph
+from broker.contract.kinds import Paragraph
 from broker.runtime.counting import counted
 from broker.specs.specs import Part
 from broker.specs.tool_arguments import RISK, refuse_unknown, required_text, risk_in

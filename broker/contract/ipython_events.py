@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from broker.contract.actions import RiskyAction
 from broker.contract.events import Action, Observation, WorkspaceUse
-from broker.contract.paragraphs import Paragraph
+from broker.contract.kinds import Paragraph
 from broker.specs.tool_arguments import required_text, risk_in, seconds_in
 from broker.specs.tool_schemas import SECURITY_RISK
 from broker.specs.tool_specs import ToolSpec

@@ -7,19 +7,19 @@ Names, fields and defaults follow OpenHands V0 (section 3).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import IntEnum, StrEnum
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from broker.contract.paragraphs import Paragraph
 from broker.specs.specs import AgentSpec, Part
 from broker.specs.tool_arguments import RISK, known_arguments, required_text, risk_in
 from broker.specs.tool_specs import OutcomePolicy, ToolSpec
 
 EventT = TypeVar("EventT", bound="Event")
+Style = Literal["", "bold", "dim", "red", "green", "cyan"]
 
 
 class EventSource(StrEnum):
@@ -45,6 +45,23 @@ class ConfirmationStatus(StrEnum):
     CONFIRMED = "confirmed"
     REJECTED = "rejected"
     AWAITING_CONFIRMATION = "awaiting_confirmation"
+
+
+@dataclass(frozen=True, slots=True)
+class Paragraph:
+    """A text that a reader of a log sees of an event. An empty one is not shown.
+
+    Does not: colour or shorten anything; see `deckhands.reading.rendering`.
+
+    Attributes:
+        mark: stands before its first line; the other lines are indented as far.
+        max_lines: a longer text loses its middle where a log is shown.
+    """
+
+    text: str
+    style: Style = ""
+    mark: str = ""
+    max_lines: int = 20
 
 
 class ToolCallMetadata(Part):

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from broker.contract.events import JsonObject, Observation, Part, WorkspaceUse
-from broker.contract.paragraphs import Paragraph
+from broker.contract.kinds import Paragraph
 from broker.runtime.counting import counted
 from broker.specs.agent_state import AgentState
 

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from broker.contract.actions import RiskyAction
 from broker.contract.events import JsonObject
-from broker.contract.paragraphs import Paragraph
+from broker.contract.kinds import Paragraph
 
 
 class OfferedToolAction(RiskyAction):

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from broker.contract.actions import RiskyAction
 from broker.contract.events import Observation
-from broker.contract.paragraphs import Paragraph
+from broker.contract.kinds import Paragraph
 from broker.specs.tool_specs import ToolSpec
 
 MAX_SHOWN_LINES = 1_000

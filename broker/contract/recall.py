@@ -9,8 +9,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from broker.contract.events import Action, EventSource, Observation, Part
+from broker.contract.kinds import Paragraph
 from broker.contract.notes import Note, listed
-from broker.contract.paragraphs import Paragraph
 
 
 class RecallType(StrEnum):

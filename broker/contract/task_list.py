@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator
 
 from broker.contract.events import Action, EventSource, Observation, Part
-from broker.contract.paragraphs import Paragraph
+from broker.contract.kinds import Paragraph
 from broker.specs.tool_arguments import ToolCallError, loose_text, required_text
 from broker.specs.tool_specs import ToolSpec
 

@@ -15,6 +15,8 @@ local CONTROLLERS, TOOLS, DOORS = 'controllers', 'tools', 'doors'
 local NODE_PATIENCE_MS = 120000
 local USUAL_TTL_MS = 1700       -- how long a heartbeat holds where the store is fast
 local FIRST_LOOK_MS = 5000       -- when a door looks at an awaited conversation that no notice has led it to
+local UNREAD_MS = 10000          -- how long a stream of interactive work is kept when nobody reads it any more
+local NODES_AT_ONCE, LEFT_AT_ONCE = 64, 1000  -- of lost nodes with each beat, and of entries of each
 local CLOCKS_DIFFER_MS = 600000  -- by how much the clocks of two machines may differ that are both thought to be right
 -- What everybody needs of a shard: a key of another type among these is moved out of the way.
 local KINDS = {ready = 'stream', takeovers = 'stream', unreadable = 'stream', unread = 'zset', parked = 'zset',
@@ -30,16 +32,6 @@ end
 local function keep_kinds_of_role(shard, role)
   if role ~= 'door' or shard ~= FIRST_SHARD then return end
   for name, kind in pairs(KINDS_OF_THE_FIRST) do is_there(shard, shard .. ':' .. name, kind) end
-end
-
--- What the server says of a consumer group; nil when there is none.
-local function group_of(shard, stream, name)
-  if not is_there(shard, stream, 'stream') then return nil end
-  for _, flat in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
-    local group = pairs_of(flat)
-    if group['name'] == name then return group end
-  end
-  return nil
 end
 
 local function make_group(shard, stream, name)
@@ -757,6 +749,25 @@ local function note_facts(about, args, at)
   end
 end
 
+-- The action streams that a worker said it reads. A hash that was forged must not have other keys tended as such.
+local function streams_of(shard, worker)
+  local found, root = {}, shard .. ':act:'
+  for stream in string.gmatch(get(shard .. ':worker:' .. worker .. ':about', 'streams') or '', '%S+') do
+    if string.sub(stream, 1, #root) == root then found[#found + 1] = stream end
+  end
+  return found
+end
+
+-- The streams of interactive work that a worker reads, as the fields of `:clock` that say how long somebody reads them.
+local function note_reader(shard, about, streams, until_ms)
+  local names = get(about, 'interactive') and {':ready:interactive'} or {}
+  for _, stream in ipairs(streams) do
+    local name = string.sub(stream, #shard + 1)
+    if string.find(name, ':act:interactive:pool:', 1, true) == 1 then names[#names + 1] = name end
+  end
+  for _, name in ipairs(names) do redis.call('HSET', shard .. ':clock', 'read' .. name, until_ms) end
+end
+
 -- register: enter a new incarnation of a worker.
 -- KEYS shard base.  ARGV worker, ttl_ms, role, n_streams, action stream …, field, value …
 --   field 'clock_ms': the clock of its machine; if the server's is another, one of them is wrong
@@ -776,6 +787,7 @@ local function register(keys, args)
   local now = keep_time(shard, worker, ttl, nil, math.abs(clock - wall_ms()) < CLOCKS_DIFFER_MS)
   redis.call('ZADD', shard .. ':workers', now + ttl, worker)
   redis.call('HSET', about, 'since_ms', now, 'ttl_ms', ttl)
+  note_reader(shard, about, streams_of(shard, worker), now + ttl + UNREAD_MS)
   return {'registered', now}
 end
 
@@ -820,15 +832,6 @@ local function give_back(shard, stream, group, worker, limit)
   if #pending == limit then return false end
   redis.call('XGROUP', 'DELCONSUMER', stream, group, worker)
   return true
-end
-
--- The action streams that a worker said it reads. A hash that was forged must not have other keys tended as such.
-local function streams_of(shard, worker)
-  local found, root = {}, shard .. ':act:'
-  for stream in string.gmatch(get(shard .. ':worker:' .. worker .. ':about', 'streams') or '', '%S+') do
-    if string.sub(stream, 1, #root) == root then found[#found + 1] = stream end
-  end
-  return found
 end
 
 local function hand_back(shard, worker, cid, now, how)
@@ -886,15 +889,16 @@ local function maintain_stream(shard, stream, group)
   pump(shard, stream, group, group == CONTROLLERS and hand_over_ready or hand_over_action)
 end
 
+-- Send an entry elsewhere. Returns whether it stays: it is an order, or an action of a directory that is only there.
 local function leave_with(shard, node, stream, entry, about)
   local base = shard .. ':c:' .. about['c']
   local meta, once, place = base .. ':meta', base .. ':once', stream .. '|' .. entry
-  local is_bound = get(meta, 'node') == node
-  if about['e'] and get(once, 'q:' .. about['a']) == place and (not is_bound or unbind(meta)) then
-    enqueue(shard, meta, once, about['c'], about['a'], about['e'])
-    acknowledge(place)
-  end
-  return true
+  if about['x'] then return true end
+  if not about['e'] or get(once, 'q:' .. about['a']) ~= place then return false end
+  if get(meta, 'node') == node and not unbind(meta) then return true end
+  enqueue(shard, meta, once, about['c'], about['a'], about['e'])
+  acknowledge(place)
+  return false
 end
 
 -- Put what lines up for a lost node into its stream, whence it leaves with all else.
@@ -908,20 +912,25 @@ local function end_line(shard, stream)
         redis.call('ZREM', queue, member)
       end
     end
+    if redis.call('EXISTS', queue) == 0 then redis.call('DEL', queue .. ':shares') end
   end
+  if not has_waiting(turns) then redis.call('DEL', turns) end
 end
 
--- Send what waits for a lost node to the pools of its conversations.
+-- Send what waits for a lost node to the pools of its conversations. Entries that have left are removed, so that they do
+-- not keep later ones from leaving; so are orders that have piled up, and a stream in which nothing is left.
 local function leave_node(shard, node)
   for _, lane in ipairs({':act:interactive:node:', ':act:node:'}) do
     local stream = shard .. lane .. node
     end_line(shard, stream)
     if is_there(shard, stream, 'stream') then
-      for _, item in ipairs(redis.call('XRANGE', stream, '-', '+', 'COUNT', 1000)) do
-        if not attempt(shard, stream, item[1], leave_with, shard, node, stream, item[1], pairs_of(item[2])) then
-          redis.call('XDEL', stream, item[1])  -- or it would be noted with every beat
-        end
+      local found = redis.call('XRANGE', stream, '-', '+', 'COUNT', LEFT_AT_ONCE)
+      for _, item in ipairs(found) do
+        local about = pairs_of(item[2])
+        local stays = attempt(shard, stream, item[1], leave_with, shard, node, stream, item[1], about)
+        if not stays or (about['x'] and #found == LEFT_AT_ONCE) then redis.call('XDEL', stream, item[1]) end
       end
+      if redis.call('XLEN', stream) == 0 then redis.call('DEL', stream) end
     end
   end
 end
@@ -931,8 +940,28 @@ local function maintain_nodes(shard, about, now)
   local node = get(about, 'node')
   if not node then return end
   redis.call('ZADD', shard .. ':nodes', now + (number_of(get(about, 'node_patience_ms')) or NODE_PATIENCE_MS), node)
-  for _, lost in ipairs(redis.call('ZRANGEBYSCORE', shard .. ':nodes', '-inf', now - 1, 'LIMIT', 0, 64)) do
-    attempt(shard, shard .. ':nodes', lost, leave_node, shard, lost)
+  -- There may be many that never come back: each beat looks at the next of them.
+  local clock = shard .. ':clock'
+  local kept = get(clock, 'nodes_left')
+  local from = math.max(0, number_of(kept) or 0)
+  local lost = redis.call('ZRANGEBYSCORE', shard .. ':nodes', '-inf', now - 1, 'LIMIT', math.floor(from), NODES_AT_ONCE)
+  for _, other in ipairs(lost) do attempt(shard, shard .. ':nodes', other, leave_node, shard, other) end
+  if #lost == NODES_AT_ONCE then redis.call('HSET', clock, 'nodes_left', from + NODES_AT_ONCE)
+  elseif kept then redis.call('HDEL', clock, 'nodes_left') end
+end
+
+-- Remove the streams of interactive work that nobody reads any more, because the workers that did were replaced by ones
+-- of an earlier version: what is in them is looked for like all that is lost, and then goes where all goes.
+local function retire_streams(shard, now)
+  local clock = shard .. ':clock'
+  local flat = redis.call('HGETALL', clock)
+  for i = 1, #flat, 2 do
+    local name = string.match(flat[i], '^read(:ready:interactive)$') or string.match(flat[i], '^read(:act:interactive:pool:.+)$')
+    if name and (number_of(flat[i + 1]) or 0) < now then
+      redis.call('HDEL', clock, flat[i])
+      redis.call('DEL', shard .. name)
+      forget_line(shard, shard .. name)
+    end
   end
 end
 
@@ -1033,7 +1062,10 @@ local function tick(keys, args)
   if redis.call('EXISTS', shard .. ':ready:interactive') == 1 then
     maintain_stream(shard, shard .. ':ready:interactive', CONTROLLERS)
   end
-  for _, stream in ipairs(streams_of(shard, worker)) do maintain_stream(shard, stream, TOOLS) end
+  local streams = streams_of(shard, worker)
+  for _, stream in ipairs(streams) do maintain_stream(shard, stream, TOOLS) end
+  note_reader(shard, me .. ':about', streams, now + ttl + UNREAD_MS)
+  retire_streams(shard, now)
   return {'alive', removed, #due, notified, role == 'tool' and {} or expired(shard, now), now}
 end
 
@@ -1089,6 +1121,43 @@ local function move_schedule(keys, args)
   return {'moved'}
 end
 
+-- put_schedule: write a schedule down, change or remove it, together with its next tick.
+-- KEYS shard base.  ARGV name, what was known of it or '', what it is now or '' to remove it, its next tick (ms) or '',
+--      how many there may be
+-- returns {'put'} {'other'}: it is not what was known  {'full'}
+local function put_schedule(keys, args)
+  local root, name, known, text, due = keys[1] .. ':schedules', args[1], args[2], args[3], args[4]
+  local there = get(root, name) or ''
+  if there ~= known and there ~= text then return {'other'} end  -- the same again: a reply was lost
+  if text == '' then
+    redis.call('HDEL', root, name)
+    redis.call('HDEL', root .. ':standing', name)
+  else
+    if there == '' and redis.call('HLEN', root) >= tonumber(args[5]) then return {'full'} end
+    redis.call('HSET', root, name, text)
+  end
+  if due == '' then redis.call('ZREM', root .. ':due', name)
+  else redis.call('ZADD', root .. ':due', 'NX', due, name) end
+  return {'put'}
+end
+
+-- hold_job: take, keep or give back the place of a job that is done alone.
+-- KEYS its key, shard base.  ARGV 'take' | 'keep' | 'give', token, for how many ms.  returns {'held'} {'other'} {'given'}
+--   A place that nobody would ever leave, or not for long, was not taken here, and keeps no job from being done.
+local function hold_job(keys, args)
+  local key, what, token, ms = keys[1], args[1], args[2], tonumber(args[3])
+  local holder = is_there(keys[2], key, 'string') and redis.call('GET', key)
+  if what ~= 'take' and holder ~= token then return {'other'} end
+  if what == 'give' then
+    redis.call('DEL', key)
+    return {'given'}
+  end
+  local left = holder and redis.call('PTTL', key) or 0
+  if holder and holder ~= token and left >= 0 and left <= ms then return {'other'} end
+  redis.call('SET', key, token, 'PX', ms)
+  return {'held'}
+end
+
 redis.register_function('deck_append', append)
 redis.register_function('deck_claim', claim)
 redis.register_function('deck_release', release)
@@ -1108,6 +1177,8 @@ redis.register_function('deck_register', register)
 redis.register_function('deck_tick', tick)
 redis.register_function('deck_leave', leave)
 redis.register_function('deck_move_schedule', move_schedule)
+redis.register_function('deck_put_schedule', put_schedule)
+redis.register_function('deck_hold_job', hold_job)
 redis.register_function('deck_now', now)
 redis.register_function('deck_keep_kind', keep_kind)
 redis.register_function('deck_admit', admit)

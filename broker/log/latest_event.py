@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from broker.contract.codec import decode_any
 from broker.contract.events import Event
-from broker.contract.unknown_event import decode_any
 from broker.log.entries import decoded
 from broker.store.store import Store
 

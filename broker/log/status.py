@@ -15,7 +15,7 @@ from broker.contract.events import ConversationCreated, DelegateEnded, Event, Ev
 from broker.contract.observations import AgentStateChangedObservation, LoopDetectionObservation
 from broker.contract.recall import RecallAction
 from broker.specs.agent_state import TERMINAL_STATES, AgentState, is_settled
-from broker.specs.loop_policy import STUCK_CODE
+from broker.specs.policies import STUCK_CODE
 from broker.specs.priority import priority_of
 
 REQUESTABLE_STATES = frozenset({AgentState.RUNNING, AgentState.PAUSED, AgentState.STOPPED})

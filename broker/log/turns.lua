@@ -40,16 +40,19 @@ local function share_of(shard, tenant)
   return (named or not others) and tenant or '*', weight, number_of(open) or 0, number_of(pace) or 0
 end
 
--- How many entries of a stream nobody has been handed yet.
-local function undelivered(shard, stream, group)
-  local found = group_of(shard, stream, group)
-  if not found then return redis.call('XLEN', stream) end
-  if found['lag'] then return found['lag'] end
-  return #redis.call('XRANGE', stream, '(' .. found['last-delivered-id'], '+', 'COUNT', MAX_TURNS)
-end
-
 local function window_of(shard)
   return math.max(WINDOW, 2 * redis.call('ZCARD', shard .. ':workers'))
+end
+
+-- How much of the window of a stream is free: how many more entries than nobody has been handed yet may be in it.
+local function room_in(shard, stream, group)
+  local window, found = window_of(shard), group_of(shard, stream, group)
+  if not found then return window - redis.call('XLEN', stream) end
+  local waiting = found['lag']  -- the server does not always know it
+  if not waiting then
+    waiting = #redis.call('XRANGE', stream, '(' .. found['last-delivered-id'], '+', 'COUNT', window)
+  end
+  return window - waiting
 end
 
 local function has_waiting(turns)
@@ -69,7 +72,7 @@ end
 local function line_up(shard, stream, group, member, class, tenant)
   if redis.call('XLEN', stream) < WINDOW then return false end
   local turns = turns_of(shard, stream)
-  if not has_waiting(turns) and undelivered(shard, stream, group) < window_of(shard) then return false end
+  if not has_waiting(turns) and room_in(shard, stream, group) > 0 then return false end
   if class ~= '0' and class ~= '2' then class = '1' end
   local queue, shares = turns .. ':' .. class, turns .. ':' .. class .. ':shares'
   -- One that stands there already, because it is notified once more, keeps its place and pays for no second one.
@@ -108,11 +111,18 @@ end
 local function pump(shard, stream, group, hand_over)
   local turns = turns_of(shard, stream)
   if not has_waiting(turns) then return end
-  local room = window_of(shard) - undelivered(shard, stream, group)
+  local room = room_in(shard, stream, group)
   for _ = 1, MAX_TURNS do
-    if room <= 0 then return end
-    local member = next_in_line(shard, turns)
-    if not member then return end
+    local member = room > 0 and next_in_line(shard, turns)
+    if not member then break end
     if attempt(shard, turns, member, hand_over, shard, stream, member) then room = room - 1 end
   end
+  if not has_waiting(turns) then redis.call('DEL', turns) end
+end
+
+-- Forget who lines up for a stream.
+local function forget_line(shard, stream)
+  local turns = turns_of(shard, stream)
+  redis.call('DEL', turns)
+  for _, class in ipairs(USUAL_ORDER) do redis.call('DEL', turns .. ':' .. class, turns .. ':' .. class .. ':shares') end
 end

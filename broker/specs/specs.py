@@ -13,10 +13,9 @@ from pydantic import Field, field_validator, model_validator
 
 from broker.specs.allowed_hosts import host_rules
 from broker.specs.condenser_specs import DEFAULT_CONDENSER, AnyCondenserSpec
-from broker.specs.confirmation_policy import ConfirmationPolicy
 from broker.specs.llm_spec import LLMSpec as LLMSpec  # noqa: PLC0414  (an agent's specification holds one)
 from broker.specs.llm_spec import Part as Part  # noqa: PLC0414
-from broker.specs.loop_policy import LoopPolicy
+from broker.specs.policies import ConfirmationPolicy, LoopPolicy
 from broker.specs.tool_specs import MAX_SCHEMA_CHARS, ToolOffer
 from broker.specs.workspace_sources import WorkspaceSource
 

@@ -17,10 +17,7 @@ from broker.log.fencing import Ownership
 from broker.runtime.failpoints import failpoint
 from broker.specs.agent_state import AgentState
 from controller_worker.agents.agent import Agent
-from controller_worker.calls.batched_call import step_of
-from controller_worker.calls.call_permit import CallPermit
 from controller_worker.calls.model_call import ask, failed_by, reply_of
-from controller_worker.calls.own_budget import estimate_usd, has_room, refused, will_have_room
 from controller_worker.calls.prompt_count import PromptCount, count, is_worth_counting, overflow
 from controller_worker.calls.question import Question, next_question
 from controller_worker.calls.recollection import Recollection
@@ -32,6 +29,9 @@ from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import NoResponseError
 from controller_worker.llm.llm import Completion, ModelRequest
 from controller_worker.llm.request_size import prompt_tokens
+from controller_worker.permits.batched_call import step_of
+from controller_worker.permits.call_permit import CallPermit
+from controller_worker.permits.own_budget import estimate_usd, has_room, refused, will_have_room
 from controller_worker.security.assessment import assessed
 from controller_worker.services import Services
 

@@ -27,7 +27,6 @@ from broker.runtime.clock import Clock
 from broker.runtime.errors import DeckhandsError
 from broker.runtime.ids import jitter
 from broker.specs.plain_json import plain_json, replace_surrogates
-from controller_worker.calls.call_permit import CallPermit
 from controller_worker.calls.models import Models
 from controller_worker.concerns.model_calls import BATCH
 from controller_worker.core.failures import last_error_of
@@ -35,6 +34,7 @@ from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import HookVeto, LLMConfigError, ModelError, RateLimitError
 from controller_worker.llm.llm import LLM, Completion, Delta, ModelRequest
 from controller_worker.llm.retry import next_wait_seconds
+from controller_worker.permits.call_permit import CallPermit
 from controller_worker.wrappers.batching import CallBatched
 
 _log = logging.getLogger(__name__)

@@ -12,13 +12,8 @@ from dataclasses import dataclass
 
 from broker.contract.events import LLMSpec, ModelCallFailed
 from broker.runtime.errors import DeckhandsError
-from controller_worker.calls.batched_call import is_batched
-from controller_worker.calls.budget_reservation import accounts_above
-from controller_worker.calls.call_permit import CallPermit, priority_of
 from controller_worker.calls.model_call import failed_by
 from controller_worker.calls.models import Models
-from controller_worker.calls.own_budget import estimate_usd, left_usd
-from controller_worker.calls.permits import Permits
 from controller_worker.core.latest_calls import corrected, ratio_of
 from controller_worker.core.state import State
 from controller_worker.llm.config import LLMConfig
@@ -26,6 +21,11 @@ from controller_worker.llm.errors import ContextWindowError
 from controller_worker.llm.llm import ModelRequest, counted_tokens
 from controller_worker.llm.model_table import max_input_tokens
 from controller_worker.llm.request_size import prompt_tokens
+from controller_worker.permits.batched_call import is_batched
+from controller_worker.permits.budget_reservation import accounts_above
+from controller_worker.permits.call_permit import CallPermit, priority_of
+from controller_worker.permits.own_budget import estimate_usd, left_usd
+from controller_worker.permits.permits import Permits
 
 COUNT_LIMIT_SECONDS = 10.0
 NEAR_WINDOW = 0.8

@@ -23,7 +23,7 @@ from broker.contract.observations import (
     LoopDetectionObservation,
 )
 from broker.specs.agent_state import AgentState
-from broker.specs.loop_policy import STUCK_CODE, LoopResponse
+from broker.specs.policies import STUCK_CODE, LoopResponse
 from controller_worker.concerns.confirmation import answered_otherwise
 from controller_worker.concerns.tools import is_own_action, trace_of_action
 from controller_worker.core.announcement import announce

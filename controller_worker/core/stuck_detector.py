@@ -31,7 +31,7 @@ from broker.contract.observations import (
     ErrorObservation,
     FinishRefusedObservation,
 )
-from broker.specs.loop_policy import LoopPolicy
+from broker.specs.policies import LoopPolicy
 
 CONDENSATIONS = 10
 KEPT_CALLS = 128

@@ -15,6 +15,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from broker.celery.bootstep import cancel_when
+from broker.conversations.expiry import expire
 from broker.coordination.heartbeat_thread import HeartbeatThread
 from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
 from broker.coordination.ownership import Claimed, NotClaimed, Owners
@@ -23,7 +24,6 @@ from broker.coordination.unreadable import CANNOT_BE_READ
 from broker.coordination.wakeups import Mailbox, ReadyStream
 from broker.limits.tenants import publish
 from broker.log.event_log import EventLog
-from broker.log.expiry import expire
 from broker.runtime.errors import OwnershipLost, StoreError, StoreRefused
 from broker.runtime.failpoints import failpoint
 from broker.runtime.ids import new_worker_id

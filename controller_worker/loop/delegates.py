@@ -29,8 +29,8 @@ from broker.contract.events import (
     Parent,
 )
 from broker.contract.observations import ErrorObservation, SuccessObservation
+from broker.conversations.conversations import Conversations
 from broker.coordination.stored_files import StoredFiles
-from broker.log.conversations import Conversations
 from broker.log.event_log import Duplicate, EventLog
 from broker.log.latest_event import latest_event
 from broker.log.lost_tails import name_gap

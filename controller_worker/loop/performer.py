@@ -13,9 +13,9 @@ from enum import Enum
 from typing import Any
 
 from broker.contract.events import ConversationBegun
+from broker.conversations.expiry import EXPIRED_CODE, NOT_BEGUN
 from broker.coordination.crash_attribution import CrashAttribution
 from broker.coordination.ownership import Standing
-from broker.log.expiry import EXPIRED_CODE, NOT_BEGUN
 from broker.specs.agent_state import AgentState
 from controller_worker.calls.call_under_way import CallUnderWay
 from controller_worker.concerns.model_calls import asks_again_at

@@ -1,5 +1,5 @@
 """The log as messages for a model: the View, turns, observations in words.
 
-May import: condensers, messages.
+May import: messages.
 Start with: conversation_memory.
 """

@@ -17,7 +17,7 @@ from broker.contract.code_search import CodeSearchAction
 from broker.contract.events import ActionSecurityRisk, ConfirmationStatus, Event, WorkspaceSpec
 from broker.contract.file_events import ApplyPatchAction, FileEditAction, FileReadAction, FileWriteAction
 from broker.contract.planning import PlanAction
-from broker.specs.confirmation_policy import ConfirmationPolicy
+from broker.specs.policies import ConfirmationPolicy
 from controller_worker.security.path_risk import WORKSPACE, reading_risk, writing_risk
 from controller_worker.security.shell_analyzer import shell_risk
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from broker.log.conversations import Conversations
+from broker.conversations.conversations import Conversations
 from broker.runtime.errors import StoreError, UnknownConversation, UsageError
 from broker.runtime.ids import is_conversation_id
 from deckhands.cli.connecting import cluster_client

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 import click
 
-from broker.log.conversations import ConversationRow
-from broker.log.deletion import NotDeleted
-from broker.log.selection import SCHEDULED, WAITING, Selected, Selection
+from broker.conversations.conversations import ConversationRow
+from broker.conversations.deletion import NotDeleted
+from broker.conversations.selection import SCHEDULED, WAITING, Selected, Selection
 from broker.runtime.errors import DeckhandsError, UnknownConversation, UsageError
 from broker.specs.agent_state import AgentState
 from deckhands.cli.abbreviations import CONVERSATION_ID

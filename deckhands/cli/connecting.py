@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from broker.contract import codec
+from broker.contract.codec import decode_any
 from broker.contract.events import Event
-from broker.contract.unknown_event import decode_any
 from broker.runtime.errors import StoreUnavailable, UnknownConversation
 from broker.runtime.ids import check_conversation_id
 from deckhands.archive.archive import Archive

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from broker.contract.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
 from broker.runtime.errors import UsageError
 from broker.specs.allowed_hosts import host_rules
-from broker.specs.confirmation_policy import ConfirmationPolicy
+from broker.specs.policies import ConfirmationPolicy
 from broker.specs.skills import skills_in
 from broker.specs.specs import CriticSpec, GoalSpec, OutputSpec, PlanSpec, Skill, WorkspaceNeeds
 from broker.specs.tool_specs import MAX_SCHEMA_CHARS

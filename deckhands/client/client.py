@@ -122,7 +122,7 @@ class Client(Reader):
             headless: True if nobody can be asked.
             tenancy: who it is for: whose budget pays, and who goes first where something is scarce.
             title: for listings; the beginning of the task if empty.
-            labels: for selection; see `broker.specs.labels`.
+            labels: for selection; see `deckhands.tasks.labels`.
             not_before: the conversation begins at this time, with its zone; `delay`: so long after now, in seconds.
             expires: if it has not begun by then, or after so many seconds, it ends in an error of the code `expired`.
             double_texting: what a message does that comes while the agent works: `enqueue` (None means this), `reject`,

@@ -8,7 +8,7 @@ from typing import Any
 from broker.contract.actions import ChangeAgentStateAction
 from broker.contract.events import EventSource
 from broker.contract.observations import AgentStateChangedObservation
-from broker.log.conversations import Conversations
+from broker.conversations.conversations import Conversations
 from broker.log.latest_event import latest_event
 from broker.runtime.errors import UsageError
 from broker.specs.agent_state import AgentState

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 
+from broker.contract.codec import decode_any
 from broker.contract.events import ConversationCreated, DelegateEnded, Event
-from broker.contract.unknown_event import decode_any
-from broker.log.conversations import ConversationRow, Conversations
-from broker.log.deletion import RELEASE_LIMIT_SECONDS, Deletion
+from broker.conversations.conversations import ConversationRow, Conversations
+from broker.conversations.deletion import RELEASE_LIMIT_SECONDS, Deletion
 from broker.log.event_log import EventLog
 from broker.log.status import status_of
 from broker.runtime.errors import CorruptEntry, UnknownConversation, UsageError

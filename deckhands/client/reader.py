@@ -10,9 +10,9 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from broker.contract import codec
+from broker.contract.codec import decode_any
 from broker.contract.events import Event
-from broker.contract.unknown_event import decode_any
-from broker.log.conversations import ConversationRow, Conversations
+from broker.conversations.conversations import ConversationRow, Conversations
 from broker.log.event_log import EventLog
 from broker.log.lost_tails import followed
 from broker.log.status import Status

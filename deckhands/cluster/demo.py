@@ -20,8 +20,8 @@ from typing import Any
 
 from broker.contract.events import AgentSpec, Event, LLMSpec, ModelReply, WorkspaceSpec
 from broker.contract.observations import ErrorObservation
+from broker.conversations.conversations import Conversations, Takeover
 from broker.coordination.workspace_orders import WorkspaceOrders
-from broker.log.conversations import Conversations, Takeover
 from broker.log.invariants import doubled_observations, lost_events, violations
 from broker.runtime.child import Child
 from broker.runtime.clock import SYSTEM_CLOCK, Clock

@@ -12,14 +12,16 @@ from celery.worker.control import control_command, inspect_command
 from broker.celery.bootstep import add_loop
 from broker.celery.door_app import make_door_app
 from broker.celery.door_results import TaskResults
+from broker.runtime.failpoints import arm
+from broker.runtime.settings import BrokerSettings
 from deckhands.door.service import Door
-from deckhands.door.settings import DoorSettings
 from deckhands.door.tasks import DoorTasks
 
 MAX_REVOKED = 1_000
 MAX_ID_CHARS = 256
 
-settings = DoorSettings.of_worker()
+settings = BrokerSettings.from_env()
+arm(settings)
 app = make_door_app(settings.celery_url, settings.result_url)
 door = Door(settings, TaskResults(app))
 loop_thread = add_loop(app, door)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from broker.celery.door_results import TaskResults
+from broker.conversations.expiry import EXPIRED_CODE
 from broker.log.event_log import EventLog
-from broker.log.expiry import EXPIRED_CODE
 from broker.runtime.errors import OutcomeUnknown, StoreMisconfigured, StoreUnavailable
 from broker.specs.agent_state import AgentState, is_settled
 from broker.specs.timing import Timing

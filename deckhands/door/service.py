@@ -12,19 +12,19 @@ from typing import Any
 
 from broker.celery.bootstep import cancel_when
 from broker.celery.door_results import TaskResults
+from broker.conversations.expiry import expire
 from broker.coordination.heartbeat_thread import HeartbeatThread
 from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
-from broker.log.expiry import expire
 from broker.runtime.errors import OwnershipLost
 from broker.runtime.failpoints import failpoint
 from broker.runtime.ids import new_worker_id
+from broker.runtime.settings import BrokerSettings
 from broker.store.store import open_store
 from deckhands.door.desk import Desk
 from deckhands.door.inbox import Inbox
 from deckhands.door.lookout import Lookout
 from deckhands.door.orders import Orders
 from deckhands.door.runs import Runs
-from deckhands.door.settings import DoorSettings
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 class Door:
     """Everything a door worker does; a `LoopService`."""
 
-    def __init__(self, settings: DoorSettings, results: TaskResults) -> None:
+    def __init__(self, settings: BrokerSettings, results: TaskResults) -> None:
         self._settings, self._results = settings, results
         self._is_open = asyncio.Event()
         self._life: _Life | None = None
@@ -71,7 +71,7 @@ class Door:
 class _Life:
     """One life of the worker under one name."""
 
-    def __init__(self, desk: Desk, runs: Runs, settings: DoorSettings) -> None:
+    def __init__(self, desk: Desk, runs: Runs, settings: BrokerSettings) -> None:
         self.worker_id = new_worker_id("door")
         self.lookout = Lookout(desk, runs, self.worker_id)
         self.inbox = Inbox(desk, self.worker_id)

@@ -8,12 +8,14 @@ from celery.worker.control import inspect_command
 
 from broker.celery.bootstep import add_loop
 from broker.celery.jobs_app import make_jobs_app
+from broker.runtime.failpoints import arm
+from broker.runtime.settings import BrokerSettings
 from deckhands.jobs.service import JobsService
-from deckhands.jobs.settings import JobsSettings
 from deckhands.jobs.table import JOBS, schedule
 from deckhands.jobs.tasks import register
 
-settings = JobsSettings.of_worker()
+settings = BrokerSettings.from_env()
+arm(settings)
 app = make_jobs_app(settings.celery_url, settings.result_url, schedule())
 service = JobsService(settings)
 loop_thread = add_loop(app, service)

@@ -8,8 +8,9 @@ import sys
 from broker.celery.jobs_app import make_jobs_app, run_beat
 from broker.runtime.child import EXIT_USAGE
 from broker.runtime.errors import DeckhandsError
+from broker.runtime.failpoints import arm
 from broker.runtime.hardening import seclude
-from deckhands.jobs.settings import JobsSettings
+from broker.runtime.settings import BrokerSettings
 from deckhands.jobs.table import schedule
 from deckhands.reading.terminal import print_text
 
@@ -19,7 +20,8 @@ def main() -> None:
     seclude()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        settings = JobsSettings.of_worker()
+        settings = BrokerSettings.from_env()
+        arm(settings)
     except DeckhandsError as error:
         print_text(str(error), err=True)
         sys.exit(EXIT_USAGE)

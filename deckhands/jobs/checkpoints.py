@@ -14,8 +14,8 @@ import sys
 from typing import Any
 
 from broker.contract.events import ConversationCreated
+from broker.conversations.selection import Selected, Selection
 from broker.log.entries import decoded
-from broker.log.selection import Selected, Selection
 from broker.runtime.errors import CorruptEntry, DeckhandsError, StoreTooNew
 from broker.store.store import Store
 from deckhands.jobs.job import Workbench

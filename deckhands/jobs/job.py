@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, Concatenate
 
 from broker.runtime.ids import new_key
+from broker.runtime.settings import BrokerSettings
 from broker.store.keys import ShardKeys
 from broker.store.store import Store
 from deckhands.client.client import Client
-from deckhands.jobs.settings import JobsSettings
 
 LOCK_MS = 15_000
 RENEWAL_SECONDS = 4.0
@@ -25,7 +25,7 @@ class Workbench:
     """What every job is given."""
 
     store: Store
-    settings: JobsSettings
+    settings: BrokerSettings
     client: Client = field(init=False)
 
     def __post_init__(self) -> None:
@@ -61,21 +61,27 @@ async def alone(store: Store, name: str) -> AsyncIterator[bool]:
 
     What is at stake is doubled work, not correctness: the place of a worker that stands still lapses.
     """
-    key, token = ShardKeys(0).job(name), new_key()
-    connection = store.connection
-    if await store.persist(lambda: connection.call("SET", key, token, "NX", "PX", LOCK_MS)) is None:
+    token = new_key()
+    if await _hold(store, name, "take", token) != "held":
         yield False
         return
-    renewing = asyncio.create_task(_renew(store, key), name=f"renew {key}")
+    renewing = asyncio.create_task(_renew(store, name, token), name=f"renew the place of {name}")
     try:
         yield True
     finally:
         renewing.cancel()
-        if await connection.call("GET", key) == token.encode():
-            await connection.call("UNLINK", key)
+        await _hold(store, name, "give", token)
 
 
-async def _renew(store: Store, key: str) -> None:
+async def _renew(store: Store, name: str, token: str) -> None:
+    """Keep the place until it has lapsed and is another one's."""
     while True:
         await asyncio.sleep(RENEWAL_SECONDS)
-        await store.persist(lambda: store.connection.call("PEXPIRE", key, LOCK_MS))
+        if await _hold(store, name, "keep", token) != "held":
+            return
+
+
+async def _hold(store: Store, name: str, what: str, token: str) -> str:
+    names = ShardKeys(0)
+    (outcome,) = await store.function("deck_hold_job", (names.job(name), names.root), what, token, LOCK_MS)
+    return str(outcome)

@@ -12,15 +12,17 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from broker.log.deletion import NotDeleted
+from broker.conversations.deletion import NotDeleted
 from broker.log.event_log import EventLog
-from broker.runtime.errors import UsageError
+from broker.runtime.errors import StoreRefused, UsageError
 from broker.store.store import Store
 from deckhands.client.deleting import delete
 from deckhands.jobs.job import Workbench
 
 SCANNED_AT_ONCE = 1_000
 UNTOUCHED_SECONDS = 3_600
+LFU = "LFU maxmemory policy"
+LFU_REMEDY = "Set `maxmemory-policy noeviction` on it."
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +35,7 @@ async def remove_orphans(workbench: Workbench) -> dict[str, int]:
 async def removed_from(store: Store, untouched_seconds: int) -> dict[str, int]:
     """Remove what nothing names and nobody has touched for so long; see `remove_orphans`."""
     removed = completed = 0
+    tracks_idle = True
     cursor: bytes = b"0"
     while True:
         scan = ("SCAN", cursor, "MATCH", "deck:{*}:c:*", "COUNT", SCANNED_AT_ONCE)
@@ -44,8 +47,14 @@ async def removed_from(store: Store, untouched_seconds: int) -> dict[str, int]:
         for conversation_id, found in by_conversation.items():
             meta = store.keys(conversation_id).meta
             last_id, deleted = await _call(store, "HMGET", meta, "last_id", "deleted")
-            if last_id is None:
-                removed += await _remove_untouched(store, found, untouched_seconds)
+            if last_id is None and tracks_idle:
+                try:
+                    removed += await _remove_untouched(store, found, untouched_seconds)
+                except StoreRefused as error:
+                    if LFU not in error.message:
+                        raise
+                    tracks_idle = False
+                    _log.warning("Keys that nothing names stay in the store. %s %s", error.message, LFU_REMEDY)
             elif deleted is not None and meta.encode() in found:
                 completed += await _complete(store, conversation_id)
         if cursor == b"0":

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from broker.contract.events import ConversationCreated, Event
-from broker.log.conversations import ConversationRow, Conversations
-from broker.log.deletion import Deletion, NotDeleted
+from broker.conversations.conversations import ConversationRow, Conversations
+from broker.conversations.deletion import Deletion, NotDeleted
 from broker.log.event_log import EventLog
 from broker.log.status import status_of
 from broker.runtime.clock import to_millis

@@ -12,9 +12,9 @@ from broker.coordination.heartbeat_thread import HeartbeatThread
 from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
 from broker.runtime.errors import OwnershipLost
 from broker.runtime.ids import new_worker_id
+from broker.runtime.settings import BrokerSettings
 from broker.store.store import Store, open_store
 from deckhands.jobs.job import Workbench
-from deckhands.jobs.settings import JobsSettings
 
 ROLE = "jobs"
 
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 class JobsService:
     """What a worker of jobs does beside its jobs; a `LoopService`."""
 
-    def __init__(self, settings: JobsSettings) -> None:
+    def __init__(self, settings: BrokerSettings) -> None:
         self._settings = settings
         self._is_open = asyncio.Event()
         self._workbench: Workbench

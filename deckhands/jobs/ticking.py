@@ -95,10 +95,17 @@ async def _look(client: Client, book: ScheduleBook, entry: Entry, now: datetime)
             text = f"{error.message} {error.remedy}".strip()[:500]
             if text != standing.error:
                 _log.warning("the schedule %s cannot begin its tick of %s: %s", schedule.name, ticks[0], text)
-            # The tick stays due, or queued, and is tried again until it is too late.
-            await book.move(entry, standing.model_copy(update={"error": text}), due)
+            if not standing.queued:  # the tick stays due, and is tried again until the next one comes or it is too late
+                await book.move(entry, standing.model_copy(update={"error": text}), due)
+                return
+            since = standing.failing_since or now
+            changes |= {"error": text, "failing_since": since}
+            if (now - max(since, ticks[0])).total_seconds() > schedule.catch_up_seconds:
+                changes["missed"] = changes.get("missed", standing.missed) + 1
+                del ticks[0]  # or none behind it would ever come
+            await book.move(entry, standing.model_copy(update={**changes, "queued": tuple(ticks)}), following)
             return
-        changes |= {"last_tick": ticks[0], "conversation_id": conversation_id, "error": ""}
+        changes |= {"last_tick": ticks[0], "conversation_id": conversation_id, "error": "", "failing_since": None}
         changes["begun"] = standing.begun + 1
         del ticks[0]
     failpoint("jobs.tick_begun")

@@ -17,7 +17,7 @@ from typing import Any
 from broker.contract.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
 from broker.runtime.errors import UsageError
 from broker.specs.condenser_specs import DEFAULT_CONDENSER, AnyCondenserSpec, LLMSummarizingCondenserSpec
-from broker.specs.confirmation_policy import ConfirmationPolicy
+from broker.specs.policies import ConfirmationPolicy
 from broker.specs.specs import Skill
 from deckhands.openhands.model_responses import count
 from deckhands.openhands.recordings import MAX_EVENTS, MAX_FILE_BYTES, UNREADABLE, Findings, json_value, read_text

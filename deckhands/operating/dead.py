@@ -9,10 +9,10 @@ from typing import Literal
 
 import click
 
+from broker.contract.codec import decode_any
 from broker.contract.events import Event
-from broker.contract.unknown_event import decode_any
+from broker.conversations.conversations import ConversationRow, Conversations, Takeover
 from broker.coordination.unreadable import Unreadable, UnreadableEntry
-from broker.log.conversations import ConversationRow, Conversations, Takeover
 from broker.runtime.errors import CorruptEntry, UsageError
 from deckhands.cli.abbreviations import CONVERSATION_ID
 from deckhands.cli.choosing import label_option, labels_of, require_agreement, yes_option

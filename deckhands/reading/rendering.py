@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from broker.contract.actions import RiskyAction
 from broker.contract.events import Action, Event, EventSource, ModelCallFailed
+from broker.contract.kinds import Paragraph
 from broker.contract.observations import AgentStateChangedObservation
-from broker.contract.paragraphs import Paragraph
 from broker.specs.agent_state import AgentState
 from deckhands.reading.terminal import clean, counted
 

@@ -30,7 +30,7 @@ from broker.contract.events import (
     Observation,
 )
 from broker.contract.observations import AgentStateChangedObservation
-from broker.log.expiry import EXPIRED_CODE
+from broker.conversations.expiry import EXPIRED_CODE
 from broker.log.status import Status
 from broker.specs.agent_state import AgentState
 from deckhands.reading.metrics import Metrics, metrics_of, with_delegate, with_reply

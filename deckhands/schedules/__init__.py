@@ -1,5 +1,5 @@
 """Schedules: tasks that are begun again and again, as values and as the store keeps them.
 
-May import: client, tasks.
+May import: tasks.
 Start with: schedule.
 """

@@ -32,11 +32,17 @@ REMEDY = "`deckhands schedule ls` lists those there are."
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A schedule as the store has it; `due` is its next tick, None: it is paused, or there is none any more."""
+    """A schedule as the store has it.
+
+    Attributes:
+        due: its next tick; None: it is paused, or there is none any more.
+        known: the standing as it was written, perhaps by another version; empty: there is none.
+    """
 
     schedule: Schedule
     standing: Standing
     due: datetime | None
+    known: bytes = b""
 
 
 class ScheduleBook:
@@ -57,22 +63,19 @@ class ScheduleBook:
         Raises:
             UsageError: there is one of this name, or there are too many.
         """
-        if (await self._call(("HLEN", self._names.schedules)))[0] >= MAX_SCHEDULES:
-            raise UsageError(f"There are {MAX_SCHEDULES:,} schedules.", remedy="Remove one.")
         text = request.model_dump_json()
         if request.secrets:
             secret_key(BrokerSettings.from_env(), is_made=True)
             text = base64.b64encode(self._secrets.sealed(_sealed_for(schedule.name), text)).decode()
         kept = schedule.model_copy(update={"request": text, "is_sealed": bool(request.secrets)})
-        (is_new,) = await self._call(("HSETNX", self._names.schedules, kept.name, kept.model_dump_json()))
-        known, _ = await self._of(kept.name)
-        if not is_new and known != kept:  # the same again, because a reply was lost
+        due = None if kept.is_paused else kept.next_after(await self.now())
+        outcome = await self._put(kept.name, b"", kept.model_dump_json().encode(), due)
+        if outcome == "full":
+            raise UsageError(f"There are {MAX_SCHEDULES:,} schedules.", remedy="Remove one.")
+        if outcome == "other":
             raise UsageError(
                 f"There is a schedule {kept.name} already.", remedy="Remove it first, or choose another name."
             )
-        due = kept.next_after(await self.now())
-        if due is not None and not kept.is_paused:
-            await self._call(("ZADD", self._names.schedules_due, to_millis(due), kept.name))
         return due
 
     async def remove(self, name: str) -> None:
@@ -81,13 +84,8 @@ class ScheduleBook:
         Raises:
             UsageError: there is none of this name.
         """
-        await self._of(name)
-        names = self._names
-        await self._call(
-            ("ZREM", names.schedules_due, name),
-            ("HDEL", names.schedules_standing, name),
-            ("HDEL", names.schedules, name),
-        )
+        while await self._put(name, await self._text(name), b"", None) == "other":
+            pass  # somebody has changed it meanwhile
 
     async def set_paused(self, name: str, *, is_paused: bool) -> datetime | None:
         """Pause a schedule or let it continue, and return its next tick.  Idempotent.
@@ -95,14 +93,12 @@ class ScheduleBook:
         Raises:
             UsageError: there is none of this name.
         """
-        schedule, names = (await self._of(name))[0], self._names
-        changed = schedule.model_copy(update={"is_paused": is_paused})
-        due = None if is_paused else changed.next_after(await self.now())
-        move: tuple[Argument, ...] = ("ZREM", names.schedules_due, name)
-        if due is not None:
-            move = ("ZADD", names.schedules_due, "NX", to_millis(due), name)
-        await self._call(("HSET", names.schedules, name, changed.model_dump_json()), move)
-        return due
+        while True:
+            text = await self._text(name)
+            changed = _schedule_in(name, text).model_copy(update={"is_paused": is_paused})
+            due = None if is_paused else changed.next_after(await self.now())
+            if await self._put(name, text, changed.model_dump_json().encode(), due) == "put":
+                return due
 
     async def all(self) -> list[Entry]:
         """Return the schedules that can be read, by name."""
@@ -120,9 +116,16 @@ class ScheduleBook:
             UsageError: there is none of this name.
             CorruptEntry: what the store has of it cannot be read.
         """
-        schedule, standing = await self._of(name)
-        (score,) = await self._call(("ZSCORE", self._names.schedules_due, name))
-        return Entry(schedule, standing, None if score is None else from_millis(int(float(score))))
+        names = self._names
+        text, known, score = await self._call(
+            ("HGET", names.schedules, name),
+            ("HGET", names.schedules_standing, name),
+            ("ZSCORE", names.schedules_due, name),
+        )
+        if text is None:
+            raise _missing(name)
+        due = None if score is None else from_millis(int(float(score)))
+        return Entry(_schedule_in(name, text), _standing_in(name, known), due, known or b"")
 
     async def due(self, now: datetime, *, limit: int) -> list[str]:
         """Return the names of schedules whose next tick has come."""
@@ -148,7 +151,7 @@ class ScheduleBook:
             name,
             "" if entry.due is None else to_millis(entry.due),
             "" if due is None else to_millis(due),
-            entry.standing.model_dump_json(),
+            entry.known,
             standing.model_dump_json(),
         )
         return bool(reply == ["moved"])
@@ -169,21 +172,57 @@ class ScheduleBook:
             text = self._secrets.opened(_sealed_for(schedule.name), base64.b64decode(text))
         return TaskRequest.parse(json.loads(text))
 
-    async def _of(self, name: str) -> tuple[Schedule, Standing]:
-        names = self._names
-        text, standing = await self._call(("HGET", names.schedules, name), ("HGET", names.schedules_standing, name))
+    async def _text(self, name: str) -> bytes:
+        """Return a schedule as the store has it.
+
+        Raises:
+            UsageError: there is none of this name.
+        """
+        (text,) = await self._call(("HGET", self._names.schedules, name))
         if text is None:
-            raise UsageError(f"There is no schedule {ascii(name)[1:-1][:100]}.", remedy=REMEDY)
-        try:
-            found = Standing.model_validate_json(standing) if standing is not None else Standing()
-            return Schedule.model_validate_json(text), found
-        except ValidationError as error:
-            raise CorruptEntry(
-                f"The schedule {ascii(name)[1:-1][:100]} cannot be read.", remedy="Remove it, and add it again."
-            ) from error
+            raise _missing(name)
+        found: bytes = text
+        return found
+
+    async def _put(self, name: str, known: bytes, text: bytes, due: datetime | None) -> str:
+        """Write a schedule and its next tick at once, unless it is not what was known; see `put_schedule` in Lua."""
+        (outcome,) = await self._store.function(
+            "deck_put_schedule",
+            (self._names.root,),
+            name,
+            known,
+            text,
+            "" if due is None else to_millis(due),
+            MAX_SCHEDULES,
+        )
+        return str(outcome)
 
     async def _call(self, *commands: tuple[Argument, ...]) -> list[Any]:
         return await self._store.persist(lambda: self._store.connection.call_many(commands))
+
+
+def _schedule_in(name: str, text: bytes) -> Schedule:
+    try:
+        return Schedule.model_validate_json(text)
+    except ValidationError as error:
+        raise _unreadable(name) from error
+
+
+def _standing_in(name: str, text: bytes | None) -> Standing:
+    try:
+        return Standing() if text is None else Standing.model_validate_json(text)
+    except ValidationError as error:
+        raise _unreadable(name) from error
+
+
+def _missing(name: str) -> UsageError:
+    return UsageError(f"There is no schedule {ascii(name)[1:-1][:100]}.", remedy=REMEDY)
+
+
+def _unreadable(name: str) -> CorruptEntry:
+    return CorruptEntry(
+        f"The schedule {ascii(name)[1:-1][:100]} cannot be read.", remedy="Remove it, and add it again."
+    )
 
 
 def _sealed_for(name: str) -> str:

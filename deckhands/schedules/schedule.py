@@ -92,6 +92,7 @@ class Standing(BaseModel):
         queued: ticks that wait until it has settled, in order.
         begun: how many ticks have begun a conversation; `skipped`: by the overlap policy; `missed`: too late.
         error: why the latest tick could not be begun; empty: it could.
+        failing_since: since when the first of `queued` cannot be begun; None: it has not been tried, or others could.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -103,6 +104,7 @@ class Standing(BaseModel):
     skipped: int = 0
     missed: int = 0
     error: str = ""
+    failing_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

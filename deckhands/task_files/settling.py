@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from broker.contract.unknown_event import decode_any
+from broker.contract.codec import decode_any
 from broker.runtime.errors import CorruptEntry, UnknownConversation
 from broker.specs.agent_state import TERMINAL_STATES, WAITING_FOR_PERSON_STATES
 from deckhands.client.client import Client

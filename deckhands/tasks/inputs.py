@@ -17,10 +17,10 @@ from broker.contract.actions import WAYS_OUT
 from broker.contract.events import AgentSpec, Limits, WorkspaceSpec
 from broker.runtime.errors import UsageError
 from broker.runtime.ids import check_conversation_id, new_conversation_id
-from broker.specs.labels import checked_labels
 from broker.specs.specs import Tenancy
 from broker.specs.timing import DoubleTexting, MessagePolicy, Timing
 from broker.tools.output_schema import check_output_schema
+from deckhands.tasks.labels import checked_labels
 from deckhands.tasks.places import place_in
 from deckhands.tasks.requests import timing_of
 from deckhands.tasks.tasks import conversation_id_of, output_of

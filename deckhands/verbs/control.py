@@ -9,7 +9,7 @@ from typing import get_args
 
 import click
 
-from broker.log.conversations import ConversationRow
+from broker.conversations.conversations import ConversationRow
 from broker.specs.agent_state import TERMINAL_STATES, AgentState
 from broker.specs.timing import MessagePolicy
 from deckhands.cli.abbreviations import conversation_argument

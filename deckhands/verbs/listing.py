@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 
 import click
 
-from broker.log.conversations import ConversationRow, Conversations
-from broker.log.selection import Selected, Selection, is_in
+from broker.conversations.conversations import ConversationRow, Conversations
+from broker.conversations.selection import Selected, Selection, is_in
 from broker.runtime.errors import CorruptEntry
 from deckhands.cli.choosing import label_option, labels_of, state_option, states_in
 from deckhands.cli.connecting import cluster_client

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import click
 
-from broker.log.conversations import ConversationRow
+from broker.conversations.conversations import ConversationRow
 from broker.runtime.errors import UnknownConversation
 from broker.specs.agent_state import AgentState, is_settled
 from deckhands.cli.choosing import ChosenToEnd, Deed, chosen_options, do_to_chosen, yes_option

@@ -15,9 +15,9 @@ from typing import Any
 
 import click
 
-from broker.contract.unknown_event import decode_any
-from broker.log.conversations import ConversationRow, Conversations
-from broker.log.selection import Selected
+from broker.contract.codec import decode_any
+from broker.conversations.conversations import ConversationRow, Conversations
+from broker.conversations.selection import Selected
 from broker.runtime.errors import CorruptEntry, UnknownConversation, UsageError
 from deckhands.cli.choosing import Chosen, chosen_options
 from deckhands.cli.connecting import cluster_client

@@ -9,8 +9,8 @@ import pytest
 
 from broker.contract.actions import MessageAction
 from broker.contract.events import ConversationCreated
+from broker.conversations.conversations import Conversations
 from broker.coordination.ownership import Owners
-from broker.log.conversations import Conversations
 from broker.log.event_log import Appended, Closed, Conflict, Duplicate, EventLog, Fenced
 from broker.log.fencing import Ownership
 from broker.runtime.errors import EventsLost, UnknownConversation, UsageError

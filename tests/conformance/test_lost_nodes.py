@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from broker.contract.events import ConversationCreated, WorkspaceSpec
-from broker.coordination.action_streams import ActionClaimed, ActionReclaimed
+from broker.coordination.action_streams import ActionClaimed, ActionReclaimed, routes
+from broker.coordination.membership import Membership
 from broker.log.event_log import Appended, EventLog
 from broker.store.store import Store
 from tests.broker_parts import CID, act, begin, command, enter, lapse, output, queue, take
@@ -13,6 +14,15 @@ async def give_up(store: Store, node: str) -> None:
     """Let a node have been silent for longer than it may."""
     for shard in store.all_shards:
         await store.connection.call("ZADD", shard.nodes, 1, node)
+
+
+async def sweeper(store: Store) -> Membership:
+    """Register a tool worker whose beats look after lost nodes."""
+    shard = store.keys(CID).shard
+    streams = [[shard.actions(route) for route in routes("n2", ["bash"])]]
+    membership = Membership(store, "t2", "tools", streams=streams, about={"node": "n2"}, ttl_seconds=3600.0)
+    await membership.register()
+    return membership
 
 
 async def node_of(store: Store) -> bytes | None:
@@ -38,6 +48,44 @@ async def test_an_action_of_a_lost_node_goes_to_its_pool(store: Store) -> None:
     await other.tick(3)
     assert await second.read(limit=10) == []  # once
     await first.aclose()
+    await second.aclose()
+
+
+async def test_many_nodes_that_never_come_back_keep_none_from_being_left(store: Store) -> None:
+    await begin(store)
+    await enter(store, "w1")
+    await enter(store, "t1", node="n1")
+    other = await sweeper(store)
+    await store.connection.call("HSET", store.keys(CID).meta, "node", "n1")
+    await act(store, "w1")
+    await lapse(store, "t1")
+    shard = store.keys(CID).shard
+    for n in range(130):
+        await store.connection.call("ZADD", shard.nodes, 1, f"gone-{n}")
+    await store.connection.call("ZADD", shard.nodes, 2, "n1")
+    for beat in range(3):
+        await other.tick(beat)
+    second = queue(store, "t2", node="n2")
+    assert await second.claim(await take(second)) == ActionClaimed(1, moves=1)
+    await second.aclose()
+
+
+async def test_orders_for_a_lost_node_do_not_pile_up(store: Store) -> None:
+    await begin(store)
+    await enter(store, "w1")
+    await enter(store, "t1", node="n1")
+    other = await sweeper(store)
+    shard = store.keys(CID).shard
+    for _ in range(1_000):
+        await store.connection.call("XADD", shard.actions("node:n1"), "*", "c", CID, "a", 0, "x", "close")
+    await store.connection.call("HSET", store.keys(CID).meta, "node", "n1")
+    await act(store, "w1")
+    await give_up(store, "n1")
+    for beat in range(3):
+        await other.tick(beat)
+    second = queue(store, "t2", node="n2")
+    assert await second.claim(await take(second)) == ActionClaimed(1, moves=1)
+    assert await store.connection.call("EXISTS", shard.actions("node:n1")) == 0
     await second.aclose()
 
 

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 
 import pytest
 
+from broker.conversations.conversations import Conversations
 from broker.coordination.ownership import Claimed, NotClaimed, Owners
-from broker.log.conversations import Conversations
 from broker.log.event_log import Fenced
 from broker.log.fencing import Ownership
 from broker.runtime.clock import to_millis

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from broker.contract.events import ConversationCreated
-from broker.log import selection
-from broker.log.conversations import ConversationRow
-from broker.log.deletion import Deletion
+from broker.conversations import selection
+from broker.conversations.conversations import ConversationRow
+from broker.conversations.deletion import Deletion
+from broker.conversations.selection import Selected, Selection
 from broker.log.event_log import EventLog
-from broker.log.selection import Selected, Selection
 from broker.store.store import Store
 from tests.broker_parts import message
 

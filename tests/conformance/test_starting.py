@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 import pytest
 
 from broker.contract.events import ConversationBegun, ConversationCreated
+from broker.conversations.conversations import Conversations
+from broker.conversations.expiry import EXPIRED_CODE, expire
 from broker.coordination.membership import Membership
 from broker.coordination.ownership import Owners, Standing
-from broker.log.conversations import Conversations
 from broker.log.event_log import Appended, Duplicate, EventLog
-from broker.log.expiry import EXPIRED_CODE, expire
 from broker.log.status import status_of
 from broker.runtime.errors import ConversationBusy, OwnershipLost
 from broker.specs.agent_state import AgentState

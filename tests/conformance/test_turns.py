@@ -9,12 +9,12 @@ from itertools import pairwise
 import pytest
 
 from broker.contract.events import ConversationCreated
+from broker.conversations.conversations import Conversations
 from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionQueue, routes
 from broker.coordination.membership import Membership
 from broker.coordination.ownership import Claimed, DispatchOutcome, Owners
 from broker.coordination.wakeups import ReadyStream
 from broker.limits.tenants import TenantTable, publish
-from broker.log.conversations import Conversations
 from broker.log.event_log import Appended, EventLog
 from broker.specs.specs import PriorityName, Tenancy
 from broker.store.store import Store
@@ -234,6 +234,59 @@ async def test_actions_in_line_for_a_lost_node_go_to_their_pool(store: Store) ->
     for _ in range(3):
         await store.function("deck_tick", (store.all_shards[0].root,), "tool-2", 3_600_000, 1, 3_600_000)
     assert sorted(await performed(store, rescuer, 20)) == sorted(ids)
+    left = store.all_shards[0].actions(f"node:{NODE}")
+    for key in (left, *(left.replace(":act:", ":turns:act:") + end for end in ("", ":1", ":1:shares", ":2:shares"))):
+        assert await store.connection.call("EXISTS", key) == 0, key
+
+
+async def test_nothing_is_left_of_a_line_that_has_ended(store: Store) -> None:
+    await controllers(store)
+    for n in range(20):
+        await start(store, f"c-{n}")
+    await taken(store, 20)
+    root = store.all_shards[0].root
+    for end in ("", ":0", ":1", ":2", ":1:shares", ":2:shares"):
+        assert await store.connection.call("EXISTS", f"{root}:turns:ready{end}") == 0, end
+
+
+async def test_a_large_window_is_counted_as_it_is(store: Store) -> None:
+    """The server does not know the lag of a group where entries in the middle were removed."""
+    for n in range(40):
+        await controllers(store, f"controller-{n}")
+    stream = store.all_shards[0].ready
+    for n in range(90):
+        await start(store, f"c-{n}")
+        if n == 40:
+            (middle, _), *_ = await store.connection.call("XREVRANGE", stream, "+", "-", "COUNT", 1)
+            await start(store, "last")
+            await store.connection.call("XDEL", stream, middle)
+    assert await store.connection.call("XLEN", stream) == 80
+
+
+async def test_what_nobody_reads_as_interactive_goes_where_all_goes(store: Store) -> None:
+    """The workers were replaced by ones of an earlier version, which read one ready stream and one of each pool."""
+    await controllers(store)
+    await tools(store)
+    root = store.all_shards[0].root
+    await start(store, "acting", priority="interactive")
+    actions = await act(store, ["acting"])
+    for n in range(12):
+        await start(store, f"person-{n}", priority="interactive")
+    claimed = await Owners(store).resume_claim("acting", CONTROLLER)
+    assert claimed is not None
+    for stream in ("ready:interactive", "act:interactive:pool:bash"):
+        assert await store.connection.call("HGET", f"{root}:clock", f"read:{stream}")
+        await store.connection.call("HSET", f"{root}:clock", f"read:{stream}", 1)
+    await enter(store, "old-controller")
+    await enter(store, "old-tool", node="n2")
+    for _ in range(3):
+        await store.function("deck_tick", (root,), "old-tool", 3_600_000, 1, -1)
+    assert len(await taken(store, 12, worker_id="old-controller")) == 12
+    entry = await EventLog(store).entry("acting", actions["acting"])
+    outcome = await Owners(store).dispatch(claimed.ownership, actions["acting"], entry)
+    assert outcome is DispatchOutcome.ENQUEUED
+    queue = ActionQueue(store, store.all_shards[0], worker_id="old-tool", node="n2", pools=["bash"])
+    assert await performed(store, queue, 1) == ["acting"]
 
 
 async def test_what_is_gone_loses_its_turn_and_no_other(store: Store) -> None:

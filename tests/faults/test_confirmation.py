@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from broker.specs.confirmation_policy import ConfirmationPolicy
+from broker.specs.policies import ConfirmationPolicy
 from tests.faults.harness import FaultCluster, steps
 
 ALWAYS = ConfirmationPolicy(mode="always")

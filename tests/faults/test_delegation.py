@@ -10,7 +10,7 @@ import pytest
 from broker.contract.actions import AgentDelegateAction
 from broker.contract.events import AgentSpec, DelegateEnded, LLMSpec
 from broker.contract.observations import AgentDelegateObservation
-from broker.log.conversations import Conversations
+from broker.conversations.conversations import Conversations
 from broker.log.status import status_of
 from broker.specs.agent_state import AgentState
 from controller_worker.loop.delegates import conversation_id_of

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from celery.exceptions import TaskRevokedError
 
+from broker.conversations.conversations import Conversations
 from broker.coordination.membership import members
-from broker.log.conversations import Conversations
 from broker.log.invariants import violations
 from controller_worker.loop.replay import replay
 from deckhands.door.desk import conversation_of_task

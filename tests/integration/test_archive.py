@@ -252,6 +252,17 @@ async def test_keys_that_nothing_names_are_removed_and_others_not(client, place,
     assert len(await keys_of(client)) == count - 2
 
 
+async def test_a_store_that_does_not_say_what_is_idle_keeps_its_orphans(client, caplog) -> None:
+    call = client.store.connection.call
+    await call("SET", client.store.keys("gone-before").blob("0" * 64), "a text whose event was never appended")
+    await call("CONFIG", "SET", "maxmemory-policy", "allkeys-lfu")
+    try:
+        assert (await removed_from(client.store, 0)) == {"removed": 0, "completed": 0}
+    finally:
+        await call("CONFIG", "SET", "maxmemory-policy", "noeviction")
+    assert "maxmemory-policy noeviction" in caplog.text
+
+
 async def test_a_deletion_that_was_interrupted_is_completed(client, place, tmp_path) -> None:
     await begin_ended(client, "parent", delegate_ended("child"))
     await begin_ended(client, "child", parent=Parent(conversation_id="parent", delegate_id=2))

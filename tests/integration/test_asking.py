@@ -15,7 +15,7 @@ import pytest
 from broker.contract.actions import RiskyAction
 from broker.contract.events import AgentSpec, LLMSpec, WorkspaceSpec
 from broker.runtime.errors import UsageError
-from broker.specs.confirmation_policy import ConfirmationPolicy
+from broker.specs.policies import ConfirmationPolicy
 from deckhands.reading.summary import ExitCode
 from deckhands.runs.headless import Task, Watcher, run_on_cluster
 from tests.faults.conftest import cluster, durable_cluster  # noqa: F401  (fixtures)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from broker.runtime.clock import SystemClock
+from broker.runtime.settings import BrokerSettings
 from deckhands.client.client import Client
 from deckhands.jobs.checkpoints import CheckpointsNotRemoved, remove_checkpoints
 from deckhands.jobs.job import Workbench
-from deckhands.jobs.settings import JobsSettings
 from tests.archive_parts import begin_ended, retired
 from tests.stores import RealServer, emptied
 from tool_worker.checkpoints.checkpoint_store import Checkpoints, SavedFiles
@@ -22,7 +22,7 @@ async def test_only_what_nobody_needs_goes(valkey_server: RealServer, tmp_path: 
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "file").write_text("content")
     async with await Client.connect(await emptied(valkey_server.url)) as client:
-        workbench = Workbench(client.store, JobsSettings(archive=str(archive), checkpoints=place))
+        workbench = Workbench(client.store, BrokerSettings(archive=str(archive), checkpoints=place))
         assert await remove_checkpoints(workbench) == {"forgotten": 0, "dropped": 0}
         for name in ("archived", "origin", "gone", "here"):
             await begin_ended(client, name)

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from broker.log.conversations import Conversations
+from broker.conversations.conversations import Conversations
 from deckhands import AgentSpec, Client, LLMSpec
 from deckhands.cli.verbs import verbs
 from deckhands.reading.summary import summarize

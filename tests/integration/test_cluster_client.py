@@ -9,7 +9,7 @@ import pytest
 from broker.contract.actions import ChangeAgentStateAction, MessageAction
 from broker.contract.events import AgentSpec, LLMSpec, WorkspaceSpec
 from broker.contract.observations import AgentStateChangedObservation
-from broker.log.conversations import Conversations
+from broker.conversations.conversations import Conversations
 from broker.runtime.errors import CorruptEntry, StoreUnavailable, UnknownConversation, UsageError
 from broker.store.embedded import EmbeddedValkey
 from deckhands import Client

@@ -10,9 +10,9 @@ from broker.contract.actions import CmdRunAction
 from broker.contract.events import AgentSpec, ModelReply
 from broker.contract.file_events import FileReadObservation
 from broker.contract.observations import AgentStateChangedObservation, ErrorObservation
+from broker.conversations.conversations import Conversations
 from broker.coordination.membership import Membership
 from broker.coordination.ownership import NotClaimed
-from broker.log.conversations import Conversations
 from broker.log.invariants import violations
 from broker.log.status import status_of
 from broker.specs.agent_state import AgentState

@@ -20,7 +20,7 @@ from broker.contract.events import (
     WorkspaceSpec,
 )
 from broker.contract.observations import AgentDelegateObservation, ErrorObservation
-from broker.log.conversations import Conversations
+from broker.conversations.conversations import Conversations
 from broker.log.lost_tails import name_gap
 from broker.runtime.errors import EventsLost
 from broker.specs.agent_state import AgentState

@@ -18,7 +18,7 @@ from kombu.exceptions import OperationalError
 
 from broker.contract.events import AgentSpec, LLMSpec
 from broker.coordination.membership import members
-from broker.specs.confirmation_policy import ConfirmationPolicy
+from broker.specs.policies import ConfirmationPolicy
 from broker.store.store import open_store
 from deckhands.client.client import Client
 from deckhands.door.desk import conversation_of_task

@@ -18,7 +18,7 @@ from broker.contract.observations import ErrorObservation, FinishRefusedObservat
 from broker.log.invariants import violations
 from broker.runtime.errors import UsageError
 from broker.specs.agent_state import AgentState
-from broker.specs.confirmation_policy import ConfirmationPolicy
+from broker.specs.policies import ConfirmationPolicy
 from controller_worker.loop.hook_table import load_hooks
 from controller_worker.loop.hooks import Hook, HookPoint, Hooks, command_hook, function_hook
 from controller_worker.loop.replay import replay

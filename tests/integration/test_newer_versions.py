@@ -8,9 +8,9 @@ from typing import Any, Literal
 import pytest
 
 from broker.contract import codec
+from broker.contract.codec import UnknownEvent
 from broker.contract.events import Event
-from broker.contract.unknown_event import UnknownEvent
-from broker.log.conversations import Conversations
+from broker.conversations.conversations import Conversations
 from controller_worker.loop.failed_conversation import NEWER_WORKER
 from deckhands.client.client import Client
 from deckhands.reading.rendering import Renderer

@@ -8,8 +8,8 @@ from datetime import timedelta
 
 import pytest
 
+from broker.conversations.conversations import Conversations
 from broker.limits.tenants import TenantTable, publish
-from broker.log.conversations import Conversations
 from broker.runtime.errors import AdmissionRefused
 from broker.specs.specs import Tenancy
 from broker.store.store import Store

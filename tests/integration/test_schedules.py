@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from broker.conversations.conversations import ConversationRow, Conversations
 from broker.coordination.membership import Membership
-from broker.log.conversations import ConversationRow, Conversations
 from broker.log.event_log import EventLog
 from broker.runtime.errors import UsageError
+from broker.runtime.settings import BrokerSettings
 from broker.store.store import Store
 from controller_worker.agents.registry import known_agents
 from deckhands.jobs.job import Workbench
-from deckhands.jobs.settings import JobsSettings
 from deckhands.jobs.ticking import begin_due, conversation_of, tick
 from deckhands.schedules.book import ScheduleBook
 from deckhands.schedules.schedule import Schedule, Standing
@@ -30,7 +30,7 @@ class Cluster:
 
     def __init__(self, store: Store) -> None:
         self.store, self.now = store, NOON
-        self.workbench = Workbench(store, JobsSettings.from_env())
+        self.workbench = Workbench(store, BrokerSettings.from_env())
         self.book = ScheduleBook(store, self.workbench.client.secrets)
 
     async def add(self, request: dict[str, Any] | None = None, **fields: Any) -> None:
@@ -55,6 +55,11 @@ class Cluster:
 
     async def standing(self, name: str = NAME) -> Standing:
         return (await self.book.entry(name)).standing
+
+    async def replace_controllers(self, *agents: str) -> None:
+        await self.store.connection.call("DEL", self.store.all_shards[0].workers)
+        about = {"agents": ",".join(agents)}
+        await Membership(self.store, agents[0], "controller", about=about, ttl_seconds=3600.0).register()
 
     async def settle(self, conversation_id: str) -> None:
         meta = self.store.keys(conversation_id).meta
@@ -156,6 +161,88 @@ async def test_ticks_wait_for_their_turn(cluster: Cluster) -> None:
     assert [row.conversation_id for row in await cluster.rows()] == [
         conversation_of(NAME, NOON + timedelta(minutes=minutes)) for minutes in (2, 1, 0)
     ]
+
+
+async def test_a_tick_in_line_that_cannot_begin_keeps_none_behind_it_for_ever(cluster: Cluster) -> None:
+    await cluster.add({"agent": "BrowsingAgent"}, overlap="enqueue")
+    await cluster.come_due()
+    await cluster.tick()
+    begun = (await cluster.standing()).conversation_id
+    for _ in range(2):
+        await cluster.tick(minutes_later=1)
+    names = cluster.store.all_shards[0]
+    await cluster.replace_controllers("AnotherAgent")
+    await cluster.store.connection.call("ZREM", names.schedules_due, NAME)
+    await cluster.settle(begun)
+    await cluster.tick(minutes_later=50)
+    standing = await cluster.standing()
+    assert (len(standing.queued), standing.missed) == (2, 0)  # it has not been tried for long
+    assert standing.error
+    await cluster.tick(minutes_later=61)
+    standing = await cluster.standing()
+    assert (len(standing.queued), standing.missed) == (1, 1)
+    await cluster.replace_controllers(*known_agents())
+    await cluster.tick()
+    standing = await cluster.standing()
+    assert (standing.last_tick, standing.error) == (NOON + timedelta(minutes=2), "")
+
+
+async def test_a_tick_that_comes_while_one_in_line_cannot_begin_lines_up(cluster: Cluster) -> None:
+    await cluster.add({"agent": "BrowsingAgent"}, overlap="enqueue")
+    await cluster.come_due()
+    await cluster.tick()
+    begun = (await cluster.standing()).conversation_id
+    await cluster.tick(minutes_later=1)
+    await cluster.replace_controllers("AnotherAgent")
+    await cluster.settle(begun)
+    for _ in range(2):
+        await cluster.tick(minutes_later=1)
+    assert (await cluster.standing()).queued == tuple(NOON + timedelta(minutes=minutes) for minutes in (1, 2, 3))
+
+
+async def test_what_another_version_has_written_of_a_schedule_is_moved_on_from(cluster: Cluster) -> None:
+    await cluster.add()
+    due = await cluster.come_due()
+    text = '{"begun": 3, "a_field_of_another_version": 1}'
+    await cluster.store.connection.call("HSET", cluster.store.all_shards[0].schedules_standing, NAME, text)
+    await cluster.tick()
+    assert ((await cluster.standing()).begun, (await cluster.standing()).last_tick) == (4, due)
+
+
+class Interrupted(ScheduleBook):
+    """A book in which something happens when it looks at the time, between its reads and writes."""
+
+    happens: Any = None
+
+    async def now(self) -> datetime:
+        await self.happens()
+        return await super().now()
+
+
+async def test_a_schedule_that_is_removed_while_it_is_resumed_stays_removed(cluster: Cluster) -> None:
+    await cluster.add(is_paused=True)
+    book = Interrupted(cluster.store, cluster.workbench.client.secrets)
+    book.happens = lambda: cluster.book.remove(NAME)
+    with pytest.raises(UsageError, match="There is no schedule nightly"):
+        await book.set_paused(NAME, is_paused=False)
+    assert await cluster.book.all() == []
+
+
+async def test_a_schedule_is_written_whole_or_not_at_all(cluster: Cluster) -> None:
+    book = Interrupted(cluster.store, cluster.workbench.client.secrets)
+    book.happens = None  # which cannot be called: as if the process had died
+    with pytest.raises(TypeError):
+        await book.add(Schedule(name=NAME, cron="0 6 1 1 *"), TaskRequest.parse({"task": "look"}))
+    assert await cluster.book.all() == []
+    await cluster.add()
+    assert (await cluster.book.entry(NAME)).due is not None
+
+
+async def test_one_that_cannot_be_read_can_be_removed(cluster: Cluster) -> None:
+    names = cluster.store.all_shards[0]
+    await cluster.store.connection.call("HSET", names.schedules, NAME, "{")
+    await cluster.book.remove(NAME)
+    assert await cluster.store.connection.call("EXISTS", names.schedules) == 0
 
 
 async def test_a_tick_may_cancel_the_one_before(cluster: Cluster) -> None:

@@ -47,3 +47,20 @@ async def test_a_list_whose_connection_shows_life_meanwhile_is_not_forgotten(tmp
             assert not client.smembers(TAKERS)
     finally:
         await server.stop()
+
+
+async def test_lists_of_queues_that_nobody_reads_any_more_are_forgotten_when_they_are_empty(tmp_path: Path) -> None:
+    server = EmbeddedValkey(tmp_path / "store")
+    await server.start()
+    try:
+        with KeptConnection(server.celery_url) as connection:
+            channel = cast("KeptChannel", connection.channel())
+            client = channel.client
+            client.sadd(TAKERS, "gone former", "gone kept", "here former")
+            client.lpush(TAKEN + "gone kept", "an entry")
+            client.set(TAKING + "here", 1)
+            channel.put_back_taken()
+            assert client.smembers(TAKERS) == {b"gone kept", b"here former"}
+            assert client.lrange(TAKEN + "gone kept", 0, -1) == [b"an entry"]
+    finally:
+        await server.stop()

@@ -12,9 +12,9 @@ import pytest
 from broker.contract.actions import CmdRunAction
 from broker.contract.events import ConversationCreated, WorkspaceSpec
 from broker.contract.observations import CmdOutputObservation
+from broker.conversations.conversations import Conversations
+from broker.conversations.deletion import Deletion
 from broker.coordination.action_streams import ActionClaimed, ActionDelivery
-from broker.log.conversations import Conversations
-from broker.log.deletion import Deletion
 from broker.log.event_log import EventLog
 from broker.store.store import Store
 from tests.integration.workspace_hosts import alive, gone, main_pid, opened, sleeping

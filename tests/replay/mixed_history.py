@@ -28,8 +28,7 @@ from broker.contract.notes import NoteObservation
 from broker.contract.observations import ErrorObservation, SuccessObservation
 from broker.specs.agent_state import AgentState
 from broker.specs.condenser_specs import AmortizedForgettingCondenserSpec, ConversationWindowCondenserSpec
-from broker.specs.confirmation_policy import ConfirmationPolicy
-from broker.specs.loop_policy import LoopPolicy
+from broker.specs.policies import ConfirmationPolicy, LoopPolicy
 from broker.specs.specs import CriticSpec, GoalSpec, MemorySpec, OutputSpec, PlanSpec
 from controller_worker.calls.critic import verdict_of
 from controller_worker.concerns.acceptance import wants_verdict

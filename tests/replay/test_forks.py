@@ -17,8 +17,7 @@ from broker.log.export import events_from_lines
 from broker.log.invariants import violations
 from broker.log.status import Status, status_of
 from broker.specs.agent_state import AgentState
-from broker.specs.confirmation_policy import ConfirmationPolicy
-from broker.specs.loop_policy import LoopPolicy
+from broker.specs.policies import ConfirmationPolicy, LoopPolicy
 from broker.store.store import Store
 from controller_worker.core.controller import fold, next_effect
 from controller_worker.core.effects import AwaitTools, CallModel

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from broker.conversations.expiry import EXPIRED_CODE, expire
 from broker.coordination.membership import Membership
 from broker.coordination.unreadable import Unreadable
-from broker.log.expiry import EXPIRED_CODE, expire
 from broker.store import keys
 from broker.store.store import Store
 from deckhands.door.desk import Desk, conversation_of_task

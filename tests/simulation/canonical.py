@@ -17,7 +17,7 @@ from typing import Any
 from broker.contract.actions import ChangeAgentStateAction, MessageAction
 from broker.contract.events import AgentSpec, ConversationCreated, Event, EventSource, ModelReply
 from broker.contract.observations import AgentStateChangedObservation, CmdOutputObservation
-from broker.log.conversations import ConversationRow, Conversations
+from broker.conversations.conversations import ConversationRow, Conversations
 from broker.log.event_log import EventLog
 from broker.log.status import Status
 from broker.runtime.errors import StoreError, UnknownConversation

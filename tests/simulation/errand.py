@@ -21,7 +21,7 @@ from broker.log.event_log import EventLog
 from broker.log.invariants import violations
 from broker.log.status import Status
 from broker.specs.agent_state import AgentState
-from broker.specs.confirmation_policy import ConfirmationPolicy
+from broker.specs.policies import ConfirmationPolicy
 from broker.specs.specs import CriticSpec, GoalSpec, MemorySpec
 from broker.store.store import Store
 from controller_worker.core.controller import fold

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from broker.log.conversations import Conversations
+from broker.conversations.conversations import Conversations
 from broker.runtime.errors import DeckhandsError, UnknownConversation
 from broker.runtime.ids import is_conversation_id
 from broker.store.store import Store

@@ -1,5 +1,5 @@
 """Sandboxes around workspace hosts: which ones exist, how each starts a program, and whether it holds.
 
-May import: host.
+May import: nothing of this package.
 Start with: sandbox.
 """

@@ -1,5 +1,5 @@
 """Session programs: processes beside the shell that carry out the calls of one tool each.
 
-May import: host, shell.
+May import: shell.
 Start with: programs.
 """

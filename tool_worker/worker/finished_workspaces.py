@@ -10,7 +10,7 @@ import asyncio
 import logging
 from pathlib import Path
 
-from broker.log.conversations import Conversations
+from broker.conversations.conversations import Conversations
 from broker.runtime.errors import DeckhandsError, UnknownConversation
 from broker.specs.agent_state import TERMINAL_STATES
 from broker.store.store import Store

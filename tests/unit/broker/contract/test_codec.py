@@ -24,8 +24,8 @@ from broker.contract.observations import CmdOutputObservation, MCPObservation
 from broker.contract.offered_tools import MCPAction
 from broker.runtime.errors import CorruptEntry, EventUnfit, StoreTooNew, UnknownKind
 from broker.specs.condenser_specs import DEFAULT_CONDENSER, AmortizedForgettingCondenserSpec, NoOpCondenserSpec
-from broker.specs.loop_policy import LoopPolicy
 from broker.specs.plain_json import plain_json, replace_surrogates
+from broker.specs.policies import LoopPolicy
 from broker.specs.specs import GoalSpec, MemorySpec, OutputSpec, Skill, WorkspaceSpec
 from broker.specs.tool_specs import OutcomePolicy, ToolOffer
 from broker.specs.workspace_sources import GitSource, UploadedSource

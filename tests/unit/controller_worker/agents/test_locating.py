@@ -16,7 +16,7 @@ from broker.contract.events import (
     WorkspaceSpec,
 )
 from broker.contract.observations import ErrorObservation
-from broker.specs.confirmation_policy import ConfirmationPolicy
+from broker.specs.policies import ConfirmationPolicy
 from broker.specs.tool_specs import OutcomePolicy, ToolOffer
 from controller_worker.agents.looking import LocAgent
 from controller_worker.security.assessment import risk_of

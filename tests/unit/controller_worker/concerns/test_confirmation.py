@@ -12,7 +12,7 @@ from broker.contract.observations import AgentStateChangedObservation, ErrorObse
 from broker.log.invariants import violations
 from broker.log.status import status_of
 from broker.specs.agent_state import AgentState
-from broker.specs.confirmation_policy import ConfirmationPolicy
+from broker.specs.policies import ConfirmationPolicy
 from controller_worker.core.effects import AwaitTools, CallModel, Effect, Rest
 from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started, think
 

@@ -17,7 +17,6 @@ from broker.contract.observations import (
 )
 from broker.log.invariants import violations
 from broker.specs.agent_state import AgentState
-from controller_worker.calls.budget_reservation import own_cost_usd
 from controller_worker.concerns.delegation import Order, errands
 from controller_worker.concerns.lifecycle import Lifecycle
 from controller_worker.concerns.limits import limit_reached
@@ -34,6 +33,7 @@ from controller_worker.core.effects import (
 )
 from controller_worker.core.state import State
 from controller_worker.loop.delegates import conversation_id_of, is_over, spec_of
+from controller_worker.permits.budget_reservation import own_cost_usd
 from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started, think
 
 ABLE = AgentSpec(enable_delegation=True)

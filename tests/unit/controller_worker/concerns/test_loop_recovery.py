@@ -13,8 +13,7 @@ from broker.contract.events import AgentSpec, EventSource, Limits, LLMSpec, Pare
 from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation, LoopDetectionObservation
 from broker.log.invariants import violations
 from broker.log.status import status_of
-from broker.specs.confirmation_policy import ConfirmationPolicy
-from broker.specs.loop_policy import LoopPolicy
+from broker.specs.policies import ConfirmationPolicy, LoopPolicy
 from controller_worker.core.effects import AwaitTools, CallModel, Effect, Rest
 from controller_worker.loop.replay import replay
 from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started, think

@@ -14,7 +14,7 @@ from broker.contract.planning import PlanAcceptedObservation
 from broker.log.invariants import violations
 from broker.runtime.errors import UsageError
 from broker.specs.agent_state import AgentState
-from broker.specs.confirmation_policy import ConfirmationPolicy
+from broker.specs.policies import ConfirmationPolicy
 from broker.specs.specs import PlanSpec
 from controller_worker.agents.registry import create_agent
 from controller_worker.concerns.planning import Plan

@@ -34,7 +34,7 @@ from broker.contract.observations import (
     NullObservation,
 )
 from broker.contract.offered_tools import MCPAction
-from broker.specs.loop_policy import LoopPolicy
+from broker.specs.policies import LoopPolicy
 from controller_worker.core.stuck_detector import (
     Loop,
     RecentEvents,

@@ -8,7 +8,7 @@ from broker.contract.actions import ChangeAgentStateAction, CmdRunAction
 from broker.contract.events import AgentSpec, EventSource
 from broker.contract.planning import PlanAction
 from broker.specs.agent_state import AgentState
-from broker.specs.confirmation_policy import ConfirmationPolicy
+from broker.specs.policies import ConfirmationPolicy
 from controller_worker.core.effects import AwaitTools
 from controller_worker.memory.conversation_memory import ConversationMemory
 from controller_worker.memory.turn import MAX_EDITED_CHARS, told_edit

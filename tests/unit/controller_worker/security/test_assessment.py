@@ -13,7 +13,7 @@ from broker.contract.events import ActionSecurityRisk, ConfirmationStatus, Works
 from broker.contract.file_events import ApplyPatchAction, FileEditAction, FileReadAction, FileWriteAction
 from broker.contract.ipython_events import IPythonRunCellAction
 from broker.contract.offered_tools import MCPAction
-from broker.specs.confirmation_policy import ConfirmationPolicy
+from broker.specs.policies import ConfirmationPolicy
 from controller_worker.security.assessment import assessed, needs_confirmation, parsed_risk, risk_of
 
 LOW, MEDIUM, HIGH = ActionSecurityRisk.LOW, ActionSecurityRisk.MEDIUM, ActionSecurityRisk.HIGH

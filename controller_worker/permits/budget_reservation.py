@@ -9,9 +9,9 @@ from __future__ import annotations
 from broker.contract.events import ModelCallDeferred
 from broker.limits.ledger import accounts_of
 from broker.log.fencing import Ownership
-from controller_worker.calls.permits import Permits
 from controller_worker.concerns.model_calls import BUDGET
 from controller_worker.core.state import State
+from controller_worker.permits.permits import Permits
 
 
 class BudgetReservation:

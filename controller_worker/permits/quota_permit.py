@@ -16,10 +16,10 @@ from broker.contract.events import ModelCallDeferred
 from broker.limits.governor import CallOutcome, Granted, InQueue, Priority
 from broker.limits.quotas import OWN_KEY, Pool
 from broker.log.fencing import Ownership
-from controller_worker.calls.permits import Permits
 from controller_worker.concerns.model_calls import QUOTA
 from controller_worker.llm.errors import RateLimitError
 from controller_worker.llm.llm import Completion
+from controller_worker.permits.permits import Permits
 
 
 @dataclass(frozen=True, slots=True)

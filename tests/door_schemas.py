@@ -1,13 +1,8 @@
-"""JSON Schemas of what producers send and get, generated from the code: `python -m deckhands.door.schemas FOLDER`.
-
-Holds: docs/schemas is what this writes; a test compares them.
-"""
+"""JSON Schemas of what producers send and get, generated from the code; `make docs` writes them into docs/schemas."""
 
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 from deckhands.door.inbox import InboxRequest
@@ -58,21 +53,11 @@ def schemas() -> dict[str, dict[str, Any]]:
     }
 
 
-def written(schema: dict[str, Any]) -> str:
+def written_schema(name: str) -> str:
     """Return a schema as it stands in its file."""
-    return json.dumps(schema, indent=2, sort_keys=True) + "\n"
+    return json.dumps(schemas()[name], indent=2, sort_keys=True) + "\n"
 
 
 def _object(title: str, properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
     shape = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
     return {"$schema": DIALECT, "title": title, **shape}
-
-
-def main(folder: str) -> None:
-    """Write the schemas into a folder."""
-    for name, schema in schemas().items():
-        Path(folder, name).write_text(written(schema), "utf-8")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
-from broker.log.conversations import ConversationRow, Conversations
+from broker.conversations.conversations import ConversationRow, Conversations
 from broker.specs.agent_state import AgentState
 from broker.store.keys import ShardKeys
 from broker.store.store import Store

@@ -21,10 +21,6 @@ from broker.limits.governor import Priority
 from broker.log.fencing import Ownership
 from broker.specs.agent_state import TERMINAL_STATES
 from broker.specs.priority import priority_of as priority_for
-from controller_worker.calls.batched_call import BatchedCall, is_batched, step_of
-from controller_worker.calls.budget_reservation import BudgetReservation, accounts_above
-from controller_worker.calls.permits import Permits
-from controller_worker.calls.quota_permit import Held, QuotaPermit
 from controller_worker.concerns.model_calls import BATCH
 from controller_worker.core.effects import CallModel
 from controller_worker.core.latest_calls import LARGEST_RATIO, corrected, latest_of
@@ -33,6 +29,10 @@ from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError
 from controller_worker.llm.llm import Completion, ModelRequest
 from controller_worker.llm.request_size import prompt_tokens, worst_cost_usd
+from controller_worker.permits.batched_call import BatchedCall, is_batched, step_of
+from controller_worker.permits.budget_reservation import BudgetReservation, accounts_above
+from controller_worker.permits.permits import Permits
+from controller_worker.permits.quota_permit import Held, QuotaPermit
 
 QUIET_SECONDS = 5.0
 """A wait that is expected to be shorter leaves no trace in the log and keeps the conversation in memory."""

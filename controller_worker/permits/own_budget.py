@@ -11,8 +11,6 @@ Does not: know a price that nobody states, or predict a reply that is longer tha
 from __future__ import annotations
 
 from broker.contract.events import ModelCallFailed
-from controller_worker.calls.batched_call import is_batched
-from controller_worker.calls.call_permit import priority_of
 from controller_worker.concerns.delegation import usd_reserved
 from controller_worker.concerns.limits import BUDGET_CODE, budget_text
 from controller_worker.core.latest_calls import corrected, latest_of
@@ -21,6 +19,8 @@ from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.llm import ModelRequest
 from controller_worker.llm.request_size import expected_cost_usd, prompt_tokens
 from controller_worker.messages.written_messages import MessageMemo
+from controller_worker.permits.batched_call import is_batched
+from controller_worker.permits.call_permit import priority_of
 
 EXPECTED_REPLY_TOKENS = 4_096
 """A reply is expected to be at least as long, unless the model's limit is lower."""

@@ -1,12 +1,13 @@
-"""When an agent is in a loop, and what is done then.
+"""What a conversation's policies say: when a person is asked before an action runs, and what is done about a loop.
 
-Holds: every policy ends: each loop since the last message of a person takes the next response, and after the last one
-comes `fail`.
+Holds: what is not known counts as dangerous unless the policy says otherwise. Every policy for loops ends: each loop
+since the last message of a person takes the next response, and after the last one comes `fail`.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -61,3 +62,22 @@ class LoopPolicy(BaseModel):
     def window(self) -> int:
         """How many of the latest actions and observations a detector must know."""
         return max(self.action_observation, self.action_error, self.monologue, self.alternating_pattern)
+
+
+class ConfirmationPolicy(BaseModel):
+    """Who is asked for what.
+
+    Attributes:
+        mode: `never`; `always`; `risky`: for what is at least as dangerous as the threshold.
+        threshold: for `risky`.
+        confirm_unknown: for `risky`: whether an action of unknown risk is asked for too.
+        analyzer: `llm`: the risk is what the model says; `shell`: what parsing the action says; `ensemble`: the
+            higher of the two; `none`: unknown.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    mode: Literal["never", "always", "risky"] = "never"
+    threshold: Literal["LOW", "MEDIUM", "HIGH"] = "HIGH"
+    confirm_unknown: bool = True
+    analyzer: Literal["none", "llm", "shell", "ensemble"] = "ensemble"
