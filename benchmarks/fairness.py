@@ -26,8 +26,6 @@ from broker.tools.custom_tools import custom_tool
 from deckhands.client.client import Client
 
 TOOL_SECONDS = 0.002
-SLOW_TOOL_SECONDS = 0.025
-"""So long that a tool worker's places are scarce, and not by turns they and the controller."""
 STEPS = 500
 """More than any conversation makes."""
 LIMIT_SECONDS = 600.0
@@ -41,13 +39,6 @@ SAMPLED = 200
 async def tick(number: int) -> str:
     """Take a moment."""
     await asyncio.sleep(TOOL_SECONDS)
-    return str(number)
-
-
-@custom_tool(outcome="idempotent")
-async def slow_tick(number: int) -> str:
-    """Take a longer moment."""
-    await asyncio.sleep(SLOW_TOOL_SECONDS)
     return str(number)
 
 
@@ -69,9 +60,9 @@ async def measure(bench: Bench) -> Result:
     async with running_cluster(bench.directory / "people") as cluster:
         waits = await _people(cluster, crowd, people)
     shares = {}
-    for what, places, tool in (("controller", 64, "tick"), ("tool worker", 2, "slow_tick")):
+    for what, places in (("controller", 64), ("tool worker", 2)):
         async with running_cluster(bench.directory / what.replace(" ", "-")) as cluster:
-            shares[what] = await _share(cluster, bench.choose(smoke=20, short=200, full=200), seconds, places, tool)
+            shares[what] = await _share(cluster, bench.choose(smoke=20, short=200, full=200), seconds, places)
     figures = [
         Figure("a person's first reply of the model, p50", "ms", _percentile(waits.first_reply, 0.5)),
         Figure("a person's first reply of the model, p95", "ms", _percentile(waits.first_reply, 0.95), 300),
@@ -124,14 +115,14 @@ async def _one_person(client: Client, script: Path, waits: Waits) -> None:
                 return
 
 
-async def _share(cluster: BenchCluster, each: int, seconds: float, places: int, tool: str) -> float:
+async def _share(cluster: BenchCluster, each: int, seconds: float, places: int) -> float:
     """Return the share of the heavier tenant's steps while both have work that waits."""
     await _start(cluster, places=places, DECKHANDS_TENANTS=WEIGHTS)
-    script, _ = _scripts(cluster.directory, tool)
+    script, _ = _scripts(cluster.directory)
     ids: dict[str, list[str]] = {"heavy": [], "light": []}
     for _ in range(each):
         for tenant, own in ids.items():
-            own.append(await _submit(cluster.client, script, priority="batch", tenant=tenant, tool=tool))
+            own.append(await _submit(cluster.client, script, priority="batch", tenant=tenant))
     await _until_all_step(cluster, [*ids["heavy"], *ids["light"]])
     before = {tenant: sum(await _steps(cluster.client, own)) for tenant, own in ids.items()}
     await asyncio.sleep(seconds)
@@ -144,18 +135,18 @@ async def _start(cluster: BenchCluster, *, places: int, **environment: str) -> N
     environment["DECKHANDS_HEARTBEAT_TTL_SECONDS"] = "10"
     await cluster.start_controller(**environment)
     await cluster.start_tools(
-        DECKHANDS_TOOLS="benchmarks.fairness:tick,benchmarks.fairness:slow_tick",
+        DECKHANDS_TOOLS="benchmarks.fairness:tick",
         DECKHANDS_CONCURRENCY=str(places),
         DECKHANDS_SANDBOX="none",
         **environment,
     )
 
 
-async def _submit(client: Client, script: Path, *, priority: PriorityName, tenant: str = "", tool: str = "tick") -> str:
+async def _submit(client: Client, script: Path, *, priority: PriorityName, tenant: str = "") -> str:
     return await client.submit(
         "Do it.",
         agent=AgentSpec(llm=LLMSpec(model=f"scripted/{script}")),
-        tools=(tool,),
+        tools=("tick",),
         limits=Limits(max_iterations=100_000),
         headless=priority == "batch",
         tenancy=Tenancy(priority=priority, tenant=tenant),
@@ -173,12 +164,12 @@ async def _steps(client: Client, ids: Sequence[str]) -> list[int]:
     return [int(row.fields.get("iterations", "0")) for row in rows]
 
 
-def _scripts(folder: Path, tool: str = "tick") -> tuple[Path, Path]:
+def _scripts(folder: Path) -> tuple[Path, Path]:
     """Write what batch conversations do, and what people's do."""
     found = []
     for name, count in (("batch", STEPS), ("person", 1)):
         calls = [
-            {"tool_calls": [{"name": tool, "arguments": {"number": n}}], "usage": {"prompt_tokens": 100}}
+            {"tool_calls": [{"name": "tick", "arguments": {"number": n}}], "usage": {"prompt_tokens": 100}}
             for n in range(count)
         ]
         end = {"tool_calls": [{"name": "finish", "arguments": {"message": "Done."}}]}
