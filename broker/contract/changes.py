@@ -16,7 +16,7 @@ class ConversationChanged(Event):
 
     Attributes:
         agent: takes over from here on; it has its own system message if its name is another one.
-        confirmation: takes the place of the agent's policy. An action that a person is asked about is still asked about.
+        confirmation: takes the place of the agent's policy; what a person is asked about now is still asked about.
         analyzer: takes the place of the policy's analyzer.
         limits: take the place of all limits.
         tools: are added to the agent's; one with the key of another takes its place.
@@ -39,8 +39,9 @@ class ConversationChanged(Event):
     @property
     def sentence(self) -> str:
         """One line for a person."""
-        what = [self.agent and f"the agent is {self.agent.name}", self._confirmation, self._limits]
-        what += [self.tools and f"tools are added: {', '.join(tool.key for tool in self.tools)}", self._labels]
+        agent = f"the agent is {self.agent.name}" if self.agent else ""
+        tools = f"tools are added: {', '.join(tool.key for tool in self.tools)}" if self.tools else ""
+        what = (agent, self._confirmation, self._limits, tools, self._labels)
         text = "; ".join(filter(None, what)) or "nothing has changed"
         text += f", by {self.by}" if self.by else ""
         return f"Changed: {text}" + (f" ({self.reason})" if self.reason else "")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from broker.contract.events import Action, EventSource, Observation
+from broker.contract.events import Action, EventSource, Observation, WorkspaceUse
 from broker.contract.paragraphs import Paragraph
 
 DEFAULT_TIMEOUT_SECONDS = 120.0
@@ -36,6 +36,14 @@ class ExecuteCommandAction(Action):
     by: str | None = None
     reason: str | None = None
 
+    def as_answer(self, observation: Observation) -> Observation:
+        """See `Action.as_answer`; why it could not be run is for the person, and no model sees it."""
+        if isinstance(observation, CommandExecutedObservation):
+            return observation
+        error_id = getattr(observation, "error_id", "") or "command_failed"
+        changes = {"content": observation.content, "error_id": error_id, "unsandboxed": observation.unsandboxed}
+        return CommandExecutedObservation(**changes)
+
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
@@ -54,6 +62,7 @@ class CommandExecutedObservation(Observation):
     agent_template: ClassVar[str] = ""
     is_shown_to_model: ClassVar[bool] = False
     counts_for_loops: ClassVar[bool] = False
+    workspace_use: ClassVar[WorkspaceUse] = WorkspaceUse.CHANGED
     sentence_template: ClassVar[str] = "The person's command ended with exit code {exit_code}"
     exit_code: int = -1
     error_id: str = ""

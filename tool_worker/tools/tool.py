@@ -52,7 +52,7 @@ class Tool(Protocol):
 
 def answering(action: Action, observation: Observation) -> Observation:
     """Return the observation as the answer to this action: cause, source and tool call are the action's."""
-    return observation.model_copy(
+    return action.as_answer(observation).model_copy(
         update={
             "cause": action.id,
             "source": action.source,

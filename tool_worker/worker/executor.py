@@ -25,6 +25,7 @@ from broker.contract.observations import (
     SurveyObservation,
 )
 from broker.contract.offered_tools import OfferedToolAction
+from broker.contract.person_commands import CommandExecutedObservation
 from broker.contract.workspace_events import OpenWorkspaceAction, WorkspaceFailedObservation, WorkspaceOpenedObservation
 from broker.coordination.action_streams import (
     ActionClaimed,
@@ -370,8 +371,10 @@ class Executor:
         return event
 
 
-def _instead_of(observation: Observation, text: str, error: DeckhandsError) -> ErrorObservation:
+def _instead_of(observation: Observation, text: str, error: DeckhandsError) -> Observation:
     """Return what answers the same call in place of an observation that cannot be appended."""
+    if isinstance(observation, CommandExecutedObservation):
+        return observation.model_copy(update={"content": text, "exit_code": -1, "error_id": error.code})
     changes = {"cause": observation.cause, "tool_call_metadata": observation.tool_call_metadata}
     return ErrorObservation(content=text, error_id=error.code).model_copy(update=changes)
 

@@ -183,18 +183,18 @@ def test_hostile_bytes_give_no_state_and_raise_nothing(content: bytes) -> None:
 
 def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> None:
     assert (SNAPSHOT_VERSION, {part: " ".join(vars_of(getattr(State(), part))) for part in PARTS}) == (
-        25,
+        26,
         {
-            "setup": "conversation_id agent workspace limits tenancy headless parent delegate_level forked_at",
+            "setup": "conversation_id agent workspace limits tenancy headless parent delegate_level forked_at chosen_id",
             "lifecycle": "agent_state requested ending last_error error_code result_id",
             "greeting": "is_said",
             "inbox": "message last_message_id is_reply_outdated",
             "tools": "pending",
-            "confirmation": "asked_id answer_id confirmed_id",
+            "confirmation": "asked_id answer_id confirmed_id reason",
             "calls": "reply_id attempt wait deferral overflows wants_condensation",
             "usage": (
                 "iteration max_iterations max_budget_usd max_tokens deadline cost_usd has_unknown_cost "
-                "latest inherited_usd prompt_tokens completion_tokens"
+                "latest inherited_usd prompt_tokens completion_tokens is_changed"
             ),
             "opening": "action_id attempts is_open has_failed",
             "survey": "action_id attempts answer_id is_over scripts",
@@ -205,7 +205,7 @@ def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> Non
             "delegation": "delegates iterations spent_usd order",
             "tasks": "items",
             "start": "standing has_time",
-            "double_texting": "policy begun_id wanted message_ids",
+            "double_texting": "policy begun_id wanted message_ids pause_id",
         },
     )
 
