@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from broker.contract.actions import MessageAction
 from broker.contract.events import AgentSpec, EventSource, Limits
+from broker.contract.person_commands import DEFAULT_TIMEOUT_SECONDS
 from broker.log.admission import check
 from broker.log.append_call import message_with
 from broker.runtime.errors import UnknownConversation, UsageError
@@ -23,14 +24,17 @@ from broker.specs.specs import Tenancy
 from broker.specs.timing import DoubleTexting, MessagePolicy
 from deckhands.client.archived import forget, lend_upload, restore
 from deckhands.client.beginning import Beginning, begin, beginning_of
+from deckhands.client.changing import words_in
 from deckhands.client.deleting import delete
 from deckhands.client.forking import Point, copied_events, fork_of
 from deckhands.client.named_directory import require_served
 from deckhands.client.running_cluster import open_cluster
 from deckhands.client.steering import Steering, switch_to
 from deckhands.tasks import inputs
+from deckhands.tasks.images import Image, image_urls_of
 from deckhands.tasks.requests import TaskRequest
 from deckhands.tasks.tasks import check_task
+from deckhands.transfers.commands import CommandResult, execute
 from deckhands.transfers.files import WorkspaceFiles
 
 
@@ -41,6 +45,27 @@ class Client(Steering):
     def files(self) -> WorkspaceFiles:
         """The files of the conversations' workspaces."""
         return WorkspaceFiles(self.store)
+
+    async def execute(
+        self,
+        conversation_id: str,
+        command: str,
+        *,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        by: str = "",
+        reason: str = "",
+    ) -> CommandResult:
+        """Run a command in a workspace beside the agent, which does not see it; see `commands.execute`.
+
+        Args:
+            timeout_seconds: after which it is killed, up to an hour.
+            by: who runs it.
+            reason: why; both are in the log.
+        """
+        who, why = words_in(by, "by"), words_in(reason, "reason")
+        return await execute(
+            self._masked, conversation_id, command, timeout_seconds=timeout_seconds, by=who, reason=why
+        )
 
     @classmethod
     async def connect(
@@ -79,6 +104,7 @@ class Client(Steering):
         workspace: inputs.Directory | None = None,
         limits: Limits | None = None,
         upload: bytes | None = None,
+        images: Sequence[Image] = (),
         tools: Sequence[str] = (),
         output: type[BaseModel] | Mapping[str, Any] | None = None,
         secrets: Mapping[str, str] | None = None,
@@ -102,6 +128,7 @@ class Client(Steering):
             workspace: a path on the tool workers' machine, `git+https://…#ref`, the name of an archive or a bundle on
                 this machine, or a specification. None makes an empty directory.
             upload: the file that the workspace's `UploadedSource` names.
+            images: pictures for the model: paths on this machine, bytes or addresses.
             tools: tools that tool workers offer, for the agent to use: keys, or patterns such as `github/*`.
             output: the form of the output that the agent must return when it finishes, as a Pydantic model or a JSON
                 Schema. The output is then in `Summary.outputs`. None leaves it to `agent.output`.
@@ -130,6 +157,7 @@ class Client(Steering):
             workspace=place,
             limits=inputs.limits_in(limits),
             upload=upload,
+            image_urls=await asyncio.to_thread(image_urls_of, images),
             tools=inputs.names_in(tools, "tools"),
             secrets=inputs.secrets_in(secrets),
             headless=headless,
@@ -191,6 +219,7 @@ class Client(Steering):
         conversation_id: str,
         text: str,
         *,
+        images: Sequence[Image] = (),
         model: str | None = None,
         double_texting: MessagePolicy | None = None,
         idempotency_key: str | None = None,
@@ -198,6 +227,7 @@ class Client(Steering):
         """Send a message to the agent, which continues whatever its state. Secrets are masked in the text.
 
         Args:
+            images: see `submit`.
             model: the profile or model to continue with; None keeps the current one.
             double_texting: what the message does if the agent works; None: what the conversation was submitted with.
 
@@ -208,7 +238,8 @@ class Client(Steering):
         """
         check_task(inputs.text_in(text, "text"), name="message")
         policy = inputs.message_policy_in(double_texting)
-        message = MessageAction(content=text, source=EventSource.USER, double_texting=policy)
+        urls = await asyncio.to_thread(image_urls_of, images)
+        message = MessageAction(content=text, source=EventSource.USER, image_urls=urls, double_texting=policy)
         events, condition = [*switch_to(model), message], message_with(policy)
         await self._append(conversation_id, events, idempotency_key, log=self._masked, condition=condition)
 

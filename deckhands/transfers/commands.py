@@ -73,7 +73,7 @@ async def execute(
     outcome = await log.append(conversation_id, [action], quiet=True, dispatch=[0])
     if isinstance(outcome, Closed):
         raise UsageError(f"The conversation {conversation_id} is closed.", remedy="Its workspace has ended.")
-    event_id = outcome.first
+    event_id = outcome.first_id
     try:
         async with asyncio.timeout(timeout_seconds + BEGIN_LIMIT_SECONDS):
             answer = await _answer(log, conversation_id, event_id)

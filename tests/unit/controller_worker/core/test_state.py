@@ -53,6 +53,7 @@ FULL = State(
         parent=Parent(conversation_id="conversation-0", delegate_id=9),
         delegate_level=1,
         forked_at=2,
+        chosen_id=3,
     ),
     lifecycle=Lifecycle(
         agent_state=AgentState.RATE_LIMITED,
@@ -69,7 +70,7 @@ FULL = State(
         is_reply_outdated=True,
     ),
     tools=Tools((PendingAction(38, METADATA), PendingAction(39))),
-    confirmation=Confirmation(asked_id=38, answer_id=41, confirmed_id=39),
+    confirmation=Confirmation(asked_id=38, answer_id=41, confirmed_id=39, reason="No."),
     calls=ModelCalls(
         reply_id=37,
         attempt=2,
@@ -90,6 +91,7 @@ FULL = State(
         inherited_usd=0.05,
         prompt_tokens=12_345_678,
         completion_tokens=321,
+        is_changed=True,
     ),
     opening=Opening(3, 1, is_open=True, has_failed=True),
     survey=Survey(4, 2, 5, is_over=True, scripts=("setup.sh",)),
@@ -113,7 +115,7 @@ FULL = State(
     ),
     tasks=TaskList((TaskItem(id="a", title="Look", status="done", notes="ü"),)),
     start=Start("begun", has_time=True),
-    double_texting=DoubleTexting("rollback", begun_id=40, wanted="interrupt", message_ids=(41, 42)),
+    double_texting=DoubleTexting("rollback", begun_id=40, wanted="interrupt", message_ids=(41, 42), pause_id=43),
 )
 
 
