@@ -37,9 +37,7 @@ def image_urls_of(images: Iterable[Image]) -> tuple[str, ...] | None:
     if len(found) > MAX_IMAGES:
         raise UsageError(f"There are {len(found)} pictures; the limit of a message is {MAX_IMAGES}.")
     if sum(map(len, found)) > MAX_TOTAL_BYTES:
-        raise UsageError(
-            f"The pictures have more than {MAX_TOTAL_BYTES:,} bytes together.", remedy="Send fewer."
-        )
+        raise UsageError(f"The pictures have more than {MAX_TOTAL_BYTES:,} bytes together.", remedy="Send fewer.")
     return found or None
 
 
