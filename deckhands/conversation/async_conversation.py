@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Generic, Self
+from typing import Any, Generic, Self, cast
 
 from pydantic import BaseModel
 
@@ -192,8 +192,10 @@ class AsyncConversation(Generic[OutputT]):
         except TimeoutError as error:
             raise NotSettled(self.id, timeout_seconds) from error
         summary = self._following.tally.summary()
-        output = self._output.model_validate(summary.outputs) if self._output and summary.outputs else None
-        return Outcome(summary, output)
+        if self._output is None or not summary.outputs:
+            return Outcome(summary)
+        output = cast("type[BaseModel]", self._output).model_validate(summary.outputs)
+        return Outcome(summary, cast("OutputT", output))
 
     async def stream(
         self, text: str | None = None, *, after: int | None = None, deltas: bool = False
@@ -330,10 +332,14 @@ class AsyncConversation(Generic[OutputT]):
         return self._of_fork(fork_id)
 
     def _of_fork(self, fork_id: str) -> Self:
-        fork = type(self)(self._draft.agent, cluster=self._cluster, output=self._output, conversation_id=fork_id)
-        fork._callbacks = self._callbacks
-        fork._following = Following(fork_id, self._callbacks, is_threaded=self.is_threaded)
-        fork._place, fork._owns_place, fork._is_begun = self._place, False, True
+        fork = type(self)(
+            self._draft.agent,
+            cluster=self._cluster,
+            output=self._output,
+            callbacks=self._callbacks,
+            conversation_id=fork_id,
+        )
+        fork._place, fork._owns_place, fork._is_begun = self._place, False, True  # noqa: SLF001  (of this class)
         return fork
 
     async def _see(self, client: Client) -> None:

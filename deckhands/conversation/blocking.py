@@ -35,7 +35,8 @@ class Loop:
         """Run something in the loop and return its result. Must not be called in the loop's own thread."""
         if self._portal is None:
             self._portal = self._stack.enter_context(start_blocking_portal())
-        return self._portal.call(work)
+        result: R = self._portal.call(work)
+        return result
 
     def close(self) -> None:
         """End the loop and its thread.  Idempotent."""
@@ -44,11 +45,11 @@ class Loop:
 
 
 class Blocking(Generic[A]):
-    """An object whose asynchronous twin does the work."""
+    """An object whose asynchronous `twin` does the work, in `loop`."""
 
     def __init__(self, twin: A, loop: Loop) -> None:
-        self._twin = twin
-        self._loop = loop
+        self.twin = twin
+        self.loop = loop
 
 
 class BlockingMethod(Generic[P, R]):
@@ -70,9 +71,9 @@ class BlockingMethod(Generic[P, R]):
             return self
         method = self._method
 
-        @functools.wraps(getattr(instance._twin, method.__name__))
+        @functools.wraps(getattr(instance.twin, method.__name__))
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            return instance._loop.call(functools.partial(method, instance._twin, *args, **kwargs))
+            return instance.loop.call(functools.partial(method, instance.twin, *args, **kwargs))
 
         return call
 
@@ -96,9 +97,9 @@ class BlockingIterator(Generic[P, R]):
             return self
         method = self._method
 
-        @functools.wraps(getattr(instance._twin, method.__name__))
+        @functools.wraps(getattr(instance.twin, method.__name__))
         def iterate(*args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
-            items, call = method(instance._twin, *args, **kwargs), instance._loop.call
+            items, call = method(instance.twin, *args, **kwargs), instance.loop.call
 
             async def next_one() -> R | object:
                 return await anext(items, _END)

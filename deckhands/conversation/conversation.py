@@ -85,12 +85,12 @@ class Conversation(Blocking[AsyncConversation[OutputT]], Generic[OutputT]):
     @property
     def id(self) -> str:
         """Of the conversation, from the start."""
-        return self._twin.id
+        return self.twin.id
 
     @property
     def files(self) -> Files:
         """The files of its workspace."""
-        return Files(self._twin.files, self._loop)
+        return Files(self.twin.files, self.loop)
 
     def __enter__(self) -> Self:
         return self
@@ -101,25 +101,25 @@ class Conversation(Blocking[AsyncConversation[OutputT]], Generic[OutputT]):
     def disconnect(self) -> None:
         """End what was started for it here; see `AsyncConversation.disconnect`.  Idempotent."""
         try:
-            self._loop.call(self._twin.disconnect)
+            self.loop.call(self.twin.disconnect)
         finally:
             if self._owns_loop:
-                self._loop.close()
+                self.loop.close()
 
     def run(self, text: str | None = None, *, timeout_seconds: float | None = None) -> Outcome[OutputT]:
         """Send a message, if one is given, and wait; see `AsyncConversation.run`."""
-        return self._loop.call(lambda: self._twin.run(text, timeout_seconds=timeout_seconds))
+        return self.loop.call(lambda: self.twin.run(text, timeout_seconds=timeout_seconds))
 
     def wait(self, *, timeout_seconds: float | None = None) -> Outcome[OutputT]:
         """Wait until it has settled; see `AsyncConversation.wait`."""
-        return self._loop.call(lambda: self._twin.wait(timeout_seconds=timeout_seconds))
+        return self.loop.call(lambda: self.twin.wait(timeout_seconds=timeout_seconds))
 
     def fork(self, *, at: int | None = None, model: str | None = None, title: str = "") -> Self:
         """Return a conversation that begins with this one's events; see `AsyncConversation.fork`."""
         fork = type(self).__new__(type(self))
-        twin = self._loop.call(lambda: self._twin.fork(at=at, model=model, title=title))
-        Blocking.__init__(fork, twin, self._loop)
-        fork._owns_loop = False
+        twin = self.loop.call(lambda: self.twin.fork(at=at, model=model, title=title))
+        Blocking.__init__(fork, twin, self.loop)
+        fork._owns_loop = False  # noqa: SLF001  (of this class)
         return fork
 
     send_message = blocking(AsyncConversation.send_message)
