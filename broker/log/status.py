@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from broker.contract.actions import ChangeAgentStateAction, LoopRecoveryAction, MessageAction
-from broker.contract.changes import ConversationChanged
 from broker.contract.events import ConversationCreated, DelegateEnded, Event, EventSource, ModelReply
+from broker.contract.interventions import ConversationChanged
 from broker.contract.observations import AgentStateChangedObservation, LoopDetectionObservation
 from broker.contract.recall import RecallAction
 from broker.specs.agent_state import TERMINAL_STATES, AgentState, is_settled

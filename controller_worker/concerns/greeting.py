@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from broker.contract.actions import SystemMessageAction
-from broker.contract.changes import ConversationChanged
+from broker.contract.interventions import ConversationChanged
 from broker.contract.planning import PlanAcceptedObservation
 from controller_worker.concerns.planning import is_handed_over
 from controller_worker.core.concern import Concern

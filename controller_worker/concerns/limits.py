@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from broker.contract.changes import ConversationChanged
 from broker.contract.events import ConversationCreated, DelegateEnded, Event, ModelReply
+from broker.contract.interventions import ConversationChanged
 from broker.contract.observations import AgentStateChangedObservation
 from broker.specs.agent_state import AgentState
 from controller_worker.core.announcement import announce

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from broker.contract.changes import ConversationChanged
 from broker.contract.events import (
     AgentSpec,
     ConversationCreated,
@@ -15,6 +14,7 @@ from broker.contract.events import (
     Tenancy,
     WorkspaceSpec,
 )
+from broker.contract.interventions import ConversationChanged
 from broker.contract.planning import PlanAcceptedObservation
 from controller_worker.concerns.planning import executor_of, is_handed_over
 from controller_worker.core.concern import Concern, evolve

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from broker.contract.changes import ConversationChanged
 from broker.contract.events import AgentSpec, EventSource, Limits
+from broker.contract.interventions import ConversationChanged
 from broker.runtime.errors import UsageError
 from broker.specs.confirmation_policy import ConfirmationPolicy
 from broker.store.store import Store

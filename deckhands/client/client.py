@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from broker.contract.actions import MessageAction
 from broker.contract.events import AgentSpec, EventSource, Limits
-from broker.contract.person_commands import DEFAULT_TIMEOUT_SECONDS
+from broker.contract.interventions import DEFAULT_TIMEOUT_SECONDS
 from broker.log.admission import check
 from broker.log.append_call import message_with
 from broker.runtime.errors import UnknownConversation, UsageError

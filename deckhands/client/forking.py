@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from broker.contract.changes import ConversationChanged
 from broker.contract.events import ConversationCreated, Event, LLMSpec, ModelSwitched, WorkspaceSpec
+from broker.contract.interventions import ConversationChanged
 from broker.runtime.errors import UsageError
 from deckhands.reading.terminal import counted
 

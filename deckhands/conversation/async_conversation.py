@@ -15,7 +15,7 @@ from typing import Any, Generic, Self, cast
 from pydantic import BaseModel
 
 from broker.contract.events import AgentSpec, Event, Limits
-from broker.contract.person_commands import DEFAULT_TIMEOUT_SECONDS
+from broker.contract.interventions import DEFAULT_TIMEOUT_SECONDS
 from broker.log.live_text import LiveText, Piece
 from broker.runtime.errors import UsageError
 from broker.specs.confirmation_policy import ConfirmationPolicy
@@ -27,7 +27,7 @@ from deckhands.client.client import Client
 from deckhands.client.errors import NotSettled
 from deckhands.client.secret_keeping import keep_secrets
 from deckhands.conversation.async_files import AsyncFiles
-from deckhands.conversation.draft import Draft
+from deckhands.conversation.draft import Draft, policy_of
 from deckhands.conversation.following import Callback, Following
 from deckhands.conversation.outcome import ConversationFailed, NotBegun, Outcome, OutputT
 from deckhands.conversation.own_tools import environment_of, keys_of
@@ -296,12 +296,12 @@ class AsyncConversation(Generic[OutputT]):
         await self._set(with_analyzer, Change(analyzer=analyzer, by=by, reason=reason))
 
     async def set_limits(self, limits: Limits, *, by: str = "", reason: str = "") -> None:
-        """Set all limits anew; what has been used up counts against them."""
+        """Set all limits; what has been used up counts against them."""
         found = inputs.limits_in(limits)
         await self._set(lambda draft: replace(draft, limits=found), Change(limits=found, by=by, reason=reason))
 
     async def set_labels(self, labels: Mapping[str, str], *, by: str = "", reason: str = "") -> None:
-        """Set all labels anew."""
+        """Set all labels."""
         found = inputs.labels_in(labels)
         await self._set(lambda draft: replace(draft, labels=found), Change(labels=found, by=by, reason=reason))
 
@@ -388,20 +388,3 @@ class AsyncConversation(Generic[OutputT]):
         if not self._is_begun:
             raise NotBegun
         return place.client
-
-
-def policy_of(policy: ConfirmationPolicy | str) -> ConfirmationPolicy:
-    """Return the confirmation policy that is meant.
-
-    Raises:
-        UsageError: it is none.
-    """
-    if isinstance(policy, ConfirmationPolicy):
-        return policy
-    try:
-        return ConfirmationPolicy(mode=policy)
-    except ValueError as error:
-        raise UsageError(
-            f"The confirmation policy {ascii(policy)[:100]} cannot be used.",
-            remedy="Pass 'never', 'always', 'risky', the name of a plug-in, or a ConfirmationPolicy.",
-        ) from error

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from broker.contract.events import AgentSpec, Limits, WorkspaceSpec
+from broker.runtime.errors import UsageError
 from broker.specs.confirmation_policy import ConfirmationPolicy
 from broker.specs.specs import Tenancy
 from deckhands.client.client import Client
@@ -62,3 +63,20 @@ class Draft:
             conversation_id=conversation_id,
             idempotency_key=f"conversation:{conversation_id}",
         )
+
+
+def policy_of(policy: ConfirmationPolicy | str) -> ConfirmationPolicy:
+    """Return the confirmation policy that is meant.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if isinstance(policy, ConfirmationPolicy):
+        return policy
+    try:
+        return ConfirmationPolicy(mode=policy)
+    except ValueError as error:
+        raise UsageError(
+            f"The confirmation policy {ascii(policy)[:100]} cannot be used.",
+            remedy="Pass 'never', 'always', 'risky', the name of a plug-in, or a ConfirmationPolicy.",
+        ) from error

@@ -18,7 +18,6 @@ from broker.contract.actions import (
     MessageAction,
     SystemMessageAction,
 )
-from broker.contract.changes import ConversationChanged
 from broker.contract.events import (
     AgentSpec,
     ConversationBegun,
@@ -30,6 +29,7 @@ from broker.contract.events import (
     ModelReply,
     Observation,
 )
+from broker.contract.interventions import ConversationChanged
 from broker.contract.observations import AgentStateChangedObservation
 from broker.log.expiry import EXPIRED_CODE
 from broker.log.status import Status

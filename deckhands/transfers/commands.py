@@ -10,7 +10,7 @@ import contextlib
 from dataclasses import dataclass
 
 from broker.contract.events import ConversationCreated
-from broker.contract.person_commands import (
+from broker.contract.interventions import (
     DEFAULT_TIMEOUT_SECONDS,
     MAX_COMMAND_CHARS,
     MAX_TIMEOUT_SECONDS,

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import ChangeAgentStateAction, CmdRunAction, SystemMessageAction
-from broker.contract.changes import ConversationChanged
 from broker.contract.double_texting import InterruptedObservation, RolledBackObservation
 from broker.contract.events import AgentSpec, EventSource, Limits
+from broker.contract.interventions import ConversationChanged
 from broker.contract.observations import ErrorObservation, UserRejectObservation
 from broker.log.invariants import violations
 from broker.specs.agent_state import AgentState
