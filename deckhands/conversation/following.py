@@ -1,6 +1,7 @@
 """Following one conversation: each event once, in order, until it has settled; and the words of a reply on their way.
 
-Holds: what has been seen is not seen again, by any method; a store that comes back with an older log is followed from where it is then.
+Holds: what has been seen is not seen again, by any method; a store that comes back with an older log is followed
+from where it is then.
 """
 
 from __future__ import annotations
