@@ -80,10 +80,12 @@ class Following:
             try:
                 async for item in source:
                     await queue.put(item)
-            except (StoreUnavailable, OutcomeUnknown):
+            except Exception as error:
                 if is_last:
+                    await queue.put(None)
+                if is_last or not isinstance(error, StoreUnavailable | OutcomeUnknown):
                     raise  # pieces may be missed, events may not
-            finally:
+            else:
                 if is_last:
                     await queue.put(None)
 

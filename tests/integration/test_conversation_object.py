@@ -115,4 +115,26 @@ def test_what_is_streamed_and_what_a_second_object_continues(home: Path, tmp_pat
     with Conversation(conversation_id=cid) as again:
         assert again.state().message == "Done."
         again.set_labels({"round": "2"})
-        assert again.run("Once more", timeout_seconds=LIMIT).message == "Again."
+        items = list(again.stream("Once more", after=0, deltas=True))
+        ids = [item.id for item in items if isinstance(item, Event)]
+        assert ids == list(
+            range(1, again.state().last_event_id + 1)
+        )  # what a second object has not seen is all there is
+        assert again.wait(timeout_seconds=LIMIT).message == "Again."
+
+
+def test_a_callback_may_call_the_conversation_and_an_error_of_it_reaches_the_caller(home: Path, tmp_path: Path) -> None:
+    model = script(tmp_path / "model.json", run_command("ls"), finish("Done."))
+
+    def look(event: Event) -> None:
+        if event.kind == "action.run":
+            states.append(conversation.state().state)
+        if event.kind == "action.finish":
+            raise RuntimeError("enough")
+
+    states: list[str] = []
+    with Conversation(model=model, callbacks=[look]) as conversation:
+        with pytest.raises(RuntimeError, match="enough"):
+            conversation.run("Look", timeout_seconds=LIMIT)
+        assert len(states) == 1
+        assert conversation.wait(timeout_seconds=LIMIT).state == "finished"
