@@ -169,7 +169,7 @@ def rolled_back(state: State, event: RolledBackObservation) -> State:
     return evolve(
         state,
         version=event.id,
-        setup=evolve(before.setup, agent=agent, limits=now.limits, chosen_id=now.chosen_id if is_chosen else 0),
+        setup=evolve(before.setup, agent=agent, limits=now.limits, chosen_id=(now if is_chosen else before.setup).chosen_id),
         lifecycle=evolve(
             state.lifecycle, ending=None, last_error="", error_code="", result_id=before.lifecycle.result_id
         ),
