@@ -159,7 +159,8 @@ def rolled_back(state: State, event: RolledBackObservation) -> State:
     left = tuple(pending[one.id] for one in before.tools.pending if one.id in pending)
     left += tuple(one for one in state.tools.pending if one.id in own and one not in left)
     now, is_chosen = state.setup, state.setup.chosen_id > event.start_id
-    agent = now.agent if is_chosen else before.setup.agent
+    chosen_by = now if is_chosen else before.setup
+    agent = chosen_by.agent
     if agent.name == now.agent.name:  # the model, the policy and the tools are choices of today
         chosen = {"llm": now.agent.llm, "confirmation": now.agent.confirmation, "tools": now.agent.tools}
         agent = agent.model_copy(update=chosen)
@@ -169,7 +170,7 @@ def rolled_back(state: State, event: RolledBackObservation) -> State:
     return evolve(
         state,
         version=event.id,
-        setup=evolve(before.setup, agent=agent, limits=now.limits, chosen_id=(now if is_chosen else before.setup).chosen_id),
+        setup=evolve(before.setup, agent=agent, limits=now.limits, chosen_id=chosen_by.chosen_id),
         lifecycle=evolve(
             state.lifecycle, ending=None, last_error="", error_code="", result_id=before.lifecycle.result_id
         ),
