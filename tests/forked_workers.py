@@ -33,7 +33,6 @@ IMPORTED = (
     "controller_worker.loop.consumer",
     "controller_worker.settings",
     "deckhands.door.service",
-    "deckhands.door.settings",
     "deckhands.door.tasks",
     "deckhands.jobs.beat",
     "deckhands.jobs.service",
@@ -49,6 +48,7 @@ class ForkedWorker:
     """A worker, with those parts of `subprocess.Popen` that tests use."""
 
     def __init__(self, module: str, environment: dict[str, str], log: Path) -> None:
+        log.touch()  # a test may read it at once
         self._keeper, theirs = socket.socketpair()
         with theirs:
             socket.send_fds(_server(), [b"."], [theirs.fileno()])
