@@ -1,6 +1,6 @@
 """Workers for many tests: a process that has imported what workers import, and forks for each of them.
 
-Holds: each worker is a process of its own as `python -m …` would be: it leads a session, has the caller's environment
+Holds: each worker is a process as `python -m …` would be: it leads a session, has the caller's environment
 and output, runs the whole module, can be killed and stopped, and keeps its pid until the test has waited for it.
 Does not: show that the imports of a role suffice; `tests/integration/test_worker_commands.py` starts each by its command.
 """

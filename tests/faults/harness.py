@@ -22,7 +22,7 @@ from controller_worker.core.controller import fold
 from controller_worker.core.state import State, state_from
 from deckhands.client.client import Client
 from tests.forked_workers import ForkedWorker
-from tests.polling import until
+from tests.polling import unhurried, until
 from tool_worker.workspace.workspaces import Workspaces
 
 Worker = subprocess.Popen[bytes] | ForkedWorker
@@ -146,7 +146,7 @@ class FaultCluster:
 
     async def settle(self, ids: Sequence[str], *, limit: float = 60.0) -> None:
         """Wait until every conversation has come to rest."""
-        async with asyncio.timeout(limit):
+        async with asyncio.timeout(unhurried(limit)):
             for conversation_id in ids:
                 await self.client.wait_until_settled(conversation_id)
 
