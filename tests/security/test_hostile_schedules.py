@@ -15,7 +15,6 @@ import pytest
 
 from broker.coordination.unreadable import Unreadable
 from broker.specs.timing import MAX_SECONDS
-from deckhands.jobs.job import alone
 from deckhands.jobs.ticking import tick
 from deckhands.schedules.schedule import MAX_MISSED, Schedule, Standing, due_of
 from tests.integration.test_schedules import NAME, NOON, Cluster, cluster  # noqa: F401  (a fixture)
@@ -102,17 +101,6 @@ async def test_a_key_of_another_type_is_moved_out_of_the_way_of_the_others(clust
     assert kept == ([] if key == "schedules" else [NAME])
     if kept:  # it comes due again
         assert (await cluster.book.entry(NAME)).due is not None
-
-
-async def test_a_place_of_a_job_that_nobody_holds_lapses(cluster: Cluster) -> None:  # noqa: F811
-    """A lock without an end would keep the job from being done for ever."""
-    key = cluster.store.all_shards[0].job("schedules")
-    for command in (("SET", key, "nobody"), ("HSET", key, "no", "text")):
-        await cluster.store.connection.call(*command)
-        async with alone(cluster.store, "schedules") as is_first:
-            assert not is_first
-        assert 0 < await cluster.store.connection.call("PTTL", key) <= 15_000
-        await cluster.store.connection.call("DEL", key)
 
 
 def test_a_tick_of_long_ago_is_followed_by_the_right_one() -> None:
