@@ -166,10 +166,6 @@ class QuotaTable(BaseModel):
                 return pool
         return None
 
-    def weight_of(self, tenant: str) -> float:
-        """Return a tenant's share."""
-        return self.tenants.share_of(tenant)[1]
-
 
 class _File(BaseModel):
     model_config = ConfigDict(extra="forbid")

@@ -1,11 +1,13 @@
 """What Celery is to do when a task has ended: taken from its message, and given back to it when the agent has settled.
 
 Holds: each callback that has no id gets one that belongs to the task and the callback's place, so that a second half
-that is repeated sends the same tasks.
+that is repeated sends the same tasks. What follows reaches queues of applications and of the doors, and no other key of
+Celery's broker: the door has more rights there than producers, who may forge every signature.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,9 +16,10 @@ from broker.runtime.ids import id_at
 
 KEPT = ("callbacks", "errbacks", "chain", "chord", "root_id", "parent_id", "group", "group_index", "ignore_result")
 FOLLOWERS = ("callbacks", "errbacks", "chain", "chord")
-KEPT_IN_MESSAGE = ("root_id", "parent_id", "group", "group_index", "ignore_result", "shadow", "stamps")
-LISTS = ("tasks", "header")
 MAX_DEPTH = 16
+PLACES = ("queue", "routing_key")
+QUEUE_NAME = re.compile(r"(?!deckhands\.|celery-task|unacked)[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+"""Over Redis a queue is a key: not one that keeps results or what is under way, nor a queue of our own workers."""
 
 
 def followers(task_id: str, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,3 +68,13 @@ def _check(signature: Mapping[str, Any]) -> None:
             "What follows the task is not a signature of Celery.",
             remedy="Each has a task (its name), args (a list), kwargs and options (objects).",
         )
+    options = signature.get("options") or {}
+    for name in PLACES:
+        place = options.get(name)
+        if place is not None and not (isinstance(place, str) and QUEUE_NAME.fullmatch(place)):
+            raise UsageError(
+                f"What follows the task cannot be sent to the {name} {ascii(place)[:100]}.",
+                remedy="Name a queue of your application: letters, digits, _, . and -.",
+            )
+    if options.get("exchange"):
+        raise UsageError("What follows the task cannot be sent to an exchange.", remedy="Name a queue.")

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from broker.log.event_log import EventLog
-from broker.runtime.errors import CorruptEntry, DeckhandsError, StoreUnavailable, UnknownConversation
+from broker.runtime.errors import CorruptEntry, DeckhandsError, StoreRefused, StoreUnavailable, UnknownConversation
 from broker.runtime.failpoints import failpoint
 from broker.specs.agent_state import AgentState, is_settled
 from deckhands.client.beginning import begin, beginning_of
@@ -36,7 +36,13 @@ _log = logging.getLogger(__name__)
 async def tick(workbench: Workbench) -> dict[str, int]:
     """Begin what is due. Returns how many schedules were looked at."""
     book = ScheduleBook(workbench.store, workbench.client.secrets)
-    return {"looked_at": await begin_due(workbench.client, book, await book.now())}
+    try:
+        return {"looked_at": await begin_due(workbench.client, book, await book.now())}
+    except StoreRefused as error:
+        if "WRONGTYPE" not in error.message:
+            raise
+        await book.clear_away()
+        return {"looked_at": 0}
 
 
 async def begin_due(client: Client, book: ScheduleBook, now: datetime) -> int:
@@ -55,13 +61,17 @@ async def begin_due(client: Client, book: ScheduleBook, now: datetime) -> int:
 async def _look_safely(client: Client, book: ScheduleBook, name: str, now: datetime) -> None:
     try:
         await _look(client, book, await book.entry(name), now)
-    except StoreUnavailable:
-        raise
+    except (StoreUnavailable, StoreRefused) as error:
+        if isinstance(error, StoreUnavailable) or "WRONGTYPE" in error.message:
+            raise
+        _log.warning("the schedule %s: %s", ascii(name), error)
     except CorruptEntry as error:
         _log.error("%s It is put aside.", error.message)
         await book.put_aside(name)
     except DeckhandsError as error:  # removed meanwhile, or the store refuses something of this one
         _log.warning("the schedule %s: %s", ascii(name), error)
+    except Exception:  # noqa: BLE001  (the outer edge: whatever is wrong with this one)
+        _log.exception("the schedule %s cannot be looked at", ascii(name))
 
 
 async def _look(client: Client, book: ScheduleBook, entry: Entry, now: datetime) -> None:

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pydantic import ValidationError
-
+from broker.coordination.unreadable import Unreadable
 from broker.runtime.clock import from_millis, to_millis
 from broker.runtime.errors import CorruptEntry, UsageError
 from broker.runtime.settings import BrokerSettings
@@ -124,7 +123,10 @@ class ScheduleBook:
         )
         if text is None:
             raise _missing(name)
-        due = None if score is None else from_millis(int(float(score)))
+        try:
+            due = None if score is None else from_millis(int(float(score)))
+        except (ValueError, OverflowError, OSError) as error:
+            raise _unreadable(name) from error
         return Entry(_schedule_in(name, text), _standing_in(name, known), due, known or b"")
 
     async def due(self, now: datetime, *, limit: int) -> list[str]:
@@ -166,11 +168,37 @@ class ScheduleBook:
         Raises:
             SecretsLocked: it has secrets, and no key here opens them.
             UsageError: this version cannot use it.
+            CorruptEntry: it cannot be read.
         """
         text = schedule.request
-        if schedule.is_sealed:
-            text = self._secrets.opened(_sealed_for(schedule.name), base64.b64decode(text))
-        return TaskRequest.parse(json.loads(text))
+        try:
+            if schedule.is_sealed:
+                text = self._secrets.opened(_sealed_for(schedule.name), base64.b64decode(text))
+            fields = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise _unreadable(schedule.name) from error
+        return TaskRequest.parse(fields)
+
+    async def clear_away(self) -> None:
+        """Move what stands in the place of the schedules and is of another type out of their way.
+
+        The next ticks are computed again if they were lost.
+        """
+        names, unreadable = self._names, Unreadable(self._store)
+        for key, kind in (
+            (names.schedules, "hash"),
+            (names.schedules_standing, "hash"),
+            (names.schedules_due, "zset"),
+        ):
+            (found,) = await self._call(("TYPE", key))
+            if _text(found) not in (kind, "none"):
+                await unreadable.move_away(key, kind, ValueError(f"it was a {_text(found)}, not a {kind}"))
+        now = await self.now()
+        for entry in await self.all():
+            due = entry.schedule.next_after(now)
+            if entry.due is None and due is not None and not entry.schedule.is_paused:
+                name = entry.schedule.name
+                await self._call(("ZADD", names.schedules_due, "NX", to_millis(due), name))
 
     async def _text(self, name: str) -> bytes:
         """Return a schedule as the store has it.
@@ -204,14 +232,14 @@ class ScheduleBook:
 def _schedule_in(name: str, text: bytes) -> Schedule:
     try:
         return Schedule.model_validate_json(text)
-    except ValidationError as error:
+    except ValueError as error:  # of pydantic too
         raise _unreadable(name) from error
 
 
 def _standing_in(name: str, text: bytes | None) -> Standing:
     try:
         return Standing() if text is None else Standing.model_validate_json(text)
-    except ValidationError as error:
+    except ValueError as error:  # of pydantic too
         raise _unreadable(name) from error
 
 
@@ -223,6 +251,10 @@ def _unreadable(name: str) -> CorruptEntry:
     return CorruptEntry(
         f"The schedule {ascii(name)[1:-1][:100]} cannot be read.", remedy="Remove it, and add it again."
     )
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _sealed_for(name: str) -> str:

@@ -28,6 +28,7 @@ MAX_QUEUED = 100
 MAX_MISSED = 10_000
 """So many ticks are counted of those that nobody has begun; more have been forgotten for long."""
 PREVIEWED = 5
+MINUTE = timedelta(minutes=1)
 
 
 def _checked_cron(text: str) -> str:
@@ -125,16 +126,16 @@ class Due:
 def due_of(schedule: Schedule, first: datetime, now: datetime) -> Due:
     """Return what is to be begun now, if the ticks from `first` on have not been looked at."""
     latest: datetime | None = None
-    number, after = 0, first
-    ticks = CronSim(schedule.cron, (first - timedelta(minutes=1)).astimezone(ZoneInfo(schedule.zone)))
-    for found in ticks:
+    number, after, zone = 0, first, ZoneInfo(schedule.zone)
+    for found in islice(CronSim(schedule.cron, (first - MINUTE).astimezone(zone)), MAX_MISSED):
         after = found.astimezone(UTC)
         if after > now:
             break
         latest, number = after, number + 1
-        if number >= MAX_MISSED:
-            earlier = now - timedelta(seconds=schedule.catch_up_seconds)
-            return due_of(schedule, max(earlier, after + timedelta(minutes=1)), now)
+    if number == MAX_MISSED:  # the rest is not gone through
+        behind = now.replace(second=0, microsecond=0) + MINUTE
+        latest = next(CronSim(schedule.cron, behind.astimezone(zone), reverse=True)).astimezone(UTC)
+        after = schedule.next_after(now) or after
     is_late = latest is not None and (now - latest).total_seconds() > schedule.catch_up_seconds
     tick = None if is_late else latest
     return Due(tick, number - (tick is not None), after if after > now else None)

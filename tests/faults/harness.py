@@ -21,8 +21,11 @@ from broker.store.store import open_store
 from controller_worker.core.controller import fold
 from controller_worker.core.state import State, state_from
 from deckhands.client.client import Client
-from tests.polling import until
+from tests.forked_workers import ForkedWorker
+from tests.polling import unhurried, until
 from tool_worker.workspace.workspaces import Workspaces
+
+Worker = subprocess.Popen[bytes] | ForkedWorker
 
 
 def steps(count: int, *, seconds: float = 0.0) -> list[dict[str, Any]]:
@@ -44,10 +47,10 @@ class FaultCluster:
     ) -> None:
         self.root = root
         self.store = EmbeddedValkey(root / "valkey", append_fsync=append_fsync, port=port)
-        self.workers: dict[str, subprocess.Popen[bytes]] = {}
+        self.workers: dict[str, Worker] = {}
         self.client: Client
         self.url_for_workers = ""
-        self.started_by: tuple[str, ...] = ()
+        self.started_by: tuple[str, ...] = ()  # what starts workers by their commands; else they are forked
         self._scripts = 0
 
     @contextlib.asynccontextmanager
@@ -64,19 +67,19 @@ class FaultCluster:
             await self.client.aclose()
             await self.store.stop()
 
-    def start_controller(self, name: str = "c1", **environment: str) -> subprocess.Popen[bytes]:
+    def start_controller(self, name: str = "c1", **environment: str) -> Worker:
         return self._start(name, "controller_worker", environment)
 
-    def start_tool(self, name: str = "t1", **environment: str) -> subprocess.Popen[bytes]:
+    def start_tool(self, name: str = "t1", **environment: str) -> Worker:
         return self._start(name, "tool_worker", environment)
 
-    def start_door(self, name: str = "d1", **environment: str) -> subprocess.Popen[bytes]:
+    def start_door(self, name: str = "d1", **environment: str) -> Worker:
         return self._start(name, "deckhands.door", environment)
 
-    def start_jobs(self, name: str = "j1", **environment: str) -> subprocess.Popen[bytes]:
+    def start_jobs(self, name: str = "j1", **environment: str) -> Worker:
         return self._start(name, "deckhands.jobs", environment)
 
-    def start_beat(self, name: str = "b1", **environment: str) -> subprocess.Popen[bytes]:
+    def start_beat(self, name: str = "b1", **environment: str) -> Worker:
         return self._start(name, "deckhands.jobs.beat", environment)
 
     def kill(self, name: str) -> None:
@@ -143,7 +146,7 @@ class FaultCluster:
 
     async def settle(self, ids: Sequence[str], *, limit: float = 60.0) -> None:
         """Wait until every conversation has come to rest."""
-        async with asyncio.timeout(limit):
+        async with asyncio.timeout(unhurried(limit)):
             for conversation_id in ids:
                 await self.client.wait_until_settled(conversation_id)
 
@@ -183,7 +186,7 @@ class FaultCluster:
         path = folder / "effects"
         return path.read_text().split() if path.exists() else []
 
-    def _start(self, name: str, module: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    def _start(self, name: str, module: str, environment: dict[str, str]) -> Worker:
         assert name not in self.workers, name
         (self.root / "work").mkdir(exist_ok=True)
         env = {key: value for key, value in os.environ.items() if not key.startswith(("DECKHANDS_", "LLM_"))}
@@ -196,15 +199,20 @@ class FaultCluster:
             "DECKHANDS_WORKSPACE_ROOTS": str(self.root / "work"),
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         }
-        with (self.root / f"{name}.log").open("ab") as log:
-            worker = subprocess.Popen(
-                [*self.started_by, sys.executable, "-m", module],
-                env=env | environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        path = self.root / f"{name}.log"
+        worker: Worker
+        if self.started_by:
+            with path.open("ab") as log:
+                worker = subprocess.Popen(
+                    [*self.started_by, sys.executable, "-m", module],
+                    env=env | environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+        else:
+            worker = ForkedWorker(module, env | environment, path)
         self.workers[name] = worker
         return worker
 

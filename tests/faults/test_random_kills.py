@@ -13,6 +13,7 @@ import pytest
 from broker.conversations.conversations import Conversations
 from broker.runtime.clock import SystemClock
 from tests.faults.harness import FaultCluster, steps
+from tests.polling import unhurried
 
 TAKEOVER_LIMIT_SECONDS = 3.0
 
@@ -27,6 +28,9 @@ async def nemesis(cluster: FaultCluster, *, kills: int, seed: int) -> dict[str, 
         when = clock.monotonic() + seeded.uniform(0.0, 0.6)
         await cluster.until(lambda: clock.monotonic() >= when)  # noqa: B023  (awaited at once)
         name = seeded.choice(sorted(cluster.workers))
+        if name.startswith("c"):  # the death of one that owns nothing is no takeover
+            await cluster.until(lambda: _owners(cluster), limit=60, what="a controller with work")
+            name = seeded.choice(await _owners(cluster) or [name])
         deaths[str(cluster.workers[name].pid)] = clock.now().timestamp()
         cluster.kill(name)
         start = cluster.start_controller if name.startswith("c") else cluster.start_tool
@@ -34,9 +38,28 @@ async def nemesis(cluster: FaultCluster, *, kills: int, seed: int) -> dict[str, 
     return deaths
 
 
-async def _all_are_members(cluster: FaultCluster) -> bool:
+async def _members(cluster: FaultCluster) -> list[str]:
     call = cluster.client.store.connection.call
-    workers = [name.decode() for name in await call("ZRANGE", cluster.client.store.all_shards[0].workers, 0, -1)]
+    return [name.decode() for name in await call("ZRANGE", cluster.client.store.all_shards[0].workers, 0, -1)]
+
+
+async def _owners(cluster: FaultCluster) -> list[str]:
+    """Return the controllers that own a conversation, by their names here."""
+    store = cluster.client.store
+    at_work = [
+        member
+        for member in await _members(cluster)
+        if await store.connection.call("SCARD", store.all_shards[0].owned(member))
+    ]
+    return sorted(
+        name
+        for name, worker in cluster.workers.items()
+        if name.startswith("c") and any(f"-{worker.pid}-" in member for member in at_work)
+    )
+
+
+async def _all_are_members(cluster: FaultCluster) -> bool:
+    workers = await _members(cluster)
     pids = [worker.pid for worker in cluster.workers.values()]
     return all(any(f"-{pid}-" in worker for worker in workers) for pid in pids)
 
@@ -60,12 +83,12 @@ async def run_with_kills(cluster: FaultCluster, *, conversations: int, kills: in
         if (died := deaths.get(takeover.from_worker.split("-")[2])) is not None
     ]
     times.sort()
+    assert times
     print(
         f"\nseed {seed}: {kills} kills, {len(ids)} conversations, {len(times)} takeovers, "
         f"p50 {statistics.median(times):.2f} s, p99 {times[int(len(times) * 0.99)]:.2f} s, 0 lost, 0 doubled"
     )
-    assert times
-    assert times[int(len(times) * 0.99)] <= TAKEOVER_LIMIT_SECONDS
+    assert times[int(len(times) * 0.99)] <= unhurried(TAKEOVER_LIMIT_SECONDS)
 
 
 @pytest.mark.timeout(180)

@@ -29,7 +29,7 @@ from broker.log.event_log import EventLog
 from broker.log.invariants import violations
 from broker.specs.agent_state import AgentState
 from tests.controller_parts import answer
-from tests.faults.harness import FaultCluster
+from tests.faults.harness import FaultCluster, Worker
 from tests.model_server.running_server import RunningModelServer
 from tests.polling import unhurried, until
 
@@ -83,7 +83,7 @@ class Bench(FaultCluster):
         assert violations(events, conversation_id=cid, last_event_id=row.last_event_id) == []
         return events
 
-    async def celery(self, worker: subprocess.Popen[bytes], *arguments: str) -> Any:
+    async def celery(self, worker: Worker, *arguments: str) -> Any:
         """Run Celery's own command line beside a worker until it answers, and return the answer."""
         node = f"controller-{worker.pid}@{socket.gethostname()}"
         env = {name: value for name, value in os.environ.items() if not name.startswith("DECKHANDS_")}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.workspace_hosts import LIMIT_SECONDS, Gate, Terminal, gone, sleeping
+from tests.polling import until
 from tool_worker.errors import HostRefused
 
 CUT = "\n[... Observation truncated due to length ...]\n"
@@ -252,16 +253,18 @@ async def test_a_line_of_input_that_the_terminal_would_cut_is_refused(run: Termi
 @pytest.mark.parametrize(
     ("command", "key", "exit_code"),
     [
-        ("sleep 100; echo never", "C-c", 130),
-        ("while :; do :; done", "C-c", 130),
-        ("for i in 1 2 3; do sleep 100; echo never; done", "C-c", 130),
-        ("sleep 100", "C-z", 148),
-        ("cat", "C-d", 0),
-        ("python3 -c 'import time; time.sleep(100)'", "C-\\", 131),
+        ("touch begun; sleep 100; echo never", "C-c", 130),
+        ("touch begun; while :; do :; done", "C-c", 130),
+        ("for i in 1 2 3; do touch begun; sleep 100; echo never; done", "C-c", 130),
+        ("sh -c 'touch begun; exec sleep 100'", "C-z", 148),
+        ("touch begun; cat", "C-d", 0),
+        ('python3 -c \'import time; open("begun", "w"); time.sleep(100)\'', "C-\\", 131),
     ],
 )
-async def test_keys_reach_the_program(run: Terminal, command: str, key: str, exit_code: int) -> None:
+async def test_keys_reach_the_program(run: Terminal, workspace: Path, command: str, key: str, exit_code: int) -> None:
     await run(command, no_change_timeout=0.1)
+    # Until the program has the terminal, the shell reads the keys, and some mean nothing to it.
+    await until((workspace / "begun").exists)
     answer = await run.type(key)
     assert answer.exit_code == exit_code
     assert answer.suffix == f"\n[The command completed with exit code {exit_code}. CTRL+{key[2].upper()} was sent.]"

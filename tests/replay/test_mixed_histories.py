@@ -22,6 +22,7 @@ from tests.replay.mixed_history import MixedHistory
 PARTS = 4
 SEEDS = 80
 MORE_SEEDS = 2_000
+MORE_PARTS = 16
 THINGS = (20, 60)
 FORKS = 2
 
@@ -80,9 +81,9 @@ def test_random_histories(part: int) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", range(MORE_PARTS))
 def test_more_random_histories(part: int) -> None:
-    for seed in range(SEEDS + part, SEEDS + MORE_SEEDS, PARTS):
+    for seed in range(SEEDS + part, SEEDS + MORE_SEEDS, MORE_PARTS):
         checked_or_named(seed)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +13,7 @@ from broker.coordination.unreadable import Unreadable
 from broker.runtime.errors import StoreRefused
 from broker.store.store import Store
 from tests.door_parts import Producer, saying
-from tests.faults.harness import FaultCluster, steps
+from tests.faults.harness import FaultCluster, Worker, steps
 from tests.inbox_parts import put, replies
 from tests.polling import unhurried, until
 from tests.security.hostile_entries import ROOT, TYPED, hostile_commands
@@ -36,7 +35,7 @@ class Crew:
 
     def __init__(self, cluster: FaultCluster) -> None:
         self.cluster = cluster
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, Worker] = {}
 
     @property
     def store(self) -> Store:

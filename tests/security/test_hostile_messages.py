@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 import redis
 from celery import Celery
 
-from tests.faults.harness import FaultCluster, steps
+from tests.faults.harness import FaultCluster, Worker, steps
 from tests.polling import until
 from tests.security.hostile_messages import (
     CLASSICS,
@@ -39,7 +38,7 @@ class Crew:
         self.url = f"redis+socket://{broker.socket}?virtual_host=1"  # without a password, so no command may end one
         self.broker = redis.Redis.from_url(broker.url, db=1)
         self.asking = Celery("asking", broker=self.url, set_as_current=False)
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, Worker] = {}
 
     async def start(self) -> None:
         self.processes = {

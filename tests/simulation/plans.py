@@ -14,9 +14,14 @@ LAST_FAULT_AT = 600
 
 
 def random_pairs(number: int, size: int, seed: int) -> Iterator[Plan]:
+    """Two faults each, in runs that end with the conversation.
+
+    Args:
+        size: how many boundaries such a run has when nothing fails. What is planned behind them seldom strikes.
+    """
     random = Random(seed)
     for _ in range(number):
-        faults = {random.randint(1, size): random.choice(list(Fault)) for _ in range(2)}
+        faults = {at: random.choice(list(Fault)) for at in random.sample(range(1, size + 1), 2)}
         yield Plan(0, faults, is_watched_to_the_end=False)
 
 

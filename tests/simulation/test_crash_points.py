@@ -51,9 +51,10 @@ def _quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-def boundaries(model: Mapping[str, str], **options: int) -> int:
+def boundaries(model: Mapping[str, str], *, controllers: int = 1, is_watched_to_the_end: bool = True) -> int:
     """Return how many boundaries the conversation has when nothing fails."""
-    outcome = simulate(Plan(**options), model)
+    plan = Plan(controllers=controllers, is_watched_to_the_end=is_watched_to_the_end)
+    outcome = simulate(plan, model)
     assert broken(outcome) == []
     return len(outcome.cluster.wire.passed)
 
@@ -136,8 +137,8 @@ def test_a_worker_stopped_at_every_eighth_boundary_while_another_takes_over(
 
 @parts()
 def test_two_faults(part: int, model: Mapping[str, str]) -> None:
-    plans = random_pairs(PAIRS // PARTS, boundaries(model), seed=part)
-    assert struck_in(plans, model) > 1.5 * PAIRS / PARTS
+    plans = random_pairs(PAIRS // PARTS, boundaries(model, is_watched_to_the_end=False), seed=part)
+    assert struck_in(plans, model) > 1.9 * PAIRS / PARTS
 
 
 @parts(SEED_PARTS)
@@ -249,7 +250,9 @@ def test_delegates_notes_questions_and_checks_with_many_faults(part: int, errand
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(MORE_PARTS))
 def test_more_pairs(part: int, model: Mapping[str, str]) -> None:
-    struck_in(random_pairs(MORE_PAIRS // MORE_PARTS, boundaries(model), seed=1_000 + part), model)
+    number = MORE_PAIRS // MORE_PARTS
+    plans = random_pairs(number, boundaries(model, is_watched_to_the_end=False), seed=1_000 + part)
+    assert struck_in(plans, model) > 1.9 * number
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ def test_a_file_and_the_table_itself(tmp_path: Path) -> None:
     path = tmp_path / "quotas.toml"
     path.write_text(text)
     assert QuotaTable.of_setting(str(path)) == QuotaTable.of_setting(text) == QuotaTable.parse(text)
-    assert QuotaTable.parse(text).weight_of("acme") == 2.0
+    assert QuotaTable.parse(text).tenants.share_of("acme")[1] == 2.0
 
 
 def test_models_with_patterns_have_names_of_their_own() -> None:

@@ -63,3 +63,34 @@ def test_what_is_nested_without_end_is_refused() -> None:
         deep = [deep]
     with pytest.raises(UsageError, match="levels deep"):
         followers("task-1", {"callbacks": deep})
+
+
+@pytest.mark.parametrize("option", ["queue", "routing_key"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        *(
+            "deckhands.jobs",
+            "deckhands:unacked",
+            "deckhands:beat::lock",
+            "_kombu.binding.celery",
+            "unacked",
+            "unacked_index",
+        ),
+        *("celery-task-meta-x", "celery-taskset-meta-x", "celery\x06\x163", "", "x" * 129, 7, ["a"], {"name": "a"}),
+    ],
+)
+def test_what_follows_reaches_no_key_that_is_no_queue_of_an_application(option: str, place: Any) -> None:
+    with pytest.raises(UsageError, match="cannot be sent to"):
+        followers("task-1", {"callbacks": [signature("a", options={option: place})]})
+
+
+def test_what_follows_reaches_no_exchange() -> None:
+    with pytest.raises(UsageError, match="exchange"):
+        followers("task-1", {"errbacks": [signature("a", options={"exchange": "celery.pidbox"})]})
+
+
+@pytest.mark.parametrize("place", ["celery", "deckhands", "shop.reports", "a_b-c"])
+def test_what_follows_reaches_queues_of_applications_and_doors(place: str) -> None:
+    found = followers("task-1", {"callbacks": [signature("a", options={"queue": place, "routing_key": place})]})
+    assert found["callbacks"][0]["options"]["queue"] == place

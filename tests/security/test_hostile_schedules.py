@@ -1,0 +1,110 @@
+"""Whatever the store holds of schedules, the others begin, and the job that begins them ends well.
+
+Who may forge it: all who can write to the store as `jobs` or with every right, such as a jobs worker that was taken
+over. Clients write schedules through `ScheduleBook`, which checks them.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from broker.coordination.unreadable import Unreadable
+from broker.specs.timing import MAX_SECONDS
+from deckhands.jobs.ticking import tick
+from deckhands.schedules.schedule import MAX_MISSED, Schedule, Standing, due_of
+from tests.integration.test_schedules import NAME, NOON, Cluster, cluster  # noqa: F401  (a fixture)
+
+SEED = 20261126
+SCORES = ("inf", "-inf", 1e300, -1e300, -1, 0, 1, 2**62, -(2**62), 253_402_300_800_000)
+REQUESTS = (
+    "{",
+    "null",
+    "[]",
+    "7",
+    '{"task": 7}',
+    '{"task": "x", "odd": 1}',
+    "[" * 50_000,
+    "\x00",
+    "",
+    '{"task":"\\ud800"}',
+)
+SEALED = ("", "AAAA", "no base64 é", "QUFB" * 20, "=")
+"""What may stand where an encrypted request should."""
+ODD: tuple[Any, ...] = (None, "", "x", -1, 1e308, [], {}, "9999-12-31T23:59:00Z", "0001-01-01T00:00:00", True, 10**400)
+FIELDS = {**Schedule.model_fields, "odd": None}
+
+
+def text_of(**fields: Any) -> str:
+    return json.dumps({"name": "forged", "cron": "* * * * *", "request": '{"task": "x"}', **fields})
+
+
+def hostile_schedules(seed: int, count: int) -> list[tuple[str, str, Any]]:
+    """What is written: the schedule, its standing, and the score of its next tick."""
+    chance = random.Random(seed)
+    found: list[tuple[str, str, Any]] = [
+        *((text_of(request=request), "{}", 1) for request in REQUESTS),
+        *((text_of(request=request, is_sealed=True), "{}", 1) for request in SEALED),
+        *(
+            (text_of(zone=zone), "{}", 1)
+            for zone in ("../../etc/passwd", "/etc/localtime", "Europe", "x\x00", "é" * 50)
+        ),
+        *((text_of(), "{}", score) for score in SCORES),
+    ]
+    while len(found) < count:
+        schedule = text_of(**{name: chance.choice(ODD) for name in chance.sample(sorted(FIELDS), chance.randint(0, 2))})
+        standing = {
+            name: chance.choice(ODD) for name in chance.sample(sorted(Standing.model_fields), chance.randint(0, 3))
+        }
+        standing["queued"] = chance.choice(
+            (standing.get("queued"), ["0001-01-01T00:00:00"], ["9999-12-31T23:59:59Z"] * 3)
+        )
+        found.append((schedule, json.dumps(standing), chance.choice(SCORES)))
+    return found
+
+
+async def test_no_forged_schedule_keeps_another_from_its_turn(cluster: Cluster) -> None:  # noqa: F811
+    print(f"seed {SEED}")
+    call, names = cluster.store.connection.call, cluster.store.all_shards[0]
+    forged = hostile_schedules(SEED, 200)
+    for number, (schedule, standing, score) in enumerate(forged):
+        await call("HSET", names.schedules, f"forged-{number}", schedule)
+        await call("HSET", names.schedules_standing, f"forged-{number}", standing)
+        await call("ZADD", names.schedules_due, score, f"forged-{number}")
+    for name in (b"\xff", b"", b"../x", b"a:b"):
+        await call("ZADD", names.schedules_due, "-inf", name)
+        await call("HSET", names.schedules, name, text_of())
+    await cluster.add()
+    due = await cluster.come_due()
+    for _ in range(2):
+        await cluster.tick()
+    entry = await cluster.book.entry(NAME)
+    assert (entry.standing.last_tick, entry.standing.begun) == (due, 1)
+    assert NAME in [entry.schedule.name for entry in await cluster.book.all()]
+
+
+@pytest.mark.parametrize("key", ["schedules", "schedules_standing", "schedules_due"])
+async def test_a_key_of_another_type_is_moved_out_of_the_way_of_the_others(cluster: Cluster, key: str) -> None:  # noqa: F811
+    call, name = cluster.store.connection.call, getattr(cluster.store.all_shards[0], key)
+    await cluster.add()
+    await cluster.come_due()
+    await call("DEL", name)
+    await call("SET", name, "a string")
+    for _ in range(2):
+        await tick(cluster.workbench)
+    assert [kept.key for kept in await Unreadable(cluster.store).all()] == [name]
+    kept = [entry.schedule.name for entry in await cluster.book.all()]
+    assert kept == ([] if key == "schedules" else [NAME])
+    if kept:  # it comes due again
+        assert (await cluster.book.entry(NAME)).due is not None
+
+
+def test_a_tick_of_long_ago_is_followed_by_the_right_one() -> None:
+    schedule = Schedule(name=NAME, cron="* * * * *", catch_up_seconds=MAX_SECONDS)
+    found = due_of(schedule, datetime(1971, 1, 1, tzinfo=UTC), NOON)
+    assert (found.tick, found.next) == (NOON, NOON + timedelta(minutes=1))
+    assert found.missed == MAX_MISSED - 1  # more are not gone through, on the loop of a worker
