@@ -46,6 +46,12 @@ HASHES_OF_VERSION = {
         "deckhands_batches": "d59fa74626167beb",
     },
     7: {
+        "deckhands": "d93ac685dfff06fa",
+        "deckhands_governor": "0419dd980f1ee36c",
+        "deckhands_ledger": "ad1f60c9d80e6c77",
+        "deckhands_batches": "d59fa74626167beb",
+    },
+    8: {
         "deckhands": "864c83ad70c8ef24",
         "deckhands_governor": "0419dd980f1ee36c",
         "deckhands_ledger": "ad1f60c9d80e6c77",
