@@ -409,7 +409,7 @@ local function append(keys, args)
     end
   end
   redis.call('HSET', meta, unpack(update))
-  if relabels then
+  if relabels or guard == 'create' then
     for _, key in ipairs(label_keys(shard, meta)) do
       is_there(shard, key, 'zset')
       redis.call('ZADD', key, created or wall, cid)

@@ -52,7 +52,7 @@ HASHES_OF_VERSION = {
         "deckhands_batches": "d59fa74626167beb",
     },
     8: {
-        "deckhands": "ae54d292379d4251",
+        "deckhands": "eaa616d4083738af",
         "deckhands_governor": "0419dd980f1ee36c",
         "deckhands_ledger": "ad1f60c9d80e6c77",
         "deckhands_batches": "d59fa74626167beb",
