@@ -125,8 +125,8 @@ async def _share(cluster: BenchCluster, each: int, seconds: float, places: int) 
     for _ in range(each):
         for tenant, own in ids.items():
             own.append(await _submit(cluster.client, script, priority="batch", tenant=tenant))
-    # The first action of a conversation waits in the line of its pool, all others in the line of its node. A worker reads
-    # both in turn, so while first actions wait, the weights hold in each line and not over both.
+    # The first action of a conversation waits in the line of its pool, all others in the line of its node. A worker
+    # reads both in turn, so while first actions wait, the weights hold in each line and not over both.
     await _until_all_made(cluster, [*ids["heavy"], *ids["light"]], SETTLED_STEPS)
     before = {tenant: sum(await _steps(cluster.client, own)) for tenant, own in ids.items()}
     await asyncio.sleep(seconds)

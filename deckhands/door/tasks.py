@@ -180,7 +180,8 @@ class DoorTasks:
             def run(self, *arguments: Any, **options: Any) -> dict[str, Any]:
                 """Do it."""
                 task_id, carry_out = self.request.id, ours._door.orders.carry_out
-                found: dict[str, Any] = ours.checked(lambda: carry_out(what, task_id, arguments, options))
+                eta = getattr(self.request, BEGINS, None)
+                found: dict[str, Any] = ours.checked(lambda: carry_out(what, task_id, arguments, options, eta=eta))
                 return found
 
         return Order()

@@ -20,6 +20,7 @@ from broker.runtime.clock import to_millis
 from controller_worker.loop.delegates import conversation_id_of
 from deckhands.door.callers import FORGOTTEN_AFTER
 from deckhands.door.desk import conversation_of_task
+from deckhands.door.orders import TAKES
 from deckhands.door.revocations import MAX_REVOKED_KEPT
 from tests.door_parts import Producer, all_present, saying
 from tests.faults.harness import FaultCluster, steps
@@ -216,6 +217,29 @@ async def test_a_submission_begins_when_its_message_says(producer: Producer) -> 
     assert row.wait_reason == "scheduled"
     assert row.not_before is not None
     assert timedelta(minutes=58) < row.not_before - row.created <= timedelta(hours=1)
+
+
+async def test_an_order_for_later_is_refused_by_the_name_of_its_field(producer: Producer) -> None:
+    """A door holds no message back: the conversation would get at once what was meant for later."""
+    name = await producer.value(producer.send("submit", "x", kwargs={**producer.options(), "delay": 3_600}))
+    before = await producer.cluster.client.events(name)
+    further: dict[str, tuple[Any, ...]] = {"message": ("And now?",)}
+    sent = {what: producer.send(what, name, *further.get(what, ()), countdown=3_600) for what in TAKES}
+    for what, result in sent.items():
+        with pytest.raises(Exception, match=rf"deckhands\.{what} .*\beta\b.*countdown") as refused:
+            await producer.value(result)
+        assert type(refused.value).__name__ == "RequestRefused"
+    assert await producer.cluster.client.events(name) == before
+
+
+async def test_an_order_that_expired_in_the_queue_is_revoked(producer: Producer) -> None:
+    name = await producer.value(producer.send("submit", "x", kwargs={**producer.options(), "delay": 3_600}))
+    late = producer.send("message", name, "Too late.", expires=producer.cluster.client.store.clock.now())
+    with pytest.raises(TaskRevokedError):
+        await producer.value(late)
+    await producer.value(producer.send("message", name, "In time.", expires=3_600))
+    said = [getattr(event, "content", "") for event in await producer.cluster.client.events(name)]
+    assert ("Too late." in said, "In time." in said) == (False, True)
 
 
 async def test_what_an_answered_run_leaves_goes_with_its_conversation(producer: Producer) -> None:
