@@ -38,9 +38,9 @@ class Selection:
     labels: Mapping[str, str] = field(default_factory=dict)
     states: frozenset[str] = frozenset()
 
-    def has(self, row: ConversationRow) -> bool:
+    def has(self, state: str, labels: Mapping[str, str], *, wait_reason: str = "") -> bool:
         """Say whether a conversation is meant."""
-        return is_in(row.state, row.wait_reason, self.states) and self.labels.items() <= row.labels.items()
+        return is_in(state, wait_reason, self.states) and self.labels.items() <= labels.items()
 
 
 def is_in(state: str, wait_reason: str, states: frozenset[str]) -> bool:
@@ -65,7 +65,7 @@ class Selected:
         while places := await self._places(indexes, before):
             before = places[-1]
             rows = await self._conversations.rows([cid for _, cid in places])
-            if chosen := [row for row in rows if self._selection.has(row)]:
+            if chosen := [row for row in rows if self._is_meant(row)]:
                 yield chosen
 
     async def count(self) -> int:
@@ -74,6 +74,9 @@ class Selected:
         async for page in self.pages():
             number += len(page)
         return number
+
+    def _is_meant(self, row: ConversationRow) -> bool:
+        return self._selection.has(row.state, row.labels, wait_reason=row.wait_reason)
 
     async def _index(self, names: ShardKeys) -> str:
         """Return the smallest index that has all of a shard's."""

@@ -98,8 +98,9 @@ class Orders:
             ConversationBusy: the agent works, and the conversation takes no message meanwhile.
         """
         if eta:
+            moment = ascii(str(eta))[1:-1][:100]
             raise UsageError(
-                f"deckhands.{what} cannot be used with an eta ({ascii(str(eta))[1:-1][:100]}): it is carried out at once.",
+                f"deckhands.{what} cannot be used with an eta ({moment}): it is carried out at once.",
                 remedy="Send it without countdown and eta when its time has come.",
             )
         order = _parsed(what, arguments, options)
