@@ -44,7 +44,7 @@ class RunMessage:
     Attributes:
         previous: arguments by position.
         options: arguments by name.
-        kept: what Celery is to do when the task has ended, see `canvas`.
+        kept: what Celery is to do when the task has ended, see `tasks.KEPT`.
         priority: of the message; 0: none.
         refused: why what surrounds the request cannot be used; None: it can.
     """
