@@ -114,6 +114,7 @@ class Runs:
         except (UsageError, AdmissionRefused):
             await desk.callers.forget(conversation_id)
             raise
+        await desk.callers.keep(caller)
         failpoint("door.begun")
         return None
 
