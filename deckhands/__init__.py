@@ -22,24 +22,37 @@ if TYPE_CHECKING:
     )
     from broker.specs.policies import ConfirmationPolicy
     from broker.specs.specs import Tenancy
+    from deckhands.client.changing import Change
     from deckhands.client.client import Client
     from deckhands.client.errors import NoCluster, NotSettled, NotStopped
+    from deckhands.conversation.async_conversation import AsyncConversation
+    from deckhands.conversation.conversation import Conversation
+    from deckhands.conversation.outcome import ConversationFailed, NotBegun, Outcome
     from deckhands.reading.summary import Summary
+    from deckhands.transfers.commands import CommandFailed, CommandResult
 
     __version__: str
 
 __all__ = [
     "AgentSpec",
+    "AsyncConversation",
+    "Change",
     "Client",
+    "CommandFailed",
+    "CommandResult",
     "ConfirmationPolicy",
+    "Conversation",
     "ConversationBusy",
+    "ConversationFailed",
     "DeckhandsError",
     "Event",
     "LLMSpec",
     "Limits",
     "NoCluster",
+    "NotBegun",
     "NotSettled",
     "NotStopped",
+    "Outcome",
     "StoreError",
     "StoreUnavailable",
     "Summary",
@@ -63,9 +76,14 @@ _MODULES = {
     "broker.coordination.transfers": ("TransferFailed",),
     "broker.specs.policies": ("ConfirmationPolicy",),
     "broker.specs.specs": ("Tenancy",),
+    "deckhands.client.changing": ("Change",),
     "deckhands.client.client": ("Client",),
     "deckhands.client.errors": ("NoCluster", "NotSettled", "NotStopped"),
+    "deckhands.conversation.async_conversation": ("AsyncConversation",),
+    "deckhands.conversation.conversation": ("Conversation",),
+    "deckhands.conversation.outcome": ("ConversationFailed", "NotBegun", "Outcome"),
     "deckhands.reading.summary": ("Summary",),
+    "deckhands.transfers.commands": ("CommandFailed", "CommandResult"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

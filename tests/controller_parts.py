@@ -131,8 +131,8 @@ class Core:
         for event in events:
             stamped = with_id(event, self.state.version + 1).model_copy(update={"timestamp": self.now})
             self.events.append(stamped)
-            before, self.state = self.state.setup.agent.name, apply(self.state, stamped)
-            if stamped.id > 1 and self.state.setup.agent.name != before:
+            before, self.state = self.state.setup.agent, apply(self.state, stamped)
+            if stamped.id > 1 and self.state.setup.agent is not before:
                 self.agent = create_agent(self.state.setup.agent)
 
     def say(self, text: str = "and this") -> None:

@@ -299,6 +299,8 @@ class ChangeAgentStateAction(Action):
     Attributes:
         action_id: the action that is confirmed or rejected; None: whichever is asked about.
         edited: fields of that action that are to run with other values.
+        reason: why; of a rejection, for the agent, which then continues.
+        is_interrupt: of a pause: what runs is stopped.
     """
 
     kind: Literal["action.change_agent_state"] = "action.change_agent_state"
@@ -308,11 +310,13 @@ class ChangeAgentStateAction(Action):
     agent_state: AgentState
     action_id: int | None = None
     edited: JsonObject = Field(default_factory=dict)
+    reason: str | None = None
+    is_interrupt: bool | None = None
 
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
-        return (Paragraph(self.sentence, "dim"),)
+        return (Paragraph(f"{self.sentence}: {self.reason}" if self.reason else self.sentence, "dim"),)
 
 
 class CondensationAction(Action):

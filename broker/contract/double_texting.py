@@ -15,17 +15,17 @@ TAKEN_BACK = (
 
 
 class InterruptedObservation(Observation):
-    """A message has stopped the turn under way: its actions have been answered, and no reply is waited for.
+    """A person has stopped the turn under way: its actions have been answered, and no reply is waited for.
 
     Attributes:
-        message_id: the message.
+        message_id: the message, or the request to pause.
     """
 
     kind: Literal["observation.interrupted"] = "observation.interrupted"
     is_decided: ClassVar[bool] = True
     is_shown_to_model: ClassVar[bool] = False
     counts_for_loops: ClassVar[bool] = False
-    sentence_template: ClassVar[str] = "Message {message_id} has interrupted the agent"
+    sentence_template: ClassVar[str] = "Event {message_id} has interrupted the agent"
     message_id: int
 
 

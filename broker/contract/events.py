@@ -244,12 +244,14 @@ class ModelSwitched(Event):
 
     Attributes:
         model: replaces `AgentSpec.llm.model`.
+        by: who says so, in their own words; it proves nothing.
     """
 
     kind: Literal["model.switched"] = "model.switched"
     is_shown_to_people: ClassVar[bool] = True
     model: str
     reason: str = ""
+    by: str | None = None
 
     @property
     def sentence(self) -> str:

@@ -229,6 +229,10 @@ class Action(Event):
         """
         return None
 
+    def as_answer(self, observation: Observation) -> Observation:
+        """Return what a tool worker answers this action with, as an observation that may answer it."""
+        return observation
+
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""

@@ -1,4 +1,4 @@
-"""The agent's task list: its events and the tool `task_tracker` (OpenHands 3.2, 9.1, 10.1).
+"""What an agent plans: its task list (OpenHands 3.2, 9.1, 10.1), and a plan to be accepted before anything is done.
 
 Holds: the list is the latest plan in the log, so it is the same after every takeover, in a replay and in a fork.
 Differs: no file is written. The original keeps the list in `TASKS.md` beside its log, and loses it with that file.
@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator
 
+from broker.contract.actions import RiskyAction
 from broker.contract.events import Action, EventSource, Observation, Part
 from broker.contract.kinds import Paragraph
 from broker.specs.tool_arguments import ToolCallError, loose_text, required_text
@@ -19,6 +20,21 @@ from broker.specs.tool_specs import ToolSpec
 MAX_ITEMS = 200
 NO_LIST = 'No task list found. Use the "plan" command to create one.'
 STATUS_ICONS = {"todo": "⏳", "in_progress": "🔄", "done": "✅"}
+
+MAX_SHOWN_LINES = 1_000
+
+PROPOSE_PLAN = ToolSpec(
+    name="propose_plan",
+    description=(
+        "Propose the plan, when you have looked at all that it touches. Once it is accepted it is carried out as it "
+        "stands, so it has to be complete."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {"plan": {"type": "string", "description": "The whole plan, in Markdown."}},
+        "required": ["plan"],
+    },
+)
 
 TASK_TRACKER = ToolSpec(
     name="task_tracker",
@@ -142,3 +158,31 @@ def _item(given: Mapping[str, Any], number: int) -> TaskItem:
     return TaskItem.model_validate(
         {name: default if given.get(name) is None else given[name] for name, default in defaults.items()}
     )
+
+
+class PlanAction(RiskyAction):
+    """Propose a plan. No tool worker runs it: once a person has confirmed it, or nobody has to, it is accepted.
+
+    Attributes:
+        plan: Markdown.
+    """
+
+    kind: Literal["action.plan"] = "action.plan"
+    argument: ClassVar[tuple[str, str]] = ("plan", "plan")
+    sentence_template: ClassVar[str] = "The plan:\n{plan}"
+    tool_spec: ClassVar[ToolSpec] = PROPOSE_PLAN
+    plan: str
+
+    @property
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Event.paragraphs`; a plan is shown whole, because a person is asked about it."""
+        return (Paragraph(self.thought), Paragraph(self.sentence, max_lines=MAX_SHOWN_LINES))
+
+
+class PlanAcceptedObservation(Observation):
+    """A plan is accepted: the agent that carries it out takes over the conversation."""
+
+    kind: Literal["observation.plan_accepted"] = "observation.plan_accepted"
+    is_decided: ClassVar[bool] = True
+    sentence_template: ClassVar[str] = "The plan is accepted; {agent} carries it out."
+    agent: str

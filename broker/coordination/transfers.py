@@ -40,7 +40,7 @@ class TransferRequest(BaseModel):
 
     Attributes:
         what: `download` and `upload` a file or directory; `diff` is a patch of what was changed since the beginning;
-            `checkpoint` saves the workspace where its node saves them.
+            `checkpoint` saves the workspace where its node saves them; `list` names what is in a directory.
         path: relative to the workspace.
             A long one has its parts brought one by one: `upload_part` before `upload`, `download_part` after
             `download`, which `end` follows.
@@ -52,13 +52,28 @@ class TransferRequest(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    what: Literal["download", "upload", "diff", "checkpoint", "upload_part", "download_part", "end"]
+    what: Literal["download", "upload", "diff", "checkpoint", "upload_part", "download_part", "end", "list"]
     path: str = "."
     is_inside: bool = False
     transfer: Annotated[str, Field(max_length=64)] = ""
     part: Annotated[int, Field(ge=0, lt=MAX_PARTS)] = 0
     size_bytes: Annotated[int, Field(ge=0, le=MAX_COPY_BYTES)] = 0
     digest: Annotated[str, Field(max_length=64)] = ""
+
+
+class FileEntry(BaseModel):
+    """What is in a directory of a workspace.
+
+    Attributes:
+        name: what is no text in it is written as an escape.
+        kind: `file`, `directory` or `link`.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    kind: str
+    size_bytes: int = 0
 
 
 class TransferAnswer(BaseModel):
@@ -72,6 +87,7 @@ class TransferAnswer(BaseModel):
         without_bits: names of some entries whose set-user-id, set-group-id or sticky bit was not carried.
         left_out: of a patch that would be too large, names of files that were changed and are not in it.
         left_out_count: how many such files there are; only the first ones are named.
+        entries: of a directory that was listed, by name; the first 5,000.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -87,6 +103,7 @@ class TransferAnswer(BaseModel):
     without_bits: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     left_out_count: int = 0
+    entries: tuple[FileEntry, ...] = ()
 
 
 class TransferFailed(DeckhandsError):

@@ -115,6 +115,7 @@ class EventLog:
         key: str | None = None,
         quiet: bool = False,
         condition: Condition = "",
+        dispatch: Iterable[int] = (),
         fields: Mapping[str, str | int | float] | None = None,
     ) -> Appended | Duplicate | Closed:
         """Append as a producer: a person, a client, another conversation.
@@ -125,14 +126,15 @@ class EventLog:
             key: idempotency key; without one, a new one is made, which makes this call repeatable but no other.
             quiet: notify nobody.
             condition: on which they are appended.
+            dispatch: positions in `events` of actions for a tool worker that no step waits for.
             fields: what the index remembers along with them.
 
         Raises:
             UnknownConversation: no such conversation.
             ConversationBusy: the condition is not met; nothing was written.
         """
-        flags = "quiet" if quiet else condition
-        outcome = await self._append(conversation_id, Producer(key or new_key(), flags), events, fields=fields)
+        writer = Producer(key or new_key(), "quiet" if quiet else condition)
+        outcome = await self._append(conversation_id, writer, events, dispatch=frozenset(dispatch), fields=fields)
         assert isinstance(outcome, Appended | Duplicate | Closed)
         return outcome
 

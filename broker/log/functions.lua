@@ -350,11 +350,12 @@ local function append(keys, args)
   if closed then return {'closed'} end
 
   local at = 7
-  local update = {'updated_ms', wall}
+  local relabels, update = false, {'updated_ms', wall}
   for _ = 1, tonumber(args[at]) do
     if guard == 'create' or not FIXED[args[at + 1]] then
       update[#update + 1] = args[at + 1]
       update[#update + 1] = args[at + 2]
+      relabels = relabels or args[at + 1] == 'labels'
     end
     if guard ~= 'create' and open_in and args[at + 1] == 'state' then
       count_open(shard, open_in, cid, args[at + 2], created or wall)
@@ -399,11 +400,16 @@ local function append(keys, args)
     -- Until its owner says otherwise; a message to a conversation that has not begun belongs to its task.
     if planned ~= 'waiting' and string.find(flags, '^message:') then redis.call('HSET', meta, 'busy', '1') end
   end
+  if relabels and guard ~= 'create' then
+    for _, key in ipairs(label_keys(shard, meta)) do
+      if is_there(shard, key, 'zset') then redis.call('ZREM', key, cid) end
+    end
+  end
   redis.call('HSET', meta, unpack(update))
-  if guard == 'create' then
+  if relabels then
     for _, key in ipairs(label_keys(shard, meta)) do
       is_there(shard, key, 'zset')
-      redis.call('ZADD', key, wall, cid)
+      redis.call('ZADD', key, created or wall, cid)
     end
   end
   if guard == 'owner' and (crashes or mark) then redis.call('HDEL', meta, 'crashes', 'mark') end

@@ -7,11 +7,12 @@ has taken notice of it, so a log that a worker is about to continue never looks 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from broker.contract.actions import ChangeAgentStateAction, LoopRecoveryAction, MessageAction
 from broker.contract.events import ConversationCreated, DelegateEnded, Event, EventSource, ModelReply
+from broker.contract.interventions import ConversationChanged
 from broker.contract.observations import AgentStateChangedObservation, LoopDetectionObservation
 from broker.contract.recall import RecallAction
 from broker.specs.agent_state import TERMINAL_STATES, AgentState, is_settled
@@ -110,7 +111,7 @@ def listed_at_first(created: ConversationCreated, node: str) -> dict[str, str | 
     found = {"title": created.title, "agent": created.agent.name, "state": AgentState.LOADING.value}
     found |= {"workspace": created.workspace.model_dump_json()}
     found |= {"node": node} if node else {}
-    found |= {"labels": json.dumps(created.labels, sort_keys=True)} if created.labels else {}
+    found |= {"labels": _labels(created.labels)} if created.labels else {}
     found |= {"class": str(priority_of(created.tenancy, is_headless=created.headless).rank)}
     if created.tenancy is not None and created.tenancy.tenant:
         found |= {"tenant": created.tenancy.tenant}
@@ -122,7 +123,10 @@ def listed(events: Sequence[Event]) -> dict[str, str | int | float]:
     replies = [event for event in events if isinstance(event, ModelReply)]
     ends = [event for event in events if isinstance(event, DelegateEnded)]
     usages, status = [reply.usage for reply in replies], status_of(events)
-    return {
+    changed = {
+        name: value for event in events if isinstance(event, ConversationChanged) for name, value in relisted(event)
+    }
+    return changed | {
         "state": status.state.value,
         "iterations": sum(reply.service == "agent" for reply in replies),
         "cost_usd": round(sum(r.cost_usd or 0.0 for r in replies) + sum(e.cost_usd for e in ends), 8),
@@ -131,6 +135,16 @@ def listed(events: Sequence[Event]) -> dict[str, str | int | float]:
         "busy": "" if status.is_settled else "1",
         "completion_tokens": sum(u.completion_tokens for u in usages) + sum(e.completion_tokens for e in ends),
     }
+
+
+def relisted(change: ConversationChanged) -> list[tuple[str, str]]:
+    """Return what the index has of a conversation after a change, by name."""
+    found = [("agent", change.agent.name)] if change.agent is not None else []
+    return found + ([("labels", _labels(change.labels))] if change.labels is not None else [])
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    return json.dumps(labels, sort_keys=True)
 
 
 def status_of(events: Iterable[Event]) -> Status:

@@ -13,6 +13,7 @@ from broker.runtime.errors import UsageError
 from broker.runtime.modules import classes_in
 from broker.tools.plugins import entry_points
 from controller_worker.agents.agent import Agent
+from controller_worker.security.plugins import check_plugins
 
 AGENTS: Mapping[str, Callable[[AgentSpec], Agent]] = {
     found.__name__: found
@@ -27,11 +28,13 @@ def create_agent(spec: AgentSpec) -> Agent:
     """Make the agent a specification describes.
 
     Raises:
-        UsageError: no agent has this name, or the package that brings it cannot be loaded.
+        UsageError: no agent has this name, or the package that brings it, or its confirmation policy or risk analyzer,
+            cannot be loaded.
     """
     if spec.plan is not None:
         check_agent(spec.plan.executor)
     check_agent(spec.name)
+    check_plugins(spec.confirmation)
     factory = AGENTS.get(spec.name)
     if factory is not None:
         return factory(spec)

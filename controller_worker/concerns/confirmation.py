@@ -7,7 +7,8 @@ which runs; a rejection also settles what stands behind it in the turn.
 Holds: pure; no action that waits is ever handed to a tool worker; an answer counts only for the action it was given
 for; every copy gets exactly one observation.
 Differs: every runnable action can wait, and runs once (B1); the copy names what it replaces; a message instead of an
-answer rejects, so that the call has a result; to resume is no confirmation.
+answer rejects, so that the call has a result; to resume is no confirmation; after a rejection with a reason the agent
+continues.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from controller_worker.core.state import State
 
 REJECTED = "Action has been rejected by the user! Waiting for further user input."
+REJECTED_WITH_REASON = "Action has been rejected by the user! It was not executed. The reason: {reason}"
 NOT_REACHED = "The action was not executed, because the person rejected an earlier one of the same turn."
 ANSWERED_OTHERWISE = "The person sent a message instead of confirming the action. The action was not executed."
 FIXED_FIELDS = frozenset({"kind", "id", "timestamp", "source", "cause", "blobs", "tool_call_metadata"}) | {
@@ -50,11 +52,13 @@ class Confirmation:
         asked_id: the action that a person is asked to confirm.
         answer_id: the event in which a person answered.
         confirmed_id: the copy that runs because it was confirmed.
+        reason: of the latest answer, why.
     """
 
     asked_id: int | None = None
     answer_id: int = 0
     confirmed_id: int = 0
+    reason: str | None = None
 
 
 def is_answer(state: State, event: ChangeAgentStateAction) -> bool:
@@ -73,7 +77,9 @@ def _after_state_change(confirmation: Confirmation, change: AgentStateChangedObs
 
 
 def _after_request(confirmation: Confirmation, request: ChangeAgentStateAction, state: State) -> Confirmation:
-    return evolve(confirmation, answer_id=request.id) if is_answer(state, request) else confirmation
+    if not is_answer(state, request):
+        return confirmation
+    return evolve(confirmation, answer_id=request.id, reason=request.reason or None)
 
 
 def _after_action(confirmation: Confirmation, action: RiskyAction, state: State) -> Confirmation:
@@ -104,9 +110,10 @@ def end_confirmation(state: State, now: datetime) -> Effect | None:
 
 
 def _rest_of_rejection(state: State) -> Append:
-    events: list[Event] = [_rejection(pending, REJECTED) for pending in state.tools.pending]
+    reason = state.confirmation.reason
+    events: list[Event] = [_rejection(pending, _why(reason)) for pending in state.tools.pending]
     answers = tuple((n, pending.id) for n, pending in enumerate(state.tools.pending))
-    events.append(AgentStateChangedObservation(agent_state=AgentState.AWAITING_USER_INPUT))
+    events.append(_after_rejection(reason))
     return Append(tuple(events), answers)
 
 
@@ -118,15 +125,26 @@ def carried_out(state: State, action: RiskyAction, answer: ChangeAgentStateActio
     rejected = action.model_copy(
         update=_CLEARED | {"confirmation_state": ConfirmationStatus.REJECTED, "replaces": action.id}
     )
-    why = REJECTED if answer.agent_state is AgentState.USER_REJECTED else f"{REJECTED} (The edited action is invalid.)"
+    is_rejected = answer.agent_state is AgentState.USER_REJECTED
+    reason = answer.reason if is_rejected else None
+    why = _why(reason) if is_rejected else f"{REJECTED} (The edited action is invalid.)"
     first = PendingAction(state.version + 1, action.tool_call_metadata)
     events: list[Event] = [rejected, AgentStateChangedObservation(agent_state=AgentState.USER_REJECTED)]
     events += [_rejection(first, why)]
     rest = [pending for pending in state.tools.pending if pending.id != action.id]
     answers = tuple((len(events) + n, pending.id) for n, pending in enumerate(rest))
     events += [_rejection(pending, NOT_REACHED) for pending in rest]
-    events.append(AgentStateChangedObservation(agent_state=AgentState.AWAITING_USER_INPUT))
+    events.append(_after_rejection(reason))
     return Append(tuple(events), answers=((2, first.id), *answers))
+
+
+def _why(reason: str | None) -> str:
+    return REJECTED_WITH_REASON.format(reason=reason) if reason else REJECTED
+
+
+def _after_rejection(reason: str | None) -> AgentStateChangedObservation:
+    """A person who says why has said what the agent needs to continue; otherwise it waits for their message."""
+    return AgentStateChangedObservation(agent_state=AgentState.RUNNING if reason else AgentState.AWAITING_USER_INPUT)
 
 
 def answered_otherwise(state: State, *, first_position: int) -> Append:

@@ -3,11 +3,11 @@
 `enqueue`: it is read with the next step. `reject`: the store refuses it, so no log holds one. `interrupt`: what runs is
 stopped and answered as not executed, then the message is read. `rollback`: that, and the stretch of work that it came
 into, from the message that began it on, is taken back: the parts of the state are those of before, and the View leaves
-the events out. The log keeps all of it.
+the events out. The log keeps all of it. A person can also stop what runs without a message: the agent then pauses.
 
 Holds: pure; where a message falls in the log decides whether it came into work. Every action is answered before its
 turn is taken back. What has happened outside the conversation is not taken back: money and steps, the opened workspace
-and its files, answers to what was asked before.
+and its files, answers to what was asked before; nor what a person has changed in the conversation meanwhile.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from broker.contract.actions import MessageAction
+from broker.contract.actions import ChangeAgentStateAction, MessageAction
 from broker.contract.double_texting import TAKEN_BACK, InterruptedObservation, RolledBackObservation
 from broker.contract.events import ConversationCreated, Event, EventSource
 from broker.contract.observations import AgentStateChangedObservation, ErrorObservation
@@ -25,6 +25,7 @@ from controller_worker.concerns import start
 from controller_worker.concerns.acceptance import Acceptance
 from controller_worker.concerns.confirmation import Confirmation
 from controller_worker.concerns.delegation import rolled_back as delegation_before
+from controller_worker.concerns.greeting import Greeting
 from controller_worker.concerns.model_calls import ModelCalls
 from controller_worker.concerns.planning import Plan
 from controller_worker.core.concern import Concern, evolve
@@ -42,6 +43,9 @@ INTERRUPTED = (
 )
 
 
+STOPPED_BY_PERSON = ("The action was stopped by the person.", INTERRUPTED[1])
+
+
 @dataclass(frozen=True)
 class DoubleTexting:
     """What the conversation says about such messages, and what the latest ones want.
@@ -51,12 +55,14 @@ class DoubleTexting:
         begun_id: with `rollback`, the message that began the stretch of work under way; `State.before` is from then.
         wanted: `interrupt` or `rollback`, until it is carried out; else empty.
         message_ids: the messages that have come since the first that wants it.
+        pause_id: the request to pause that wants it, instead of a message; 0: none does.
     """
 
     policy: str = ""
     begun_id: int = 0
     wanted: str = ""
     message_ids: tuple[int, ...] = ()
+    pause_id: int = 0
 
 
 def is_at_rest(state: State) -> bool:
@@ -91,25 +97,35 @@ def _after_message(texting: DoubleTexting, message: MessageAction, state: State)
     return evolve(texting, wanted=policy, message_ids=(message.id,)) if policy in _ENDS_TURN else texting
 
 
+def _after_request(texting: DoubleTexting, request: ChangeAgentStateAction, state: State) -> DoubleTexting:
+    is_interrupt = request.agent_state is AgentState.PAUSED and request.is_interrupt
+    if not is_interrupt or is_at_rest(state):
+        return texting
+    return evolve(texting, wanted=texting.wanted or "interrupt", pause_id=request.id)
+
+
 def _after_change(texting: DoubleTexting, change: AgentStateChangedObservation, state: State) -> DoubleTexting:
     """Forget the wish when the work has ended in another way."""
     is_over = texting.wanted and change.agent_state in TERMINAL_STATES
-    return evolve(texting, wanted="", message_ids=()) if is_over else texting
+    return evolve(texting, wanted="", message_ids=(), pause_id=0) if is_over else texting
 
 
 def _after_interruption(texting: DoubleTexting, event: InterruptedObservation, state: State) -> DoubleTexting:
-    return evolve(texting, wanted="", message_ids=())
+    return evolve(texting, wanted="", message_ids=(), pause_id=0)
 
 
 def end_turn(state: State, now: datetime) -> Effect | None:
     """Stop what runs, and take back what was done, if the latest messages want that."""
     texting = state.double_texting
-    if not texting.wanted or state.lifecycle.requested in (AgentState.STOPPED, AgentState.PAUSED):
+    requested = state.lifecycle.requested
+    if not texting.wanted or requested is AgentState.STOPPED:
+        return None
+    if requested is AgentState.PAUSED and not texting.pause_id:
         return None
     is_rollback = texting.wanted == "rollback"
     since = texting.begun_id if is_rollback else 0
     answered = _unanswered(state, since)
-    text, error_id = INTERRUPTED
+    text, error_id = STOPPED_BY_PERSON if texting.pause_id else INTERRUPTED
     events: list[Event] = [
         ErrorObservation(
             content=text,
@@ -124,7 +140,7 @@ def end_turn(state: State, now: datetime) -> Effect | None:
     if is_rollback:
         events.append(RolledBackObservation(content=TAKEN_BACK, start_id=since, kept=texting.message_ids))
     else:
-        events.append(InterruptedObservation(message_id=texting.message_ids[0]))
+        events.append(InterruptedObservation(message_id=texting.pause_id or texting.message_ids[0]))
     return Append(tuple(events), tuple((n, action.id) for n, action in enumerate(answered)), cancels)
 
 
@@ -142,20 +158,23 @@ def rolled_back(state: State, event: RolledBackObservation) -> State:
     own = (state.opening.action_id, state.survey.action_id)
     left = tuple(pending[one.id] for one in before.tools.pending if one.id in pending)
     left += tuple(one for one in state.tools.pending if one.id in own and one not in left)
-    agent = before.setup.agent
-    if agent.name == state.setup.agent.name:  # the model is a choice of today
-        agent = agent.model_copy(update={"llm": state.setup.agent.llm})
+    now, is_chosen = state.setup, state.setup.chosen_id > event.start_id
+    chosen_by = now if is_chosen else before.setup
+    agent = chosen_by.agent
+    if agent.name == now.agent.name:  # the model, the policy and the tools are choices of today
+        chosen = {"llm": now.agent.llm, "confirmation": now.agent.confirmation, "tools": now.agent.tools}
+        agent = agent.model_copy(update=chosen)
     message = state.inbox.message
     if message is not None:
         message = replace(message, is_first=before.inbox.last_message_id == 0)
     return evolve(
         state,
         version=event.id,
-        setup=evolve(before.setup, agent=agent),
+        setup=evolve(before.setup, agent=agent, limits=now.limits, chosen_id=chosen_by.chosen_id),
         lifecycle=evolve(
             state.lifecycle, ending=None, last_error="", error_code="", result_id=before.lifecycle.result_id
         ),
-        greeting=before.greeting,
+        greeting=Greeting() if is_chosen else before.greeting,  # its system message was taken back, too
         inbox=evolve(state.inbox, message=message, is_reply_outdated=True),
         tools=Tools(left),
         confirmation=Confirmation(),
@@ -185,6 +204,7 @@ DOUBLE_TEXTING = Concern(
     {
         ConversationCreated: _after_creation,
         MessageAction: _after_message,
+        ChangeAgentStateAction: _after_request,
         AgentStateChangedObservation: _after_change,
         InterruptedObservation: _after_interruption,
     },

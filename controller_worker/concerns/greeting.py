@@ -7,7 +7,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from broker.contract.actions import SystemMessageAction
-from broker.contract.planning import PlanAcceptedObservation
+from broker.contract.interventions import ConversationChanged
+from broker.contract.task_list import PlanAcceptedObservation
 from controller_worker.concerns.planning import is_handed_over
 from controller_worker.core.concern import Concern
 from controller_worker.core.effects import Effect, Greet, Rest
@@ -32,6 +33,12 @@ def _after_plan(greeting: Greeting, event: PlanAcceptedObservation, state: State
     return Greeting() if is_handed_over(state, event) else greeting
 
 
+def _after_change(greeting: Greeting, change: ConversationChanged, state: State) -> Greeting:
+    """The same when a person chooses another agent."""
+    is_another = change.agent is not None and change.agent.name != state.setup.agent.name
+    return Greeting() if is_another else greeting
+
+
 def greet(state: State, now: datetime) -> Effect | None:
     """Begin with the system message; an empty log wants nothing."""
     if state.greeting.is_said:
@@ -39,4 +46,11 @@ def greet(state: State, now: datetime) -> Effect | None:
     return Greet() if state.version else Rest()
 
 
-GREETING = Concern("greeting", {SystemMessageAction: _after_message, PlanAcceptedObservation: _after_plan})
+GREETING = Concern(
+    "greeting",
+    {
+        SystemMessageAction: _after_message,
+        PlanAcceptedObservation: _after_plan,
+        ConversationChanged: _after_change,
+    },
+)

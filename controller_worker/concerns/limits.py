@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from broker.contract.events import ConversationCreated, DelegateEnded, Event, ModelReply
+from broker.contract.interventions import ConversationChanged
 from broker.contract.observations import AgentStateChangedObservation
 from broker.specs.agent_state import AgentState
 from controller_worker.core.announcement import announce
@@ -52,6 +53,7 @@ class Usage:
         latest: the latest reply of each kind of call.
         inherited_usd: what a fork did not pay for, because the conversation it was made from did.
         deadline: when work ends for want of time.
+        is_changed: a person has set the limits after work ended in an error, so they are as high as they are to be.
     """
 
     iteration: int = 0
@@ -65,6 +67,7 @@ class Usage:
     inherited_usd: float = 0.0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    is_changed: bool = False
 
 
 def _after_event(usage: Usage, event: Event, state: State) -> Usage:
@@ -106,6 +109,25 @@ def _after_delegate(usage: Usage, ended: DelegateEnded, state: State) -> Usage:
         has_unknown_cost=usage.has_unknown_cost or ended.has_unknown_cost,
         prompt_tokens=usage.prompt_tokens + ended.prompt_tokens,
         completion_tokens=usage.completion_tokens + ended.completion_tokens,
+    )
+
+
+def _after_limits(usage: Usage, change: ConversationChanged, state: State) -> Usage:
+    """Take other limits. Time that is being counted is counted from here on."""
+    usage = _after_event(usage, change, state)
+    if change.limits is None:
+        return usage
+    limits, deadline = change.limits, None
+    is_counting = state.lifecycle.agent_state is AgentState.RUNNING or state.lifecycle.agent_state in _RESTS_MEANWHILE
+    if limits.max_seconds is not None and is_counting and change.timestamp is not None:
+        deadline = change.timestamp + timedelta(seconds=limits.max_seconds)
+    return evolve(
+        usage,
+        max_iterations=limits.max_iterations,
+        max_budget_usd=limits.max_budget_usd,
+        max_tokens=limits.max_tokens,
+        deadline=deadline,
+        is_changed=state.lifecycle.agent_state is AgentState.ERROR,
     )
 
 
@@ -159,7 +181,9 @@ def _after_state_change(usage: Usage, change: AgentStateChangedObservation, stat
     was, limits = state.lifecycle.agent_state, state.setup.limits
     if limits.max_seconds is not None and was not in _RESTS_MEANWHILE and change.timestamp is not None:
         usage = evolve(usage, deadline=change.timestamp + timedelta(seconds=limits.max_seconds))
-    if was is not AgentState.ERROR:
+    is_changed = usage.is_changed
+    usage = evolve(usage, is_changed=False) if is_changed else usage
+    if was is not AgentState.ERROR or is_changed:
         return usage
     if not state.setup.headless and _is_used_up(steps_used(state), usage.max_iterations):
         usage = evolve(usage, max_iterations=usage.max_iterations + limits.max_iterations)
@@ -196,6 +220,7 @@ USAGE = Concern(
     "usage",
     {
         ConversationCreated: _after_creation,
+        ConversationChanged: _after_limits,
         ModelReply: _after_reply,
         DelegateEnded: _after_delegate,
         AgentStateChangedObservation: _after_state_change,

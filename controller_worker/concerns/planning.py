@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from broker.contract.events import AgentSpec, Observation
-from broker.contract.planning import PlanAcceptedObservation, PlanAction
+from broker.contract.task_list import PlanAcceptedObservation, PlanAction
 from broker.specs.specs import PlanSpec
 from controller_worker.core.concern import Concern
 from controller_worker.core.effects import Append

@@ -14,7 +14,8 @@ from broker.contract.events import (
     Tenancy,
     WorkspaceSpec,
 )
-from broker.contract.planning import PlanAcceptedObservation
+from broker.contract.interventions import ConversationChanged
+from broker.contract.task_list import PlanAcceptedObservation
 from controller_worker.concerns.planning import executor_of, is_handed_over
 from controller_worker.core.concern import Concern, evolve
 
@@ -29,6 +30,7 @@ class Setup:
     Attributes:
         parent: whose delegate the conversation is; at `delegate_level` 0 nobody's.
         forked_at: the last event that a fork shares with the conversation it was made from; 0 for none.
+        chosen_id: the event in which a person chose the agent that works now; 0 for the first event, and for a plan.
     """
 
     conversation_id: str = ""
@@ -40,6 +42,7 @@ class Setup:
     parent: Parent | None = None
     delegate_level: int = 0
     forked_at: int = 0
+    chosen_id: int = 0
 
 
 def _after_creation(setup: Setup, created: ConversationCreated, state: State) -> Setup:
@@ -63,11 +66,33 @@ def _after_switch(setup: Setup, switch: ModelSwitched, state: State) -> Setup:
     return evolve(setup, agent=setup.agent.model_copy(update={"llm": llm}))
 
 
+def _after_change(setup: Setup, change: ConversationChanged, state: State) -> Setup:
+    agent = change.agent or setup.agent
+    policy = change.confirmation or agent.confirmation
+    if change.analyzer is not None:
+        policy = policy.model_copy(update={"analyzer": change.analyzer})
+    if change.tools is not None:
+        added = {offer.key for offer in change.tools}
+        kept = tuple(offer for offer in agent.tools if offer.key not in added)
+        agent = agent.model_copy(update={"tools": (*kept, *change.tools)})
+    if policy is not agent.confirmation:
+        agent = agent.model_copy(update={"confirmation": policy})
+    chosen_id = setup.chosen_id if change.agent is None else change.id
+    return evolve(setup, agent=agent, limits=change.limits or setup.limits, chosen_id=chosen_id)
+
+
 def _after_plan(setup: Setup, accepted: PlanAcceptedObservation, state: State) -> Setup:
-    return evolve(setup, agent=executor_of(setup.agent)) if is_handed_over(state, accepted) else setup
+    if not is_handed_over(state, accepted):
+        return setup
+    return evolve(setup, agent=executor_of(setup.agent), chosen_id=0)
 
 
 SETUP = Concern(
     "setup",
-    {ConversationCreated: _after_creation, ModelSwitched: _after_switch, PlanAcceptedObservation: _after_plan},
+    {
+        ConversationCreated: _after_creation,
+        ConversationChanged: _after_change,
+        ModelSwitched: _after_switch,
+        PlanAcceptedObservation: _after_plan,
+    },
 )

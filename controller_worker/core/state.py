@@ -33,7 +33,7 @@ from controller_worker.concerns.survey import Survey
 from controller_worker.concerns.task_list import TaskList
 from controller_worker.core.pending import Tools
 
-SNAPSHOT_VERSION = 25
+SNAPSHOT_VERSION = 26
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from controller_worker.calls.models import Models
 from controller_worker.llm.config import ignored_variables
 from controller_worker.loop.conversation_loop import ConversationLoop
 from controller_worker.loop.hook_table import load_hooks
+from controller_worker.security.plugins import known_plugins
 from controller_worker.services import Services
 from controller_worker.settings import ControllerSettings
 
@@ -146,6 +147,7 @@ class Incarnation:
             "controller",
             about={
                 "agents": ",".join(known_agents()),
+                "plugins": ",".join(f"{group}:{name}" for group, names in known_plugins().items() for name in names),
                 "ignored_settings": "\n".join(ignored_variables(settings.model_env)[:IGNORED_NAMED]),
                 "interactive": "1",
             },

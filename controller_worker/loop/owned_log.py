@@ -222,6 +222,6 @@ class OwnedLog:
         self._services.hooks.observe(self.state, events)
         if events:
             self.waiting_since = self._services.store.clock.monotonic()
-        if state.setup.agent.name != self.state.setup.agent.name:
+        before, self.state, self._checksum = self.state.setup.agent, state, checksum
+        if state.setup.agent is not before:  # another one, or with other tools
             self._agent = create_agent(state.setup.agent)
-        self.state, self._checksum = state, checksum

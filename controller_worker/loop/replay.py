@@ -37,8 +37,8 @@ from broker.contract.observations import (
     NullObservation,
     SuccessObservation,
 )
-from broker.contract.planning import PlanAcceptedObservation
 from broker.contract.recall import RecallObservation
+from broker.contract.task_list import PlanAcceptedObservation
 from broker.log.export import events_from_lines
 from broker.runtime.errors import DeckhandsError, UsageError
 from broker.specs.agent_state import AgentState
@@ -138,8 +138,8 @@ class Replay:
                 decided = self._expected[0] if self._expected else None
                 wanted = _wanted(next_effect(self._state, now))
                 return self._replayed(False, Divergence(event.id, event, _as_recorded(decided, event), wanted))
-            before, self._state = self._state.setup.agent.name, apply(self._state, event)
-            if event.id > 1 and self._state.setup.agent.name != before:
+            before, self._state = self._state.setup.agent, apply(self._state, event)
+            if event.id > 1 and self._state.setup.agent is not before:
                 self._agent = create_agent(self._state.setup.agent)
         last = self._events[-1]
         if self._expected:

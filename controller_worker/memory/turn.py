@@ -15,7 +15,7 @@ from typing import Any
 from broker.contract.actions import RiskyAction
 from broker.contract.events import Action, Event, EventSource, ModelReply
 from broker.contract.observations import truncate_content
-from broker.contract.planning import PlanAction
+from broker.contract.task_list import PlanAction
 from controller_worker.memory.observation_text import Content
 from controller_worker.messages.messages import Message, TextPart, ToolCall
 

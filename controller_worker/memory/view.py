@@ -26,7 +26,7 @@ from broker.contract.observations import (
     AgentStateChangedObservation,
     CmdOutputObservation,
 )
-from broker.contract.planning import PlanAcceptedObservation
+from broker.contract.task_list import PlanAcceptedObservation
 from broker.specs.agent_state import AgentState
 
 

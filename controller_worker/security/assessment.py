@@ -1,6 +1,7 @@
 """How dangerous an action is, and whether a person is asked first: for every action that a tool worker would run.
 
-Holds: pure; an analyzer that fails says HIGH; no runnable action goes unassessed while a policy asks for it.
+Holds: pure; an analyzer that fails says HIGH, and a policy that fails asks; no runnable action goes unassessed while a
+policy asks for it.
 Differs: the original asks for five types of actions only, and of those three ran before they were confirmed.
 """
 
@@ -16,9 +17,10 @@ from broker.contract.browser_events import BrowseInteractiveAction, BrowseURLAct
 from broker.contract.code_search import CodeSearchAction
 from broker.contract.events import ActionSecurityRisk, ConfirmationStatus, Event, WorkspaceSpec
 from broker.contract.file_events import ApplyPatchAction, FileEditAction, FileReadAction, FileWriteAction
-from broker.contract.planning import PlanAction
+from broker.contract.task_list import PlanAction
 from broker.specs.policies import ConfirmationPolicy
 from controller_worker.security.path_risk import WORKSPACE, reading_risk, writing_risk
+from controller_worker.security.plugins import analyzer_plugin, policy_plugin
 from controller_worker.security.shell_analyzer import shell_risk
 
 PATCHED_PATHS = re.compile(
@@ -31,7 +33,11 @@ _log = logging.getLogger(__name__)
 
 
 def assessed(events: Iterable[Event], policy: ConfirmationPolicy, workspace: WorkspaceSpec) -> tuple[Event, ...]:
-    """Return the events with the risk of each runnable action, and with those waiting that a person must confirm."""
+    """Return the events with the risk of each runnable action, and with those waiting that a person must confirm.
+
+    Raises:
+        UsageError: the policy names a plug-in that is not here.
+    """
     if policy.mode == "never":
         return tuple(events)
     return tuple(_assessed(event, policy, workspace) if _is_examined(event) else event for event in events)
@@ -48,7 +54,10 @@ def risk_of(action: RiskyAction, policy: ConfirmationPolicy, workspace: Workspac
         return ActionSecurityRisk.UNKNOWN
     if policy.analyzer == "llm":
         return action.security_risk
+    plugin = analyzer_plugin(policy)
     try:
+        if plugin is not None:
+            return ActionSecurityRisk(plugin.risk(action, workspace.path or WORKSPACE))
         parsed = parsed_risk(action, workspace.path or WORKSPACE)
     except Exception:  # noqa: BLE001  (what an analyzer cannot take is dangerous)
         _log.exception("an action of the kind %s could not be analyzed", action.kind)
@@ -83,17 +92,29 @@ def parsed_risk(action: RiskyAction, workspace: str) -> ActionSecurityRisk:
     return ActionSecurityRisk.HIGH
 
 
-def needs_confirmation(risk: ActionSecurityRisk, policy: ConfirmationPolicy) -> bool:
+def needs_confirmation(action: RiskyAction, risk: ActionSecurityRisk, policy: ConfirmationPolicy) -> bool:
     """Say whether a person is asked for an action of this risk."""
-    if policy.mode != "risky":
+    if policy.mode in ("never", "always"):
         return policy.mode == "always"
+    if policy.mode != "risky":
+        return _is_asked_for(action, risk, policy)
     if risk is ActionSecurityRisk.UNKNOWN:
         return policy.confirm_unknown
     return risk >= ActionSecurityRisk[policy.threshold]
 
 
+def _is_asked_for(action: RiskyAction, risk: ActionSecurityRisk, policy: ConfirmationPolicy) -> bool:
+    plugin = policy_plugin(policy)
+    assert plugin is not None
+    try:
+        return plugin.needs_confirmation(action, risk) is not False
+    except Exception:  # noqa: BLE001  (what a policy cannot judge, a person does)
+        _log.exception("the confirmation policy %s could not judge an action of the kind %s", policy.mode, action.kind)
+        return True
+
+
 def _assessed(action: RiskyAction, policy: ConfirmationPolicy, workspace: WorkspaceSpec) -> Event:
     risk = risk_of(action, policy, workspace)
-    waits = needs_confirmation(risk, policy)
+    waits = needs_confirmation(action, risk, policy)
     status = ConfirmationStatus.AWAITING_CONFIRMATION if waits else ConfirmationStatus.CONFIRMED
     return action.model_copy(update={"security_risk": risk, "confirmation_state": status})

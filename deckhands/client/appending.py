@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from broker.contract.events import Event
 from broker.log.append_call import Condition
@@ -11,15 +11,23 @@ from broker.runtime.errors import UsageError
 
 
 async def append(
-    log: EventLog, conversation_id: str, events: Sequence[Event], *, key: str | None = None, condition: Condition = ""
+    log: EventLog,
+    conversation_id: str,
+    events: Sequence[Event],
+    *,
+    key: str | None = None,
+    condition: Condition = "",
+    fields: Mapping[str, str] | None = None,
 ) -> None:
     """Append events as a producer; see `EventLog.append` for what else is raised.
 
     Args:
         log: the one that masks secrets, for text that a person wrote.
+        fields: what the index remembers along with them.
 
     Raises:
         UsageError: the conversation is closed.
     """
-    if isinstance(await log.append(conversation_id, events, key=key, condition=condition), Closed):
+    outcome = await log.append(conversation_id, events, key=key, condition=condition, fields=fields)
+    if isinstance(outcome, Closed):
         raise UsageError(f"The conversation {conversation_id} is closed.", remedy="Submit the task as a new one.")

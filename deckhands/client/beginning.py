@@ -38,6 +38,7 @@ class Beginning:
 
     Attributes:
         upload: the file that the workspace's `UploadedSource` names.
+        image_urls: pictures that belong to the task.
         tools: keys or patterns of tools that tool workers offer.
     """
 
@@ -46,6 +47,7 @@ class Beginning:
     workspace: WorkspaceSpec
     limits: Limits
     upload: bytes | None = None
+    image_urls: tuple[str, ...] | None = None
     tools: tuple[str, ...] = ()
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     headless: bool = True
@@ -130,7 +132,7 @@ async def begin(
         expires=what.timing.ends(now),
         double_texting=what.double_texting,
     )
-    message = MessageAction(content=what.task, source=EventSource.USER)
+    message = MessageAction(content=what.task, source=EventSource.USER, image_urls=what.image_urls)
     await keep_secrets(secrets, conversation_id, what.secrets)
     return await log.create(created, [message], key=key, awaited=awaited, start=what.timing.start(now))
 

@@ -13,47 +13,59 @@ from typing import Any, Self
 
 from pydantic import BaseModel
 
-from broker.contract.actions import ChangeAgentStateAction, LoopRecoveryAction, MessageAction
-from broker.contract.events import AgentSpec, Event, EventSource, Limits, ModelSwitched
+from broker.contract.actions import MessageAction
+from broker.contract.events import AgentSpec, EventSource, Limits
+from broker.contract.interventions import DEFAULT_TIMEOUT_SECONDS
 from broker.log.admission import check
-from broker.log.append_call import WORK, Condition, message_with
-from broker.log.event_log import EventLog
+from broker.log.append_call import message_with
 from broker.runtime.errors import UnknownConversation, UsageError
 from broker.runtime.settings import BrokerSettings
-from broker.specs.agent_state import TERMINAL_STATES, AgentState
 from broker.specs.specs import Tenancy
 from broker.specs.timing import DoubleTexting, MessagePolicy
-from broker.store.store import Store
-from deckhands.client.appending import append
 from deckhands.client.archived import forget, lend_upload, restore
 from deckhands.client.beginning import Beginning, begin, beginning_of
-from deckhands.client.confirmations import answer_to
+from deckhands.client.changing import words_in
 from deckhands.client.deleting import delete
-from deckhands.client.errors import IsArchived, NotStopped
 from deckhands.client.forking import Point, copied_events, fork_of
 from deckhands.client.named_directory import require_served
-from deckhands.client.reader import Reader
 from deckhands.client.running_cluster import open_cluster
-from deckhands.client.secret_keeping import secrets_of
-from deckhands.reading.summary import Summary
+from deckhands.client.steering import Steering, switch_to
 from deckhands.tasks import inputs
+from deckhands.tasks.images import Image, image_urls_of
 from deckhands.tasks.requests import TaskRequest
 from deckhands.tasks.tasks import check_task
+from deckhands.transfers.commands import CommandResult, execute
 from deckhands.transfers.files import WorkspaceFiles
 
 
-class Client(Reader):
+class Client(Steering):
     """The conversations of a store; `archive` has those that have left it."""
-
-    def __init__(self, store: Store, archive: str = "") -> None:
-        super().__init__(store, archive)
-        self.secrets = secrets_of(store)
-        self._masked = EventLog(store, self.secrets)
 
     @property
     def files(self) -> WorkspaceFiles:
         """The files of the conversations' workspaces."""
         return WorkspaceFiles(self.store)
+
+    async def execute(
+        self,
+        conversation_id: str,
+        command: str,
+        *,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        by: str = "",
+        reason: str = "",
+    ) -> CommandResult:
+        """Run a command in a workspace beside the agent, which does not see it; see `commands.execute`.
+
+        Args:
+            timeout_seconds: after which it is killed, up to an hour.
+            by: who runs it.
+            reason: why; both are in the log.
+        """
+        who, why = words_in(by, "by"), words_in(reason, "reason")
+        return await execute(
+            self._masked, conversation_id, command, timeout_seconds=timeout_seconds, by=who, reason=why
+        )
 
     @classmethod
     async def connect(
@@ -92,6 +104,7 @@ class Client(Reader):
         workspace: inputs.Directory | None = None,
         limits: Limits | None = None,
         upload: bytes | None = None,
+        images: Sequence[Image] = (),
         tools: Sequence[str] = (),
         output: type[BaseModel] | Mapping[str, Any] | None = None,
         secrets: Mapping[str, str] | None = None,
@@ -115,6 +128,7 @@ class Client(Reader):
             workspace: a path on the tool workers' machine, `git+https://…#ref`, the name of an archive or a bundle on
                 this machine, or a specification. None makes an empty directory.
             upload: the file that the workspace's `UploadedSource` names.
+            images: pictures for the model: paths on this machine, bytes or addresses.
             tools: tools that tool workers offer, for the agent to use: keys, or patterns such as `github/*`.
             output: the form of the output that the agent must return when it finishes, as a Pydantic model or a JSON
                 Schema. The output is then in `Summary.outputs`. None leaves it to `agent.output`.
@@ -122,7 +136,7 @@ class Client(Reader):
             headless: True if nobody can be asked.
             tenancy: who it is for: whose budget pays, and who goes first where something is scarce.
             title: for listings; the beginning of the task if empty.
-            labels: for selection; see `deckhands.tasks.labels`.
+            labels: for selection; see `broker.specs.labels`.
             not_before: the conversation begins at this time, with its zone; `delay`: so long after now, in seconds.
             expires: if it has not begun by then, or after so many seconds, it ends in an error of the code `expired`.
             double_texting: what a message does that comes while the agent works: `enqueue` (None means this), `reject`,
@@ -143,6 +157,7 @@ class Client(Reader):
             workspace=place,
             limits=inputs.limits_in(limits),
             upload=upload,
+            image_urls=await asyncio.to_thread(image_urls_of, images),
             tools=inputs.names_in(tools, "tools"),
             secrets=inputs.secrets_in(secrets),
             headless=headless,
@@ -204,6 +219,7 @@ class Client(Reader):
         conversation_id: str,
         text: str,
         *,
+        images: Sequence[Image] = (),
         model: str | None = None,
         double_texting: MessagePolicy | None = None,
         idempotency_key: str | None = None,
@@ -211,6 +227,7 @@ class Client(Reader):
         """Send a message to the agent, which continues whatever its state. Secrets are masked in the text.
 
         Args:
+            images: see `submit`.
             model: the profile or model to continue with; None keeps the current one.
             double_texting: what the message does if the agent works; None: what the conversation was submitted with.
 
@@ -221,61 +238,10 @@ class Client(Reader):
         """
         check_task(inputs.text_in(text, "text"), name="message")
         policy = inputs.message_policy_in(double_texting)
-        message = MessageAction(content=text, source=EventSource.USER, double_texting=policy)
-        events, condition = [*_switch_to(model), message], message_with(policy)
+        urls = await asyncio.to_thread(image_urls_of, images)
+        message = MessageAction(content=text, source=EventSource.USER, image_urls=urls, double_texting=policy)
+        events, condition = [*switch_to(model), message], message_with(policy)
         await self._append(conversation_id, events, idempotency_key, log=self._masked, condition=condition)
-
-    async def pause(self, conversation_id: str) -> None:
-        """Ask for a pause: what runs is finished, nothing new is started.
-
-        Raises:
-            UsageError: the conversation is unknown, closed or over.
-        """
-        if (state := await self._ended_in(conversation_id)) is not None:
-            what = f"The conversation {conversation_id} is {state}; it cannot be paused."
-            raise UsageError(what, remedy="Send it a message to continue it.")
-        await self._ask_for(conversation_id, AgentState.PAUSED)
-
-    async def resume(self, conversation_id: str, *, model: str | None = None) -> None:
-        """Continue a conversation that was paused, was stopped or has failed, with another `model` if one is named.
-
-        Raises:
-            UsageError: the conversation is unknown or closed.
-        """
-        await self._ask_for(conversation_id, AgentState.RUNNING, *_switch_to(model))
-
-    async def recover(self, conversation_id: str, *, option: int, model: str | None = None) -> None:
-        """Get an agent out of its loop: 1 restart before the loop and wait, 2 restart and continue, 3 stop.
-
-        Args:
-            model: see `send_message`.
-
-        Raises:
-            UsageError: the agent is not in a loop, or there is no such option.
-        """
-        choice = LoopRecoveryAction(option=inputs.way_in(option), source=EventSource.USER)
-        if not (await self._tally(conversation_id)).status.is_in_loop:
-            what = f"The agent of the conversation {conversation_id} is not in a loop."
-            raise UsageError(what, remedy="Send it a message to continue it.")
-        await self._append(conversation_id, [*_switch_to(model), choice], None)
-
-    async def confirm(
-        self, conversation_id: str, *, action_id: int | None = None, edited: Mapping[str, Any] | None = None
-    ) -> None:
-        """Run the action that the agent asks about.
-
-        Args:
-            action_id: the action that was shown to the person; None means the one asked about now.
-            edited: new values for fields of the action, such as `command`.
-
-        Raises:
-            UsageError: the agent asks about no action, or about another one.
-        """
-        await self._answer(conversation_id, AgentState.USER_CONFIRMED, action_id, edited)
-
-    async def reject(self, conversation_id: str, *, action_id: int | None = None) -> None:
-        """Refuse the action that the agent asks about. It then waits for a message. Raises what `confirm` does."""
-        await self._answer(conversation_id, AgentState.USER_REJECTED, action_id, None)
 
     async def close(self, conversation_id: str) -> None:
         """Take no more events, end the workspace's processes, and let its files expire. Idempotent.
@@ -314,67 +280,3 @@ class Client(Reader):
             CorruptArchive: its file cannot be used.
         """
         return await restore(self.log, self.archive, conversation_id)
-
-    async def cancel(self, conversation_id: str, *, wait_seconds: float | None = None) -> Summary:
-        """Stop a conversation and what runs in it. One that is over is left alone. Idempotent.
-
-        Args:
-            wait_seconds: how long to wait until the agent has stopped; None does not wait.
-
-        Returns:
-            The summary at the end of the wait.
-
-        Raises:
-            NotStopped: it has not stopped after `wait_seconds`; the request stays in the log.
-        """
-        tally = await self._tally(conversation_id)
-        if tally.status.is_terminal:
-            return tally.summary()
-        await self._ask_for(conversation_id, AgentState.STOPPED)
-        if wait_seconds is None:
-            return await self.summary(conversation_id)
-        try:
-            async with asyncio.timeout(wait_seconds):
-                await self._follow(conversation_id, tally, is_enough=lambda status: status.is_terminal)
-        except TimeoutError as error:
-            raise NotStopped(conversation_id, wait_seconds) from error
-        return tally.summary()
-
-    async def _ended_in(self, conversation_id: str) -> AgentState | None:
-        """Return the state in which a conversation is over; None: it is not.  Reads the log only where it may be."""
-        if (await self.row(conversation_id)).state not in TERMINAL_STATES:
-            return None
-        status = (await self._tally(conversation_id)).status
-        return status.state if status.is_terminal else None
-
-    async def _answer(
-        self, conversation_id: str, answer: AgentState, action_id: int | None, edited: Mapping[str, Any] | None
-    ) -> None:
-        request = await answer_to(self.store, conversation_id, answer, action_id, edited or {})
-        await self._append(conversation_id, [request], None, log=self._masked if edited else self.log)
-
-    async def _ask_for(self, conversation_id: str, state: AgentState, *first: Event) -> None:
-        request = ChangeAgentStateAction(agent_state=state, source=EventSource.USER)
-        condition: Condition = WORK if state is AgentState.RUNNING else ""
-        await self._append(conversation_id, [*first, request], None, condition=condition)
-
-    async def _append(
-        self,
-        conversation_id: str,
-        events: Sequence[Event],
-        key: str | None,
-        *,
-        log: EventLog | None = None,
-        condition: Condition = "",
-    ) -> None:
-        """Append events; pass the `log` that masks secrets for text that a person wrote."""
-        try:
-            await append(log or self.log, conversation_id, events, key=key, condition=condition)
-        except UnknownConversation:
-            if await self.is_archived(conversation_id):
-                raise IsArchived(conversation_id) from None
-            raise
-
-
-def _switch_to(model: str | None) -> tuple[Event, ...]:
-    return (ModelSwitched(model=model, source=EventSource.USER),) if model else ()

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from broker.contract.events import ConversationCreated, Event, LLMSpec, ModelSwitched, WorkspaceSpec
+from broker.contract.interventions import ConversationChanged
 from broker.runtime.errors import UsageError
 from deckhands.reading.terminal import counted
 
@@ -91,7 +92,13 @@ def fork_of(
 
 def copied_events(events: Sequence[Event], *, model: str | None = None) -> list[Event]:
     """Return the events after the first as the fork has them. A switch of model keeps the model of the fork."""
-    return [
-        event.model_copy(update={"model": model}) if model is not None and isinstance(event, ModelSwitched) else event
-        for event in events[1:]
-    ]
+    return list(events[1:]) if model is None else [_with_model(event, model) for event in events[1:]]
+
+
+def _with_model(event: Event, model: str) -> Event:
+    if isinstance(event, ModelSwitched):
+        return event.model_copy(update={"model": model})
+    if isinstance(event, ConversationChanged) and event.agent is not None:
+        agent = event.agent.model_copy(update={"llm": LLMSpec(model=model)})
+        return event.model_copy(update={"agent": agent})
+    return event

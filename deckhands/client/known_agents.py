@@ -13,6 +13,7 @@ from pathlib import Path
 from broker.contract.events import AgentSpec
 from broker.coordination.membership import members
 from broker.runtime.errors import UsageError
+from broker.specs.policies import ANALYZERS, BUILT_IN_ANALYZERS, BUILT_IN_MODES, ConfirmationPolicy
 from broker.store.store import Store
 from broker.tools.plugins import entry_points
 
@@ -44,13 +45,39 @@ async def require_agent(store: Store, agent: AgentSpec) -> None:
     """Refuse an agent that none of the running controller workers knows.
 
     Raises:
-        UsageError: controller workers are running, and none knows it; names those that they know.
+        UsageError: controller workers are running, and none knows it, or has its policy or analyzer; names those that
+            they know.
     """
+    await require_plugins(store, agent.confirmation)
     if _asked_for(agent) == {EVERYWHERE}:
         return
     controllers = [m for m in await members(store) if m.role == "controller" and m.left_seconds > 0]
     if controllers and all("agents" in member.about for member in controllers):  # older ones do not say
         _require(agent, {name for member in controllers for name in member.about["agents"].split(",")})
+
+
+async def require_plugins(store: Store, policy: ConfirmationPolicy | None, *, analyzer: str | None = None) -> None:
+    """Refuse a policy or an analyzer that none of the running controller workers has.
+
+    Raises:
+        UsageError: controller workers are running, and none has it; names those that they have.
+    """
+    wanted = list(policy.plugins) if policy is not None else []
+    wanted += [(ANALYZERS, analyzer)] if analyzer is not None and analyzer not in BUILT_IN_ANALYZERS else []
+    if not wanted:
+        return
+    controllers = [m for m in await members(store) if m.role == "controller" and m.left_seconds > 0]
+    if not controllers or not all("plugins" in member.about for member in controllers):  # older ones do not say
+        return
+    known = {name for member in controllers for name in member.about["plugins"].split(",")}
+    for group, name in wanted:
+        if f"{group}:{name}" not in known:
+            there = sorted(one.partition(":")[2] for one in known if one.startswith(f"{group}:"))
+            built_in = BUILT_IN_ANALYZERS if group == ANALYZERS else BUILT_IN_MODES
+            what = "risk analyzer" if group == ANALYZERS else "confirmation policy"
+            raise UsageError(
+                f"There is no {what} named {ascii(name)[:100]}.", remedy=f"Known: {', '.join((*built_in, *there))}."
+            )
 
 
 def _require(agent: AgentSpec, known: Collection[str]) -> None:

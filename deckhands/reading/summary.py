@@ -29,6 +29,7 @@ from broker.contract.events import (
     ModelReply,
     Observation,
 )
+from broker.contract.interventions import ConversationChanged
 from broker.contract.observations import AgentStateChangedObservation
 from broker.conversations.expiry import EXPIRED_CODE
 from broker.log.status import Status
@@ -235,6 +236,8 @@ class Tally:
                 self._sandbox = event.workspace.sandbox
                 self._metrics = metrics_of([event])
                 self._model = event.agent.llm.model or ""
+            case ConversationChanged():
+                self._change(event)
             case ConversationBegun() | SystemMessageAction():
                 self._is_waiting = False
             case ModelReply():
@@ -298,6 +301,15 @@ class Tally:
             expires=created.expires if self._is_waiting else None,
             delegates={name: _described(delegate) for name, delegate in created.agent.delegates.items()},
         )
+
+    def _change(self, change: ConversationChanged) -> None:
+        """Take in what a person has changed in what the conversation was created as."""
+        changes: dict[str, Any] = {"labels": change.labels} if change.labels is not None else {}
+        if change.agent is not None:
+            changes["agent"] = change.agent
+            self._model = change.agent.llm.model or self._model
+        if changes and self._created is not None:
+            self._created = self._created.model_copy(update=changes)
 
     def _forget_error(self) -> None:
         self._last_error = self._error_code = ""

@@ -11,9 +11,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from broker.contract.events import (
     AgentSpec,
@@ -32,10 +30,9 @@ from broker.runtime.errors import DeckhandsError, OutcomeUnknown, StoreUnavailab
 from broker.runtime.ids import new_conversation_id
 from broker.specs.agent_state import AgentState
 from broker.specs.specs import MemorySpec
-from broker.specs.workspace_sources import GitSource
 from deckhands.client.client import Client
-from deckhands.client.named_directory import refuse_unfit, until_anybody_serves
-from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec, Notice
+from deckhands.client.named_directory import until_anybody_serves
+from deckhands.cluster.embedded_cluster import Cluster, Notice
 from deckhands.home import Home, supervising
 from deckhands.reading.notebook_file import NotebookFile
 from deckhands.reading.summary import ExitCode, Summary, Tally
@@ -46,8 +43,8 @@ from deckhands.runs.cluster_notices import (
     warn_of_missing_workers,
 )
 from deckhands.runs.following import Ask, OnEvent, follow
+from deckhands.runs.private_cluster import private_cluster
 from deckhands.runs.records import RunFolder
-from deckhands.settings import MODEL_VARIABLES, PROFILES_VARIABLE
 
 STOP_LIMIT_SECONDS = 15.0
 """How long an interrupted conversation may take to stop."""
@@ -122,26 +119,6 @@ class Watcher:
     at_once: Callable[[], None] = lambda: None
 
 
-def _own_repository(workspace: WorkspaceSpec, environment: Mapping[str, str]) -> dict[str, str]:
-    """Let the private tool worker clone the local repository that the task names, and no other."""
-    name = "DECKHANDS_REPOSITORY_ROOTS"
-    parts = urlsplit(workspace.source.url) if isinstance(workspace.source, GitSource) else None
-    return {name: parts.path} if parts and parts.scheme == "file" and not environment.get(name) else {}
-
-
-def _own_pools(workspace: WorkspaceSpec, agent: AgentSpec, environment: Mapping[str, str]) -> list[str]:
-    """Return what the private tool worker serves: what is configured, and what this conversation needs."""
-    needed = [workspace.pool, *(["ipython"] if agent.enable_jupyter else [])]
-    return list(dict.fromkeys([*environment.get("DECKHANDS_POOLS", "bash").split(","), *needed]))
-
-
-def _own_model(task: Task, environment: Mapping[str, str]) -> dict[str, str]:
-    """Make the task's model the default of the private controller worker, which prepares for that one as it starts."""
-    model = task.agent.llm.model
-    is_configured = any(environment.get(name) for name in (*MODEL_VARIABLES, PROFILES_VARIABLE))
-    return {MODEL_VARIABLES[0]: model} if model and not is_configured else {}
-
-
 async def run_privately(home: Home, task: Task, environment: Mapping[str, str], watcher: Watcher) -> Ending:
     """Run a task with a private store, controller worker and tool worker.
 
@@ -159,15 +136,8 @@ async def run_privately(home: Home, task: Task, environment: Mapping[str, str], 
         created = _begun_with(folder) if task.resumed_id else None
         workspace = created.workspace if created else task.workspace
         agent = created.agent if created else task.agent
-        pools = ",".join(_own_pools(workspace, agent, environment))
         memory = agent.memory
-        sandbox = workspace.sandbox if workspace.sandbox != "auto" else environment.get("DECKHANDS_SANDBOX", "auto")
-        demanded = {"DECKHANDS_SANDBOX": sandbox, "DECKHANDS_POOLS": pools, **_own_repository(workspace, environment)}
-        directories = () if workspace.path is None else (Path(workspace.path),)
-        for directory in directories:
-            refuse_unfit(directory, environment)
-        known = {**_own_model(task, environment), **environment, **demanded}
-        spec = ClusterSpec(folder.path, environment=known, workspace_roots=directories)
+        spec = private_cluster(folder.path, agent, workspace, environment)
         cluster = Cluster(spec, on_notice=watcher.on_notice)
         watcher.at_once = cluster.kill_all
         try:

@@ -6,6 +6,7 @@ Holds: what is of another type or cannot be used is a `UsageError` that names th
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -17,10 +18,11 @@ from broker.contract.actions import WAYS_OUT
 from broker.contract.events import AgentSpec, Limits, WorkspaceSpec
 from broker.runtime.errors import UsageError
 from broker.runtime.ids import check_conversation_id, new_conversation_id
+from broker.specs.labels import checked_labels
+from broker.specs.policies import BUILT_IN_ANALYZERS, PLUGIN_NAME
 from broker.specs.specs import Tenancy
 from broker.specs.timing import DoubleTexting, MessagePolicy, Timing
 from broker.tools.output_schema import check_output_schema
-from deckhands.tasks.labels import checked_labels
 from deckhands.tasks.places import place_in
 from deckhands.tasks.requests import timing_of
 from deckhands.tasks.tasks import conversation_id_of, output_of
@@ -221,6 +223,20 @@ def message_policy_in(policy: MessagePolicy | None) -> MessagePolicy | None:
             remedy=f"Use {', '.join(get_args(MessagePolicy))}; for rollback, submit the conversation with it.",
         )
     return policy
+
+
+def analyzer_in(analyzer: str) -> str:
+    """Return the name of a risk analyzer.
+
+    Raises:
+        UsageError: it cannot be one.
+    """
+    if re.fullmatch(PLUGIN_NAME, analyzer) is None:
+        raise UsageError(
+            f"There is no risk analyzer named {ascii(analyzer)[:100]}.",
+            remedy=f"Pass one of: {', '.join(BUILT_IN_ANALYZERS)}; or the name of a plug-in.",
+        )
+    return analyzer
 
 
 def id_in(conversation_id: str | None, idempotency_key: str | None) -> str:

@@ -17,10 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from broker.contract.events import AgentSpec, Limits, WorkspaceSpec
 from broker.runtime.errors import UsageError
+from broker.specs.labels import Labels
 from broker.specs.specs import NAME_PATTERN, PriorityName, Tenancy
 from broker.specs.timing import DoubleTexting, Moment, Seconds, Timing
 from broker.specs.workspace_sources import git_source
-from deckhands.tasks.labels import Labels
 from deckhands.tasks.tasks import MAX_TASK_CHARS
 
 MAX_KEY_CHARS = 256
@@ -49,7 +49,7 @@ class TaskRequest(BaseModel):
         experiment: a part of the tenant's work with its own budget.
         priority: what goes first where something is scarce; null: interactive if a person can be asked, else batch.
         title: for listings; the first line of the task if empty.
-        labels: for selection, see `deckhands.tasks.labels`.
+        labels: for selection, see `broker.specs.labels`.
         not_before: the conversation begins at this time, with its zone: `2026-03-01T06:00:00+01:00`.
         delay: it begins so many seconds after it was submitted; with `not_before`, the later of both counts.
         expires: if it has not begun by this time, or so many seconds after it was submitted, it ends in an error of the

@@ -1,4 +1,4 @@
-"""Files copied out of a workspace and into it: packed on this machine, sent to the cluster in parts.
+"""What people do in a workspace beside the agent: files copied out of it and into it, and commands.
 
 May import: nothing of this package.
 Start with: files.

@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import io
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
-from broker.coordination.transfers import LONG_ANSWER_LIMIT_SECONDS, TransferFailed, TransferRequest, Transfers
+from broker.coordination.transfers import (
+    LONG_ANSWER_LIMIT_SECONDS,
+    FileEntry,
+    TransferFailed,
+    TransferRequest,
+    Transfers,
+)
 from broker.runtime.errors import UsageError
 from broker.store.store import Store
 from deckhands.transfers.packed_files import pack, unpack
@@ -21,6 +28,8 @@ from deckhands.transfers.transfer_parts import IncomingParts, OutgoingParts, Pro
 
 DIFF_LIMIT_SECONDS = 240.0
 """A tool worker compares for at most 90 s, one workspace at a time."""
+MAX_READ_BYTES = 64 * 2**20
+"""Of what is read into memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +45,14 @@ class WorkspaceChanges:
     patch: bytes
     left_out: tuple[str, ...] = ()
     left_out_count: int = 0
+
+
+def _content(file: Path, path: str) -> bytes:
+    if not file.is_file() or file.is_symlink():
+        raise UsageError(f"{path} is no file.", remedy="Name a file, or download the directory.")
+    if file.stat().st_size > MAX_READ_BYTES:
+        raise UsageError(f"{path} has more than {MAX_READ_BYTES:,} bytes.", remedy="Download it.")
+    return file.read_bytes()
 
 
 def _ignore(_names: list[str]) -> None:
@@ -122,6 +139,43 @@ class WorkspaceFiles:
         if without_bits:
             on_without_bits(without_bits)
         return answer.files, answer.size_bytes
+
+    async def read(self, conversation_id: str, path: str) -> bytes:
+        """Return the content of a file of up to 64 MiB; raises what `download` does.
+
+        Args:
+            path: relative to the workspace.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            target = Path(folder) / "file"
+            await self.download(conversation_id, path, target)
+            return await asyncio.to_thread(_content, target, path)
+
+    async def write(self, conversation_id: str, path: str, content: bytes | str) -> None:
+        """Write a file, which appears whole; raises what `upload` does.
+
+        Args:
+            path: relative to the workspace; directories on the way are made.
+            content: a text is written as UTF-8.
+        """
+        plain = content.encode(errors="surrogateescape") if isinstance(content, str) else content
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder) / "file"
+            await asyncio.to_thread(source.write_bytes, plain)
+            await self.upload(conversation_id, source, path)
+
+    async def list(self, conversation_id: str, path: str = ".") -> list[FileEntry]:
+        """Return what is in a directory, by name; the first 5,000 entries.
+
+        Args:
+            path: relative to the workspace.
+
+        Raises:
+            UsageError: the conversation has no workspace yet.
+            TransferFailed: it is no directory there, or the tool worker failed.
+        """
+        answer = await self._transfers.ask(conversation_id, TransferRequest(what="list", path=path))
+        return [*answer.answer.entries]
 
     async def diff(self, conversation_id: str) -> bytes:
         """Return what was changed in a workspace since its beginning, as a patch for `git apply`.

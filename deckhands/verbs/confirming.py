@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from broker.contract.actions import RiskyAction
-from broker.contract.planning import PlanAction
+from broker.contract.task_list import PlanAction
 from broker.runtime.errors import UsageError
 from deckhands.cli.abbreviations import conversation_argument
 from deckhands.cli.connecting import on_conversation
@@ -36,12 +36,15 @@ class RejectOptions:
 
     conversation_id: str
     action_id: int | None
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class ConfirmOptions(RejectOptions):
+class ConfirmOptions:
     """Options of `confirm`; an edit is FIELD=VALUE."""
 
+    conversation_id: str
+    action_id: int | None
     edits: tuple[str, ...]
 
 
@@ -71,11 +74,12 @@ def confirm(options: ConfirmOptions) -> None:
 @click.command()
 @conversation_argument
 @action_option
+@click.option("--reason", default="", help="Why, for the agent, which then continues.")
 @options_as(RejectOptions)
 def reject(options: RejectOptions) -> None:
-    """Refuse the action that a conversation asks about. The conversation then waits for a message."""
+    """Refuse the action that a conversation asks about. Without a reason the conversation then waits for a message."""
     name = options.conversation_id
-    on_conversation(name, lambda client: client.reject(name, action_id=options.action_id))
+    on_conversation(name, lambda client: client.reject(name, reason=options.reason, action_id=options.action_id))
     note("The rejection is in the log.")
 
 

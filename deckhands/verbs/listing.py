@@ -15,13 +15,12 @@ import click
 from broker.conversations.conversations import ConversationRow, Conversations
 from broker.conversations.selection import Selected, Selection, is_in
 from broker.runtime.errors import CorruptEntry, UsageError
-from deckhands.archive.archive import Archive
-from deckhands.archive.catalog import ArchivedConversation, described
 from deckhands.cli.choosing import label_option, labels_of, state_option, states_in
 from deckhands.cli.connecting import cluster_client
 from deckhands.cli.options import json_option
 from deckhands.cli.output import cost_text, note, print_json, table
 from deckhands.cli.verbs import options_as
+from deckhands.client.archived import Archive, ArchivedConversation, described
 from deckhands.client.errors import NoCluster
 from deckhands.home import Home
 from deckhands.reading.terminal import columns_of, counted, fitted, print_text

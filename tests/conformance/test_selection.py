@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from broker.contract.events import ConversationCreated
+from broker.contract.events import AgentSpec, ConversationCreated
+from broker.contract.interventions import ConversationChanged
 from broker.conversations import selection
 from broker.conversations.conversations import ConversationRow
 from broker.conversations.deletion import Deletion
 from broker.conversations.selection import Selected, Selection
-from broker.log.event_log import EventLog
+from broker.log.event_log import Appended, EventLog
+from broker.log.status import relisted
 from broker.store.store import Store
 from tests.broker_parts import message
 
@@ -106,3 +108,28 @@ async def test_a_key_in_the_place_of_an_index_is_moved_out_of_the_way(store: Sto
     await store.connection.call("SET", shard.label("team", "a"), "forged")
     await Deletion(store).delete("labelled", last_id=2)
     assert await found(store, Selection()) == []
+
+
+async def test_labels_that_are_changed_move_in_the_index(store: Store) -> None:
+    await begin(store, "one", {"team": "a", "run": "1"})
+    change = ConversationChanged(labels={"team": "b"}, agent=AgentSpec(name="Other"))
+    outcome = await EventLog(store).append("one", [change], fields=dict(relisted(change)))
+    assert isinstance(outcome, Appended)
+    assert await found(store, Selection({"team": "a"})) == []
+    assert await found(store, Selection({"run": "1"})) == []
+    (row,) = await found(store, Selection({"team": "b"}))
+    assert (row.conversation_id, row.labels, row.fields["agent"]) == ("one", {"team": "b"}, "Other")
+    none = ConversationChanged(labels={})
+    await EventLog(store).append("one", [none], fields=dict(relisted(none)))
+    assert await found(store, Selection({"team": "b"})) == []
+    assert (await found(store, Selection()))[0].labels == {}
+    await Deletion(store).delete("one", last_id=4)
+    assert await store.connection.call("EXISTS", store.all_shards[0].label("team", "b")) == 0
+
+
+async def test_a_fork_and_a_restored_conversation_have_the_latest_labels(store: Store) -> None:
+    created = ConversationCreated(conversation_id="two", labels={"team": "a"})
+    change = ConversationChanged(id=3, labels={"team": "b"})
+    await EventLog(store).adopt(created, [message(), change], key="restore")
+    assert [row.labels for row in await found(store, Selection({"team": "b"}))] == [{"team": "b"}]
+    assert await found(store, Selection({"team": "a"})) == []

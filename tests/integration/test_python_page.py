@@ -18,6 +18,7 @@ import deckhands
 from broker.store.embedded import EmbeddedValkey
 from deckhands import AgentSpec, Client, DeckhandsError, NoCluster, NotSettled, UsageError
 from deckhands.client.reader import Reader
+from deckhands.client.steering import Steering
 from deckhands.transfers.files import WorkspaceFiles
 from tests.integration.command_line import cluster, finish, run_command, script
 from tests.source_code import ROOT
@@ -51,7 +52,13 @@ async def test_every_block_of_the_page_runs(home: Path, tmp_path: Path, monkeypa
     directory.mkdir()
     results.mkdir()
     writing = run_command("echo an old pond > haiku.txt")
+    writing_pond = run_command("echo an old pond > haiku.txt")
+    pond = {"tool_calls": [{"name": "finish", "arguments": {"message": "Done.", "output": {"lines": ["an old pond"]}}}]}
+    monkeypatch.setenv("DECKHANDS_SANDBOX", "none")
     names: dict[str, Any] = {
+        "url": (home / "cluster" / "url").read_text().strip(),
+        "talk_model": script(tmp_path / "talk.json", finish("Done.")),
+        "haiku_model": script(tmp_path / "haiku.json", writing_pond, pond),
         "directory": str(directory),
         "results": str(results),
         "model": script(tmp_path / "model.json", writing, finish("Done."), finish("Done again.")),
@@ -78,7 +85,9 @@ def test_every_public_name_is_in_an_example() -> None:
     for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
         for node in ast.walk(ast.parse(block)):
             used |= {getattr(node, "id", ""), getattr(node, "attr", "")}
-    methods = {name for owner in (Client, Reader, WorkspaceFiles) for name in vars(owner) if not name.startswith("_")}
+    methods = {
+        name for owner in (Client, Steering, Reader, WorkspaceFiles) for name in vars(owner) if not name.startswith("_")
+    }
     assert sorted((set(deckhands.__all__) | methods) - used) == []
 
 

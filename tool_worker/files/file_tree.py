@@ -87,6 +87,15 @@ def entries(
         yield entry
 
 
+def listed(directory: Directory) -> list[Entry]:
+    """Return what is in a directory itself, by name.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    return _listed(directory, "")
+
+
 def measure(path: Path, limits: TreeLimits | None = None) -> tuple[int, int]:
     """Return how many entries a workspace has, and how many bytes its regular files; raises what `entries` does."""
     count = total = 0

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from broker.contract.events import Action, Observation
+from broker.contract.interventions import CommandExecutedObservation
+from broker.contract.observations import ErrorObservation
+from broker.runtime.errors import DeckhandsError
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +55,18 @@ class Tool(Protocol):
 
 def answering(action: Action, observation: Observation) -> Observation:
     """Return the observation as the answer to this action: cause, source and tool call are the action's."""
-    return observation.model_copy(
+    return action.as_answer(observation).model_copy(
         update={
             "cause": action.id,
             "source": action.source,
             "tool_call_metadata": action.tool_call_metadata,
         }
     )
+
+
+def instead_of(observation: Observation, text: str, error: DeckhandsError) -> Observation:
+    """Return what answers the same call in place of an observation that cannot be appended."""
+    changes = {"cause": observation.cause, "tool_call_metadata": observation.tool_call_metadata}
+    is_of_person = isinstance(observation, CommandExecutedObservation)
+    failed = (CommandExecutedObservation if is_of_person else ErrorObservation)(content=text, error_id=error.code)
+    return failed.model_copy(update=changes)

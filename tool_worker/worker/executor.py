@@ -60,7 +60,7 @@ from tool_worker.node.usage_bounds import UsageBounds
 from tool_worker.opening.workspace_opener import WorkspaceOpener
 from tool_worker.tools.offered import OfferedTools
 from tool_worker.tools.registry import tool_for
-from tool_worker.tools.tool import HostRequest, answering
+from tool_worker.tools.tool import HostRequest, answering, instead_of
 from tool_worker.worker.fingerprints import fingerprint_of
 from tool_worker.worker.journal_check import NOT_CARRIED_OUT, check_journal, log_reused_number
 from tool_worker.worker.proxy_refusals import refused_in, with_refusals
@@ -155,11 +155,11 @@ class Executor:
             await self._append(self._log, delivery, observation)
         except EventUnfit as error:
             text = f"The action ran, but its result cannot be recorded: {error}"
-            await self._append(self._log, delivery, _instead_of(observation, text, error))
+            await self._append(self._log, delivery, instead_of(observation, text, error))
         except SecretsLocked as error:
             text = f"The result of this action cannot be recorded, because nothing can be hidden in it: {error}"
             # This text itself has nothing to hide.
-            await self._append(EventLog(self._log.store), delivery, _instead_of(observation, text, error))
+            await self._append(EventLog(self._log.store), delivery, instead_of(observation, text, error))
         failpoint("tool.after_append")
         if self._checkpointing is not None and delivery.workspace.path is None:
             await self._checkpointing.note_result(delivery.conversation_id, observation.workspace_use)
@@ -368,12 +368,6 @@ class Executor:
         event = await self._log.blobs.whole(delivery.conversation_id, event)
         assert isinstance(event, Action)
         return event
-
-
-def _instead_of(observation: Observation, text: str, error: DeckhandsError) -> ErrorObservation:
-    """Return what answers the same call in place of an observation that cannot be appended."""
-    changes = {"cause": observation.cause, "tool_call_metadata": observation.tool_call_metadata}
-    return ErrorObservation(content=text, error_id=error.code).model_copy(update=changes)
 
 
 async def _within_quota(

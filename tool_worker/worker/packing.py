@@ -16,9 +16,9 @@ from typing import IO, cast
 
 import zstandard
 
-from broker.coordination.transfers import MAX_COPY_BYTES, MAX_COPY_FILES, TransferAnswer, TransferRequest
+from broker.coordination.transfers import MAX_COPY_BYTES, MAX_COPY_FILES, FileEntry, TransferAnswer, TransferRequest
 from tool_worker.errors import FileUnfit, WorkspaceTooLarge
-from tool_worker.files.file_tree import FILE, LINK, SPECIAL_BITS, Entry, TreeLimits, entries
+from tool_worker.files.file_tree import FILE, LINK, SPECIAL_BITS, Entry, TreeLimits, entries, listed
 from tool_worker.files.openat2_paths import Directory
 from tool_worker.files.unpacking import Unpacking
 
@@ -26,6 +26,7 @@ LIMITS = TreeLimits(files=MAX_COPY_FILES, bytes=MAX_COPY_BYTES)
 """The limits of one transfer, unpacked."""
 IN_PARTS = "Transfer a part of it."
 MAX_NAMED = 20
+MAX_LISTED = 5_000
 MAX_NAMED_CHARS = 200
 
 
@@ -51,6 +52,23 @@ def pack(root: Directory, path: str, target: IO[bytes]) -> TransferAnswer:
             if _has_special_bits(entry) and len(without_bits) < MAX_NAMED:
                 without_bits.append(entry_name.encode(errors="replace").decode()[:MAX_NAMED_CHARS])
     return TransferAnswer(files=files, size_bytes=size, without_bits=tuple(without_bits))
+
+
+def listing(root: Directory, path: str) -> TransferAnswer:
+    """Return what is in a directory of a workspace.
+
+    Raises:
+        OSError: it is not there, is no directory, or leads out.
+    """
+    with Directory.inside(root, path) as directory:
+        found = listed(directory)
+    named = tuple(
+        FileEntry(
+            name=os.fsencode(entry.path).decode(errors="backslashreplace"), kind=entry.kind, size_bytes=entry.size
+        )
+        for entry in found[:MAX_LISTED]
+    )
+    return TransferAnswer(files=len(found), entries=named)
 
 
 def unpack(root: Directory, request: TransferRequest, content: IO[bytes], noted: Path) -> TransferAnswer:

@@ -26,7 +26,7 @@ from tool_worker.launch.host_folder import HostFolder
 from tool_worker.opening.changes import Changes, Patch
 from tool_worker.opening.repositories import Repositories, require_git
 from tool_worker.sandbox.sandbox import Sandbox
-from tool_worker.worker.packing import pack, unpack
+from tool_worker.worker.packing import listing, pack, unpack
 from tool_worker.worker.transfer_spools import TransferSpools
 from tool_worker.workspace.bindings import Bindings
 
@@ -104,6 +104,8 @@ class TransferService:
             return done, None
         if request.what == "download":
             return await asyncio.to_thread(self._packed, folder, request.path, token)
+        if request.what == "list":
+            return await asyncio.to_thread(self._listed, folder, request.path), None
         if request.what == "checkpoint":
             return await self._checkpoint(conversation_id, is_ours=directory == folder.workspace), None
         if directory != folder.workspace:
@@ -148,6 +150,10 @@ class TransferService:
             content = packed.read()
         spools.drop(conversation_id, token)
         return done, content
+
+    def _listed(self, folder: HostFolder, path: str) -> TransferAnswer:
+        with self._bindings.open(folder, folder.read_binding()) as root:
+            return listing(root, path)
 
     def _unpacked(self, folder: HostFolder, request: TransferRequest, content: bytes, noted: Path) -> TransferAnswer:
         with ExitStack() as stack:

@@ -25,7 +25,7 @@ from broker.contract.offered_tools import MCPAction
 from broker.runtime.errors import CorruptEntry, EventUnfit, StoreTooNew, UnknownKind
 from broker.specs.condenser_specs import DEFAULT_CONDENSER, AmortizedForgettingCondenserSpec, NoOpCondenserSpec
 from broker.specs.plain_json import plain_json, replace_surrogates
-from broker.specs.policies import LoopPolicy
+from broker.specs.policies import ConfirmationPolicy, LoopPolicy
 from broker.specs.specs import GoalSpec, MemorySpec, OutputSpec, Skill, WorkspaceSpec
 from broker.specs.tool_specs import OutcomePolicy, ToolOffer
 from broker.specs.workspace_sources import GitSource, UploadedSource
@@ -54,6 +54,10 @@ def _values(name: str, field: FieldInfo) -> st.SearchStrategy[Any]:
     annotation = field.annotation
     if name == "thinking_blocks":
         return st.lists(json_objects, max_size=2).map(tuple)
+    if name == "labels":
+        return st.none() | st.dictionaries(
+            st.text("ab9", min_size=1, max_size=9), st.text("ab9", max_size=9), max_size=3
+        )
     if get_origin(annotation) is dict and any("plain_json" in repr(part) for part in field.metadata):
         return json_objects
     return st.from_type(annotation)  # type: ignore[arg-type]
@@ -131,12 +135,23 @@ st.register_type_strategy(
         ),
     ),
 )
+st.register_type_strategy(
+    ConfirmationPolicy,
+    st.builds(
+        ConfirmationPolicy,
+        mode=st.sampled_from(["never", "always", "risky", "mine"]),
+        threshold=st.sampled_from(["LOW", "MEDIUM", "HIGH"]),
+        confirm_unknown=st.booleans(),
+        analyzer=st.sampled_from(["none", "shell", "mine"]),
+        settings=st.none() | json_objects,
+    ),
+)
 for _part in set(Part.__subclasses__()) - {Skill, Note, WorkspaceSpec}:
     st.register_type_strategy(_part, _parts(_part))
 
 
 def test_every_kind_is_known() -> None:
-    assert len(KINDS) == 68
+    assert len(KINDS) == 71
     assert all(kind.partition(".")[0] in ("action", "observation", "conversation", "model") for kind in KINDS)
 
 

@@ -125,10 +125,12 @@ def test_which_kinds_the_model_is_not_shown() -> None:
     }
     assert hidden == {
         "action.change_agent_state",
+        "action.execute",
         "action.null",
         "action.open_workspace",
         "action.survey",
         "observation.agent_state_changed",
+        "observation.execute",
         "observation.interrupted",
         "observation.null",
         "observation.survey",
@@ -141,9 +143,11 @@ def test_which_kinds_loop_detection_passes_over() -> None:
     assert {kind for kind, event_class in Event.KINDS.items() if not event_class.counts_for_loops} == {
         "action.change_agent_state",
         "action.condensation_request",
+        "action.execute",
         "action.loop_recovery",
         "action.null",
         "observation.agent_state_changed",
+        "observation.execute",
         "observation.interrupted",
         "observation.null",
         "observation.rolled_back",
@@ -157,6 +161,7 @@ def test_which_kinds_come_from_the_files_of_a_workspace() -> None:
         "observation.browse",
         "observation.download",
         "observation.edit",
+        "observation.execute",
         "observation.run",
         "observation.run_ipython",
         "observation.write",
@@ -168,6 +173,7 @@ def test_which_kinds_others_than_the_controller_write() -> None:
     assert {kind for kind in others if kind.startswith("action.")} == {
         "action.change_agent_state",
         "action.condensation",
+        "action.execute",
         "action.loop_recovery",
         "action.message",
         "action.null",

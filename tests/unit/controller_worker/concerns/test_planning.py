@@ -10,7 +10,7 @@ import pytest
 from broker.contract.actions import ChangeAgentStateAction, SystemMessageAction
 from broker.contract.events import AgentSpec, EventSource, LLMSpec, ModelToolCall
 from broker.contract.observations import ErrorObservation
-from broker.contract.planning import PlanAcceptedObservation
+from broker.contract.task_list import PlanAcceptedObservation
 from broker.log.invariants import violations
 from broker.runtime.errors import UsageError
 from broker.specs.agent_state import AgentState

@@ -53,6 +53,7 @@ FULL = State(
         parent=Parent(conversation_id="conversation-0", delegate_id=9),
         delegate_level=1,
         forked_at=2,
+        chosen_id=3,
     ),
     lifecycle=Lifecycle(
         agent_state=AgentState.RATE_LIMITED,
@@ -69,7 +70,7 @@ FULL = State(
         is_reply_outdated=True,
     ),
     tools=Tools((PendingAction(38, METADATA), PendingAction(39))),
-    confirmation=Confirmation(asked_id=38, answer_id=41, confirmed_id=39),
+    confirmation=Confirmation(asked_id=38, answer_id=41, confirmed_id=39, reason="No."),
     calls=ModelCalls(
         reply_id=37,
         attempt=2,
@@ -90,6 +91,7 @@ FULL = State(
         inherited_usd=0.05,
         prompt_tokens=12_345_678,
         completion_tokens=321,
+        is_changed=True,
     ),
     opening=Opening(3, 1, is_open=True, has_failed=True),
     survey=Survey(4, 2, 5, is_over=True, scripts=("setup.sh",)),
@@ -113,7 +115,7 @@ FULL = State(
     ),
     tasks=TaskList((TaskItem(id="a", title="Look", status="done", notes="ü"),)),
     start=Start("begun", has_time=True),
-    double_texting=DoubleTexting("rollback", begun_id=40, wanted="interrupt", message_ids=(41, 42)),
+    double_texting=DoubleTexting("rollback", begun_id=40, wanted="interrupt", message_ids=(41, 42), pause_id=43),
 )
 
 
@@ -183,18 +185,18 @@ def test_hostile_bytes_give_no_state_and_raise_nothing(content: bytes) -> None:
 
 def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> None:
     assert (SNAPSHOT_VERSION, {part: " ".join(vars_of(getattr(State(), part))) for part in PARTS}) == (
-        25,
+        26,
         {
-            "setup": "conversation_id agent workspace limits tenancy headless parent delegate_level forked_at",
+            "setup": "conversation_id agent workspace limits tenancy headless parent delegate_level forked_at chosen_id",
             "lifecycle": "agent_state requested ending last_error error_code result_id",
             "greeting": "is_said",
             "inbox": "message last_message_id is_reply_outdated",
             "tools": "pending",
-            "confirmation": "asked_id answer_id confirmed_id",
+            "confirmation": "asked_id answer_id confirmed_id reason",
             "calls": "reply_id attempt wait deferral overflows wants_condensation",
             "usage": (
                 "iteration max_iterations max_budget_usd max_tokens deadline cost_usd has_unknown_cost "
-                "latest inherited_usd prompt_tokens completion_tokens"
+                "latest inherited_usd prompt_tokens completion_tokens is_changed"
             ),
             "opening": "action_id attempts is_open has_failed",
             "survey": "action_id attempts answer_id is_over scripts",
@@ -205,7 +207,7 @@ def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> Non
             "delegation": "delegates iterations spent_usd order",
             "tasks": "items",
             "start": "standing has_time",
-            "double_texting": "policy begun_id wanted message_ids",
+            "double_texting": "policy begun_id wanted message_ids pause_id",
         },
     )
 

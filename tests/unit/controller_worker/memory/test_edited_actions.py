@@ -6,7 +6,7 @@ from typing import Any
 
 from broker.contract.actions import ChangeAgentStateAction, CmdRunAction
 from broker.contract.events import AgentSpec, EventSource
-from broker.contract.planning import PlanAction
+from broker.contract.task_list import PlanAction
 from broker.specs.agent_state import AgentState
 from broker.specs.policies import ConfirmationPolicy
 from controller_worker.core.effects import AwaitTools

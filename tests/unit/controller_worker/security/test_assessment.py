@@ -90,7 +90,9 @@ def test_the_model_cannot_talk_a_risk_down() -> None:
 )
 def test_for_what_a_person_is_asked(fields: dict[str, Any], asked_for: list[ActionSecurityRisk]) -> None:
     policy = ConfirmationPolicy(**fields)
-    assert [risk for risk in ActionSecurityRisk if needs_confirmation(risk, policy)] == asked_for
+    assert [
+        risk for risk in ActionSecurityRisk if needs_confirmation(CmdRunAction(command="ls"), risk, policy)
+    ] == asked_for
 
 
 def test_the_risk_is_written_into_the_action() -> None:

@@ -1,0 +1,79 @@
+"""Confirmation policies and risk analyzers of installed packages, by entry point.
+
+Holds: a package cannot replace what is built in; its code is loaded only when a conversation names it. What it raises
+never lets an action run unasked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from broker.contract.actions import RiskyAction
+from broker.contract.events import ActionSecurityRisk
+from broker.runtime.errors import UsageError
+from broker.specs.policies import ANALYZERS, POLICIES, ConfirmationPolicy
+from broker.tools.plugins import entry_points
+
+_WHAT = {POLICIES: "confirmation policy", ANALYZERS: "risk analyzer"}
+
+
+class PolicyPlugin(Protocol):
+    """What decides whether a person is asked. It is made with the policy's settings, for each reply."""
+
+    def needs_confirmation(self, action: RiskyAction, risk: ActionSecurityRisk) -> bool:
+        """Say whether a person is asked before an action runs. Pure, so that a replay decides the same."""
+        ...
+
+
+class AnalyzerPlugin(Protocol):
+    """What says how dangerous an action is. It is made with the policy's settings, for each reply."""
+
+    def risk(self, action: RiskyAction, workspace: str) -> ActionSecurityRisk:
+        """Return the risk of an action. Pure, so that a replay decides the same.
+
+        Args:
+            workspace: the directory that may be changed.
+        """
+        ...
+
+
+def policy_plugin(policy: ConfirmationPolicy) -> PolicyPlugin | None:
+    """Return the plug-in that a policy names; None: it is built in.  Raises what `check_plugins` does."""
+    found: PolicyPlugin | None = _made(POLICIES, policy)
+    return found
+
+
+def analyzer_plugin(policy: ConfirmationPolicy) -> AnalyzerPlugin | None:
+    """Return the analyzer that a policy names; None: it is built in.  Raises what `check_plugins` does."""
+    found: AnalyzerPlugin | None = _made(ANALYZERS, policy)
+    return found
+
+
+def known_plugins() -> Mapping[str, list[str]]:
+    """Return the names of all installed plug-ins, by group."""
+    return {group: sorted(entry_points(group).names) for group in _WHAT}
+
+
+def check_plugins(policy: ConfirmationPolicy) -> None:
+    """Make sure that what a policy names is here and can be made.
+
+    Raises:
+        UsageError: it is not, or cannot be loaded.
+    """
+    for group, _ in policy.plugins:
+        _made(group, policy)
+
+
+def _made(group: str, policy: ConfirmationPolicy) -> Any:
+    name = dict(policy.plugins).get(group)
+    if name is None:
+        return None
+    what, installed = _WHAT[group], entry_points(group)
+    if name not in installed.names:
+        known = ", ".join(sorted(installed.names)) or "none"
+        raise UsageError(f"There is no {what} named {name!r}.", remedy=f"Besides the built-in ones there are: {known}.")
+    try:
+        return installed[name].load()(dict(policy.settings or {}))
+    except Exception as error:
+        raise UsageError(f"The {what} {name!r} cannot be loaded: {type(error).__name__}: {error}") from error

@@ -1,0 +1,91 @@
+"""What a person wants changed in a conversation, checked before it is an event."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from broker.contract.events import AgentSpec, EventSource, Limits
+from broker.contract.interventions import ConversationChanged
+from broker.runtime.errors import UsageError
+from broker.specs.policies import ConfirmationPolicy
+from broker.store.store import Store
+from broker.tools.tool_offers import ToolOffers
+from deckhands.client.known_agents import require_agent, require_plugins
+from deckhands.tasks import inputs
+
+MAX_TEXT_CHARS = 2_000
+"""Of the reason of a change, a rejection or a command, and of who says so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What is to change; None: nothing.
+
+    Attributes:
+        agent: its name, or all of its specification.
+        tools: keys or patterns of tools that tool workers offer, to be added.
+        by: who says so.
+        reason: why.
+    """
+
+    agent: AgentSpec | str | None = None
+    confirmation: ConfirmationPolicy | None = None
+    analyzer: str | None = None
+    limits: Limits | None = None
+    tools: Sequence[str] = ()
+    labels: Mapping[str, str] | None = None
+    by: str = ""
+    reason: str = ""
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether anything is to change."""
+        given = (self.agent, self.confirmation, self.analyzer, self.limits, self.labels, self.tools or None)
+        return any(part is not None for part in given)
+
+    async def event(self, store: Store, *, offers_limit_seconds: float) -> ConversationChanged:
+        """Return the event that says so.
+
+        Args:
+            offers_limit_seconds: how long a tool may be missing.
+
+        Raises:
+            UsageError: a part cannot be used, or no running worker knows the agent, the policy, the analyzer or a tool.
+        """
+        parts: dict[str, Any] = {"by": words_in(self.by, "by"), "reason": words_in(self.reason, "reason")}
+        if self.agent is not None:
+            parts["agent"] = inputs.with_output(inputs.agent_in(self.agent, None), None)
+            await require_agent(store, parts["agent"])
+        if self.confirmation is not None:
+            remedy = "Pass ConfirmationPolicy(mode=…)."
+            parts["confirmation"] = inputs.instance_of(ConfirmationPolicy, self.confirmation, "confirmation", remedy)
+        if self.analyzer is not None:
+            parts["analyzer"] = inputs.analyzer_in(inputs.text_in(self.analyzer, "analyzer"))
+        await require_plugins(store, self.confirmation, analyzer=self.analyzer)
+        if self.limits is not None:
+            parts["limits"] = inputs.limits_in(self.limits)
+        if self.labels is not None:
+            parts["labels"] = dict(inputs.labels_in(self.labels))
+        names = inputs.names_in(self.tools, "tools")
+        if names:
+            parts["tools"] = await ToolOffers(store).choose(names, limit_seconds=offers_limit_seconds)
+        if not self.has_parts:
+            raise UsageError(
+                "Nothing is to be changed.",
+                remedy="Pass agent, confirmation, analyzer, limits, tools, labels or model.",
+            )
+        return ConversationChanged(source=EventSource.USER, **parts)
+
+
+def words_in(text: str, name: str) -> str | None:
+    """Return what a person says of their own act; None: nothing.
+
+    Raises:
+        UsageError: it is no text, or too long.
+    """
+    said = inputs.text_in(text, name).strip()
+    if len(said) > MAX_TEXT_CHARS:
+        raise UsageError(f"The {name} has {len(said):,} characters; the limit is {MAX_TEXT_CHARS:,}.")
+    return said or None

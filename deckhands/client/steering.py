@@ -1,0 +1,214 @@
+"""What people ask of a conversation under way: pause and resume it, answer its questions, change it, stop it.
+
+Holds: every request is an event of the log; the owner of the conversation carries it out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from broker.contract.actions import ChangeAgentStateAction, LoopRecoveryAction
+from broker.contract.events import Event, EventSource, ModelSwitched
+from broker.log.append_call import WORK, Condition
+from broker.log.event_log import EventLog
+from broker.log.status import relisted
+from broker.runtime.errors import UnknownConversation, UsageError
+from broker.specs.agent_state import TERMINAL_STATES, AgentState
+from broker.store.store import Store
+from deckhands.client.appending import append
+from deckhands.client.beginning import OFFERS_LIMIT_SECONDS
+from deckhands.client.changing import Change, words_in
+from deckhands.client.confirmations import answer_to
+from deckhands.client.errors import IsArchived, NotStopped
+from deckhands.client.reader import Reader
+from deckhands.client.secret_keeping import secrets_of
+from deckhands.reading.summary import Summary
+from deckhands.tasks import inputs
+
+
+class Steering(Reader):
+    """What is asked of the conversations of a store."""
+
+    def __init__(self, store: Store, archive: str = "") -> None:
+        super().__init__(store, archive)
+        self.secrets = secrets_of(store)
+        self._masked = EventLog(store, self.secrets)
+
+    async def pause(self, conversation_id: str) -> None:
+        """Ask for a pause: what runs is finished, nothing new is started.
+
+        Raises:
+            UsageError: the conversation is unknown, closed or over.
+        """
+        await self._require_open(conversation_id, "paused")
+        await self._ask_for(conversation_id, AgentState.PAUSED)
+
+    async def interrupt(self, conversation_id: str) -> None:
+        """Stop what runs now, and pause: the command is killed, the reply of the model is given up.
+
+        Raises:
+            UsageError: the conversation is unknown, closed or over.
+        """
+        await self._require_open(conversation_id, "interrupted")
+        request = ChangeAgentStateAction(agent_state=AgentState.PAUSED, is_interrupt=True, source=EventSource.USER)
+        await self._append(conversation_id, [request], None)
+
+    async def resume(self, conversation_id: str, *, model: str | None = None) -> None:
+        """Continue a conversation that was paused, was stopped or has failed, with another `model` if one is named.
+
+        Raises:
+            UsageError: the conversation is unknown or closed.
+        """
+        await self._ask_for(conversation_id, AgentState.RUNNING, *switch_to(model))
+
+    async def recover(self, conversation_id: str, *, option: int, model: str | None = None) -> None:
+        """Get an agent out of its loop: 1 restart before the loop and wait, 2 restart and continue, 3 stop.
+
+        Args:
+            model: see `send_message`.
+
+        Raises:
+            UsageError: the agent is not in a loop, or there is no such option.
+        """
+        choice = LoopRecoveryAction(option=inputs.way_in(option), source=EventSource.USER)
+        if not (await self._tally(conversation_id)).status.is_in_loop:
+            what = f"The agent of the conversation {conversation_id} is not in a loop."
+            raise UsageError(what, remedy="Send it a message to continue it.")
+        await self._append(conversation_id, [*switch_to(model), choice], None)
+
+    async def confirm(
+        self, conversation_id: str, *, action_id: int | None = None, edited: Mapping[str, Any] | None = None
+    ) -> None:
+        """Run the action that the agent asks about.
+
+        Args:
+            action_id: the action that was shown to the person; None means the one asked about now.
+            edited: new values for fields of the action, such as `command`.
+
+        Raises:
+            UsageError: the agent asks about no action, or about another one.
+        """
+        await self._answer(conversation_id, AgentState.USER_CONFIRMED, action_id, edited)
+
+    async def reject(self, conversation_id: str, *, reason: str = "", action_id: int | None = None) -> None:
+        """Refuse the action that the agent asks about. Raises what `confirm` does.
+
+        Args:
+            reason: why, for the agent, which reads it and continues. Without one it waits for a message.
+        """
+        await self._answer(conversation_id, AgentState.USER_REJECTED, action_id, None, words_in(reason, "reason"))
+
+    async def change(
+        self,
+        conversation_id: str,
+        change: Change,
+        *,
+        model: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> None:
+        """Change what a conversation is, from its next step on. Secrets are masked in the reason.
+
+        Args:
+            model: the profile or model to continue with.
+
+        Raises:
+            UsageError: the conversation is unknown or closed, or see `Change.event`.
+        """
+        switch = switch_to(model, by=change.by, reason=change.reason)
+        events: list[Event] = [*switch]
+        fields: list[tuple[str, str]] = []
+        if change.has_parts or not switch:
+            changed = await change.event(self.store, offers_limit_seconds=OFFERS_LIMIT_SECONDS)
+            events.append(changed)
+            fields = relisted(changed)
+        await self._append(conversation_id, events, idempotency_key, log=self._masked, fields=dict(fields))
+
+    async def cancel(self, conversation_id: str, *, wait_seconds: float | None = None) -> Summary:
+        """Stop a conversation and what runs in it. One that is over is left alone. Idempotent.
+
+        Args:
+            wait_seconds: how long to wait until the agent has stopped; None does not wait.
+
+        Returns:
+            The summary at the end of the wait.
+
+        Raises:
+            NotStopped: it has not stopped after `wait_seconds`; the request stays in the log.
+        """
+        tally = await self._tally(conversation_id)
+        if tally.status.is_terminal:
+            return tally.summary()
+        await self._ask_for(conversation_id, AgentState.STOPPED)
+        if wait_seconds is None:
+            return await self.summary(conversation_id)
+        try:
+            async with asyncio.timeout(wait_seconds):
+                await self._follow(conversation_id, tally, is_enough=lambda status: status.is_terminal)
+        except TimeoutError as error:
+            raise NotStopped(conversation_id, wait_seconds) from error
+        return tally.summary()
+
+    async def _require_open(self, conversation_id: str, what: str) -> None:
+        """Refuse a conversation that is over.
+
+        Raises:
+            UsageError: it is.
+        """
+        if (state := await self._ended_in(conversation_id)) is not None:
+            raise UsageError(
+                f"The conversation {conversation_id} is {state}; it cannot be {what}.",
+                remedy="Send it a message to continue it.",
+            )
+
+    async def _ended_in(self, conversation_id: str) -> AgentState | None:
+        """Return the state in which a conversation is over; None: it is not.  Reads the log only where it may be."""
+        if (await self.row(conversation_id)).state not in TERMINAL_STATES:
+            return None
+        status = (await self._tally(conversation_id)).status
+        return status.state if status.is_terminal else None
+
+    async def _answer(
+        self,
+        conversation_id: str,
+        answer: AgentState,
+        action_id: int | None,
+        edited: Mapping[str, Any] | None,
+        reason: str | None = None,
+    ) -> None:
+        request = await answer_to(self.store, conversation_id, answer, action_id, edited or {})
+        request = request.model_copy(update={"reason": reason})
+        is_written = bool(edited or reason)
+        await self._append(conversation_id, [request], None, log=self._masked if is_written else self.log)
+
+    async def _ask_for(self, conversation_id: str, state: AgentState, *first: Event) -> None:
+        request = ChangeAgentStateAction(agent_state=state, source=EventSource.USER)
+        condition: Condition = WORK if state is AgentState.RUNNING else ""
+        await self._append(conversation_id, [*first, request], None, condition=condition)
+
+    async def _append(
+        self,
+        conversation_id: str,
+        events: Sequence[Event],
+        key: str | None,
+        *,
+        log: EventLog | None = None,
+        condition: Condition = "",
+        fields: Mapping[str, str] | None = None,
+    ) -> None:
+        """Append events; pass the `log` that masks secrets for text that a person wrote."""
+        try:
+            await append(log or self.log, conversation_id, events, key=key, condition=condition, fields=fields)
+        except UnknownConversation:
+            if await self.is_archived(conversation_id):
+                raise IsArchived(conversation_id) from None
+            raise
+
+
+def switch_to(model: str | None, *, by: str = "", reason: str = "") -> tuple[Event, ...]:
+    """Return the event that switches to a model; none, if none is named."""
+    if not model:
+        return ()
+    who, why = words_in(by, "by"), words_in(reason, "reason")
+    return (ModelSwitched(model=model, reason=why or "", by=who, source=EventSource.USER),)

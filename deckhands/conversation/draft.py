@@ -1,0 +1,82 @@
+"""What a conversation is to be, until its first message begins it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pydantic import BaseModel
+
+from broker.contract.events import AgentSpec, Limits, WorkspaceSpec
+from broker.runtime.errors import UsageError
+from broker.specs.policies import ConfirmationPolicy
+from broker.specs.specs import Tenancy
+from deckhands.client.client import Client
+from deckhands.tasks import inputs
+from deckhands.tasks.images import Image
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """What `Client.submit` gets besides the task.
+
+    Attributes:
+        tools: keys or patterns.
+    """
+
+    agent: AgentSpec
+    workspace: WorkspaceSpec
+    upload: bytes | None = None
+    limits: Limits | None = None
+    tools: tuple[str, ...] = ()
+    output: type[BaseModel] | Mapping[str, Any] | None = None
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    title: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    tenancy: Tenancy | None = None
+
+    def with_model(self, model: str) -> Draft:
+        """Return it with another model."""
+        return replace(self, agent=inputs.agent_in(self.agent, model))
+
+    def with_policy(self, policy: ConfirmationPolicy) -> Draft:
+        """Return it with another confirmation policy."""
+        return replace(self, agent=self.agent.model_copy(update={"confirmation": policy}))
+
+    async def begin(self, client: Client, conversation_id: str, task: str, images: Sequence[Image]) -> None:
+        """Begin the conversation; raises what `Client.submit` does.  Idempotent under the same id."""
+        await client.submit(
+            task,
+            agent=self.agent,
+            workspace=self.workspace,
+            upload=self.upload,
+            images=images,
+            limits=self.limits,
+            tools=self.tools,
+            output=self.output,
+            secrets=self.secrets,
+            headless=False,
+            title=self.title,
+            labels=self.labels,
+            tenancy=self.tenancy,
+            conversation_id=conversation_id,
+            idempotency_key=f"conversation:{conversation_id}",
+        )
+
+
+def policy_of(policy: ConfirmationPolicy | str) -> ConfirmationPolicy:
+    """Return the confirmation policy that is meant.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if isinstance(policy, ConfirmationPolicy):
+        return policy
+    try:
+        return ConfirmationPolicy(mode=policy)
+    except ValueError as error:
+        raise UsageError(
+            f"The confirmation policy {ascii(policy)[:100]} cannot be used.",
+            remedy="Pass 'never', 'always', 'risky', the name of a plug-in, or a ConfirmationPolicy.",
+        ) from error

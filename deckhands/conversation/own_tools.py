@@ -1,0 +1,76 @@
+"""Tools that a program hands over as they are, for the workers of its private cluster.
+
+Holds: a worker imports the module in which the tool stands; nothing is sent but its name.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from broker.runtime.errors import UsageError
+from broker.tools.custom_tools import CustomTool
+
+TOOLS, PYTHON_PATH = "DECKHANDS_TOOLS", "PYTHONPATH"
+
+
+def keys_of(tools: Sequence[str | CustomTool]) -> tuple[str, ...]:
+    """Return under which keys tools are offered.
+
+    Raises:
+        UsageError: one is neither a key nor a tool.
+    """
+    if isinstance(tools, str | CustomTool):
+        raise UsageError("The argument tools is one tool.", remedy="Pass a list: tools=[…].")
+    for tool in tools:
+        if not isinstance(tool, str | CustomTool):
+            raise UsageError(
+                f"{ascii(tool)[:100]} is no tool.",
+                remedy="Pass its key, or what `custom_tool` has made.",
+            )
+    return tuple(tool if isinstance(tool, str) else tool.offer.key for tool in tools)
+
+
+def environment_of(tools: Sequence[str | CustomTool], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what tool workers need to know to offer a program's own tools.
+
+    Args:
+        environment: what they know besides.
+
+    Raises:
+        UsageError: a tool has no name in a module that can be imported.
+    """
+    own = [tool for tool in tools if isinstance(tool, CustomTool)]
+    if not own:
+        return {}
+    named = [_named(tool) for tool in own]
+    offered = [name for name in (environment.get(TOOLS, ""), *(name for name, _ in named)) if name]
+    paths = [Path(path) for path in environment.get(PYTHON_PATH, "").split(os.pathsep) if path]
+    found = dict.fromkeys([*(folder for _, folder in named if folder is not None), *paths])
+    return {TOOLS: ",".join(dict.fromkeys(offered)), PYTHON_PATH: os.pathsep.join(map(str, found))}
+
+
+def _named(tool: CustomTool) -> tuple[str, Path | None]:
+    """Return a tool as `module:name`, and the folder in which the module is."""
+    for module_name, module in list(sys.modules.items()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if value is not tool:
+                continue
+            file = getattr(module, "__file__", None)
+            folder = Path(file).resolve().parent if file else None
+            if module_name != "__main__":
+                top = folder
+                for _ in range(module_name.count(".")):
+                    top = top.parent if top is not None else None
+                return f"{module_name}:{name}", top
+            spec = getattr(module, "__spec__", None)
+            if spec is not None and spec.name:
+                return f"{spec.name}:{name}", None
+            if file:
+                return f"{Path(file).stem}:{name}", folder
+    raise UsageError(
+        f"The tool {tool.offer.key} has no name in a module.",
+        remedy="Define it at the top of a module, so that a worker can import it.",
+    )

@@ -1,0 +1,147 @@
+"""Where a conversation runs: on a cluster that runs, or on a private one that is started for it.
+
+Holds: what is started here ends here; the log and the summary of a private one are on disk afterwards, in the folder of
+a run, so that the command line finds them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import TypeVar
+
+from broker.contract.events import AgentSpec, ConversationCreated, Event, WorkspaceSpec
+from broker.conversations.conversations import ConversationRow
+from broker.coordination.workspace_orders import WorkspaceOrders
+from broker.runtime.errors import DeckhandsError, UnknownConversation, UsageError
+from deckhands.client.client import Client
+from deckhands.cluster.embedded_cluster import Cluster
+from deckhands.home import Home, supervising
+from deckhands.reading.summary import summarize
+from deckhands.runs.cluster_notices import unless_broken
+from deckhands.runs.private_cluster import private_cluster
+from deckhands.runs.records import RunFolder
+from deckhands.settings import FaceSettings
+
+PATIENCE_SECONDS = 30.0
+END_LIMIT_SECONDS = 5.0
+STORES = ("redis://", "rediss://", "unix://")
+
+T = TypeVar("T")
+
+
+def check_cluster(cluster: str | None) -> None:
+    """Refuse the address of a cluster that cannot be reached from here.
+
+    Raises:
+        UsageError: it is one.
+    """
+    if cluster is None:
+        return
+    if not isinstance(cluster, str) or not cluster.startswith(STORES):
+        shown = (
+            ascii(cluster)[:100] if not isinstance(cluster, str) else ascii(cluster.partition("@")[2] or cluster)[:100]
+        )
+        raise UsageError(
+            f"The cluster {shown} is not the address of a store.",
+            remedy=f"Pass {', '.join(f'{scheme}…' for scheme in STORES)}; or leave it out for a private cluster. "
+            "Addresses with https:// need a server of the cluster, which this version does not have.",
+        )
+
+
+class Place:
+    """An open place."""
+
+    def __init__(self, client: Client, *, cluster: Cluster | None = None) -> None:
+        self.client = client
+        self._cluster = cluster
+        self._closing = AsyncExitStack()
+        self._folders: dict[str, RunFolder] = {}
+
+    @property
+    def is_private(self) -> bool:
+        """Whether it is only for this conversation and its forks."""
+        return self._cluster is not None
+
+    @classmethod
+    async def running(cls, url: str) -> Place:
+        """Connect to a cluster; raises what `Client.connect` does."""
+        return cls(await Client.connect(url, patience_seconds=PATIENCE_SECONDS))
+
+    @classmethod
+    async def private(
+        cls, conversation_id: str, agent: AgentSpec, workspace: WorkspaceSpec, environment: Mapping[str, str]
+    ) -> Place:
+        """Start a private store and workers, in the folder of a run.
+
+        Args:
+            agent, workspace: of a conversation that begins; one that has begun here before has its own.
+            environment: for the workers, over that of this process.
+
+        Raises:
+            UsageError: the directory may not be a workspace, or another process works in the folder.
+            DeckhandsError: the store cannot be started.
+        """
+        settings = FaceSettings.from_env()
+        home = Home(settings.home)
+        folder = RunFolder(home.run_folder(conversation_id))
+        home.prepare(folder.path)
+        async with AsyncExitStack() as starting:
+            starting.enter_context(supervising(folder.path, "A conversation"))
+            if folder.has_events and isinstance(created := folder.events()[0], ConversationCreated):
+                agent, workspace = created.agent, created.workspace
+            known = {**settings.environment, **environment}
+            cluster = Cluster(private_cluster(folder.path, agent, workspace, known))
+            starting.push_async_callback(cluster.stop)
+            await cluster.start()
+            client = await Client.connect(cluster.url, patience_seconds=PATIENCE_SECONDS)
+            place = cls(client, cluster=cluster)
+            place._closing = starting.pop_all()
+        place._folders[conversation_id] = folder
+        return place
+
+    async def row(self, conversation_id: str) -> ConversationRow | None:
+        """Return a conversation as a listing shows it; None: there is none."""
+        try:
+            return await self.client.row(conversation_id)
+        except UnknownConversation:
+            return None
+
+    async def do(self, work: Awaitable[T]) -> T:
+        """Wait for some work, unless the private cluster breaks first.
+
+        Raises:
+            DeckhandsError: what broke it.
+        """
+        return await work if self._cluster is None else await unless_broken(work, self._cluster.until_broken())
+
+    async def aclose(self) -> None:
+        """Disconnect; of a private cluster, keep the log and end everything.  Idempotent."""
+        try:
+            for conversation_id, folder in self._folders.items():
+                await self._record(conversation_id, folder)
+            self._folders = {}
+        finally:
+            await self.client.aclose()
+            await self._closing.aclose()
+
+    async def _record(self, conversation_id: str, folder: RunFolder) -> None:
+        """Write what `deckhands logs` and `show` read of a run that is over."""
+        row = await self.row(conversation_id)
+        if row is None:
+            return
+        events = await self.client.events(conversation_id, is_whole=True, is_lenient=True)
+        await asyncio.to_thread(_write, folder, events)
+        try:
+            orders = WorkspaceOrders(self.client.store)
+            await orders.end_sessions(conversation_id, limit_seconds=END_LIMIT_SECONDS)
+        except DeckhandsError:
+            return  # their time to live ends them
+
+
+def _write(folder: RunFolder, events: Sequence[Event]) -> None:
+    with folder.recording() as recording:
+        for event in events:
+            recording.add(event)
+    folder.finish(summarize(events))

@@ -1,0 +1,72 @@
+"""Pictures in messages: paths, bytes and addresses, as what a message holds.
+
+Holds: what is read here is a picture of a kind that models take, and small enough for them.
+Does not: fetch an address; the model's provider does.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from broker.runtime.errors import UsageError
+
+MAX_IMAGES = 20
+MAX_IMAGE_BYTES = 5 * 2**20
+MAX_ADDRESS_CHARS = 2_000
+MAX_TOTAL_BYTES = 10 * 2**20
+"""Of all pictures of one message, which is one event."""
+ADDRESSES = ("https://", "http://")
+DATA = "data:image/"
+_KINDS = ((b"\x89PNG\r\n\x1a\n", "png"), (b"\xff\xd8\xff", "jpeg"), (b"GIF87a", "gif"), (b"GIF89a", "gif"))
+
+Image = str | os.PathLike[str] | bytes
+
+
+def image_urls_of(images: Iterable[Image]) -> tuple[str, ...] | None:
+    """Return pictures as addresses or data URLs; None: there are none.  Reads files.
+
+    Raises:
+        UsageError: one is no picture, cannot be read or is too large; or there are too many.
+    """
+    if isinstance(images, str | bytes | os.PathLike):
+        raise UsageError("The argument images is one picture.", remedy="Pass a list: images=[…].")
+    found = tuple(_url_of(image) for image in images)
+    if len(found) > MAX_IMAGES:
+        raise UsageError(f"There are {len(found)} pictures; the limit of a message is {MAX_IMAGES}.")
+    if sum(map(len, found)) > MAX_TOTAL_BYTES:
+        raise UsageError(f"The pictures have more than {MAX_TOTAL_BYTES:,} bytes together.", remedy="Send fewer.")
+    return found or None
+
+
+def _url_of(image: Image) -> str:
+    if isinstance(image, bytes):
+        return _data_url(image, "A picture")
+    if isinstance(image, str) and image.startswith((*ADDRESSES, DATA)):
+        limit = MAX_ADDRESS_CHARS if image.startswith(ADDRESSES) else MAX_IMAGE_BYTES * 2
+        if len(image) > limit or any(ord(character) <= 32 or ord(character) > 126 for character in image):
+            raise UsageError(f"The picture {ascii(image)[:100]} is too long or no address.", remedy="Pass its bytes.")
+        return image
+    if not isinstance(image, str | os.PathLike):
+        raise UsageError(f"{ascii(image)[:100]} is no picture.", remedy="Pass a path, bytes, or an address.")
+    path = Path(image)
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_IMAGE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"The picture {ascii(str(path))[1:-1][:300]} cannot be read: {why}.") from error
+    return _data_url(content, f"The picture {ascii(str(path))[1:-1][:300]}")
+
+
+def _data_url(content: bytes, name: str) -> str:
+    if len(content) > MAX_IMAGE_BYTES:
+        raise UsageError(f"{name} has more than {MAX_IMAGE_BYTES:,} bytes.", remedy="Make it smaller.")
+    kind = next((kind for magic, kind in _KINDS if content.startswith(magic)), "")
+    if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
+        kind = "webp"
+    if not kind:
+        raise UsageError(f"{name} is no PNG, JPEG, GIF or WebP file.", remedy="Convert it to one of them.")
+    return f"{DATA}{kind};base64,{base64.b64encode(content).decode()}"

@@ -1,0 +1,130 @@
+"""Commands that a person runs in a workspace beside the agent.
+
+Holds: a command is in the log before it runs, and runs once, whatever dies; what it writes is masked and cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+
+from broker.contract.codec import decode_any
+from broker.contract.events import ConversationCreated
+from broker.contract.interventions import (
+    DEFAULT_TIMEOUT_SECONDS,
+    MAX_COMMAND_CHARS,
+    MAX_TIMEOUT_SECONDS,
+    CommandExecutedObservation,
+    ExecuteCommandAction,
+)
+from broker.contract.workspace_events import WorkspaceOpenedObservation
+from broker.log.event_log import Closed, EventLog
+from broker.log.latest_event import latest_event
+from broker.log.lost_tails import followed
+from broker.runtime.errors import DeckhandsError, UsageError
+
+BEGIN_LIMIT_SECONDS = 60.0
+"""How long a tool worker may take to begin."""
+
+
+class CommandFailed(DeckhandsError):
+    """A person's command could not be run, or nobody has answered it; the text says why."""
+
+    code = "command_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """What a command has led to.
+
+    Attributes:
+        event_id: of the command in the log.
+        output: what it wrote, both streams together; the middle of a long one is left out.
+        exit_code: -1: it was killed, because it took too long or was stopped.
+    """
+
+    event_id: int
+    output: str
+    exit_code: int
+
+
+async def execute(
+    log: EventLog,
+    conversation_id: str,
+    command: str,
+    *,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    by: str | None = None,
+    reason: str | None = None,
+) -> CommandResult:
+    """Run a command in a conversation's workspace, in a separate shell, and return its result.
+
+    Args:
+        log: the one that masks secrets.
+
+    Raises:
+        UsageError: the command cannot be used, or the conversation is unknown, closed or has no workspace yet.
+        CommandFailed: it could not be run, or no tool worker has answered.
+    """
+    _check(command, timeout_seconds)
+    await _require_workspace(log, conversation_id)
+    action = ExecuteCommandAction(command=command, timeout=timeout_seconds, by=by, reason=reason)
+    outcome = await log.append(conversation_id, [action], quiet=True, dispatch=[0])
+    if isinstance(outcome, Closed):
+        raise UsageError(f"The conversation {conversation_id} is closed.", remedy="Its workspace has ended.")
+    event_id = outcome.first_id
+    try:
+        async with asyncio.timeout(timeout_seconds + BEGIN_LIMIT_SECONDS):
+            answer = await _answer(log, conversation_id, event_id)
+    except TimeoutError as error:
+        raise CommandFailed(
+            f"No tool worker has answered the command, which is event {event_id} of {conversation_id}.",
+            remedy="It runs when one takes it up. Is a tool worker running on the node that has the workspace?",
+        ) from error
+    if answer.error_id:
+        raise CommandFailed(answer.content)
+    return CommandResult(event_id, answer.content, answer.exit_code)
+
+
+async def _answer(log: EventLog, conversation_id: str, event_id: int) -> CommandExecutedObservation:
+    async with contextlib.aclosing(followed(log, conversation_id, after=event_id, decode=decode_any)) as events:
+        async for event in events:
+            if event.cause == event_id and isinstance(event, CommandExecutedObservation):
+                return event
+            if event.cause == event_id:  # by a tool worker of an older version
+                raise CommandFailed(getattr(event, "content", "") or "The tool worker cannot run commands of people.")
+    raise AssertionError("it follows for ever")
+
+
+def _check(command: str, timeout_seconds: float) -> None:
+    if not isinstance(command, str) or not command.strip() or "\0" in command:
+        raise UsageError("The command is empty, or has a NUL character.", remedy="Pass what bash is to run.")
+    if len(command) > MAX_COMMAND_CHARS:
+        raise UsageError(
+            f"The command has {len(command):,} characters; the limit is {MAX_COMMAND_CHARS:,}.",
+            remedy="Upload a script, and run that.",
+        )
+    if not 0 < timeout_seconds <= MAX_TIMEOUT_SECONDS:
+        raise UsageError(
+            f"The timeout is {timeout_seconds:g} seconds.", remedy=f"Pass up to {MAX_TIMEOUT_SECONDS:g} seconds."
+        )
+
+
+async def _require_workspace(log: EventLog, conversation_id: str) -> None:
+    """Refuse a conversation whose workspace is not there, because a command would make an empty one.
+
+    Raises:
+        UsageError: it is not.
+    """
+    store, meta = log.store, log.store.keys(conversation_id).meta
+    await log.last_id(conversation_id)
+    has_node = await store.persist(lambda: store.connection.call("HGET", meta, "node")) is not None
+    (created,) = await log.read(conversation_id, until=1)
+    if has_node and isinstance(created, ConversationCreated) and created.workspace.source is not None:
+        has_node = await latest_event(store, conversation_id, WorkspaceOpenedObservation) is not None
+    if not has_node:
+        raise UsageError(
+            f"The conversation {conversation_id} has no workspace yet.",
+            remedy="It gets one with its first action; try again then.",
+        )

@@ -1,0 +1,110 @@
+"""Both conversations have the same names and parameters, and what cannot be used is refused before anything starts."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.runtime.errors import UsageError
+from deckhands.conversation.async_conversation import AsyncConversation
+from deckhands.conversation.async_files import AsyncFiles
+from deckhands.conversation.conversation import Conversation, Files
+from deckhands.conversation.own_tools import environment_of
+from deckhands.tasks.images import image_urls_of
+from tests.example_tools import __name__ as example_module
+
+OURS = {"is_threaded"}
+
+
+def public(owner: type) -> set[str]:
+    return {name for name in dir(owner) if not name.startswith("_")} - OURS - {"twin", "loop", "id"}
+
+
+def parameters(found: Callable[..., Any]) -> list[tuple[str, str, object]]:
+    all_of_them = inspect.signature(found).parameters.values()
+    return [(one.name, str(one.kind), one.default) for one in all_of_them if one.name != "self"]
+
+
+@pytest.mark.parametrize(("twin", "other"), [(AsyncConversation, Conversation), (AsyncFiles, Files)])
+def test_both_have_the_same_names_and_parameters(twin: type, other: type) -> None:
+    made = Conversation() if other is Conversation else Conversation().files
+    assert public(twin) == public(other)
+    for name in public(twin):
+        if callable(getattr(twin, name)):
+            assert parameters(getattr(twin, name)) == parameters(getattr(made, name)), name
+            assert getattr(made, name).__name__ == name
+
+
+def test_both_are_made_of_the_same() -> None:
+    assert parameters(AsyncConversation) == parameters(Conversation)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"cluster": "https://example.org"},
+            "The cluster 'https://example.org' is not the address of a store. Pass redis",
+        ),
+        ({"cluster": "http://user:word@h"}, "The cluster 'h' is not"),
+        ({"cluster": 5}, "The cluster 5 is not"),
+        ({"output": int}, "The argument output is <class 'int'>. Pass a Pydantic model."),
+        ({"tools": "weather"}, "The argument tools is one tool."),
+        ({"tools": [5]}, "5 is no tool."),
+        ({"confirmation": "a b"}, "The confirmation policy 'a b' cannot be used."),
+        ({"limits": 5}, "The argument limits is 5."),
+        ({"agent": 5}, "The argument agent is 5."),
+        ({"secrets": {"A": 1}}, "The argument secrets is not a mapping of strings."),
+        ({"conversation_id": "../x"}, ""),
+    ],
+)
+def test_what_cannot_be_used_is_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        Conversation(**arguments)
+    assert str(raised.value).startswith(message)
+
+
+PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 10
+
+
+def test_pictures_are_paths_bytes_and_addresses(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(PNG)
+    urls = image_urls_of([tmp_path / "a.png", PNG, "https://example.org/a.png"])
+    assert urls is not None
+    assert urls[0] == urls[1]
+    assert urls[0].startswith("data:image/png;base64,")
+    assert urls[2] == "https://example.org/a.png"
+    assert image_urls_of([]) is None
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (["/no/such.png"], "The picture /no/such.png cannot be read"),
+        ([b"text"], "A picture is no PNG"),
+        ([PNG + b"\0" * 6_000_000], "A picture has more than"),
+        ([PNG] * 21, "There are 21 pictures"),
+        ([5], "5 is no picture."),
+        (["https://a b"], "The picture 'https://a b' is too long or no address."),
+        ("a.png", "The argument images is one picture."),
+        ([PNG + b"\0" * 4_000_000] * 2, "The pictures have more than"),
+    ],
+)
+def test_what_is_no_picture_is_named(images: Any, message: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        image_urls_of(images)
+    assert str(raised.value).startswith(message)
+
+
+def test_a_tool_of_the_program_is_named_for_the_workers() -> None:
+    import tests.example_tools as module
+    from broker.tools.custom_tools import CustomTool
+
+    tool = next(value for value in vars(module).values() if isinstance(value, CustomTool))
+    found = environment_of([tool], {"PYTHONPATH": "/srv/code"})
+    assert found["DECKHANDS_TOOLS"].startswith(f"{example_module}:")
+    assert found["PYTHONPATH"].split(":") == [str(Path(module.__file__ or "").resolve().parents[1]), "/srv/code"]
