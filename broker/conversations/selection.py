@@ -42,12 +42,10 @@ class Selection:
     states: frozenset[str] = frozenset()
     tenant: str | None = None
 
-    def has(self, row: ConversationRow) -> bool:
+    def has(self, state: str, labels: Mapping[str, str], *, wait_reason: str = "", tenant: str = "") -> bool:
         """Say whether a conversation is meant."""
-        is_theirs = self.tenant is None or row.tenant == self.tenant
-        return (
-            is_theirs and is_in(row.state, row.wait_reason, self.states) and self.labels.items() <= row.labels.items()
-        )
+        is_theirs = self.tenant is None or self.tenant == tenant
+        return is_theirs and is_in(state, wait_reason, self.states) and self.labels.items() <= labels.items()
 
 
 def is_in(state: str, wait_reason: str, states: frozenset[str]) -> bool:
@@ -72,7 +70,7 @@ class Selected:
         while places := await self._places(indexes, before):
             before = places[-1]
             rows = await self._conversations.rows([cid for _, cid in places])
-            if chosen := [row for row in rows if self._selection.has(row)]:
+            if chosen := [row for row in rows if self._is_meant(row)]:
                 yield chosen
 
     async def page(self, before: Place | None, *, limit: int) -> tuple[list[ConversationRow], Place | None]:
@@ -89,7 +87,7 @@ class Selected:
         while scanned < SCANNED:
             places = await self._places(indexes, before, limit=min(limit + 1, PAGE))
             for row, place in await self._rows_at(places):
-                if row is not None and self._selection.has(row):
+                if row is not None and self._is_meant(row):
                     if len(chosen) == limit:
                         return chosen, before
                     chosen.append(row)
@@ -109,6 +107,9 @@ class Selected:
         async for page in self.pages():
             number += len(page)
         return number
+
+    def _is_meant(self, row: ConversationRow) -> bool:
+        return self._selection.has(row.state, row.labels, wait_reason=row.wait_reason, tenant=row.tenant)
 
     async def _index(self, names: ShardKeys) -> str:
         """Return the smallest index that has all of a shard's."""

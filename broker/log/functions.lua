@@ -1167,6 +1167,16 @@ local function hold_job(keys, args)
   return {'held'}
 end
 
+-- forget_caller: forget who waits for a conversation, unless it has begun.
+-- KEYS  conversation base, shard base   ARGV  cid
+-- returns  {'forgotten'} {'begun'}
+local function forget_caller(keys, args)
+  if get(keys[1] .. ':meta', 'last_id') then return {'begun'} end
+  redis.call('DEL', keys[1] .. ':caller')
+  redis.call('ZREM', keys[2] .. ':awaited', args[1])
+  return {'forgotten'}
+end
+
 redis.register_function('deck_append', append)
 redis.register_function('deck_claim', claim)
 redis.register_function('deck_release', release)
@@ -1192,3 +1202,4 @@ redis.register_function('deck_now', now)
 redis.register_function('deck_keep_kind', keep_kind)
 redis.register_function('deck_admit', admit)
 redis.register_function('deck_set_tenants', set_tenants)
+redis.register_function('deck_forget_caller', forget_caller)

@@ -57,6 +57,12 @@ HASHES_OF_VERSION = {
         "deckhands_ledger": "ad1f60c9d80e6c77",
         "deckhands_batches": "d59fa74626167beb",
     },
+    9: {
+        "deckhands": "bc667fd101e8794b",
+        "deckhands_governor": "0419dd980f1ee36c",
+        "deckhands_ledger": "ad1f60c9d80e6c77",
+        "deckhands_batches": "d59fa74626167beb",
+    },
 }
 """Add a version here when you change a library; never change the hashes of one that has been released."""
 
