@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -10,13 +12,18 @@ import pytest
 
 from broker.coordination.membership import Member, Membership, members
 from broker.coordination.unreadable import Unreadable
-from broker.runtime.errors import StoreRefused
+from broker.runtime.errors import CorruptEntry, StoreRefused
 from broker.store.store import Store
+from deckhands.schedules.book import ScheduleBook
+from deckhands.schedules.schedule import Schedule
+from deckhands.tasks.requests import TaskRequest
 from tests.door_parts import Producer, saying
 from tests.faults.harness import FaultCluster, Worker, steps
 from tests.inbox_parts import put, replies
+from tests.integration.test_keys_page import pattern_of
 from tests.polling import unhurried, until
 from tests.security.hostile_entries import ROOT, TYPED, hostile_commands
+from tests.security.hostile_families import OURS, table
 
 SEED = 20261124
 PARTS = 8
@@ -31,7 +38,7 @@ concurrency = 100
 
 
 class Crew:
-    """Two workers of each kind, a door, and somebody who can write to their store."""
+    """Two workers of each kind, a door, a worker of jobs and a beat, and somebody who can write to their store."""
 
     def __init__(self, cluster: FaultCluster) -> None:
         self.cluster = cluster
@@ -47,6 +54,8 @@ class Crew:
         for name in ("t1", "t2"):
             self.processes[name] = self.cluster.start_tool(name)
         self.processes["d1"] = self.cluster.start_door("d1")
+        self.processes["j1"] = self.cluster.start_jobs("j1")
+        self.processes["b1"] = self.cluster.start_beat("b1")
         await self.work()
 
     async def members(self) -> list[Member]:
@@ -87,6 +96,31 @@ class Crew:
         for result, message in ((now, "now"), (later, "later")):
             assert (await producer.value(result, limit=unhurried(60.0)))["message"] == message
         producer.close()
+        self.check_alive()
+
+    async def work_by_schedule(self) -> None:
+        """Carry out what a schedule begins, which a beat and a worker of jobs see to."""
+        book, names = ScheduleBook(self.store, self.cluster.client.secrets), self.store.all_shards[0]
+        producer = Producer(self.cluster)
+        request = TaskRequest.parse({"task": "look", **producer.options(saying("on schedule"))})
+        producer.close()
+
+        async def is_written() -> bool:  # what stands in its place is moved away by the job
+            with suppress(StoreRefused):
+                await book.add(Schedule(name="honest", cron="* * * * *"), request)
+                await self.store.connection.call("ZADD", names.schedules_due, 1_000, "honest")
+                return True
+            return False
+
+        async def has_begun() -> bool:
+            with suppress(StoreRefused, CorruptEntry):
+                return (await book.entry("honest")).standing.begun > 0
+            return False
+
+        await until(is_written, limit=unhurried(60.0), what="a place for a schedule")
+        await until(has_begun, limit=unhurried(60.0), what="the first tick of a schedule")
+        await self.cluster.settle([(await book.entry("honest")).standing.conversation_id])
+        await book.remove("honest")
         self.check_alive()
 
     async def cut_off(self) -> None:
@@ -197,3 +231,20 @@ async def test_no_hostile_entry_ends_a_worker(crew: Crew, count: int) -> None:
     await until(crew.is_swept, what="keys of the right types")
     await crew.work()
     await crew.work_by_doors()
+    await crew.work_by_schedule()
+
+
+def test_every_key_of_the_table_is_forged() -> None:
+    """By the seeds of one run; a new row of the table is forged without being named here."""
+    of_its_type, of_another = Counter[str](), Counter[str]()
+    rows = {re.compile(pattern_of(row)): (row, kind) for row, kind in table()}
+    verbs = {"HSET": "hash", "ZADD": "zset", "XADD": "stream", "SADD": "set", "SET": "string"}
+    for part in range(PARTS):
+        for verb, key, *_ in hostile_commands(SEED + part, 4_000 // PARTS, conversations=["c-1"], workers=["w"]):
+            name = key.decode(errors="replace") if isinstance(key, bytes) else str(key)
+            for pattern, (row, kind) in rows.items():
+                if verb in verbs and pattern.fullmatch(name):
+                    (of_its_type if kind in (verbs[str(verb)], "several") else of_another)[row] += 1
+    wanted = {row for row, _ in table()} - OURS
+    assert {row for row in wanted if of_its_type[row] < 5} == set()
+    assert {row for row in wanted if not of_another[row]} == {row for row, kind in table() if kind == "several"}
