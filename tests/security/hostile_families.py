@@ -44,17 +44,20 @@ PLACEHOLDERS: Mapping[str, tuple[str, ...]] = {
     "<route>": ("pool:bash", "node:node1", "node:lost"),
     "<r>": ("pool:bash", "node:node1"),
     "<account>": ("tenant:", "tenant:acme", "experiment:x"),
-    "<t>/<u>/<p>": ("acme/ann/shop", "//"),
+    "<t>/<u>/<p>": ("acme/ann/shop", "x/x/x"),
     "<sha256>": ("0" * 64, "x"),
     "<t>": ("0" * 24, "x"),
-    "<name>": ("schedules", "retire", "orphans", "checkpoints", "shop", "a.zip"),
+    "parcel:<name>": ("parcel:a.zip",),
+    "<name>": ("schedules", "retire", "orphans", "checkpoints", "forged"),
     "{k}": ("{0}",),
 }
+PLACEHOLDER = re.compile("{k}|(?<=:)parcel:<name>|<name>=<value>|<t>/<u>/<p>|<[a-z0-9]+>|…")
 FIELDS: Mapping[str, tuple[bytes, ...]] = {
     "tenants": (b"*", b"", b"acme", b":memory"),
     "paces": (b"*", b"", b"acme"),
     "clock": (b"wall", b"now"),
     "once": (b"q:5", b"w:5", b"n:5", b"o:5", b"p:x"),
+    "turns": (b"picks",),
     "shares": (b":at", b"", b"acme"),
     "schedules": (b"forged", b"\xff"),
     "standing": (b"forged", b"\xff"),
@@ -105,10 +108,7 @@ def commands_against(
 ) -> Iterator[Command]:
     """Yield commands that write rubbish to a key of a family, or another type of key in its place."""
     places = {**PLACEHOLDERS, "<w>": tuple(workers), "<id>": tuple(conversations)}
-    key = family.key
-    for name, values in places.items():
-        key = key.replace(name, chance.choice(values)) if name in key else key
-    assert not set("<…") & set(key), f"{family.row}: {key}: add what it needs to PLACEHOLDERS"
+    key = PLACEHOLDER.sub(lambda found: chance.choice(places[found[0]]), family.key)
     kind = family.kind
     if not is_of_its_type:
         yield ("DEL", key)

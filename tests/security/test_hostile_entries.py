@@ -12,7 +12,7 @@ import pytest
 
 from broker.coordination.membership import Member, Membership, members
 from broker.coordination.unreadable import Unreadable
-from broker.runtime.errors import CorruptEntry, StoreRefused
+from broker.runtime.errors import CorruptEntry, StoreRefused, UsageError
 from broker.store.store import Store
 from deckhands.schedules.book import ScheduleBook
 from deckhands.schedules.schedule import Schedule
@@ -43,6 +43,7 @@ class Crew:
     def __init__(self, cluster: FaultCluster) -> None:
         self.cluster = cluster
         self.processes: dict[str, Worker] = {}
+        self.producer = Producer(cluster)
 
     @property
     def store(self) -> Store:
@@ -78,14 +79,21 @@ class Crew:
 
     async def work(self) -> None:
         """Carry out an honest conversation, by the same processes as ever."""
-        (cid,) = await self.cluster.submit(steps(2))
-        await self.cluster.settle([cid])
-        await self.cluster.check([cid], commands=2)
+        ids: list[str] = []
+
+        async def is_begun() -> bool:  # what somebody wrote about the workers lasts for some beats
+            with suppress(UsageError):
+                ids[:] = await self.cluster.submit(steps(2))
+            return bool(ids)
+
+        await until(is_begun, what="workers that say what they offer")
+        await self.cluster.settle(ids)
+        await self.cluster.check(ids, commands=2)
         self.check_alive()
 
     async def work_by_doors(self) -> None:
         """Carry out a task of Celery's, one that begins later, and an entry of the inbox."""
-        producer = Producer(self.cluster)
+        producer = self.producer
         now, later = producer.run(turns=saying("now")), producer.run(turns=saying("later"), countdown=0.1)
         await put(self.store, {"id": "honest", "task": "do it", **producer.options(saying("by the inbox"))})
 
@@ -95,15 +103,12 @@ class Crew:
         await until(is_settled, limit=unhurried(60.0), what="both answers to an entry of the inbox")
         for result, message in ((now, "now"), (later, "later")):
             assert (await producer.value(result, limit=unhurried(60.0)))["message"] == message
-        producer.close()
         self.check_alive()
 
     async def work_by_schedule(self) -> None:
         """Carry out what a schedule begins, which a beat and a worker of jobs see to."""
         book, names = ScheduleBook(self.store, self.cluster.client.secrets), self.store.all_shards[0]
-        producer = Producer(self.cluster)
-        request = TaskRequest.parse({"task": "look", **producer.options(saying("on schedule"))})
-        producer.close()
+        request = TaskRequest.parse({"task": "look", **self.producer.options(saying("on schedule"))})
 
         async def is_written() -> bool:  # what stands in its place is moved away by the job
             with suppress(StoreRefused):
@@ -144,6 +149,7 @@ async def crew(tmp_path: Path) -> AsyncIterator[Crew]:
         crew = Crew(cluster)
         await crew.start()
         yield crew
+        crew.producer.close()
 
 
 @pytest.mark.soak
@@ -237,12 +243,12 @@ async def test_no_hostile_entry_ends_a_worker(crew: Crew, count: int) -> None:
 def test_every_key_of_the_table_is_forged() -> None:
     """By the seeds of one run; a new row of the table is forged without being named here."""
     of_its_type, of_another = Counter[str](), Counter[str]()
-    rows = {re.compile(pattern_of(row)): (row, kind) for row, kind in table()}
+    rows = [(re.compile(pattern_of(row)), row, kind) for row, kind in table()]
     verbs = {"HSET": "hash", "ZADD": "zset", "XADD": "stream", "SADD": "set", "SET": "string"}
     for part in range(PARTS):
         for verb, key, *_ in hostile_commands(SEED + part, 4_000 // PARTS, conversations=["c-1"], workers=["w"]):
             name = key.decode(errors="replace") if isinstance(key, bytes) else str(key)
-            for pattern, (row, kind) in rows.items():
+            for pattern, row, kind in rows:
                 if verb in verbs and pattern.fullmatch(name):
                     (of_its_type if kind in (verbs[str(verb)], "several") else of_another)[row] += 1
     wanted = {row for row, _ in table()} - OURS
