@@ -204,9 +204,9 @@ local function about(pool, cid)
 end
 
 local function queue_up(pool, cid, waiter)
+  redis.call('ZADD', queue(pool, waiter.priority), waiter.place, cid)
   redis.call('HSET', pool.base .. ':about', cid, table.concat({waiter.priority, waiter.place,
     number_text(waiter.wanted.input), number_text(waiter.wanted.output), waiter.calls}, ' '))
-  redis.call('ZADD', queue(pool, waiter.priority), waiter.place, cid)
 end
 
 local function forget(pool, cid)
@@ -377,6 +377,9 @@ local function reserve(keys, args)
   end
   local waiter = about(pool, cid)
   if not held and not waiter then enter(pool, cid, args) end
+  if not held and waiter and not redis.call('ZSCORE', queue(pool, waiter.priority), cid) then
+    queue_up(pool, cid, waiter)  -- the queue was overwritten
+  end
   local woken, next_ms = pump(pool, shard)
   held = held_by(pool, cid)
   if held then

@@ -47,7 +47,7 @@ HASHES_OF_VERSION = {
     },
     7: {
         "deckhands": "bd4e87a58a86c709",
-        "deckhands_governor": "d2f24d3fcdd30915",
+        "deckhands_governor": "d7a5d256c58b769c",
         "deckhands_ledger": "7e5da89dccec7f45",
         "deckhands_batches": "d59fa74626167beb",
     },
