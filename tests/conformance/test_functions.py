@@ -58,9 +58,9 @@ HASHES_OF_VERSION = {
         "deckhands_batches": "d59fa74626167beb",
     },
     9: {
-        "deckhands": "bc667fd101e8794b",
-        "deckhands_governor": "0419dd980f1ee36c",
-        "deckhands_ledger": "ad1f60c9d80e6c77",
+        "deckhands": "7fcfc5dcc88d4b26",
+        "deckhands_governor": "d7a5d256c58b769c",
+        "deckhands_ledger": "7e5da89dccec7f45",
         "deckhands_batches": "d59fa74626167beb",
     },
 }

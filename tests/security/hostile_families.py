@@ -49,6 +49,7 @@ PLACEHOLDERS: Mapping[str, tuple[str, ...]] = {
     "<t>": ("0" * 24, "x"),
     "parcel:<name>": ("parcel:a.zip",),
     "<name>": ("schedules", "retire", "orphans", "checkpoints", "forged"),
+    "<n>": ("29000000", "x"),
     "{k}": ("{0}",),
 }
 PLACEHOLDER = re.compile("{k}|(?<=:)parcel:<name>|<name>=<value>|<t>/<u>/<p>|<[a-z0-9]+>|…")
@@ -65,6 +66,7 @@ FIELDS: Mapping[str, tuple[bytes, ...]] = {
     "parcel": (b"size", b"0", b"name", b"parts", b"sha256"),
     "transfer": (b"what", b"outcome", b"path", b"token"),
     "secrets": (b"TOKEN", b"\xff"),
+    "keys": (b"a" * 12, b"\xff"),
 }
 """The names of fields that somebody reads, by a part of the key."""
 OURS = frozenset({"deck:store"})
