@@ -255,3 +255,25 @@ async def test_a_websocket_takes_a_key_or_a_ticket_once(server: Served) -> None:
             await connect(wrong)
     with pytest.raises(InvalidStatus):
         await connect(f"{url}?ticket=x", origin="http://evil.example")
+
+
+async def test_rubbish_in_the_place_of_keys_opens_nothing(server: Served) -> None:
+    """Whoever can write to the store can make keys; what is damaged there opens nothing and ends nothing."""
+    token = await server.token()
+    key_id, call = token.split("_")[1], server.client.store.connection.call
+    root = server.client.store.all_shards[0].api_keys
+    good = await call("HGET", root, key_id)
+    async with server.as_(token) as client:
+        for rubbish in (b"", b"\xff", b"null", b"[]", b"{}", b'{"id": 5}', b"[" * 9_000, good.replace(b"read", b"all")):
+            await call("HSET", root, key_id, rubbish)
+            assert (await client.get("/conversations")).status_code == 401, rubbish
+        await call("HSET", root, key_id, good)
+        assert (await client.get("/conversations")).status_code == 200
+        for name in (root, f"{root}:used"):
+            await call("RENAME", name, f"{root}:kept")
+            await call("SET", name, "x")
+            answer = await client.get("/conversations")
+            assert answer.status_code >= 400, name
+            assert answer.headers["content-type"] == "application/problem+json", answer.text
+            await call("RENAME", f"{root}:kept", name)
+        assert (await client.get("/conversations")).status_code == 200
