@@ -222,8 +222,11 @@ local function remembers(base, id, checksum)
 end
 
 -- The indexes of labels that a conversation stands in. They are kept as JSON; neither names nor values need escapes.
+-- Its tenant has one too, as a label without a name.
 local function label_keys(shard, meta)
   local found = {}
+  local tenant = get(meta, 'tenant')
+  if tenant then found[1] = shard .. ':label:=' .. tenant end
   for name, value in string.gmatch(get(meta, 'labels') or '', '"([^"\\]*)": "([^"\\]*)"') do
     found[#found + 1] = shard .. ':label:' .. name .. '=' .. value
   end
@@ -406,7 +409,7 @@ local function append(keys, args)
     end
   end
   redis.call('HSET', meta, unpack(update))
-  if relabels then
+  if relabels or guard == 'create' then
     for _, key in ipairs(label_keys(shard, meta)) do
       is_there(shard, key, 'zset')
       redis.call('ZADD', key, created or wall, cid)
