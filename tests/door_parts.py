@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -32,6 +33,7 @@ class Producer:
 
     def close(self) -> None:
         """Listen no more. A result that is collected later would look for its server, which is gone by then."""
+        gc.collect()  # results that an exception refers to, which refers to itself through its frames
         consumer = self.app.backend.result_consumer
         consumer.stop()
         consumer._pubsub = None

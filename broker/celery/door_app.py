@@ -143,8 +143,8 @@ def _bound(message: Any, arguments: Any, options: Any, embedded: Mapping[str, An
         following = followers(headers["id"], found)
     except UsageError as error:
         following, refused = dict.fromkeys(FOLLOWERS), [error.message, error.remedy]
-    if following != found:
-        message.body = dumps([arguments, options, {**embedded, **following}])
+    if following != embedded:  # what else stands there would change the headers
+        message.body = dumps([arguments, options, following])
         message._decoded_cache = None  # noqa: SLF001  (kombu keeps what it has read of the body)
     return refused
 

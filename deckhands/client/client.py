@@ -16,9 +16,9 @@ from pydantic import BaseModel
 from broker.contract.actions import MessageAction
 from broker.contract.events import AgentSpec, EventSource, Limits
 from broker.contract.interventions import DEFAULT_TIMEOUT_SECONDS
-from broker.log.admission import check
+from broker.log.admission import begun_before, check
 from broker.log.append_call import message_with
-from broker.runtime.errors import UnknownConversation, UsageError
+from broker.runtime.errors import AdmissionRefused, UnknownConversation, UsageError
 from broker.runtime.settings import BrokerSettings
 from broker.specs.specs import Tenancy
 from broker.specs.timing import DoubleTexting, MessagePolicy
@@ -208,10 +208,16 @@ class Client(Steering):
         fork_id = inputs.id_in(None, idempotency_key)
         place = None if workspace is None else inputs.directory_in(workspace)
         created = fork_of(events, fork_id, model=model, workspace=place, title=title)
-        await check(self.store, fork_id, created.tenancy.tenant if created.tenancy else "")
-        await require_served(self.store, created.workspace)
+        key = f"fork:{created.forked_from}"
+        try:
+            await check(self.store, fork_id, created.tenancy.tenant if created.tenancy else "")
+            await require_served(self.store, created.workspace)
+        except (UsageError, AdmissionRefused):
+            if await begun_before(self.store, fork_id, key) is None:
+                raise
+            return fork_id
         await lend_upload(self.store, self.archive, conversation_id, fork_id, created.workspace)
-        await self.log.adopt(created, copied_events(events, model=model), key=f"fork:{created.forked_from}")
+        await self.log.adopt(created, copied_events(events, model=model), key=key)
         return fork_id
 
     async def send_message(
@@ -249,7 +255,7 @@ class Client(Steering):
         Raises:
             UsageError: the conversation is unknown, or it is not over: cancel it first.
         """
-        if await self._ended_in(conversation_id) is None:
+        if await self.ended_in(conversation_id) is None:
             state = (await self.row(conversation_id)).state
             raise UsageError(
                 f"The conversation {conversation_id} is {state}; only one that is over can be closed.",

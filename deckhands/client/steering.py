@@ -170,13 +170,13 @@ class Steering(Reader):
         Raises:
             UsageError: it is.
         """
-        if (state := await self._ended_in(conversation_id)) is not None:
+        if (state := await self.ended_in(conversation_id)) is not None:
             raise UsageError(
                 f"The conversation {conversation_id} is {state}; it cannot be {what}.",
                 remedy="Send it a message to continue it.",
             )
 
-    async def _ended_in(self, conversation_id: str) -> AgentState | None:
+    async def ended_in(self, conversation_id: str) -> AgentState | None:
         """Return the state in which a conversation is over; None: it is not.  Reads the log only where it may be."""
         if (await self.row(conversation_id)).state not in TERMINAL_STATES:
             return None

@@ -113,7 +113,9 @@ class Orders:
             return {"conversation_id": fork, "state": (await self._desk.client.row(fork)).state}
         if not await self._is_done(conversation_id, key):
             event, condition = await self._event(what, order), _condition(what, order)
-            if event is not None:
+            if event is None:
+                await self._note_done(conversation_id, key)
+            else:
                 await append(self._desk.log, conversation_id, [event], key=key, condition=condition)
         return {"conversation_id": conversation_id, "state": (await self._desk.client.row(conversation_id)).state}
 
@@ -123,13 +125,12 @@ class Orders:
             return MessageAction(content=order.text, source=EventSource.USER, double_texting=order.double_texting)
         if what in ANSWERS:
             return await answer_to(self._desk.store, order.id, ANSWERS[what], order.action_id, {})
-        summary = await self._desk.client.summary(order.id)
-        is_over = summary.state in (AgentState.FINISHED, AgentState.REJECTED, AgentState.ERROR, AgentState.STOPPED)
-        if what == "cancel" and is_over:
+        ended_in = await self._desk.client.ended_in(order.id) if what in ("cancel", "pause") else None
+        if ended_in is not None and what == "cancel":
             return None
-        if what == "pause" and is_over:
+        if ended_in is not None:
             raise UsageError(
-                f"The conversation {order.id} is {summary.state}; it cannot be paused.",
+                f"The conversation {order.id} is {ended_in}; it cannot be paused.",
                 remedy="Send it a message to continue it.",
             )
         return ChangeAgentStateAction(agent_state=STATES[what], source=EventSource.USER)
@@ -139,6 +140,12 @@ class Orders:
         return bool(
             await self._desk.store.persist(lambda: self._desk.store.connection.call("HEXISTS", once, f"p:{key}"))
         )
+
+    async def _note_done(self, conversation_id: str, key: str) -> None:
+        """Remember a task that found nothing to do: delivered again, it must not find something."""
+        once, last_id = self._desk.store.keys(conversation_id).once, await self._desk.log.last_id(conversation_id)
+        command = ("HSETNX", once, f"p:{key}", f"{last_id}:{last_id}")
+        await self._desk.store.persist(lambda: self._desk.store.connection.call(*command))
 
 
 def _condition(what: str, order: _Order) -> Condition:

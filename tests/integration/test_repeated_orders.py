@@ -1,0 +1,55 @@
+"""A short task of the door that is delivered again does nothing twice, whatever has happened in between."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.coordination.membership import Membership
+from broker.runtime.errors import UsageError
+from broker.specs.specs import WorkspaceSpec
+from broker.store.store import Store
+from deckhands.client.client import Client
+from deckhands.door.desk import Desk
+from deckhands.door.orders import Orders
+from tests.archive_parts import begin_ended
+from tests.integration.test_inbox_edges import NoResults
+
+
+@pytest.fixture
+def desk(valkey_store: Store) -> Desk:
+    return Desk(valkey_store, NoResults())  # type: ignore[arg-type]
+
+
+async def test_a_cancellation_that_found_nothing_to_stop_stops_nothing_later(desk: Desk) -> None:
+    orders = Orders(desk)
+    await begin_ended(desk.client, "shop-1")
+    assert (await orders.carry_out("cancel", "t1", ["shop-1"], {}))["state"] == "finished"
+    await desk.client.send_message("shop-1", "One more thing.")
+    events = await desk.client.events("shop-1")
+    await orders.carry_out("cancel", "t1", ["shop-1"], {})
+    assert await desk.client.events("shop-1") == events
+
+
+@pytest.mark.parametrize("what", ["cancel", "pause"])
+async def test_a_conversation_that_a_message_continues_is_not_over(desk: Desk, what: str) -> None:
+    """The message has not been read yet, and the state is still the one of the end before it."""
+    await begin_ended(desk.client, "shop-3")
+    await desk.client.send_message("shop-3", "One more thing.")
+    events = await desk.client.events("shop-3")
+    await Orders(desk).carry_out(what, "t1", ["shop-3"], {})
+    assert len(await desk.client.events("shop-3")) == len(events) + 1
+
+
+async def test_a_fork_that_is_there_is_returned_though_no_node_serves_it_now(desk: Desk) -> None:
+    client, orders = Client(desk.store), Orders(desk)
+    node = {"node": "n1", "pools": "bash", "workspace_roots": "/srv"}
+    serving = Membership(desk.store, "t-1", "tool", about=node, ttl_seconds=3_600.0)
+    other = Membership(desk.store, "t-2", "tool", about=node | {"workspace_roots": "/home"}, ttl_seconds=3_600.0)
+    await serving.register()
+    await begin_ended(client, "shop-2", workspace=WorkspaceSpec(path="/srv/shop"))
+    fork = await orders.carry_out("fork", "t1", ["shop-2"], {})
+    await other.register()
+    await serving.leave()
+    assert await orders.carry_out("fork", "t1", ["shop-2"], {}) == fork
+    with pytest.raises(UsageError, match="/srv/shop"):
+        await orders.carry_out("fork", "t2", ["shop-2"], {})
