@@ -63,8 +63,10 @@ def flipping(here: Path, there: Path) -> Iterator[None]:
     with subprocess.Popen(command, stdout=subprocess.PIPE) as flipper:
         assert flipper.stdout is not None
         assert flipper.stdout.readline() == b"ready\n"
-        yield
-        flipper.kill()
+        try:
+            yield
+        finally:
+            flipper.kill()
 
 
 @pytest.mark.parametrize("sandbox", ["bwrap", "none"])
