@@ -138,7 +138,7 @@ class Ways:
         return name
 
     async def by_archive(self, workspaces: Sequence[str]) -> list[str | None]:
-        """As conversations that have ended, were archived, and go on when somebody writes to them."""
+        """As conversations that have ended, were archived, and continue when somebody writes to them."""
         names, place = (
             [await self.create("by-archive", text, is_over=True) for text in workspaces],
             self.root / "archive",
@@ -194,7 +194,7 @@ class Ways:
 def way_outcomes(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[tuple[str, str], str]:
-    """What came of every directory and source, or of each so-manieth, by every way."""
+    """Return the outcome of every directory and source, or of a part of them, by every way."""
     directories, sources = DIRECTORIES[:: request.param], SOURCES[:: request.param]
     races = RACES // request.param
 
