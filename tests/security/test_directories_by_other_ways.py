@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,6 +50,10 @@ DIRECTORIES = (
     *("roots/taken/inner", "roots/new\nline", "roots/good\0/../../home", "roots-beside", "roots/bytes-\udcff"),
 )
 WAYS = ("door", "inbox", "file", "log")
+COPIED = (
+    *("link", "link/secret.key", "to-root/etc/shadow", "to-neighbour", "to-neighbour/file", "../../home/secret.key"),
+    *("{top}/home/secret.key", "inner/../../../home", "to-node", "..", "/", ".", "link/cluster/../secret.key"),
+)
 SOURCES = ("git+file://{top}/home", "git+file:///etc", "git+http://127.0.0.1:1/x", "git+http://[::ffff:7f00:1]/x")
 
 
@@ -62,6 +67,7 @@ class Ways:
         self.book = ScheduleBook(cluster.client.store, cluster.client.secrets)
         self.model = f"scripted/{cluster.root / 'look.json'}"
         self.number = 0
+        self.opened = ""
         look = {"tool_calls": [{"name": "execute_bash", "arguments": {"command": LOOK}}]}
         end = {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]}
         (cluster.root / "look.json").write_text(json.dumps({"turns": [look, end]}))
@@ -170,6 +176,22 @@ class Ways:
             return None
         return name
 
+    async def copied(self, path: str, top: Path) -> str:
+        """Say what `cp` brings out of a workspace full of links, or puts out of it."""
+        if not self.opened:
+            self.opened = str(await self.by_log(f"{top}/{GOOD}"))
+            await self.cluster.settle([self.opened])
+        self.number += 1
+        taken, own = self.root / f"copied-{self.number}", self.root / WRITTEN
+        own.write_text("x")
+        with suppress(DeckhandsError, ValueError):
+            await self.client.files.download(self.opened, path, taken)
+        with suppress(DeckhandsError, ValueError):
+            await self.client.files.upload(self.opened, own, f"{path}/")
+        files = [taken, *taken.rglob("*")] if taken.exists() else []
+        plain = [file for file in files if file.is_file() and not file.is_symlink()]
+        return "read what is not its own" if any(CANARY in file.read_text() for file in plain) else "refused"
+
     def by(self, way: str) -> Callable[[str], Awaitable[str | None]]:
         """Return one of the other ways."""
         found: Callable[[str], Awaitable[str | None]] = getattr(self, f"by_{way}")
@@ -224,6 +246,8 @@ def way_outcomes(
                     for way, some in (("schedule", ways.by_schedules), ("archive", ways.by_archive)):
                         for name, cid in zip(asked, await some(texts), strict=True):
                             found[way, name] = await ways.outcome(cid)
+                for path in COPIED[:: request.param]:
+                    found["cp", path] = await ways.copied(path.format(top=made.top), made.top)
                 ways.producer.close()
             allowed = {made.roots / "good", made.roots / "taken", made.roots / "swapped", made.roots / "to-neighbour"}
             stray = [str(path) for path in made.top.rglob(WRITTEN) if path.parent not in allowed]
