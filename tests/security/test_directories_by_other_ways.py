@@ -250,7 +250,7 @@ def way_outcomes(
                     found["cp", path] = await ways.copied(path.format(top=made.top), made.top)
                 ways.producer.close()
             allowed = {made.roots / "good", made.roots / "taken", made.roots / "swapped", made.roots / "to-neighbour"}
-            stray = [str(path) for path in made.top.rglob(WRITTEN) if path.parent not in allowed]
+            stray = [str(path) for path in made.top.rglob(WRITTEN) if not allowed & {*path.parents}]
             found["any", "stray files"] = ", ".join(stray) or "refused"
             found["any", "the neighbour"] = (
                 "written" if (made.neighbour / "workspace" / WRITTEN).exists() else "refused"
