@@ -471,7 +471,8 @@ local function withdraw(keys, args)
   return reply(pool, args[2], {'withdrawn'}, woken, next_ms)
 end
 
--- deck_quota_pump: wake whose turn it is, and move away what is of another type.  ARGV worker.  returns {'pumped', next_ms, '', 0, woken …} {'unknown'}
+-- deck_quota_pump: wake whose turn it is, and move away what is of another type.  ARGV worker.
+-- returns {'pumped', next_ms, '', 0, woken …} {'unknown'}
 local function pump_for(keys, args)
   for name, kind in pairs(KINDS) do is_there(keys[2], keys[1] .. ':' .. name, kind) end
   for name in string.gmatch(get(keys[1] .. ':limits', 'keys') or '', '%S+') do

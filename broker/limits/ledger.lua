@@ -30,7 +30,8 @@ local function add(shard, chain, field, amount)
   for _, account in ipairs(chain) do
     local key, change = budget(shard, account), string.format('%.0f', amount)
     local answer = redis.pcall('HINCRBY', key, field, change)
-    if type(answer) == 'table' and string.find(answer.err, 'not an integer', 1, true) then
+    local text = type(answer) == 'table' and answer.err or ''
+    if string.find(text, 'not an integer', 1, true) or string.find(text, 'overflow', 1, true) then
       note_unreadable(shard, key, field, 'not a whole number', get(key, field))
       redis.call('HSET', key, field, change)
     elseif type(answer) == 'table' then error(answer) end

@@ -129,6 +129,8 @@ def _hincrby(keys: Keyspace, args: Arguments) -> int:
         value = int(found.get(field, b"0")) + int(amount)
     except ValueError as error:
         raise ReplyError("ERR hash value is not an integer") from error
+    if not -(2**63) <= value < 2**63:
+        raise ReplyError("ERR increment or decrement would overflow")
     found[field] = b"%d" % value
     return value
 

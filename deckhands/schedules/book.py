@@ -20,6 +20,7 @@ from broker.runtime.clock import from_millis, to_millis
 from broker.runtime.errors import CorruptEntry, UsageError
 from broker.runtime.settings import BrokerSettings
 from broker.secrets.secrets import Secrets, secret_key
+from broker.specs.plain_json import replace_surrogates
 from broker.store.connection import Argument
 from broker.store.store import Store
 from deckhands.schedules.schedule import Schedule, Standing
@@ -62,7 +63,7 @@ class ScheduleBook:
         Raises:
             UsageError: there is one of this name, or there are too many.
         """
-        text = request.model_dump_json()
+        text = json.dumps(replace_surrogates(request.model_dump(mode="json")))
         if request.secrets:
             secret_key(BrokerSettings.from_env(), is_made=True)
             text = base64.b64encode(self._secrets.sealed(_sealed_for(schedule.name), text)).decode()

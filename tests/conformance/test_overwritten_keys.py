@@ -62,11 +62,12 @@ async def test_a_list_of_budgets_of_another_type_refuses_nobody(store: Store, na
     assert name in dict(await noted(store))
 
 
+@pytest.mark.parametrize("value", [b"\xff", str(2**63 - 1)], ids=["bytes", "too-much"])
 @pytest.mark.parametrize("field", ["spent", "reserved", "calls"])
-async def test_a_sum_that_is_no_number_begins_again(store: Store, field: str) -> None:
+async def test_a_sum_that_is_no_number_begins_again(store: Store, field: str, value: str) -> None:
     await enter(store, "w1")
     ledger = Ledger(store)
-    await store.connection.call("HSET", f"{store.all_shards[0].root}:budget:{TENANT}", field, b"\xff")
+    await store.connection.call("HSET", f"{store.all_shards[0].root}:budget:{TENANT}", field, value)
     assert await reserve(ledger, "aaa", 1.0) is None
     await settle(ledger, "aaa", 0.25)
     account = await ledger.account(TENANT)

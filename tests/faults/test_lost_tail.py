@@ -11,11 +11,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from broker.contract.actions import CmdRunAction
+from broker.contract.actions import ChangeAgentStateAction, CmdRunAction
 from broker.contract.events import AgentSpec, Event, LLMSpec
 from broker.contract.observations import CmdOutputObservation
 from broker.log.invariants import violations
 from broker.runtime.errors import EventsLost
+from broker.specs.agent_state import AgentState
+from controller_worker.loop.delegates import conversation_id_of
 from tests.faults.harness import FaultCluster, steps
 
 COUNT = 6
@@ -217,3 +219,76 @@ async def test_delegates_and_their_parents_go_on(cluster: FaultCluster) -> None:
         events = await cluster.client.events(cid)
         assert sum(event.kind == "observation.delegate" for event in events) == 1
     assert gaps > 0
+
+
+async def cut_before(cluster: FaultCluster, conversation_id: str, event_id: int) -> None:
+    """End the store as a power failure would, and let its file end right before an event."""
+    store = cluster.store
+    store.child.send(signal.SIGKILL)
+    await store.child.wait()
+    (path,) = (store.directory / "appendonlydir").glob("*.incr.aof")
+    written, entry = path.read_bytes(), f"{event_id}-0"
+    key = cluster.client.store.keys(conversation_id).events
+    at = written.rindex(f"{key}\r\n${len(entry)}\r\n{entry}\r\n".encode())
+    path.write_bytes(written[: written.rindex(b"*1\r\n$5\r\nMULTI\r\n", 0, at)])
+    await store.start()
+
+
+@pytest.mark.parametrize(
+    ("order", "lives_on"),
+    [
+        pytest.param("running", True, id="resume-same-worker"),
+        *(
+            pytest.param(order, lives_on, id=f"{order}-{lives_on}", marks=pytest.mark.soak)
+            for order in ("running", "paused", "stopped")
+            for lives_on in (True, False)
+            if (order, lives_on) != ("running", True)
+        ),
+    ],
+)
+async def test_a_delegate_gets_an_order_that_its_log_has_lost(
+    cluster: FaultCluster, order: str, lives_on: bool
+) -> None:
+    """The parent's log still holds what was asked of both; what the delegate was asked is lost."""
+    script = cluster.root / "delegate.json"
+    script.write_text(json.dumps({"turns": steps(3, seconds=0.5)}))
+    helper = AgentSpec(llm=LLMSpec(model=f"scripted/{script}"))
+    client, spoken = cluster.client, AgentState(order)
+    cluster.start_controller()
+    cluster.start_tool()
+    ask = {"name": "delegate", "arguments": {"agent": "helper", "task": "count"}}
+    turns = [{"tool_calls": [ask]}, {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]}]
+    (parent,) = await cluster.submit(turns, enable_delegation=True, delegates={"helper": helper})
+    await cluster.until_kind(parent, "action.delegate")
+    delegation = next(event for event in await client.events(parent) if event.kind == "action.delegate")
+    delegate = conversation_id_of(parent, delegation.id)
+
+    async def is_there() -> bool:
+        return delegate in [row.conversation_id for row in await client.recent()]
+
+    async def request() -> int:
+        events = await client.events(delegate)
+        asked = [event for event in events if isinstance(event, ChangeAgentStateAction)]
+        return asked[-1].id if asked and asked[-1].agent_state is spoken else 0
+
+    await cluster.until(is_there, what="a delegate")
+    await cluster.until_kind(delegate, "action.run")
+    if order != "stopped":
+        await client.pause(parent)
+        await cluster.until_kind(delegate, "action.change_agent_state")
+    if order == "running":
+        await client.resume(parent)
+    if order == "stopped":
+        await client.cancel(parent)
+    await cluster.until(request, what=f"a delegate that is asked to be {order}")
+    if not lives_on:
+        cluster.kill("c1")
+    await cut_before(cluster, delegate, await request())
+    if not lives_on:
+        cluster.start_controller("c2")
+    await cluster.until(request, limit=60.0, what=f"a delegate that is asked again to be {order}")
+    if order == "paused":
+        await client.resume(parent)
+    await cluster.settle([parent, delegate])
+    states = {(await client.row(cid)).state for cid in (parent, delegate)}
+    assert states == {"stopped" if order == "stopped" else "finished"}

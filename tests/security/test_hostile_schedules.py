@@ -108,3 +108,9 @@ def test_a_tick_of_long_ago_is_followed_by_the_right_one() -> None:
     found = due_of(schedule, datetime(1971, 1, 1, tzinfo=UTC), NOON)
     assert (found.tick, found.next) == (NOON, NOON + timedelta(minutes=1))
     assert found.missed == MAX_MISSED - 1  # more are not gone through, on the loop of a worker
+
+
+async def test_a_request_with_half_a_character_can_be_kept(cluster: Cluster) -> None:  # noqa: F811
+    await cluster.add({"workspace": {"path": "/half \ud83d"}})
+    entry = await cluster.book.entry(NAME)
+    assert cluster.book.request_of(entry.schedule).place().path == "/half \ufffd"
