@@ -20,6 +20,7 @@ from typing import Any, Self
 
 from broker.runtime.clock import Clock, to_millis
 from broker.runtime.errors import StoreRefused
+from broker.runtime.logs import WORKER
 from broker.runtime.settings import HEARTBEAT_TTL_SECONDS
 from broker.store.connection import Argument, texts_by_name
 from broker.store.keys import STORE
@@ -138,6 +139,7 @@ class Membership:
 
     async def register(self) -> None:
         """Enter every shard.  Idempotent."""
+        WORKER.set(self._worker_id)
         # Asked first: how long a heartbeat has to hold depends on how long an answer takes.
         await self._ask(lambda: [("FCALL", "deck_now", 1, self._store.all_shards[0].root)])
         await self._ask(self._register_commands)

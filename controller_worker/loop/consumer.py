@@ -27,6 +27,7 @@ from broker.log.event_log import EventLog
 from broker.runtime.errors import OwnershipLost, StoreError, StoreRefused
 from broker.runtime.failpoints import failpoint
 from broker.runtime.ids import new_worker_id
+from broker.runtime.logs import about
 from broker.secrets.secrets import Secrets
 from broker.store.keys import ShardKeys
 from broker.store.store import Store, open_store
@@ -228,7 +229,7 @@ class Incarnation:
         try:
             claimed = await self._services.owners.claim(conversation_id, self.worker_id, ready_entry=entry)
         except (StoreError, ValueError):  # damaged keys of one conversation concern no other
-            _log.exception("conversation %s cannot be claimed", conversation_id)
+            _log.exception("conversation %s cannot be claimed", conversation_id, extra=about(conversation_id))
             return
         if isinstance(claimed, Claimed):
             self._begin(claimed)
@@ -253,11 +254,12 @@ class Incarnation:
         try:
             return await self._services.owners.resume_claim(conversation_id, self.worker_id)
         except (StoreError, ValueError):
-            _log.exception("conversation %s cannot be taken up again", conversation_id)
+            _log.exception("conversation %s cannot be taken up again", conversation_id, extra=about(conversation_id))
             return None
 
     def _begin(self, claimed: Claimed) -> None:
-        _log.info("conversation %s is taken", claimed.ownership.conversation_id)
+        cid = claimed.ownership.conversation_id
+        _log.info("conversation %s is taken", cid, extra=about(cid))
         loop = ConversationLoop(claimed, self._services, on_gone=self._forget)
         self.loops[loop.conversation_id] = loop
         is_first = loop.rank == 0
