@@ -17,7 +17,7 @@ from typing import Any
 from broker.celery.bootstep import cancel_when
 from broker.conversations.expiry import expire
 from broker.coordination.heartbeat_thread import HeartbeatThread
-from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
+from broker.coordination.membership import Membership
 from broker.coordination.ownership import Claimed, NotClaimed, Owners
 from broker.coordination.places import Places
 from broker.coordination.unreadable import CANNOT_BE_READ
@@ -153,6 +153,7 @@ class Incarnation:
                 "interactive": "1",
             },
             ttl_seconds=settings.heartbeat_ttl_seconds,
+            figures=services.figures,
         )
         self._places = Places(settings.max_conversations)
         self._takes_more = asyncio.Event()
@@ -203,11 +204,12 @@ class Incarnation:
         while True:
             failpoint("controller.beat")
             on_beat(self.progress)
+            self.membership.figures.set(conversations=len(self.loops))
             found = await self.membership.tick(self.progress)
             if found is None:
                 raise OwnershipLost(f"{self.worker_id} was swept.")
             await expire(self._services.log, found.expired)
-            await asyncio.sleep(HEARTBEAT_SECONDS)
+            await self.membership.pause()
 
     async def _read_ready(self, names: ShardKeys, *, is_first: bool) -> None:
         stream = ReadyStream(self._services.store, names, self.worker_id, is_interactive=is_first)

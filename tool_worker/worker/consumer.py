@@ -19,7 +19,7 @@ from broker.contract.codec import checksum_of
 from broker.coordination.action_streams import ActionDelivery, ActionQueue, ActionReclaimed, ControlDelivery
 from broker.coordination.crash_attribution import CrashAttribution, Turns
 from broker.coordination.heartbeat_thread import HeartbeatThread
-from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
+from broker.coordination.membership import Membership
 from broker.coordination.placement import NodeOffer, NotServed
 from broker.coordination.places import Places
 from broker.coordination.stored_files import StoredFiles
@@ -252,6 +252,7 @@ class Incarnation:
             transfer_service=transfer_service,
             quota=Quota(settings.node_dir, limits),
             held=self._held,
+            figures=self.membership.figures,
         )
         self._reaper = Reaper(store, settings.node_dir, settings.workspace_keep_seconds)
         self._places = Places(settings.concurrency)
@@ -286,11 +287,12 @@ class Incarnation:
         while True:
             failpoint("tool.beat")
             on_beat(self.progress)
+            self.membership.figures.set(running=len(self.running), refused_hosts=self.refusals)
             if await self.membership.tick(self.progress) is None:
                 raise OwnershipLost(f"{self.worker_id} was swept.")
             await self._look_again()
             await self._workspaces.detach_idle()
-            await asyncio.sleep(HEARTBEAT_SECONDS)
+            await self.membership.pause()
 
     async def _look_again(self) -> None:
         """If the store was away: say in their logs which of the actions in hand it has lost."""
