@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from enum import Enum
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -24,10 +24,10 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from broker.coordination.figures import Labelled
 from broker.health import BEAT_LOCK
-from broker.runtime.errors import DeckhandsError, StoreError
+from broker.runtime.errors import StoreError
 from broker.store.connection import Connection
-from broker.store.keys import TOOLS as OFFERS
 from broker.store.store import Store
+from broker.tools.tool_offers import ToolOffers
 from deckhands.monitoring import families
 from deckhands.monitoring.census import Census
 from deckhands.monitoring.families import FAMILIES, MAX_LABEL_VALUES, OF_WORKERS, OTHER, Family
@@ -43,6 +43,14 @@ CELERY_PRIORITIES = ("", "\x06\x163", "\x06\x166", "\x06\x169")
 Samples = dict[Family, dict[tuple[str, ...], float]]
 
 _log = logging.getLogger(__name__)
+
+
+class Outcome(Enum):
+    """What came back from one part of the questions."""
+
+    READ = "read"
+    FAILED = "failed"
+    NO_STORE = "no store"
 
 
 class Exposition:
@@ -78,27 +86,31 @@ class Exposition:
 
     async def _samples(self, began: float) -> Samples:
         found: Samples = {}
-        failures = 0
-        parts: list[Callable[[Samples], Awaitable[None]]] = [self._of_store, self._of_workers, self._of_conversations]
+        failures, is_up = 0, True
+        for part in (self._of_store, self._of_workers, self._of_conversations):
+            # A store that hangs is waited for once, or the answer would come too late for Prometheus.
+            outcome = await self._outcome(part, found) if is_up else Outcome.NO_STORE
+            is_up = outcome is not Outcome.NO_STORE
+            failures += outcome is not Outcome.READ
         if self._celery is not None:
-            parts.append(self._of_celery)
-        is_up = False
-        for part in parts:
-            try:
-                await part(found)
-                is_up = is_up or part != self._of_celery
-            except StoreError as error:
-                failures += 1
-                _log.debug("metrics are incomplete: %s", error)
-            except Exception:  # noqa: BLE001  (the outer edge: what is wrong with one part hides no other)
-                failures += 1
-                _log.exception("metrics are incomplete")
+            failures += await self._outcome(self._of_celery, found) is not Outcome.READ
         if self._own is not None:
             add_figures(found, [Worker(self._own_role, self._own_role, 0.0, self._own(), frozenset())])
         found[families.UP] = {(): float(is_up)}
         found[families.FAILURES] = {(): float(failures)}
         found[families.SECONDS] = {(): self._store.clock.monotonic() - began}
         return found
+
+    async def _outcome(self, part: Callable[[Samples], Awaitable[None]], found: Samples) -> Outcome:
+        try:
+            await part(found)
+        except StoreError as error:
+            _log.debug("metrics are incomplete: %s", error)
+            return Outcome.NO_STORE
+        except Exception:  # noqa: BLE001  (the outer edge: what is wrong with one part hides no other)
+            _log.exception("metrics are incomplete")
+            return Outcome.FAILED
+        return Outcome.READ
 
     async def _of_store(self, found: Samples) -> None:
         shards = self._store.all_shards
@@ -136,8 +148,9 @@ class Exposition:
                 if (worker.left_seconds > 0) is is_alive:
                     values[worker.role,] = values.get((worker.role,), 0.0) + 1
         add_figures(found, present)
-        offers = (await ask(self._store.connection, [("HVALS", OFFERS)]))[0]
-        routes = {"pool:bash", *_offered_pools(offers)}.union(*(worker.routes for worker in present))
+        offers = (await ToolOffers(self._store).all()).values()
+        routes = {"pool:bash", *(f"pool:{offer.pool}" for offer in offers if offer.pool)}
+        routes = routes.union(*(worker.routes for worker in present))
         for queue, depth in (await depths(self._store, routes)).items():
             _add_depth(found, queue, depth)
 
@@ -150,10 +163,7 @@ class Exposition:
     async def _of_celery(self, found: Samples) -> None:
         assert self._celery is not None
         keys = [f"{queue}{rank}" for queue in CELERY_QUEUES.values() for rank in CELERY_PRIORITIES]
-        try:
-            lock, *lengths = await ask(self._celery, [("EXISTS", BEAT_LOCK), *(("LLEN", key) for key in keys)])
-        except DeckhandsError as error:
-            raise StoreError(str(error)) from error
+        lock, *lengths = await ask(self._celery, [("EXISTS", BEAT_LOCK), *(("LLEN", key) for key in keys)])
         found[families.BEAT_UP] = {(): float(bool(lock))}
         entries = found.setdefault(families.QUEUE_ENTRIES, {})
         ranks = len(CELERY_PRIORITIES)
@@ -166,16 +176,6 @@ def _add_depth(found: Samples, queue: str, depth: Depth) -> None:
     for standing in ("waiting", "in_line", "held"):
         entries[queue, standing] = getattr(depth, standing)
     found.setdefault(families.QUEUE_AGE, {})[queue,] = depth.oldest_seconds
-
-
-def _offered_pools(offers: Any) -> set[str]:
-    """Return the routes of the pools that tools are offered for."""
-    found = set()
-    for offer in offers if isinstance(offers, list) else ():
-        pool = text(offer).partition('"pool":"')[2].partition('"')[0]
-        if pool:
-            found.add(f"pool:{pool}")
-    return found
 
 
 def add_figures(found: Samples, present: list[Worker]) -> None:

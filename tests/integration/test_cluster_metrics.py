@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +12,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from broker.coordination.figures import FIELD, MAX_LABELS, OTHER, Figures, read_figures
 from broker.coordination.membership import FACTS_EVERY, Membership
-from broker.store.store import Store
+from broker.store.connection import MultiplexedConnection
+from broker.store.store import Store, open_store
 from deckhands.monitoring.exposition import FRESH_SECONDS, Exposition
 from deckhands.monitoring.families import FAMILIES, MAX_LABEL_VALUES, MAX_WORKERS
 from tests.broker_parts import CID, act, begin, claim, enter, lapse
+from tests.served_stores import refusals, serving
 from tests.source_code import ROOT
-from tests.stores import RealServer
+from tests.stores import RealServer, emptied
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -80,6 +83,22 @@ async def test_takeovers_are_counted(valkey_store: Store) -> None:
     await other.tick(1)
     await claim(store, "controller-2")
     assert value_of(await look(store), "deckhands_takeovers_total") == 1
+
+
+async def test_all_shards_count(valkey_server: RealServer) -> None:
+    store = await open_store(await emptied(valkey_server.url), shards=3)
+    try:
+        membership = await join(store, "tool-1")
+        membership.figures.add("actions", 1, "observation.run")
+        await membership.register()
+        for number in range(6):
+            await begin(store, f"c-{number}")
+        found = await look(store)
+        assert value_of(found, "deckhands_conversations") == 6
+        assert value_of(found, "deckhands_queue_entries", queue="ready", standing="waiting") == 6
+        assert value_of(found, "deckhands_actions_total") == 1
+    finally:
+        await store.aclose()
 
 
 async def test_figures_travel_with_the_heartbeat(valkey_store: Store) -> None:
@@ -205,3 +224,21 @@ def test_the_page_has_every_family() -> None:
         for family in FAMILIES
     ]
     assert [line for line in page.splitlines() if line.startswith("| `deckhands_")] == rows
+
+
+async def test_a_worker_s_rights_suffice(tmp_path: Path, programs: dict[str, str]) -> None:
+    async with serving("log", tmp_path / "log", programs) as log, serving("queue", tmp_path / "q", programs) as queue:
+        await (await open_store(log.admin)).aclose()
+        store, celery = await open_store(log.worker), MultiplexedConnection(queue.queue)
+        await join(store, "tool-1")
+        await enter(store, "controller-1")
+        await begin(store)
+        await act(store, "controller-1")
+        found = await look(store, celery=celery)
+        assert await refusals(log) == []
+        assert value_of(found, "deckhands_scrape_failures") == 0
+        assert value_of(found, "deckhands_conversations") == 1
+        assert value_of(found, "deckhands_queue_entries", queue="pool:bash", standing="waiting") == 1
+        assert value_of(found, "deckhands_store_memory_bytes") > 0
+        await store.aclose()
+        await celery.aclose()
