@@ -48,5 +48,7 @@ class Services:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "notebooks", Notebooks(self.store))
-        object.__setattr__(self, "permits", Permits(self.store, self.quotas, may_batch=self.models.may_batch))
+        object.__setattr__(
+            self, "permits", Permits(self.store, self.quotas, may_batch=self.models.may_batch, figures=self.figures)
+        )
         object.__setattr__(self, "keeper", BatchKeeper(self.store, self.permits.batches, self.models))

@@ -65,7 +65,7 @@ class JsonFormatter(logging.Formatter):
             ("conversation_id", getattr(record, "conversation_id", None) or CONVERSATION.get()),
             ("action_id", getattr(record, "action_id", None) or ACTION.get()),
         )
-        found |= {name: value for name, value in context if value not in ("", None)}
+        found |= {name: value for name, value in context if value}
         if record.exc_info and record.exc_info[0] is not None:
             kind, raised, _ = record.exc_info
             found |= {"error": f"{kind.__name__}: {raised}", "traceback": self.formatException(record.exc_info)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from broker.contract.events import Event, ModelCallDeferred, ModelCallFailed, ModelReply
+from broker.contract.events import Event, ModelCallFailed, ModelReply
 from broker.contract.observations import AgentStateChangedObservation
 from broker.coordination.figures import Figures
 from broker.specs.agent_state import is_settled
@@ -13,14 +13,12 @@ ANSWERED = "answered"
 
 
 def count_events(figures: Figures, events: Iterable[Event]) -> None:
-    """Count what an append has added to a log: steps, calls, tokens, money, refusals, conversations that settle."""
+    """Count what an append has added to a log: steps, calls, tokens, money, conversations that settle."""
     for event in events:
         if isinstance(event, ModelReply):
             _count_reply(figures, event)
         elif isinstance(event, ModelCallFailed):
             figures.add("model_calls", label=event.code)
-        elif isinstance(event, ModelCallDeferred):
-            figures.add("refusals", label=event.code)
         elif isinstance(event, AgentStateChangedObservation) and is_settled(event.agent_state):
             figures.add("settled", label=event.agent_state.value)
 

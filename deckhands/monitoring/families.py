@@ -108,7 +108,7 @@ OF_WORKERS = (
     _worker("cache_read_tokens", "counter", "cache_read_tokens", "Tokens of prompts found in a cache", "model"),
     _worker("cost_usd", "counter", "cost_usd", "USD that model calls have cost, as far as prices are known", "model"),
     _worker("unpriced_calls", "counter", "calls_without_price", "Model calls whose price is unknown", "model"),
-    _worker("refusals", "counter", "refusals", "Model calls that had to wait, and for what", "reason"),
+    _worker("refusals", "counter", "refusals", "Model calls that were not permitted yet, by what was short", "reason"),
     _worker("settled", "counter", "settled", "Conversations that came to rest, by the agent's state", "state"),
     _worker("held_conversations", "gauge", "conversations", "Conversations that a controller worker holds"),
     _worker("actions", "counter", "actions", "Actions answered, by the observation's kind", "kind"),
