@@ -13,7 +13,9 @@ Does not: keep in a Celery queue what Deckhands has accepted: the door acknowled
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -28,6 +30,7 @@ from broker.runtime.settings import logs_json
 
 LOADER = "celery.loaders.app:AppLoader"
 SOCKET_TIMEOUT_SECONDS = 5.0
+STANDARD_ERROR = 2
 TRANSPORT_OPTIONS = {
     "visibility_timeout": 3600,
     "unacked_restore_interval": 1,
@@ -57,6 +60,10 @@ def run_until_told(app: Celery, name: str, **options: Any) -> int:
         options: of Celery's worker, beside those that all of ours have.
     """
     _keep_to_own_broker(app)
+    if logs_json():
+        from celery.apps import worker as celery_worker
+
+        celery_worker.safe_say = _say_as_logged
     # Among objects, Celery's banner would be text.
     worker = app.Worker(hostname=host_format(name), quiet=logs_json(), **WORKER_OPTIONS | options)
     worker.start()
@@ -102,6 +109,14 @@ def make_app(role: str, broker_url: str, messages: type[Messages] = Messages, **
         amqp=messages,
         control=RemoteControl,
     )
+
+
+def _say_as_logged(message: str, _: Any = None) -> None:
+    """Write what Celery says at once, in a signal handler, where a logger that is in use cannot be called."""
+    record = logging.LogRecord("celery.worker", logging.INFO, "", 0, "%s", (message,), None)
+    for handler in logging.getLogger().handlers[:1]:
+        with suppress(OSError):
+            os.write(STANDARD_ERROR, f"{handler.format(record)}\n".encode())
 
 
 def _log_as_json(role: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -17,6 +18,7 @@ import pytest
 import pytest_asyncio
 
 from broker.celery.jobs_app import redis_url
+from broker.coordination.membership import members
 from broker.runtime.errors import UsageError
 from broker.store.connection import MultiplexedConnection
 from deckhands.monitoring.endpoint import make_server, metrics_app
@@ -82,6 +84,18 @@ async def test_the_lines_of_all_roles_name_their_role_and_their_conversation(clu
     assert [line["conversation_id"] for line in failed] == ids
     assert failed[0]["error"] == "RuntimeError: broken"
     assert isinstance(failed[0]["action_id"], int)
+
+
+async def test_what_celery_says_at_the_end_is_a_line_too(cluster: FaultCluster) -> None:
+    cluster.start_jobs("j2", **JSON)
+
+    async def has_come() -> bool:
+        return len([member for member in await members(cluster.client.store) if member.role == "jobs"]) == 2
+
+    await until(has_come, limit=60.0, what="the second jobs worker")
+    cluster.signal("j2", signal.SIGTERM)
+    assert await cluster.until_ended("j2", limit=60.0) == 0
+    assert [line["message"] for line in lines_of(cluster, "j2")][-1] == "worker: Warm shutdown (MainProcess)"
 
 
 async def test_an_error_of_the_settings_is_a_line_too(cluster: FaultCluster) -> None:
