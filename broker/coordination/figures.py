@@ -3,7 +3,8 @@
 Every few beats, a worker repeats what it says of itself, and one field of that is a text with these figures. So one
 reader of the store has the figures of all workers, and no worker needs a port.
 
-Holds: a figure has at most `MAX_LABELS` labels; further ones count under `OTHER`. What is read back is checked, because
+Holds: a figure has at most `MAX_LABELS` labels; further ones count under `OTHER`, and providers choose the names of
+models, so labels are short and plain. What is read back is checked, because
 anybody with the rights of a worker could have written it: what cannot be used is left out.
 Does not: keep anything. A figure that grows begins at 0 with its worker; what it counted in its last seconds is lost
 when it is killed.
@@ -14,11 +15,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import deque
 from collections.abc import Mapping
 
 FIELD = "figures"
-MAX_LABELS = 50
+MAX_LABELS = 32
 """Of one figure of one worker."""
 MAX_LABEL_CHARS = 100
 MAX_TEXT_CHARS = 65_536
@@ -27,6 +29,9 @@ LARGEST = 2.0**53
 OTHER = "other"
 LAGS_KEPT = 50
 """At a beat's pace, a quarter of a minute."""
+
+_UNFIT = re.compile(r"[^ !#-\[\]-~]")
+"""Neither printable ASCII, nor a character that JSON writes as several: a text of figures has a bounded length."""
 
 Labelled = Mapping[str, float]
 """Values by label; the label of a figure without labels is empty."""
@@ -43,7 +48,7 @@ class Figures:
         """Add to a figure that only grows."""
         values = self._values.setdefault(name, {})
         if label not in values:
-            label = label[:MAX_LABEL_CHARS]
+            label = _UNFIT.sub("?", label[:MAX_LABEL_CHARS])
             if label not in values and len(values) >= MAX_LABELS:
                 label = OTHER
         values[label] = values.get(label, 0.0) + amount

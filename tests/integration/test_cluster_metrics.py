@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker.coordination.figures import FIELD, MAX_LABELS, OTHER, Figures, read_figures
+from broker.coordination.figures import FIELD, MAX_LABELS, MAX_TEXT_CHARS, OTHER, Figures, read_figures
 from broker.coordination.membership import FACTS_EVERY, Membership
 from broker.store.connection import MultiplexedConnection
 from broker.store.store import Store, open_store
@@ -206,6 +206,24 @@ async def test_questions_within_a_second_share_one_look(memory_store: Store) -> 
 def test_every_family_has_a_name_of_its_own() -> None:
     assert len({family.sample_name for family in FAMILIES}) == len(FAMILIES)
     assert all(family.name.startswith("deckhands_") and family.help for family in FAMILIES)
+
+
+@pytest.mark.parametrize("letter", ["x", "ä", "\\", '"', "\x00", "\ud800", "😀"])
+def test_names_of_models_cannot_make_the_text_too_long_to_be_read(letter: str) -> None:
+    figures = Figures()
+    names = (
+        "model_seconds",
+        "cost_usd",
+        "prompt_tokens",
+        "completion_tokens",
+        "cache_read_tokens",
+        "calls_without_price",
+    )
+    for name in names:
+        for number in range(2 * MAX_LABELS):
+            figures.add(name, 2.0**52 + 0.5, f"{number}{letter * 500}")
+    assert len(figures.text()) < MAX_TEXT_CHARS / 2
+    assert read_figures(figures.text()).keys() == set(names)
 
 
 def test_a_figure_has_a_bounded_number_of_labels() -> None:
