@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from broker.coordination.figures import Labelled
 from broker.health import BEAT_LOCK
-from broker.runtime.errors import StoreError
+from broker.runtime.errors import StoreError, StoreRefused
 from broker.store.connection import Connection
 from broker.store.store import Store
 from broker.tools.tool_offers import ToolOffers
@@ -106,7 +106,7 @@ class Exposition:
             await part(found)
         except StoreError as error:
             _log.debug("metrics are incomplete: %s", error)
-            return Outcome.NO_STORE
+            return Outcome.FAILED if isinstance(error, StoreRefused) else Outcome.NO_STORE
         except Exception:  # noqa: BLE001  (the outer edge: what is wrong with one part hides no other)
             _log.exception("metrics are incomplete")
             return Outcome.FAILED
