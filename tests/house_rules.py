@@ -49,8 +49,16 @@ FORBIDDEN_WORDS = {
     *("process", "manage", "manager", "handle", "data", "info", "misc"),
     *("helper", "helpers", "util", "utils", "utility", "common", "base"),
 }
-IMPOSED_NAMES = {"data_received", "handle_data", "handle_starttag", "handle_endtag", "handle_message", "info"}
-"""Methods that asyncio.Protocol, html.parser, kombu and Celery call by these names."""
+IMPOSED_NAMES = {
+    "data_received",
+    "handle_data",
+    "handle_starttag",
+    "handle_endtag",
+    "handle_message",
+    "handle_connect",
+    "info",
+}
+"""Methods that asyncio.Protocol, html.parser, uvicorn, kombu and Celery call by these names."""
 
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b")
 NUMBERED_OR_VAGUE_FILE = re.compile(r"\w+_(\d|impl|utils?|helpers?)")
@@ -392,7 +400,7 @@ CELERY_DOOR = Door(
 )
 MODEL_DOOR = Door(MODEL_LIBRARIES, MODEL_FILES, "call a model through the Llm protocol in controller_worker/llm")
 ASGI_DOOR = Door(
-    {"starlette", "fastapi", "uvicorn"}, r"deckhands/(gateway|monitoring)/\w+\.py", "only servers speak ASGI"
+    {"starlette", "fastapi", "uvicorn"}, r"deckhands/(server|monitoring)/\w+\.py", "only servers speak ASGI"
 )
 ENVIRONMENT_DOOR = Door({"os.environ", "os.environb", "os.getenv"}, ENVIRONMENT_FILES, "read it in a settings file")
 # A workspace host is started inside the sandbox without our packages, so it cannot be given a broker.runtime.clock.

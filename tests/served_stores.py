@@ -23,12 +23,13 @@ SERVE_VALKEY = Path(__file__).resolve().parents[1] / "deploy" / "serve-valkey"
 LIMIT_SECONDS = 30.0
 ADMIN, WORKER, QUEUE = "admin-0123456789", "worker-0123456789", "queue-0123456789"
 DOOR, PRODUCER = "door-0123456789a", "producer-0123456789"
-JOBS = "jobs-0123456789a"
+JOBS, GATEWAY = "jobs-0123456789a", "gateway-01234567"
 PASSWORDS = {
     "ADMIN_PASSWORD": ADMIN,
     "WORKER_PASSWORD": WORKER,
     "DOOR_PASSWORD": DOOR,
     "JOBS_PASSWORD": JOBS,
+    "GATEWAY_PASSWORD": GATEWAY,
     "QUEUE_PASSWORD": QUEUE,
     "PRODUCER_PASSWORD": PRODUCER,
 }
@@ -59,6 +60,10 @@ class Server:
     @property
     def jobs(self) -> str:
         return self.url(f"jobs:{JOBS}")
+
+    @property
+    def gateway(self) -> str:
+        return self.url(f"gateway:{GATEWAY}")
 
     @property
     def producer(self) -> str:

@@ -159,7 +159,7 @@ KEPT = [
     ("celery_door", "tool_worker/tasks.py", "from celery import Task"),
     ("celery_door", "broker/celery/app.py", "import kombu"),
     ("model_door", "controller_worker/wires/provider_errors.py", "def f():\n    import litellm"),
-    ("asgi_door", "deckhands/gateway/rest.py", "from starlette.routing import Route"),
+    ("asgi_door", "deckhands/server/rest.py", "from starlette.routing import Route"),
     ("environment_door", "tool_worker/settings.py", "import os\nx = os.environ"),
     ("environment_door", "broker/a.py", "import os\nx = os.getpid()\nenviron = {}\ny = environ"),
     ("clock_door", "broker/runtime/clock.py", "import time"),

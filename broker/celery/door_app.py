@@ -4,7 +4,8 @@ Holds: a message is acknowledged when its task has been carried out, and one who
 `VISIBILITY_SECONDS`; at no moment is it nowhere, see `taken_entries`. What is under way is kept under separate keys,
 so that this short time concerns no other application on the same broker. No message is held until its time: one with an
 eta is carried out at once, and says so in `BEGINS`. Callbacks go where the caller's own defaults would send them. What
-Flower and remote control show of arguments is cut, and no secret is in it.
+Flower and remote control show of arguments is cut, and no secret is in it. Before anything is done with a message, what
+follows its task is checked, see `canvas`; no task but the door's own is carried out, since those of Celery send others.
 Does not: keep what the broker loses.
 """
 
@@ -19,9 +20,11 @@ from celery.exceptions import NotRegistered
 from celery.states import FAILURE, READY_STATES
 from celery.worker.request import ExceptionWithTraceback, Request
 from kombu.exceptions import OperationalError
+from kombu.utils.json import dumps
 from redis.exceptions import ConnectionError, TimeoutError  # noqa: A004
 
 from broker.celery.app import TRANSPORT_OPTIONS, make_app
+from broker.celery.canvas import FOLLOWERS, followers
 from broker.celery.messages import (
     MAX_NAME_CHARS,
     WorkerConsumer,
@@ -29,9 +32,11 @@ from broker.celery.messages import (
     note_dropped,
 )
 from broker.celery.taken_entries import KeptConnection, KeptMessages, KeptTransport
+from broker.runtime.errors import UsageError
 from broker.secrets.masking import MASK
 
 QUEUE = "deckhands"
+OWN_TASKS = "deckhands."
 CALLERS_QUEUE = "celery"
 """Where a callback goes that names no queue: the default of Celery's applications."""
 CONCURRENCY = 8
@@ -42,6 +47,8 @@ MAX_BODY_CHARS = 16 << 20
 SHOWN_CHARS = 200
 BEGINS = "deckhands_eta"
 """The header that has the eta of a message."""
+REFUSED = "deckhands_refused"
+"""The header that says why what follows the task cannot be used: a message and a remedy; None: it can."""
 SHOWN = "deckhands_shown"
 """The header of what people see of the arguments, where the message itself has none."""
 AWAY = (OSError, OperationalError, ConnectionError, TimeoutError)
@@ -76,11 +83,14 @@ class DoorConsumer(WorkerConsumer):
         # keep its place among those under way for ever, and after eight of them no other would be taken.
         self.app.use_fast_trace_task = False
         super().update_strategies()
+        for name in [name for name in self.strategies if not name.startswith(OWN_TASKS)]:
+            del self.strategies[name]
 
     def check(self, message: Any) -> None:
         """Refuse what cannot be carried out; prepare the rest."""
-        arguments, options, _ = check_task(message, self.strategies, max_chars=MAX_BODY_CHARS, longest_eta=None)
+        arguments, options, embedded = check_task(message, self.strategies, max_chars=MAX_BODY_CHARS, longest_eta=None)
         headers = message.headers
+        headers[REFUSED] = _bound(message, arguments, options, embedded or {})
         headers[BEGINS] = headers.get("eta")
         parts = headers.get(SHOWN)  # the second half of a task shows what the first one did
         is_second = isinstance(parts, list) and len(parts) == 2 and all(isinstance(part, str) for part in parts)
@@ -119,6 +129,24 @@ class DoorRequest(Request):  # type: ignore[misc]
         """Return what remote control shows."""
         found: dict[str, Any] = super().info(safe=True)
         return found
+
+
+def _bound(message: Any, arguments: Any, options: Any, embedded: Mapping[str, Any]) -> list[str] | None:
+    """Let a message say of what follows its task only what may follow, and return why it may not; None: it may.
+
+    Celery carries that out in many places: at the end of the task, if it fails before it begins, if it has expired.
+    """
+    headers, refused = message.headers, None
+    in_headers = {name: headers.pop(name, None) for name in FOLLOWERS}  # Celery reads them there, too
+    found = {name: embedded.get(name, in_headers[name]) for name in FOLLOWERS}
+    try:
+        following = followers(headers["id"], found)
+    except UsageError as error:
+        following, refused = dict.fromkeys(FOLLOWERS), [error.message, error.remedy]
+    if following != found:
+        message.body = dumps([arguments, options, {**embedded, **following}])
+        message._decoded_cache = None  # noqa: SLF001  (kombu keeps what it has read of the body)
+    return refused
 
 
 def shown(arguments: Any, options: Mapping[str, Any]) -> str:

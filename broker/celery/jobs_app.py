@@ -25,7 +25,7 @@ VISIBILITY_SECONDS = 1_800
 MUTEX_SECONDS = 10
 """How long a worker that dies while it looks for what others have left keeps others from looking."""
 PLACES = {name: f"deckhands.jobs:{name}" for name in ("unacked", "unacked_index", "unacked_mutex")}
-SCHEDULER = "redbeat.RedBeatScheduler"
+SCHEDULER = "broker.celery.beat_scheduler:JobScheduler"
 BEAT_KEYS = "deckhands:beat:"
 BEAT_TURN_SECONDS = 2.0
 """How long a beat sleeps at most, and how often one that waits looks at the lock."""

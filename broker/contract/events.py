@@ -55,6 +55,7 @@ __all__ = [
     "ModelToolCall",
     "ModelUsage",
     "Observation",
+    "OperatorActed",
     "Parent",
     "Part",
     "Tenancy",
@@ -162,6 +163,29 @@ class ConversationBegun(Event):
 
     kind: Literal["conversation.begun"] = "conversation.begun"
     sentence_template: ClassVar[str] = "The time to begin has come"
+
+
+class OperatorActed(Event):
+    """Somebody does something to the conversation through the server; what follows in the same append is the action.
+
+    Attributes:
+        author: who: the id and the name of an API key, or `anonymous`.
+        action: what: `pause`, `cancel`, `close`, …
+        reason: why, in the words of the author; empty for what needs none.
+    """
+
+    kind: Literal["conversation.operator_acted"] = "conversation.operator_acted"
+    counts_for_loops: ClassVar[bool] = False
+    sentence_template: ClassVar[str] = "{author}: {action}"
+    source: EventSource = EventSource.USER
+    author: str
+    action: str
+    reason: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """One line for a person."""
+        return super().sentence + (f" ({self.reason})" if self.reason else "")
 
 
 class ModelUsage(Part):

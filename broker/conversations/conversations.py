@@ -27,6 +27,7 @@ class ConversationRow:
         wait_reason: why it waits, or empty.
         owner: the worker that works on it, or empty.
         labels: what a producer has written on it.
+        tenant: whose it is, or empty.
         not_before: when it begins, by the store's clock when it was submitted; None: it does not wait.
         fields: everything else its owner shows: iterations, cost_usd, prompt_tokens, …
     """
@@ -43,6 +44,7 @@ class ConversationRow:
     is_closed: bool
     labels: Mapping[str, str] = field(default_factory=dict)
     not_before: datetime | None = None
+    tenant: str = ""
     fields: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -198,6 +200,7 @@ def _row(conversation_id: str, flat: list[bytes]) -> ConversationRow | None:
         is_closed="closed" in meta,
         labels=_labels_in(meta.get("labels", "")),
         not_before=_not_before(meta),
+        tenant=meta.get("tenant", ""),
         fields={key: value for key, value in meta.items() if key not in _KNOWN | _INTERNAL},
     )
 

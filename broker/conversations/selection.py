@@ -1,8 +1,8 @@
-"""Conversations chosen by label and state, and pages of them: any number, a bounded number at once.
+"""Conversations chosen by tenant, label and state, and pages of them: any number, a bounded number at once.
 
 Holds: newest first, by creation and id; what is created or deleted meanwhile makes no page skip or repeat another. A
-label is found by its own index, so nobody reads conversations that do not have it.
-Keys: reads `deck:{k}:index` and `deck:{k}:label:<name>=<value>`.
+label and a tenant are found by their own index, so nobody reads conversations that do not have it.
+Keys: reads `deck:{k}:index`, `deck:{k}:label:<name>=<value>` and `deck:{k}:label:=<tenant>`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from broker.store.keys import ShardKeys
 from broker.store.store import Store
 
 PAGE = 500
+SCANNED = 5_000
+"""At so many conversations looked at, a page that not enough of them belong to ends."""
 WAITING = "waiting"
 """Among states: those that wait for anything or anybody."""
 SCHEDULED = "scheduled"
@@ -33,14 +35,17 @@ class Selection:
     Attributes:
         labels: all of them must match.
         states: one of them must match: of `AgentState`, `waiting` or `scheduled`; none: any.
+        tenant: whose they are; None: anybody's.
     """
 
     labels: Mapping[str, str] = field(default_factory=dict)
     states: frozenset[str] = frozenset()
+    tenant: str | None = None
 
-    def has(self, row: ConversationRow) -> bool:
+    def has(self, state: str, labels: Mapping[str, str], *, wait_reason: str = "", tenant: str = "") -> bool:
         """Say whether a conversation is meant."""
-        return is_in(row.state, row.wait_reason, self.states) and self.labels.items() <= row.labels.items()
+        is_theirs = self.tenant is None or self.tenant == tenant
+        return is_theirs and is_in(state, wait_reason, self.states) and self.labels.items() <= labels.items()
 
 
 def is_in(state: str, wait_reason: str, states: frozenset[str]) -> bool:
@@ -65,8 +70,36 @@ class Selected:
         while places := await self._places(indexes, before):
             before = places[-1]
             rows = await self._conversations.rows([cid for _, cid in places])
-            if chosen := [row for row in rows if self._selection.has(row)]:
+            if chosen := [row for row in rows if self._is_meant(row)]:
                 yield chosen
+
+    async def page(self, before: Place | None, *, limit: int) -> tuple[list[ConversationRow], Place | None]:
+        """Return up to `limit` conversations behind a place, and the place behind which the next page begins.
+
+        A page ends early when it has looked at `SCANNED` conversations; the place is None where there are no more.
+
+        Args:
+            before: where an earlier page ended; None: begin with the newest.
+        """
+        indexes = [await self._index(names) for names in self._store.all_shards]
+        chosen: list[ConversationRow] = []
+        scanned = 0
+        while scanned < SCANNED:
+            places = await self._places(indexes, before, limit=min(limit + 1, PAGE))
+            for row, place in await self._rows_at(places):
+                if row is not None and self._is_meant(row):
+                    if len(chosen) == limit:
+                        return chosen, before
+                    chosen.append(row)
+                before = place
+            scanned += len(places)
+            if not places:
+                return chosen, None
+        return chosen, before
+
+    async def _rows_at(self, places: list[Place]) -> list[tuple[ConversationRow | None, Place]]:
+        rows = {row.conversation_id: row for row in await self._conversations.rows([cid for _, cid in places])}
+        return [(rows.get(place[1]), place) for place in places]
 
     async def count(self) -> int:
         """Return how many there are."""
@@ -75,23 +108,26 @@ class Selected:
             number += len(page)
         return number
 
+    def _is_meant(self, row: ConversationRow) -> bool:
+        return self._selection.has(row.state, row.labels, wait_reason=row.wait_reason, tenant=row.tenant)
+
     async def _index(self, names: ShardKeys) -> str:
         """Return the smallest index that has all of a shard's."""
         keys = [names.label(name, value) for name, value in self._selection.labels.items()]
+        keys += [names.of_tenant(self._selection.tenant)] if self._selection.tenant else []
         if not keys:
             return names.index
         commands = [("ZCARD", key) for key in keys]
         sizes = await self._store.persist(lambda: self._store.connection.call_many(commands))
         return min(zip(sizes, keys, strict=True))[1]
 
-    async def _places(self, indexes: list[str], before: Place | None) -> list[Place]:
+    async def _places(self, indexes: list[str], before: Place | None, *, limit: int = PAGE) -> list[Place]:
         """Return where the next conversations stand, in all shards."""
-        found = [place for index in indexes for place in await self._places_of(index, before)]
-        return sorted(found, reverse=True)[:PAGE]
+        found = [place for index in indexes for place in await self._places_of(index, before, limit)]
+        return sorted(found, reverse=True)[:limit]
 
-    async def _places_of(self, index: str, before: Place | None) -> list[Place]:
+    async def _places_of(self, index: str, before: Place | None, limit: int) -> list[Place]:
         high: str = "+inf" if before is None else f"{before[0]:.0f}"
-        limit = PAGE
         while True:
             command = ("ZREVRANGEBYSCORE", index, high, "-inf", "WITHSCORES", "LIMIT", 0, limit)
             flat = await self._store.persist(lambda: self._store.connection.call(*command))  # noqa: B023

@@ -204,9 +204,9 @@ local function about(pool, cid)
 end
 
 local function queue_up(pool, cid, waiter)
+  redis.call('ZADD', queue(pool, waiter.priority), waiter.place, cid)
   redis.call('HSET', pool.base .. ':about', cid, table.concat({waiter.priority, waiter.place,
     number_text(waiter.wanted.input), number_text(waiter.wanted.output), waiter.calls}, ' '))
-  redis.call('ZADD', queue(pool, waiter.priority), waiter.place, cid)
 end
 
 local function forget(pool, cid)
@@ -377,6 +377,9 @@ local function reserve(keys, args)
   end
   local waiter = about(pool, cid)
   if not held and not waiter then enter(pool, cid, args) end
+  if not held and waiter and not redis.call('ZSCORE', queue(pool, waiter.priority), cid) then
+    queue_up(pool, cid, waiter)  -- the queue was overwritten
+  end
   local woken, next_ms = pump(pool, shard)
   held = held_by(pool, cid)
   if held then
@@ -468,9 +471,13 @@ local function withdraw(keys, args)
   return reply(pool, args[2], {'withdrawn'}, woken, next_ms)
 end
 
--- deck_quota_pump: wake whose turn it is.  ARGV worker.  returns {'pumped', next_ms, '', 0, woken …} {'unknown'}
+-- deck_quota_pump: wake whose turn it is, and move away what is of another type.  ARGV worker.  returns {'pumped', next_ms, '', 0, woken …} {'unknown'}
 local function pump_for(keys, args)
   for name, kind in pairs(KINDS) do is_there(keys[2], keys[1] .. ':' .. name, kind) end
+  for name in string.gmatch(get(keys[1] .. ':limits', 'keys') or '', '%S+') do
+    is_there(keys[2], keys[1] .. ':level:' .. name, 'hash')
+    is_there(keys[2], keys[1] .. ':warm:' .. name, 'zset')
+  end
   local pool = open(keys[1], now_ms(keys[2]))
   if not pool then return {'unknown'} end
   local woken, next_ms = pump(pool, keys[2])

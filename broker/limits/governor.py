@@ -22,10 +22,11 @@ from broker.coordination.wakeups import wake
 from broker.limits.quotas import Pool, QuotaTable
 from broker.runtime.errors import StoreRefused
 from broker.specs.priority import Priority as Priority  # noqa: PLC0414  (callers get it from here)
-from broker.store.connection import Argument
+from broker.store.connection import WRONG_TYPE, Argument
 from broker.store.keys import ShardKeys
 from broker.store.store import Store
 
+PUMP = "deck_quota_pump"
 LONGEST_SLEEP_SECONDS = 1.0
 SHORTEST_SLEEP_SECONDS = 0.005
 LONGEST_REFUSAL_SECONDS = 3_600.0
@@ -142,7 +143,7 @@ class Governor:
 
     async def pump(self, pool: Pool, worker_id: str) -> None:
         """Wake those whose turn it is."""
-        await self._call("deck_quota_pump", pool, (worker_id,))
+        await self._call(PUMP, pool, (worker_id,))
 
     async def keep_pumping(self, worker_id: str) -> None:
         """Wake conversations when time has made room for them; never ends by itself.
@@ -162,7 +163,13 @@ class Governor:
             await self._wake_timers[pool.name].sleep()
 
     async def _call(self, function: str, pool: Pool, arguments: tuple[Argument, ...]) -> tuple[str, str, int]:
-        reply: list[Any] = await self._store.function(function, self._keys(pool), *arguments)
+        try:
+            reply: list[Any] = await self._store.function(function, self._keys(pool), *arguments)
+        except StoreRefused as error:
+            if WRONG_TYPE not in error.message or function == PUMP:
+                raise
+            await self.pump(pool, "")  # moves away what stands in a key's place
+            reply = await self._store.function(function, self._keys(pool), *arguments)
         if reply[0] == "unknown":  # the store has forgotten its quotas, or nobody has published them yet
             await self.publish()
             reply = await self._store.function(function, self._keys(pool), *arguments)

@@ -28,7 +28,12 @@ local function number(key, field) return tonumber(get(key, field)) or 0 end
 local function add(shard, chain, field, amount)
   if amount == 0 then return end
   for _, account in ipairs(chain) do
-    redis.call('HINCRBY', budget(shard, account), field, string.format('%.0f', amount))
+    local key, change = budget(shard, account), string.format('%.0f', amount)
+    local answer = redis.pcall('HINCRBY', key, field, change)
+    if type(answer) == 'table' and string.find(answer.err, 'not an integer', 1, true) then
+      note_unreadable(shard, key, field, 'not a whole number', get(key, field))
+      redis.call('HSET', key, field, change)
+    elseif type(answer) == 'table' then error(answer) end
   end
 end
 
@@ -326,10 +331,17 @@ local function withdraw(keys, args)
   return reply('withdrawn', '', wake(keys[1], chain, now_ms(keys[1])))
 end
 
--- deck_budget_sweep: see after what dead workers had reserved.  returns {'swept', '', woken …}
-local function sweep_now(keys)
+-- deck_budget_sweep: see after what dead workers had reserved, and move away what is of another type.
+-- ARGV account …: whose keys are looked at besides.  returns {'swept', '', woken …}
+local function sweep_now(keys, args)
   for name, kind in pairs({held = 'hash', lost = 'hash', crowded = 'set', swept = 'string'}) do
     is_there(keys[1], keys[1] .. ':ledger:' .. name, kind)
+  end
+  is_there(keys[1], keys[1] .. ':budgets', 'set')
+  for _, account in ipairs(args) do
+    for name, kind in pairs({[''] = 'hash', [':children'] = 'set', [':waiting'] = 'zset', [':wanted'] = 'hash'}) do
+      is_there(keys[1], budget(keys[1], account) .. name, kind)
+    end
   end
   return reply('swept', '', sweep(keys[1], now_ms(keys[1])))
 end

@@ -20,9 +20,9 @@ from typing import Any
 
 from broker.coordination.wakeups import wake
 from broker.log.fencing import Ownership
-from broker.runtime.errors import UsageError
+from broker.runtime.errors import StoreRefused, UsageError
 from broker.runtime.ids import new_key
-from broker.store.connection import texts_by_name
+from broker.store.connection import WRONG_TYPE, texts_by_name
 from broker.store.keys import ShardKeys
 from broker.store.store import Store
 
@@ -160,6 +160,7 @@ class Ledger:
             "deck_budget_reserve",
             *(ownership.conversation_id, "-" if is_batched else ownership.worker_id, ownership.token),
             *(nano(worst_usd), nano(total_usd), *accounts),
+            accounts=accounts,
         )
         return Exhausted(account) if outcome == "exhausted" else None
 
@@ -173,11 +174,11 @@ class Ledger:
         """
         outcome = "lost" if is_lost else "done"
         arguments = (ownership.conversation_id, ownership.token, outcome, nano(total_usd), *accounts)
-        await self._call("deck_budget_settle", *arguments)
+        await self._call("deck_budget_settle", *arguments, accounts=accounts)
 
     async def withdraw(self, conversation_id: str, accounts: Sequence[str]) -> None:
         """Wait no longer.  Idempotent."""
-        await self._call("deck_budget_withdraw", conversation_id, accounts[0])
+        await self._call("deck_budget_withdraw", conversation_id, accounts[0], accounts=accounts)
 
     async def sweep(self) -> None:
         """Look after what dead workers had reserved; twice a second at most for all workers."""
@@ -240,8 +241,16 @@ class Ledger:
         members = await self._store.persist(lambda: self._store.connection.call("SMEMBERS", key))
         return sorted(member.decode(errors="backslashreplace") for member in members)
 
-    async def _call(self, function: str, *arguments: Any) -> tuple[str, str]:
-        outcome, detail, *woken = await self._store.function(function, (self._shard.root,), *arguments)
+    async def _call(self, function: str, *arguments: Any, accounts: Sequence[str] = ()) -> tuple[str, str]:
+        """Call a function, once more if keys of another type stood in the way of these accounts."""
+        keys = (self._shard.root,)
+        try:
+            outcome, detail, *woken = await self._store.function(function, keys, *arguments)
+        except StoreRefused as error:
+            if WRONG_TYPE not in error.message or not accounts:
+                raise
+            await self._call("deck_budget_sweep", *accounts)
+            outcome, detail, *woken = await self._store.function(function, keys, *arguments)
         if woken:
             await wake(self._store, dict.fromkeys(cid.decode(errors="backslashreplace") for cid in woken))
         return outcome, detail.decode()

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from broker.contract.events import ConversationCreated
+from broker.log.append_outcomes import Duplicate
 from broker.runtime.errors import AdmissionRefused
 from broker.store.keys import ShardKeys
 from broker.store.store import Store
@@ -39,6 +40,16 @@ async def check(store: Store, conversation_id: str, tenant: str) -> None:
     shard = store.keys(conversation_id).shard
     elsewhere = await _open_elsewhere(store, shard, tenant)
     check_reply(await store.function("deck_admit", (shard.root,), conversation_id, tenant, elsewhere))
+
+
+async def begun_before(store: Store, conversation_id: str, key: str) -> Duplicate | None:
+    """Return what has begun a conversation under this key; None: nothing has."""
+    once = store.keys(conversation_id).once
+    found = await store.persist(lambda: store.connection.call("HGET", once, f"create:{key}"))
+    if found is None:
+        return None
+    first, _, last = found.decode().partition(":")
+    return Duplicate(int(first), int(last))
 
 
 async def admission_of(store: Store, created: ConversationCreated) -> str:

@@ -222,8 +222,11 @@ local function remembers(base, id, checksum)
 end
 
 -- The indexes of labels that a conversation stands in. They are kept as JSON; neither names nor values need escapes.
+-- Its tenant has one too, as a label without a name.
 local function label_keys(shard, meta)
   local found = {}
+  local tenant = get(meta, 'tenant')
+  if tenant then found[1] = shard .. ':label:=' .. tenant end
   for name, value in string.gmatch(get(meta, 'labels') or '', '"([^"\\]*)": "([^"\\]*)"') do
     found[#found + 1] = shard .. ':label:' .. name .. '=' .. value
   end
@@ -406,7 +409,7 @@ local function append(keys, args)
     end
   end
   redis.call('HSET', meta, unpack(update))
-  if relabels then
+  if relabels or guard == 'create' then
     for _, key in ipairs(label_keys(shard, meta)) do
       is_there(shard, key, 'zset')
       redis.call('ZADD', key, created or wall, cid)
@@ -1164,6 +1167,16 @@ local function hold_job(keys, args)
   return {'held'}
 end
 
+-- forget_caller: forget who waits for a conversation, unless it has begun.
+-- KEYS  conversation base, shard base   ARGV  cid
+-- returns  {'forgotten'} {'begun'}
+local function forget_caller(keys, args)
+  if get(keys[1] .. ':meta', 'last_id') then return {'begun'} end
+  redis.call('DEL', keys[1] .. ':caller')
+  redis.call('ZREM', keys[2] .. ':awaited', args[1])
+  return {'forgotten'}
+end
+
 redis.register_function('deck_append', append)
 redis.register_function('deck_claim', claim)
 redis.register_function('deck_release', release)
@@ -1189,3 +1202,4 @@ redis.register_function('deck_now', now)
 redis.register_function('deck_keep_kind', keep_kind)
 redis.register_function('deck_admit', admit)
 redis.register_function('deck_set_tenants', set_tenants)
+redis.register_function('deck_forget_caller', forget_caller)

@@ -89,6 +89,7 @@ end
 local function first_in_line(shard, turns, class)
   local queue, shares = turns .. ':' .. class, turns .. ':' .. class .. ':shares'
   if not is_there(shard, queue, 'zset') then return nil end
+  is_there(shard, shares, 'hash')
   local found = redis.call('ZRANGE', queue, 0, 0, 'WITHSCORES')
   redis.call('ZREM', queue, found[1])
   if redis.call('ZCARD', queue) == 0 then redis.call('DEL', shares)
@@ -97,8 +98,9 @@ local function first_in_line(shard, turns, class)
 end
 
 local function next_in_line(shard, turns)
-  is_there(shard, turns, 'hash')
-  local order = ORDERS[redis.call('HINCRBY', turns, 'picks', 1) % 8] or USUAL_ORDER
+  local picks = is_there(shard, turns, 'hash') and number_of(get(turns, 'picks')) or 0
+  redis.call('HSET', turns, 'picks', string.format('%.0f', picks + 1))
+  local order = ORDERS[(picks + 1) % 8] or USUAL_ORDER
   for _, class in ipairs(order) do
     local member = first_in_line(shard, turns, class)
     if member then return member end

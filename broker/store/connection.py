@@ -29,6 +29,9 @@ CONNECT_TIMEOUT_SECONDS = 5.0
 _UNAVAILABLE = ("LOADING", "MISCONF", "OOM", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "BUSY ")
 _REFUSED = ("NOAUTH", "WRONGPASS", "NOPERM", "ERR invalid password", "ERR AUTH")
 
+WRONG_TYPE = "WRONGTYPE"
+"""Begins what a server says of a key of another type than the command is for."""
+
 
 class Connection(Protocol):
     """What the rest of the broker needs of a store."""

@@ -18,7 +18,7 @@ from broker.runtime.errors import StoreTooNew
 from broker.store import keys
 from broker.store.connection import Connection
 
-FUNCTIONS_VERSION = 8
+FUNCTIONS_VERSION = 9
 """Of all function libraries together."""
 OLDEST_CALLER = 2
 """The oldest version whose workers these functions serve."""
@@ -30,6 +30,7 @@ LIBRARIES = {
 }
 """The function libraries and their files: the one that registers the functions, and what it begins with."""
 PRELUDE = "store/prelude.lua"
+MOST_DIGITS = 10
 
 logger = logging.getLogger(__name__)
 
@@ -71,11 +72,11 @@ async def _deploy_library(connection: Connection, library: str) -> int:
     """Return the version of the library in the store if it is newer; 0: it is ours."""
     field = "functions" if library == "deckhands" else f"functions:{library}"
     stamp = f"{FUNCTIONS_VERSION}:{functions_hash(library)}:{OLDEST_CALLER}"
-    found = ((await connection.call("HGET", keys.STORE, field)) or b"").decode()
+    found = ((await connection.call("HGET", keys.STORE, field)) or b"").decode(errors="replace")
     version, _, rest = found.partition(":")
-    if version and int(version) > FUNCTIONS_VERSION:
+    if _number(version) > FUNCTIONS_VERSION:
         oldest = rest.partition(":")[2]
-        if oldest and int(oldest) > FUNCTIONS_VERSION:
+        if _number(oldest) > FUNCTIONS_VERSION:
             raise StoreTooNew(
                 f"The store's functions have version {version} and serve workers from version {oldest} on; "
                 f"this one has version {FUNCTIONS_VERSION}.",
@@ -92,6 +93,11 @@ async def _deploy_library(connection: Connection, library: str) -> int:
         await connection.call("FUNCTION", "LOAD", "REPLACE", functions_code(library))
         await connection.call("HSET", keys.STORE, field, stamp)
     return 0
+
+
+def _number(text: str) -> int:
+    """Return a version; 0: it is none, and what is loaded is replaced."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < MOST_DIGITS else 0
 
 
 async def _is_loaded(connection: Connection, library: str) -> bool:

@@ -7,6 +7,7 @@
     deck:replies:<name>            stream   seven days     what became of them, for the producer of that name
     deck:{k}:index                 zset     for ever       conversation → created (ms)
     deck:{k}:label:<name>=<value>  zset     with the log   conversation → created (ms), of those with a label
+    deck:{k}:label:=<tenant>       zset     with the log   conversation → created (ms), of those of a tenant
     deck:{k}:ready                 stream   trimmed        conversations nobody owns that have new events
     deck:{k}:ready:interactive     stream   trimmed        the same, of interactive ones
     deck:{k}:turns:<stream>…       several  while in line  who waits to get into a stream, see turns.lua
@@ -27,6 +28,12 @@
     deck:{0}:schedules             hash     until removed  name of a schedule → what it begins, and when (JSON)
     deck:{0}:schedules:standing    hash     until removed  name of a schedule → how far it has come (JSON)
     deck:{0}:schedules:due         zset     until removed  name of a schedule → its next tick (ms)
+    deck:{0}:keys                  hash     until removed  id of an API key → what it may do (JSON)
+    deck:{0}:keys:used             hash     until removed  id of an API key → when it was used last (ms)
+    deck:{0}:keys:rate:<id>:<n>    string   two minutes    requests of a key in one minute
+    deck:{0}:keys:ticket:<sha256>  string   half a minute  key that may open one stream
+    deck:{0}:keys:once:<sha256>    string   a day          request under an idempotency key, and its answer (JSON)
+    deck:{0}:operations            stream   about 100,000  what was done through the server, by whom and why
     deck:{0}:revoked               zset     a week         Celery task that was revoked → when (ms)
     deck:{0}:job:<name>            string   while at work  which worker does a job that is done alone
     deck:{k}:worker:<w>:owned      set      while alive    the conversations it owns
@@ -123,6 +130,20 @@ class ShardKeys:
     def label(self, name: str, value: str) -> str:
         """The index of conversations with a label."""
         return f"{self.root}:label:{name}={value}"
+
+    def of_tenant(self, tenant: str) -> str:
+        """The index of the conversations of a tenant."""
+        return f"{self.root}:label:={tenant}"
+
+    @property
+    def api_keys(self) -> str:
+        """What the API keys may do; what else there is of them has names that begin so. All are in the first shard."""
+        return f"{self.root}:keys"
+
+    @property
+    def operations(self) -> str:
+        """What was done through the server; all of it is in the first shard."""
+        return f"{self.root}:operations"
 
     @property
     def dead(self) -> str:

@@ -7,17 +7,25 @@ Keys: `deck:store`.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from broker.contract.codec import SCHEMA_VERSION
 from broker.runtime.clock import SYSTEM_CLOCK, Clock, SharedClock
-from broker.runtime.errors import OutcomeUnknown, StoreMisconfigured, StoreReplaced, StoreTooNew, StoreUnavailable
+from broker.runtime.errors import (
+    OutcomeUnknown,
+    StoreMisconfigured,
+    StoreRefused,
+    StoreReplaced,
+    StoreTooNew,
+    StoreUnavailable,
+)
 from broker.runtime.ids import jitter, new_key
 from broker.runtime.settings import BrokerSettings
 from broker.store import keys
-from broker.store.connection import Argument, Connection, MultiplexedConnection, texts_by_name
+from broker.store.connection import WRONG_TYPE, Argument, Connection, MultiplexedConnection, texts_by_name
 from broker.store.durability import REMEDY, volatility_of
 from broker.store.function_libraries import FUNCTIONS_VERSION as FUNCTIONS_VERSION  # noqa: PLC0414  (of the store)
 from broker.store.function_libraries import LIBRARIES as LIBRARIES  # noqa: PLC0414
@@ -28,6 +36,8 @@ from broker.store.outage import Outage
 from broker.store.server_versions import weakness_of
 
 MINIMUM_SERVER_VERSION = (7, 0)
+MOST_SHARDS = 1_024
+NUMBER = re.compile("[0-9]{1,9}")
 FIRST_PAUSE_SECONDS = 0.02
 LONGEST_PAUSE_SECONDS = 1.0
 
@@ -103,7 +113,7 @@ class Store:
 
     def compare_generation(self, found: bytes | None) -> None:
         """Do what `check_generation` does, with what the store has as its generation now."""
-        if found is None or found.decode() != self.generation:
+        if found is None or found.decode(errors="backslashreplace") != self.generation:
             raise StoreReplaced(
                 "The store is not the one this process started with: it was emptied or replaced.",
                 remedy="Restore its append-only file, or restart every worker to accept the new store.",
@@ -140,8 +150,16 @@ async def open_store(
 
     async def open_it() -> tuple[tuple[str, ...], dict[str, str]]:
         warnings = await _check_server(connection)
-        await deploy(connection)
-        return warnings, await _found_store(connection, shards)
+        try:
+            await deploy(connection)
+            return warnings, await _found_store(connection, shards)
+        except StoreRefused as error:
+            if WRONG_TYPE not in error.message:
+                raise
+            raise StoreMisconfigured(
+                f"{keys.STORE} holds no facts about a store, but a key of another type.",
+                remedy="Somebody has overwritten it. Restore the store's append-only file, or use an empty store.",
+            ) from error
 
     try:
         warnings, about = await _persist(open_it, clock, opening_seconds, Outage())
@@ -209,16 +227,32 @@ async def _check_server(connection: Connection) -> tuple[str, ...]:
     return (f"{weakness.text} {weakness.remedy}", *warnings)
 
 
+def _require_number(about: dict[str, str], name: str, least: int, most: int | None) -> None:
+    text = about[name]
+    if NUMBER.fullmatch(text) and least <= int(text) and (most is None or int(text) <= most):
+        return
+    raise StoreMisconfigured(
+        f"The field {name} of {keys.STORE} says {ascii(text)[:100]}, which is not a number that Deckhands has written.",
+        remedy="Somebody has changed it. Restore the store's append-only file, or use an empty store.",
+    )
+
+
 async def _found_store(connection: Connection, shards: int) -> dict[str, str]:
-    about = texts_by_name(await connection.call("HGETALL", keys.STORE))
+    about = await _facts(connection)
     facts: dict[str, str | int] = {"generation": new_key(), "shards": shards, "schema": SCHEMA_VERSION}
     missing = [name for name in facts if name not in about]
     if missing:  # with nothing to write, also a store on a full disk can be read
         await connection.call_many([("HSETNX", keys.STORE, name, facts[name]) for name in missing])
-        about = texts_by_name(await connection.call("HGETALL", keys.STORE))
+        about = await _facts(connection)
+    _require_number(about, "shards", 1, MOST_SHARDS)
+    _require_number(about, "schema", 0, None)
     if int(about["schema"]) > SCHEMA_VERSION:
         raise StoreTooNew(
             f"The store has schema version {about['schema']}; this version of Deckhands reads up to {SCHEMA_VERSION}.",
             remedy="Upgrade Deckhands on this machine.",
         )
     return about
+
+
+async def _facts(connection: Connection) -> dict[str, str]:
+    return texts_by_name(await connection.call("HGETALL", keys.STORE))

@@ -21,13 +21,12 @@ from broker.coordination.unreadable import Unreadable
 from broker.runtime.errors import StoreRefused, UsageError
 from broker.specs.tool_specs import ToolOffer
 from broker.store import keys
-from broker.store.connection import Argument
+from broker.store.connection import WRONG_TYPE, Argument
 from broker.store.store import Store
 from broker.tools.tool_failures import Reported, ToolFailures
 
 MAX_CHOSEN = 128
 MAX_NAMED_FAILURES = 5
-WRONG_TYPE = "WRONGTYPE"
 _POLL_SECONDS = 0.05
 _FAILURES_EVERY = 5
 """After how many looks at the offers the failures are looked at, which costs a round trip for each worker."""

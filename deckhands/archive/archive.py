@@ -11,8 +11,8 @@ import asyncio
 import contextlib
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, BinaryIO, TypeVar, cast
 
 from broker.contract import codec
 from broker.contract.events import ConversationCreated, DelegateEnded, Event
@@ -30,11 +30,13 @@ from deckhands.archive.archived_file import (
     FileWriter,
     Manifest,
 )
-from deckhands.archive.errors import ArchiveConflict, CorruptArchive
+from deckhands.archive.errors import ArchiveConflict, ArchiveUnavailable, CorruptArchive
 from deckhands.archive.place import ArchivePlace
 from deckhands.reading.summary import summarize
 
 IN_MEMORY_BYTES = 4 * 2**20
+
+T = TypeVar("T")
 
 
 class Archive:
@@ -113,13 +115,25 @@ class Archive:
         """Say whether a conversation has a file."""
         return await asyncio.to_thread(self._place.size, conversation_id) is not None
 
+    async def names(self) -> list[str]:
+        """Return the ids of all archived conversations, the file that was written last first."""
+        return await asyncio.to_thread(self._place.names)
+
+    async def ask(self, conversation_id: str, question: Callable[[ArchivedFile], T]) -> T | None:
+        """Return the answer to a question about a file; None: the conversation is not archived.
+
+        Raises:
+            CorruptArchive: the file cannot be used.
+        """
+        return await asyncio.to_thread(self._ask, conversation_id, question)
+
     async def manifest(self, conversation_id: str) -> Manifest | None:
         """Return the manifest of a conversation; None: it is not archived.
 
         Raises:
             CorruptArchive: the file cannot be used.
         """
-        return await asyncio.to_thread(self._ask, conversation_id, lambda found: found.manifest)
+        return await self.ask(conversation_id, lambda found: found.manifest)
 
     async def events(
         self, conversation_id: str, *, after: int = 0, is_whole: bool = False, decode: codec.Decoder = codec.decode
@@ -134,7 +148,7 @@ class Archive:
             events = found.events(decode, after=after)
             return [_whole(found, event) for event in events] if is_whole else list(events)
 
-        return await asyncio.to_thread(self._ask, conversation_id, read)
+        return await self.ask(conversation_id, read)
 
     async def checked(self, conversation_id: str) -> list[Event]:
         """Return all events, whole, of a file that was compared with its manifest in every part.
@@ -148,7 +162,7 @@ class Archive:
             found.check()
             return [_whole(found, event) for event in found.events(codec.decode)]
 
-        events: list[Event] | None = await asyncio.to_thread(self._ask, conversation_id, read)
+        events = await self.ask(conversation_id, read)
         if events is None:
             raise UnknownConversation(conversation_id)
         return events
@@ -159,7 +173,7 @@ class Archive:
         Raises:
             CorruptArchive: the file cannot be used.
         """
-        return await asyncio.to_thread(self._ask, conversation_id, lambda found: found.upload(name))
+        return await self.ask(conversation_id, lambda found: found.upload(name))
 
     async def remove(self, conversation_id: str) -> bool:
         """Remove a conversation's file; says whether there was one.  Idempotent."""
@@ -179,11 +193,16 @@ class Archive:
                 await asyncio.to_thread(writer.add, f"{BLOBS}{sha}", contents[sha])
             added |= contents.keys()
 
-    def _ask(self, conversation_id: str, question: Any) -> Any:
+    def _ask(self, conversation_id: str, question: Callable[[ArchivedFile], T]) -> T | None:
         if self._place.size(conversation_id) is None:
             return None
-        with self._opened(conversation_id) as found:
-            return question(found)
+        try:
+            with self._opened(conversation_id) as found:
+                return question(found)
+        except ArchiveUnavailable:
+            if self._place.size(conversation_id) is None:  # it has just been removed
+                return None
+            raise
 
     @contextlib.contextmanager
     def _opened(self, conversation_id: str) -> Iterator[ArchivedFile]:

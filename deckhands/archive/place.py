@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,10 +20,12 @@ from typing import Any, BinaryIO
 import fsspec  # type: ignore[import-untyped]
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
-from broker.runtime.ids import check_conversation_id
+from broker.runtime.ids import check_conversation_id, is_conversation_id
 from deckhands.archive.errors import ArchiveUnavailable
 
 SUFFIX = ".zip"
+WRITTEN_FIELDS = ("mtime", "LastModified", "last_modified", "updated", "created")
+"""Under which name file systems say when a file was written: the local one, S3, Azure, Google, memory."""
 OWN_DIRECTORY, OWN_FILE = 0o700, 0o600
 
 
@@ -49,6 +52,20 @@ class ArchivePlace:
         with self._using(FileNotFoundError):
             return int(self._files.info(self.path(conversation_id))["size"])
         return None
+
+    def names(self) -> list[str]:
+        """Return the ids of all conversations with a file, the one that was written last first.
+
+        Files of other names, and in other folders, are left out.
+        """
+        found: list[tuple[float, str]] = []
+        with self._using(FileNotFoundError):
+            self._files.invalidate_cache(self._root)
+            for path, about in self._files.find(self._root, detail=True).items():
+                name = path.rpartition("/")[2].removesuffix(SUFFIX)
+                if is_conversation_id(name) and path == self.path(name):
+                    found.append((_written(about), name))
+        return [name for _, name in sorted(found, reverse=True)]
 
     @contextmanager
     def reading(self, conversation_id: str) -> Iterator[Any]:
@@ -86,6 +103,20 @@ class ArchivePlace:
                 f"The archive {self.url} cannot be used: {type(error).__name__}: {error}.",
                 remedy="Check DECKHANDS_ARCHIVE.",
             ) from error
+
+
+def _written(about: Mapping[str, Any]) -> float:
+    """Return when a file was written, in seconds; 0: its file system does not say so in a form that is known here."""
+    for field in WRITTEN_FIELDS:
+        found = about.get(field)
+        if isinstance(found, datetime):
+            return found.timestamp()
+        if isinstance(found, int | float):
+            return float(found)
+        if isinstance(found, str):
+            with suppress(ValueError):
+                return datetime.fromisoformat(found).timestamp()
+    return 0.0
 
 
 def _write_here(path: Path, content: BinaryIO) -> None:

@@ -12,7 +12,9 @@ from broker.log.invariants import violations
 from broker.runtime.errors import CorruptEntry, UnknownConversation, UsageError
 from broker.specs.workspace_sources import UploadedSource
 from broker.store.store import Store
-from deckhands.archive.archive import Archive
+from deckhands.archive.archive import Archive as Archive  # noqa: PLC0414  (callers get it from here)
+from deckhands.archive.catalog import ArchivedConversation as ArchivedConversation  # noqa: PLC0414
+from deckhands.archive.catalog import described as described  # noqa: PLC0414
 from deckhands.client.errors import IsBeingDeleted
 
 MAX_FORGOTTEN = 10_000

@@ -12,9 +12,10 @@ from datetime import datetime
 from broker.contract.actions import MessageAction
 from broker.contract.events import AgentSpec, ConversationCreated, EventSource, Limits, WorkspaceSpec
 from broker.coordination.stored_files import StoredFiles
-from broker.log.admission import check
+from broker.log.admission import begun_before, check
 from broker.log.event_log import Appended, Duplicate, EventLog
 from broker.runtime.clock import from_millis
+from broker.runtime.errors import AdmissionRefused, UsageError
 from broker.secrets.secrets import Secrets
 from broker.specs.specs import Tenancy
 from broker.specs.timing import WHENEVER, DoubleTexting, Timing
@@ -89,7 +90,7 @@ async def begin(
     awaited: str = "",
     offers_limit_seconds: float = OFFERS_LIMIT_SECONDS,
 ) -> Appended | Duplicate:
-    """Begin a conversation.  Idempotent under the same id and key.
+    """Begin a conversation.  Idempotent under the same id and key, whatever has changed since.
 
     Args:
         log: the one that masks secrets.
@@ -102,12 +103,18 @@ async def begin(
         AdmissionRefused: nothing may begin now; says when to try again.
     """
     agent, store = what.agent, log.store
-    await check(store, conversation_id, what.tenancy.tenant if what.tenancy else "")
-    await require_agent(store, agent)
-    await require_served(store, what.workspace)
-    if what.tools:
-        offers = await ToolOffers(store).choose(what.tools, limit_seconds=offers_limit_seconds)
-        agent = agent.model_copy(update={"tools": (*agent.tools, *offers)})
+    try:
+        await check(store, conversation_id, what.tenancy.tenant if what.tenancy else "")
+        await require_agent(store, agent)
+        await require_served(store, what.workspace)
+        if what.tools:
+            offers = await ToolOffers(store).choose(what.tools, limit_seconds=offers_limit_seconds)
+            agent = agent.model_copy(update={"tools": (*agent.tools, *offers)})
+    except (UsageError, AdmissionRefused):
+        earlier = await begun_before(store, conversation_id, key) if key else None
+        if earlier is None:
+            raise
+        return earlier  # it has begun, and what it asked for need not be there any more
     if what.upload is not None:
         await StoredFiles(store).keep(conversation_id, what.upload)
     now = await _now(store, conversation_id, what.timing)

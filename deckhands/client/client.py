@@ -255,6 +255,9 @@ class Client(Steering):
                 f"The conversation {conversation_id} is {state}; only one that is over can be closed.",
                 remedy="Cancel it first.",
             )
+        if self._act is not None and not (await self.row(conversation_id)).is_closed:
+            log = self._masked if self._act.reason else self.log
+            await log.append(conversation_id, [self._act], key=self._act_key, quiet=True)
         await self._conversations.close(conversation_id)
 
     async def delete(self, conversation_id: str) -> None:

@@ -7,20 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+import logging
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 
 from broker.contract import codec
 from broker.contract.codec import decode_any
 from broker.contract.events import Event
 from broker.conversations.conversations import ConversationRow, Conversations
+from broker.conversations.selection import Selection
 from broker.log.event_log import EventLog
 from broker.log.lost_tails import followed
 from broker.log.status import Status
 from broker.runtime.errors import CorruptEntry, EventsLost, UnknownConversation
 from broker.store.store import Store
 from deckhands.archive.archive import Archive
+from deckhands.archive.catalog import ArchivedConversation, described
 from deckhands.client.errors import NotSettled
 from deckhands.reading.summary import Summary, Tally, summarize
+
+_log = logging.getLogger(__name__)
 
 
 class Reader:
@@ -106,6 +111,29 @@ class Reader:
     async def recent(self, *, limit: int = 50) -> Sequence[ConversationRow]:
         """Return up to `limit` conversations, newest first."""
         return await self._conversations.recent(limit=limit)
+
+    async def archived(
+        self, *, labels: Mapping[str, str] | None = None, states: Collection[str] = ()
+    ) -> AsyncGenerator[ArchivedConversation, None]:
+        """Yield the conversations of the archive, the last archived first; none if there is no archive.
+
+        A file that cannot be used is logged and left out. Every file may have to be read: there is no index.
+
+        Args:
+            labels: only those that have all of these.
+            states: only those in one of these states; empty: any.
+
+        Raises:
+            ArchiveUnavailable: the archive cannot be used.
+        """
+        if self.archive is None:
+            return
+        selection = Selection(labels or {}, frozenset(states))
+        pages = described(self.archive, await self.archive.names(), lambda error: _log.warning("%s", error))
+        async for page in pages:
+            for one in page:
+                if selection.has(one.state, one.labels):
+                    yield one
 
     async def row(self, conversation_id: str) -> ConversationRow:
         """Return a conversation as a listing shows it.

@@ -6,11 +6,12 @@ Holds: every request is an event of the log; the owner of the conversation carri
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from broker.contract.actions import ChangeAgentStateAction, LoopRecoveryAction
-from broker.contract.events import Event, EventSource, ModelSwitched
+from broker.contract.events import Event, EventSource, ModelSwitched, OperatorActed
 from broker.log.append_call import WORK, Condition
 from broker.log.event_log import EventLog
 from broker.log.status import relisted
@@ -35,6 +36,19 @@ class Steering(Reader):
         super().__init__(store, archive)
         self.secrets = secrets_of(store)
         self._masked = EventLog(store, self.secrets)
+        self._act: OperatorActed | None = None
+        self._act_key: str | None = None
+
+    def acting(self, act: OperatorActed, *, key: str | None = None) -> Self:
+        """Return the same client, whose next call writes into the log who acts and why.
+
+        Args:
+            act: what stands before the events that the call appends.
+            key: the idempotency key of the call, where it takes none itself.
+        """
+        other = copy.copy(self)
+        other._act, other._act_key = act, key  # noqa: SLF001  (its own)
+        return other
 
     async def pause(self, conversation_id: str) -> None:
         """Ask for a pause: what runs is finished, nothing new is started.
@@ -198,6 +212,9 @@ class Steering(Reader):
         fields: Mapping[str, str] | None = None,
     ) -> None:
         """Append events; pass the `log` that masks secrets for text that a person wrote."""
+        if self._act is not None:
+            events, key = [self._act, *events], key or self._act_key
+            log = self._masked if self._act.reason else log
         try:
             await append(log or self.log, conversation_id, events, key=key, condition=condition, fields=fields)
         except UnknownConversation:

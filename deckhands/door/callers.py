@@ -75,7 +75,11 @@ class Callers:
         self._secrets = secrets
 
     async def keep(self, caller: Caller) -> None:
-        """Remember a caller, whose conversation need not have begun; the first one of a conversation counts."""
+        """Remember a caller, whose conversation need not have begun; the first one of a conversation counts.
+
+        To be called before it begins, and once more after that: another door that had the same request may have refused
+        it in between, and have forgotten the caller.
+        """
         kept = json.dumps(caller.kept or {}).encode()
         if b'"secrets"' in kept:
             secret_key(BrokerSettings.from_env(), is_made=True)
@@ -86,9 +90,9 @@ class Callers:
         await self._call(*(("HSETNX", key, name, value) for name, value in fields.items()))
 
     async def forget(self, conversation_id: str) -> None:
-        """Forget the caller of a conversation that has not begun and does not."""
+        """Forget the caller of a conversation that does not begin; one that another door has begun keeps it."""
         names = self._store.keys(conversation_id)
-        await self._call(("DEL", names.caller), ("ZREM", names.shard.awaited, conversation_id))
+        await self._store.function("deck_forget_caller", (names.root, names.shard.root), conversation_id)
 
     async def of(self, conversation_id: str) -> Caller | None:
         """Return who waits for a conversation; None: nobody ever did.

@@ -177,18 +177,21 @@ class Inbox:
                 _log.exception("entry %s of the inbox cannot be put aside", entry)
 
     async def _carry_out(self, entry: str, fields: list[bytes], request_id: str, reply_to: str) -> None:
-        conversation_id = await self._begin(parsed(fields), request_id, reply_to, entry)
+        caller = await self._begin(parsed(fields), request_id, reply_to, entry)
+        conversation_id = caller.conversation_id
         failpoint("door.inbox_begun")
         if reply_to:
             content = {"conversation_id": conversation_id}
             await self._replies.send(reply_to, request_id, "accepted", conversation_id=conversation_id, content=content)
-            caller = await self._desk.callers.of(conversation_id)
-            if caller is not None and caller.is_answered:  # the producer asks again
-                await answer_stream(self._desk, self._replies, caller)
+            kept = await self._desk.callers.of(conversation_id)
+            if kept is None:
+                await self._desk.callers.keep(caller)
+            elif kept.is_answered:  # the producer asks again
+                await answer_stream(self._desk, self._replies, kept)
         failpoint("door.inbox_answered")
         await self._done(entry)
 
-    async def _begin(self, request: InboxRequest, request_id: str, reply_to: str, entry: str) -> str:
+    async def _begin(self, request: InboxRequest, request_id: str, reply_to: str, entry: str) -> Caller:
         conversation_id = conversation_id_of(f"inbox:{reply_to}:{request_id}")
         caller = Caller(conversation_id, STREAM, reply_to, request_id, is_headless=request.headless)
         if reply_to:
@@ -199,7 +202,7 @@ class Inbox:
             timing = timing.after(await self._age_seconds(entry))
         awaited = caller.awaited if reply_to else ""
         await self._desk.begin(task, conversation_id, request_id, awaited=awaited, timing=timing)
-        return conversation_id
+        return caller
 
     async def _age_seconds(self, entry: str) -> float:
         """Return how long an entry has been in the stream, by the clock of the server, which has named it."""

@@ -84,17 +84,25 @@ class Orders:
         return conversation_id
 
     async def carry_out(
-        self, what: str, task_id: str, arguments: Sequence[Any], options: Mapping[str, Any]
+        self, what: str, task_id: str, arguments: Sequence[Any], options: Mapping[str, Any], *, eta: Any = None
     ) -> dict[str, Any]:
         """Do what a task asks, and return the conversation's id and state.  Idempotent under the task id.
 
         Args:
             what: a name of `TAKES`.
+            eta: of the message. One that has passed is refused too: otherwise how long the message was in the queue
+                would decide.
 
         Raises:
             UsageError: an argument cannot be used, or the conversation does not take it now.
             ConversationBusy: the agent works, and the conversation takes no message meanwhile.
         """
+        if eta:
+            moment = ascii(str(eta))[1:-1][:100]
+            raise UsageError(
+                f"deckhands.{what} cannot be used with an eta ({moment}): it is carried out at once.",
+                remedy="Send it without countdown and eta when its time has come.",
+            )
         order = _parsed(what, arguments, options)
         conversation_id = check_conversation_id(order.id)
         key = f"celery:{task_id}"

@@ -44,7 +44,7 @@ class RunMessage:
     Attributes:
         previous: arguments by position.
         options: arguments by name.
-        kept: what Celery is to do when the task has ended, see `canvas`.
+        kept: what Celery is to do when the task has ended, see `tasks.KEPT`.
         priority: of the message; 0: none.
         refused: why what surrounds the request cannot be used; None: it can.
     """
@@ -114,6 +114,7 @@ class Runs:
         except (UsageError, AdmissionRefused):
             await desk.callers.forget(conversation_id)
             raise
+        await desk.callers.keep(caller)
         failpoint("door.begun")
         return None
 

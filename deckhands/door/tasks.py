@@ -13,9 +13,9 @@ from celery import Celery, Task
 from celery.exceptions import Ignore
 
 from broker.celery.bootstep import LoopThread
-from broker.celery.door_app import BEGINS, DoorRequest
+from broker.celery.canvas import FOLLOWERS
+from broker.celery.door_app import BEGINS, REFUSED, DoorRequest
 from broker.runtime.errors import DeckhandsError, UsageError
-from deckhands.door.canvas import FOLLOWERS, KEPT, followers
 from deckhands.door.desk import SUCCESS
 from deckhands.door.failures import TaskFailure, raised, refusal
 from deckhands.door.orders import TAKES
@@ -23,6 +23,8 @@ from deckhands.door.revocations import moment_in
 from deckhands.door.runs import Outcome, RunMessage
 from deckhands.door.service import Door
 
+KEPT = (*FOLLOWERS, "root_id", "parent_id", "group", "group_index", "ignore_result")
+"""What of a run's message the store keeps until the agent has settled."""
 MAX_BROADCASTS = 100
 """How many broadcasts that revoke tasks wait for their turn; one more is refused."""
 REVOCATIONS_AT_ONCE = 4
@@ -66,6 +68,7 @@ class DoorTasks:
 
             def run(self, *previous: Any, **options: Any) -> str:
                 """Begin it."""
+                _check_followers(self.request)
                 task_id = self.request.id  # the loop's thread has no task
                 begins, ends, submit = getattr(self.request, BEGINS, None), self.request.expires, ours._submit
                 found: str = ours.checked(lambda: submit(task_id, previous, options, begins, ends))
@@ -84,14 +87,15 @@ class DoorTasks:
             TaskFailure: the outcome is a failure.
         """
         request = task.request
-        kept: dict[str, Any] = dict.fromkeys(FOLLOWERS)
-        eta = expires = refused = None
+        kept = {name: getattr(request, name, None) for name in KEPT}
+        kept["shown"] = [request.argsrepr, request.kwargsrepr]
+        eta = expires = None
+        refused = _refused_in(request)  # for `take` to say: a second message of a run that is there changes nothing
         try:
-            kept = followers(request.id, vars(request)) | {"shown": [request.argsrepr, request.kwargsrepr]}
             eta, expires = moment_in(getattr(request, BEGINS, None)), moment_in(request.expires)
-        except UsageError as error:  # for `take` to say: a second message of a run that is there changes nothing
-            kept, refused = dict.fromkeys(FOLLOWERS), error
-        request.update({name: kept[name] for name in FOLLOWERS})
+        except UsageError as error:
+            refused = error
+            request.update(dict.fromkeys(FOLLOWERS))
         message = RunMessage(
             task_id=request.id,
             previous=previous,
@@ -179,8 +183,22 @@ class DoorTasks:
 
             def run(self, *arguments: Any, **options: Any) -> dict[str, Any]:
                 """Do it."""
+                _check_followers(self.request)
                 task_id, carry_out = self.request.id, ours._door.orders.carry_out
-                found: dict[str, Any] = ours.checked(lambda: carry_out(what, task_id, arguments, options))
+                eta = getattr(self.request, BEGINS, None)
+                found: dict[str, Any] = ours.checked(lambda: carry_out(what, task_id, arguments, options, eta=eta))
                 return found
 
         return Order()
+
+
+def _refused_in(request: Any) -> UsageError | None:
+    """Return why what follows a task cannot be used; None: it can, or nothing follows."""
+    refused = getattr(request, REFUSED, None)
+    return None if refused is None else UsageError(refused[0], remedy=refused[1])
+
+
+def _check_followers(request: Any) -> None:
+    error = _refused_in(request)
+    if error is not None:
+        raise raised(refusal(error))

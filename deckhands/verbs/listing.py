@@ -6,18 +6,21 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
+from datetime import UTC
 
 import click
 
 from broker.conversations.conversations import ConversationRow, Conversations
 from broker.conversations.selection import Selected, Selection, is_in
-from broker.runtime.errors import CorruptEntry
+from broker.runtime.errors import CorruptEntry, UsageError
 from deckhands.cli.choosing import label_option, labels_of, state_option, states_in
 from deckhands.cli.connecting import cluster_client
 from deckhands.cli.options import json_option
 from deckhands.cli.output import cost_text, note, print_json, table
 from deckhands.cli.verbs import options_as
+from deckhands.client.archived import Archive, ArchivedConversation, described
 from deckhands.client.errors import NoCluster
 from deckhands.home import Home
 from deckhands.reading.terminal import columns_of, counted, fitted, print_text
@@ -40,6 +43,7 @@ class Listed:
 
     Attributes:
         is_run: it is a run of this machine, made by `deckhands run`.
+        is_archived: it is in the archive.
         updated: a time in ISO 8601, or empty.
         labels: what its producer has written on it.
         not_before: when it begins, in ISO 8601; empty: it does not wait for a time.
@@ -56,6 +60,7 @@ class Listed:
     is_run: bool
     labels: Mapping[str, str] = field(default_factory=dict)
     not_before: str = ""
+    is_archived: bool = False
 
     def cells(self) -> tuple[str, ...]:
         """Return the cells of its line in the table."""
@@ -64,7 +69,7 @@ class Listed:
             state = f"scheduled ({self.not_before[:19].replace('T', ' ')} UTC)"
         moment = self.updated[:19].replace("T", " ")
         cost = cost_text(self.cost_usd, is_whole=not self.has_unknown_cost)
-        where = "run" if self.is_run else "cluster"
+        where = "run" if self.is_run else "archive" if self.is_archived else "cluster"
         labels = " ".join(f"{name}={value}" for name, value in sorted(self.labels.items()))
         return (self.conversation_id, where, state, str(self.iterations), cost, moment, labels, self.title)
 
@@ -101,6 +106,7 @@ class ListOptions:
 
     limit: int
     is_all: bool
+    is_archived: bool
     labels: tuple[str, ...]
     states: str
     as_json: bool
@@ -109,6 +115,7 @@ class ListOptions:
 @click.command()
 @click.option("-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="The most to list.")
 @click.option("--all", "is_all", is_flag=True, help="List all of them, however many there are.")
+@click.option("--archived", "is_archived", is_flag=True, help="List what is in the archive instead.")
 @label_option
 @state_option
 @json_option
@@ -117,9 +124,13 @@ def ls(options: ListOptions) -> None:
     """List the conversations of the cluster and the runs of this machine, newest first, and add them up.
 
     With --all, the runs come first, and then the conversations in the order in which they were begun.
+
+    With --archived, it lists the conversations of the archive that DECKHANDS_ARCHIVE names, the last archived first,
+    and needs no cluster. A filter then reads every file until the limit is reached.
     """
     selection = Selection(labels_of(options.labels), states_in(options.states))
-    asyncio.run(_list(FaceSettings.from_env(), selection, options))
+    listing = _list_archived if options.is_archived else _list
+    asyncio.run(listing(FaceSettings.from_env(), selection, options))
 
 
 async def _list(settings: FaceSettings, selection: Selection, options: ListOptions) -> None:
@@ -147,6 +158,30 @@ async def _list(settings: FaceSettings, selection: Selection, options: ListOptio
     if not options.is_all:
         runs.sort(key=lambda listed: listed.updated, reverse=True)
         printed.print(runs[: options.limit])
+    _print_end(sums, count, options, "conversation")
+    if is_whole and not count and not options.as_json:
+        note("There are no conversations and no runs yet. `deckhands run -t TASK` starts one.")
+
+
+async def _list_archived(settings: FaceSettings, selection: Selection, options: ListOptions) -> None:
+    if not settings.archive:
+        raise UsageError("There is no archive.", remedy="Set DECKHANDS_ARCHIVE to where archived conversations are.")
+    archive, sums = Archive(settings.archive), Sums()
+    names = await archive.names()
+    printed = _Printer(sums, as_json=options.as_json)
+    async with aclosing(described(archive, names, lambda error: note(error.message))) as pages:
+        async for page in pages:
+            chosen = [_listed_archived(one) for one in page if selection.has(one.state, one.labels)]
+            printed.print(chosen if options.is_all else chosen[: options.limit - sums.number])
+            if not options.is_all and sums.number >= options.limit:
+                break
+    _print_end(sums, len(names), options, "archived conversation")
+    if not names and not options.as_json:
+        note("The archive is empty.")
+
+
+def _print_end(sums: Sums, count: int, options: ListOptions, what: str) -> None:
+    """Print the last line, or say that nothing was chosen of what there is."""
     if options.as_json:
         return
     if sums.number:
@@ -154,11 +189,9 @@ async def _list(settings: FaceSettings, selection: Selection, options: ListOptio
         total = sums.line(count)
         print_text(total if columns is None else fitted(total, columns))
     elif count and (options.states or options.labels):
-        what = [f"has the label {label}" for label in options.labels]
-        what += [f"is in the state {options.states}"] if options.states else []
-        note(f"None of {counted(count, 'conversation')} {' and '.join(what)}.")
-    elif is_whole:
-        note("There are no conversations and no runs yet. `deckhands run -t TASK` starts one.")
+        missing = [f"has the label {label}" for label in options.labels]
+        missing += [f"is in the state {options.states}"] if options.states else []
+        note(f"None of {counted(count, what)} {' and '.join(missing)}.")
 
 
 class _Printer:
@@ -209,6 +242,23 @@ def _listed_row(row: ConversationRow) -> Listed:
         is_run=False,
         labels=dict(row.labels),
         not_before=row.not_before.isoformat() if row.not_before else "",
+    )
+
+
+def _listed_archived(found: ArchivedConversation) -> Listed:
+    updated = found.manifest.updated
+    return Listed(
+        conversation_id=found.conversation_id,
+        state=found.state,
+        wait_reason="",
+        iterations=found.iterations,
+        cost_usd=found.cost_usd,
+        has_unknown_cost=found.has_unknown_cost,
+        updated=updated.astimezone(UTC).isoformat() if updated else "",
+        title=found.title,
+        is_run=False,
+        labels=found.labels,
+        is_archived=True,
     )
 
 

@@ -46,15 +46,21 @@ HASHES_OF_VERSION = {
         "deckhands_batches": "d59fa74626167beb",
     },
     7: {
-        "deckhands": "d93ac685dfff06fa",
+        "deckhands": "bd4e87a58a86c709",
+        "deckhands_governor": "d7a5d256c58b769c",
+        "deckhands_ledger": "7e5da89dccec7f45",
+        "deckhands_batches": "d59fa74626167beb",
+    },
+    8: {
+        "deckhands": "eaa616d4083738af",
         "deckhands_governor": "0419dd980f1ee36c",
         "deckhands_ledger": "ad1f60c9d80e6c77",
         "deckhands_batches": "d59fa74626167beb",
     },
-    8: {
-        "deckhands": "864c83ad70c8ef24",
-        "deckhands_governor": "0419dd980f1ee36c",
-        "deckhands_ledger": "ad1f60c9d80e6c77",
+    9: {
+        "deckhands": "7fcfc5dcc88d4b26",
+        "deckhands_governor": "d7a5d256c58b769c",
+        "deckhands_ledger": "7e5da89dccec7f45",
         "deckhands_batches": "d59fa74626167beb",
     },
 }

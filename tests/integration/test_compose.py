@@ -26,8 +26,10 @@ OUTSIDE = ROOT / "deploy" / "compose.outside.yaml"
 NO_SANDBOX = ROOT / "deploy" / "compose.none.yaml"
 SYSTEM_CALLS = ROOT / "deploy" / "seccomp.json"
 PRODUCERS = ROOT / "deploy" / "compose.producers.yaml"
-PASSWORDS = tuple(f"{who}_PASSWORD" for who in ("ADMIN", "WORKER", "DOOR", "JOBS", "PRODUCER", "QUEUE", "FLOWER"))
-STAYING = {"store", "queue", "controller", "tools", "door", "jobs", "beat", "flower"}
+PASSWORDS = tuple(
+    f"{who}_PASSWORD" for who in ("ADMIN", "WORKER", "DOOR", "JOBS", "GATEWAY", "PRODUCER", "QUEUE", "FLOWER")
+)
+STAYING = {"store", "queue", "controller", "tools", "door", "jobs", "beat", "gateway", "flower"}
 PASSING = {"setup", "cli"}
 ORDINARY = ["no-new-privileges:true"]
 FOR_BUBBLEWRAP = [*ORDINARY, "seccomp=deploy/seccomp.json", "apparmor=unconfined", "systempaths=unconfined"]
@@ -62,7 +64,7 @@ def test_a_service_that_stays_says_whether_it_works_and_comes_back(name: str) ->
 
 
 def test_health_is_asked_of_the_heartbeat() -> None:
-    asked = {name: services()[name]["healthcheck"]["test"][1:] for name in STAYING - {"flower"}}
+    asked = {name: services()[name]["healthcheck"]["test"][1:] for name in STAYING - {"flower", "gateway"}}
     command = ["python", "-P", "-m", "broker.health"]
     assert asked == {
         "store": [*command, "store"],
@@ -96,7 +98,7 @@ def test_only_the_controller_has_the_model_s_key_and_only_services_that_need_it_
 
 def test_who_works_with_secrets_has_their_key_and_nobody_else() -> None:
     assert {name for name in services() if "DECKHANDS_SECRET_KEY" in services()[name].get("environment", {})} == {
-        *("controller", "tools", "door", *PASSING)
+        *("controller", "tools", "door", "gateway", *PASSING)
     }
     used = re.findall(r"\$\{SECRET_KEY([^}]*)\}", COMPOSE.read_text())
     assert set(used) == {":?run deploy/make-env"}
@@ -117,9 +119,17 @@ def test_a_door_logs_in_as_itself_and_reaches_the_servers_alone() -> None:
     assert "//producer:" not in COMPOSE.read_text()
     known = {name: services()[name]["environment"].keys() & set(PASSWORDS) for name in ("store", "queue")}
     assert known == {
-        "store": {"ADMIN_PASSWORD", "WORKER_PASSWORD", "DOOR_PASSWORD", "JOBS_PASSWORD", "PRODUCER_PASSWORD"},
+        "store": set(PASSWORDS) - {"QUEUE_PASSWORD", "FLOWER_PASSWORD"},
         "queue": {"QUEUE_PASSWORD", "PRODUCER_PASSWORD"},
     }
+
+
+def test_the_gateway_logs_in_as_itself_behind_its_own_network() -> None:
+    gateway = services()["gateway"]
+    assert re.findall(r"redis://(\w*):", json.dumps(gateway["environment"])) == ["gateway"]
+    assert (gateway["networks"], gateway["profiles"]) == (["inside", "web"], ["gateway"])
+    assert gateway["ports"] == ["127.0.0.1:${GATEWAY_PORT:-8900}:8900"]
+    assert [name for name in services() if "web" in services()[name]["networks"]] == ["gateway"]
 
 
 def test_producers_elsewhere_reach_both_servers_and_this_machine_alone_unless_somebody_says_otherwise() -> None:
@@ -182,7 +192,7 @@ def test_jobs_log_in_as_themselves_and_share_the_archive_with_those_who_read_it(
     assert re.findall(r"redis://(\w*):", json.dumps(found["beat"]["environment"])) == [""]
     assert [name for name in found if "//jobs:" in json.dumps(found[name])] == ["jobs"]
     sharing = {name for name in found if "archive:/var/lib/archive" in found[name].get("volumes", [])}
-    assert sharing == {"jobs", "cli"}
+    assert sharing == {"jobs", "cli", "gateway"}
     assert {found[name]["environment"]["DECKHANDS_ARCHIVE"] for name in sharing} == {
         "${ARCHIVE:-file:///var/lib/archive}"
     }

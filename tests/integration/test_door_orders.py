@@ -20,6 +20,7 @@ from broker.runtime.clock import to_millis
 from controller_worker.loop.delegates import conversation_id_of
 from deckhands.door.callers import FORGOTTEN_AFTER
 from deckhands.door.desk import conversation_of_task
+from deckhands.door.orders import TAKES
 from deckhands.door.revocations import MAX_REVOKED_KEPT
 from tests.door_parts import Producer, all_present, saying
 from tests.faults.harness import FaultCluster, steps
@@ -216,6 +217,84 @@ async def test_a_submission_begins_when_its_message_says(producer: Producer) -> 
     assert row.wait_reason == "scheduled"
     assert row.not_before is not None
     assert timedelta(minutes=58) < row.not_before - row.created <= timedelta(hours=1)
+
+
+async def test_an_order_for_later_is_refused_by_the_name_of_its_field(producer: Producer) -> None:
+    """A door holds no message back: the conversation would get at once what was meant for later."""
+    name = await producer.value(producer.send("submit", "x", kwargs={**producer.options(), "delay": 3_600}))
+    before = await producer.cluster.client.events(name)
+    further: dict[str, tuple[Any, ...]] = {"message": ("And now?",)}
+    sent = {what: producer.send(what, name, *further.get(what, ()), countdown=3_600) for what in TAKES}
+    for what, result in sent.items():
+        with pytest.raises(Exception, match=rf"deckhands\.{what} .*\beta\b.*countdown") as refused:
+            await producer.value(result)
+        assert type(refused.value).__name__ == "RequestRefused"
+    assert await producer.cluster.client.events(name) == before
+
+
+async def test_an_order_that_expired_in_the_queue_is_revoked(producer: Producer) -> None:
+    name = await producer.value(producer.send("submit", "x", kwargs={**producer.options(), "delay": 3_600}))
+    late = producer.send("message", name, "Too late.", expires=producer.cluster.client.store.clock.now())
+    with pytest.raises(TaskRevokedError):
+        await producer.value(late)
+    await producer.value(producer.send("message", name, "In time.", expires=3_600))
+    said = [getattr(event, "content", "") for event in await producer.cluster.client.events(name)]
+    assert ("Too late." in said, "In time." in said) == (False, True)
+
+
+EVIL = "celery-task-meta-evil"
+"""A key that keeps a result. A producer of tasks could have a door write into it, or into the queue of the jobs."""
+
+
+@pytest.mark.parametrize("option", ["link", "link_error", "chain"])
+@pytest.mark.parametrize("what", ["run", "submit", "cancel"])
+async def test_no_task_of_the_door_sends_to_a_key_that_is_no_queue(producer: Producer, what: str, option: str) -> None:
+    key = f"{EVIL}-{what}-{option}"
+    after = producer.app.signature("shop.report", options={"queue": key})
+    options = {} if what == "cancel" else producer.options(saying("done"))
+    result = producer.send(what, "it", kwargs=options, **{option: [after]})
+    with pytest.raises(Exception, match="cannot be sent to the queue"):
+        await producer.value(result)
+    assert producer.app.backend.client.exists(key) == 0
+
+
+async def test_a_task_that_fails_before_it_begins_sends_nothing_to_such_a_key(producer: Producer) -> None:
+    after = producer.app.signature("shop.report", options={"queue": f"{EVIL}-early"})
+    unfit = producer.send("submit", "it", kwargs={"self": 1}, link_error=[after])
+    body = producer.app.signature("shop.report", queue="shop", link_error=[after])
+    late = {
+        "expires": producer.cluster.client.store.clock.now(),
+        "group_id": "some",
+        "chord": {**body, "chord_size": 1},
+    }
+    expired = producer.send("submit", "it", **late)
+    in_headers = producer.send("cancel", "nobody", headers={"errbacks": [after]})
+    for result in (unfit, in_headers):
+        await producer.until_state(result, "FAILURE")
+    await producer.until_state(expired, "REVOKED")
+    await until_idle(producer)
+    assert producer.app.backend.client.exists(f"{EVIL}-early") == 0
+
+
+async def test_the_door_carries_out_no_task_of_celery(producer: Producer) -> None:
+    """`celery.group` would send any task anywhere, with the rights of the door."""
+    after = producer.app.signature("shop.report", options={"queue": f"{EVIL}-group", "task_id": "evil"})
+    arguments = ([after], [["some", None], []], "some", ())
+    result = producer.app.send_task("celery.group", args=arguments, queue="deckhands")
+    await producer.until_state(result, "FAILURE", "SUCCESS")
+    assert type(result.result).__name__ == "NotRegistered"
+    assert producer.app.backend.client.exists(f"{EVIL}-group") == 0
+
+
+async def test_what_follows_a_submission_is_sent_once_under_one_id(producer: Producer) -> None:
+    """A door that dies before it acknowledges a task leaves it to another one, which does it again."""
+    after = producer.app.signature("shop.report", options={"queue": "shop-submitted"})
+    options = producer.options(saying("done"))
+    for _ in range(2):
+        await producer.value(producer.send("submit", "it", kwargs=options, task_id="sent-twice", link=[after]))
+        await until_idle(producer)
+    entries = producer.app.backend.client.lrange("shop-submitted", 0, -1)
+    assert len({json.loads(entry)["headers"]["id"] for entry in entries}) == 1
 
 
 async def test_what_an_answered_run_leaves_goes_with_its_conversation(producer: Producer) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from broker.coordination.membership import Membership
 from broker.coordination.unreadable import Unreadable
 from broker.log.event_log import EventLog
 from broker.store import keys
@@ -19,6 +21,7 @@ from deckhands.door.inbox import FORSAKEN_AFTER_SECONDS, GROUP, MOST_DELIVERIES,
 from deckhands.door.lookout import Lookout
 from deckhands.door.runs import Runs
 from deckhands.tasks.tasks import conversation_id_of
+from tests.conversation_hands import WatchedConnection
 from tests.inbox_parts import put, replies
 from tests.polling import until
 
@@ -206,3 +209,39 @@ async def test_entries_that_stay_do_not_hide_the_others(valkey_store: Store) -> 
     async with serving(busy.keep_up()):
         await until_replies(valkey_store, "shop", "accepted")
     assert await replies(valkey_store, "stays") == []
+
+
+async def test_an_entry_that_comes_again_is_accepted_again_whatever_has_gone_since(desk: Desk) -> None:
+    """A door died before it acknowledged the entry, and the controller worker that knew the agent is gone."""
+    knowing, other = (
+        Membership(desk.store, name, "controller", about={"agents": f"CodeActAgent,{name}"}, ttl_seconds=LONG_SECONDS)
+        for name in ("Knowing", "Other")
+    )
+    await knowing.register()
+    async with serving(Inbox(desk, "d1").read()):
+        await put(desk.store, {"id": "a", "task": "x", "agent": "Knowing"})
+        await until_replies(desk.store, "shop", "accepted")
+        await other.register()
+        await knowing.leave()
+        await put(desk.store, {"id": "a", "task": "x", "agent": "Knowing"})
+        await put(desk.store, {"id": "b", "task": "x", "agent": "Knowing"}, reply_to="late")
+        await until_replies(desk.store, "late", "rejected")
+        await until_replies(desk.store, "shop", "accepted", "accepted")
+
+
+@pytest.mark.parametrize("between", [("DEL", "deck_forget_caller"), ("deck_append",)])
+async def test_a_refused_entry_forgets_nobody_whose_conversation_begins(desk: Desk, between: tuple[str, ...]) -> None:
+    """The same id was sent twice, and two doors have them: one refuses its entry while the other one begins."""
+    name = conversation_id_of("inbox:shop:mine")
+    about = [b"v", b"1", b"reply_to", b"shop", b"request"]
+    entries = {"1-1": [*about, b'{"id": "mine", "task": "x"}'], "1-2": [*about, b'{"id": "mine", "task": ""}']}
+    slow, quick = ("1-1", "1-2") if between == ("deck_append",) else ("1-2", "1-1")
+    watched = WatchedConnection(desk.store.connection)
+    for command in between:
+        watched.before[command] = lambda: Inbox(desk, "d2")._take(quick, entries[quick])
+    slow_desk = Desk(replace(desk.store, connection=watched), NoResults())  # type: ignore[arg-type]
+    await Inbox(slow_desk, "d1")._take(slow, entries[slow])
+    assert (await desk.meta(name))["awaited"] == "stream:shop"
+    caller = await desk.callers.of(name)
+    assert caller is not None
+    assert (caller.kind, caller.name, caller.request_id) == ("stream", "shop", "mine")

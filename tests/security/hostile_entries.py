@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-Command = tuple[str | bytes | int | float, ...]
+from tests.security.hostile_families import OURS, Command, commands_against, families
+
 ROOT = "deck:{0}"
 NAMES = (b"c", b"a", b"e", b"w", b"x", b"t", b"p", b"foo", b"", b"\xff")
 TYPED = (
@@ -13,6 +14,8 @@ TYPED = (
     *("notices", "awaited", "expiring", "revoked", "ready:interactive", "tenants", "paces", "clock"),
 )
 """What every worker needs of a shard; each is overwritten by a string now and then."""
+OVERWRITTEN_IN = 8
+"""So many seeds in a row overwrite every key of the table."""
 OF_A_WORKER = ("owned", "mail", "about")
 KEPT_BY_BEATS = (b"streams", b"ttl_ms", b"end", b"node_patience_ms", b"monotonic", b"lead")
 OFFERED = (b"node", b"role", b"pools", b"offer", b"workspace_roots", b"agents", b"directory", b"interactive")
@@ -26,13 +29,21 @@ def hostile_commands(seed: int, count: int, *, conversations: list[str], workers
         conversations: victims: what is theirs may be written; entries name them now and then.
         workers: whose mailboxes are written to.
     """
-    chance = random.Random(seed)
+    chance, known = random.Random(seed), [family for family in families() if family.row not in OURS]
     for number in range(count):
         # Not from the beginning: what is overwritten takes no entries until it is moved out of the way.
         if number > 0.9 * count and chance.random() < 0.03:
             yield ("SET", f"{ROOT}:{chance.choice(TYPED)}", "no stream and no set")
             yield ("SET", "deck:tools", "no hash")
-        yield _command(chance, conversations, workers)
+        if chance.random() < 0.4:
+            family = chance.choice(known)
+            yield from commands_against(chance, family, _bytes, conversations=conversations, workers=workers)
+        else:
+            yield _command(chance, conversations, workers)
+    for family in known[seed % OVERWRITTEN_IN :: OVERWRITTEN_IN]:
+        yield from commands_against(
+            chance, family, _bytes, conversations=conversations, workers=workers, is_of_its_type=False
+        )
 
 
 def _command(chance: random.Random, conversations: list[str], workers: list[str]) -> Command:

@@ -28,6 +28,7 @@ from tool_worker.workspace.named_directories import NamedDirectories
 FLIPPER = """
 import ctypes, os, sys
 libc = ctypes.CDLL(None)
+libc.prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 here, there = (os.fsencode(name) for name in sys.argv[1:])
 print("ready", flush=True)
 while True:
@@ -63,8 +64,10 @@ def flipping(here: Path, there: Path) -> Iterator[None]:
     with subprocess.Popen(command, stdout=subprocess.PIPE) as flipper:
         assert flipper.stdout is not None
         assert flipper.stdout.readline() == b"ready\n"
-        yield
-        flipper.kill()
+        try:
+            yield
+        finally:
+            flipper.kill()
 
 
 @pytest.mark.parametrize("sandbox", ["bwrap", "none"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -10,13 +12,18 @@ import pytest
 
 from broker.coordination.membership import Member, Membership, members
 from broker.coordination.unreadable import Unreadable
-from broker.runtime.errors import StoreRefused
+from broker.runtime.errors import CorruptEntry, StoreRefused, UsageError
 from broker.store.store import Store
+from deckhands.schedules.book import ScheduleBook
+from deckhands.schedules.schedule import Schedule
+from deckhands.tasks.requests import TaskRequest
 from tests.door_parts import Producer, saying
 from tests.faults.harness import FaultCluster, Worker, steps
 from tests.inbox_parts import put, replies
+from tests.integration.test_keys_page import pattern_of
 from tests.polling import unhurried, until
 from tests.security.hostile_entries import ROOT, TYPED, hostile_commands
+from tests.security.hostile_families import OURS, table
 
 SEED = 20261124
 PARTS = 8
@@ -31,11 +38,12 @@ concurrency = 100
 
 
 class Crew:
-    """Two workers of each kind, a door, and somebody who can write to their store."""
+    """Two workers of each kind, a door, a worker of jobs and a beat, and somebody who can write to their store."""
 
     def __init__(self, cluster: FaultCluster) -> None:
         self.cluster = cluster
         self.processes: dict[str, Worker] = {}
+        self.producer = Producer(cluster)
 
     @property
     def store(self) -> Store:
@@ -47,6 +55,8 @@ class Crew:
         for name in ("t1", "t2"):
             self.processes[name] = self.cluster.start_tool(name)
         self.processes["d1"] = self.cluster.start_door("d1")
+        self.processes["j1"] = self.cluster.start_jobs("j1")
+        self.processes["b1"] = self.cluster.start_beat("b1")
         await self.work()
 
     async def members(self) -> list[Member]:
@@ -69,14 +79,21 @@ class Crew:
 
     async def work(self) -> None:
         """Carry out an honest conversation, by the same processes as ever."""
-        (cid,) = await self.cluster.submit(steps(2))
-        await self.cluster.settle([cid])
-        await self.cluster.check([cid], commands=2)
+        ids: list[str] = []
+
+        async def is_begun() -> bool:  # what somebody wrote about the workers lasts for some beats
+            with suppress(UsageError):
+                ids[:] = await self.cluster.submit(steps(2))
+            return bool(ids)
+
+        await until(is_begun, what="workers that say what they offer")
+        await self.cluster.settle(ids)
+        await self.cluster.check(ids, commands=2)
         self.check_alive()
 
     async def work_by_doors(self) -> None:
         """Carry out a task of Celery's, one that begins later, and an entry of the inbox."""
-        producer = Producer(self.cluster)
+        producer = self.producer
         now, later = producer.run(turns=saying("now")), producer.run(turns=saying("later"), countdown=0.1)
         await put(self.store, {"id": "honest", "task": "do it", **producer.options(saying("by the inbox"))})
 
@@ -86,7 +103,29 @@ class Crew:
         await until(is_settled, limit=unhurried(60.0), what="both answers to an entry of the inbox")
         for result, message in ((now, "now"), (later, "later")):
             assert (await producer.value(result, limit=unhurried(60.0)))["message"] == message
-        producer.close()
+        self.check_alive()
+
+    async def work_by_schedule(self) -> None:
+        """Carry out what a schedule begins, which a beat and a worker of jobs see to."""
+        book, names = ScheduleBook(self.store, self.cluster.client.secrets), self.store.all_shards[0]
+        request = TaskRequest.parse({"task": "look", **self.producer.options(saying("on schedule"))})
+
+        async def is_written() -> bool:  # what stands in its place is moved away by the job
+            with suppress(StoreRefused):
+                await book.add(Schedule(name="honest", cron="* * * * *"), request)
+                await self.store.connection.call("ZADD", names.schedules_due, 1_000, "honest")
+                return True
+            return False
+
+        async def has_begun() -> bool:
+            with suppress(StoreRefused, CorruptEntry):
+                return (await book.entry("honest")).standing.begun > 0
+            return False
+
+        await until(is_written, limit=unhurried(60.0), what="a place for a schedule")
+        await until(has_begun, limit=unhurried(60.0), what="the first tick of a schedule")
+        await self.cluster.settle([(await book.entry("honest")).standing.conversation_id])
+        await book.remove("honest")
         self.check_alive()
 
     async def cut_off(self) -> None:
@@ -110,6 +149,7 @@ async def crew(tmp_path: Path) -> AsyncIterator[Crew]:
         crew = Crew(cluster)
         await crew.start()
         yield crew
+        crew.producer.close()
 
 
 @pytest.mark.soak
@@ -197,3 +237,20 @@ async def test_no_hostile_entry_ends_a_worker(crew: Crew, count: int) -> None:
     await until(crew.is_swept, what="keys of the right types")
     await crew.work()
     await crew.work_by_doors()
+    await crew.work_by_schedule()
+
+
+def test_every_key_of_the_table_is_forged() -> None:
+    """By the seeds of one run; a new row of the table is forged without being named here."""
+    of_its_type, of_another = Counter[str](), Counter[str]()
+    rows = [(re.compile(pattern_of(row)), row, kind) for row, kind in table()]
+    verbs = {"HSET": "hash", "ZADD": "zset", "XADD": "stream", "SADD": "set", "SET": "string"}
+    for part in range(PARTS):
+        for verb, key, *_ in hostile_commands(SEED + part, 10_000 // PARTS, conversations=["c-1"], workers=["w"]):
+            name = key.decode(errors="replace") if isinstance(key, bytes) else str(key)
+            for pattern, row, kind in rows:
+                if verb in verbs and pattern.fullmatch(name):
+                    (of_its_type if kind in (verbs[str(verb)], "several") else of_another)[row] += 1
+    wanted = {row for row, _ in table()} - OURS
+    assert {row for row in wanted if of_its_type[row] < 5} == set()
+    assert {row for row in wanted if not of_another[row]} == {row for row, kind in table() if kind == "several"}

@@ -80,8 +80,10 @@ def has_lost_too_many(outcome: Outcome) -> bool:
 
 
 def _controllers_ended(outcome: Outcome) -> int:
-    struck = outcome.cluster.wire.struck
-    return sum(name.startswith("controller") for _, fault, name, _ in struck if fault in (Fault.KILL, Fault.STOP))
+    """Return how many controllers were killed, or stopped until they were taken for dead."""
+    wire = outcome.cluster.wire
+    ended = Counter(name for _, fault, name, _ in wire.struck if fault is Fault.KILL) + wire.lapsed
+    return sum(times for name, times in ended.items() if name.startswith("controller"))
 
 
 def _is_unread(outcome: Outcome) -> bool:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.controller_parts import traced
 from tests.simulation.canonical import Person, Plan, environment, simulate
-from tests.simulation.checks import broken
+from tests.simulation.checks import broken, is_given_up
 from tests.simulation.errand import DELEGATES, broken_errand, sender
 from tests.simulation.faults import Fault
 from tests.simulation.plans import random_pairs, random_plan
@@ -217,6 +217,14 @@ def test_delegates_notes_questions_and_checks_with_a_kill_at_every_fourth_bounda
     expected = errand_trace(errand)
     plans = [Plan(0, {at: Fault.KILL}) for at in range(1, len(expected) + 1, 4)[part::PARTS]]
     assert unstruck_errands(plans, errand, expected=expected) == []
+
+
+def test_three_heartbeats_that_lapsed_in_a_row_are_good_reason_to_give_up(model: Mapping[str, str]) -> None:
+    """Two stops, and two pauses with no beat between them: each time the conversation was at work."""
+    outcome = simulate(random_plan(2502), model)
+    assert outcome.cluster.wire.lapsed == {"controller-0": 1, "controller-1": 2, "tools-0": 1, "tools-1": 1}
+    assert is_given_up(outcome)
+    assert broken(outcome) == []
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ Holds: the same seed and faults lead to the same boundaries.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -15,7 +16,9 @@ from zlib import crc32
 
 from hiredis import ReplyError
 
+from broker.coordination.membership import HEARTBEAT_SECONDS
 from broker.runtime.errors import OutcomeUnknown, StoreUnavailable
+from broker.runtime.settings import HEARTBEAT_TTL_SECONDS
 from broker.store.connection import Argument, Connection
 from broker.testing.keyspace import Arguments
 from broker.testing.manual_clock import ManualClock
@@ -51,6 +54,8 @@ class Wire:
         trace: if `is_traced`, a line for each boundary: when, who, which, and a checksum of what passes.
         passed: every boundary reached so far: `before <command>` or `after <command>`.
         struck: the faults that struck: boundary, fault, process, command.
+        stopped: for how many seconds each process was stopped since its last beat.
+        lapsed: how often each was stopped for so long that its heartbeat lapsed.
         connections: what each process has open.
     """
 
@@ -64,6 +69,8 @@ class Wire:
     passed: list[str] = field(default_factory=list)
     trace: list[str] = field(default_factory=list)
     struck: list[tuple[int, Fault, str, str]] = field(default_factory=list)
+    stopped: dict[str, float] = field(default_factory=dict)
+    lapsed: Counter[str] = field(default_factory=Counter)
     connections: dict[SimulatedProcess, list[MemoryConnection]] = field(default_factory=dict)
 
     async def boundary(self, process: SimulatedProcess, commands: Commands, *, replies: Any = None) -> None:
@@ -78,6 +85,8 @@ class Wire:
         if self.is_traced:
             what = crc32(repr(replies if is_after else commands).encode())
             self.trace.append(f"{self.loop.time():.6f} {process.name} {self.passed[-1]} {what:08x}")
+        if is_after and name in BEATS and replies[0][0] != b"swept":
+            self.stopped[process.name] = 0.0
         fault = self.faults.get(len(self.passed))
         if fault is None:
             return
@@ -86,14 +95,25 @@ class Wire:
             raise OutcomeUnknown("The reply was lost.") if is_after else StoreUnavailable("Nothing was sent.")
         if fault in STOPPED_SECONDS:
             process.stop()
+            self._note_stop(process.name, STOPPED_SECONDS[fault])
             self.loop.call_later(STOPPED_SECONDS[fault], process.resume, context=self.loop.world.context)
             await asyncio.sleep(0)
             return
         process.kill()
+        self.stopped[process.name] = 0.0
         self.on_kill(process)
         await self.loop.create_future()
 
+    def _note_stop(self, name: str, seconds: float) -> None:
+        before = self.stopped.get(name, 0.0)
+        self.stopped[name] = before + seconds
+        if before <= LONGEST_STOP_SECONDS < self.stopped[name]:
+            self.lapsed[name] += 1
 
+
+BEATS = ("deck_tick", "deck_register")
+LONGEST_STOP_SECONDS = HEARTBEAT_TTL_SECONDS - HEARTBEAT_SECONDS
+"""For how long a process may be stopped, at once or bit by bit between two beats, before it is taken for dead."""
 REFUSED = "MISCONF Errors writing to the AOF file: No space left on device"
 READS = frozenset(
     b"HGET HMGET HGETALL HLEN SMEMBERS SCARD ZRANGE ZREVRANGE ZRANGEBYSCORE ZCARD ZRANK ZSCORE GET EXISTS TYPE TIME INFO "

@@ -173,9 +173,9 @@ async def wait_until_dead(folder: HostFolder, limit_seconds: float) -> bool:
         if main is None:
             await _wait_for_release(folder, limit_seconds)
         elif folder.is_alive:
-            for descriptor in (main, outer):
-                if descriptor is not None:
-                    await _wait_for_death(descriptor, limit_seconds)
+            deaths = [await _wait_for_death(found, limit_seconds) for found in (main, outer) if found is not None]
+            if all(deaths):  # the outer process was not seen if the main one was dead already; it has the lock too
+                await _wait_for_release(folder, limit_seconds)
     return not folder.is_alive
 
 

@@ -151,7 +151,7 @@ for _part in set(Part.__subclasses__()) - {Skill, Note, WorkspaceSpec}:
 
 
 def test_every_kind_is_known() -> None:
-    assert len(KINDS) == 71
+    assert len(KINDS) == 72
     assert all(kind.partition(".")[0] in ("action", "observation", "conversation", "model") for kind in KINDS)
 
 

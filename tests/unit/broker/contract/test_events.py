@@ -146,6 +146,7 @@ def test_which_kinds_loop_detection_passes_over() -> None:
         "action.execute",
         "action.loop_recovery",
         "action.null",
+        "conversation.operator_acted",
         "observation.agent_state_changed",
         "observation.execute",
         "observation.interrupted",

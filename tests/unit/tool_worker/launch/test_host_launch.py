@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
+import subprocess
 import threading
+from pathlib import Path
 
-from tool_worker.launch.host_launch import _watched
+from tool_worker.launch.host_folder import HostFolder
+from tool_worker.launch.host_launch import _watched, wait_until_dead
 
 
 def test_a_number_that_is_no_process_any_more_is_not_watched() -> None:
@@ -22,3 +27,24 @@ def test_a_number_that_is_no_process_any_more_is_not_watched() -> None:
     finally:
         ended.set()
         thread.join()
+
+
+async def test_a_host_is_dead_when_the_last_of_its_processes_has_let_go_of_the_lock(tmp_path: Path) -> None:
+    folder = HostFolder(tmp_path, "conversation")
+    folder.pid.parent.mkdir(parents=True, exist_ok=True)
+    lock = folder.take_alive_lock()
+    assert lock is not None
+    main, outer = (subprocess.Popen(["sleep", "1000"], pass_fds=[lock]) for _ in range(2))
+    try:
+        os.close(lock)
+        folder.pid.write_text(json.dumps({"child-pid": main.pid}))
+        main.kill()  # not reaped: its number is still its own
+        os.waitid(os.P_PID, main.pid, os.WEXITED | os.WNOWAIT)
+        waiting = asyncio.create_task(wait_until_dead(folder, 60))
+        while not (await asyncio.wait([waiting], timeout=0.1))[0]:
+            outer.kill()  # some turns of the loop later than the main one
+        assert await waiting
+    finally:
+        for process in (main, outer):
+            process.kill()
+            process.wait()

@@ -1,8 +1,9 @@
-"""What Celery is to do when a task has ended: taken from its message, and given back to it when the agent has settled.
+"""What Celery is to do when a task of the door has ended, as its message says.
 
-Holds: each callback that has no id gets one that belongs to the task and the callback's place, so that a second half
-that is repeated sends the same tasks. What follows reaches queues of applications and of the doors, and no other key of
-Celery's broker: the door has more rights there than producers, who may forge every signature.
+Holds: each callback that has no id gets one that belongs to the task and the callback's place, so that a task that is
+carried out again, or a second half that is repeated, sends the same tasks. What follows reaches queues of applications
+and of the doors, and no other key of Celery's broker: the door has more rights there than producers, who may forge
+every signature.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import Any
 from broker.runtime.errors import UsageError
 from broker.runtime.ids import id_at
 
-KEPT = ("callbacks", "errbacks", "chain", "chord", "root_id", "parent_id", "group", "group_index", "ignore_result")
 FOLLOWERS = ("callbacks", "errbacks", "chain", "chord")
 MAX_DEPTH = 16
 PLACES = ("queue", "routing_key")
@@ -23,11 +23,12 @@ QUEUE_NAME = re.compile(r"(?!deckhands\.|celery-task|unacked)[A-Za-z0-9][A-Za-z0
 
 
 def followers(task_id: str, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what follows a task: what its message says, with an id for each callback."""
-    kept = {name: found.get(name) for name in KEPT}
-    for name in FOLLOWERS:
-        kept[name] = with_ids(kept[name], f"{task_id}/{name}")
-    return kept
+    """Return what follows a task: what its message says, with an id for each callback.
+
+    Raises:
+        UsageError: it cannot be used, or would reach what is no queue of an application.
+    """
+    return {name: with_ids(found.get(name), f"{task_id}/{name}") for name in FOLLOWERS}
 
 
 def with_ids(value: Any, place: str, depth: int = 0) -> Any:

@@ -1,0 +1,96 @@
+"""The scheduler of the beat: celery-redbeat's, which believes of Celery's broker only when a job was last sent.
+
+Holds: what is sent, and how often, is what the application says; somebody who can write to the broker cannot have the
+beat send anything else, and what cannot be read there counts as never sent. A key of another type is removed, and so is
+a lock that nobody would ever leave.
+Keys, in Celery's broker: see `jobs_app`.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timedelta
+from typing import Any
+
+from redbeat.schedulers import RedBeatScheduler, RedBeatSchedulerEntry, get_redis
+from redis.exceptions import ResponseError
+
+CLOCKS_DIFFER = timedelta(minutes=10)
+"""By how much the clocks of two beats may differ; a job was not sent later than that."""
+
+_log = logging.getLogger(__name__)
+
+
+class JobEntry(RedBeatSchedulerEntry):  # type: ignore[misc]
+    """A periodic job and when it was last sent."""
+
+    @classmethod
+    def from_key(cls, key: str, app: Any = None) -> JobEntry:
+        """Return the entry of a key.
+
+        Raises:
+            KeyError: there is none yet, or the application knows no such job.
+        """
+        if not get_redis(app).exists(key):
+            raise KeyError(key)
+        return cls.of_job(key.removeprefix(app.redbeat_conf.key_prefix), app)
+
+    @classmethod
+    def of_job(cls, name: str, app: Any) -> JobEntry:
+        """Return the entry of a job; of one whose entry was lost or damaged as if it had never been sent."""
+        entry = cls(**app.conf.beat_schedule[name], name=name, app=app)
+        entry.last_run_at = _last_sent(cls.generate_key(app, name), app, entry.default_now())
+        return entry
+
+
+def _last_sent(key: str, app: Any, now: datetime) -> datetime | None:
+    try:
+        found = RedBeatSchedulerEntry.load_meta(key, app)["last_run_at"]
+        if found is None or (isinstance(found, datetime) and found <= now + CLOCKS_DIFFER):
+            return found
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, ResponseError):
+        _log.exception("when %s was last sent cannot be read", key)
+    return None
+
+
+class JobScheduler(RedBeatScheduler):  # type: ignore[misc]
+    """Sends the jobs of the application, each when it is due, while it holds the lock."""
+
+    Entry = JobEntry
+
+    def setup_schedule(self) -> None:
+        """Write down what is known of the jobs."""
+        self._clear_away()
+        super().setup_schedule()
+
+    @property
+    def schedule(self) -> dict[str, JobEntry]:
+        """All jobs by name; there are few."""
+        return {name: JobEntry.of_job(name, self.app) for name in self.app.conf.beat_schedule}
+
+    def tick(self, *arguments: Any, **options: Any) -> float:
+        """Send what is due, and return after how many seconds to look again."""
+        if self._clear_away() and self.lock is not None:
+            self.lock.acquire(blocking=False)  # it was ours, or another's who finds out the same way
+        seconds: float = super().tick(*arguments, **options)
+        return seconds
+
+    def _clear_away(self) -> bool:
+        """Remove what cannot be used, and return whether the lock was among it."""
+        conf, client = self.app.redbeat_conf, get_redis(self.app)
+        kinds = {conf.schedule_key: "zset", conf.statics_key: "set"}
+        kinds |= {JobEntry.generate_key(self.app, name): "hash" for name in self.app.conf.beat_schedule}
+        for key, kind in kinds.items():
+            if client.type(key) not in (kind, "none"):
+                _log.error("%s is no %s and is removed", key, kind)
+                client.delete(key)
+        try:
+            client.smembers(conf.statics_key)
+        except UnicodeDecodeError:
+            client.delete(conf.statics_key)
+        left = client.pttl(conf.lock_key)
+        if client.type(conf.lock_key) in ("string", "none") and left != -1 and left <= 1000 * conf.lock_timeout:
+            return False
+        _log.error("the lock %s would never be left and is removed", conf.lock_key)
+        client.delete(conf.lock_key)
+        return True

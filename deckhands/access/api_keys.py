@@ -1,0 +1,263 @@
+"""API keys: what each may do, for which tenant, how often; and whether one that is presented is good.
+
+Holds: the store has the hash of a secret and never the secret, which is shown once; a key that is revoked or has
+expired is refused at the next request; what is compared takes the same time whether it matches or not.
+Keys: `deck:{0}:keys`, `deck:{0}:keys:used`, `deck:{0}:keys:rate:<id>:<minute>`.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from hashlib import sha256
+from typing import Annotated, Any
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+from broker.runtime.clock import from_millis, to_millis
+from broker.runtime.errors import DeckhandsError, UsageError
+from broker.store.connection import Argument
+from broker.store.store import Store
+
+EVERY_TENANT = "*"
+MAX_KEYS = 10_000
+MAX_LIFE = timedelta(days=3_660)
+TOKEN = re.compile(r"dh_([a-z2-7]{12})_([A-Za-z0-9_-]{43})")
+KEY_ID = re.compile(r"[a-z2-7]{12}")
+ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
+DEFAULT_REQUESTS_PER_MINUTE = 600
+DEFAULT_BODY_BYTES = 2**20
+RATE_KEPT_SECONDS = 120
+
+
+class Scope(StrEnum):
+    """What a key may do; none of them implies another."""
+
+    READ = "read"
+    WRITE = "write"
+    OPERATE = "operate"
+    ADMIN = "admin"
+
+
+class Refused(DeckhandsError):
+    """A request that may not be made."""
+
+    code = "unauthorized"
+
+    def __init__(self, code: str, message: str, *, remedy: str = "") -> None:
+        super().__init__(message, remedy=remedy)
+        self.code = code
+
+
+class TooManyRequests(DeckhandsError):
+    """A key has used up its requests of this minute."""
+
+    code = "rate_limited"
+    retryable = True
+
+    def __init__(self, limit: int, retry_after_seconds: float) -> None:
+        super().__init__(
+            f"This key may make {limit:,} requests a minute.", remedy=f"Try again in {retry_after_seconds:.0f} s."
+        )
+        self.limit = limit
+        self.retry_after_seconds = retry_after_seconds
+
+
+class ApiKey(BaseModel):
+    """A key as the store has it.
+
+    Attributes:
+        id: its public part.
+        name: what a person calls it.
+        digest: the SHA-256 of its secret.
+        tenant: whose conversations it may see; `*`: everybody's.
+        requests_per_minute: how many requests it may make.
+        body_bytes: how long the body of a request may be; files may be as long as transfers carry, whatever this says.
+        expires: from when on it is refused; None: never.
+        revoked: when it was; None: it is good.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str = Field(pattern=rf"^{KEY_ID.pattern}$")
+    name: str = Field(min_length=1, max_length=100)
+    digest: str = Field(pattern=r"^[0-9a-f]{64}$")
+    tenant: str = Field(pattern=r"^(\*|[A-Za-z0-9_.-]{1,64})$")
+    scopes: Annotated[frozenset[Scope], Field(min_length=1)]
+    created: AwareDatetime
+    expires: AwareDatetime | None = None
+    revoked: AwareDatetime | None = None
+    requests_per_minute: int = Field(default=DEFAULT_REQUESTS_PER_MINUTE, ge=1, le=1_000_000)
+    body_bytes: int = Field(default=DEFAULT_BODY_BYTES, ge=1_024, le=64 * 2**20)
+
+    def state(self, now: datetime) -> str:
+        """Return `good`, `expired` or `revoked`."""
+        if self.revoked is not None:
+            return "revoked"
+        return "expired" if self.expires is not None and self.expires <= now else "good"
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A key as a listing shows it; `used` is None if it has never been used."""
+
+    key: ApiKey
+    used: datetime | None
+
+
+class ApiKeys:
+    """The API keys of a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._root = store.all_shards[0].api_keys
+
+    async def add(
+        self,
+        name: str,
+        *,
+        tenant: str,
+        scopes: Iterable[Scope],
+        life: timedelta | None = None,
+        requests_per_minute: int = DEFAULT_REQUESTS_PER_MINUTE,
+        body_bytes: int = DEFAULT_BODY_BYTES,
+    ) -> tuple[ApiKey, str]:
+        """Make a key, and return it with its token, which nobody can find out again.
+
+        Args:
+            tenant: `*` for everybody's conversations.
+            life: how long it is good; None: until it is revoked.
+
+        Raises:
+            UsageError: something cannot be used, or there are too many keys.
+        """
+        if life is not None and not timedelta(0) < life <= MAX_LIFE:
+            raise UsageError("A key lives between a moment and ten years.", remedy="Use a duration such as 90d.")
+        if (await self._call(("HLEN", self._root)))[0] >= MAX_KEYS:
+            raise UsageError(f"There are {MAX_KEYS:,} keys.", remedy="Remove those that were revoked.")
+        now, secret = self._store.clock.now(), secrets.token_urlsafe(32)
+        try:
+            key = ApiKey(
+                id="".join(secrets.choice(ALPHABET) for _ in range(12)),
+                name=name,
+                digest=sha256(secret.encode()).hexdigest(),
+                tenant=tenant,
+                scopes=frozenset(scopes),
+                created=now,
+                expires=None if life is None else now + life,
+                requests_per_minute=requests_per_minute,
+                body_bytes=body_bytes,
+            )
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise UsageError(f"The {first['loc'][0]} of the key cannot be used: {first['msg']}.") from None
+        await self._call(("HSET", self._root, key.id, key.model_dump_json()))
+        return key, f"dh_{key.id}_{secret}"
+
+    async def all(self) -> list[Listed]:
+        """Return the keys that can be read, the oldest first."""
+        flat, used = await self._call(("HGETALL", self._root), ("HGETALL", f"{self._root}:used"))
+        times = dict(zip(used[::2], used[1::2], strict=True))
+        found = []
+        for key_id, text in zip(flat[::2], flat[1::2], strict=True):
+            key, at = _key_in(text), times.get(key_id, b"")
+            if key is not None:
+                found.append(Listed(key, from_millis(int(at)) if at.isdigit() else None))
+        return sorted(found, key=lambda listed: (listed.key.created, listed.key.id))
+
+    async def any(self) -> bool:
+        """Say whether there is a key, good or not."""
+        (count,) = await self._call(("HLEN", self._root))
+        return bool(count)
+
+    async def revoke(self, key_id: str) -> ApiKey:
+        """Refuse a key from now on.  Idempotent; it stays in the listing.
+
+        Raises:
+            UsageError: there is no such key.
+        """
+        key = await self._of(key_id)
+        if key.revoked is None:
+            key = key.model_copy(update={"revoked": self._store.clock.now()})
+            await self._call(("HSET", self._root, key.id, key.model_dump_json()))
+        return key
+
+    async def remove(self, key_id: str) -> None:
+        """Forget a key, which is refused from now on.
+
+        Raises:
+            UsageError: there is no such key.
+        """
+        await self._of(key_id)
+        await self._call(("HDEL", self._root, key_id), ("HDEL", f"{self._root}:used", key_id))
+
+    async def check(self, token: str) -> ApiKey:
+        """Return the key that a token is of.
+
+        Raises:
+            Refused: it is of none, or of one that has expired or was revoked.
+        """
+        parts = TOKEN.fullmatch(token)
+        key_id, secret = parts.groups() if parts else ("a" * 12, "")
+        (text,) = await self._call(("HGET", self._root, key_id))
+        key = _key_in(text)
+        digest = key.digest if key is not None else "0" * 64
+        if not hmac.compare_digest(sha256(secret.encode()).hexdigest(), digest) or key is None:
+            raise Refused("unauthorized", "The API key is not known.", remedy="`deckhands key add` makes one.")
+        return self._good(key)
+
+    async def check_id(self, key_id: str) -> ApiKey:
+        """Return a key that was checked before, if it is still good; raises what `check` does."""
+        (text,) = await self._call(("HGET", self._root, key_id))
+        if (key := _key_in(text)) is None:
+            raise Refused("unauthorized", "The API key is not known any more.")
+        return self._good(key)
+
+    async def count(self, key: ApiKey) -> None:
+        """Count a request.
+
+        Raises:
+            TooManyRequests: the key has made its requests of this minute.
+        """
+        now = self._store.clock.now()
+        minute, second = divmod(now.timestamp(), 60)
+        rate = f"{self._root}:rate:{key.id}:{minute:.0f}"
+        number, *_ = await self._call(
+            ("INCR", rate),
+            ("EXPIRE", rate, RATE_KEPT_SECONDS),
+            ("HSET", f"{self._root}:used", key.id, to_millis(now)),
+        )
+        if number > key.requests_per_minute:
+            raise TooManyRequests(key.requests_per_minute, max(1.0, 60 - second))
+
+    def _good(self, key: ApiKey) -> ApiKey:
+        if (state := key.state(self._store.clock.now())) != "good":
+            what = "was revoked" if state == "revoked" else "has expired"
+            raise Refused(f"key_{state}", f"The API key {key.id} {what}.", remedy="Ask for another one.")
+        return key
+
+    async def _of(self, key_id: str) -> ApiKey:
+        (text,) = await self._call(("HGET", self._root, key_id))
+        if (key := _key_in(text)) is None:
+            raise UsageError(
+                f"There is no API key {ascii(key_id)[1:-1][:50]}.", remedy="`deckhands key ls` lists those there are."
+            )
+        return key
+
+    async def _call(self, *commands: tuple[Argument, ...]) -> list[Any]:
+        return await self._store.persist(lambda: self._store.connection.call_many(commands))
+
+
+def _key_in(text: bytes | None) -> ApiKey | None:
+    """Return a key that the store has; None: it has none, or one that cannot be read, which opens nothing."""
+    if text is None:
+        return None
+    try:
+        return ApiKey.model_validate_json(text)
+    except ValidationError:
+        return None

@@ -1,0 +1,60 @@
+"""The record of what was done through the server: by whom, to what, and why.
+
+Holds: an entry is written before its operation is carried out, so nothing is done that the record does not name.
+Does not: say how an operation ended; the log of the conversation does, if it has one.
+Keys: `deck:{0}:operations`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from broker.runtime.clock import from_millis
+from broker.store.connection import texts_by_name
+from broker.store.store import Store
+
+KEPT = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One entry; `id` is its place in the record."""
+
+    id: str
+    at: datetime
+    author: str
+    tenant: str
+    action: str
+    target: str
+    reason: str
+
+
+class Operations:
+    """The record of a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._key = store.all_shards[0].operations
+
+    async def record(self, author: str, tenant: str, action: str, target: str, reason: str) -> None:
+        """Add an entry; one whose reply is lost may stand there twice."""
+        fields = ("author", author, "tenant", tenant, "action", action, "target", target, "reason", reason)
+        command = ("XADD", self._key, "MAXLEN", "~", KEPT, "*", *fields)
+        await self._store.persist(lambda: self._store.connection.call(*command))
+
+    async def latest(self, *, before: str = "", limit: int = 100) -> list[Operation]:
+        """Return entries, the newest first.
+
+        Args:
+            before: the id of an entry: only older ones.
+        """
+        end = f"({before}" if before else "+"
+        command = ("XREVRANGE", self._key, end, "-", "COUNT", limit)
+        found = await self._store.persist(lambda: self._store.connection.call(*command))
+        entries = [(entry_id.decode(), texts_by_name(flat)) for entry_id, flat in found]
+        names = ("author", "tenant", "action", "target", "reason")
+        return [
+            Operation(entry_id, from_millis(int(entry_id.partition("-")[0])), *(kept.get(name, "") for name in names))
+            for entry_id, kept in entries
+        ]

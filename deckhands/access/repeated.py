@@ -1,0 +1,96 @@
+"""Requests that are sent again under the same idempotency key: what each was, and its answer.
+
+Holds: the same request has the same answer for a day; another one under the same key is refused. A request whose answer
+was never kept, because a server died, is carried out again: what it calls takes the same key.
+Keys: `deck:{0}:keys:once:<sha256>`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from hashlib import sha256
+
+from broker.runtime.errors import DeckhandsError, UsageError
+from broker.store.store import Store
+
+KEPT_SECONDS = 24 * 3600
+MAX_KEY_CHARS = 255
+MAX_KEPT_BYTES = 256 * 1024
+
+
+class KeyReused(DeckhandsError):
+    """Another request was sent under the same idempotency key."""
+
+    code = "idempotency_key_reused"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Another request was sent under this Idempotency-Key.", remedy="Use a new key for each request."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was answered; `body` is JSON."""
+
+    status: int
+    body: str
+
+
+class Repeated:
+    """The requests of a store under idempotency keys."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._root = store.all_shards[0].api_keys
+
+    async def begin(self, name: str, request: bytes) -> Answer | None:
+        """Remember a request, and return its answer if it has one.
+
+        Args:
+            name: the idempotency key, with whose it is.
+            request: all that makes it this request.
+
+        Raises:
+            KeyReused: another request was sent under this key.
+        """
+        digest, key = sha256(request).hexdigest(), self._name(name)
+        commands = [
+            ("SET", key, json.dumps({"request": digest}), "NX", "EX", KEPT_SECONDS),
+            ("GET", key),
+        ]
+        _, found = await self._store.persist(lambda: self._store.connection.call_many(commands))
+        kept = json.loads(found or b"{}")
+        if kept.get("request", digest) != digest:
+            raise KeyReused
+        return Answer(kept["status"], kept["body"]) if "status" in kept else None
+
+    async def keep(self, name: str, request: bytes, answer: Answer) -> None:
+        """Remember the answer; one that is too long is found again by carrying the request out once more."""
+        if len(answer.body) > MAX_KEPT_BYTES:
+            return
+        kept = {"request": sha256(request).hexdigest(), "status": answer.status, "body": answer.body}
+        command = ("SET", self._name(name), json.dumps(kept), "EX", KEPT_SECONDS)
+        await self._store.persist(lambda: self._store.connection.call(*command))
+
+    async def forget(self, name: str) -> None:
+        """Forget a request that was refused, so that another may take its key."""
+        key = self._name(name)
+        await self._store.persist(lambda: self._store.connection.call("DEL", key))
+
+    def _name(self, name: str) -> str:
+        return f"{self._root}:once:{sha256(name.encode()).hexdigest()}"
+
+
+def checked_key(key: str) -> str:
+    """Return the value of an `Idempotency-Key` header.
+
+    Raises:
+        UsageError: it cannot be used.
+    """
+    if not 0 < len(key) <= MAX_KEY_CHARS or not (key.isascii() and key.isprintable()):
+        raise UsageError(
+            "The Idempotency-Key cannot be used.", remedy=f"Use 1 to {MAX_KEY_CHARS} printable ASCII characters."
+        )
+    return key

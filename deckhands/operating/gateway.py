@@ -1,0 +1,102 @@
+"""`deckhands serve`: the cluster over HTTP, for programs that cannot reach its store."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from broker.runtime.errors import UsageError
+from deckhands.cli.output import note
+from deckhands.cli.verbs import options_as
+from deckhands.client.running_cluster import open_cluster
+from deckhands.settings import FaceSettings
+
+if TYPE_CHECKING:
+    from deckhands.server.options import ServerOptions
+
+SECTION = "Operate a cluster"
+VERBS = {"serve": "Serve the cluster over HTTP: REST, server-sent events, WebSocket."}
+LIBRARIES = ("fastapi", "uvicorn", "websockets")
+PATIENCE_SECONDS = 5.0
+"""How long a request waits for a store that does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """Options of `serve`."""
+
+    host: str
+    port: int
+    certificate: Path | None
+    certificate_key: Path | None
+    proxies: tuple[str, ...]
+    origins: tuple[str, ...]
+
+
+@click.command()
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Where to listen; beyond this machine with keys only."
+)
+@click.option("--port", type=click.IntRange(0, 65_535), default=8900, show_default=True, help="0: any that is free.")
+@click.option(
+    "--certificate", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A TLS certificate (PEM)."
+)
+@click.option(
+    "--certificate-key", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Its private key (PEM)."
+)
+@click.option(
+    "--proxy", "proxies", multiple=True, metavar="ADDRESS", help="Believe the X-Forwarded headers of this address."
+)
+@click.option("--origin", "origins", multiple=True, metavar="URL", help="Pages of this origin may call the server.")
+@options_as(ServeOptions)
+def serve(options: ServeOptions) -> None:
+    """Serve the cluster at DECKHANDS_URL, or the one that runs here, over HTTP.
+
+    While there are no API keys, programs of this machine may do everything, and others cannot reach the server. From
+    the first `deckhands key add` on, every request needs a key.
+    """
+    missing = [name for name in LIBRARIES if find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"The server needs a package that is not installed: {missing[0]}.",
+            remedy="Install it with `pip install 'deckhands[server]'`.",
+        )
+    from deckhands.server.options import ServerOptions
+
+    chosen = ServerOptions(
+        host=options.host,
+        port=options.port,
+        certificate=options.certificate,
+        certificate_key=options.certificate_key,
+        proxies=options.proxies,
+        origins=options.origins,
+    )
+    asyncio.run(_serve(FaceSettings.from_env(), chosen))
+
+
+async def _serve(settings: FaceSettings, options: ServerOptions) -> None:
+    from deckhands.server.gateway import Gateway
+    from deckhands.server.serving import serve as serve_gateway
+
+    store = await open_cluster(settings=settings, patience_seconds=PATIENCE_SECONDS)
+    gateway = Gateway(store, settings.archive, options)
+    has_keys = await gateway.keys.any()
+
+    def on_ready(port: int) -> None:
+        scheme = "http" if options.certificate is None else "https"
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        note(f"Serving at {scheme}://{host}:{port}. Its API: {scheme}://{host}:{port}/openapi.json. Ctrl-C stops it.")
+        if not has_keys:
+            note("There are no API keys: every program of this machine may do everything.")
+        elif options.certificate is None and not options.is_loopback and not options.proxies:
+            note("Keys travel unencrypted: pass --certificate, or name the proxy that encrypts by --proxy.")
+
+    try:
+        await serve_gateway(gateway, on_ready=on_ready)
+    finally:
+        await gateway.aclose()

@@ -1,0 +1,253 @@
+"""The cluster behind a server: whether it makes progress, its workers, queues, budgets, and what is on offer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, Self
+
+from fastapi import APIRouter, Path, Query
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from starlette.responses import JSONResponse, Response
+
+from broker.coordination.membership import members
+from broker.limits.ledger import Account, Ledger, account_path, experiment_account, tenant_account
+from broker.runtime.errors import DeckhandsError
+from broker.store.connection import texts_by_name
+from broker.tools.tool_offers import ToolOffers
+from deckhands.server.dependencies import AdminOfAll, GatewayOf, Reader
+from deckhands.server.gateway import Gateway, Principal
+
+routes = APIRouter(tags=["cluster"])
+READY_SECONDS = 3.0
+CLASSES = ("0", "1", "2")
+OPERATION_ID = r"^([0-9]{1,15}-[0-9]{1,10})?$"
+SHOWN_FACTS = ("node", "pools", "agents")
+STREAMS = {"ready": "controllers", "ready:interactive": "controllers"}
+
+
+class Alive(BaseModel):
+    """The server answers."""
+
+    status: str = Field(default="ok", examples=["ok"])
+
+
+class Readiness(BaseModel):
+    """Whether what is accepted now gets on, and which part does not."""
+
+    ready: bool
+    store: bool = Field(description="the store takes calls")
+    controllers: bool = Field(description="the heartbeat of a controller worker holds")
+    tools: bool = Field(description="the heartbeat of a tool worker holds")
+
+
+class Worker(BaseModel):
+    """A worker; `left_seconds` is how long its heartbeat still holds, negative once it has lapsed."""
+
+    worker_id: str
+    role: str = Field(examples=["controller"])
+    left_seconds: float
+    facts: dict[str, str] = Field(examples=[{"node": "n1", "pools": "bash"}])
+
+
+class Queue(BaseModel):
+    """A stream of wake-ups of one shard, and what waits.
+
+    Attributes:
+        waiting: entries that nobody has taken up.
+        pending: entries that a worker has taken up and not acknowledged.
+        in_line: conversations that wait to get into it.
+    """
+
+    shard: int
+    name: str = Field(examples=["ready"])
+    waiting: int
+    pending: int
+    in_line: int
+
+
+class Queues(BaseModel):
+    """The queues of all shards; `parked` wait for a time, `dead` for a person."""
+
+    queues: list[Queue]
+    parked: int
+    dead: int
+
+
+class Budget(BaseModel):
+    """An account as it stands; `limit_usd` is null where there is no limit."""
+
+    account: str = Field(examples=["tenant:acme"])
+    limit_usd: float | None
+    spent_usd: float
+    reserved_usd: float
+    lost_usd: float
+    left_usd: float | None
+    calls: int
+    waiting: int
+
+    @classmethod
+    def of(cls, account: Account) -> Self:
+        """Return an account of the ledger."""
+        names = ("limit_usd", "spent_usd", "reserved_usd", "lost_usd", "left_usd", "calls", "waiting")
+        return cls(account=account.name, **{name: getattr(account, name) for name in names})
+
+
+class NewLimit(BaseModel):
+    """What an account may spend; null: as much as it wants. The reason is recorded."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    limit_usd: float | None = Field(ge=0, le=1_000_000, examples=[25.0])
+    reason: str = Field(min_length=1, max_length=500, examples=["the contract of March"])
+
+
+class Tool(BaseModel):
+    """A tool that tool workers offer, for the field `tools` of a task."""
+
+    key: str = Field(examples=["github/create_issue"])
+    description: str
+    parameters: dict[str, Any]
+
+
+class Offered(BaseModel):
+    """Names that are on offer now."""
+
+    names: list[str] = Field(examples=[["CodeActAgent"]])
+
+
+class ShownOperation(BaseModel):
+    """Something that was done, or tried, through the server."""
+
+    id: str
+    at: AwareDatetime
+    author: str
+    tenant: str
+    action: str
+    target: str
+    reason: str
+
+
+@routes.get("/health", summary="Say whether the server answers")
+async def health() -> Alive:
+    """Answer. It needs no key, and asks nobody else."""
+    return Alive()
+
+
+@routes.get(
+    "/ready", response_model=Readiness, responses={503: {"model": Readiness}}, summary="Say whether work gets on"
+)
+async def ready(gateway: GatewayOf) -> Response:
+    """Say whether a task that is accepted now gets on: by the heartbeats of workers, which their progress sends."""
+    found = await readiness(gateway)
+    return JSONResponse(found.model_dump(), 200 if found.ready else 503)
+
+
+async def readiness(gateway: Gateway) -> Readiness:
+    """Return what works."""
+    try:
+        async with asyncio.timeout(READY_SECONDS):
+            roles = {member.role for member in await members(gateway.store) if member.left_seconds > 0}
+    except (DeckhandsError, TimeoutError):
+        return Readiness(ready=False, store=False, controllers=False, tools=False)
+    has_all = {"controller", "tool"} <= roles and not gateway.is_stopping.is_set()
+    return Readiness(ready=has_all, store=True, controllers="controller" in roles, tools="tool" in roles)
+
+
+@routes.get("/workers", summary="List workers")
+async def workers(gateway: GatewayOf, _principal: AdminOfAll) -> list[Worker]:
+    """List the workers of the cluster, the longest silent first."""
+    return [
+        Worker(
+            worker_id=member.worker_id,
+            role=member.role,
+            left_seconds=member.left_seconds,
+            facts={name: member.about[name] for name in SHOWN_FACTS if name in member.about},
+        )
+        for member in await members(gateway.store)
+    ]
+
+
+@routes.get("/queues", summary="Show queues")
+async def queues(gateway: GatewayOf, _principal: AdminOfAll) -> Queues:
+    """Show how much waits for controller workers, in each shard."""
+    store, found, parked, dead = gateway.store, [], 0, 0
+    for names in store.all_shards:
+        for name, group in STREAMS.items():
+            stream, line = f"{names.root}:{name}", f"{names.root}:turns:{name}"
+            commands = [("EXISTS", stream), *(("ZCARD", f"{line}:{number}") for number in CLASSES)]
+            is_there, *in_line = await store.persist(lambda: store.connection.call_many(commands))  # noqa: B023
+            groups = await store.connection.call("XINFO", "GROUPS", stream) if is_there else []
+            facts = next((fact for flat in groups if (fact := _facts(flat))["name"] == group), {})
+            waiting, pending = int(facts.get("lag") or 0), int(facts.get("pending") or 0)
+            found.append(Queue(shard=names.shard, name=name, waiting=waiting, pending=pending, in_line=sum(in_line)))
+        counts = [("ZCARD", names.parked), ("ZCARD", names.dead)]
+        counted = await store.persist(lambda: store.connection.call_many(counts))  # noqa: B023
+        parked, dead = parked + counted[0], dead + counted[1]
+    return Queues(queues=found, parked=parked, dead=dead)
+
+
+def _facts(flat: list[Any]) -> dict[str, str]:
+    return texts_by_name([part if isinstance(part, bytes) else str(part or 0).encode() for part in flat])
+
+
+@routes.get("/budgets", summary="List budgets")
+async def budgets(gateway: GatewayOf, principal: Reader) -> list[Budget]:
+    """List what the tenant of the key and its experiments may spend, and what they have; for a key of all, all."""
+    found = await Ledger(gateway.store).accounts()
+    return [Budget.of(account) for account in found if _is_theirs(account.name, principal)]
+
+
+def _is_theirs(account: str, principal: Principal) -> bool:
+    own = tenant_account(principal.tenant), experiment_account(principal.tenant, "")
+    return principal.sees_all or account == own[0] or account.startswith(own[1])
+
+
+@routes.put("/budgets/{account:path}", summary="Set a limit")
+async def set_budget(
+    gateway: GatewayOf,
+    principal: AdminOfAll,
+    account: Annotated[str, Path(max_length=200, examples=["tenant:acme"])],
+    new: NewLimit,
+) -> Budget:
+    """Set what an account may spend. Conversations that wait for it continue."""
+    account_path(account)
+    await gateway.record(principal, "budget.set", account, f"{new.limit_usd} USD: {new.reason}")
+    return Budget.of(await Ledger(gateway.store).set_limit(account, new.limit_usd))
+
+
+@routes.get("/tools", summary="List tools on offer")
+async def tools(gateway: GatewayOf, _principal: Reader) -> list[Tool]:
+    """List the tools that tool workers offer."""
+    found = await ToolOffers(gateway.store).all()
+    return [Tool(key=key, description=offer.description, parameters=offer.parameters) for key, offer in found.items()]
+
+
+@routes.get("/agents", summary="List agents on offer")
+async def agents(gateway: GatewayOf, _principal: Reader) -> Offered:
+    """List the agents that running controller workers know."""
+    alive = [member for member in await members(gateway.store) if member.left_seconds > 0]
+    found = {name for member in alive for name in member.about.get("agents", "").split(",")}
+    return Offered(names=sorted(found - {""}))
+
+
+@routes.get("/operations", summary="Show what was done through the server")
+async def operations(
+    gateway: GatewayOf,
+    _principal: AdminOfAll,
+    before: Annotated[str, Query(pattern=OPERATION_ID, description="the id of an entry: only older ones")] = "",
+    limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
+) -> list[ShownOperation]:
+    """Show what has no log of a conversation, newest first: deletions, budgets, schedules, uploads, forks."""
+    found = await gateway.operations.latest(before=before, limit=limit)
+    return [
+        ShownOperation(
+            id=each.id,
+            at=each.at,
+            author=each.author,
+            tenant=each.tenant,
+            action=each.action,
+            target=each.target,
+            reason=each.reason,
+        )
+        for each in found
+    ]

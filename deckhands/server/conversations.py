@@ -1,0 +1,333 @@
+"""Conversations: begin, list, read, and what is done to one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Query, Request
+from starlette.responses import Response
+
+from broker.conversations.selection import SCHEDULED, WAITING, Selected, Selection
+from broker.log.status import status_of
+from broker.runtime.errors import DeckhandsError, UnknownConversation, UsageError
+from broker.specs.agent_state import AgentState
+from deckhands.client.client import Client
+from deckhands.reading.summary import summarize
+from deckhands.server.dependencies import (
+    ConversationId,
+    GatewayOf,
+    IdempotencyKey,
+    Operator,
+    Reader,
+    Reason,
+    Why,
+    Writer,
+    fingerprint,
+    once,
+    own_key,
+)
+from deckhands.server.gateway import Gateway, Principal
+from deckhands.server.models import (
+    Begun,
+    Confirmation,
+    Conversation,
+    ConversationPage,
+    Done,
+    Fork,
+    NewMessage,
+    Rejection,
+    Result,
+    Resumption,
+    cursor_of,
+    place_of,
+)
+from deckhands.server.problems import Problem, status_of_error
+from deckhands.tasks.inputs import labels_in
+from deckhands.tasks.requests import TaskRequest
+
+routes = APIRouter(prefix="/conversations", tags=["conversations"])
+STATES = frozenset({*(state.value for state in AgentState), WAITING, SCHEDULED})
+
+Act = Callable[[Client], Awaitable[Any]]
+
+
+def _body(principal: Principal, request: TaskRequest) -> TaskRequest:
+    """Return what somebody asks for, for their tenant.
+
+    Raises:
+        UsageError: it names another tenant, or a key beside the header.
+    """
+    if request.idempotency_key is not None:
+        raise UsageError("idempotency_key: the header Idempotency-Key is the key here.", remedy="Leave it out.")
+    if principal.sees_all:
+        return request
+    if request.tenant not in ("", principal.tenant):
+        raise UsageError("tenant: the key is for another tenant.", remedy="Leave it out.")
+    return request.model_copy(update={"tenant": principal.tenant})
+
+
+async def begin(gateway: Gateway, principal: Principal, task: TaskRequest, own: str | None) -> str:
+    """Begin a conversation for somebody, and return its id.  Idempotent under the same key; see `Client.submit`."""
+    request = _body(principal, task).model_copy(update={"idempotency_key": own})
+    return await gateway.client.submit_request(request)
+
+
+async def begin_once(
+    gateway: Gateway, principal: Principal, request: Request, task: TaskRequest, key: str | None
+) -> str:
+    """Begin what a request asks for, and return the id; the same request under the same key means the same one.
+
+    Raises:
+        KeyReused: the key belongs to another request.
+    """
+    own = own_key(principal, key)
+    if own is None:
+        return await begin(gateway, principal, task, None)
+    await gateway.repeated.begin(own, await fingerprint(request))
+    try:
+        return await begin(gateway, principal, task, own)
+    except DeckhandsError as error:
+        if status_of_error(error) < 500:
+            await gateway.repeated.forget(own)
+        raise
+
+
+@routes.post("", status_code=201, response_model=Begun, summary="Begin a conversation")
+async def create(
+    gateway: GatewayOf, principal: Writer, request: Request, task: TaskRequest, key: IdempotencyKey = None
+) -> Response:
+    """Begin a conversation with a task. It takes the fields of docs/producing-work.md, but for `idempotency_key`."""
+    own = own_key(principal, key)
+
+    async def act() -> dict[str, str]:
+        return {"conversation_id": await begin(gateway, principal, task, own)}
+
+    answer = await once(gateway, request, own, act, status=201)
+    answer.headers["Location"] = f"/conversations/{json.loads(bytes(answer.body))['conversation_id']}"
+    return answer
+
+
+@routes.get("", summary="List conversations")
+async def listing(
+    gateway: GatewayOf,
+    principal: Reader,
+    state: Annotated[list[str], Query(description="one of them; also `waiting` and `scheduled`")] = [],  # noqa: B006
+    *,
+    label: Annotated[list[str], Query(description="KEY=VALUE; all must match")] = [],  # noqa: B006
+    tenant: Annotated[str | None, Query(description="for keys of all tenants", max_length=64)] = None,
+    cursor: Annotated[str, Query(description="`next_cursor` of the page before", max_length=200)] = "",
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+) -> ConversationPage:
+    """List the conversations of the key's tenant in the store, newest first.
+
+    What begins or is deleted meanwhile makes no page skip or repeat another. A page may hold fewer than `limit`.
+    """
+    if unknown := sorted(set(state) - STATES):
+        raise UsageError(
+            f"There is no state {ascii(unknown[0])[:100]}.", remedy=f"States: {', '.join(sorted(STATES))}."
+        )
+    pairs = [text.partition("=") for text in label]
+    selection = Selection(
+        labels_in({name: value for name, _, value in pairs}),
+        frozenset(state),
+        tenant if principal.sees_all else principal.tenant,
+    )
+    if not principal.sees_all and tenant not in (None, principal.tenant):
+        return ConversationPage(conversations=[])
+    rows, place = await Selected(gateway.store, selection).page(place_of(cursor), limit=limit)
+    return ConversationPage(conversations=[Conversation.of(row) for row in rows], next_cursor=cursor_of(place))
+
+
+async def seen(gateway: GatewayOf, principal: Reader, conversation_id: ConversationId) -> str:
+    """Return a conversation that somebody may read."""
+    return await gateway.visible(principal, conversation_id)
+
+
+async def written(gateway: GatewayOf, principal: Writer, conversation_id: ConversationId) -> str:
+    """Return a conversation that somebody may write to."""
+    return await gateway.visible(principal, conversation_id)
+
+
+async def operated(gateway: GatewayOf, principal: Operator, conversation_id: ConversationId) -> str:
+    """Return a conversation that somebody may operate."""
+    return await gateway.visible(principal, conversation_id)
+
+
+Seen = Annotated[str, Depends(seen)]
+Written = Annotated[str, Depends(written)]
+Operated = Annotated[str, Depends(operated)]
+
+
+async def result_of(client: Client, conversation_id: str) -> Result:
+    """Return a conversation and its summary, from the store or the archive."""
+    events = await client.events(conversation_id, is_lenient=True)
+    is_settled, summary = status_of(events).is_settled, summarize(events).as_json()
+    return Result(conversation_id=conversation_id, is_settled=is_settled, summary=summary)
+
+
+@routes.get("/{conversation_id}", summary="Show a conversation", responses={304: {"description": "it is as it was"}})
+async def show(
+    gateway: GatewayOf,
+    conversation_id: Seen,
+    response: Response,
+    if_none_match: Annotated[str | None, Header(alias="If-None-Match")] = None,
+) -> Result:
+    """Show the summary of a conversation, also of one that is archived. The ETag changes with what is shown."""
+    found = await result_of(gateway.client, conversation_id)
+    digest = hashlib.sha256(found.model_dump_json().encode()).hexdigest()[:32]
+    if if_none_match is not None and f'"{digest}"' in if_none_match:
+        raise Problem(304, "not_modified", "It is as it was.", headers={"ETag": f'"{digest}"'})
+    response.headers["ETag"] = f'"{digest}"'
+    return found
+
+
+async def _done(client: Client, conversation_id: str) -> dict[str, Any]:
+    return {"conversation_id": conversation_id, "version": await client.log.last_id(conversation_id)}
+
+
+class _Acts:
+    """One action on a conversation: recorded with its author and reason, once under its idempotency key."""
+
+    def __init__(self, gateway: GatewayOf, request: Request, key: IdempotencyKey = None) -> None:
+        self._gateway, self._request, self._key = gateway, request, key
+
+    async def __call__(
+        self, principal: Principal, conversation_id: str, action: str, reason: str, act: Act
+    ) -> Response:
+        """Carry it out.
+
+        Raises:
+            Problem: the conversation cannot be dealt with so as it is now.
+        """
+        own = own_key(principal, self._key)
+        client = self._gateway.acting(principal, action, reason, key=own)
+
+        async def carry_out() -> dict[str, Any]:
+            try:
+                await act(client)
+            except UnknownConversation:
+                raise
+            except UsageError as error:
+                raise Problem(409, "conflict", error.message, remedy=error.remedy) from error
+            return await _done(client, conversation_id)
+
+        return await once(self._gateway, self._request, own, carry_out, status=202)
+
+
+Acts = Annotated[_Acts, Depends()]
+CONFLICT: dict[int | str, dict[str, Any]] = {409: {"description": "it is not in a state in which this can be done"}}
+
+
+@routes.post("/{conversation_id}/messages", status_code=202, response_model=Done, responses=CONFLICT)
+async def message(principal: Writer, conversation_id: Written, acts: Acts, new: NewMessage) -> Response:
+    """Send a message to the agent, which continues whatever its state."""
+    return await acts(
+        principal,
+        conversation_id,
+        "message",
+        "",
+        lambda client: client.send_message(
+            conversation_id, new.content, model=new.model, double_texting=new.double_texting
+        ),
+    )
+
+
+@routes.post("/{conversation_id}/pause", status_code=202, response_model=Done, responses=CONFLICT)
+async def pause(principal: Operator, conversation_id: Operated, acts: Acts, why: Reason) -> Response:
+    """Ask for a pause: what runs is finished, nothing new is started."""
+    return await acts(principal, conversation_id, "pause", why.reason, lambda client: client.pause(conversation_id))
+
+
+@routes.post("/{conversation_id}/resume", status_code=202, response_model=Done, responses=CONFLICT)
+async def resume(principal: Operator, conversation_id: Operated, acts: Acts, why: Resumption) -> Response:
+    """Continue a conversation that was paused, was stopped or has failed."""
+    return await acts(
+        principal,
+        conversation_id,
+        "resume",
+        why.reason,
+        lambda client: client.resume(conversation_id, model=why.model),
+    )
+
+
+@routes.post("/{conversation_id}/confirm", status_code=202, response_model=Done, responses=CONFLICT)
+async def confirm(principal: Writer, conversation_id: Written, acts: Acts, answer: Confirmation) -> Response:
+    """Run the action that the agent asks about."""
+    return await acts(
+        principal,
+        conversation_id,
+        "confirm",
+        answer.reason,
+        lambda client: client.confirm(conversation_id, action_id=answer.action_id, edited=answer.edited),
+    )
+
+
+@routes.post("/{conversation_id}/reject", status_code=202, response_model=Done, responses=CONFLICT)
+async def reject(principal: Writer, conversation_id: Written, acts: Acts, answer: Rejection) -> Response:
+    """Refuse the action that the agent asks about."""
+    return await acts(
+        principal,
+        conversation_id,
+        "reject",
+        answer.reason,
+        lambda client: client.reject(conversation_id, action_id=answer.action_id),
+    )
+
+
+@routes.post("/{conversation_id}/cancel", status_code=202, response_model=Done, responses=CONFLICT)
+async def cancel(principal: Operator, conversation_id: Operated, acts: Acts, why: Reason) -> Response:
+    """Stop a conversation and what runs in it. One that is over is left alone."""
+    return await acts(principal, conversation_id, "cancel", why.reason, lambda client: client.cancel(conversation_id))
+
+
+@routes.post("/{conversation_id}/close", status_code=202, response_model=Done, responses=CONFLICT)
+async def close(principal: Operator, conversation_id: Operated, acts: Acts, why: Reason) -> Response:
+    """Take no more events, end the workspace's processes, and let its files expire. It has to be over."""
+    return await acts(principal, conversation_id, "close", why.reason, lambda client: client.close(conversation_id))
+
+
+@routes.post("/{conversation_id}/fork", status_code=201, response_model=Begun)
+async def fork(
+    gateway: GatewayOf,
+    principal: Writer,
+    conversation_id: Written,
+    request: Request,
+    *,
+    new: Fork,
+    key: IdempotencyKey = None,
+) -> Response:
+    """Begin a conversation with the events of this one, and continue from there. This one stays as it is."""
+    own = own_key(principal, key)
+
+    async def act() -> dict[str, str]:
+        await gateway.record(principal, "fork", conversation_id, "")
+        fork_id = await gateway.client.fork(
+            conversation_id, at=new.at, model=new.model, title=new.title, idempotency_key=own
+        )
+        return {"conversation_id": fork_id}
+
+    return await once(gateway, request, own, act, status=201)
+
+
+@routes.post("/{conversation_id}/restore", status_code=202, responses=CONFLICT)
+async def restore(gateway: GatewayOf, principal: Operator, conversation_id: Operated, why: Reason) -> Done:
+    """Bring an archived conversation back into the store, so that it can be continued. Idempotent."""
+    await gateway.record(principal, "restore", conversation_id, why.reason)
+    await gateway.client.restore(conversation_id)
+    return Done.model_validate(await _done(gateway.client, conversation_id))
+
+
+@routes.delete("/{conversation_id}", status_code=204, responses=CONFLICT)
+async def delete(gateway: GatewayOf, principal: Operator, conversation_id: Operated, reason: Why) -> Response:
+    """Delete a conversation that rests, with its delegates, from the store and the archive."""
+    await gateway.record(principal, "delete", conversation_id, reason)
+    try:
+        await gateway.client.delete(conversation_id)
+    except UnknownConversation:
+        raise
+    except UsageError as error:
+        raise Problem(409, "conflict", error.message, remedy=error.remedy) from error
+    return Response(status_code=204)

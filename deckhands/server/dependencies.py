@@ -1,0 +1,119 @@
+"""What routes ask for: the gateway, who makes the request with which scope, and a conversation that they may see.
+
+Holds: a route says by a parameter of its function which scope it needs; a test reads that from the routes themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from hashlib import sha256
+from typing import Annotated, Any
+
+from fastapi import Depends, Header, Path, Query, Request
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+
+from broker.runtime.errors import DeckhandsError
+from deckhands.access.api_keys import Scope
+from deckhands.access.repeated import Answer, checked_key
+from deckhands.server.gateway import Gateway, Principal
+from deckhands.server.problems import status_of_error
+
+MAX_REASON = 500
+
+
+class Needs:
+    """A dependency that returns who makes the request, if they have a scope."""
+
+    def __init__(self, scope: Scope, *, all_tenants: bool = False) -> None:
+        self.scope, self.all_tenants = scope, all_tenants
+
+    async def __call__(self, connection: HTTPConnection) -> Principal:
+        """Return them.
+
+        Raises:
+            Refused: their key does not have it.
+        """
+        principal: Principal = connection.state.principal
+        principal.require(self.scope)
+        if self.all_tenants:
+            principal.require_all()
+        return principal
+
+
+async def gateway_of(connection: HTTPConnection) -> Gateway:
+    """Return the server's gateway."""
+    found: Gateway = connection.app.state.gateway
+    return found
+
+
+GatewayOf = Annotated[Gateway, Depends(gateway_of)]
+Reader = Annotated[Principal, Depends(Needs(Scope.READ))]
+Writer = Annotated[Principal, Depends(Needs(Scope.WRITE))]
+Operator = Annotated[Principal, Depends(Needs(Scope.OPERATE))]
+OperatorOfAll = Annotated[Principal, Depends(Needs(Scope.OPERATE, all_tenants=True))]
+AdminOfAll = Annotated[Principal, Depends(Needs(Scope.ADMIN, all_tenants=True))]
+
+ConversationId = Annotated[str, Path(description="the id of a conversation", examples=["01K9QGZ1T2V3W4X5Y6Z7A8B9C0"])]
+IdempotencyKey = Annotated[
+    str | None,
+    Header(alias="Idempotency-Key", description="the same key and request have the same answer, for a day"),
+]
+Why = Annotated[str, Query(alias="reason", min_length=1, max_length=MAX_REASON, description="why, for the record")]
+
+
+class Reason(BaseModel):
+    """Why something is done to a conversation; it stands in the log."""
+
+    reason: str = Field(min_length=1, max_length=MAX_REASON, examples=["the customer has changed their mind"])
+
+
+def own_key(principal: Principal, key: str | None) -> str | None:
+    """Return an idempotency key that no other tenant can have; None: there is none.
+
+    Raises:
+        UsageError: it cannot be used.
+    """
+    return None if key is None else sha256(f"{principal.tenant}\n{checked_key(key)}".encode()).hexdigest()
+
+
+async def fingerprint(request: Request) -> bytes:
+    """Return all that makes a request this one."""
+    return b"\n".join((request.method.encode(), request.url.path.encode(), await request.body()))
+
+
+async def once(
+    gateway: Gateway,
+    request: Request,
+    own: str | None,
+    act: Callable[[], Awaitable[Mapping[str, Any]]],
+    *,
+    status: int = 200,
+) -> Response:
+    """Carry a request out and answer it, or repeat the answer that it had under its idempotency key.
+
+    Args:
+        own: the key, see `own_key`; None: it has none.
+        act: carries it out, and returns what is answered.
+
+    Raises:
+        KeyReused: the key belongs to another request.
+    """
+    if own is None:
+        return JSONResponse(dict(await act()), status)
+    name, sent = own, await fingerprint(request)
+    answer = await gateway.repeated.begin(name, sent)
+    headers = {"Idempotency-Replayed": "true"}
+    if answer is None:
+        headers = {}
+        try:
+            content = JSONResponse(dict(await act()), status)
+        except DeckhandsError as error:
+            if status_of_error(error) < 500:
+                await gateway.repeated.forget(name)
+            raise
+        answer = Answer(status, bytes(content.body).decode())
+        await gateway.repeated.keep(name, sent, answer)
+    return Response(answer.body, answer.status, headers, "application/json")

@@ -1,0 +1,76 @@
+"""The events of a conversation: pages of them, some kinds, a single one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+
+from broker.contract.codec import decode_any
+from broker.contract.events import Event
+from broker.runtime.errors import CorruptEntry, UnknownConversation
+from deckhands.client.client import Client
+from deckhands.server.conversations import Seen
+from deckhands.server.dependencies import GatewayOf, Reader
+from deckhands.server.models import EventPage, event_json
+from deckhands.server.problems import Problem
+
+routes = APIRouter(prefix="/conversations/{conversation_id}/events", tags=["events"])
+SCANNED = 2_000
+"""At so many events looked at, a page that not enough of them belong to ends."""
+
+
+async def _read(client: Client, conversation_id: str, after: int, limit: int) -> list[Event]:
+    """Return up to `limit` events above `after`, from the store or the archive."""
+    try:
+        events = await client.log.read(conversation_id, after=after, until=after + limit, decode=decode_any)
+        if not events:
+            await client.log.last_id(conversation_id)
+    except (UnknownConversation, CorruptEntry):
+        if not await client.is_archived(conversation_id):
+            raise
+        events = (await client.events(conversation_id, after=after, is_lenient=True))[:limit]
+    return events
+
+
+@routes.get("", summary="List events")
+async def page(
+    gateway: GatewayOf,
+    _principal: Reader,
+    conversation_id: Seen,
+    after: Annotated[int, Query(ge=0, description="only those with a higher id")] = 0,
+    *,
+    limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
+    kind: Annotated[list[str], Query(description="one of them, such as `action.message`")] = [],  # noqa: B006
+) -> EventPage:
+    """List events in order, from the store or the archive. Long texts have only their head and tail; see one event.
+
+    With `kind`, a page may hold fewer than `limit`; continue with `next_after` until it is null.
+    """
+    found: list[Event] = []
+    place = after
+    while len(found) < limit and place - after < SCANNED:
+        wanted = limit if not kind else 500
+        events = await _read(gateway.client, conversation_id, place, wanted)
+        for event in events:
+            if len(found) == limit:
+                break
+            place = event.id
+            if not kind or event.kind in kind:
+                found.append(event)
+        if len(events) < wanted and (not events or place == events[-1].id):
+            return EventPage(events=[dict(event_json(event)) for event in found])
+    return EventPage(events=[dict(event_json(event)) for event in found], next_after=place)
+
+
+@routes.get("/{event_id}", summary="Show an event")
+async def single(gateway: GatewayOf, _principal: Reader, conversation_id: Seen, event_id: int) -> dict[str, Any]:
+    """Show one event with its whole texts."""
+    client = gateway.client
+    events = await _read(client, conversation_id, event_id - 1, 1) if event_id > 0 else []
+    if not events:
+        raise Problem(404, "unknown_event", f"The conversation has no event {event_id}.")
+    if await client.is_archived(conversation_id):
+        whole = await client.events(conversation_id, after=event_id - 1, is_whole=True, is_lenient=True)
+        return dict(event_json(whole[0]))
+    return dict(event_json(await client.log.blobs.whole(conversation_id, events[0])))

@@ -1,0 +1,121 @@
+"""Files of a workspace: brought in, taken out, and the patch of what was changed.
+
+Holds: nothing of a file is in memory as a whole; what passes through here lies in a directory of its request and is
+gone with it. The tool worker checks names again, where the files are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tarfile
+import tempfile
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import FileResponse
+from starlette.background import BackgroundTask
+from starlette.responses import Response
+
+from deckhands.server.conversations import Seen, Written
+from deckhands.server.dependencies import GatewayOf, Reader, Writer
+from deckhands.server.models import Uploaded
+from deckhands.server.problems import Problem
+
+routes = APIRouter(prefix="/conversations/{conversation_id}", tags=["files"])
+MAX_PATH_BYTES = 4_096
+MAX_NAME_BYTES = 255
+BYTES: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
+FOUND: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/octet-stream": BYTES, "application/x-tar": BYTES}},
+    409: {"description": "the conversation has no workspace yet"},
+}
+
+
+async def checked_path(path: str) -> str:
+    """Return the path of a file, relative to the workspace.
+
+    Raises:
+        Problem: it is no such path.
+    """
+    parts = path.rstrip("/").split("/")
+    is_long = len(path.encode("utf-8", "replace")) > MAX_PATH_BYTES
+    is_long = is_long or any(len(part.encode("utf-8", "replace")) > MAX_NAME_BYTES for part in parts)
+    is_wild = path != "." and any(part in ("", ".", "..") for part in parts)
+    if is_long or is_wild or "\\" in path or not path.isprintable():
+        raise Problem(
+            400, "bad_path", "The path cannot be used.", remedy="Write it relative to the workspace, without `..`."
+        )
+    return path
+
+
+FilePath = Annotated[str, Depends(checked_path)]
+
+
+@asynccontextmanager
+async def _folder() -> AsyncGenerator[Path]:
+    folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="deckhands-files-"))
+    try:
+        yield folder
+    except BaseException:
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        raise
+
+
+@routes.put(
+    "/files/{path:path}",
+    status_code=201,
+    openapi_extra={"requestBody": {"content": {"application/octet-stream": BYTES}}},
+)
+async def upload(
+    gateway: GatewayOf, principal: Writer, conversation_id: Written, request: Request, path: FilePath
+) -> Uploaded:
+    """Put a file into the workspace, whole or not at all. Its body is the content."""
+    async with _folder() as folder:
+        source = folder / path.rstrip("/").rpartition("/")[2]
+        with source.open("wb") as file:
+            async for part in request.stream():
+                await asyncio.to_thread(file.write, part)
+        await gateway.record(principal, "upload", f"{conversation_id}/{path}", "")
+        files, size = await gateway.client.files.upload(conversation_id, source, path)
+        await asyncio.to_thread(shutil.rmtree, folder)
+    return Uploaded(files=files, size_bytes=size)
+
+
+@routes.get("/files/{path:path}", response_class=Response, responses=FOUND)
+async def download(gateway: GatewayOf, _principal: Reader, conversation_id: Seen, path: FilePath) -> Response:
+    """Take a file out of the workspace; a directory comes as a tar file."""
+    async with _folder() as folder:
+        target = folder / "out"
+        target.mkdir()
+        await gateway.client.files.download(conversation_id, path, target)
+        (found,) = target.iterdir()
+        name, kind = found.name, "application/octet-stream"
+        if found.is_symlink() or not found.is_file():
+            name, kind, packed = f"{found.name}.tar", "application/x-tar", folder / "tar"
+            await asyncio.to_thread(_pack, found, packed)
+            found = packed
+        removing = BackgroundTask(shutil.rmtree, folder, ignore_errors=True)
+        shown = f"attachment; filename*=UTF-8''{quote(name)}"
+        return FileResponse(found, media_type=kind, headers={"Content-Disposition": shown}, background=removing)
+
+
+@routes.get("/patch", response_class=Response, responses={200: {"content": {"text/x-diff": {}}}, 409: FOUND[409]})
+async def patch(gateway: GatewayOf, _principal: Reader, conversation_id: Seen) -> Response:
+    """Show what was changed in the workspace since its beginning, for `git apply`.
+
+    The header `Deckhands-Left-Out` says how many changed files did not fit.
+    """
+    changes = await gateway.client.files.changes(conversation_id)
+    return Response(
+        changes.patch, headers={"Deckhands-Left-Out": str(changes.left_out_count)}, media_type="text/x-diff"
+    )
+
+
+def _pack(source: Path, target: Path) -> None:
+    with tarfile.open(target, "w", format=tarfile.PAX_FORMAT) as archive:
+        archive.add(source, arcname=source.name)

@@ -1,0 +1,166 @@
+"""What the parts of a server share: the store's conversations, who asks, and what they may see.
+
+Holds: a conversation of another tenant is answered as one that does not exist, in the same words; who has a key for all
+tenants sees all. An action on a conversation names its author in the log of that conversation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+
+from broker.contract.events import OperatorActed
+from broker.runtime.errors import UnknownConversation
+from broker.runtime.ids import is_conversation_id
+from broker.store.connection import texts_by_name
+from broker.store.store import Store
+from deckhands.access.api_keys import DEFAULT_BODY_BYTES, EVERY_TENANT, ApiKey, ApiKeys, Refused, Scope
+from deckhands.access.operations import Operations
+from deckhands.access.repeated import Repeated
+from deckhands.access.tickets import Tickets
+from deckhands.client.client import Client
+from deckhands.server.options import ServerOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who makes a request; without `key`, anybody on this machine while there are no keys."""
+
+    key: ApiKey | None = None
+
+    @property
+    def tenant(self) -> str:
+        """Whose conversations they may see; `*`: everybody's."""
+        return self.key.tenant if self.key is not None else EVERY_TENANT
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether they may see the conversations of all tenants."""
+        return self.tenant == EVERY_TENANT
+
+    @property
+    def author(self) -> str:
+        """Their name in logs."""
+        return f"key {self.key.id} ({self.key.name})" if self.key is not None else "anonymous"
+
+    @property
+    def body_bytes(self) -> int:
+        """How long the body of a request may be."""
+        return self.key.body_bytes if self.key is not None else DEFAULT_BODY_BYTES
+
+    def require(self, scope: Scope) -> None:
+        """Make sure of a scope.
+
+        Raises:
+            Refused: the key does not have it.
+        """
+        if self.key is not None and scope not in self.key.scopes:
+            has = ", ".join(sorted(self.key.scopes))
+            raise Refused("forbidden", f"This needs the scope {scope}; the key has {has}.", remedy="Use another key.")
+
+    def require_all(self) -> None:
+        """Make sure of a key for all tenants.
+
+        Raises:
+            Refused: it is for one.
+        """
+        if not self.sees_all:
+            raise Refused("other_tenant", "This needs a key for all tenants.", remedy="Ask an operator.")
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """One server.
+
+    Attributes:
+        client: of requests, which do not wait long for the store.
+        follower: of streams, which wait until it is back.
+        streams: those that are open.
+        is_stopping: set when the server is about to end.
+    """
+
+    store: Store
+    archive: str = ""
+    options: ServerOptions = field(default_factory=ServerOptions)
+    client: Client = field(init=False)
+    follower: Client = field(init=False)
+    keys: ApiKeys = field(init=False)
+    tickets: Tickets = field(init=False)
+    repeated: Repeated = field(init=False)
+    operations: Operations = field(init=False)
+    streams: set[object] = field(init=False, default_factory=set)
+    is_stopping: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        made = {
+            "client": Client(self.store, self.archive),
+            "follower": Client(replace(self.store, patience_seconds=None), self.archive),
+            "keys": ApiKeys(self.store),
+            "tickets": Tickets(self.store),
+            "repeated": Repeated(self.store),
+            "operations": Operations(self.store),
+        }
+        for name, part in made.items():
+            object.__setattr__(self, name, part)
+
+    async def authenticate(self, token: str) -> Principal:
+        """Return who has a token; see `ApiKeys.check` for what is raised.
+
+        Args:
+            token: of a request; empty: it has none.
+        """
+        if token:
+            return Principal(await self.keys.check(token))
+        if self.options.is_loopback and not await self.keys.any():
+            return Principal()
+        raise Refused("unauthorized", "The request has no API key.", remedy="Send `Authorization: Bearer dh_…`.")
+
+    async def check_again(self, principal: Principal) -> None:
+        """Make sure that somebody who has a stream may still read; raises what `authenticate` does."""
+        if principal.key is not None:
+            await self.keys.check_id(principal.key.id)
+        else:
+            await self.authenticate("")
+
+    async def visible(self, principal: Principal, conversation_id: str) -> str:
+        """Return the id of a conversation that somebody may see.
+
+        Raises:
+            UnknownConversation: there is none, or it is another tenant's.
+        """
+        if not is_conversation_id(conversation_id):
+            raise UnknownConversation(conversation_id)
+        if not principal.sees_all and await self.tenant_of(conversation_id) != principal.tenant:
+            raise UnknownConversation(conversation_id)
+        return conversation_id
+
+    async def tenant_of(self, conversation_id: str) -> str:
+        """Return whose a conversation is, in the store or in the archive; empty: nobody's in particular.
+
+        Raises:
+            UnknownConversation: it is in neither.
+        """
+        key = self.store.keys(conversation_id).meta
+        meta = texts_by_name(await self.store.persist(lambda: self.store.connection.call("HGETALL", key)))
+        if "last_id" in meta:
+            return meta.get("tenant", "")
+        manifest = await self.client.archive.manifest(conversation_id) if self.client.archive is not None else None
+        if manifest is None:
+            raise UnknownConversation(conversation_id)
+        return manifest.tenant
+
+    def acting(self, principal: Principal, action: str, reason: str, *, key: str | None = None) -> Client:
+        """Return a client whose next call writes into the log who acts and why.
+
+        Args:
+            key: the idempotency key of the request.
+        """
+        return self.client.acting(OperatorActed(author=principal.author, action=action, reason=reason), key=key)
+
+    async def record(self, principal: Principal, action: str, target: str, reason: str) -> None:
+        """Record what is about to be done."""
+        await self.operations.record(principal.author, principal.tenant, action, target, reason)
+
+    async def aclose(self) -> None:
+        """Close the connection to the store."""
+        await self.store.aclose()

@@ -1,0 +1,233 @@
+"""What every request passes before anything else of the server sees it.
+
+Holds: nothing of a body is read before its key is known; no request is longer, deeper or slower than it may be; a page
+of another site can call nothing, unless its origin is named.
+Does not: know routes, but for those that need no key, those that take files, and those that are streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import Any, NoReturn
+from urllib.parse import parse_qs, urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from broker.coordination.transfers import MAX_COPY_BYTES
+from broker.runtime.errors import DeckhandsError
+from deckhands.access.api_keys import Refused
+from deckhands.server.gateway import Gateway, Principal
+from deckhands.server.options import LOOPBACK_NAMES
+from deckhands.server.problems import Problem, answer_to
+
+PUBLIC = frozenset({"/health", "/ready", "/openapi.json"})
+STREAM = re.compile(r"/conversations/[^/]+/(stream|ws)")
+FILE = re.compile(r"/conversations/[^/]+/files/.*", re.DOTALL)
+MAX_DEPTH = 64
+MIN_FILE_BYTES_PER_SECOND = 16 * 1024
+SUBPROTOCOL = "deckhands.key."
+SECURITY_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"referrer-policy", b"no-referrer"),
+)
+_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+"""Possessive, and content with a text that does not end: linear, whatever comes."""
+_NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+
+
+class Guard:
+    """An ASGI application around another one."""
+
+    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+        self._app, self._gateway = app, gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through, or answer it."""
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        try:
+            self._check_origin(scope, headers)
+            if scope["path"] not in PUBLIC:
+                principal = await self._principal(scope, headers)
+                scope.setdefault("state", {})["principal"] = principal
+                if scope["type"] == "http":
+                    receive = await self._checked(scope, headers, receive, principal)
+        except DeckhandsError as error:
+            await _refuse(error, scope, receive, send)
+            return
+        await self._app(scope, receive, _with_headers(send))
+
+    def _check_origin(self, scope: Scope, headers: Headers) -> None:
+        host, origin = headers.get("host", ""), headers.get("origin")
+        name = urlsplit(f"//{host}").hostname if re.fullmatch(r"[\w.:\[\]-]*", host) else None
+        options = self._gateway.options
+        if options.is_loopback and name not in LOOPBACK_NAMES:
+            raise Problem(421, "wrong_host", "This server answers to the names of this machine.")
+        if origin is None or origin in options.origins:
+            return
+        if origin.partition("://")[2] != host:
+            raise Refused("forbidden_origin", "Pages of this origin may not call the server.", remedy="Name it.")
+        if scope["type"] == "http" and scope["method"] == "OPTIONS":
+            raise Problem(405, "method_not_allowed", "No other origin is named.")
+
+    async def _principal(self, scope: Scope, headers: Headers) -> Principal:
+        gateway, token = self._gateway, _token_in(headers)
+        if not token and scope["type"] == "websocket":
+            found = [name for name in scope.get("subprotocols", ()) if name.startswith(SUBPROTOCOL)]
+            token = found[0].removeprefix(SUBPROTOCOL) if found else ""
+        query = parse_qs(scope.get("query_string", b"").decode("latin-1"), max_num_fields=50)
+        if not token and "ticket" in query and STREAM.fullmatch(scope["path"]):
+            key_id = await gateway.tickets.take(query["ticket"][0])
+            if not key_id:
+                raise Refused("unauthorized", "The ticket opens nothing.", remedy="Ask for a new one.")
+            principal = Principal(await gateway.keys.check_id(key_id))
+        else:
+            principal = await gateway.authenticate(token)
+        if principal.key is not None:
+            await gateway.keys.count(principal.key)
+        return principal
+
+    async def _checked(self, scope: Scope, headers: Headers, receive: Receive, principal: Principal) -> Receive:
+        """Return where the body of a request comes from; one that is not a file is read and checked here."""
+        is_file = FILE.fullmatch(scope["path"]) is not None and scope["method"] == "PUT"
+        limit = MAX_COPY_BYTES if is_file else principal.body_bytes
+        declared = headers.get("content-length", "0")
+        if declared.isascii() and declared.isdigit() and int(declared) > limit:
+            raise _too_long(limit)
+        seconds = self._gateway.options.body_seconds
+        if is_file:
+            return _Limited(receive, limit, seconds).receive
+        if scope["method"] in ("GET", "HEAD") and declared == "0" and "transfer-encoding" not in headers:
+            return receive
+        body = await _body(_Limited(receive, limit, seconds))
+        if body:
+            if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+                raise Problem(415, "unsupported_media_type", "The body is not application/json.")
+            check_json(body)
+        return _again(body, receive)
+
+
+class _Limited:
+    """The body of a request, which ends in an error if it is too long or comes too slowly."""
+
+    def __init__(self, receive: Receive, limit: int, seconds: float) -> None:
+        self._receive, self._limit, self._seconds = receive, limit, seconds
+        self._size = 0
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+        self._is_whole = False
+
+    async def receive(self) -> Message:
+        """Return the next part."""
+        if self._is_whole:
+            return await self._receive()
+        allowed = self._seconds + self._size / MIN_FILE_BYTES_PER_SECOND
+        try:
+            async with asyncio.timeout_at(self._began + allowed):
+                message = await self._receive()
+        except TimeoutError:
+            raise Problem(
+                408, "body_too_slow", "The body of the request did not come in time.", headers={"Connection": "close"}
+            ) from None
+        self._size += len(message.get("body", b""))
+        self._is_whole = message["type"] != "http.request" or not message.get("more_body", False)
+        if self._size > self._limit:
+            raise _too_long(self._limit)
+        return message
+
+
+def check_json(body: bytes) -> None:
+    """Make sure that a body is JSON that everything behind can take.
+
+    Raises:
+        Problem: it is not; says why.
+    """
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _malformed(f"it is not UTF-8 at byte {error.start}") from None
+    brackets = _STRINGS.sub(b"", body).translate(None, _NOT_BRACKETS)
+    for _ in range(MAX_DEPTH):
+        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
+    if brackets:
+        raise _malformed(f"its brackets do not match, or it is nested more than {MAX_DEPTH} deep")
+    try:
+        json.dumps(json.loads(text, parse_constant=_refuse_constant), ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:
+        raise _malformed("a text has half of a surrogate pair") from None
+    except (ValueError, RecursionError) as error:
+        raise _malformed(str(error)[:200]) from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _token_in(headers: Headers) -> str:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def _too_long(limit: int) -> Problem:
+    return Problem(
+        413,
+        "too_large",
+        f"The body of the request has more than {limit:,} bytes.",
+        remedy="Send less, or put it into a file of the workspace.",
+        headers={"Connection": "close"},
+    )
+
+
+def _malformed(why: str) -> Problem:
+    return Problem(400, "malformed_json", f"The body of the request cannot be read: {why}.")
+
+
+async def _body(limited: _Limited) -> bytes:
+    parts = bytearray()
+    while True:
+        message = await limited.receive()
+        if message["type"] != "http.request":
+            raise Problem(400, "disconnected", "The client went away.")
+        parts += message.get("body", b"")
+        if not message.get("more_body", False):
+            return bytes(parts)
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """Return a body that has been read, and then what else comes."""
+    is_read = False
+
+    async def replay() -> Message:
+        nonlocal is_read
+        if is_read:
+            return await receive()
+        is_read = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay
+
+
+def _with_headers(send: Send) -> Send:
+    async def forward(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            known = {name for name, _ in message.get("headers", ())}
+            more: list[Any] = [header for header in SECURITY_HEADERS if header[0] not in known]
+            message = {**message, "headers": [*message.get("headers", ()), *more]}
+        await send(message)
+
+    return forward
+
+
+async def _refuse(error: DeckhandsError, scope: Scope, receive: Receive, send: Send) -> None:
+    answer = answer_to(error)
+    if scope["type"] == "websocket" and "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": 1008, "reason": error.code})
+        return
+    await answer(scope, receive, _with_headers(send))

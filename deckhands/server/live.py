@@ -1,0 +1,254 @@
+"""Streams over HTTP: server-sent events and WebSocket.
+
+Holds: the id of an event is the id of its message, so a reader resumes by `Last-Event-ID` or `after=` where it stood,
+here or at another server. A reader that takes nothing for too long is dropped with the code `slow_reader`; what cannot
+be written to it is not kept for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Query, WebSocket
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocketDisconnect
+
+from broker.runtime.errors import DeckhandsError, EventsLost, UnknownConversation
+from deckhands.access.tickets import TICKET_SECONDS
+from deckhands.server.conversations import Seen
+from deckhands.server.dependencies import GatewayOf, Reader
+from deckhands.server.gateway import Gateway
+from deckhands.server.guard import SUBPROTOCOL
+from deckhands.server.models import Ticket
+from deckhands.server.problems import Problem, problem_of
+from deckhands.server.streams import EventStream, Item, SlowReader
+
+routes = APIRouter(tags=["streams"])
+PROTOCOL = "deckhands"
+RETRY_MS = 1_000
+ALIVE = b": alive\n\n"
+STREAM_HEADERS = {"X-Accel-Buffering": "no", "Cache-Control": "no-store"}
+CLOSE_CODES = {
+    "server_stopping": 1012,
+    "slow_reader": 1013,
+    "unauthorized": 4401,
+    "key_revoked": 4401,
+    "key_expired": 4401,
+    "unknown_conversation": 4404,
+    "events_lost": 4409,
+}
+"""Of WebSockets, by the code of the problem; all others are 1011, and the end is 1000."""
+
+
+def sse(item: Item) -> bytes:
+    """Return an item as a server-sent event."""
+    text = json.dumps(item.content, ensure_ascii=False, separators=(",", ":"))
+    head = f"id: {item.id}\n" if item.kind == "event" else f"event: {item.kind}\n"
+    return f"{head}data: {text}\n\n".encode("utf-8", "replace")
+
+
+class SseResponse(Response):
+    """The answer that a stream of server-sent events is."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, gateway: Gateway, stream: EventStream, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(headers={**STREAM_HEADERS, **(headers or {})})
+        del self.headers["content-length"]
+        self._gateway, self._stream = gateway, stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Write the stream until it ends, or the reader goes away."""
+        abort: Callable[[], None] = scope.get("state", {}).get("abort", lambda: None)
+        writing = asyncio.create_task(self._write(send, abort))
+        reading = asyncio.create_task(_until_gone(receive))
+        try:
+            await asyncio.wait((writing, reading), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (writing, reading):
+                task.cancel()
+            await asyncio.gather(writing, reading, return_exceptions=True)
+        if not writing.cancelled() and (error := writing.exception()) is not None:
+            raise error
+
+    async def _write(self, send: Send, abort: Callable[[], None]) -> None:
+        limit = self._gateway.options.slow_seconds
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        chunk = f"retry: {RETRY_MS}\n\n".encode()
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+        async def write(chunk: bytes, *, more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": chunk, "more_body": more})
+
+        async with contextlib.aclosing(self._stream.batches()) as batches:
+            async for batch in batches:
+                chunk = b"".join(map(sse, batch)) or ALIVE
+                if await in_time(write(chunk), limit):
+                    continue
+                last = sse(Item("problem", problem_of(SlowReader())))
+                if not await in_time(write(last, more=False), limit):
+                    abort()
+                return
+        await in_time(write(b"", more=False), limit)
+
+
+async def in_time(writing: Awaitable[Any], limit_seconds: float) -> bool:
+    """Say whether something was written within the limit."""
+    try:
+        async with asyncio.timeout(limit_seconds):
+            await writing
+    except TimeoutError:
+        return False
+    return True
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def check_place(gateway: Gateway, conversation_id: str, after: int) -> None:
+    """Make sure that a stream can begin behind an event.
+
+    Raises:
+        UnknownConversation: no such conversation.
+        EventsLost: its log ends before that event.
+        Problem: the server has as many streams as it takes.
+    """
+    if len(gateway.streams) >= gateway.options.max_streams:
+        raise Problem(503, "too_many_streams", "The server has as many streams as it takes.", remedy="Use another.")
+    try:
+        last_id = await gateway.client.log.last_id(conversation_id)
+    except UnknownConversation:
+        if not await gateway.client.is_archived(conversation_id):
+            raise
+        return
+    if after > last_id:
+        raise EventsLost(conversation_id, last_id, after)
+
+
+class Wanted:
+    """What a reader asks for."""
+
+    def __init__(
+        self,
+        after: Annotated[int, Query(ge=0, description="the last event that the reader has")] = 0,
+        deltas: Annotated[bool, Query(description="also pieces of the reply under way")] = False,
+        until: Annotated[str, Query(pattern="^(settled)?$", description="`settled`: end then, with a summary")] = "",
+        ticket: Annotated[str, Query(max_length=100, description="instead of a key, see `POST /tickets`")] = "",  # noqa: ARG002  (the guard takes it)
+    ) -> None:
+        self.after, self.deltas, self.is_until_settled = after, deltas, bool(until)
+
+
+@routes.get(
+    "/conversations/{conversation_id}/stream",
+    response_class=Response,
+    responses={
+        200: {"content": {"text/event-stream": {"example": 'id: 2\ndata: {"id":2,"kind":"action.message"}\n\n'}}}
+    },
+    summary="Follow a conversation (server-sent events)",
+)
+async def follow(
+    gateway: GatewayOf,
+    principal: Reader,
+    conversation_id: Seen,
+    wanted: Annotated[Wanted, Depends()],
+    last_event_id: Annotated[int | None, Header(alias="Last-Event-ID", ge=0)] = None,
+) -> Response:
+    """Follow the log as it grows. Messages without a name are events, and their ids are those of the events.
+
+    `delta` is a piece of a reply, `problem` says why the stream ends (resume if it is retryable), and `end` that there
+    is nothing more to come.
+    """
+    after = wanted.after if last_event_id is None else last_event_id
+    await check_place(gateway, conversation_id, after)
+    stream = EventStream(
+        gateway,
+        principal,
+        conversation_id,
+        after=after,
+        deltas=wanted.deltas,
+        until_settled=wanted.is_until_settled,
+    )
+    return SseResponse(gateway, stream)
+
+
+@routes.websocket("/conversations/{conversation_id}/ws")
+async def follow_ws(
+    socket: WebSocket,
+    gateway: GatewayOf,
+    principal: Reader,
+    conversation_id: Seen,
+    wanted: Annotated[Wanted, Depends()],
+) -> None:
+    """Follow the log over a WebSocket: each message is `{"type", "id", "content"}`, as in the other stream."""
+    try:
+        await check_place(gateway, conversation_id, wanted.after)
+    except DeckhandsError as error:
+        await socket.accept(subprotocol=_subprotocol(socket))
+        await socket.close(CLOSE_CODES.get(error.code, 1011), error.code)
+        return
+    await socket.accept(subprotocol=_subprotocol(socket))
+    stream = EventStream(
+        gateway,
+        principal,
+        conversation_id,
+        after=wanted.after,
+        deltas=wanted.deltas,
+        until_settled=wanted.is_until_settled,
+    )
+    writing = asyncio.create_task(_write_ws(socket, gateway, stream))
+    reading = asyncio.create_task(_read_ws(socket))
+    try:
+        await asyncio.wait((writing, reading), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (writing, reading):
+            task.cancel()
+        await asyncio.gather(writing, reading, return_exceptions=True)
+
+
+async def _write_ws(socket: WebSocket, gateway: Gateway, stream: EventStream) -> None:
+    limit, code, reason = gateway.options.slow_seconds, 1000, ""
+    async with contextlib.aclosing(stream.batches()) as batches:
+        async for batch in batches:
+            for item in batch:
+                message = {"type": item.kind, "id": item.id or None, "content": item.content}
+                if not await in_time(socket.send_text(json.dumps(message, ensure_ascii=False)), limit):
+                    code, reason = CLOSE_CODES[SlowReader.code], SlowReader.code
+                    break
+                if item.kind == "problem":
+                    reason = str(item.content["code"])
+                    code = CLOSE_CODES.get(reason, 1011)
+            if code != 1000:
+                break
+    if not await in_time(socket.close(code, reason), limit):
+        socket.scope.get("state", {}).get("abort", lambda: None)()
+
+
+async def _read_ws(socket: WebSocket) -> None:
+    """Wait until the reader goes away; it has nothing to say."""
+    try:
+        while True:
+            await socket.receive_text()
+    except (WebSocketDisconnect, KeyError):
+        return
+
+
+def _subprotocol(socket: WebSocket) -> str | None:
+    """Return the protocol that is agreed on, which is never the one that has a key in it."""
+    offered = socket.scope.get("subprotocols", ())
+    return PROTOCOL if PROTOCOL in offered and not PROTOCOL.startswith(SUBPROTOCOL) else None
+
+
+@routes.post("/tickets", status_code=201, summary="Get a ticket for one stream")
+async def ticket(gateway: GatewayOf, principal: Reader) -> Ticket:
+    """Get what opens one stream in a page of a browser, which cannot send its key along."""
+    if principal.key is None:
+        raise Problem(409, "conflict", "There are no keys, so nobody needs a ticket.")
+    issued = await gateway.tickets.issue(principal.key.id)
+    return Ticket(ticket=issued, expires_in_seconds=TICKET_SECONDS)

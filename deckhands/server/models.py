@@ -1,0 +1,223 @@
+"""What the server takes and answers, with examples: the schemas of its OpenAPI document.
+
+Does not: describe the kinds of events field by field; docs/events.md does.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+from broker.contract.events import Event
+from broker.conversations.conversations import ConversationRow
+from broker.conversations.selection import Place
+from broker.runtime.errors import UsageError
+from broker.runtime.ids import is_conversation_id
+from broker.specs.timing import MessagePolicy
+from deckhands.server.dependencies import MAX_REASON
+from deckhands.tasks.tasks import MAX_TASK_CHARS
+
+ID = "01K9QGZ1T2V3W4X5Y6Z7A8B9C0"
+MAX_MODEL = 300
+EVENT = {"id": 2, "kind": "action.message", "source": "user", "content": "List the files", "wait_for_response": False}
+
+
+class Begun(BaseModel):
+    """A conversation that has begun."""
+
+    conversation_id: str = Field(examples=[ID])
+
+
+class Conversation(BaseModel):
+    """A conversation as a listing shows it.
+
+    Attributes:
+        version: the id of its last event; it grows with each.
+        wait_reason: why it waits, or empty.
+        is_closed: it takes no more events.
+        not_before: when it begins; null: it does not wait for a time.
+        numbers: what it has used up so far: iterations, cost_usd, prompt_tokens, …
+    """
+
+    conversation_id: str = Field(examples=[ID])
+    title: str = Field(examples=["List the files"])
+    state: str = Field(examples=["running"])
+    wait_reason: str = ""
+    version: int = Field(examples=[12])
+    tenant: str = Field(default="", examples=["acme"])
+    created: AwareDatetime
+    updated: AwareDatetime
+    is_closed: bool = False
+    not_before: AwareDatetime | None = None
+    labels: dict[str, str] = Field(default_factory=dict, examples=[{"team": "billing"}])
+    numbers: dict[str, str] = Field(default_factory=dict, examples=[{"iterations": "3", "cost_usd": "0.012"}])
+
+    @classmethod
+    def of(cls, row: ConversationRow) -> Self:
+        """Return a row of the index."""
+        return cls(
+            conversation_id=row.conversation_id,
+            title=row.title,
+            state=row.state,
+            wait_reason=row.wait_reason,
+            version=row.last_event_id,
+            tenant=row.tenant,
+            created=row.created,
+            updated=row.updated,
+            is_closed=row.is_closed,
+            not_before=row.not_before,
+            labels=dict(row.labels),
+            numbers={name: row.fields[name] for name in NUMBERS if name in row.fields},
+        )
+
+
+NUMBERS = ("iterations", "cost_usd", "has_unknown_cost", "prompt_tokens", "completion_tokens")
+
+
+class ConversationPage(BaseModel):
+    """A page of conversations, newest first; `next_cursor` is null where there are no more."""
+
+    conversations: list[Conversation]
+    next_cursor: str | None = Field(default=None, examples=["MTc2MzkxNjAwMDAwMDowMUs5"])
+
+
+class Result(BaseModel):
+    """A conversation and what has become of it so far.
+
+    Attributes:
+        is_settled: nothing more happens until somebody sends a message or a request.
+        summary: state, cost, the last message, outputs, …; the same object that `deckhands show --json` prints.
+    """
+
+    conversation_id: str = Field(examples=[ID])
+    is_settled: bool
+    summary: dict[str, Any] = Field(
+        examples=[{"state": "finished", "message": "There are three files.", "cost_usd": 0.01}]
+    )
+
+
+class EventPage(BaseModel):
+    """Events in order; `next_after` is what `after` of the next page is, null where there are no more yet."""
+
+    events: list[dict[str, Any]] = Field(examples=[[EVENT]])
+    next_after: int | None = Field(default=None, examples=[100])
+
+
+class NewMessage(BaseModel):
+    """A message to the agent.
+
+    Attributes:
+        model: the profile or model to continue with; null keeps the current one.
+        double_texting: what it does if the agent works; null: what the conversation says.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    content: str = Field(min_length=1, max_length=MAX_TASK_CHARS, examples=["And the hidden ones?"])
+    model: str | None = Field(default=None, min_length=1, max_length=MAX_MODEL)
+    double_texting: MessagePolicy | None = None
+
+
+class Resumption(BaseModel):
+    """Why a conversation is continued, and with which model; null keeps the current one."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reason: str = Field(min_length=1, max_length=MAX_REASON, examples=["the budget was raised"])
+    model: str | None = Field(default=None, min_length=1, max_length=MAX_MODEL)
+
+
+class Confirmation(BaseModel):
+    """An answer to what the agent asks.
+
+    Attributes:
+        action_id: the action that was shown to the person; null: the one asked about now.
+        edited: new values for fields of the action.
+        reason: why.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    action_id: int | None = Field(default=None, ge=1, examples=[7])
+    edited: dict[str, Any] = Field(default_factory=dict, examples=[{"command": "ls -a"}])
+    reason: str = Field(default="", max_length=MAX_REASON)
+
+
+class Rejection(BaseModel):
+    """A refusal of what the agent asks; see `Confirmation`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    action_id: int | None = Field(default=None, ge=1, examples=[7])
+    reason: str = Field(default="", max_length=MAX_REASON, examples=["not on a Friday"])
+
+
+class Fork(BaseModel):
+    """A conversation that begins with the events of another.
+
+    Attributes:
+        at: the last event to copy; null: all.
+        model: another model; null: the origin's.
+        title: for listings; empty: the origin's with the number of the event.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    at: int | None = Field(default=None, ge=1, examples=[12])
+    model: str | None = Field(default=None, min_length=1, max_length=MAX_MODEL)
+    title: str = Field(default="", max_length=200)
+
+
+class Done(BaseModel):
+    """What was asked for is in the log; `version` is the id of the last event by then."""
+
+    conversation_id: str = Field(examples=[ID])
+    version: int = Field(examples=[13])
+
+
+class Ticket(BaseModel):
+    """What opens one stream, within `expires_in_seconds`: `…/stream?ticket=…`."""
+
+    ticket: str
+    expires_in_seconds: float = Field(examples=[30.0])
+
+
+class Uploaded(BaseModel):
+    """What was put into a workspace."""
+
+    files: int = Field(examples=[1])
+    size_bytes: int = Field(examples=[1204])
+
+
+def cursor_of(place: Place | None) -> str | None:
+    """Return a cursor that stands for a place in an index; None: there is no further page."""
+    if place is None:
+        return None
+    return base64.urlsafe_b64encode(f"{place[0]:.0f}:{place[1]}".encode()).decode().rstrip("=")
+
+
+def place_of(cursor: str) -> Place | None:
+    """Return the place that a cursor stands for; None: the beginning.
+
+    Raises:
+        UsageError: it is no cursor.
+    """
+    if not cursor:
+        return None
+    try:
+        text = base64.b64decode(cursor.encode() + b"=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
+        created, _, conversation_id = text.partition(":")
+        if not (created.isascii() and created.isdigit() and is_conversation_id(conversation_id)):
+            raise ValueError(text)  # noqa: TRY301  (answered here)
+        return float(created), conversation_id
+    except (binascii.Error, ValueError) as error:
+        raise UsageError("The cursor cannot be used.", remedy="Pass `next_cursor` of the page before.") from error
+
+
+def event_json(event: Event) -> Mapping[str, Any]:
+    """Return an event as the server shows it."""
+    return event.export()

@@ -1,0 +1,160 @@
+"""Errors as problem details (RFC 9457): the codes of our errors, and the status that each has over HTTP.
+
+Holds: every answer that is not a success is such an object; what went wrong inside is in the log of the server alone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from broker.coordination.transfers import TransferFailed
+from broker.runtime.errors import (
+    AdmissionRefused,
+    ConversationBusy,
+    DeckhandsError,
+    EventsLost,
+    EventUnfit,
+    OutcomeUnknown,
+    StoreUnavailable,
+    UnknownConversation,
+    UsageError,
+)
+from broker.secrets.secrets import SecretsLocked
+from deckhands.access.api_keys import Refused, TooManyRequests
+from deckhands.access.repeated import KeyReused
+from deckhands.client.errors import IsArchived, IsBeingDeleted, NotStopped
+
+MEDIA_TYPE = "application/problem+json"
+TYPE = "urn:deckhands:problem:"
+MAX_ERRORS = 10
+RETRY_SECONDS = 2
+STATUS: tuple[tuple[type[DeckhandsError], int], ...] = (
+    (TooManyRequests, 429),
+    (AdmissionRefused, 429),
+    (KeyReused, 422),
+    (IsArchived, 409),
+    (UnknownConversation, 404),
+    (ConversationBusy, 409),
+    (IsBeingDeleted, 409),
+    (EventUnfit, 413),
+    (UsageError, 422),
+    (EventsLost, 409),
+    (NotStopped, 503),
+    (StoreUnavailable, 503),
+    (OutcomeUnknown, 503),
+    (SecretsLocked, 503),
+    (TransferFailed, 502),
+)
+"""By class, the first that fits; all others are 500."""
+REFUSED = {"forbidden": 403, "forbidden_origin": 403, "other_tenant": 403}
+STATUS_CODES = {404: "not_found", 405: "method_not_allowed", 406: "not_acceptable"}
+
+_log = logging.getLogger(__name__)
+
+
+class Problem(DeckhandsError):
+    """A request that HTTP itself has an answer for.
+
+    Attributes:
+        status: of the answer.
+        headers: further headers of the answer.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        remedy: str = "",
+        headers: Mapping[str, str] | None = None,
+        errors: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        super().__init__(message, remedy=remedy)
+        self.status, self.code = status, code
+        self.headers = dict(headers or {})
+        self.errors = [dict(error) for error in errors]
+
+
+def status_of_error(error: DeckhandsError) -> int:
+    """Return the status of the answer to a request that failed so."""
+    if isinstance(error, Problem):
+        return error.status
+    if isinstance(error, Refused):
+        return REFUSED.get(error.code, 401)
+    return next((status for kind, status in STATUS if isinstance(error, kind)), 500)
+
+
+def problem_of(error: DeckhandsError) -> dict[str, Any]:
+    """Return an error as problem details."""
+    details = {
+        "type": f"{TYPE}{error.code}",
+        "title": error.code.replace("_", " ").capitalize(),
+        "status": status_of_error(error),
+        "detail": error.message,
+        "code": error.code,
+        "retryable": error.retryable,
+        "remedy": error.remedy,
+    }
+    if isinstance(error, Problem) and error.errors:
+        details["errors"] = error.errors
+    return details
+
+
+def answer_to(error: DeckhandsError) -> Response:
+    """Return the answer to a request that failed."""
+    details = problem_of(error)
+    headers: dict[str, str] = dict(error.headers) if isinstance(error, Problem) else {}
+    if details["status"] == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, AdmissionRefused | TooManyRequests):
+        headers["Retry-After"] = str(max(1, round(error.retry_after_seconds)))
+    elif error.retryable:
+        headers["Retry-After"] = str(RETRY_SECONDS)
+    return Response(json.dumps(details), details["status"], headers, MEDIA_TYPE)
+
+
+def add_problems(app: FastAPI) -> None:
+    """Let an application answer with problem details, whatever fails."""
+
+    async def expected(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, DeckhandsError)
+        if status_of_error(error) == 500:
+            _log.error("a request failed: %s", error)
+        return answer_to(error)
+
+    async def unfit(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return answer_to(_invalid(error))
+
+    async def of_http(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        code = STATUS_CODES.get(error.status_code, "http_error")
+        return answer_to(Problem(error.status_code, code, f"{error.detail}.", headers=error.headers))
+
+    async def unexpected(_request: Request, error: Exception) -> Response:
+        _log.error("a request failed in a way that nobody expected", exc_info=error)
+        return answer_to(Problem(500, "internal_error", "The server failed.", remedy="Its log says why."))
+
+    app.add_exception_handler(DeckhandsError, expected)
+    app.add_exception_handler(RequestValidationError, unfit)
+    app.add_exception_handler(HTTPException, of_http)
+    app.add_exception_handler(Exception, unexpected)
+
+
+def _invalid(error: RequestValidationError) -> Problem:
+    """Return what is wrong with each part of a request, without the values, which may be secret."""
+    errors = [
+        {"in": ".".join(map(str, each["loc"])), "detail": str(each["msg"]).removeprefix("Value error, ")[:500]}
+        for each in error.errors()[:MAX_ERRORS]
+    ]
+    what = "; ".join(f"{each['in']}: {each['detail']}" for each in errors[:3])
+    return Problem(422, "invalid_request", f"The request cannot be used: {what}.", errors=errors)

@@ -1,0 +1,74 @@
+"""A whole run in one request: begin, and wait for the end or follow it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+
+from broker.runtime.errors import EventsLost
+from deckhands.client.errors import NotSettled
+from deckhands.server.conversations import begin_once, result_of
+from deckhands.server.dependencies import GatewayOf, IdempotencyKey, Reader, Writer
+from deckhands.server.live import SseResponse
+from deckhands.server.models import Result
+from deckhands.server.streams import EventStream
+from deckhands.tasks.requests import TaskRequest
+
+routes = APIRouter(prefix="/runs", tags=["runs"])
+DEFAULT_SECONDS = 300.0
+LONGEST_SECONDS = 3_600.0
+WAITS: dict[int | str, dict[str, Any]] = {
+    202: {"model": Result, "description": "it has not settled within the timeout, and continues"}
+}
+
+
+@routes.post("/wait", responses=WAITS, summary="Run a task and wait for its end")
+async def wait(
+    gateway: GatewayOf,
+    principal: Writer,
+    _reader: Reader,
+    request: Request,
+    response: Response,
+    *,
+    task: TaskRequest,
+    timeout_seconds: Annotated[float, Query(gt=0, le=LONGEST_SECONDS)] = DEFAULT_SECONDS,
+    key: IdempotencyKey = None,
+) -> Result:
+    """Begin a conversation and answer when it has settled: finished, failed, or in need of a person.
+
+    After the timeout the answer has the status 202 and the run continues. A request that is repeated under the same
+    `Idempotency-Key` waits for the same run.
+    """
+    conversation_id = await begin_once(gateway, principal, request, task, key)
+    response.headers["Location"] = f"/conversations/{conversation_id}"
+    try:
+        await gateway.follower.wait_until_settled(conversation_id, timeout_seconds=timeout_seconds)
+    except (NotSettled, EventsLost):
+        response.status_code = 202
+    return await result_of(gateway.client, conversation_id)
+
+
+@routes.post(
+    "/stream",
+    response_class=Response,
+    responses={200: {"content": {"text/event-stream": {"example": 'event: end\ndata: {"reason":"settled"}\n\n'}}}},
+    summary="Run a task and follow it (server-sent events)",
+)
+async def stream(
+    gateway: GatewayOf,
+    principal: Writer,
+    _reader: Reader,
+    request: Request,
+    *,
+    task: TaskRequest,
+    deltas: Annotated[bool, Query(description="also pieces of the reply under way")] = False,
+    key: IdempotencyKey = None,
+) -> Response:
+    """Begin a conversation and follow it until it has settled.
+
+    The header `Location` names it; a stream that is cut off resumes at `GET /conversations/{id}/stream?until=settled`.
+    """
+    conversation_id = await begin_once(gateway, principal, request, task, key)
+    events = EventStream(gateway, principal, conversation_id, deltas=deltas, until_settled=True)
+    return SseResponse(gateway, events, {"Location": f"/conversations/{conversation_id}"})

@@ -1,0 +1,156 @@
+"""Schedules: tasks that are begun again and again. They are an operator's, for all tenants."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Self
+
+from fastapi import APIRouter, Header, Path
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from starlette.responses import Response
+
+from broker.runtime.errors import UsageError
+from deckhands.schedules.book import Entry, ScheduleBook
+from deckhands.schedules.schedule import CATCH_UP_SECONDS, LABEL, NAME_PATTERN, Overlap, Schedule
+from deckhands.server.dependencies import GatewayOf, OperatorOfAll, Reason, Why
+from deckhands.server.problems import Problem
+from deckhands.tasks.requests import TaskRequest
+
+routes = APIRouter(prefix="/schedules", tags=["schedules"])
+Name = Annotated[str, Path(pattern=NAME_PATTERN, examples=["nightly"])]
+IfMatch = Annotated[str | None, Header(alias="If-Match", description="the ETag that the schedule has to have")]
+
+
+class NewSchedule(BaseModel):
+    """A schedule, and the task that each tick submits; see docs/producing-work.md."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    cron: str = Field(examples=["0 6 * * 1-5"])
+    zone: str = Field(default="UTC", examples=["Europe/Berlin"])
+    overlap: Overlap = "skip"
+    catch_up_seconds: float = Field(default=CATCH_UP_SECONDS, ge=0)
+    request: TaskRequest = Field(examples=[{"task": "Update the dependencies"}])
+    reason: str = Field(min_length=1, max_length=500, examples=["asked for by the platform team"])
+
+
+class ShownSchedule(BaseModel):
+    """A schedule and how far it has come; its task is not shown, because it may have secrets."""
+
+    name: str = Field(examples=["nightly"])
+    cron: str = Field(examples=["0 6 * * 1-5"])
+    zone: str
+    overlap: Overlap
+    is_paused: bool
+    next: AwareDatetime | None
+    last_tick: AwareDatetime | None
+    conversation_id: str
+    begun: int
+    skipped: int
+    missed: int
+    error: str
+
+    @classmethod
+    def of(cls, entry: Entry) -> Self:
+        """Return an entry of the book."""
+        planned = entry.schedule.model_dump(include={"name", "cron", "zone", "overlap", "is_paused"})
+        standing = entry.standing.model_dump(exclude={"queued"})
+        return cls(**planned, **standing, next=entry.due)
+
+
+def _book(gateway: GatewayOf) -> ScheduleBook:
+    return ScheduleBook(gateway.store, gateway.client.secrets)
+
+
+async def _entry(gateway: GatewayOf, name: str) -> Entry:
+    try:
+        return await _book(gateway).entry(name)
+    except UsageError as error:
+        raise Problem(404, "unknown_schedule", error.message) from error
+
+
+def etag_of(entry: Entry) -> str:
+    """Return the ETag of what a person has written down."""
+    return f'"{hashlib.sha256(entry.schedule.model_dump_json().encode()).hexdigest()[:32]}"'
+
+
+async def _matching(gateway: GatewayOf, name: str, if_match: str | None) -> None:
+    entry = await _entry(gateway, name)
+    if if_match is not None and if_match != "*" and etag_of(entry) not in if_match:
+        raise Problem(412, "changed", "The schedule is not as it was when you read it.", remedy="Read it again.")
+
+
+@routes.get("", summary="List schedules")
+async def listing(gateway: GatewayOf, _principal: OperatorOfAll) -> list[ShownSchedule]:
+    """List the schedules, by name."""
+    return [ShownSchedule.of(entry) for entry in await _book(gateway).all()]
+
+
+@routes.put("/{name}", status_code=201, summary="Add a schedule", responses={409: {"description": "the name is taken"}})
+async def add(
+    gateway: GatewayOf, principal: OperatorOfAll, name: Name, new: NewSchedule, response: Response
+) -> ShownSchedule:
+    """Add a schedule. Its conversations have the label `schedule` with its name."""
+    labels = {**new.request.labels, LABEL: name}
+    request = new.request.model_copy(update={"labels": labels})
+    if request.idempotency_key is not None or request.not_before is not None:
+        raise UsageError("request: each tick is a new conversation.", remedy="Leave out idempotency_key, not_before.")
+    try:
+        planned = Schedule(
+            name=name, cron=new.cron, zone=new.zone, overlap=new.overlap, catch_up_seconds=new.catch_up_seconds
+        )
+    except ValueError as error:
+        raise UsageError(f"The schedule cannot be used: {str(error).splitlines()[2].strip()}.") from None
+    await gateway.record(principal, "schedule.add", name, new.reason)
+    try:
+        await _book(gateway).add(planned, request)
+    except UsageError as error:
+        raise Problem(409, "conflict", error.message, remedy=error.remedy) from error
+    entry = await _entry(gateway, name)
+    response.headers["ETag"] = etag_of(entry)
+    return ShownSchedule.of(entry)
+
+
+@routes.get("/{name}", summary="Show a schedule")
+async def show(gateway: GatewayOf, _principal: OperatorOfAll, name: Name, response: Response) -> ShownSchedule:
+    """Show a schedule, with an ETag of what was written down."""
+    entry = await _entry(gateway, name)
+    response.headers["ETag"] = etag_of(entry)
+    return ShownSchedule.of(entry)
+
+
+async def _set_paused(
+    gateway: GatewayOf, principal: OperatorOfAll, name: str, reason: str, *, is_paused: bool
+) -> ShownSchedule:
+    await gateway.record(principal, "schedule.pause" if is_paused else "schedule.resume", name, reason)
+    await _book(gateway).set_paused(name, is_paused=is_paused)
+    return ShownSchedule.of(await _entry(gateway, name))
+
+
+@routes.post("/{name}/pause", summary="Pause a schedule")
+async def pause(
+    gateway: GatewayOf, principal: OperatorOfAll, name: Name, why: Reason, if_match: IfMatch = None
+) -> ShownSchedule:
+    """Pause a schedule: what would come due meanwhile is not made up for."""
+    await _matching(gateway, name, if_match)
+    return await _set_paused(gateway, principal, name, why.reason, is_paused=True)
+
+
+@routes.post("/{name}/resume", summary="Let a schedule continue")
+async def resume(
+    gateway: GatewayOf, principal: OperatorOfAll, name: Name, why: Reason, if_match: IfMatch = None
+) -> ShownSchedule:
+    """Let a schedule continue that was paused."""
+    await _matching(gateway, name, if_match)
+    return await _set_paused(gateway, principal, name, why.reason, is_paused=False)
+
+
+@routes.delete("/{name}", status_code=204, summary="Remove a schedule")
+async def remove(
+    gateway: GatewayOf, principal: OperatorOfAll, name: Name, reason: Why, if_match: IfMatch = None
+) -> Response:
+    """Remove a schedule. Conversations that it has begun continue."""
+    await _matching(gateway, name, if_match)
+    await gateway.record(principal, "schedule.remove", name, reason)
+    await _book(gateway).remove(name)
+    return Response(status_code=204)

@@ -1,0 +1,197 @@
+"""A server as a program: where it listens, what it refuses to begin with, how it ends.
+
+Holds: it does not listen beyond this machine without keys; a head of a request that does not come in time ends its
+connection; at the end every stream is closed with a code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import socket
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from broker.runtime.errors import UsageError
+from deckhands.server.application import guarded
+from deckhands.server.gateway import Gateway
+from deckhands.server.options import ServerOptions
+
+MAX_HEAD_BYTES = 16 * 1024
+MAX_MESSAGE_BYTES = 4 * 1024
+KEEP_ALIVE_SECONDS = 30
+ENDING_SECONDS = 5
+BACKLOG = 2_048
+TIMEOUT = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+_log = logging.getLogger(__name__)
+
+
+def protocol_with(head_seconds: float) -> type[H11Protocol]:
+    """Return the protocol of connections, with a limit on how long the head of a request may take."""
+
+    class Connection(H11Protocol):
+        """One connection."""
+
+        _timer: asyncio.TimerHandle | None = None
+        _seen: Any = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            """Wait for the first head."""
+            super().connection_made(transport)
+            self._timer = self.loop.call_later(head_seconds, self._give_up)
+
+        def data_received(self, data: bytes) -> None:
+            """Take what comes; the part of a further head begins its time."""
+            super().data_received(data)
+            if self.scope is not None and self.scope is not self._seen:
+                self._seen = self.scope
+                self.scope.setdefault("state", {})["abort"] = self.transport.abort
+                self._stop_timer()
+            elif self._timer is None and (self.cycle is None or self.cycle.response_complete):
+                self._timer = self.loop.call_later(head_seconds, self._give_up)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            """Forget it."""
+            self._stop_timer()
+            super().connection_lost(exc)
+
+        def _stop_timer(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+        def _give_up(self) -> None:
+            self._timer = None
+            if self.cycle is None or self.cycle.response_complete:
+                self.transport.write(TIMEOUT)
+                self.transport.close()
+
+    return Connection
+
+
+class SocketConnection(WebSocketsSansIOProtocol):
+    """One WebSocket, which the application can cut off."""
+
+    def handle_connect(self, event: Any) -> None:
+        """Let the application have a way to cut it off."""
+        super().handle_connect(event)
+        if getattr(self, "scope", None) is not None:
+            self.scope.setdefault("state", {})["abort"] = self.transport.abort
+
+
+class Server(uvicorn.Server):
+    """A server that ends its streams before it waits for connections to close."""
+
+    def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
+        super().__init__(config)
+        self._gateway = gateway
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End the streams, and then the rest."""
+        self._gateway.is_stopping.set()
+        await super().shutdown(sockets)
+
+
+def server_of(gateway: Gateway) -> Server:
+    """Return the server of a gateway."""
+    options = gateway.options
+    config = uvicorn.Config(
+        guarded(gateway),
+        host=options.host,
+        port=options.port,
+        http=protocol_with(options.head_seconds),
+        ws=SocketConnection,
+        ws_max_size=MAX_MESSAGE_BYTES,
+        ws_per_message_deflate=False,
+        loop="asyncio",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=bool(options.proxies),
+        forwarded_allow_ips=list(options.proxies),
+        ssl_certfile=options.certificate,
+        ssl_keyfile=options.certificate_key,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=ENDING_SECONDS,
+        backlog=BACKLOG,
+    )
+    return Server(config, gateway)
+
+
+async def check_start(gateway: Gateway) -> None:
+    """Refuse what would open a cluster to everybody.
+
+    Raises:
+        UsageError: it would listen beyond this machine without keys, or TLS is half named.
+    """
+    options = gateway.options
+    if (options.certificate is None) != (options.certificate_key is None):
+        raise UsageError("TLS needs a certificate and its key.", remedy="Pass --certificate and --certificate-key.")
+    if not options.is_loopback and not await gateway.keys.any():
+        raise UsageError(
+            f"The server would listen at {options.host} for everybody, and there are no API keys.",
+            remedy="Make one with `deckhands key add`, or listen at 127.0.0.1.",
+        )
+
+
+async def serve(gateway: Gateway, *, on_ready: Callable[[int], None]) -> None:
+    """Serve until a signal ends it.
+
+    Args:
+        on_ready: called with the port, once connections are accepted.
+
+    Raises:
+        UsageError: the address cannot be used; see also `check_start`.
+    """
+    await check_start(gateway)
+    raise_file_limit()
+    server = server_of(gateway)
+    listening = _listen(gateway.options)
+    try:
+        on_ready(listening.getsockname()[1])
+        await server.serve(sockets=[listening])
+    finally:
+        listening.close()
+
+
+@contextlib.asynccontextmanager
+async def serving(gateway: Gateway) -> AsyncGenerator[int]:
+    """Serve in this loop, without signals, and yield the port."""
+    await check_start(gateway)
+    server = server_of(gateway)
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
+    listening = _listen(gateway.options)
+    running = asyncio.create_task(server.serve(sockets=[listening]))
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        server.should_exit = True
+        await running
+        listening.close()
+
+
+def _listen(options: ServerOptions) -> socket.socket:
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    try:
+        return socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise UsageError(
+            f"The server cannot listen at {options.host} port {options.port}: {error.strerror}.",
+            remedy="Choose another by --host and --port.",
+        ) from error
+
+
+def raise_file_limit() -> None:
+    """Let this process open as many files as it may: each stream has two connections."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

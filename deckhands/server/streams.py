@@ -1,0 +1,202 @@
+"""One reader of one conversation: its events as they are appended, and the pieces of the reply under way.
+
+Holds: between two events that are handed out none is missing; nothing is read ahead of a reader but one batch, so one
+that is slow costs no more than one that is fast; a store that is away is waited for, while the reader hears that its
+stream lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from broker.log.live_text import LiveText
+from broker.runtime.errors import DeckhandsError, OutcomeUnknown, StoreUnavailable
+from broker.runtime.ids import jitter
+from deckhands.reading.summary import Tally
+from deckhands.server.gateway import Gateway, Principal
+from deckhands.server.models import event_json
+from deckhands.server.problems import Problem, problem_of
+
+QUEUED = 100
+"""So many items are read ahead of the reader."""
+PAUSE_SECONDS = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What a reader gets.
+
+    Attributes:
+        kind: `event`; `delta`, a piece of a reply; `problem`, why the stream ends; `end`: nothing more comes.
+        id: of an event; 0: it has none, and does not count for resuming.
+    """
+
+    kind: Literal["event", "delta", "problem", "end"]
+    content: dict[str, Any]
+    id: int = 0
+
+
+class EventStream:
+    """The items of one reader.
+
+    Args:
+        after: the last event that the reader has.
+        deltas: hand out pieces of replies too.
+        until_settled: end with a summary when the conversation has settled.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        principal: Principal,
+        conversation_id: str,
+        *,
+        after: int = 0,
+        deltas: bool = False,
+        until_settled: bool = False,
+    ) -> None:
+        self._gateway, self._principal, self._conversation_id = gateway, principal, conversation_id
+        self._after, self._deltas = after, deltas
+        self._tally = Tally() if until_settled else None
+        self._queue: asyncio.Queue[Item] = asyncio.Queue(QUEUED)
+        self._checked = asyncio.get_running_loop().time()
+
+    async def batches(self) -> AsyncGenerator[list[Item]]:
+        """Yield what there is, as soon as there is something; an empty batch says that the stream lives.
+
+        The last item is a `problem` or an `end`.
+
+        Raises:
+            Problem: the server has as many streams as it takes.
+        """
+        gateway = self._gateway
+        if len(gateway.streams) >= gateway.options.max_streams:
+            raise Problem(503, "too_many_streams", "The server has as many streams as it takes.", remedy="Use another.")
+        gateway.streams.add(self)
+        pumps = [asyncio.create_task(self._pump_events())]
+        pumps += [asyncio.create_task(self._pump_deltas())] if self._deltas else []
+        stopping = asyncio.create_task(gateway.is_stopping.wait())
+        try:
+            while True:
+                batch = await self._next(stopping)
+                yield batch
+                if batch and batch[-1].kind in ("problem", "end"):
+                    return
+        finally:
+            gateway.streams.discard(self)
+            for task in (*pumps, stopping):
+                task.cancel()
+            await asyncio.gather(*pumps, stopping, return_exceptions=True)
+
+    async def _next(self, stopping: asyncio.Task[Any]) -> list[Item]:
+        loop, quiet = asyncio.get_running_loop(), self._gateway.options.quiet_seconds
+        if loop.time() - self._checked >= quiet:
+            self._checked = loop.time()
+            try:
+                await self._gateway.check_again(self._principal)
+            except (StoreUnavailable, OutcomeUnknown):
+                pass  # asked again next time; the store has nothing to read meanwhile
+            except DeckhandsError as error:
+                return [Item("problem", problem_of(error))]
+        if self._queue.empty():
+            getting = asyncio.ensure_future(self._queue.get())
+            await asyncio.wait((getting, stopping), timeout=quiet, return_when=asyncio.FIRST_COMPLETED)
+            if not getting.done():
+                getting.cancel()
+                if stopping.done():
+                    return [Item("problem", problem_of(Stopping()))]
+                return []
+            batch = [getting.result()]
+        else:
+            batch = []
+        while not self._queue.empty() and (not batch or batch[-1].kind not in ("problem", "end")):
+            batch.append(self._queue.get_nowait())
+        return batch
+
+    async def _pump_events(self) -> None:
+        """Read the log into the queue, until there is nothing more to come."""
+        try:
+            if self._tally is not None and self._after:
+                for event in await self._gateway.follower.events(self._conversation_id, is_lenient=True):
+                    if event.id <= self._after:
+                        self._tally.add(event)
+                if await self._is_over():
+                    return
+            while not await self._follow():  # noqa: ASYNC110  (the store went away, and nothing says that it is back)
+                await asyncio.sleep(PAUSE_SECONDS * jitter())
+        except DeckhandsError as error:
+            await self._queue.put(Item("problem", problem_of(error)))
+        except Exception:  # noqa: BLE001  (the reader is not left without an end, and resumes)
+            _log.exception("a stream of %s failed", self._conversation_id)
+            failed = Problem(500, "internal_error", "The server failed.", remedy="Resume; its log says why.")
+            await self._queue.put(Item("problem", problem_of(failed)))
+
+    async def _follow(self) -> bool:
+        """Read until the stream ends; False: the store went away."""
+        events = self._gateway.follower.tail(self._conversation_id, after=self._after, is_lenient=True)
+        try:
+            async with contextlib.aclosing(events):
+                async for event in events:
+                    await self._queue.put(Item("event", dict(event_json(event)), event.id))
+                    self._after = event.id
+                    if self._tally is not None:
+                        self._tally.add(event)
+                        if await self._is_over():
+                            return True
+        except (StoreUnavailable, OutcomeUnknown):
+            return False
+        await self._queue.put(Item("end", {"reason": "archived", **self._summary()}))
+        return True
+
+    async def _is_over(self) -> bool:
+        """Say whether the conversation has settled, and if so end the stream."""
+        assert self._tally is not None
+        if not self._tally.status.is_settled:
+            return False
+        if await self._gateway.follower.log.last_id(self._conversation_id) > self._after:
+            return False
+        await self._queue.put(Item("end", {"reason": "settled", **self._summary()}))
+        return True
+
+    def _summary(self) -> dict[str, Any]:
+        return {"summary": self._tally.summary().as_json()} if self._tally is not None else {}
+
+    async def _pump_deltas(self) -> None:
+        """Hand out the pieces of replies that the reader has room for; one that is lost is not missed."""
+        while True:
+            live = LiveText(self._gateway.follower.store, self._conversation_id)
+            try:
+                async with contextlib.aclosing(live.watch()) as pieces:
+                    async for piece in pieces:
+                        content = {"call": piece.call, "kind": piece.kind, "text": piece.text}
+                        with contextlib.suppress(asyncio.QueueFull):
+                            self._queue.put_nowait(Item("delta", content))
+            except (StoreUnavailable, OutcomeUnknown):
+                await asyncio.sleep(PAUSE_SECONDS * jitter())
+
+
+class Stopping(DeckhandsError):
+    """The server ends; the reader resumes at another one, or at this one when it is back."""
+
+    code = "server_stopping"
+    retryable = True
+
+    def __init__(self) -> None:
+        super().__init__("The server stops.", remedy="Resume behind the last event.")
+
+
+class SlowReader(DeckhandsError):
+    """The reader does not take what is written for it."""
+
+    code = "slow_reader"
+    retryable = True
+
+    def __init__(self) -> None:
+        super().__init__("Nothing of the stream was read for too long.", remedy="Resume behind the last event.")

@@ -1,0 +1,99 @@
+"""Keys that many need, overwritten by somebody: what comes next is served, and what was there is kept and noted."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.coordination.unreadable import Unreadable
+from broker.limits.ledger import Ledger
+from broker.store.store import Store
+from tests.broker_parts import enter
+from tests.conformance.test_governor import Callers, limited
+from tests.conformance.test_ledger import TENANT, reserve, settle
+from tests.conformance.test_turns import controllers, start, taken
+
+MANY = 24
+
+
+async def noted(store: Store) -> list[tuple[str, str]]:
+    return [(entry.key.partition("}:")[2], entry.why) for entry in await Unreadable(store).all()]
+
+
+@pytest.mark.parametrize("name", ["turns:ready", "turns:ready:2", "turns:ready:2:shares"])
+async def test_a_line_of_another_type_stops_no_beat_and_no_conversation(store: Store, name: str) -> None:
+    worker = await controllers(store)
+    for number in range(MANY):
+        await start(store, f"conversation-{number:02}")
+    await store.connection.call("SET", f"{store.all_shards[0].root}:{name}", "a string")
+    assert len(await taken(store, 4)) == 4
+    for _ in range(2):
+        assert await worker.tick(1) is not None
+    await start(store, "another")
+    assert (name in dict(await noted(store))) is True
+    assert all("sweep" not in why for _, why in await noted(store))
+
+
+async def test_a_number_of_turns_that_is_none_begins_again(store: Store) -> None:
+    await controllers(store)
+    for number in range(MANY):
+        await start(store, f"conversation-{number:02}")
+    for rubbish in ("x", "1e999", "-1", "9" * 400, "1.5"):
+        await store.connection.call("HSET", f"{store.all_shards[0].root}:turns:ready", "picks", rubbish)
+        assert len(await taken(store, 2)) == 2
+
+
+@pytest.mark.parametrize("name", ["", ":waiting", ":wanted"])
+async def test_a_budget_of_another_type_refuses_nobody(store: Store, name: str) -> None:
+    await enter(store, "w1")
+    ledger = Ledger(store)
+    assert await reserve(ledger, "aaa", 1.0) is None
+    key = f"{store.all_shards[0].root}:budget:{TENANT}{name}"
+    await store.connection.call("SET", key, "a string")
+    await settle(ledger, "aaa", 0.25)
+    assert await reserve(ledger, "aaa", 1.0, 0.25) is None
+    assert await store.connection.call("GET", f"{key}:unreadable") == b"a string"
+
+
+@pytest.mark.parametrize("name", ["budgets", "ledger:held", "ledger:crowded"])
+async def test_a_list_of_budgets_of_another_type_refuses_nobody(store: Store, name: str) -> None:
+    await enter(store, "w1")
+    await store.connection.call("SET", f"{store.all_shards[0].root}:{name}", "a string")
+    assert await reserve(Ledger(store), "aaa", 1.0) is None
+    assert name in dict(await noted(store))
+
+
+@pytest.mark.parametrize("field", ["spent", "reserved", "calls"])
+async def test_a_sum_that_is_no_number_begins_again(store: Store, field: str) -> None:
+    await enter(store, "w1")
+    ledger = Ledger(store)
+    await store.connection.call("HSET", f"{store.all_shards[0].root}:budget:{TENANT}", field, b"\xff")
+    assert await reserve(ledger, "aaa", 1.0) is None
+    await settle(ledger, "aaa", 0.25)
+    account = await ledger.account(TENANT)
+    assert (account.spent_usd, account.reserved_usd, account.calls) == (0.25, 0.0, 1)
+    assert (f"budget:{TENANT}", "not a whole number") in await noted(store)
+
+
+@pytest.mark.parametrize("name", ["limits", "held", "about", "called", "state", "waiting:2", "shares:2", "level:{key}"])
+async def test_a_quota_of_another_type_refuses_nobody(store: Store, name: str) -> None:
+    await enter(store, "w1")
+    callers = Callers(store, limited(store, concurrency=1))
+    assert await callers.may_call("aaa")
+    await callers.settle("aaa")
+    name = name.format(key=callers.pool.quotas[0].key)
+    key = f"{store.all_shards[0].quota(callers.pool.name)}:{name}"
+    await store.connection.call("SET", key, "a string")
+    assert await callers.may_call("bbb")
+    assert await store.connection.call("GET", f"{key}:unreadable") == b"a string"
+
+
+async def test_who_stood_in_a_queue_of_another_type_has_its_turn(store: Store) -> None:
+    await enter(store, "w1")
+    callers = Callers(store, limited(store, concurrency=1))
+    assert await callers.may_call("aaa")
+    assert not await callers.may_call("bbb")
+    pool = store.all_shards[0].quota(callers.pool.name)
+    await store.connection.call("SET", f"{pool}:waiting:2", "a string")
+    await callers.settle("aaa")
+    await store.connection.call("HDEL", f"{pool}:state", "swept")  # the places are counted again, twice a second
+    assert await callers.may_call("bbb")

@@ -1,0 +1,205 @@
+"""Streams and hostile requests: what readers get through restarts, and what bad input costs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from broker.contract.events import AgentSpec, LLMSpec
+from broker.store.embedded import EmbeddedValkey
+from broker.store.store import open_store
+from deckhands.client.client import Client
+from deckhands.server.gateway import Gateway
+from deckhands.server.options import ServerOptions
+from deckhands.server.serving import serving
+from tests.polling import unhurried
+from tests.served_stores import worker
+from tests.server_parts import Served, served
+from tests.unit.deckhands.sample_log import state
+
+LIMIT = 30.0
+
+
+@pytest.fixture
+async def server(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Served]:
+    async with served(tmp_path / "log", programs, quiet_seconds=0.3, slow_seconds=0.5, head_seconds=0.5) as found:
+        yield found
+
+
+async def read_sse(url: str, path: str, *, after: int, until: int, headers: dict[str, str] | None = None) -> list[Any]:
+    """The ids of events up to one, or up to the end of the stream, with its code as the last."""
+    found: list[Any] = []
+    async with (
+        httpx2.AsyncClient(base_url=url, timeout=LIMIT) as client,
+        client.stream("GET", path, headers={"Last-Event-ID": str(after), **(headers or {})}) as answer,
+    ):
+        name = ""
+        async for line in answer.aiter_lines():
+            if line.startswith("id: "):
+                found.append(int(line[4:]))
+            elif line.startswith("event: "):
+                name = line[7:]
+            elif line.startswith("data: ") and name:
+                found.append(json.loads(line[6:]).get("code", name))
+            if until in found:
+                break
+    return found
+
+
+async def test_a_reader_has_every_event_once_through_restarts_of_server_and_store(tmp_path: Path) -> None:
+    valkey = EmbeddedValkey(tmp_path / "valkey", append_fsync="always")
+    await valkey.start()
+    store = await open_store(valkey.url, patience_seconds=60)
+    client = Client(store)
+    cid = await client.submit("do it")
+    path = f"/conversations/{cid}/stream"
+    seen: list[int] = []
+
+    async def more() -> int:
+        await client.send_message(cid, "more")
+        return await client.log.last_id(cid)
+
+    try:
+        for _ in range(2):  # a server, and another one after it
+            gateway = Gateway(await open_store(valkey.url, patience_seconds=60), options=ServerOptions(port=0))
+            async with serving(gateway) as port:
+                url = f"http://127.0.0.1:{port}"
+                last = await more()
+                reading = asyncio.create_task(read_sse(url, path, after=len(seen), until=last + 2))
+                await more()
+                await valkey.stop()
+                await valkey.start()
+                assert await more() == last + 2
+                seen += await asyncio.wait_for(reading, unhurried(LIMIT))
+                while gateway.streams:  # the server has not noticed yet that this reader has left
+                    await asyncio.sleep(0)
+                following = asyncio.create_task(read_sse(url, path, after=last + 2, until=0))
+                while not gateway.streams:
+                    await asyncio.sleep(0)
+            assert (await following)[-1] == "server_stopping"
+            await gateway.aclose()
+        assert seen == list(range(1, await client.log.last_id(cid) + 1))
+    finally:
+        await client.aclose()
+        await valkey.stop()
+
+
+async def test_a_reader_that_reads_nothing_is_dropped_with_a_code_and_holds_up_nobody(server: Served) -> None:
+    cid = await server.client.submit("do it")
+    for _ in range(30):
+        await server.client.log.append(cid, [state("running", reason="x" * 30_000) for _ in range(10)])
+    last = await server.client.log.last_id(cid)
+    slow = socket.socket()
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    slow.connect(("127.0.0.1", server.port))
+    slow.sendall(f"GET /conversations/{cid}/stream HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    fast = await read_sse(server.url, f"/conversations/{cid}/stream", after=0, until=last)
+    assert fast == list(range(1, last + 1))
+    async with asyncio.timeout(unhurried(LIMIT)):
+        while server.gateway.streams:
+            await asyncio.sleep(0)
+    slow.close()
+    wrong = await read_sse(server.url, f"/conversations/{cid}/stream", after=last - 3, until=last)
+    assert wrong == [last - 2, last - 1, last]
+
+
+HOSTILE_BODIES = (
+    (b'{"task": "\xff"}', 400, "malformed_json"),
+    (b"[" * 100_000, 400, "malformed_json"),
+    (b'{"a":' * 65 + b"1" + b"}" * 65, 400, "malformed_json"),
+    (b'{"task": NaN}', 400, "malformed_json"),
+    (b'{"task": 1e999}', 400, "malformed_json"),
+    (b'{"task": ' + b"9" * 5_000 + b"}", 400, "malformed_json"),
+    (b'{"task": "\\ud800"}', 400, "malformed_json"),
+    (b'"' + b'\\"' * 200_000, 400, "malformed_json"),
+    (b'{"task": "do it"', 400, "malformed_json"),
+    (b'{"task": ""}', 422, "invalid_request"),
+    (b'{"task": "x", "tusk": 1}', 422, "invalid_request"),
+)
+HOSTILE_PATHS = ("../x", "a/../../x", "%2e%2e/x", "a//b", "/etc/passwd", "a%00b", "a%0ab", "a\\b", "x" * 300)
+
+
+async def test_hostile_input_gets_its_status_and_begins_nothing(server: Served) -> None:
+    async with server.as_() as client:
+        for body, status, code in HOSTILE_BODIES:
+            answer = await client.post("/conversations", content=body, headers={"Content-Type": "application/json"})
+            assert (answer.status_code, answer.json()["code"]) == (status, code), body[:40]
+        plain = await client.post("/conversations", content=b"{}", headers={"Content-Type": "text/plain"})
+        assert plain.json()["code"] == "unsupported_media_type"
+        assert (await client.get("/conversations")).json()["conversations"] == []
+        head = b"POST /conversations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        assert await _status(server.port, head + f"Content-Length: {2**20 + 1}\r\n\r\n".encode()) == 413
+        cid = await server.client.submit("do it")
+        for path in HOSTILE_PATHS:
+            raw = f"PUT /conversations/{cid}/files/{path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\nx"
+            assert await _status(server.port, raw.encode()) in (400, 404), path
+        assert (await client.get(f"/conversations/{cid}/stream?after=99")).json()["code"] == "events_lost"
+
+
+async def _status(port: int, request: bytes) -> int:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    async with asyncio.timeout(unhurried(LIMIT)):
+        line = await reader.readline()
+    writer.close()
+    await writer.wait_closed()
+    return int(line.split()[1])
+
+
+async def test_a_head_or_body_that_does_not_come_ends_its_connection(tmp_path: Path, programs: dict[str, str]) -> None:
+    options = {"head_seconds": 0.2, "body_seconds": 0.2}
+    async with served(tmp_path / "log", programs, **options) as server:
+        assert await _status(server.port, b"GET /health HTTP/1.1\r\nHost: loc") == 408
+        head = b"POST /conversations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        assert await _status(server.port, head + b"Content-Length: 10\r\n\r\n{") == 408
+
+
+async def test_a_run_from_its_beginning_to_its_files(tmp_path: Path, programs: dict[str, str]) -> None:
+    script = tmp_path / "script.json"
+    turns = [
+        {"tool_calls": [{"name": "execute_bash", "arguments": {"command": "mkdir d; echo one > d/one.txt"}}]},
+        {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]},
+    ]
+    script.write_text(json.dumps({"turns": turns}))
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(served(tmp_path / "log", programs))
+        environment = {
+            "PATH": os.environ["PATH"],
+            "DECKHANDS_URL": server.log.worker,
+            "DECKHANDS_CELERY_URL": "memory://",
+            "DECKHANDS_HOME": str(tmp_path / "home"),
+            "DECKHANDS_SANDBOX": "none",
+            "DECKHANDS_WORKSPACE_ENDS_WITH_WORKER": "1",
+        }
+        for module in ("controller_worker", "tool_worker"):
+            await stack.enter_async_context(worker(module, environment))
+        client = await stack.enter_async_context(server.as_(await server.token()))
+        agent = AgentSpec(llm=LLMSpec(model=f"scripted/{script}")).model_dump(mode="json")
+        ran = await client.post("/runs/wait?timeout_seconds=60", json={"task": "do it", "agent": agent})
+        assert (ran.status_code, ran.json()["summary"]["message"]) == (200, "done"), ran.text
+        files = f"{ran.headers['location']}/files"
+        assert (await client.get(f"{files}/d/one.txt")).content == b"one\n"
+        put = await client.put(f"{files}/d/two.txt", content=b"two\n")
+        assert (put.status_code, (await client.get(f"{files}/d/two.txt")).content) == (201, b"two\n")
+        assert (await client.get(f"{files}/d")).headers["content-type"] == "application/x-tar"
+        assert (await client.get(f"{files}/none")).status_code == 502
+        assert (await client.get("/ready")).json()["ready"] is True
+        assert "CodeActAgent" in (await client.get("/agents")).json()["names"]
+        names, last = [], {}
+        async with client.stream("POST", "/runs/stream?deltas=true", json={"task": "do it", "agent": agent}) as stream:
+            async for line in stream.aiter_lines():
+                if line.startswith("event: "):
+                    names.append(line[7:])
+                elif line.startswith("data: "):
+                    last = json.loads(line[6:])
+        assert names[-1] == "end"
+        assert (last["reason"], last["summary"]["state"]) == ("settled", "finished")

@@ -1,0 +1,58 @@
+"""What a store says of itself: a process that cannot use it, or finds another store in its place, says which and why.
+
+Who may forge it: all who can write to the store with every right. Workers that run end when the generation changes;
+that is what it is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from broker.runtime.errors import StoreMisconfigured, StoreReplaced
+from broker.store import keys
+from broker.store.store import FUNCTIONS_VERSION, Store, open_store
+from tests.stores import RealServer, emptied
+
+RUBBISH = ("", "x", "-1", "1e3", "9" * 400, b"\xff\xfe", "null", "1.5")
+
+
+@pytest.fixture
+async def store(valkey_server: RealServer) -> AsyncIterator[Store]:
+    url = await emptied(valkey_server.url)
+    store = await open_store(url)
+    yield store
+    await store.connection.call("DEL", keys.STORE)
+    await store.aclose()
+
+
+@pytest.mark.parametrize("field", ["schema", "shards"])
+@pytest.mark.parametrize("value", RUBBISH)
+async def test_a_number_that_is_none_is_named(valkey_server: RealServer, store: Store, field: str, value: str) -> None:
+    await store.connection.call("HSET", keys.STORE, field, value)
+    with pytest.raises(StoreMisconfigured, match=f"The field {field} of deck:store says"):
+        await open_store(valkey_server.url)
+
+
+@pytest.mark.parametrize("value", [*RUBBISH, "0", "9999999999:x:1"])
+async def test_functions_of_a_version_that_is_none_are_loaded_again(
+    valkey_server: RealServer, store: Store, value: str
+) -> None:
+    await store.connection.call("HSET", keys.STORE, "functions", value)
+    again = await open_store(valkey_server.url)
+    assert (await store.connection.call("HGET", keys.STORE, "functions")).startswith(b"%d:" % FUNCTIONS_VERSION)
+    await again.aclose()
+
+
+@pytest.mark.parametrize("value", [*RUBBISH, "0"])
+async def test_another_generation_is_another_store(store: Store, value: str) -> None:
+    await store.connection.call("HSET", keys.STORE, "generation", value)
+    with pytest.raises(StoreReplaced):
+        await store.check_generation()
+
+
+async def test_facts_of_another_type_are_named(valkey_server: RealServer, store: Store) -> None:
+    await store.connection.call("SET", keys.STORE, "a string")
+    with pytest.raises(StoreMisconfigured, match="deck:store holds no facts"):
+        await open_store(valkey_server.url)

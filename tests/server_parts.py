@@ -1,0 +1,63 @@
+"""A server in this process on a real store, with the rights that its user has, and clients of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from broker.store.store import Store, open_store
+from deckhands.access.api_keys import ApiKeys, Scope
+from deckhands.client.client import Client
+from deckhands.server.gateway import Gateway
+from deckhands.server.options import ServerOptions
+from deckhands.server.serving import serving
+from tests.served_stores import Server, refusals
+from tests.served_stores import serving as store_serving
+
+
+@dataclass
+class Served:
+    """A server, and the store behind it with the rights of workers."""
+
+    log: Server
+    gateway: Gateway
+    client: Client
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def token(
+        self, tenant: str = "acme", scopes: Iterable[Scope] = Scope, *, life: timedelta | None = None, **limits: int
+    ) -> str:
+        """A new key."""
+        keys = ApiKeys(self.client.store)
+        return (await keys.add("test", tenant=tenant, scopes=scopes, life=life, **limits))[1]
+
+    def as_(self, token: str = "") -> httpx2.AsyncClient:
+        """A client with a key."""
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        return httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=30)
+
+
+@asynccontextmanager
+async def served(folder: Path, programs: dict[str, str], **options: Any) -> AsyncIterator[Served]:
+    """A server whose store has users with few rights; at the end, nothing was refused to them."""
+    async with store_serving("log", folder, programs) as log:
+        await (await open_store(log.admin)).aclose()
+        async with await Client.connect(log.worker) as client:
+            store: Store = await open_store(log.gateway, patience_seconds=5)
+            gateway = Gateway(store, options=ServerOptions(port=0, **options))
+            try:
+                async with serving(gateway) as port:
+                    yield Served(log, gateway, client, port)
+            finally:
+                await gateway.aclose()
+        assert await refusals(log) == []
