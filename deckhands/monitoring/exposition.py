@@ -60,6 +60,7 @@ class Exposition:
         celery: a connection to Celery's broker; None: nothing is said of it.
         own: the figures of the process that asks, such as the streams that a server has open.
         own_role: under which role and worker those stand.
+        sees_inbox: this process has the right to look at the inbox.
     """
 
     def __init__(
@@ -69,9 +70,11 @@ class Exposition:
         *,
         own: Callable[[], Mapping[str, Labelled]] | None = None,
         own_role: str = "server",
+        sees_inbox: bool = True,
     ) -> None:
         self._store, self._celery = store, celery
         self._own, self._own_role = own, own_role
+        self._sees_inbox = sees_inbox
         self._census = Census(store)
         self._turn = asyncio.Lock()
         self._latest: tuple[float, bytes] | None = None
@@ -151,7 +154,7 @@ class Exposition:
         offers = (await ToolOffers(self._store).all()).values()
         routes = {"pool:bash", *(f"pool:{offer.pool}" for offer in offers if offer.pool)}
         routes = routes.union(*(worker.routes for worker in present))
-        for queue, depth in (await depths(self._store, routes)).items():
+        for queue, depth in (await depths(self._store, routes, sees_inbox=self._sees_inbox)).items():
             _add_depth(found, queue, depth)
 
     async def _of_conversations(self, found: Samples) -> None:

@@ -57,17 +57,19 @@ class _Stream:
     turns: str = ""
 
 
-async def depths(store: Store, routes: Iterable[str]) -> dict[str, Depth]:
+async def depths(store: Store, routes: Iterable[str], *, sees_inbox: bool = True) -> dict[str, Depth]:
     """Return what waits, by the name of the queue.
 
     Args:
         routes: of action streams that there may be: `pool:<name>` and `node:<id>`.
+        sees_inbox: this process has the right to look at the inbox.
 
     Raises:
         StoreError: the store does not answer.
     """
     streams = [stream for names in store.all_shards for stream in _of_shard(names, sorted(set(routes)))]
-    streams.append(_Stream("inbox", INBOX, DOORS))
+    if sees_inbox:
+        streams.append(_Stream("inbox", INBOX, DOORS))
     lines = [f"{stream.turns}:{rank}" for stream in streams if stream.turns for rank in CLASSES]
     commands = [("XINFO", "GROUPS", stream.key) for stream in streams]
     replies = await ask(store.connection, [("TIME",), *commands, *(("ZCARD", key) for key in lines)])
