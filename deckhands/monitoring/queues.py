@@ -22,6 +22,8 @@ POOL = re.compile(r"pool:([A-Za-z0-9_.-]{1,64})")
 NODE = re.compile(r"node:[^\x00-\x20]{1,200}")
 CONTROLLERS, TOOLS, DOORS = "controllers", "tools", "doors"
 NODES_QUEUE = "nodes"
+MAX_POOLS, MAX_NODES = 200, 1_000
+"""So many are asked about, however many somebody has written into what workers say of themselves."""
 CLASSES = ("0", "1", "2")
 
 
@@ -98,11 +100,11 @@ def _of_shard(names: ShardKeys, routes: list[str]) -> list[_Stream]:
         _Stream("ready", names.ready, CONTROLLERS, f"{turns}:ready"),
         _Stream("ready_interactive", names.ready_interactive, CONTROLLERS, f"{turns}:ready:interactive"),
     ]
-    pools = [route for route in routes if POOL.fullmatch(route)]
+    pools = [route for route in routes if POOL.fullmatch(route)][:MAX_POOLS]
     for position, route in enumerate(pools):
         queue = route if position < MAX_LABEL_VALUES else OTHER
         found += [_action_stream(names, queue, route, is_interactive=lane) for lane in (False, True)]
-    nodes = [route for route in routes if NODE.fullmatch(route)]
+    nodes = [route for route in routes if NODE.fullmatch(route)][:MAX_NODES]
     lanes = [(route, lane) for route in nodes for lane in (False, True)]
     return found + [_action_stream(names, NODES_QUEUE, route, is_interactive=lane) for route, lane in lanes]
 
