@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from broker.coordination.crash_attribution import Turns
+from broker.coordination.figures import Figures
 from broker.coordination.notebooks import Notebooks
 from broker.coordination.ownership import Owners
 from broker.limits.quotas import QuotaTable
@@ -29,6 +30,7 @@ class Services:
         notebooks: of the store.
         permits: of model calls; made of the quotas and the store's budgets.
         keeper: looks after batched calls.
+        figures: what this worker counts.
     """
 
     store: Store
@@ -39,11 +41,14 @@ class Services:
     hooks: Hooks = field(default_factory=Hooks)
     turns: Turns = field(default_factory=Turns)
     steps: StepTurns = field(default_factory=StepTurns)
+    figures: Figures = field(default_factory=Figures)
     notebooks: Notebooks = field(init=False)
     permits: Permits = field(init=False)
     keeper: BatchKeeper = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "notebooks", Notebooks(self.store))
-        object.__setattr__(self, "permits", Permits(self.store, self.quotas, may_batch=self.models.may_batch))
+        object.__setattr__(
+            self, "permits", Permits(self.store, self.quotas, may_batch=self.models.may_batch, figures=self.figures)
+        )
         object.__setattr__(self, "keeper", BatchKeeper(self.store, self.permits.batches, self.models))

@@ -399,7 +399,9 @@ CELERY_DOOR = Door(
     {"celery", "kombu"}, CELERY_FILES, "send through broker/celery/dispatch.py, configure in broker/celery/app.py"
 )
 MODEL_DOOR = Door(MODEL_LIBRARIES, MODEL_FILES, "call a model through the Llm protocol in controller_worker/llm")
-ASGI_DOOR = Door({"starlette", "fastapi", "uvicorn"}, r"deckhands/server/\w+\.py", "only deckhands/server speaks ASGI")
+ASGI_DOOR = Door(
+    {"starlette", "fastapi", "uvicorn"}, r"deckhands/(server|monitoring)/\w+\.py", "only servers speak ASGI"
+)
 ENVIRONMENT_DOOR = Door({"os.environ", "os.environb", "os.getenv"}, ENVIRONMENT_FILES, "read it in a settings file")
 # A workspace host is started inside the sandbox without our packages, so it cannot be given a broker.runtime.clock.
 CLOCK_DOOR = Door({"time"}, rf"broker/runtime/(clock|ids)\.py|{HOST_FILES}", CLOCK_FIX)

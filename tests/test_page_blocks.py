@@ -34,6 +34,7 @@ from controller_worker.loop.hook_table import _Table
 from deckhands.archive.retention import Retention
 from deckhands.cli.main import cli
 from deckhands.configuration import configuration
+from deckhands.operating.metrics import DEFAULT_PORT
 from deckhands.task_files.task_file import opened
 from tests.page_blocks import RUN_ELSEWHERE, Block, blocks_of, pages
 from tests.source_code import ROOT, tracked_sources
@@ -103,6 +104,8 @@ def test_json_is_what_its_reader_takes(block: Block, tmp_path: Path) -> None:
         assert Script.load(path).turns
     elif block.page == "docs/delegation.md":
         assert AgentSpec.model_validate_json(block.text).name
+    elif '"logger"' in block.text:
+        assert {"time", "level", "message", "role"} <= json.loads(block.text).keys()
     elif '"exchanges"' in block.text:  # played in tests/integration/test_recorded_wires.py
         assert json.loads(block.text)["exchanges"]
     else:
@@ -133,6 +136,8 @@ def test_yaml_is_what_its_reader_takes(block: Block) -> None:
         for name, service in content["services"].items():
             assert name in COMPOSE["services"]
             assert set(service["networks"]) <= set(COMPOSE["networks"])
+    elif "scrape_configs" in content:
+        assert content["scrape_configs"][0]["static_configs"][0]["targets"] == [f"127.0.0.1:{DEFAULT_PORT}"]
     else:
         _, _, script = content["livenessProbe"]["exec"]["command"]
         assert subprocess.run(["bash", "-n", "-c", script], check=False).returncode == 0

@@ -12,18 +12,25 @@ Does not: keep in a Celery queue what Deckhands has accepted: the door acknowled
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from celery import Celery
+from celery import Celery, signals
+from celery.utils.log import get_multiprocessing_logger
 from celery.utils.nodenames import host_format
 
 from broker.celery.messages import Messages, WorkerConsumer
 from broker.celery.remote_control import RemoteControl
+from broker.runtime.logs import as_json
+from broker.runtime.settings import logs_json
 
 LOADER = "celery.loaders.app:AppLoader"
 SOCKET_TIMEOUT_SECONDS = 5.0
+STANDARD_ERROR = 2
 TRANSPORT_OPTIONS = {
     "visibility_timeout": 3600,
     "unacked_restore_interval": 1,
@@ -53,7 +60,12 @@ def run_until_told(app: Celery, name: str, **options: Any) -> int:
         options: of Celery's worker, beside those that all of ours have.
     """
     _keep_to_own_broker(app)
-    worker = app.Worker(hostname=host_format(name), **WORKER_OPTIONS | options)
+    if logs_json():
+        from celery.apps import worker as celery_worker
+
+        celery_worker.safe_say = _say_as_logged
+    # Among objects, Celery's banner would be text.
+    worker = app.Worker(hostname=host_format(name), quiet=logs_json(), **WORKER_OPTIONS | options)
     worker.start()
     return int(worker.exitcode or 0)
 
@@ -67,6 +79,8 @@ def make_app(role: str, broker_url: str, messages: type[Messages] = Messages, **
         messages: how it connects.
         further: settings that it has instead of those that all have.
     """
+    if logs_json():
+        _log_as_json(role)
     configuration: dict[str, Any] = {
         "broker_url": broker_url,
         "accept_content": ["json"],
@@ -95,6 +109,25 @@ def make_app(role: str, broker_url: str, messages: type[Messages] = Messages, **
         amqp=messages,
         control=RemoteControl,
     )
+
+
+def _say_as_logged(message: str, _: Any = None) -> None:
+    """Write what Celery says at once, in a signal handler, where a logger that is in use cannot be called."""
+    record = logging.LogRecord("celery.worker", logging.INFO, "", 0, "%s", (message,), None)
+    for handler in logging.getLogger().handlers[:1]:
+        with suppress(OSError):
+            os.write(STANDARD_ERROR, f"{handler.format(record)}\n".encode())
+
+
+def _log_as_json(role: str) -> None:
+    """Let what Celery adds to the log be JSON too: it has other handlers for tasks."""
+
+    def format_lines(logger: logging.Logger, **_: Any) -> None:
+        as_json(role, logger)
+        as_json(role, get_multiprocessing_logger())
+
+    signals.after_setup_logger.connect(format_lines, weak=False)
+    signals.after_setup_task_logger.connect(format_lines, weak=False)
 
 
 def _keep_to_own_broker(app: Celery) -> None:

@@ -12,8 +12,12 @@ from broker.celery.app import run_until_told
 from broker.runtime.child import EXIT_USAGE
 from broker.runtime.errors import DeckhandsError
 from broker.runtime.hardening import seclude
+from broker.runtime.logs import begin_logging
+from broker.runtime.settings import logs_json
 
 OUR_PACKAGES = ("broker", "controller_worker", "tool_worker", "deckhands")
+
+_log = logging.getLogger(__name__)
 
 
 def run_worker(app_module: str, role: str, **options: Any) -> None:
@@ -25,12 +29,15 @@ def run_worker(app_module: str, role: str, **options: Any) -> None:
         options: of Celery's worker, beside those that all of ours have.
     """
     seclude()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    begin_logging(role, is_json=logs_json())
     for package in OUR_PACKAGES:  # Celery sets the level of all others to its own
         logging.getLogger(package).setLevel(logging.INFO)
     try:
         app = importlib.import_module(app_module).app
     except DeckhandsError as error:
-        sys.stderr.write(f"{error}\n")
+        if logs_json():
+            _log.critical("%s", error)
+        else:
+            sys.stderr.write(f"{error}\n")
         sys.exit(EXIT_USAGE)
     sys.exit(run_until_told(app, f"{role}-{os.getpid()}@%h", **options))

@@ -12,6 +12,7 @@ from contextlib import suppress
 from broker.contract.observations import AgentStateChangedObservation
 from broker.log.event_log import EventLog
 from broker.runtime.errors import ConversationBusy, DeckhandsError, UnknownConversation
+from broker.runtime.logs import about
 from broker.specs.agent_state import AgentState
 
 NOT_BEGUN = "ConversationExpired: The conversation was not begun before it expired"
@@ -27,7 +28,9 @@ async def expire(log: EventLog, conversation_ids: Iterable[str]) -> None:
             with suppress(ConversationBusy, UnknownConversation):  # it has begun, or is gone
                 await _expire(log, conversation_id)
         except (DeckhandsError, ValueError):  # damaged keys of one conversation concern no other
-            _log.exception("conversation %s cannot be ended, though it has expired", conversation_id)
+            _log.exception(
+                "conversation %s cannot be ended, though it has expired", conversation_id, extra=about(conversation_id)
+            )
 
 
 async def _expire(log: EventLog, conversation_id: str) -> None:

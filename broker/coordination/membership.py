@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+from broker.coordination.figures import FIELD, Figures
 from broker.runtime.clock import Clock, to_millis
 from broker.runtime.errors import StoreRefused
+from broker.runtime.logs import WORKER
 from broker.runtime.settings import HEARTBEAT_TTL_SECONDS
 from broker.store.connection import Argument, texts_by_name
 from broker.store.keys import STORE
@@ -113,6 +115,7 @@ class Membership:
         streams: Sequence[Sequence[str]] = (),
         about: Mapping[str, str] | None = None,
         ttl_seconds: float = HEARTBEAT_TTL_SECONDS,
+        figures: Figures | None = None,
     ) -> None:
         """Describe the worker.
 
@@ -120,7 +123,9 @@ class Membership:
             streams: for a tool worker, the action streams it reads, for each shard.
             about: facts to show, such as node and pid.
             ttl_seconds: for how long a heartbeat holds where beats are fast.
+            figures: what it counts; None: new ones.
         """
+        self.figures = figures if figures is not None else Figures()
         self._store = store
         self._worker_id = worker_id
         self._role = role
@@ -138,6 +143,7 @@ class Membership:
 
     async def register(self) -> None:
         """Enter every shard.  Idempotent."""
+        WORKER.set(self._worker_id)
         # Asked first: how long a heartbeat has to hold depends on how long an answer takes.
         await self._ask(lambda: [("FCALL", "deck_now", 1, self._store.all_shards[0].root)])
         await self._ask(self._register_commands)
@@ -175,6 +181,12 @@ class Membership:
             for names, said in zip(self._store.all_shards, facts, strict=True)
         ]
 
+    async def pause(self) -> None:
+        """Wait until the next beat is due, and note how late the loop is."""
+        began = self._store.clock.monotonic()
+        await asyncio.sleep(HEARTBEAT_SECONDS)
+        self.figures.note_lag(self._store.clock.monotonic() - began - HEARTBEAT_SECONDS)
+
     async def leave(self) -> None:
         """Hand everything back at once.  Idempotent."""
         for names in self._store.all_shards:
@@ -192,7 +204,8 @@ class Membership:
     def _facts(self, about: Mapping[str, str]) -> list[tuple[Argument, ...]]:
         """Return what this worker says of itself, for each shard."""
         fields = [part for item in about.items() for part in item]
-        return [(self._role, len(streams), *streams, *fields) for streams in self._streams]
+        said: list[tuple[Argument, ...]] = [(self._role, len(streams), *streams, *fields) for streams in self._streams]
+        return [(*said[0], FIELD, self.figures.text()), *said[1:]]
 
     async def _ask(self, commands: Callable[[], list[tuple[Argument, ...]]]) -> list[Any]:
         """Send commands whose replies end with the store's time, and see that it is still the same store."""

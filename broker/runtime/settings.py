@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from pydantic import Field, ValidationError
@@ -101,6 +101,10 @@ class BrokerSettings(BaseSettings):
     config_files: Annotated[
         str, Field(description="set by commands: the files that they read, which no workspace may hold")
     ] = ""
+    log_format: Annotated[
+        Literal["text", "json"],
+        Field(description="what workers write their logs as: `text`, or `json`, an object a line"),
+    ] = "text"
     debug: Annotated[bool, Field(description="tracebacks instead of one-line errors")] = False
     failpoints: Annotated[str, Field(description="for tests: places where a process stops or dies")] = ""
     failpoint_log: Annotated[str, Field(description="for tests: the file in which hits of failpoints are noted")] = ""
@@ -168,6 +172,8 @@ def _named(error: ValidationError) -> UsageError:
     """Return the error of the first value that cannot be used, with its variable."""
     first = error.errors()[0]
     name, found, limits = f"{PREFIX}{first['loc'][0]}".upper(), first["input"], first.get("ctx", {})
+    if first["type"] == "literal_error":
+        return UsageError(f"{name} is {found!r}.", remedy=f"Use {limits['expected'].replace(chr(39), '')}.")
     if first["type"] == "bool_parsing":
         return UsageError(f"{name} is {found!r}.", remedy="Use 1 or 0.")
     if name == f"{PREFIX}SHARDS" and limits.keys() & {"ge", "le"}:
@@ -175,6 +181,11 @@ def _named(error: ValidationError) -> UsageError:
     if "ge" in limits:
         return UsageError(f"{name} is {found}.", remedy=f"It must be {limits['ge']:g} or more.")
     return UsageError(f"{name} is {found!r}.", remedy="It must be a number.")
+
+
+def logs_json(env: Mapping[str, str] = os.environ) -> bool:
+    """Say whether logs are JSON; for the start of a process, before its settings are known to be right."""
+    return env.get(f"{PREFIX}LOG_FORMAT", "").strip() == "json"
 
 
 def celery_url_beside(url: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from broker.celery.bootstep import cancel_when
 from broker.conversations.expiry import expire
 from broker.coordination.heartbeat_thread import HeartbeatThread
-from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
+from broker.coordination.membership import Membership
 from broker.coordination.ownership import Claimed, NotClaimed, Owners
 from broker.coordination.places import Places
 from broker.coordination.unreadable import CANNOT_BE_READ
@@ -27,6 +27,7 @@ from broker.log.event_log import EventLog
 from broker.runtime.errors import OwnershipLost, StoreError, StoreRefused
 from broker.runtime.failpoints import failpoint
 from broker.runtime.ids import new_worker_id
+from broker.runtime.logs import about
 from broker.secrets.secrets import Secrets
 from broker.store.keys import ShardKeys
 from broker.store.store import Store, open_store
@@ -152,6 +153,7 @@ class Incarnation:
                 "interactive": "1",
             },
             ttl_seconds=settings.heartbeat_ttl_seconds,
+            figures=services.figures,
         )
         self._places = Places(settings.max_conversations)
         self._takes_more = asyncio.Event()
@@ -202,11 +204,12 @@ class Incarnation:
         while True:
             failpoint("controller.beat")
             on_beat(self.progress)
+            self.membership.figures.set(conversations=len(self.loops))
             found = await self.membership.tick(self.progress)
             if found is None:
                 raise OwnershipLost(f"{self.worker_id} was swept.")
             await expire(self._services.log, found.expired)
-            await asyncio.sleep(HEARTBEAT_SECONDS)
+            await self.membership.pause()
 
     async def _read_ready(self, names: ShardKeys, *, is_first: bool) -> None:
         stream = ReadyStream(self._services.store, names, self.worker_id, is_interactive=is_first)
@@ -228,7 +231,7 @@ class Incarnation:
         try:
             claimed = await self._services.owners.claim(conversation_id, self.worker_id, ready_entry=entry)
         except (StoreError, ValueError):  # damaged keys of one conversation concern no other
-            _log.exception("conversation %s cannot be claimed", conversation_id)
+            _log.exception("conversation %s cannot be claimed", conversation_id, extra=about(conversation_id))
             return
         if isinstance(claimed, Claimed):
             self._begin(claimed)
@@ -253,11 +256,12 @@ class Incarnation:
         try:
             return await self._services.owners.resume_claim(conversation_id, self.worker_id)
         except (StoreError, ValueError):
-            _log.exception("conversation %s cannot be taken up again", conversation_id)
+            _log.exception("conversation %s cannot be taken up again", conversation_id, extra=about(conversation_id))
             return None
 
     def _begin(self, claimed: Claimed) -> None:
-        _log.info("conversation %s is taken", claimed.ownership.conversation_id)
+        cid = claimed.ownership.conversation_id
+        _log.info("conversation %s is taken", cid, extra=about(cid))
         loop = ConversationLoop(claimed, self._services, on_gone=self._forget)
         self.loops[loop.conversation_id] = loop
         is_first = loop.rank == 0

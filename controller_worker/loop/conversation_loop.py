@@ -18,6 +18,7 @@ from collections.abc import Callable
 from broker.coordination.crash_attribution import CrashAttribution
 from broker.coordination.ownership import Claimed
 from broker.runtime.errors import OwnershipLost
+from broker.runtime.logs import CONVERSATION
 from broker.specs.agent_state import AgentState, is_settled
 from controller_worker.calls.call_under_way import CallUnderWay
 from controller_worker.concerns.double_texting import ends_call
@@ -118,6 +119,7 @@ class ConversationLoop:
         self._on_gone(self)
 
     async def _run(self, *, is_release: bool = False) -> None:
+        CONVERSATION.set(self.conversation_id)
         try:
             if is_release:
                 await self._performer.release()

@@ -25,6 +25,7 @@ from controller_worker.core.commit import Commit, index_fields, settle
 from controller_worker.core.controller import fold
 from controller_worker.core.effects import Append
 from controller_worker.core.state import State
+from controller_worker.loop.counting import count_events
 from controller_worker.loop.delegates import report_end
 from controller_worker.loop.snapshots import EVERY_EVENTS, Snapshots
 from controller_worker.services import Services
@@ -143,6 +144,7 @@ class OwnedLog:
             await services.owners.release(self.ownership, seen_id=self.state.version)
         if not isinstance(outcome, Appended | Duplicate):
             raise Gone if isinstance(outcome, Closed) else TakenOver
+        count_events(services.figures, commit.events)
         await self._take_in(commit.events, commit.state, outcome.checksum)
         self._listed |= fields
         return commit

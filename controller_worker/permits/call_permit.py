@@ -102,6 +102,7 @@ class CallPermit:
                 deferred = await self._reserve_budget(state, accounts, config, tokens)
             if deferred is not None:
                 self.is_refused = True
+                self._permits.figures.add("refusals", label=deferred.code)
                 return deferred if self._is_news(state, deferred) else None
         return ModelCallAdmitted() if state.calls.deferral is not None and not self._is_batched else None
 

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
+from broker.coordination.figures import Figures
 from broker.limits.batches import Batches
 from broker.limits.governor import Governor
 from broker.limits.ledger import Ledger
@@ -32,9 +33,13 @@ class Permits:
         may_batch: some settings of this worker use a provider's batch API.
         keeps_budgets: some conversation of this worker has a budget, so the ledger is swept.
         tokens: the estimated size of each message.
+        figures: count refusals.
     """
 
-    def __init__(self, store: Store, table: QuotaTable, *, may_batch: bool = False) -> None:
+    def __init__(
+        self, store: Store, table: QuotaTable, *, may_batch: bool = False, figures: Figures | None = None
+    ) -> None:
+        self.figures = figures or Figures()
         self.governor = Governor(store, table)
         self.ledger = Ledger(store)
         self.batches = Batches(store)

@@ -19,6 +19,7 @@ from broker.contract.events import Action
 from broker.coordination.unreadable import CANNOT_BE_READ, Unreadable, conversation_of
 from broker.log.latest_event import latest_event
 from broker.runtime.errors import DeckhandsError, StoreRefused
+from broker.runtime.logs import about
 from broker.store.connection import Argument
 from broker.store.group_reader import GroupReader
 from broker.store.keys import ShardKeys
@@ -130,7 +131,7 @@ class Lookout:
                 if is_sweep:
                     await self._desk.callers.look_later(caller)
             except Exception:  # noqa: BLE001  (the outer edge: one conversation, or the result backend)
-                _log.exception("conversation %s cannot be looked at", conversation_id)
+                _log.exception("conversation %s cannot be looked at", conversation_id, extra=about(conversation_id))
 
     async def _answer(self, caller: Caller) -> None:
         if caller.kind == CELERY:
@@ -156,7 +157,8 @@ class Lookout:
             }
             await asyncio.to_thread(self._desk.results.report_progress, caller.name, progress)
         except Exception:  # noqa: BLE001  (progress is news, and the next one follows; the result backend may be away)
-            _log.warning("the progress of conversation %s cannot be reported", conversation_id, exc_info=True)
+            text = "the progress of conversation %s cannot be reported"
+            _log.warning(text, conversation_id, exc_info=True, extra=about(conversation_id))
 
 
 async def answer_stream(desk: Desk, replies: Replies, caller: Caller) -> None:

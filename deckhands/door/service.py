@@ -14,7 +14,7 @@ from broker.celery.bootstep import cancel_when
 from broker.celery.door_results import TaskResults
 from broker.conversations.expiry import expire
 from broker.coordination.heartbeat_thread import HeartbeatThread
-from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
+from broker.coordination.membership import Membership
 from broker.runtime.errors import OwnershipLost
 from broker.runtime.failpoints import failpoint
 from broker.runtime.ids import new_worker_id
@@ -106,4 +106,5 @@ class _Life:
             if found is None:
                 raise OwnershipLost(f"{self.worker_id} was swept.")
             await expire(self._log, found.expired)
-            await asyncio.sleep(HEARTBEAT_SECONDS)
+            self.membership.figures.set(looks=self.lookout.looks, entries=self.inbox.entries)
+            await self.membership.pause()

@@ -10,20 +10,26 @@ from broker.runtime.child import EXIT_USAGE
 from broker.runtime.errors import DeckhandsError
 from broker.runtime.failpoints import arm
 from broker.runtime.hardening import seclude
-from broker.runtime.settings import BrokerSettings
+from broker.runtime.logs import begin_logging
+from broker.runtime.settings import BrokerSettings, logs_json
 from deckhands.jobs.table import schedule
 from deckhands.reading.terminal import print_text
+
+_log = logging.getLogger(__name__)
 
 
 def main() -> None:
     """Send what is due, until asked to stop."""
     seclude()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    begin_logging("beat", is_json=logs_json())
     try:
         settings = BrokerSettings.from_env()
         arm(settings)
     except DeckhandsError as error:
-        print_text(str(error), err=True)
+        if logs_json():
+            _log.critical("%s", error)
+        else:
+            print_text(str(error), err=True)
         sys.exit(EXIT_USAGE)
     run_beat(make_jobs_app(settings.celery_url, settings.result_url, schedule()))
 

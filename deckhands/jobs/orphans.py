@@ -15,6 +15,7 @@ from typing import Any
 from broker.conversations.deletion import NotDeleted
 from broker.log.event_log import EventLog
 from broker.runtime.errors import StoreRefused, UsageError
+from broker.runtime.logs import about
 from broker.store.store import Store
 from deckhands.client.deleting import delete
 from deckhands.jobs.job import Workbench
@@ -80,7 +81,7 @@ async def _complete(store: Store, conversation_id: str) -> int:
     try:
         await delete(EventLog(store), conversation_id, limit_seconds=0.0)
     except (UsageError, NotDeleted) as error:
-        _log.warning("the deletion of %s is not complete: %s", conversation_id, error)
+        _log.warning("the deletion of %s is not complete: %s", conversation_id, error, extra=about(conversation_id))
         return 0
     return 1
 

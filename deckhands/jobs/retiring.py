@@ -25,6 +25,7 @@ from broker.log.status import status_of
 from broker.runtime.clock import to_millis
 from broker.runtime.errors import CorruptEntry, StoreTooNew, UnknownConversation, UnknownKind, UsageError
 from broker.runtime.failpoints import failpoint
+from broker.runtime.logs import about
 from broker.specs.agent_state import AgentState, is_settled
 from broker.store.store import Store
 from deckhands.archive.archive import Archive, delegates_in
@@ -115,7 +116,7 @@ class _Round:
         except _UNFIT as error:
             fate = "failed"
             if self.done[fate] < MAX_TOLD:
-                _log.error("%s stays in the store: %s", conversation_id, error)
+                _log.error("%s stays in the store: %s", conversation_id, error, extra=about(conversation_id))
         except (NotDeleted, UsageError):  # it or one of its delegates has continued, or it has gone with its parent
             fate = "kept"
         self.done[fate] += 1

@@ -8,8 +8,9 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from broker.celery.bootstep import cancel_when
+from broker.coordination.figures import Figures
 from broker.coordination.heartbeat_thread import HeartbeatThread
-from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
+from broker.coordination.membership import Membership
 from broker.runtime.errors import OwnershipLost
 from broker.runtime.ids import new_worker_id
 from broker.runtime.settings import BrokerSettings
@@ -29,6 +30,7 @@ class JobsService:
         self._is_open = asyncio.Event()
         self._workbench: Workbench
         self._worker_id = ""
+        self._figures = Figures()
         self._at_work: set[asyncio.Task[Any]] = set()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -40,7 +42,8 @@ class JobsService:
         try:
             while not stop.is_set():
                 self._worker_id = new_worker_id(ROLE)
-                membership = Membership(store, self._worker_id, ROLE, ttl_seconds=settings.heartbeat_ttl_seconds)
+                ttl_seconds, figures = settings.heartbeat_ttl_seconds, self._figures
+                membership = Membership(store, self._worker_id, ROLE, ttl_seconds=ttl_seconds, figures=figures)
                 with HeartbeatThread(settings.url, membership) as heartbeat_thread:
                     await self._live(store, membership, stop, heartbeat_thread.loop_turned)
         finally:
@@ -54,13 +57,19 @@ class JobsService:
         await self._is_open.wait()
         return self._workbench
 
-    async def carry_out(self, job: Callable[[Workbench], Coroutine[Any, Any, Any]]) -> Any:
+    async def carry_out(self, name: str, job: Callable[[Workbench], Coroutine[Any, Any, Any]]) -> Any:
         """Do a job and return its result; it is cancelled when this worker is asked to stop."""
         workbench = await self.opened()
         task = asyncio.create_task(job(workbench))
         self._at_work.add(task)
         task.add_done_callback(self._at_work.discard)
-        return await task
+        try:
+            result = await task
+        except BaseException:
+            self._figures.add("failed_jobs", label=name)
+            raise
+        self._figures.add("jobs", label=name)
+        return result
 
     def report(self) -> Mapping[str, Any]:
         """See `LoopService.report`."""
@@ -86,4 +95,5 @@ class JobsService:
             on_beat(progress)
             if await membership.tick(progress) is None:
                 raise OwnershipLost(f"{self._worker_id} was swept.")
-            await asyncio.sleep(HEARTBEAT_SECONDS)
+            membership.figures.set(running=len(self._at_work))
+            await membership.pause()

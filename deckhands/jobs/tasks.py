@@ -50,7 +50,7 @@ def _task(job: Job, service: JobsService, loop: LoopThread) -> Task:
                 raise JobFailed(f"The arguments do not fit: {error}.", "usage") from None
             try:
                 return loop.begin(
-                    service.carry_out(lambda workbench: _carry_out(job, workbench, arguments, options))
+                    service.carry_out(job.name, lambda workbench: _carry_out(job, workbench, arguments, options))
                 ).result()
             except CancelledError:  # this worker stops; another one, or its next life, does it
                 raise Reject("its worker stops", requeue=True) from None

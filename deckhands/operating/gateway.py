@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SECTION = "Operate a cluster"
 VERBS = {"serve": "Serve the cluster over HTTP: REST, server-sent events, WebSocket."}
-LIBRARIES = ("fastapi", "uvicorn", "websockets")
+LIBRARIES = ("fastapi", "prometheus_client", "uvicorn", "websockets")
 PATIENCE_SECONDS = 5.0
 """How long a request waits for a store that does not answer."""
 

@@ -7,13 +7,14 @@ from typing import Annotated, Any, Self
 
 from fastapi import APIRouter, Path, Query
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from broker.coordination.membership import members
 from broker.limits.ledger import Account, Ledger, account_path, experiment_account, tenant_account
 from broker.runtime.errors import DeckhandsError
 from broker.store.connection import texts_by_name
 from broker.tools.tool_offers import ToolOffers
+from deckhands.monitoring.exposition import CONTENT_TYPE
 from deckhands.server.dependencies import AdminOfAll, GatewayOf, Reader
 from deckhands.server.gateway import Gateway, Principal
 
@@ -165,6 +166,17 @@ async def workers(gateway: GatewayOf, _principal: AdminOfAll) -> list[Worker]:
         )
         for member in await members(gateway.store)
     ]
+
+
+@routes.get(
+    "/metrics",
+    summary="Show metrics for Prometheus",
+    response_class=PlainTextResponse,
+    responses={200: {"content": {"text/plain": {"example": "deckhands_store_up 1.0"}}}},
+)
+async def metrics(gateway: GatewayOf, _principal: AdminOfAll) -> Response:
+    """Show the metrics of the cluster and of this server in Prometheus' text format."""
+    return Response(await gateway.exposition.text(), media_type=CONTENT_TYPE)
 
 
 @routes.get("/queues", summary="Show queues")

@@ -19,6 +19,7 @@ from deckhands.access.operations import Operations
 from deckhands.access.repeated import Repeated
 from deckhands.access.tickets import Tickets
 from deckhands.client.client import Client
+from deckhands.monitoring.exposition import Exposition
 from deckhands.server.options import ServerOptions
 
 
@@ -75,6 +76,7 @@ class Gateway:
     Attributes:
         client: of requests, which do not wait long for the store.
         follower: of streams, which wait until it is back.
+        exposition: the metrics of the cluster, and of this server.
         streams: those that are open.
         is_stopping: set when the server is about to end.
     """
@@ -88,6 +90,7 @@ class Gateway:
     tickets: Tickets = field(init=False)
     repeated: Repeated = field(init=False)
     operations: Operations = field(init=False)
+    exposition: Exposition = field(init=False)
     streams: set[object] = field(init=False, default_factory=set)
     is_stopping: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 
@@ -99,6 +102,7 @@ class Gateway:
             "tickets": Tickets(self.store),
             "repeated": Repeated(self.store),
             "operations": Operations(self.store),
+            "exposition": Exposition(self.store, own=self._figures, sees_inbox=False),
         }
         for name, part in made.items():
             object.__setattr__(self, name, part)
@@ -160,6 +164,9 @@ class Gateway:
     async def record(self, principal: Principal, action: str, target: str, reason: str) -> None:
         """Record what is about to be done."""
         await self.operations.record(principal.author, principal.tenant, action, target, reason)
+
+    def _figures(self) -> dict[str, dict[str, float]]:
+        return {"streams": {"": float(len(self.streams))}}
 
     async def aclose(self) -> None:
         """Close the connection to the store."""

@@ -18,6 +18,7 @@ from broker.contract.events import (
     ModelSwitched,
     Tenancy,
 )
+from broker.coordination.figures import read_figures
 from broker.limits.governor import CallOutcome, Granted, InQueue
 from broker.limits.ledger import Ledger
 from broker.limits.quotas import Pool, QuotaTable
@@ -63,6 +64,21 @@ def trips(hands: Hands) -> dict[str, int]:
     return {name: count for name, count in hands.wire.counts.items() if name.startswith(("deck_quota", "deck_budget"))}
 
 
+def figures_of(hands: Hands) -> dict[str, dict[str, float]]:
+    return read_figures(hands.services.figures.text())
+
+
+async def test_what_a_conversation_uses_is_counted(hands: Hands) -> None:
+    await hands.begin(THINK, FINISH)
+    await is_at_rest(hands, await hands.go())
+    found = figures_of(hands)
+    assert found["steps"] == {"": 2.0}
+    assert found["model_calls"] == {"answered": 2.0}
+    assert sum(found["cost_usd"].values()) == 0.5
+    assert found["settled"] == {"finished": 1.0}
+    assert "refusals" not in found
+
+
 async def test_without_a_quota_and_without_a_tenant_it_costs_nothing(hands: Hands) -> None:
     await hands.begin(THINK, FINISH)
     await is_at_rest(hands, await hands.go())
@@ -99,6 +115,7 @@ async def test_a_short_wait_leaves_no_trace(hands: Hands) -> None:
     kinds = await hands.kinds()
     assert kinds[-1] == "observation.agent_state_changed"
     assert not any(kind in ("model.deferred", "model.admitted") for kind in kinds)
+    assert figures_of(hands)["refusals"] == {"rate_limit": 1.0}
 
 
 async def test_a_long_wait_is_told_and_gives_the_conversation_up(hands: Hands) -> None:

@@ -18,11 +18,14 @@ from broker.runtime.errors import UsageError
 from broker.specs.specs import Tenancy
 from broker.store.store import open_store
 from deckhands.access.api_keys import ApiKeys, Scope
+from deckhands.monitoring.exposition import CONTENT_TYPE
 from deckhands.server.application import make_app, routes_of, scope_of
 from deckhands.server.gateway import Gateway
 from deckhands.server.guard import PUBLIC
 from deckhands.server.options import ServerOptions
 from deckhands.server.serving import check_start
+from tests.broker_parts import begin
+from tests.integration.test_cluster_metrics import samples_in, value_of
 from tests.polling import unhurried
 from tests.served_stores import allowed_of, serving
 from tests.server_parts import Served, served
@@ -258,7 +261,7 @@ async def test_a_websocket_takes_a_key_or_a_ticket_once(server: Served) -> None:
 
 
 async def test_rubbish_in_the_place_of_keys_opens_nothing(server: Served) -> None:
-    """Whoever can write to the store can make keys; what is damaged there opens nothing and ends nothing."""
+    """Those who can write to the store can make keys; what is damaged there opens nothing and ends nothing."""
     token = await server.token()
     key_id, call = token.split("_")[1], server.client.store.connection.call
     root = server.client.store.all_shards[0].api_keys
@@ -277,3 +280,14 @@ async def test_rubbish_in_the_place_of_keys_opens_nothing(server: Served) -> Non
             assert answer.headers["content-type"] == "application/problem+json", answer.text
             await call("RENAME", f"{root}:kept", name)
         assert (await client.get("/conversations")).status_code == 200
+
+
+async def test_the_metrics_of_the_cluster_have_those_of_the_server(server: Served) -> None:
+    await begin(server.client.store, "c-metrics")
+    async with server.as_(await server.token("*")) as client:
+        found = await client.get("/metrics")
+    assert (found.status_code, found.headers["content-type"]) == (200, CONTENT_TYPE)
+    samples = samples_in(found.content)
+    assert value_of(samples, "deckhands_scrape_failures") == 0
+    assert value_of(samples, "deckhands_conversations") >= 1
+    assert ("deckhands_streams", frozenset({("role", "server"), ("worker", "server")})) in samples

@@ -23,6 +23,7 @@ from pathlib import Path
 from broker.conversations.conversations import Conversations
 from broker.runtime.errors import DeckhandsError, UnknownConversation
 from broker.runtime.ids import is_conversation_id
+from broker.runtime.logs import about
 from broker.store.store import Store
 from tool_worker.files.staging import remove, remove_staging
 from tool_worker.launch.host_folder import HostFolder
@@ -54,7 +55,7 @@ class Reaper:
             await asyncio.sleep(SWEEP_SECONDS)
             try:
                 for conversation_id in await self.sweep():
-                    _log.info("removed the workspace of %s", conversation_id)
+                    _log.info("removed the workspace of %s", conversation_id, extra=about(conversation_id))
             except (OSError, DeckhandsError) as error:
                 _log.warning("workspaces could not be removed: %s", error)
 

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from broker.runtime.logs import about
 from tool_worker.launch.host_folder import HostFolder
 from tool_worker.node.disk_bounds import DiskBounds
 from tool_worker.node.resource_usage import ResourceUsage, start_tick, workspace_usage
@@ -68,7 +69,7 @@ class UsageBounds:
             OSError: the directory of the workspaces cannot be read.
         """
         for conversation_id, notice in (await asyncio.to_thread(self._swept)).items():
-            _log.warning("%s: %s", conversation_id, notice)
+            _log.warning("%s: %s", conversation_id, notice, extra=about(conversation_id))
             self._notices[conversation_id] = notice
             while len(self._notices) > REMEMBERED_NOTICES:
                 self._notices.popitem(last=False)

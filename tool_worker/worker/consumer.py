@@ -19,7 +19,7 @@ from broker.contract.codec import checksum_of
 from broker.coordination.action_streams import ActionDelivery, ActionQueue, ActionReclaimed, ControlDelivery
 from broker.coordination.crash_attribution import CrashAttribution, Turns
 from broker.coordination.heartbeat_thread import HeartbeatThread
-from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
+from broker.coordination.membership import Membership
 from broker.coordination.placement import NodeOffer, NotServed
 from broker.coordination.places import Places
 from broker.coordination.stored_files import StoredFiles
@@ -31,14 +31,13 @@ from broker.log.lost_tails import name_gap
 from broker.runtime.errors import DeckhandsError, EventsLost, OwnershipLost, StoreRefused, UnknownConversation
 from broker.runtime.failpoints import failpoint
 from broker.runtime.ids import new_worker_id
+from broker.runtime.logs import ACTION, CONVERSATION, about
 from broker.runtime.settings import joined_paths
 from broker.secrets.masking import Masker
 from broker.secrets.secrets import Secrets
 from broker.store.store import Store, open_store
 from broker.tools.tool_failures import SANDBOX, ToolFailure, ToolFailures
 from broker.tools.tool_offers import ToolOffers
-from tool_worker.checkpoints.checkpoint_store import BASES, Checkpoints
-from tool_worker.checkpoints.checkpointing import Checkpointing
 from tool_worker.launch.session_programs import session_programs
 from tool_worker.mcp.launch import SandboxedLaunch
 from tool_worker.mcp.servers import McpServers
@@ -55,6 +54,7 @@ from tool_worker.tools.offered import OfferedTools, found_tools
 from tool_worker.worker.executor import Executor
 from tool_worker.worker.finished_workspaces import end_finished
 from tool_worker.worker.placing import MAX_WAITING, WAIT_SECONDS, Placing, offer_of
+from tool_worker.worker.saving import checkpointing_of
 from tool_worker.worker.transfer_service import TransferService
 from tool_worker.workspace.bindings import Bindings
 from tool_worker.workspace.workspaces import Workspaces
@@ -236,7 +236,7 @@ class Incarnation:
             gate=settings.gate,
             roots=settings.repository_roots,
         )
-        checkpointing = _checkpointing(log, settings, opener)
+        checkpointing = checkpointing_of(log, settings, opener)
         bindings = Bindings(settings.node_dir, settings.named)
         transfer_service = TransferService(Transfers(store), settings.node_dir, checkpointing, sandbox, bindings)
         self._held = UsageBounds(
@@ -252,6 +252,7 @@ class Incarnation:
             transfer_service=transfer_service,
             quota=Quota(settings.node_dir, limits),
             held=self._held,
+            figures=self.membership.figures,
         )
         self._reaper = Reaper(store, settings.node_dir, settings.workspace_keep_seconds)
         self._places = Places(settings.concurrency)
@@ -286,11 +287,12 @@ class Incarnation:
         while True:
             failpoint("tool.beat")
             on_beat(self.progress)
+            self.membership.figures.set(running=len(self.running), refused_hosts=self.refusals)
             if await self.membership.tick(self.progress) is None:
                 raise OwnershipLost(f"{self.worker_id} was swept.")
             await self._look_again()
             await self._workspaces.detach_idle()
-            await asyncio.sleep(HEARTBEAT_SECONDS)
+            await self.membership.pause()
 
     async def _look_again(self) -> None:
         """If the store was away: say in their logs which of the actions in hand it has lost."""
@@ -305,7 +307,12 @@ class Incarnation:
                 except EventsLost as lost:
                     await name_gap(self._log, lost, noticed_by="the tool worker that carries it out")
             except (UnknownConversation, StoreRefused, *CANNOT_BE_READ) as error:  # damaged keys concern no other
-                _log.warning("conversation %s cannot be looked at again: %s", conversation_id, error)
+                _log.warning(
+                    "conversation %s cannot be looked at again: %s",
+                    conversation_id,
+                    error,
+                    extra=about(conversation_id),
+                )
 
     def conversation_ids(self) -> list[str]:
         """Return the conversations whose actions are in hand; called from another thread."""
@@ -356,6 +363,8 @@ class Incarnation:
     async def _take(
         self, queue: ActionQueue, delivery: ActionDelivery | ControlDelivery, refusal: NotServed | None = None
     ) -> None:
+        CONVERSATION.set(delivery.conversation_id)
+        ACTION.set(delivery.action_id)
         failpoint("tool.before_claim")
         if isinstance(delivery, ControlDelivery):
             await self._executor.execute_control(delivery)
@@ -385,15 +394,6 @@ class Incarnation:
         finally:
             del self._in_hand[action]
             in_hand.is_over.set()
-
-
-def _checkpointing(log: EventLog, settings: ToolSettings, opener: WorkspaceOpener) -> Checkpointing:
-    place, every = settings.checkpoints, settings.checkpoint_every
-    if not place:
-        return Checkpointing(log, settings.node_dir, None, every=every, opener=opener)
-    saved = Checkpoints(place, log.store.clock, limits=settings.workspace_limits)
-    bases = Checkpoints(place, log.store.clock, folder=BASES)
-    return Checkpointing(log, settings.node_dir, saved, every=every, bases=bases, opener=opener)
 
 
 def _secrets_of(settings: ToolSettings) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ from broker.coordination.action_streams import (
     ControlDelivery,
 )
 from broker.coordination.crash_attribution import NOT_SUSPECTED, CrashAttribution
+from broker.coordination.figures import Figures
 from broker.log.event_log import EventLog
 from broker.log.lost_tails import name_gap
 from broker.runtime.errors import (
@@ -103,6 +104,7 @@ class Executor:
         transfer_service: TransferService | None = None,
         quota: Quota | None = None,
         held: UsageBounds | None = None,
+        figures: Figures | None = None,
     ) -> None:
         self._log = log
         self._workspaces = workspaces
@@ -114,6 +116,7 @@ class Executor:
         self._calls = RunningCalls(log.is_answered)
         self._quota = quota
         self._held = held
+        self._figures = figures or Figures()
         self._answer_checks: set[asyncio.Task[None]] = set()
         self.refusals = 0
 
@@ -150,6 +153,7 @@ class Executor:
     ) -> None:
         failpoint("tool.after_claim")
         observation = await self._observe(delivery, claim, attribution, refusal)
+        self._figures.add("actions", label=observation.kind)
         failpoint("tool.before_append")
         try:
             await self._append(self._log, delivery, observation)

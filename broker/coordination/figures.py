@@ -1,0 +1,95 @@
+"""What a worker has counted, on its way to those who show metrics: it travels with the heartbeat.
+
+Every few beats, a worker repeats what it says of itself, and one field of that is a text with these figures. So one
+reader of the store has the figures of all workers, and no worker needs a port.
+
+Holds: a figure has at most `MAX_LABELS` labels; further ones count under `OTHER`, and providers choose the names of
+models, so labels are short and plain. What is read back is checked, because
+anybody with the rights of a worker could have written it: what cannot be used is left out.
+Does not: keep anything. A figure that grows begins at 0 with its worker; what it counted in its last seconds is lost
+when it is killed.
+Keys: the field `figures` of `deck:{k}:worker:<w>:about` of the first shard.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import deque
+from collections.abc import Mapping
+
+FIELD = "figures"
+MAX_LABELS = 32
+"""Of one figure of one worker."""
+MAX_LABEL_CHARS = 100
+MAX_TEXT_CHARS = 65_536
+MAX_FIGURES = 50
+LARGEST = 2.0**53
+OTHER = "other"
+LAGS_KEPT = 50
+"""At a beat's pace, a quarter of a minute."""
+
+_UNFIT = re.compile(r"[^ !#-\[\]-~]")
+"""Neither printable ASCII, nor a character that JSON writes as several: a text of figures has a bounded length."""
+
+Labelled = Mapping[str, float]
+"""Values by label; the label of a figure without labels is empty."""
+
+
+class Figures:
+    """The figures of one worker. Only its loop changes them."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, dict[str, float]] = {}
+        self._lags: deque[float] = deque(maxlen=LAGS_KEPT)
+
+    def add(self, name: str, amount: float = 1.0, label: str = "") -> None:
+        """Add to a figure that only grows."""
+        values = self._values.setdefault(name, {})
+        if label not in values:
+            label = _UNFIT.sub("?", label[:MAX_LABEL_CHARS])
+            if label not in values and len(values) >= MAX_LABELS:
+                label = OTHER
+        values[label] = values.get(label, 0.0) + amount
+
+    def set(self, **now: float) -> None:
+        """Say what some figures are now."""
+        for name, value in now.items():
+            self._values[name] = {"": value}
+
+    def note_lag(self, seconds: float) -> None:
+        """Note by how much the loop was late to do something at a certain time."""
+        lag = max(0.0, seconds)
+        self._lags.append(lag)
+        self.add("loop_late_seconds", lag)
+        self.set(loop_lag_seconds=max(self._lags))
+
+    def text(self) -> str:
+        """Return all of them as `read_figures` takes them."""
+        return json.dumps(self._values)
+
+
+def read_figures(text: str) -> dict[str, dict[str, float]]:
+    """Return the figures in a text by name and label; what cannot be used is left out.  Raises nothing."""
+    try:
+        found = json.loads(text) if 0 < len(text) <= MAX_TEXT_CHARS else {}
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    figures = list(found.items())[:MAX_FIGURES]
+    return {name: values for name, given in figures if (values := _values_in(given))}
+
+
+def _values_in(given: object) -> dict[str, float]:
+    if not isinstance(given, dict):
+        return {}
+    pairs = list(given.items())[: MAX_LABELS + 1]
+    return {label: float(value) for label, value in pairs if len(label) <= MAX_LABEL_CHARS and _is_usable(value)}
+
+
+def _is_usable(value: object) -> bool:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return abs(value) <= LARGEST and math.isfinite(value)

@@ -1,0 +1,126 @@
+"""Every metric there is: its name, type, labels and meaning. Page, dashboard and alerts are checked by it.
+
+Holds: a label takes values of a fixed set, or at most `MAX_LABEL_VALUES` for the whole cluster: names that people
+choose (models, pools, jobs) count under `other` beyond that. No metric names a conversation or a tenant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+MAX_LABEL_VALUES = 50
+"""Of models, pools and the like, for the whole cluster."""
+MAX_WORKERS = 500
+OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric.
+
+    Attributes:
+        name: without `_total`, which a counter's samples end with.
+        figure: where its values come from, if workers report them: the name among their `Figures`.
+        label: by which a worker's figure is divided.
+    """
+
+    name: str
+    kind: Literal["gauge", "counter"]
+    help: str
+    labels: tuple[str, ...] = ()
+    figure: str = ""
+
+    @property
+    def sample_name(self) -> str:
+        """The name of its samples, as queries have it."""
+        return f"{self.name}_total" if self.kind == "counter" else self.name
+
+
+UP = Family("deckhands_store_up", "gauge", "1 if the store has answered; without it there are few other metrics")
+SECONDS = Family("deckhands_scrape_seconds", "gauge", "How long it took to read these metrics from the store")
+FAILURES = Family("deckhands_scrape_failures", "gauge", "Parts of these metrics that could not be read this time")
+CONVERSATIONS = Family(
+    "deckhands_conversations",
+    "gauge",
+    "Conversations in the store by the agent's state and by what they wait for",
+    ("state", "wait_reason"),
+)
+COUNTED_AGE = Family("deckhands_conversations_age_seconds", "gauge", "How old the count of conversations is")
+UNCOUNTED = Family("deckhands_conversations_uncounted", "gauge", "Older conversations that were left out of the count")
+QUEUE_ENTRIES = Family(
+    "deckhands_queue_entries",
+    "gauge",
+    "Entries of a queue: waiting to be taken, in line for the queue, or held by a worker",
+    ("queue", "standing"),
+)
+QUEUE_AGE = Family(
+    "deckhands_queue_oldest_seconds", "gauge", "How long the oldest entry that nobody has taken waits", ("queue",)
+)
+UNCLAIMED = Family("deckhands_unclaimed_conversations", "gauge", "Conversations with news that nobody has claimed")
+UNCLAIMED_AGE = Family(
+    "deckhands_unclaimed_oldest_seconds", "gauge", "How long the first of these conversations has waited"
+)
+PARKED = Family("deckhands_parked_conversations", "gauge", "Conversations that wait for a time")
+DEAD = Family("deckhands_dead_conversations", "gauge", "Conversations that crashed three workers and wait for a person")
+TAKEOVERS = Family("deckhands_takeovers", "counter", "Conversations and actions taken over from dead workers")
+UNREADABLE = Family("deckhands_unreadable", "counter", "Entries and keys that could not be read")
+WORKERS = Family("deckhands_workers", "gauge", "Workers whose heartbeat holds", ("role",))
+LAPSED = Family("deckhands_workers_lapsed", "gauge", "Workers whose heartbeat has lapsed", ("role",))
+BEAT_UP = Family("deckhands_beat_up", "gauge", "1 if a beat holds the lock of those that send periodic jobs")
+MEMORY = Family("deckhands_store_memory_bytes", "gauge", "Memory that the store uses")
+MEMORY_LIMIT = Family("deckhands_store_memory_limit_bytes", "gauge", "The store's `maxmemory`; 0: none")
+
+OF_CLUSTER = (
+    UP,
+    SECONDS,
+    FAILURES,
+    CONVERSATIONS,
+    COUNTED_AGE,
+    UNCOUNTED,
+    QUEUE_ENTRIES,
+    QUEUE_AGE,
+    UNCLAIMED,
+    UNCLAIMED_AGE,
+    PARKED,
+    DEAD,
+    TAKEOVERS,
+    UNREADABLE,
+    WORKERS,
+    LAPSED,
+    BEAT_UP,
+    MEMORY,
+    MEMORY_LIMIT,
+)
+
+
+def _worker(name: str, kind: Literal["gauge", "counter"], figure: str, text: str, label: str = "") -> Family:
+    labels = ("role", "worker", label) if label else ("role", "worker")
+    return Family(f"deckhands_{name}", kind, text, labels, figure)
+
+
+OF_WORKERS = (
+    _worker("steps", "counter", "steps", "Steps of agents: replies of models that lead on"),
+    _worker("model_calls", "counter", "model_calls", "Model calls: `answered`, or an error's code", "outcome"),
+    _worker("model_seconds", "counter", "model_seconds", "Seconds that answered model calls took", "model"),
+    _worker("prompt_tokens", "counter", "prompt_tokens", "Tokens of prompts", "model"),
+    _worker("completion_tokens", "counter", "completion_tokens", "Tokens of replies", "model"),
+    _worker("cache_read_tokens", "counter", "cache_read_tokens", "Tokens of prompts found in a cache", "model"),
+    _worker("cost_usd", "counter", "cost_usd", "USD that model calls have cost, as far as prices are known", "model"),
+    _worker("unpriced_calls", "counter", "calls_without_price", "Model calls whose price is unknown", "model"),
+    _worker("refusals", "counter", "refusals", "Model calls that were not permitted yet, by what was short", "reason"),
+    _worker("settled", "counter", "settled", "Conversations that came to rest, by the agent's state", "state"),
+    _worker("held_conversations", "gauge", "conversations", "Conversations that a controller worker holds"),
+    _worker("actions", "counter", "actions", "Actions answered, by the observation's kind", "kind"),
+    _worker("running", "gauge", "running", "Actions or jobs that the worker carries out now"),
+    _worker("refused_hosts", "counter", "refused_hosts", "Times that a proxy refused a host to a workspace"),
+    _worker("door_looks", "counter", "looks", "Times that a door looked at a conversation that somebody waits for"),
+    _worker("inbox_entries", "counter", "entries", "Entries that a door has taken from the inbox"),
+    _worker("jobs", "counter", "jobs", "Jobs that have succeeded", "job"),
+    _worker("failed_jobs", "counter", "failed_jobs", "Jobs that have failed or were stopped", "job"),
+    _worker("streams", "gauge", "streams", "Streams of events that a server has open"),
+    _worker("loop_lag_seconds", "gauge", "loop_lag_seconds", "By how much the loop was late at most in 15 seconds"),
+    _worker("loop_late_seconds", "counter", "loop_late_seconds", "Seconds by which the loop was late, in all"),
+)
+
+FAMILIES = (*OF_CLUSTER, *OF_WORKERS)

@@ -1,0 +1,53 @@
+"""Questions to the store whose answers may be garbage: what cannot be used is as if it were not there.
+
+Holds: a key of another type spoils no other answer; the store is not waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from broker.runtime.errors import StoreRefused
+from broker.store.connection import Argument, Connection
+
+LARGEST = 2.0**53
+
+
+async def ask(connection: Connection, commands: Sequence[Sequence[Argument]]) -> list[Any]:
+    """Return the replies to commands, None for those that were refused.
+
+    Raises:
+        StoreError: the store does not answer.
+    """
+    try:
+        return await connection.call_many(commands)
+    except StoreRefused:
+        replies = await asyncio.gather(*(connection.call(*command) for command in commands), return_exceptions=True)
+    for reply in replies:
+        if isinstance(reply, BaseException) and not isinstance(reply, StoreRefused):
+            raise reply
+    return [None if isinstance(reply, BaseException) else reply for reply in replies]
+
+
+def number(found: Any) -> float:
+    """Return a number that is not negative; 0 for what is none."""
+    try:
+        value = float(found)
+    except (TypeError, ValueError):
+        return 0.0
+    return min(max(value, 0.0), LARGEST) if math.isfinite(value) else 0.0
+
+
+def text(found: Any) -> str:
+    """Return a text; empty for what is none."""
+    return found.decode(errors="replace") if isinstance(found, bytes) else ""
+
+
+def pairs(flat: Any) -> dict[str, Any]:
+    """Return what a reply has by name, with names as text."""
+    if not isinstance(flat, list) or len(flat) % 2:
+        return {}
+    return dict(zip(map(text, flat[::2]), flat[1::2], strict=True))
