@@ -27,6 +27,8 @@ from broker.store.keys import ShardKeys
 from broker.store.store import Store
 
 PUMP = "deck_quota_pump"
+ATTEMPTS = 5
+"""So often a call is made that finds its quotas lost or overwritten."""
 LONGEST_SLEEP_SECONDS = 1.0
 SHORTEST_SLEEP_SECONDS = 0.005
 LONGEST_REFUSAL_SECONDS = 3_600.0
@@ -163,16 +165,19 @@ class Governor:
             await self._wake_timers[pool.name].sleep()
 
     async def _call(self, function: str, pool: Pool, arguments: tuple[Argument, ...]) -> tuple[str, str, int]:
-        try:
-            reply: list[Any] = await self._store.function(function, self._keys(pool), *arguments)
-        except StoreRefused as error:
-            if WRONG_TYPE not in error.message or function == PUMP:
-                raise
-            await self.pump(pool, "")  # moves away what stands in a key's place
-            reply = await self._store.function(function, self._keys(pool), *arguments)
-        if reply[0] == "unknown":  # the store has forgotten its quotas, or nobody has published them yet
-            await self.publish()
-            reply = await self._store.function(function, self._keys(pool), *arguments)
+        for _ in range(ATTEMPTS):
+            try:
+                reply: list[Any] = await self._store.function(function, self._keys(pool), *arguments)
+            except StoreRefused as error:
+                if WRONG_TYPE not in error.message or function == PUMP:
+                    raise
+                await self.pump(pool, "")  # moves away what stands in a key's place
+                continue
+            if reply[0] != "unknown":
+                break
+            await self.publish()  # the store has forgotten its quotas, or nobody has published them yet
+        else:
+            raise StoreRefused(f"The quotas of {pool.name} are lost or overwritten each time they are published.")
         outcome, next_ms, key, eta_ms, *woken = reply
         if next_ms >= 0:
             self._wake_timers[pool.name].end_after(next_ms / 1000)

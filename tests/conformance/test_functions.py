@@ -59,8 +59,8 @@ HASHES_OF_VERSION = {
     },
     9: {
         "deckhands": "7fcfc5dcc88d4b26",
-        "deckhands_governor": "d7a5d256c58b769c",
-        "deckhands_ledger": "7e5da89dccec7f45",
+        "deckhands_governor": "eed9f98f47472d40",
+        "deckhands_ledger": "6f388ec580629063",
         "deckhands_batches": "d59fa74626167beb",
     },
 }

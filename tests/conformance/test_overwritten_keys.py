@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from broker.coordination.unreadable import Unreadable
+from broker.limits.governor import Governor, Granted
 from broker.limits.ledger import Ledger
+from broker.limits.quotas import QuotaTable
+from broker.runtime.errors import StoreRefused
 from broker.store.store import Store
 from tests.broker_parts import enter
 from tests.conformance.test_governor import Callers, limited
@@ -98,3 +101,30 @@ async def test_who_stood_in_a_queue_of_another_type_has_its_turn(store: Store) -
     await callers.settle("aaa")
     await store.connection.call("HDEL", f"{pool}:state", "swept")  # the places are counted again, twice a second
     assert await callers.may_call("bbb")
+
+
+class Robbed(Governor):
+    """Its quotas are lost right after they were published, as often as somebody likes."""
+
+    losses = 0
+
+    async def publish(self) -> None:
+        await super().publish()
+        if self.losses > 0:
+            self.losses -= 1
+            await self.lose()
+
+    async def lose(self) -> None:
+        root, _ = self._keys(self._table.pools[0])
+        await self._store.connection.call("DEL", f"{root}:limits", f"{root}:about")
+
+
+async def test_quotas_that_are_lost_as_soon_as_they_are_published_are_published_again(store: Store) -> None:
+    governor = Robbed(store, QuotaTable.parse('[[quota]]\nmodel = "acme/large"\nconcurrency = 1'))
+    callers = Callers(store, governor)
+    governor.losses = 3
+    assert isinstance(await callers.reserve("one"), Granted)
+    await governor.lose()
+    governor.losses = 99
+    with pytest.raises(StoreRefused, match="lost or overwritten each time they are published"):
+        await governor.pump(callers.pool, "worker")
