@@ -77,6 +77,11 @@ class Server:
 @pytest.fixture
 def programs(tmp_path: Path) -> dict[str, str]:
     """An environment in which the server is found, as in the image."""
+    return environment_with(tmp_path)
+
+
+def environment_with(tmp_path: Path) -> dict[str, str]:
+    """Return an environment in which the server is found by a link in a folder."""
     folder = tmp_path / "programs"
     folder.mkdir()
     (folder / "valkey-server").symlink_to(valkey_program())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -41,6 +42,18 @@ class Served:
         keys = ApiKeys(self.client.store)
         return (await keys.add("test", tenant=tenant, scopes=scopes, life=life, **limits))[1]
 
+    def environment(self, home: Path, **more: str) -> dict[str, str]:
+        """Of worker processes of this cluster."""
+        found = {
+            "PATH": os.environ["PATH"],
+            "DECKHANDS_URL": self.log.worker,
+            "DECKHANDS_CELERY_URL": "memory://",
+            "DECKHANDS_HOME": str(home),
+            "DECKHANDS_SANDBOX": "none",
+            "DECKHANDS_WORKSPACE_ENDS_WITH_WORKER": "1",
+        }
+        return found | more
+
     def as_(self, token: str = "") -> httpx2.AsyncClient:
         """A client with a key."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -48,13 +61,13 @@ class Served:
 
 
 @asynccontextmanager
-async def served(folder: Path, programs: dict[str, str], **options: Any) -> AsyncIterator[Served]:
+async def served(folder: Path, programs: dict[str, str], *, archive: str = "", **options: Any) -> AsyncIterator[Served]:
     """A server whose store has users with few rights; at the end, nothing was refused to them."""
     async with store_serving("log", folder, programs) as log:
         await (await open_store(log.admin)).aclose()
         async with await Client.connect(log.worker) as client:
             store: Store = await open_store(log.gateway, patience_seconds=5)
-            gateway = Gateway(store, options=ServerOptions(port=0, **options))
+            gateway = Gateway(store, archive, options=ServerOptions(port=0, **options))
             try:
                 async with serving(gateway) as port:
                     yield Served(log, gateway, client, port)

@@ -112,6 +112,18 @@ class TransferFailed(DeckhandsError):
     code = "transfer_failed"
 
 
+class NoWorkspace(UsageError):
+    """The conversation has no workspace yet."""
+
+    code = "no_workspace"
+
+    def __init__(self, conversation_id: str) -> None:
+        super().__init__(
+            f"The conversation {conversation_id} has no workspace yet.",
+            remedy="It gets one with its first action; try again then.",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Carried:
     """What a transfer brought."""
@@ -142,16 +154,14 @@ class Transfers:
             limit_seconds: for the answer; a node that has not begun within two minutes is not waited for longer.
 
         Raises:
-            UsageError: the conversation has no workspace yet, or the content is too large.
+            NoWorkspace: the conversation has no workspace yet.
+            UsageError: the content is too large.
             TransferFailed: the tool worker could not, or did not within the limit.
         """
         names, call = self._store.keys(conversation_id), self._store.connection.call
         node = await self._store.persist(lambda: call("HGET", names.meta, "node"))
         if node is None:
-            raise UsageError(
-                f"The conversation {conversation_id} has no workspace yet.",
-                remedy="It gets one with its first action; try again then.",
-            )
+            raise NoWorkspace(conversation_id)
         token = new_key()
         key = names.transfer(token)
         if content:

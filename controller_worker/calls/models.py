@@ -91,6 +91,13 @@ class Models:
         return spec.model_copy(update={"model": chosen + ROUTED})
 
     @property
+    def offered(self) -> list[str]:
+        """The names that a conversation can give: the default model, empty if there is none, and the profiles."""
+        config = self.settings(LLMSpec())
+        names = self._profiles.names if self._profiles is not None else ()
+        return [config.model if config is not None else "", *names]
+
+    @property
     def may_batch(self) -> bool:
         """Whether any settings of this worker ask for the provider's batch API."""
         try:

@@ -148,6 +148,7 @@ class Incarnation:
             "controller",
             about={
                 "agents": ",".join(known_agents()),
+                "models": "\n".join(services.models.offered),
                 "plugins": ",".join(f"{group}:{name}" for group, names in known_plugins().items() for name in names),
                 "ignored_settings": "\n".join(ignored_variables(settings.model_env)[:IGNORED_NAMED]),
                 "interactive": "1",

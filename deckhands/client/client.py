@@ -54,6 +54,7 @@ class Client(Steering):
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         by: str = "",
         reason: str = "",
+        idempotency_key: str | None = None,
     ) -> CommandResult:
         """Run a command in a workspace beside the agent, which does not see it; see `commands.execute`.
 
@@ -61,10 +62,17 @@ class Client(Steering):
             timeout_seconds: after which it is killed, up to an hour.
             by: who runs it.
             reason: why; both are in the log.
+            idempotency_key: the same key always means the same command, which runs once.
         """
-        who, why = words_in(by, "by"), words_in(reason, "reason")
         return await execute(
-            self._masked, conversation_id, command, timeout_seconds=timeout_seconds, by=who, reason=why
+            self._masked,
+            conversation_id,
+            command,
+            timeout_seconds=timeout_seconds,
+            by=words_in(by, "by"),
+            reason=words_in(reason, "reason"),
+            first=[self._act] if self._act is not None else (),
+            key=idempotency_key or self._act_key,
         )
 
     @classmethod

@@ -10,7 +10,7 @@ from fastapi.routing import APIRoute, APIWebSocketRoute
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from deckhands.server import cluster, conversations, events, files, live, runs, schedules
+from deckhands.server import cluster, conversations, events, files, live, runs, schedules, steering
 from deckhands.server.dependencies import Needs
 from deckhands.server.gateway import Gateway
 from deckhands.server.guard import PUBLIC, Guard
@@ -20,6 +20,7 @@ VERSION = "1"
 ROUTERS = (
     cluster.routes,
     conversations.routes,
+    steering.routes,
     events.routes,
     live.routes,
     runs.routes,
@@ -81,7 +82,7 @@ def guarded(gateway: Gateway) -> ASGIApp:
         app = CORSMiddleware(
             app,
             allow_origins=gateway.options.origins,
-            allow_methods=["GET", "POST", "PUT", "DELETE"],
+            allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
             allow_headers=[
                 "Authorization",
                 "Content-Type",

@@ -116,6 +116,13 @@ class Offered(BaseModel):
     names: list[str] = Field(examples=[["CodeActAgent"]])
 
 
+class OfferedModels(BaseModel):
+    """Names for the field `model`: profiles of the controller workers, and the models that they take without one."""
+
+    profiles: list[str] = Field(examples=[["long", "spare"]])
+    defaults: list[str] = Field(examples=[["anthropic/claude-sonnet-4-5"]])
+
+
 class ShownOperation(BaseModel):
     """Something that was done, or tried, through the server."""
 
@@ -240,6 +247,19 @@ async def agents(gateway: GatewayOf, _principal: Reader) -> Offered:
     alive = [member for member in await members(gateway.store) if member.left_seconds > 0]
     found = {name for member in alive for name in member.about.get("agents", "").split(",")}
     return Offered(names=sorted(found - {""}))
+
+
+@routes.get("/models", summary="List models on offer")
+async def models(gateway: GatewayOf, _principal: Reader) -> OfferedModels:
+    """List the profiles and default models of running controller workers. Any other name is a model at the base's."""
+    profiles: set[str] = set()
+    defaults: set[str] = set()
+    for member in await members(gateway.store):
+        default, *names = member.about.get("models", "").split("\n")
+        if member.left_seconds > 0:
+            profiles.update(names)
+            defaults.add(default)
+    return OfferedModels(profiles=sorted(profiles), defaults=sorted(defaults - {""}))
 
 
 @routes.get("/operations", summary="Show what was done through the server")

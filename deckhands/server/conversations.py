@@ -11,6 +11,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request
 from starlette.responses import Response
 
 from broker.conversations.selection import SCHEDULED, WAITING, Selected, Selection
+from broker.coordination.transfers import NoWorkspace
 from broker.log.status import status_of
 from broker.runtime.errors import DeckhandsError, UnknownConversation, UsageError
 from broker.specs.agent_state import AgentState
@@ -195,9 +196,9 @@ class _Acts:
         self._gateway, self._request, self._key = gateway, request, key
 
     async def __call__(
-        self, principal: Principal, conversation_id: str, action: str, reason: str, act: Act
+        self, principal: Principal, conversation_id: str, action: str, reason: str, act: Act, *, status: int = 202
     ) -> Response:
-        """Carry it out.
+        """Carry it out, and answer what it returns, or else where the conversation is by then.
 
         Raises:
             Problem: the conversation cannot be dealt with so as it is now.
@@ -207,14 +208,14 @@ class _Acts:
 
         async def carry_out() -> dict[str, Any]:
             try:
-                await act(client)
-            except UnknownConversation:
+                found = await act(client)
+            except (UnknownConversation, NoWorkspace):
                 raise
             except UsageError as error:
                 raise Problem(409, "conflict", error.message, remedy=error.remedy) from error
-            return await _done(client, conversation_id)
+            return found if isinstance(found, dict) else await _done(client, conversation_id)
 
-        return await once(self._gateway, self._request, own, carry_out, status=202)
+        return await once(self._gateway, self._request, own, carry_out, status=status)
 
 
 Acts = Annotated[_Acts, Depends()]
@@ -267,13 +268,13 @@ async def confirm(principal: Writer, conversation_id: Written, acts: Acts, answe
 
 @routes.post("/{conversation_id}/reject", status_code=202, response_model=Done, responses=CONFLICT)
 async def reject(principal: Writer, conversation_id: Written, acts: Acts, answer: Rejection) -> Response:
-    """Refuse the action that the agent asks about."""
+    """Refuse the action that the agent asks about. With a reason, the agent reads it and continues."""
     return await acts(
         principal,
         conversation_id,
         "reject",
         answer.reason,
-        lambda client: client.reject(conversation_id, action_id=answer.action_id),
+        lambda client: client.reject(conversation_id, reason=answer.reason, action_id=answer.action_id),
     )
 
 

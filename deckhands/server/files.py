@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import FileResponse
 from starlette.background import BackgroundTask
 from starlette.responses import Response
 
 from deckhands.server.conversations import Seen, Written
 from deckhands.server.dependencies import GatewayOf, Reader, Writer
-from deckhands.server.models import Uploaded
+from deckhands.server.models import File, Uploaded
 from deckhands.server.problems import Problem
 
 routes = APIRouter(prefix="/conversations/{conversation_id}", tags=["files"])
@@ -64,6 +64,18 @@ async def _folder() -> AsyncGenerator[Path]:
     except BaseException:
         await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         raise
+
+
+@routes.get("/files", summary="List files")
+async def listing(
+    gateway: GatewayOf,
+    _principal: Reader,
+    conversation_id: Seen,
+    path: Annotated[str, Query(max_length=MAX_PATH_BYTES, description="a directory of the workspace")] = ".",
+) -> list[File]:
+    """List what is in a directory of the workspace, by name; the first 5,000 entries."""
+    found = await gateway.client.files.list(conversation_id, await checked_path(path))
+    return [File(name=entry.name, kind=entry.kind, size_bytes=entry.size_bytes) for entry in found]
 
 
 @routes.put(

@@ -8,17 +8,21 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator
 
-from broker.contract.events import Event
+from broker.contract.events import AgentSpec, Event, Limits
+from broker.contract.interventions import DEFAULT_TIMEOUT_SECONDS, MAX_COMMAND_CHARS, MAX_TIMEOUT_SECONDS
 from broker.conversations.conversations import ConversationRow
 from broker.conversations.selection import Place
 from broker.runtime.errors import UsageError
 from broker.runtime.ids import is_conversation_id
+from broker.specs.labels import Labels
+from broker.specs.policies import PLUGIN_NAME, ConfirmationPolicy
 from broker.specs.timing import MessagePolicy
 from deckhands.server.dependencies import MAX_REASON
+from deckhands.tasks.requests import MAX_TOOLS
 from deckhands.tasks.tasks import MAX_TASK_CHARS
 
 ID = "01K9QGZ1T2V3W4X5Y6Z7A8B9C0"
@@ -148,12 +152,89 @@ class Confirmation(BaseModel):
 
 
 class Rejection(BaseModel):
-    """A refusal of what the agent asks; see `Confirmation`."""
+    """A refusal of what the agent asks; see `Confirmation`.
+
+    Attributes:
+        reason: why, for the agent, which reads it and continues. Without one, it waits for a message.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     action_id: int | None = Field(default=None, ge=1, examples=[7])
     reason: str = Field(default="", max_length=MAX_REASON, examples=["not on a Friday"])
+
+
+class ChangedConversation(BaseModel):
+    """What is to change from the next step on; null: nothing.
+
+    Attributes:
+        agent: its name, or all of its specification.
+        model: the profile or model to continue with.
+        confirmation: a policy, or its mode.
+        analyzer: what says how dangerous actions are.
+        limits: take the place of all limits.
+        tools: keys or patterns of tools on offer, to be added.
+        labels: take the place of all labels.
+        reason: why.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"limits": {"max_iterations": 40}, "reason": "a longer task"}]},
+    )
+
+    agent: AgentSpec | Annotated[str, Field(min_length=1, max_length=100)] | None = None
+    model: str | None = Field(default=None, min_length=1, max_length=MAX_MODEL)
+    confirmation: ConfirmationPolicy | Annotated[str, Field(pattern=PLUGIN_NAME, max_length=100)] | None = None
+    analyzer: str | None = Field(default=None, pattern=PLUGIN_NAME, max_length=100)
+    limits: Limits | None = None
+    tools: Annotated[tuple[str, ...], Field(max_length=MAX_TOOLS)] = ()
+    labels: Labels | None = None
+    reason: str = Field(min_length=1, max_length=MAX_REASON)
+
+
+class Command(BaseModel):
+    """A command to run beside the agent.
+
+    Attributes:
+        timeout_seconds: after which it is killed.
+        reason: why; it stands in the log.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    command: str = Field(min_length=1, max_length=MAX_COMMAND_CHARS, pattern=r"[^\s\x00]", examples=["git status"])
+    timeout_seconds: float = Field(default=DEFAULT_TIMEOUT_SECONDS, gt=0, le=MAX_TIMEOUT_SECONDS)
+    reason: str = Field(default="", max_length=MAX_REASON, examples=["a look at the failing test"])
+
+    @field_validator("command")
+    @classmethod
+    def _can_be_run(cls, command: str) -> str:
+        if "\0" in command:
+            raise ValueError("it has a NUL character")
+        return command
+
+
+class Executed(BaseModel):
+    """What a command has led to.
+
+    Attributes:
+        event_id: of the command in the log.
+        output: what it wrote, both streams together; the middle of a long one is left out.
+        exit_code: -1: it was killed.
+    """
+
+    event_id: int = Field(examples=[14])
+    output: str = Field(examples=["On branch main"])
+    exit_code: int = Field(examples=[0])
+
+
+class File(BaseModel):
+    """What is in a directory of a workspace: a `file`, a `directory` or a `link`."""
+
+    name: str = Field(examples=["README.md"])
+    kind: str = Field(examples=["file"])
+    size_bytes: int = Field(examples=[1204])
 
 
 class Fork(BaseModel):

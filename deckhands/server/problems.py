@@ -15,7 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from broker.coordination.transfers import TransferFailed
+from broker.coordination.transfers import NoWorkspace, TransferFailed
 from broker.runtime.errors import (
     AdmissionRefused,
     ConversationBusy,
@@ -31,6 +31,7 @@ from broker.secrets.secrets import SecretsLocked
 from deckhands.access.api_keys import Refused, TooManyRequests
 from deckhands.access.repeated import KeyReused
 from deckhands.client.errors import IsArchived, IsBeingDeleted, NotStopped
+from deckhands.transfers.commands import CommandFailed
 
 MEDIA_TYPE = "application/problem+json"
 TYPE = "urn:deckhands:problem:"
@@ -45,6 +46,7 @@ STATUS: tuple[tuple[type[DeckhandsError], int], ...] = (
     (ConversationBusy, 409),
     (IsBeingDeleted, 409),
     (EventUnfit, 413),
+    (NoWorkspace, 409),
     (UsageError, 422),
     (EventsLost, 409),
     (NotStopped, 503),
@@ -52,8 +54,17 @@ STATUS: tuple[tuple[type[DeckhandsError], int], ...] = (
     (OutcomeUnknown, 503),
     (SecretsLocked, 503),
     (TransferFailed, 502),
+    (CommandFailed, 502),
 )
 """By class, the first that fits; all others are 500."""
+TRANSFER_STATUS = {
+    "no_such_file": 404,
+    "file_unfit": 422,
+    "workspace_lost": 409,
+    "source_unusable": 409,
+    "workspace_too_large": 413,
+}
+"""Of what a tool worker says about a transfer, by its code; all others are 502."""
 REFUSED = {"forbidden": 403, "forbidden_origin": 403, "other_tenant": 403}
 STATUS_CODES = {404: "not_found", 405: "method_not_allowed", 406: "not_acceptable"}
 
@@ -90,6 +101,8 @@ def status_of_error(error: DeckhandsError) -> int:
         return error.status
     if isinstance(error, Refused):
         return REFUSED.get(error.code, 401)
+    if isinstance(error, TransferFailed) and error.code in TRANSFER_STATUS:
+        return TRANSFER_STATUS[error.code]
     return next((status for kind, status in STATUS if isinstance(error, kind)), 500)
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from broker.contract.codec import decode_any
-from broker.contract.events import ConversationCreated
+from broker.contract.events import ConversationCreated, Event
 from broker.contract.interventions import (
     DEFAULT_TIMEOUT_SECONDS,
     MAX_COMMAND_CHARS,
@@ -19,6 +20,7 @@ from broker.contract.interventions import (
     ExecuteCommandAction,
 )
 from broker.contract.workspace_events import WorkspaceOpenedObservation
+from broker.coordination.transfers import NoWorkspace
 from broker.log.event_log import Closed, EventLog
 from broker.log.latest_event import latest_event
 from broker.log.lost_tails import followed
@@ -57,11 +59,16 @@ async def execute(
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     by: str | None = None,
     reason: str | None = None,
+    first: Sequence[Event] = (),
+    key: str | None = None,
 ) -> CommandResult:
     """Run a command in a conversation's workspace, in a separate shell, and return its result.
 
+    Idempotent under the same `key`: a repeated call waits for the same command.
+
     Args:
         log: the one that masks secrets.
+        first: what stands before the command in the log.
 
     Raises:
         UsageError: the command cannot be used, or the conversation is unknown, closed or has no workspace yet.
@@ -70,10 +77,10 @@ async def execute(
     _check(command, timeout_seconds)
     await _require_workspace(log, conversation_id)
     action = ExecuteCommandAction(command=command, timeout=timeout_seconds, by=by, reason=reason)
-    outcome = await log.append(conversation_id, [action], quiet=True, dispatch=[0])
+    outcome = await log.append(conversation_id, [*first, action], key=key, quiet=True, dispatch=[len(first)])
     if isinstance(outcome, Closed):
         raise UsageError(f"The conversation {conversation_id} is closed.", remedy="Its workspace has ended.")
-    event_id = outcome.first_id
+    event_id = outcome.last_id
     try:
         async with asyncio.timeout(timeout_seconds + BEGIN_LIMIT_SECONDS):
             answer = await _answer(log, conversation_id, event_id)
@@ -115,7 +122,7 @@ async def _require_workspace(log: EventLog, conversation_id: str) -> None:
     """Refuse a conversation whose workspace is not there, because a command would make an empty one.
 
     Raises:
-        UsageError: it is not.
+        NoWorkspace: it is not.
     """
     store, meta = log.store, log.store.keys(conversation_id).meta
     await log.last_id(conversation_id)
@@ -124,7 +131,4 @@ async def _require_workspace(log: EventLog, conversation_id: str) -> None:
     if has_node and isinstance(created, ConversationCreated) and created.workspace.source is not None:
         has_node = await latest_event(store, conversation_id, WorkspaceOpenedObservation) is not None
     if not has_node:
-        raise UsageError(
-            f"The conversation {conversation_id} has no workspace yet.",
-            remedy="It gets one with its first action; try again then.",
-        )
+        raise NoWorkspace(conversation_id)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -172,14 +171,7 @@ async def test_a_run_from_its_beginning_to_its_files(tmp_path: Path, programs: d
     script.write_text(json.dumps({"turns": turns}))
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(served(tmp_path / "log", programs))
-        environment = {
-            "PATH": os.environ["PATH"],
-            "DECKHANDS_URL": server.log.worker,
-            "DECKHANDS_CELERY_URL": "memory://",
-            "DECKHANDS_HOME": str(tmp_path / "home"),
-            "DECKHANDS_SANDBOX": "none",
-            "DECKHANDS_WORKSPACE_ENDS_WITH_WORKER": "1",
-        }
+        environment = server.environment(tmp_path / "home")
         for module in ("controller_worker", "tool_worker"):
             await stack.enter_async_context(worker(module, environment))
         client = await stack.enter_async_context(server.as_(await server.token()))
@@ -191,7 +183,7 @@ async def test_a_run_from_its_beginning_to_its_files(tmp_path: Path, programs: d
         put = await client.put(f"{files}/d/two.txt", content=b"two\n")
         assert (put.status_code, (await client.get(f"{files}/d/two.txt")).content) == (201, b"two\n")
         assert (await client.get(f"{files}/d")).headers["content-type"] == "application/x-tar"
-        assert (await client.get(f"{files}/none")).status_code == 502
+        assert (await client.get(f"{files}/none")).status_code == 404
         assert (await client.get("/ready")).json()["ready"] is True
         assert "CodeActAgent" in (await client.get("/agents")).json()["names"]
         names, last = [], {}

@@ -77,7 +77,9 @@ class TransferService:
         except DeckhandsError as error:
             answer = TransferAnswer(error=error.message, remedy=error.remedy, code=error.code)
         except OSError as error:
-            answer = TransferAnswer(error=f"{request.path}: {error.strerror}", code="transfer_failed")
+            is_missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+            code = "no_such_file" if is_missing else "transfer_failed"
+            answer = TransferAnswer(error=f"{request.path}: {error.strerror}", code=code)
         except Exception as error:  # noqa: BLE001  (the outer edge: it becomes an answer)
             _log.exception("transfer of %s", conversation_id)
             answer = TransferAnswer(error=f"{type(error).__name__}: {error}", code="transfer_failed")

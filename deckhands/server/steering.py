@@ -1,0 +1,73 @@
+"""What changes a conversation under way: interrupt it, change what it is, run a command beside the agent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from broker.specs.policies import ConfirmationPolicy
+from deckhands.client.beginning import OFFERS_LIMIT_SECONDS
+from deckhands.client.changing import Change
+from deckhands.client.client import Client
+from deckhands.server.conversations import CONFLICT, Acts, Operated, Written
+from deckhands.server.dependencies import GatewayOf, Operator, Reader, Reason, Writer
+from deckhands.server.models import ChangedConversation, Command, Done, Executed
+
+routes = APIRouter(prefix="/conversations", tags=["conversations"])
+
+
+@routes.post("/{conversation_id}/interrupt", status_code=202, response_model=Done, responses=CONFLICT)
+async def interrupt(principal: Operator, conversation_id: Operated, acts: Acts, why: Reason) -> Response:
+    """Stop what runs now, and pause: the command is killed, the reply of the model is given up."""
+    return await acts(
+        principal, conversation_id, "interrupt", why.reason, lambda client: client.interrupt(conversation_id)
+    )
+
+
+@routes.patch("/{conversation_id}", status_code=202, response_model=Done, responses=CONFLICT)
+async def change(
+    gateway: GatewayOf, principal: Writer, conversation_id: Written, acts: Acts, new: ChangedConversation
+) -> Response:
+    """Change what a conversation is, from its next step on; what is left out stays as it is."""
+    wanted = Change(
+        agent=new.agent,
+        confirmation=_policy(new.confirmation),
+        analyzer=new.analyzer,
+        limits=new.limits,
+        tools=new.tools,
+        labels=new.labels,
+        by=principal.author,
+        reason=new.reason,
+    )
+    if wanted.has_parts or new.model is None:
+        await wanted.event(gateway.store, offers_limit_seconds=OFFERS_LIMIT_SECONDS)
+    return await acts(
+        principal,
+        conversation_id,
+        "change",
+        new.reason,
+        lambda client: client.change(conversation_id, wanted, model=new.model),
+    )
+
+
+def _policy(said: ConfirmationPolicy | str | None) -> ConfirmationPolicy | None:
+    return ConfirmationPolicy(mode=said) if isinstance(said, str) else said
+
+
+@routes.post("/{conversation_id}/execute", response_model=Executed, responses=CONFLICT)
+async def execute(principal: Writer, _reader: Reader, conversation_id: Written, acts: Acts, asked: Command) -> Response:
+    """Run a command in the workspace, in a separate shell, and answer when it has ended. The agent does not see it."""
+
+    async def run(client: Client) -> dict[str, Any]:
+        done = await client.execute(
+            conversation_id,
+            asked.command,
+            timeout_seconds=asked.timeout_seconds,
+            by=principal.author,
+            reason=asked.reason,
+        )
+        return {"event_id": done.event_id, "output": done.output, "exit_code": done.exit_code}
+
+    return await acts(principal, conversation_id, "execute", asked.reason, run, status=200)
