@@ -20,9 +20,8 @@ from broker.store.store import open_store
 from deckhands.access.api_keys import ApiKeys, Scope
 from deckhands.monitoring.exposition import CONTENT_TYPE
 from deckhands.server.application import make_app, routes_of, scope_of
-from deckhands.server.gateway import Gateway
+from deckhands.server.gateway import Gateway, ServerOptions
 from deckhands.server.guard import PUBLIC
-from deckhands.server.options import ServerOptions
 from deckhands.server.serving import check_start
 from tests.broker_parts import begin
 from tests.integration.test_cluster_metrics import samples_in, value_of
