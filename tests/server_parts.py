@@ -15,8 +15,7 @@ import httpx2
 from broker.store.store import Store, open_store
 from deckhands.access.api_keys import ApiKeys, Scope
 from deckhands.client.client import Client
-from deckhands.server.gateway import Gateway
-from deckhands.server.options import ServerOptions
+from deckhands.server.gateway import Gateway, ServerOptions
 from deckhands.server.serving import serving
 from tests.served_stores import Server, refusals
 from tests.served_stores import serving as store_serving

@@ -17,7 +17,7 @@ from deckhands.client.running_cluster import open_cluster
 from deckhands.settings import FaceSettings
 
 if TYPE_CHECKING:
-    from deckhands.server.options import ServerOptions
+    from deckhands.server.gateway import ServerOptions
 
 SECTION = "Operate a cluster"
 VERBS = {"serve": "Serve the cluster over HTTP: REST, server-sent events, WebSocket."}
@@ -66,7 +66,7 @@ def serve(options: ServeOptions) -> None:
             f"The server needs a package that is not installed: {missing[0]}.",
             remedy="Install it with `pip install 'deckhands[server]'`.",
         )
-    from deckhands.server.options import ServerOptions
+    from deckhands.server.gateway import ServerOptions
 
     chosen = ServerOptions(
         host=options.host,

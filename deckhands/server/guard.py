@@ -19,8 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from broker.coordination.transfers import MAX_COPY_BYTES
 from broker.runtime.errors import DeckhandsError
 from deckhands.access.api_keys import Refused
-from deckhands.server.gateway import Gateway, Principal
-from deckhands.server.options import LOOPBACK_NAMES
+from deckhands.server.gateway import LOOPBACK_NAMES, Gateway, Principal
 from deckhands.server.problems import Problem, answer_to
 
 PUBLIC = frozenset({"/health", "/ready", "/openapi.json"})

@@ -20,8 +20,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from broker.runtime.errors import UsageError
 from deckhands.server.application import guarded
-from deckhands.server.gateway import Gateway
-from deckhands.server.options import ServerOptions
+from deckhands.server.gateway import Gateway, ServerOptions
 
 MAX_HEAD_BYTES = 16 * 1024
 MAX_MESSAGE_BYTES = 4 * 1024

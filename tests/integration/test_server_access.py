@@ -19,9 +19,8 @@ from broker.specs.specs import Tenancy
 from broker.store.store import open_store
 from deckhands.access.api_keys import ApiKeys, Scope
 from deckhands.server.application import make_app, routes_of, scope_of
-from deckhands.server.gateway import Gateway
+from deckhands.server.gateway import Gateway, ServerOptions
 from deckhands.server.guard import PUBLIC
-from deckhands.server.options import ServerOptions
 from deckhands.server.serving import check_start
 from tests.polling import unhurried
 from tests.served_stores import allowed_of, serving
@@ -38,6 +37,7 @@ BODIES: dict[str, Any] = {
     "messages": {"content": "hello"},
     "confirm": {},
     "reject": {},
+    "secrets": {"secrets": {"TOKEN": "abc-123-def"}},
     "execute": {"command": "ls"},
     "PATCH": {"labels": {"team": "x"}, "reason": "test"},
     "fork": {},

@@ -16,8 +16,7 @@ from broker.log.live_text import LiveText, Piece
 from broker.specs.specs import Tenancy
 from broker.store.store import open_store
 from deckhands.server.application import guarded
-from deckhands.server.gateway import Gateway
-from deckhands.server.options import ServerOptions
+from deckhands.server.gateway import Gateway, ServerOptions
 from deckhands.server.serving import serving
 from tests.archive_parts import begin_ended, retired
 from tests.certificates import certificate_in

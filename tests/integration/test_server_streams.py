@@ -17,8 +17,7 @@ from broker.contract.events import AgentSpec, LLMSpec
 from broker.store.embedded import EmbeddedValkey
 from broker.store.store import open_store
 from deckhands.client.client import Client
-from deckhands.server.gateway import Gateway
-from deckhands.server.options import ServerOptions
+from deckhands.server.gateway import Gateway, ServerOptions
 from deckhands.server.serving import serving
 from tests.polling import unhurried
 from tests.served_stores import worker
