@@ -36,6 +36,7 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
         environment = found.environment(folder / "home")
         for module in ("controller_worker", "tool_worker"):
             await stack.enter_async_context(worker(module, environment))
+        await found.working()
         yield found
 
 

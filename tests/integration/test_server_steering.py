@@ -31,6 +31,7 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
         environment = found.environment(folder / "home", LLM_MODEL=default)
         for module in ("controller_worker", "tool_worker"):
             await stack.enter_async_context(worker(module, environment))
+        await found.working()
         yield found
 
 
