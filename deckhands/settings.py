@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from broker.runtime.errors import UsageError
@@ -51,6 +51,7 @@ class FaceSettings:
     Attributes:
         url: the store named by DECKHANDS_URL; None when none is named.
         archive: where archived conversations are; empty: nowhere.
+        api_key: of a server; empty: none.
         home: where embedded clusters and runs live.
         model: the model named by the environment; None when none is named.
         has_profiles: whether a file of model profiles is named, which may name the model.
@@ -61,6 +62,7 @@ class FaceSettings:
 
     url: str | None
     archive: str
+    api_key: str = field(repr=False)
     shards: int
     home: Path
     model: str | None
@@ -82,6 +84,7 @@ class FaceSettings:
         return cls(
             url=broker.url if env.get("DECKHANDS_URL", "").strip() else None,
             archive=broker.archive,
+            api_key=broker.api_key,
             shards=broker.shards,
             home=broker.home.absolute(),
             model=next((found for name in MODEL_VARIABLES if (found := env.get(name, "").strip())), None),

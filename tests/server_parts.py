@@ -15,8 +15,10 @@ import httpx2
 from broker.store.store import Store, open_store
 from deckhands.access.api_keys import ApiKeys, Scope
 from deckhands.client.client import Client
+from deckhands.server.cluster import readiness
 from deckhands.server.gateway import Gateway, ServerOptions
 from deckhands.server.serving import serving
+from tests.polling import until
 from tests.served_stores import Server, refusals
 from tests.served_stores import serving as store_serving
 
@@ -52,6 +54,14 @@ class Served:
             "DECKHANDS_WORKSPACE_ENDS_WITH_WORKER": "1",
         }
         return found | more
+
+    async def working(self) -> None:
+        """Wait until a worker of each kind has registered; one that is ended before does not end well."""
+
+        async def is_ready() -> bool:
+            return (await readiness(self.gateway)).ready
+
+        await until(is_ready, limit=60.0, what="workers")
 
     def as_(self, token: str = "") -> httpx2.AsyncClient:
         """A client with a key."""

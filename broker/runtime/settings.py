@@ -75,6 +75,9 @@ class BrokerSettings(BaseSettings):
     archive: Annotated[
         str, Field(description="where archived conversations are: a URL that fsspec knows; empty: nowhere")
     ] = ""
+    api_key: Annotated[
+        str, Field(repr=False, description='of a server, for `Conversation(cluster="https://…")`; empty: none')
+    ] = ""
     retention: Annotated[
         str, Field(description="the TOML file that says how long conversations stay in the store; empty: for ever")
     ] = ""

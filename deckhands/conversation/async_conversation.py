@@ -16,8 +16,8 @@ from pydantic import BaseModel
 
 from broker.contract.events import AgentSpec, Event, Limits
 from broker.contract.interventions import DEFAULT_TIMEOUT_SECONDS
-from broker.log.live_text import LiveText, Piece
-from broker.runtime.errors import UsageError
+from broker.log.live_text import Piece
+from broker.runtime.errors import UnknownConversation, UsageError
 from broker.specs.policies import ConfirmationPolicy
 from broker.specs.specs import Tenancy
 from broker.specs.timing import MessagePolicy
@@ -25,15 +25,15 @@ from broker.tools.custom_tools import CustomTool
 from deckhands.client.changing import Change
 from deckhands.client.client import Client
 from deckhands.client.errors import NotSettled
-from deckhands.client.secret_keeping import keep_secrets
 from deckhands.conversation.async_files import AsyncFiles
 from deckhands.conversation.draft import Draft, policy_of
 from deckhands.conversation.following import Callback, Following
 from deckhands.conversation.outcome import ConversationFailed, NotBegun, Outcome, OutputT
 from deckhands.conversation.own_tools import environment_of, keys_of
-from deckhands.conversation.place import Place, check_cluster
+from deckhands.conversation.place import Place, check_cluster, is_server
 from deckhands.reading.metrics import Metrics
 from deckhands.reading.summary import Summary
+from deckhands.remote.remote_client import RemoteClient
 from deckhands.tasks import inputs
 from deckhands.tasks.images import Image
 from deckhands.transfers.commands import CommandResult
@@ -43,7 +43,7 @@ class AsyncConversation(Generic[OutputT]):
     """One conversation with an agent.
 
     Attributes:
-        id: of the conversation, from the start.
+        id: of the conversation, from the start; a server chooses it, so it is empty there until the first message.
     """
 
     is_threaded = False
@@ -55,6 +55,7 @@ class AsyncConversation(Generic[OutputT]):
         *,
         workspace: inputs.Directory | None = None,
         cluster: str | None = None,
+        api_key: str | None = None,
         model: str | None = None,
         output: type[OutputT] | None = None,
         tools: Sequence[str | CustomTool] = (),
@@ -73,8 +74,9 @@ class AsyncConversation(Generic[OutputT]):
         Args:
             agent: its name, or all of its specification.
             workspace: see `Client.submit`.
-            cluster: the address of the cluster's store. None: a private store and workers, which are started when
-                something is first asked of the conversation, and end with the context.
+            cluster: the address of the cluster's store, or of a server, `https://…`. None: a private store and workers,
+                which are started when something is first asked of the conversation, and end with the context.
+            api_key: of the server; None: the one that DECKHANDS_API_KEY holds.
             model, limits, secrets, title, labels, tenancy: see `Client.submit`.
             output: the class of the structured output that the agent must return when it finishes.
             tools: keys or patterns of tools that tool workers offer; for a private cluster also tools of this program.
@@ -104,8 +106,10 @@ class AsyncConversation(Generic[OutputT]):
             labels=inputs.labels_in(labels),
             tenancy=inputs.tenancy_in(tenancy),
         )
-        self.id = inputs.id_in(conversation_id, None)
+        self._new_id = inputs.id_in(conversation_id, None)
+        self.id = "" if is_server(cluster) and conversation_id is None else self._new_id
         self._is_named = conversation_id is not None
+        self._api_key = api_key
         self._tools = tools
         self._output = output
         self._cluster = cluster
@@ -121,7 +125,7 @@ class AsyncConversation(Generic[OutputT]):
     @property
     def files(self) -> AsyncFiles:
         """The files of its workspace."""
-        return AsyncFiles(self.id, self._begun)
+        return AsyncFiles(self._begun, lambda: self.id)
 
     async def __aenter__(self) -> Self:
         return self
@@ -161,7 +165,10 @@ class AsyncConversation(Generic[OutputT]):
             await place.do(sending)
             return
         draft = self._draft if model is None else self._draft.with_model(model)
-        await place.do(draft.begin(place.client, self.id, text, images))
+        if self._is_named and is_server(self._cluster):
+            raise UnknownConversation(self.id)
+        self.id = await place.do(draft.begin(place.client, self._new_id, text, images))
+        self._following.conversation_id = self.id
         self._is_begun = True
 
     async def run(self, text: str | None = None, *, timeout_seconds: float | None = None) -> Outcome[OutputT]:
@@ -184,11 +191,11 @@ class AsyncConversation(Generic[OutputT]):
         Raises:
             NotSettled: it has not settled after `timeout_seconds`.
         """
-        client = await self._begun()
+        await self._begun()
         assert self._place is not None
         try:
             async with asyncio.timeout(timeout_seconds):
-                await self._place.do(self._see(client))
+                await self._place.do(self._see(self._place))
         except TimeoutError as error:
             raise NotSettled(self.id, timeout_seconds) from error
         summary = self._following.tally.summary()
@@ -209,7 +216,7 @@ class AsyncConversation(Generic[OutputT]):
         """
         place = await self._opened()
         if deltas:
-            await LiveText(place.client.store, self.id).announce()
+            await place.announce(self.id)
         if text is not None:
             await self.send_message(text)
         client, seen_id = await self._begun(), self._following.tally.last_event_id
@@ -217,7 +224,7 @@ class AsyncConversation(Generic[OutputT]):
             for event in await client.events(self.id, after=after, is_whole=True):
                 if event.id <= seen_id:
                     yield event
-        source = self._following.with_pieces(client) if deltas else self._following.until_settled(client)
+        source = self._following.with_pieces(place) if deltas else self._following.until_settled(place)
         async with contextlib.aclosing(source) as items:
             async for item in items:
                 if isinstance(item, Piece) or after is None or item.id > after:
@@ -311,7 +318,7 @@ class AsyncConversation(Generic[OutputT]):
         if not await self._has_begun():
             self._draft = replace(self._draft, secrets={**self._draft.secrets, **found})
             return
-        await keep_secrets((await self._begun()).secrets, self.id, found)
+        await (await self._opened()).set_secrets(self.id, found)
 
     async def add_tools(self, *tools: str | CustomTool, by: str = "", reason: str = "") -> None:
         """Let the agent use more tools: keys or patterns of what tool workers offer, or tools of this program."""
@@ -335,6 +342,7 @@ class AsyncConversation(Generic[OutputT]):
         fork = type(self)(
             self._draft.agent,
             cluster=self._cluster,
+            api_key=self._api_key,
             output=self._output,
             callbacks=self._callbacks,
             conversation_id=fork_id,
@@ -342,8 +350,8 @@ class AsyncConversation(Generic[OutputT]):
         fork._place, fork._owns_place, fork._is_begun = self._place, False, True  # noqa: SLF001  (of this class)
         return fork
 
-    async def _see(self, client: Client) -> None:
-        async for _ in self._following.until_settled(client):
+    async def _see(self, place: Place) -> None:
+        async for _ in self._following.until_settled(place):
             continue
 
     async def _set(self, drafted: Callable[[Draft], Draft], change: Change, *, model: str | None = None) -> None:
@@ -361,11 +369,12 @@ class AsyncConversation(Generic[OutputT]):
         async with self._opening:
             if self._place is None:
                 self._place = await self._open()
-                row = await self._place.row(self.id)
-                self._is_begun = row is not None
+                self._is_begun = await self._place.has(self.id)
         return self._place
 
     async def _open(self) -> Place:
+        if self._cluster is not None and is_server(self._cluster):
+            return Place.at_server(self._cluster, self._api_key)
         if self._cluster is not None:
             return await Place.running(self._cluster)
         environment = {**self._environment, **environment_of(self._tools, self._environment)}
@@ -378,7 +387,7 @@ class AsyncConversation(Generic[OutputT]):
         await self._opened()
         return self._is_begun
 
-    async def _begun(self) -> Client:
+    async def _begun(self) -> Client | RemoteClient:
         """Return the client of a conversation that has begun.
 
         Raises:

@@ -48,6 +48,7 @@ class Conversation(Blocking[AsyncConversation[OutputT]], Generic[OutputT]):
         *,
         workspace: inputs.Directory | None = None,
         cluster: str | None = None,
+        api_key: str | None = None,
         model: str | None = None,
         output: type[OutputT] | None = None,
         tools: Sequence[str | CustomTool] = (),
@@ -66,6 +67,7 @@ class Conversation(Blocking[AsyncConversation[OutputT]], Generic[OutputT]):
             agent,
             workspace=workspace,
             cluster=cluster,
+            api_key=api_key,
             model=model,
             output=output,
             tools=tools,
@@ -84,7 +86,7 @@ class Conversation(Blocking[AsyncConversation[OutputT]], Generic[OutputT]):
 
     @property
     def id(self) -> str:
-        """Of the conversation, from the start."""
+        """Of the conversation; see `AsyncConversation`."""
         return self.twin.id
 
     @property

@@ -13,6 +13,7 @@ from broker.runtime.errors import UsageError
 from broker.specs.policies import ConfirmationPolicy
 from broker.specs.specs import Tenancy
 from deckhands.client.client import Client
+from deckhands.remote.remote_client import RemoteClient
 from deckhands.tasks import inputs
 from deckhands.tasks.images import Image
 
@@ -44,9 +45,16 @@ class Draft:
         """Return it with another confirmation policy."""
         return replace(self, agent=self.agent.model_copy(update={"confirmation": policy}))
 
-    async def begin(self, client: Client, conversation_id: str, task: str, images: Sequence[Image]) -> None:
-        """Begin the conversation; raises what `Client.submit` does.  Idempotent under the same id."""
-        await client.submit(
+    async def begin(
+        self, client: Client | RemoteClient, conversation_id: str, task: str, images: Sequence[Image]
+    ) -> str:
+        """Begin the conversation, and return its id; raises what `Client.submit` does.  Idempotent under the same id.
+
+        Args:
+            conversation_id: that it gets, unless a server chooses it.
+        """
+        chosen: dict[str, Any] = {} if isinstance(client, RemoteClient) else {"conversation_id": conversation_id}
+        return await client.submit(
             task,
             agent=self.agent,
             workspace=self.workspace,
@@ -60,8 +68,8 @@ class Draft:
             title=self.title,
             labels=self.labels,
             tenancy=self.tenancy,
-            conversation_id=conversation_id,
             idempotency_key=f"conversation:{conversation_id}",
+            **chosen,
         )
 
 

@@ -12,9 +12,9 @@ import inspect
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
 
 from broker.contract.events import Event
-from broker.log.live_text import LiveText, Piece
+from broker.log.live_text import Piece
 from broker.runtime.errors import EventsLost, OutcomeUnknown, StoreUnavailable, UnknownConversation, UsageError
-from deckhands.client.client import Client
+from deckhands.conversation.place import Place
 from deckhands.reading.summary import Tally
 
 Callback = Callable[[Event], Awaitable[None] | None]
@@ -31,18 +31,19 @@ class Following:
         is_threaded: callbacks that are not asynchronous are called in a thread, where they may block.
 
     Attributes:
+        conversation_id: which one.
         tally: of all that has been seen.
     """
 
     def __init__(self, conversation_id: str, callbacks: Sequence[Callback], *, is_threaded: bool) -> None:
         self.tally = Tally()
-        self._conversation_id = conversation_id
+        self.conversation_id = conversation_id
         self._callbacks = callbacks
         self._is_threaded = is_threaded
         self._told_id = 0
         self._is_at_it = False
 
-    async def until_settled(self, client: Client) -> AsyncGenerator[Event]:
+    async def until_settled(self, place: Place) -> AsyncGenerator[Event]:
         """Yield what is new until the conversation has settled.
 
         Raises:
@@ -51,14 +52,14 @@ class Following:
         """
         if self._is_at_it:
             raise UsageError(
-                f"The conversation {self._conversation_id} is being waited for already.",
+                f"The conversation {self.conversation_id} is being waited for already.",
                 remedy="Use a second object for it.",
             )
         self._is_at_it = True
         try:
             while True:
                 try:
-                    async with contextlib.aclosing(self._new(client)) as events:
+                    async with contextlib.aclosing(self._new(place)) as events:
                         async for event in events:
                             if event.id > self._told_id:
                                 self._told_id = event.id
@@ -71,10 +72,9 @@ class Following:
         finally:
             self._is_at_it = False
 
-    async def with_pieces(self, client: Client) -> AsyncGenerator[Event | Piece]:
+    async def with_pieces(self, place: Place) -> AsyncGenerator[Event | Piece]:
         """Yield what `until_settled` yields, and the pieces of replies while they are written."""
         queue: asyncio.Queue[Event | Piece | None] = asyncio.Queue(QUEUED)
-        live = LiveText(client.store, self._conversation_id)
 
         async def pump(source: AsyncIterable[Event | Piece], *, is_last: bool) -> None:
             try:
@@ -89,8 +89,8 @@ class Following:
                 if is_last:
                     await queue.put(None)
 
-        following = asyncio.create_task(pump(self.until_settled(client), is_last=True))
-        watching = asyncio.create_task(pump(live.watch(), is_last=False))
+        following = asyncio.create_task(pump(self.until_settled(place), is_last=True))
+        watching = asyncio.create_task(pump(place.pieces(self.conversation_id), is_last=False))
         try:
             while (item := await queue.get()) is not None:
                 yield item
@@ -100,23 +100,23 @@ class Following:
                 task.cancel()
             await asyncio.gather(following, watching, return_exceptions=True)
 
-    async def _new(self, client: Client) -> AsyncGenerator[Event]:
-        if self._has_all(await self._last_id(client)):
+    async def _new(self, place: Place) -> AsyncGenerator[Event]:
+        if self._has_all(await self._last_id(place)):
             return
         after = self.tally.last_event_id
-        async with contextlib.aclosing(client.tail(self._conversation_id, after=after, is_whole=True)) as events:
+        async with contextlib.aclosing(place.client.tail(self.conversation_id, after=after, is_whole=True)) as events:
             async for event in events:
                 self.tally.add(event)
                 yield event
-                if self.tally.status.is_settled and self._has_all(await self._last_id(client)):
+                if self.tally.status.is_settled and self._has_all(await self._last_id(place)):
                     return
 
     def _has_all(self, last_id: int) -> bool:
         return self.tally.status.is_settled and self.tally.last_event_id >= last_id
 
-    async def _last_id(self, client: Client) -> int:
+    async def _last_id(self, place: Place) -> int:
         try:
-            return await client.log.last_id(self._conversation_id)
+            return await place.last_id(self.conversation_id)
         except UnknownConversation:  # it is in the archive, or nowhere
             return self.tally.last_event_id
 

@@ -7,18 +7,21 @@ a run, so that the command line finds them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 from broker.contract.events import AgentSpec, ConversationCreated, Event, WorkspaceSpec
-from broker.conversations.conversations import ConversationRow
 from broker.coordination.workspace_orders import WorkspaceOrders
+from broker.log.live_text import LiveText, Piece
 from broker.runtime.errors import DeckhandsError, UnknownConversation, UsageError
 from deckhands.client.client import Client
+from deckhands.client.secret_keeping import keep_secrets
 from deckhands.cluster.embedded_cluster import Cluster
 from deckhands.home import Home, supervising
 from deckhands.reading.summary import summarize
+from deckhands.remote.remote_client import RemoteClient
 from deckhands.runs.cluster_notices import unless_broken
 from deckhands.runs.private_cluster import private_cluster
 from deckhands.runs.records import RunFolder
@@ -27,6 +30,7 @@ from deckhands.settings import FaceSettings
 PATIENCE_SECONDS = 30.0
 END_LIMIT_SECONDS = 5.0
 STORES = ("redis://", "rediss://", "unix://")
+SERVERS = ("https://", "http://")
 
 T = TypeVar("T")
 
@@ -39,21 +43,31 @@ def check_cluster(cluster: str | None) -> None:
     """
     if cluster is None:
         return
-    if not isinstance(cluster, str) or not cluster.startswith(STORES):
+    if not isinstance(cluster, str) or not cluster.startswith((*STORES, *SERVERS)):
         shown = (
             ascii(cluster)[:100] if not isinstance(cluster, str) else ascii(cluster.partition("@")[2] or cluster)[:100]
         )
         raise UsageError(
-            f"The cluster {shown} is not the address of a store.",
-            remedy=f"Pass {', '.join(f'{scheme}…' for scheme in STORES)}; or leave it out for a private cluster. "
-            "Addresses with https:// need a server of the cluster, which this version does not have.",
+            f"The cluster {shown} is neither the address of a store nor of a server.",
+            remedy=f"Pass {', '.join(f'{scheme}…' for scheme in (*STORES, *SERVERS))}; or leave it out for a private "
+            "cluster.",
         )
+    if cluster.startswith(SERVERS) and ("@" in cluster or not urlsplit(cluster).hostname):
+        raise UsageError(
+            "The address of the server has a name and password, or no host.",
+            remedy="Pass the API key by api_key=, or set DECKHANDS_API_KEY.",
+        )
+
+
+def is_server(cluster: str | None) -> bool:
+    """Say whether an address is that of a server."""
+    return cluster is not None and cluster.startswith(SERVERS)
 
 
 class Place:
     """An open place."""
 
-    def __init__(self, client: Client, *, cluster: Cluster | None = None) -> None:
+    def __init__(self, client: Client | RemoteClient, *, cluster: Cluster | None = None) -> None:
         self.client = client
         self._cluster = cluster
         self._closing = AsyncExitStack()
@@ -101,12 +115,48 @@ class Place:
         place._folders[conversation_id] = folder
         return place
 
-    async def row(self, conversation_id: str) -> ConversationRow | None:
-        """Return a conversation as a listing shows it; None: there is none."""
+    @classmethod
+    def at_server(cls, url: str, api_key: str | None) -> Place:
+        """Return the conversations of a server.
+
+        Args:
+            api_key: None: the one that DECKHANDS_API_KEY holds.
+        """
+        return cls(RemoteClient(url, FaceSettings.from_env().api_key if api_key is None else api_key))
+
+    async def has(self, conversation_id: str) -> bool:
+        """Say whether there is a conversation."""
+        if isinstance(self.client, RemoteClient):
+            return bool(conversation_id) and await self.client.exists(conversation_id)
         try:
-            return await self.client.row(conversation_id)
+            await self.client.row(conversation_id)
         except UnknownConversation:
-            return None
+            return False
+        return True
+
+    async def last_id(self, conversation_id: str) -> int:
+        """Return the id of the last event of a conversation; raises UnknownConversation."""
+        if isinstance(self.client, RemoteClient):
+            return await self.client.last_id(conversation_id)
+        return await self.client.log.last_id(conversation_id)
+
+    async def announce(self, conversation_id: str) -> None:
+        """Say that somebody is about to watch replies as they are written."""
+        if isinstance(self.client, Client):
+            await LiveText(self.client.store, conversation_id).announce()
+
+    def pieces(self, conversation_id: str) -> AsyncGenerator[Piece]:
+        """Yield the pieces of replies while they are written."""
+        if isinstance(self.client, RemoteClient):
+            return self.client.pieces(conversation_id)
+        return LiveText(self.client.store, conversation_id).watch()
+
+    async def set_secrets(self, conversation_id: str, secrets: Mapping[str, str]) -> None:
+        """Add secrets, or replace those of the same names."""
+        if isinstance(self.client, RemoteClient):
+            await self.client.set_secrets(conversation_id, secrets)
+        else:
+            await keep_secrets(self.client.secrets, conversation_id, secrets)
 
     async def do(self, work: Awaitable[T]) -> T:
         """Wait for some work, unless the private cluster breaks first.
@@ -128,8 +178,7 @@ class Place:
 
     async def _record(self, conversation_id: str, folder: RunFolder) -> None:
         """Write what `deckhands logs` and `show` read of a run that is over."""
-        row = await self.row(conversation_id)
-        if row is None:
+        if not isinstance(self.client, Client) or not await self.has(conversation_id):
             return
         events = await self.client.events(conversation_id, is_whole=True, is_lenient=True)
         await asyncio.to_thread(_write, folder, events)

@@ -231,7 +231,11 @@ async def message(principal: Writer, conversation_id: Written, acts: Acts, new: 
         "message",
         "",
         lambda client: client.send_message(
-            conversation_id, new.content, model=new.model, double_texting=new.double_texting
+            conversation_id,
+            new.content,
+            images=new.images,
+            model=new.model,
+            double_texting=new.double_texting,
         ),
     )
 

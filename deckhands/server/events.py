@@ -19,17 +19,22 @@ routes = APIRouter(prefix="/conversations/{conversation_id}/events", tags=["even
 SCANNED = 2_000
 """At so many events looked at, a page that not enough of them belong to ends."""
 
+WHOLE_EVENTS = 50
 
-async def _read(client: Client, conversation_id: str, after: int, limit: int) -> list[Event]:
+
+async def _read(client: Client, conversation_id: str, after: int, limit: int, *, is_whole: bool = False) -> list[Event]:
     """Return up to `limit` events above `after`, from the store or the archive."""
     try:
         events = await client.log.read(conversation_id, after=after, until=after + limit, decode=decode_any)
         if not events:
             await client.log.last_id(conversation_id)
+        if is_whole:
+            events = [await client.log.blobs.whole(conversation_id, event) for event in events]
     except (UnknownConversation, CorruptEntry):
         if not await client.is_archived(conversation_id):
             raise
-        events = (await client.events(conversation_id, after=after, is_lenient=True))[:limit]
+        events = await client.events(conversation_id, after=after, is_whole=is_whole, is_lenient=True)
+        events = events[:limit]
     return events
 
 
@@ -41,17 +46,19 @@ async def page(
     after: Annotated[int, Query(ge=0, description="only those with a higher id")] = 0,
     *,
     limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
+    whole: Annotated[bool, Query(description="long texts are whole; a page then has up to 50 events")] = False,
     kind: Annotated[list[str], Query(description="one of them, such as `action.message`")] = [],  # noqa: B006
 ) -> EventPage:
     """List events in order, from the store or the archive. Long texts have only their head and tail; see one event.
 
     With `kind`, a page may hold fewer than `limit`; continue with `next_after` until it is null.
     """
+    limit = min(limit, WHOLE_EVENTS) if whole else limit
     found: list[Event] = []
     place = after
     while len(found) < limit and place - after < SCANNED:
-        wanted = limit if not kind else 500
-        events = await _read(gateway.client, conversation_id, place, wanted)
+        wanted = limit if not kind or whole else 500
+        events = await _read(gateway.client, conversation_id, place, wanted, is_whole=whole)
         for event in events:
             if len(found) == limit:
                 break

@@ -52,6 +52,8 @@ class Guard:
             return
         headers = Headers(scope=scope)
         try:
+            if scope["type"] == "http" and scope["method"] in ("TRACE", "CONNECT"):
+                raise Problem(405, "method_not_allowed", "No route has this method.")
             self._check_origin(scope, headers)
             if scope["path"] not in PUBLIC:
                 principal = await self._principal(scope, headers)

@@ -140,9 +140,10 @@ class Wanted:
         after: Annotated[int, Query(ge=0, description="the last event that the reader has")] = 0,
         deltas: Annotated[bool, Query(description="also pieces of the reply under way")] = False,
         until: Annotated[str, Query(pattern="^(settled)?$", description="`settled`: end then, with a summary")] = "",
+        whole: Annotated[bool, Query(description="long texts are whole, not only their head and tail")] = False,
         ticket: Annotated[str, Query(max_length=100, description="instead of a key, see `POST /tickets`")] = "",  # noqa: ARG002  (the guard takes it)
     ) -> None:
-        self.after, self.deltas, self.is_until_settled = after, deltas, bool(until)
+        self.after, self.deltas, self.is_until_settled, self.is_whole = after, deltas, bool(until), whole
 
 
 @routes.get(
@@ -174,6 +175,7 @@ async def follow(
         after=after,
         deltas=wanted.deltas,
         until_settled=wanted.is_until_settled,
+        is_whole=wanted.is_whole,
     )
     return SseResponse(gateway, stream)
 
@@ -201,6 +203,7 @@ async def follow_ws(
         after=wanted.after,
         deltas=wanted.deltas,
         until_settled=wanted.is_until_settled,
+        is_whole=wanted.is_whole,
     )
     writing = asyncio.create_task(_write_ws(socket, gateway, stream))
     reading = asyncio.create_task(_read_ws(socket))

@@ -22,12 +22,17 @@ from broker.specs.labels import Labels
 from broker.specs.policies import PLUGIN_NAME, ConfirmationPolicy
 from broker.specs.timing import MessagePolicy
 from deckhands.server.dependencies import MAX_REASON
-from deckhands.tasks.requests import MAX_TOOLS
+from deckhands.tasks.images import MAX_IMAGES
+from deckhands.tasks.requests import MAX_SECRETS, MAX_TOOLS
 from deckhands.tasks.tasks import MAX_TASK_CHARS
 
 ID = "01K9QGZ1T2V3W4X5Y6Z7A8B9C0"
 MAX_MODEL = 300
 EVENT = {"id": 2, "kind": "action.message", "source": "user", "content": "List the files", "wait_for_response": False}
+
+
+ImageUrl = Annotated[str, Field(pattern=r"^(https?://|data:image/)")]
+"""Never a path: it would be one of the server's machine."""
 
 
 class Begun(BaseModel):
@@ -115,6 +120,7 @@ class NewMessage(BaseModel):
     """A message to the agent.
 
     Attributes:
+        images: pictures: addresses, or data URLs.
         model: the profile or model to continue with; null keeps the current one.
         double_texting: what it does if the agent works; null: what the conversation says.
     """
@@ -122,6 +128,7 @@ class NewMessage(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     content: str = Field(min_length=1, max_length=MAX_TASK_CHARS, examples=["And the hidden ones?"])
+    images: Annotated[tuple[ImageUrl, ...], Field(max_length=MAX_IMAGES)] = ()
     model: str | None = Field(default=None, min_length=1, max_length=MAX_MODEL)
     double_texting: MessagePolicy | None = None
 
@@ -191,6 +198,16 @@ class ChangedConversation(BaseModel):
     tools: Annotated[tuple[str, ...], Field(max_length=MAX_TOOLS)] = ()
     labels: Labels | None = None
     reason: str = Field(min_length=1, max_length=MAX_REASON)
+
+
+class NewSecrets(BaseModel):
+    """Secrets by name, which commands may use and nobody may read; those of the same names are replaced."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    secrets: Annotated[dict[str, str], Field(min_length=1, max_length=MAX_SECRETS, repr=False)] = Field(
+        examples=[{"TOKEN": "abc-123-def"}]
+    )
 
 
 class Command(BaseModel):

@@ -11,9 +11,10 @@ from broker.specs.policies import ConfirmationPolicy
 from deckhands.client.beginning import OFFERS_LIMIT_SECONDS
 from deckhands.client.changing import Change
 from deckhands.client.client import Client
+from deckhands.client.secret_keeping import keep_secrets
 from deckhands.server.conversations import CONFLICT, Acts, Operated, Written
 from deckhands.server.dependencies import GatewayOf, Operator, Reader, Reason, Writer
-from deckhands.server.models import ChangedConversation, Command, Done, Executed
+from deckhands.server.models import ChangedConversation, Command, Done, Executed, NewSecrets
 
 routes = APIRouter(prefix="/conversations", tags=["conversations"])
 
@@ -50,6 +51,14 @@ async def change(
         new.reason,
         lambda client: client.change(conversation_id, wanted, model=new.model),
     )
+
+
+@routes.put("/{conversation_id}/secrets", status_code=204)
+async def set_secrets(gateway: GatewayOf, principal: Writer, conversation_id: Written, new: NewSecrets) -> Response:
+    """Add secrets, or replace those of the same names. Their values are in no log."""
+    await gateway.record(principal, "secrets", conversation_id, ", ".join(sorted(new.secrets)))
+    await keep_secrets(gateway.client.secrets, conversation_id, new.secrets)
+    return Response(status_code=204)
 
 
 def _policy(said: ConfirmationPolicy | str | None) -> ConfirmationPolicy | None:

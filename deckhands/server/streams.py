@@ -49,6 +49,7 @@ class EventStream:
     Args:
         after: the last event that the reader has.
         deltas: hand out pieces of replies too.
+        is_whole: hand out long texts whole.
         until_settled: end with a summary when the conversation has settled.
     """
 
@@ -61,9 +62,10 @@ class EventStream:
         after: int = 0,
         deltas: bool = False,
         until_settled: bool = False,
+        is_whole: bool = False,
     ) -> None:
         self._gateway, self._principal, self._conversation_id = gateway, principal, conversation_id
-        self._after, self._deltas = after, deltas
+        self._after, self._deltas, self._is_whole = after, deltas, is_whole
         self._tally = Tally() if until_settled else None
         self._queue: asyncio.Queue[Item] = asyncio.Queue(QUEUED)
         self._checked = asyncio.get_running_loop().time()
@@ -140,7 +142,9 @@ class EventStream:
 
     async def _follow(self) -> bool:
         """Read until the stream ends; False: the store went away."""
-        events = self._gateway.follower.tail(self._conversation_id, after=self._after, is_lenient=True)
+        events = self._gateway.follower.tail(
+            self._conversation_id, after=self._after, is_whole=self._is_whole, is_lenient=True
+        )
         try:
             async with contextlib.aclosing(events):
                 async for event in events:

@@ -40,6 +40,7 @@ BODIES: dict[str, Any] = {
     "messages": {"content": "hello"},
     "confirm": {},
     "reject": {},
+    "secrets": {"secrets": {"TOKEN": "abc-123-def"}},
     "execute": {"command": "ls"},
     "PATCH": {"labels": {"team": "x"}, "reason": "test"},
     "fork": {},

@@ -1,4 +1,4 @@
-"""What a caller does to an agent at work over HTTP, and its effect: real workers, one cluster for all."""
+"""What a caller does to an agent at work over HTTP, with its effects: real workers, one cluster for all."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
         environment = found.environment(folder / "home", LLM_MODEL=default)
         for module in ("controller_worker", "tool_worker"):
             await stack.enter_async_context(worker(module, environment))
+        await found.working()
         yield found
 
 

@@ -133,6 +133,8 @@ async def test_hostile_input_gets_its_status_and_begins_nothing(server: Served) 
             assert (answer.status_code, answer.json()["code"]) == (status, code), body[:40]
         plain = await client.post("/conversations", content=b"{}", headers={"Content-Type": "text/plain"})
         assert plain.json()["code"] == "unsupported_media_type"
+        traced = await client.request("TRACE", "/conversations", content=b"x")
+        assert (traced.status_code, traced.json()["code"]) == (405, "method_not_allowed")
         assert (await client.get("/conversations")).json()["conversations"] == []
         head = b"POST /conversations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         assert await _status(server.port, head + f"Content-Length: {2**20 + 1}\r\n\r\n".encode()) == 413

@@ -1,0 +1,140 @@
+"""One program, run embedded, on a cluster's store and through a server: the same result."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from pydantic import BaseModel
+
+from broker.runtime.errors import UnknownConversation, UsageError
+from deckhands import AsyncConversation, ConfirmationPolicy, Event, Limits, NotBegun, TransferFailed
+from tests.integration.command_line import run_command, script
+from tests.served_stores import environment_with, worker
+from tests.server_parts import Served, served
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+LIMIT = 120.0
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256))
+
+
+class Verdict(BaseModel):
+    """What the agent returns."""
+
+    is_good: bool
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    folder = tmp_path_factory.mktemp("places")
+    async with AsyncExitStack() as stack:
+        found = await stack.enter_async_context(served(folder / "log", environment_with(folder)))
+        environment = found.environment(folder / "home")
+        for module in ("controller_worker", "tool_worker"):
+            await stack.enter_async_context(worker(module, environment))
+        await found.working()
+        yield found
+
+
+async def program(model: str, folder: Path, **place: Any) -> list[Any]:
+    """Use every method that all places have, and return what was seen."""
+    seen: list[Any] = []
+    told: list[Event] = []
+    talk = AsyncConversation(
+        model=model, output=Verdict, callbacks=[told.append], confirmation="always", labels={"team": "poets"}, **place
+    )
+    async with talk:
+        with pytest.raises(NotBegun):
+            await talk.state()
+        await talk.set_limits(Limits(max_iterations=30))
+        streamed = [item.kind async for item in talk.stream("Look") if isinstance(item, Event)]
+        seen.append((streamed[0], streamed[-1]))
+        asked = await talk.state()
+        seen.append((asked.state, asked.labels))
+        await talk.reject(reason="Not one.")
+        seen.append((await talk.wait(timeout_seconds=LIMIT)).state)
+        await talk.confirm(edited={"command": "echo edited > two.txt"})
+        seen.append((await talk.wait(timeout_seconds=LIMIT)).state)
+        await talk.set_confirmation_policy(ConfirmationPolicy(mode="never"), by="ann", reason="trust")
+        await talk.set_labels({"team": "editors"})
+        await talk.confirm()
+        outcome = await talk.wait(timeout_seconds=LIMIT)
+        seen.append((outcome.state, outcome.message, outcome.output, outcome.summary.labels))
+
+        seen.append(await talk.files.read("two.txt"))
+        await talk.files.write("d/by hand.txt", "here")
+        await talk.files.upload(folder / "up", "up")
+        seen.append([(entry.name, entry.kind) for entry in await talk.files.list()])
+        for path in ("d", "up/a.txt"):
+            target = folder / "down"
+            target.mkdir(parents=True, exist_ok=True)
+            await talk.files.download(path, target)
+        seen.append(sorted(str(file.relative_to(target)) for file in target.rglob("*")))
+        with pytest.raises(TransferFailed):
+            await talk.files.read("none.txt")
+        done = await talk.execute("cat two.txt; (exit 3)", by="ann", reason="a look")
+        seen.append((done.output.strip(), done.exit_code))
+        with pytest.raises(UsageError, match="The command is empty"):
+            await talk.execute(" ")
+
+        await talk.send_message("Again", images=[PNG])
+        seen.append((await talk.wait(timeout_seconds=LIMIT)).message)
+        events = await talk.events()
+        assert [event.id for event in told] == [event.id for event in events]
+        shown = [event for event in events if event.kind != "conversation.operator_acted"]
+        seen.append([event.kind for event in shown if event.source == "user" or event.kind.startswith("action")])
+        seen.append(max(len(str(event)) for event in events) > 100_000)
+        fork = await talk.fork(at=2, model=model)
+        assert fork.id not in ("", talk.id)
+        await fork.pause()
+        await fork.cancel(wait_seconds=LIMIT)
+        seen.append((await fork.state()).state)
+        await talk.close()
+        with pytest.raises(UsageError, match="closed"):
+            await talk.send_message("Hello?")
+        seen.append((await talk.metrics()).accumulated_cost)
+    return seen
+
+
+async def test_one_program_has_one_result_everywhere(
+    server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("DECKHANDS_URL", "LLM_MODEL", "LLM_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("DECKHANDS_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("DECKHANDS_SANDBOX", "none")
+    verdict = {"tool_calls": [{"name": "finish", "arguments": {"message": "Good.", "output": {"is_good": True}}}]}
+    commands = [
+        run_command(command) for command in ("echo one > one.txt", "ls", "head -c 200000 /dev/zero | tr '\\0' x")
+    ]
+    again = {"tool_calls": [{"name": "finish", "arguments": {"message": "Again.", "output": {"is_good": True}}}]}
+    model = script(tmp_path / "model.json", *commands, verdict, again)
+    monkeypatch.setenv("DECKHANDS_API_KEY", await server.token())
+    places = {"embedded": {}, "store": {"cluster": server.log.worker}, "server": {"cluster": server.url}}
+    found = {}
+    for name, place in places.items():
+        folder = tmp_path / name
+        (folder / "up").mkdir(parents=True)
+        (folder / "up" / "a.txt").write_text("a")
+        found[name] = await program(model, folder, **place)
+    assert found["store"] == found["embedded"]
+    assert found["server"] == found["embedded"]
+
+
+async def test_a_server_says_who_may_and_what_exists(server: Served) -> None:
+    token = await server.token()
+    async with AsyncConversation(cluster=server.url, api_key=token, conversation_id="no-such-one") as talk:
+        with pytest.raises(UnknownConversation):
+            await talk.send_message("Look")
+    async with AsyncConversation(cluster=server.url, api_key="dh_nonsense") as talk:
+        with pytest.raises(Exception, match="key") as refused:
+            await talk.send_message("Look")
+        assert getattr(refused.value, "code", "") == "unauthorized"
+    for wrong in ("ftp://x", "https://user:password@host", "https://"):
+        with pytest.raises(UsageError) as raised:
+            AsyncConversation(cluster=wrong)
+        assert "password@" not in str(raised.value)
