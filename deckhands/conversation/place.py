@@ -52,11 +52,18 @@ def check_cluster(cluster: str | None) -> None:
             remedy=f"Pass {', '.join(f'{scheme}…' for scheme in (*STORES, *SERVERS))}; or leave it out for a private "
             "cluster.",
         )
-    if cluster.startswith(SERVERS) and ("@" in cluster or not urlsplit(cluster).hostname):
+    if cluster.startswith(SERVERS) and ("@" in cluster or not _host_in(cluster)):
         raise UsageError(
             "The address of the server has a name and password, or no host.",
             remedy="Pass the API key by api_key=, or set DECKHANDS_API_KEY.",
         )
+
+
+def _host_in(address: str) -> str | None:
+    try:
+        return urlsplit(address).hostname
+    except ValueError:  # such as half of an IPv6 address
+        return None
 
 
 def is_server(cluster: str | None) -> bool:

@@ -46,12 +46,12 @@ def test_both_are_made_of_the_same() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            {"cluster": "https://example.org"},
-            "The cluster 'https://example.org' is not the address of a store. Pass redis",
-        ),
-        ({"cluster": "http://user:word@h"}, "The cluster 'h' is not"),
-        ({"cluster": 5}, "The cluster 5 is not"),
+        ({"cluster": "example.org"}, "The cluster 'example.org' is neither the address of a store nor of a server."),
+        ({"cluster": "user:word@h"}, "The cluster 'h' is neither"),
+        ({"cluster": 5}, "The cluster 5 is neither"),
+        ({"cluster": "http://user:word@h"}, "The address of the server has a name and password, or no host."),
+        ({"cluster": "https://"}, "The address of the server has"),
+        ({"cluster": "https://[x"}, "The address of the server has"),
         ({"output": int}, "The argument output is <class 'int'>. Pass a Pydantic model."),
         ({"tools": "weather"}, "The argument tools is one tool."),
         ({"tools": [5]}, "5 is no tool."),
