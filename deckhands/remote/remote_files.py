@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import io
-import tarfile
 from pathlib import Path
 from urllib.parse import quote
 
 from broker.coordination.transfers import FileEntry
 from broker.runtime.errors import UsageError
 from deckhands.remote.server_calls import ServerCalls
+from deckhands.transfers.packed_files import unpack
 
 LONG_SECONDS = 900.0
 TAR = "application/x-tar"
@@ -60,7 +60,7 @@ class RemoteFiles:
         content, kind = await self._fetched(conversation_id, path)
         try:
             await asyncio.to_thread(_put, content, kind, path, target)
-        except (OSError, tarfile.TarError) as error:
+        except OSError as error:
             raise UsageError(f"{target} cannot be written: {error}.", remedy="Name another target.") from error
 
     async def list(self, conversation_id: str, path: str = ".") -> list[FileEntry]:
@@ -84,13 +84,8 @@ def _files_in(source: Path) -> list[Path]:
 
 
 def _put(content: bytes, kind: str, path: str, target: Path) -> None:
-    name = path.rstrip("/").rpartition("/")[2]
-    place = target / name if target.is_dir() else target
-    if kind != TAR:
-        place.write_bytes(content)
+    if kind == TAR:
+        unpack(io.BytesIO(content), target, lambda: None, is_packed=False)
         return
-    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-        for member in archive.getmembers():
-            parts = Path(member.name).parts[1:]
-            member.name = str(Path(place.name, *parts))
-            archive.extract(member, place.parent, filter="data")
+    name = path.rstrip("/").rpartition("/")[2]
+    (target / name if target.is_dir() else target).write_bytes(content)

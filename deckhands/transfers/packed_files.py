@@ -12,6 +12,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -73,52 +74,69 @@ def pack(source: Path, target: IO[bytes]) -> list[str]:
     return without_bits
 
 
-def unpack(content: IO[bytes], target: Path, check: Callable[[], None]) -> Unpacked:
-    """Write what a packed tar file has into an existing directory, or under a new name.
+def unpack(content: IO[bytes], target: Path, check: Callable[[], None], *, is_packed: bool = True) -> Unpacked:
+    """Write what a tar file has into an existing directory, or under a new name.
 
     Args:
         check: called when all has been read; raises if it is not what was sent.
+        is_packed: whether the file is compressed, by zstandard.
 
     Raises:
-        UsageError: it is too large, or something in the target is in the way.
+        UsageError: it is too large or no whole tar file, or something in the target is in the way.
         OSError: the target cannot be written.
     """
     is_inside = target.is_dir()
     folder = target if is_inside else target.parent
     draft = Path(tempfile.mkdtemp(prefix=".deckhands-", dir=folder))
     try:
-        done = _extracted(content, draft, "" if is_inside else target.name)
+        with zstandard.ZstdDecompressor().stream_reader(content) if is_packed else nullcontext(content) as stream:
+            done = _extracted(stream, draft, "" if is_inside else target.name)
         check()
         for made in sorted(draft.iterdir()):
             _move(made, folder / made.name)
+    except (tarfile.TarError, zstandard.ZstdError, EOFError) as error:
+        raise UsageError("What came is no tar file, or a part of one.", remedy="Copy it again.") from error
+    else:
         return done
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _extracted(content: IO[bytes], draft: Path, name: str) -> Unpacked:
-    done = Unpacked()
-    with (
-        zstandard.ZstdDecompressor().stream_reader(content) as stream,
-        tarfile.open(fileobj=stream, mode="r|") as archive,
-    ):
+def _extracted(stream: IO[bytes], draft: Path, name: str) -> Unpacked:
+    """Write one file or directory, under a name; empty: the one that it has."""
+    done, top = Unpacked(), ""
+    with tarfile.open(fileobj=stream, mode="r|") as archive:
         for member in archive:
             original = member.name
             archive.members = []  # type: ignore[attr-defined]  # a hundred thousand of them would stay in memory
-            if name:
-                member.name = "/".join([name, *original.split("/")[1:]])
             done.size_bytes += member.size
             if done.size_bytes > MAX_COPY_BYTES:
                 raise UsageError(f"It has more than {MAX_COPY_BYTES:,} bytes.", remedy="Take a part of it.")
+            first, *inner = original.split("/")
+            top = top or first
+            is_one = first == top not in ("", ".", "..") and ".." not in inner
+            place = draft / (name or top)
             try:
-                archive.extract(member, draft, filter="data")
+                if not is_one or (member.islnk() and not _is_below(top, member.linkname)):
+                    raise tarfile.OutsideDestinationError(member, original)
+                if inner:
+                    member.name = "/".join(inner)
+                    member.linkname = member.linkname.removeprefix(f"{top}/") if member.islnk() else member.linkname
+                    archive.extract(member, place, filter="data")
+                else:
+                    member.name = place.name
+                    archive.extract(member, draft, filter="data")
             except tarfile.FilterError:
                 done.skipped.append(original)
                 continue
             done.files += 1
-        while stream.read(2**20):
-            pass
+    while stream.read(2**20):
+        pass
     return done
+
+
+def _is_below(top: str, path: str) -> bool:
+    return path.startswith(f"{top}/") and ".." not in path.split("/")
 
 
 def _move(made: Path, place: Path) -> None:
