@@ -27,13 +27,16 @@ SCRIPT = [
 class Nodes(FaultCluster):
     """Nodes by name, with a directory each."""
 
+    _begun = 0
+
     def start_node(self, name: str, **offered: str) -> None:
         settings = {"DECKHANDS_SANDBOX": "none", **offered}
         directory = str(self.root / name)
         self.start_tool(name, DECKHANDS_NODE=name, DECKHANDS_NODE_DIR=directory, **settings)
 
     async def begin(self, workspace: WorkspaceSpec, turns: list[dict[str, object]] = SCRIPT) -> str:
-        script = self.root / "script.json"
+        self._begun += 1  # a file of its own: nobody reads it while it is written
+        script = self.root / f"script-of-{self._begun}.json"
         script.write_text(json.dumps({"turns": turns}))
         return await self.client.submit(
             "do it", agent=AgentSpec(llm=LLMSpec(model=f"scripted/{script}")), workspace=workspace
