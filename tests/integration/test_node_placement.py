@@ -35,7 +35,7 @@ class Nodes(FaultCluster):
         self.start_tool(name, DECKHANDS_NODE=name, DECKHANDS_NODE_DIR=directory, **settings)
 
     async def begin(self, workspace: WorkspaceSpec, turns: list[dict[str, object]] = SCRIPT) -> str:
-        self._begun += 1  # a file of its own: nobody reads it while it is written
+        self._begun += 1  # a separate file: nobody reads it while it is written
         script = self.root / f"script-of-{self._begun}.json"
         script.write_text(json.dumps({"turns": turns}))
         return await self.client.submit(

@@ -1,4 +1,4 @@
-"""What a directory out of a workspace becomes on this machine; whoever filled the workspace chose its names and links."""
+"""What a directory out of a workspace becomes on this machine; an agent may have chosen its names and links."""
 
 from __future__ import annotations
 
