@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from broker.runtime.errors import UsageError
@@ -42,23 +43,24 @@ class Configuration:
     notices: list[str] = field(default_factory=list)
 
 
-def configuration(env: Mapping[str, str], directory: Path) -> Configuration:
+def configuration(env: Mapping[str, str], directory: Path, *, others: Collection[str] = ()) -> Configuration:
     """Read the files that configure a command.
 
     Args:
         env: the environment of the command.
         directory: its working directory.
+        others: further variables that are taken from `.env`.
 
     Raises:
         UsageError: a file cannot be read or used; names it.
     """
     found = Configuration()
     named = env.get(CONFIG_FILE, "").strip()
-    for path, read in ((directory / DOTENV, _of_dotenv), (Path(named or directory / TOML).expanduser(), _of_toml)):
+    for path, read in ((directory / DOTENV, partial(_of_dotenv, others)), (Path(named or directory / TOML).expanduser(), _of_toml)):
         is_named = bool(named) and read is _of_toml
         if not (is_named or path.is_file()):
             continue
-        reason = "" if is_named else next(_doubts(path, env), "")
+        reason = "" if is_named else doubt_about(path, env)
         try:
             values = read(path)
             if not reason:
@@ -78,11 +80,11 @@ def configuration(env: Mapping[str, str], directory: Path) -> Configuration:
     return found
 
 
-def _of_dotenv(path: Path) -> dict[str, str]:
+def _of_dotenv(others: Collection[str], path: Path) -> dict[str, str]:
     from dotenv import dotenv_values
 
     values = dotenv_values(path, interpolate=False, encoding="utf-8")
-    return {name: text for name, text in values.items() if text and name.startswith(OURS)}
+    return {name: text for name, text in values.items() if text and (name.startswith(OURS) or name in others)}
 
 
 def _of_toml(path: Path) -> dict[str, str]:
@@ -120,6 +122,11 @@ def _unusable(path: Path, error: Exception) -> UsageError:
         return UsageError(f"{path}: {error.message}", remedy=error.remedy)
     what = error.strerror if isinstance(error, OSError) else str(error)
     return UsageError(f"The file {path} cannot be read: {what}.", remedy="Correct it, or move it away.")
+
+
+def doubt_about(path: Path, env: Mapping[str, str]) -> str:
+    """Say why somebody else may have written a file of the working directory; empty: nobody else may."""
+    return next(_doubts(path, env), "")
 
 
 def _doubts(path: Path, env: Mapping[str, str]) -> Iterator[str]:

@@ -6,7 +6,7 @@ Holds: the environment is read once, when a command starts, and handed to the wo
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Collection, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,8 +19,13 @@ MODEL_VARIABLES = ("LLM_MODEL", "LITELLM_MODEL")
 PROFILES_VARIABLE = "LLM_CONFIG"
 
 
-def read_configuration_files(env: MutableMapping[str, str] = os.environ) -> list[str]:
+def read_configuration_files(
+    env: MutableMapping[str, str] = os.environ, *, others: Collection[str] = ()
+) -> list[str]:
     """Add what `.env` and `deckhands.toml` say to the environment of this process, and return what to tell about it.
+
+    Args:
+        others: variables that are taken from `.env` besides our own.
 
     Raises:
         UsageError: a file cannot be read or used.
@@ -29,7 +34,7 @@ def read_configuration_files(env: MutableMapping[str, str] = os.environ) -> list
         directory = Path.cwd()
     except OSError:  # it has been removed; so it has no files
         return []
-    found = configuration(env, directory)
+    found = configuration(env, directory, others=others)
     env.update(found.values)
     return found.notices
 

@@ -55,10 +55,10 @@ def _load(verb: Verb) -> None:
     signal.signal(signal.SIGINT, before)
 
 
-def call(arguments: Sequence[str]) -> int:
-    """Run a verb with its arguments and return the exit code."""
+def call(arguments: Sequence[str], command: click.Command = cli, *, name: str = "deckhands") -> int:
+    """Run a verb, or another command, with its arguments and return the exit code."""
     try:
-        code = cli.main(list(arguments), standalone_mode=False, prog_name="deckhands")
+        code = command.main(list(arguments), standalone_mode=False, prog_name=name)
     except click.ClickException as error:
         text = io.StringIO()
         error.show(text)

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from broker.contract.actions import ChangeAgentStateAction, RiskyAction
 from broker.contract.events import ConfirmationStatus, Event, ModelReply
 from broker.runtime.errors import EventsLost
+from broker.specs.agent_state import AgentState
 from deckhands.client.client import Client
 from deckhands.reading.summary import Tally
 
@@ -30,6 +31,7 @@ async def follow(
     *,
     ask: Ask | None,
     show_rest: Callable[[], Awaitable[None]],
+    reply: str | None = None,
 ) -> None:
     """Pass on the events of a conversation until it settles.
 
@@ -37,8 +39,9 @@ async def follow(
         tally: takes the events in.
         ask: says whether an action may run; None: nobody can be asked, and a question ends it.
         show_rest: called before each reply is passed on.
+        reply: what is said to an agent that waits for a message; None: its question ends it.
     """
-    following = _Following(client, conversation_id, tally, on_event, ask=ask, show_rest=show_rest)
+    following = _Following(client, conversation_id, tally, on_event, ask=ask, show_rest=show_rest, reply=reply)
     after = 0
     while True:
         try:
@@ -61,7 +64,9 @@ class _Following:
         *,
         ask: Ask | None,
         show_rest: Callable[[], Awaitable[None]],
+        reply: str | None,
     ) -> None:
+        self._reply = reply
         self._client = client
         self._conversation_id = conversation_id
         self._tally = tally
@@ -92,6 +97,10 @@ class _Following:
                 continue
             self._answer = None  # the log has lost it, if there was one
             asked = self._waiting.get(tally.status.asked_id or 0)
+            if self._reply is not None and tally.status.state is AgentState.AWAITING_USER_INPUT:
+                await self._client.send_message(self._conversation_id, self._reply)
+                self._answered_at = tally.last_event_id
+                continue
             if self._ask is None or asked is None:
                 return
             answer = self._client.confirm if await self._ask(asked) else self._client.reject

@@ -107,6 +107,7 @@ class Watcher:
         ask: says whether an action may run. With None nobody can be asked, and the run ends at the first question.
         interrupted: set it to stop the conversation in order.
         on_piece: gets parts of replies while they are written, and may miss some. With None there is no streaming.
+        reply: what is said to an agent that waits for a message. With None its question ends the run.
         at_once: ends every process at once; the run sets it.
     """
 
@@ -115,6 +116,7 @@ class Watcher:
     on_notice: Notice = lambda _: None
     on_piece: OnPiece | None = None
     ask: Ask | None = None
+    reply: str | None = None
     interrupted: asyncio.Event = field(default_factory=asyncio.Event)
     at_once: Callable[[], None] = lambda: None
 
@@ -211,7 +213,7 @@ async def carry_out(
     tally, live = Tally(), LiveText(client.store, conversation_id)
     show_rest = partial(_show_rest, live, watcher.on_piece)
     following = asyncio.ensure_future(
-        follow(client, conversation_id, tally, on_event, ask=watcher.ask, show_rest=show_rest)
+        follow(client, conversation_id, tally, on_event, ask=watcher.ask, show_rest=show_rest, reply=watcher.reply)
     )
     interruption = asyncio.ensure_future(watcher.interrupted.wait())
     breakage = asyncio.ensure_future(broken) if broken is not None else asyncio.get_running_loop().create_future()

@@ -1,0 +1,147 @@
+"""The keys of OpenHands' `config.toml` (V0, OpenHands 6.1, 12): which are taken, and what is said about the others.
+
+Holds: a key that would change what a run does and cannot be taken is refused; one that changes nothing here is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+Kind = Literal["text", "flag", "whole", "number", "texts", "table"]
+
+TAKEN: Mapping[str, Mapping[str, Kind]] = {
+    "core": {
+        "default_agent": "text",
+        "disable_color": "flag",
+        "enable_browser": "flag",
+        "enable_default_condenser": "flag",
+        "git_user_email": "text",
+        "git_user_name": "text",
+        "max_budget_per_task": "number",
+        "max_iterations": "whole",
+        "runtime": "text",
+        "save_trajectory_path": "text",
+        "workspace_base": "text",
+    },
+    "agent": {
+        "disabled_microagents": "texts",
+        "enable_browsing": "flag",
+        "enable_cmd": "flag",
+        "enable_condensation_request": "flag",
+        "enable_editor": "flag",
+        "enable_finish": "flag",
+        "enable_history_truncation": "flag",
+        "enable_jupyter": "flag",
+        "enable_plan_mode": "flag",
+        "enable_prompt_extensions": "flag",
+        "enable_som_visual_browsing": "flag",
+        "enable_think": "flag",
+        "llm_config": "text",
+    },
+    "sandbox": {
+        "base_container_image": "text",
+        "runtime_container_image": "text",
+        "runtime_startup_env_vars": "table",
+        "use_host_network": "flag",
+    },
+    "security": {"confirmation_mode": "flag", "security_analyzer": "text"},
+}
+"""By section, with the kind of each value. In the environment, keys of `core` stand without a prefix."""
+
+LLM_KEYS = frozenset(
+    {
+        *("api_key", "api_version", "aws_access_key_id", "aws_region_name", "aws_secret_access_key", "base_url"),
+        *("caching_prompt", "completion_kwargs", "custom_llm_provider", "disable_stop_word", "disable_vision"),
+        *("drop_params", "input_cost_per_token", "max_input_tokens", "max_message_chars", "max_output_tokens", "model"),
+        *("modify_params", "native_tool_calling", "num_retries", "ollama_base_url", "openrouter_app_name"),
+        *("openrouter_site_url", "output_cost_per_token", "reasoning_effort", "retry_max_wait", "retry_min_wait"),
+        *("retry_multiplier", "safety_settings", "seed", "temperature", "timeout", "top_k", "top_p"),
+    }
+)
+"""Of `[llm]`: they become `LLM_…` variables of the controller worker, which checks their values."""
+
+WITHOUT_EFFECT: Mapping[str, Mapping[str, str]] = {
+    "core": {
+        "cache_dir": "nothing is cached there",
+        "cli_multiline_input": "nobody types here",
+        "client_wait_timeout": "there is no client to wait for",
+        "conversation_max_age_seconds": "the files of a run stay until you remove them",
+        "debug": "set DECKHANDS_DEBUG=1",
+        "file_store": "the log is always kept, see DECKHANDS_HOME",
+        "file_store_path": "the log is kept in DECKHANDS_HOME",
+        "jwt_secret": "there are no sessions to sign",
+        "max_concurrent_conversations": "a run is one conversation",
+        "mcp_host": "there is no server to reach",
+        "run_as_openhands": "a sandbox maps users by itself",
+        "save_screenshots_in_trajectory": "a trajectory has no screenshots",
+        "workspace_mount_path": "the workspace has the same path inside and outside",
+        "workspace_mount_path_in_sandbox": "the workspace has the same path inside and outside",
+        "workspace_mount_rewrite": "the workspace has the same path inside and outside",
+    },
+    "agent": {
+        "enable_llm_editor": "there is no editor that asks a model",
+        "enable_mcp": "tools come from DECKHANDS_MCP",
+        "memory_enabled": "there is no such memory",
+        "memory_max_threads": "there is no such memory",
+    },
+    "llm": {
+        "correct_num": "there is no editor that asks a model",
+        "custom_tokenizer": "tokens are estimated without one",
+        "for_routing": "a router names its profiles",
+        "log_completions": "replies are in the log, prompts are never stored",
+        "log_completions_folder": "replies are in the log, prompts are never stored",
+    },
+    "sandbox": {
+        "close_delay": "a workspace ends with its run",
+        "enable_auto_lint": "the editor does not lint",
+        "force_rebuild_runtime": "no image is built",
+        "initialize_plugins": "there are no plug-ins to start",
+        "keep_runtime_alive": "a workspace ends with its run",
+        "local_runtime_url": "the workspace is on this machine",
+        "pause_closed_runtimes": "a workspace ends with its run",
+        "platform": "no image is built",
+        "remote_runtime_api_timeout": "the workspace is on this machine",
+        "rm_all_containers": "a workspace ends with its run",
+        "timeout": "the agent names the time-out of a command",
+        "user_id": "a sandbox maps users by itself",
+        "vscode_port": "there is no VS Code in a workspace",
+    },
+    "security": {"enable_security_analyzer": "confirmation_mode decides whether risks count"},
+}
+"""Keys that change nothing here, and why."""
+
+REFUSED: Mapping[str, Mapping[str, str]] = {
+    "core": {
+        "replay_trajectory_path": "Import the trajectory: `deckhands import FILE`, then `deckhands replay ID`.",
+        "search_api_key": "Offer a search tool by an MCP server, in the file that DECKHANDS_MCP names.",
+    },
+    "agent": {
+        "classpath": "Register the agent as a plug-in, see docs/adding-things.md.",
+        "cli_mode": "Use `deckhands run` at a terminal.",
+        "condenser": "A run has the default condenser.",
+        "model_routing": "Set LLM_ROUTER, see docs/models.md.",
+        "system_prompt_filename": "Put the instructions into AGENTS.md in the workspace.",
+    },
+    "sandbox": {
+        "additional_networks": "Use the sandbox of DECKHANDS_SANDBOX.",
+        "browsergym_eval_env": "There is no BrowserGym here.",
+        "docker_runtime_kwargs": "Set DECKHANDS_DOCKER_CPUS and DECKHANDS_WORKSPACE_MEMORY_BYTES.",
+        "enable_gpu": "Use a node with the label gpu, see docs/workspaces.md.",
+        "runtime_extra_deps": "Put it into .openhands/setup.sh in the workspace.",
+        "selected_repo": "Clone the repository into the workspace first.",
+        "trusted_dirs": "Name the workspace with -d.",
+        "volumes": "Name the workspace with -d; nothing else is mounted.",
+    },
+    "security": {},
+    "llm": {},
+}
+"""Keys that would change what a run does, and what to do instead."""
+
+SECTIONS_REFUSED: Mapping[str, str] = {
+    "condenser": "A run has the default condenser; `[core] enable_default_condenser = false` turns it off.",
+    "extended": "Remove the section.",
+    "kubernetes": "Use the cluster of docs/deployment.md.",
+    "mcp": "Name the servers in a file, and the file by DECKHANDS_MCP (docs/tools.md).",
+    "model_routing": "Set LLM_ROUTER, see docs/models.md.",
+}

@@ -1,0 +1,176 @@
+"""Files below a directory in which an agent may have changed anything, read and written from outside of its sandbox.
+
+Holds: no path leads out of the directory, by `..` or by a link, also not by one that is put there meanwhile; a file is
+replaced as a whole; nothing waits for a FIFO.
+Does not: follow links that stay inside, or create the directory.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import posixpath
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from broker.runtime.errors import DeckhandsError, UsageError
+
+MAX_READ_BYTES = 16 * 2**20
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class PathDenied(UsageError):
+    """A path leads out of the workspace."""
+
+    code = "path_denied"
+
+
+def path_inside(root: Path, text: str, *, what: str) -> str:
+    """Return a path relative to a directory; a relative one is taken to be so already.
+
+    Raises:
+        PathDenied: it leads out of it, or is the directory itself.
+    """
+    found = posixpath.normpath(posixpath.relpath(text, root) if posixpath.isabs(text) else text or ".")
+    if found == "." or found.split("/")[0] == ".." or "\0" in found:
+        raise PathDenied(
+            f"{what} is {ascii(text)[:300]}, which is not inside the workspace {root}.",
+            remedy="Name a path below the workspace.",
+        )
+    return found
+
+
+class Inside:
+    """The files below a directory, which must exist.  Paths are relative to it, as `path_inside` returns them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def write(self, path: str, content: bytes) -> None:
+        """Write a whole file, and the folders before it.
+
+        Raises:
+            PathDenied: a part of the path is a link, or no folder.
+            DeckhandsError: it cannot be written.
+        """
+        with self._folder_of(path) as (folder, name):
+            temporary = f".{name[:100]}.{secrets.token_hex(6)}"
+            with os.fdopen(os.open(temporary, _NEW, 0o644, dir_fd=folder), "wb") as file:
+                file.write(content)
+            os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+
+    def create(self, path: str) -> BinaryIO:
+        """Open a new file to be written, in the place of one that is there; raises what `write` does."""
+        with self._folder_of(path) as (folder, name):
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=folder)
+            return os.fdopen(os.open(name, _NEW, 0o644, dir_fd=folder), "wb")
+
+    def make(self, path: str) -> None:
+        """Make a folder and those before it; raises what `write` does."""
+        with self._folder_of(f"{path}/."):
+            return
+
+    def read(self, path: str) -> bytes | None:
+        """Return what a file holds; None if there is none, or if it is no regular file inside.
+
+        Raises:
+            DeckhandsError: it is too large, or cannot be read.
+        """
+        with self._folder_of(path, makes=False) as (folder, name):
+            if folder < 0:
+                return None
+            try:
+                descriptor = os.open(
+                    name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
+                )
+            except FileNotFoundError:
+                return None
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                os.close(descriptor)
+                return None
+            with os.fdopen(descriptor, "rb") as file:
+                if found.st_size > MAX_READ_BYTES:
+                    raise DeckhandsError(
+                        f"{self.root / path} has more than {MAX_READ_BYTES // 2**20} MiB.", remedy="Make it smaller."
+                    )
+                return file.read(MAX_READ_BYTES)
+
+    def move(self, path: str, name: str) -> None:
+        """Give a file another name in its folder, in the place of what has it; without effect if there is no file."""
+        with self._folder_of(path, makes=False) as (folder, old):
+            if folder >= 0:
+                with suppress(FileNotFoundError):
+                    os.rename(old, name, src_dir_fd=folder, dst_dir_fd=folder)
+
+    def files(self, path: str) -> list[str]:
+        """Return the paths of the regular files below a folder, sorted; links are left out."""
+        with self._folder_of(f"{path}/.", makes=False) as (folder, _):
+            if folder < 0:
+                return []
+            found = [
+                posixpath.normpath(posixpath.join(path, below, name))
+                for below, _folders, names, descriptor in os.fwalk(dir_fd=folder)
+                for name in names
+                if stat.S_ISREG(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode)
+            ]
+            return sorted(found)
+
+    @contextmanager
+    def locked(self, path: str) -> Iterator[None]:
+        """Hold a folder for this process alone.
+
+        Raises:
+            UsageError: another process holds it.
+        """
+        with self._folder_of(f"{path}/.") as (folder, _):
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(
+                    f"Another run works on {self.root / path}.", remedy="Wait for it, or give this run another name."
+                ) from None
+            yield
+
+    @contextmanager
+    def _folder_of(self, path: str, *, makes: bool = True) -> Iterator[tuple[int, str]]:
+        """Yield the open folder of a file, and the file's name; -1 if it is not there and is not to be made."""
+        *folders, name = path.split("/")
+        descriptor = -1
+        try:
+            descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            for folder in folders:
+                if makes:
+                    with suppress(FileExistsError):
+                        os.mkdir(folder, dir_fd=descriptor)
+                try:
+                    following = os.open(folder, _FOLDER, dir_fd=descriptor)
+                except FileNotFoundError:
+                    if makes:
+                        raise
+                    following = -1
+                os.close(descriptor)
+                descriptor = following
+                if descriptor < 0:
+                    break
+            yield descriptor, name
+        except OSError as error:
+            raise _unusable(self.root / path, error) from error
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+
+
+def _unusable(path: Path, error: OSError) -> DeckhandsError:
+    if error.errno in (errno.ELOOP, errno.ENOTDIR):
+        return PathDenied(
+            f"{path} cannot be used: a part of it is a link, or no folder.", remedy="Move it away, and run again."
+        )
+    return DeckhandsError(f"{path} cannot be used: {error.strerror}.", remedy="Correct its permissions, or free space.")
