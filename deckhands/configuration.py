@@ -56,7 +56,10 @@ def configuration(env: Mapping[str, str], directory: Path, *, others: Collection
     """
     found = Configuration()
     named = env.get(CONFIG_FILE, "").strip()
-    for path, read in ((directory / DOTENV, partial(_of_dotenv, others)), (Path(named or directory / TOML).expanduser(), _of_toml)):
+    for path, read in (
+        (directory / DOTENV, partial(_of_dotenv, others)),
+        (Path(named or directory / TOML).expanduser(), _of_toml),
+    ):
         is_named = bool(named) and read is _of_toml
         if not (is_named or path.is_file()):
             continue

@@ -19,9 +19,7 @@ MODEL_VARIABLES = ("LLM_MODEL", "LITELLM_MODEL")
 PROFILES_VARIABLE = "LLM_CONFIG"
 
 
-def read_configuration_files(
-    env: MutableMapping[str, str] = os.environ, *, others: Collection[str] = ()
-) -> list[str]:
+def read_configuration_files(env: MutableMapping[str, str] = os.environ, *, others: Collection[str] = ()) -> list[str]:
     """Add what `.env` and `deckhands.toml` say to the environment of this process, and return what to tell about it.
 
     Args:

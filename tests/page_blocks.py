@@ -15,6 +15,7 @@ from tests.source_code import ROOT, tracked_sources
 
 RUN_ELSEWHERE = {
     "docs/adding-things.md": "tests/integration/test_adding_things.py",
+    "docs/migrating-from-openhands.md": "tests/integration/test_headless.py",
     "docs/python.md": "tests/integration/test_python_page.py",
     "docs/serving.md": "tests/integration/test_serving_page.py",
 }

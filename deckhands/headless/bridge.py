@@ -147,9 +147,7 @@ class Bridge:
         finally:
             os.close(watch)
 
-    def _summary(
-        self, contract: Contract, code: int, output: str, seconds: float, *, is_killed: bool
-    ) -> RunSummary:
+    def _summary(self, contract: Contract, code: int, output: str, seconds: float, *, is_killed: bool) -> RunSummary:
         artifacts: tuple[Path, ...] = ()
         try:
             artifacts = tuple(contract.root / path for path in contract.artifacts())

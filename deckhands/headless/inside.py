@@ -87,9 +87,7 @@ class Inside:
             if folder < 0:
                 return None
             try:
-                descriptor = os.open(
-                    name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
-                )
+                descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
             except FileNotFoundError:
                 return None
             found = os.fstat(descriptor)
