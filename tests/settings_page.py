@@ -78,6 +78,14 @@ OTHERS = (
         "used where the variable of the same name with `LLM_` is not set",
     ),
     (
+        "`LITELLM_API_BASE`",
+        "`python -m deckhands.headless`",
+        (
+            "used where `LLM_BASE_URL` is not set; it reads OpenHands' variables, too, see "
+            "[Migrating from OpenHands](migrating-from-openhands.md#configuration)"
+        ),
+    ),
+    (
         ", ".join(f"`{name}`" for name in LITELLM_ENVIRONMENT),
         "litellm",
         "set by controller workers, unless you have, so that litellm fetches no prices and reads no `.env`",

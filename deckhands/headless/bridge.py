@@ -1,8 +1,9 @@
-"""A bridge: what a program calls to run a task headless in a process of its own.
+"""A bridge: what a program calls to run a task headless in a separate process.
 
-Holds: no process that a run has started outlives the bridge's process, however that dies. `Bridge.run` returns a summary
-for every end of a run, and raises only for arguments of wrong types.
-Does not: believe what the agent says: success is the exit code 0, and a result that fulfils the contract.
+Holds: when the process of the bridge dies, however that happens, the run stops its workers in order. `Bridge.run`
+returns a summary for every end of a run.
+Does not: believe what the agent says: success is the exit code 0, and a result that fulfils the contract. Where both
+the bridge and the run are killed at once, what a command has started ends with the time to live of its workspace.
 """
 
 from __future__ import annotations
@@ -137,15 +138,15 @@ class Bridge:
         child = Child.start([*self._command, *options], log=log, env=environment, last_signal=signal.SIGTERM)
         watch = os.pidfd_open(child.pid)
         try:
-            if _has_ended(watch, limit_seconds + self._grace_seconds):
-                return child.exit_status or 0, False
-            _stop(child, watch)
-            return child.exit_status or 0, True
+            has_ended = _has_ended(watch, limit_seconds + self._grace_seconds)
+            if not has_ended:
+                _stop(child, watch)
         except BaseException:  # such as KeyboardInterrupt: what was started ends before the caller continues
             _stop(child, watch)
             raise
         finally:
             os.close(watch)
+        return child.exit_status or 0, not has_ended
 
     def _summary(self, contract: Contract, code: int, output: str, seconds: float, *, is_killed: bool) -> RunSummary:
         artifacts: tuple[Path, ...] = ()

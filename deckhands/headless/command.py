@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from broker.runtime.errors import UsageError
-from broker.specs.llm_spec import LLMSpec
 from broker.specs.condenser_specs import DEFAULT_CONDENSER, NoOpCondenserSpec
+from broker.specs.llm_spec import LLMSpec
 from broker.specs.policies import ConfirmationPolicy
 from broker.specs.specs import AGENTS_WITHOUT_MODEL, AgentSpec, Limits, WorkspaceSpec
 from deckhands.cli.options import read_task

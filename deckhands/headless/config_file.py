@@ -81,7 +81,7 @@ class Config:
         if self.get("core", "disable_color"):
             merged["NO_COLOR"] = "1"
         if self.file is not None:
-            files = [*split_paths(merged.get(CONFIG_FILES_READ, "")), self.file]
+            files: list[Path | str] = [*split_paths(merged.get(CONFIG_FILES_READ, "")), self.file]
             merged[CONFIG_FILES_READ] = joined_paths(files)
         return merged
 

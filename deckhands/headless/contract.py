@@ -51,8 +51,8 @@ _INSTRUCTIONS = """{task}
 # Result
 
 Work only in the current directory. When the task is done, write the result into `{final}`: one JSON object, such as \
-{{"status": "success", "summary": "…"}}. Put further files of the result into the same folder. You can finish only when \
-`{final}` exists and is not empty.
+{{"status": "success", "summary": "…"}}. Put further files of the result into the same folder. You can finish only \
+when `{final}` exists and is not empty.
 """
 
 

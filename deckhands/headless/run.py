@@ -33,7 +33,7 @@ AUTO_CONTINUE = (
     "Continue the task as you think best. If you have done it, use the tool finish. "
     "Never ask a person for help: nobody reads your questions."
 )
-"""What an agent is told that asks something (the intent of OpenHands 12; own words)."""
+"""The answer to an agent that asks something (the intent of OpenHands 12; own words)."""
 
 
 class HeadlessExit(IntEnum):
@@ -64,7 +64,7 @@ class Order:
 
     Attributes:
         trajectory: where it is saved, relative to the workspace; None: nowhere.
-        is_continued: whether an agent that asks something is told to continue by itself.
+        is_continued: whether `AUTO_CONTINUE` answers an agent that asks something.
         environment: for the workers.
     """
 

@@ -43,7 +43,7 @@ def files_of(workspace) -> list[str]:
 
 
 def test_the_page_runs_and_a_rerun_leaves_the_same_files(home, place, tmp_path, monkeypatch, capsys):
-    model = script(tmp_path / "m.json", WRITE, {"text": "Shall I go on?"}, finish("Done."))
+    model = script(tmp_path / "m.json", WRITE, {"text": "Shall I continue?"}, finish("Done."))
     (place / ".env").write_text("SAVE_TRAJECTORY_PATH=saved/trajectory.json\n")
     env = env_for(home, model)
     bash, python = re.findall(r"```(?:bash|python)\n(.*?)```", PAGE.read_text(), re.DOTALL)[:2]
@@ -63,7 +63,7 @@ def test_the_page_runs_and_a_rerun_leaves_the_same_files(home, place, tmp_path, 
         "saved/trajectory.json",
     ]
     assert FINAL in (workspace / "README.md").read_text()
-    assert "Shall I go on?" in (workspace / "logs/count/run.log").read_text()
+    assert "Shall I continue?" in (workspace / "logs/count/run.log").read_text()
     trajectory = json.loads((workspace / "saved/trajectory.json").read_text())
     assert [event["id"] for event in trajectory] == list(range(len(trajectory)))
     assert trajectory[-2]["action"] == "finish"

@@ -45,7 +45,7 @@ def test_the_model_of_the_file_the_environment_and_a_profile(tmp_path):
     spare = config.environment(env, "spare")
     assert (spare["LLM_MODEL"], spare["LLM_API_KEY"], spare["LLM_DROP_PARAMS"]) == ("b", "k1", "false")
     assert str(tmp_path / "my.toml") in base["DECKHANDS_CONFIG_FILES"]
-    with pytest.raises(UsageError, match="no section .llm.spar. .*Did you mean spare"):
+    with pytest.raises(UsageError, match=r"no section \[llm.spar\] .*Did you mean spare"):
         config.environment(env, "spar")
 
 
