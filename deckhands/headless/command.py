@@ -96,14 +96,15 @@ def _order(options: HeadlessOptions) -> Order:
     config = read_config(options.config_file, settings.environment, Path.cwd())
     for notice in config.notices:
         note(notice)
-    environment = config.environment(settings.environment, options.llm_config or config.get("agent", "llm_config"))
+    profile = options.llm_config or config.get("agent", "llm_config")
+    environment = config.environment(settings.environment, None if profile == "llm" else profile)
     experiment = experiment_id(options.name)
     task = read_task(None if options.file is not None else options.text, file=options.file)
     agent = _agent(options, config, FaceSettings.from_env(environment))
     workspace = _workspace(config, settings.sandbox, agent)
     iterations = options.max_iterations or config.get("core", "max_iterations", MAX_ITERATIONS)
     budget = options.budget or config.get("core", "max_budget_per_task")
-    for name, number in (("max_iterations", iterations), ("max_budget_per_task", budget)):
+    for name, number in (("max_iterations", iterations), ("max_budget_per_task", budget), ("timeout", options.timeout)):
         if number is not None and not (math.isfinite(number) and number > 0):
             raise UsageError(f"{name} is {number}.", remedy="Use a number above 0.")
     root = _root(options.directory or config.get("core", "workspace_base"), environment)

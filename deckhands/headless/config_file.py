@@ -1,6 +1,7 @@
 """OpenHands' `config.toml` and its variables, as one configuration of a run.
 
-Holds: the environment wins over the file, and the section that `-l` names over both. A key that is unknown or cannot be
+Holds: the environment wins over the file; the section that `-l` names replaces the model's variables, so that no key
+meets an address it is not for. A key that is unknown or cannot be
 taken is an error that names it; one without effect is a notice. No error shows a value of `[llm]`.
 Does not: trust a `config.toml` of the working directory that an agent or a stranger may have written, see
 `deckhands.configuration`.
@@ -70,8 +71,11 @@ class Config:
         for other, name in OTHER_MODEL_VARIABLES.items():
             if merged.get(other):
                 merged.setdefault(name, merged[other])
-        merged = _variables(self.llm) | merged
-        if profile is not None:
+        if profile is None:
+            merged |= {name: text for name, text in _variables(self.llm).items() if not _names_of(name) & merged.keys()}
+        else:  # no key of the environment may reach the address of a section
+            taken = {name for key in LLM_KEYS for name in _names_of(f"LLM_{key.upper()}")}
+            merged = {name: text for name, text in merged.items() if name not in taken}
             merged |= _variables(self.named[profile])
         for name in ("git_user_name", "git_user_email"):
             if (value := self.get("core", name)) is not None:
@@ -203,6 +207,11 @@ def _of_text(variable: str, text: str, kind: Kind) -> Any:
         value = text
     _check_kind(variable, value, kind)
     return value
+
+
+def _names_of(variable: str) -> set[str]:
+    """Return the names by which workers know a setting of the model."""
+    return {variable, variable.replace("LLM_", "LITELLM_", 1)}
 
 
 def _variables(llm: Mapping[str, Any]) -> dict[str, str]:
