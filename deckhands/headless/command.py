@@ -18,7 +18,7 @@ from deckhands.cli.output import note
 from deckhands.cli.task_options import BROWSER_POOL, BROWSING_AGENTS, IPYTHON_POOL, with_script_here
 from deckhands.cli.verbs import options_as
 from deckhands.client.known_agents import require_agent_here
-from deckhands.client.named_directory import own_directory
+from deckhands.client.named_directory import own_directory, refuse_unfit
 from deckhands.headless.config_file import VARIABLES, Config, read_config
 from deckhands.headless.contract import MAX_ITERATIONS, MAX_SECONDS, Contract, experiment_id
 from deckhands.headless.inside import PathDenied, path_inside
@@ -130,6 +130,7 @@ def _root(named: str | None, environment: dict[str, str]) -> Path:
     if named is None:
         raise UsageError("No workspace is named.", remedy="Name a directory with -d, or set WORKSPACE_BASE.")
     path = Path(named).expanduser()
+    refuse_unfit(path.absolute(), environment)
     if path.absolute().parent.is_dir() and not path.exists():
         try:
             path.mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +28,7 @@ def place(tmp_path, monkeypatch):
         ([], {}, 2, "No workspace is named."),
         (["-d", "a/b"], {}, 2, "does not exist"),
         (["-d", "/etc"], {}, 2, "/etc"),
+        (["-d", "/etc/deckhands-none"], {}, 2, "/etc/deckhands-none"),
         (["-d", "w", "-n", "../x"], {}, 2, "The run cannot be called '../x'."),
         (["-d", "w", "-i", "0"], {}, 2, "0 is not in the range"),
         (["-d", "w", "-b", "inf"], {}, 2, "max_budget_per_task is inf."),
@@ -51,6 +53,7 @@ def test_what_is_refused(place, monkeypatch, capsys, arguments, variables, code,
     assert message in shown.err
     assert shown.out == ""
     assert not (place / "w" / "README.md").exists()
+    assert not Path("/etc/deckhands-none").exists()
 
 
 def test_a_workspace_with_the_configuration_that_was_read_is_refused(place, capsys):
