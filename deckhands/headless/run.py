@@ -148,9 +148,10 @@ async def _run(order: Order) -> Ending:
 
 def _keep(order: Order, folder: RunFolder) -> None:
     """Copy the log of a run and its trajectory into the workspace."""
-    if not folder.has_events:
+    events = folder.events() if folder.has_events else []
+    if not events:
         return
-    contract, inside, events = order.contract, order.contract.inside, folder.events()
+    contract, inside = order.contract, order.contract.inside
     lines = "".join(event_line(event) + "\n" for event in events)
     inside.write(f"{contract.logs}/events.jsonl", lines.encode())
     summary = json.dumps(folder.summary().as_json(), indent=2) + "\n"

@@ -42,44 +42,49 @@ def files_of(workspace) -> list[str]:
     return sorted(str(path.relative_to(workspace)) for path in workspace.rglob("*") if path.is_file())
 
 
-def test_the_page_runs_and_a_rerun_leaves_the_same_files(home, place, tmp_path, monkeypatch, capsys):
+def block_of_page(language: str) -> str:
+    """Return the first block of the page in a language."""
+    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
+
+
+def test_the_bridge_of_the_page(home, place, tmp_path, monkeypatch):
     model = script(tmp_path / "m.json", WRITE, {"text": "Shall I continue?"}, finish("Done."))
     (place / ".env").write_text("SAVE_TRAJECTORY_PATH=saved/trajectory.json\n")
     env = env_for(home, model)
-    bash, python = re.findall(r"```(?:bash|python)\n(.*?)```", PAGE.read_text(), re.DOTALL)[:2]
-    words = shlex.split(bash)
-    assert words[:3] == ["python", "-m", "deckhands.headless"]
-    done = subprocess.run(
-        [sys.executable, "-P", *words[1:]], env=env, cwd=place, capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode == 0, done
-    assert "Never ask a person for help" in done.stdout
-    workspace = place / "workspace"
-    first = files_of(workspace)
-    assert first == [
-        "README.md",
-        FINAL,
-        *(f"logs/count/{name}" for name in ("events.jsonl", "run.log", "summary.json")),
-        "saved/trajectory.json",
-    ]
-    assert FINAL in (workspace / "README.md").read_text()
-    assert "Shall I continue?" in (workspace / "logs/count/run.log").read_text()
-    trajectory = json.loads((workspace / "saved/trajectory.json").read_text())
-    assert [event["id"] for event in trajectory] == list(range(len(trajectory)))
-    assert trajectory[-2]["action"] == "finish"
-
     for name in list(env):
         monkeypatch.setenv(name, env[name])
     monkeypatch.chdir(place)
     names = {"directory": str(place)}
-    exec(compile(python, str(PAGE), "exec"), names)
-    summary = names["done"]
+    exec(compile(block_of_page("python"), str(PAGE), "exec"), names)
+    summary, workspace = names["done"], place / "workspace"
     assert (summary.success, summary.exit_code, summary.reason) == (True, 0, "finished"), summary
     assert summary.duration_seconds > 0
-    assert workspace / FINAL in summary.artifacts
     assert "State:        finished" in summary.stdout_tail
-    assert files_of(workspace) == sorted([*first, FINAL.replace("final.json", "final.previous.json")])
+    logs = [f"logs/count/{name}" for name in ("events.jsonl", "run.log", "summary.json")]
+    assert [str(path.relative_to(workspace)) for path in summary.artifacts] == [FINAL, *logs]
+    assert files_of(workspace) == ["README.md", FINAL, *logs, "saved/trajectory.json"]
+    assert FINAL in (workspace / "README.md").read_text()
+    log = (workspace / "logs/count/run.log").read_text()
+    assert "Shall I continue?" in log
+    assert "Never ask a person for help" in log
+    trajectory = json.loads((workspace / "saved/trajectory.json").read_text())
+    assert [event["id"] for event in trajectory] == list(range(len(trajectory)))
+    assert "finish" in [event.get("action") for event in trajectory]
     assert running_below(home) == []
+
+
+@pytest.mark.soak
+def test_the_command_of_the_page_leaves_the_same_files_each_time(home, place, tmp_path):
+    env = env_for(home, script(tmp_path / "m.json", WRITE, finish("Done.")))
+    words = shlex.split(block_of_page("bash"))
+    assert words[:3] == ["python", "-m", "deckhands.headless"]
+    found = []
+    for _ in range(3):
+        command = [sys.executable, "-P", *words[1:]]
+        done = subprocess.run(command, env=env, cwd=place, capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode == 0, done
+        found.append(files_of(place / "workspace"))
+    assert found[1] == found[2] == sorted([*found[0], FINAL.replace("final.json", "final.previous.json")])
 
 
 async def test_a_killed_bridge_leaves_no_processes(home, place, tmp_path):
