@@ -6,7 +6,7 @@ PYTHON = $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$python && break; done)
 PYTEST_ARGS ?=
 # Most tests wait for other processes, so more of them run at once than there are cores.
-JOBS ?= 4
+JOBS ?= 6
 PARALLEL = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 BENCH_ARGS ?=
 # Workers and tests start hundreds of interpreters: without bytecode each of them compiles all that it imports.

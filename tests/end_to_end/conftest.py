@@ -1,6 +1,6 @@
 """Tests of whole programs, from their start to their end: the command, the pages, the examples, the packages.
 
-Each starts interpreters, workers or a browser of its own, so together they take as long as all others: `make test` leaves
+Each starts interpreters, workers or a browser, so together they take as long as all others: `make test` leaves
 them to `make end-to-end`.
 """
 
