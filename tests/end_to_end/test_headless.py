@@ -12,8 +12,8 @@ import sys
 import pytest
 
 from deckhands.headless.bridge import Bridge
+from tests.end_to_end.test_cli_run import running_below
 from tests.integration.command_line import environment, finish, run_command, script
-from tests.integration.test_cli_run import running_below
 from tests.polling import until
 from tests.source_code import ROOT
 
