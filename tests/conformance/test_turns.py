@@ -187,6 +187,35 @@ async def test_normal_actions_at_a_node_go_before_first_ones_of_batch(store: Sto
     assert 8 <= found["batch"] <= 12, found
 
 
+async def test_a_tenant_at_a_node_keeps_no_other_from_beginning(store: Store) -> None:
+    """Its first actions stand before theirs in the pool's line, and it has a long line at the node."""
+    await controllers(store)
+    _, queue = await tools(store)
+    later = [f"acme-{n}" for n in range(120)]
+    new = [f"acme-new-{n}" for n in range(60)]
+    first = [f"globex-{n}" for n in range(60)]
+    for cid in (*later, *new, *first):
+        await start(store, cid, tenant=cid.partition("-")[0])
+    await at_node(store, later)
+    await act(store, later)
+    await act(store, [*new, *first])
+    found = (await performed(store, queue, 116))[16:]
+    assert tenants_of(found)["globex"] >= 33, tenants_of(found)  # half, but for each eighth turn and what was taken up
+
+
+async def test_a_tenant_with_a_line_at_a_node_still_begins_conversations(store: Store) -> None:
+    await controllers(store)
+    _, queue = await tools(store)
+    later, new = [f"acme-{n}" for n in range(120)], [f"acme-new-{n}" for n in range(40)]
+    for cid in (*later, *new):
+        await start(store, cid, tenant="acme")
+    await at_node(store, later)
+    await act(store, later)
+    await act(store, new)
+    found = (await performed(store, queue, 96))[16:]
+    assert sum(cid.startswith("acme-new") for cid in found) >= 8
+
+
 async def test_what_waits_in_a_pool_comes_once_its_nodes_have_no_line(store: Store) -> None:
     await controllers(store)
     _, queue = await tools(store)
