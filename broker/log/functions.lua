@@ -16,6 +16,7 @@ local NODE_PATIENCE_MS = 120000
 local USUAL_TTL_MS = 1700       -- how long a heartbeat holds where the store is fast
 local FIRST_LOOK_MS = 5000       -- when a door looks at an awaited conversation that no notice has led it to
 local UNREAD_MS = 10000          -- how long a stream of interactive work is kept when nobody reads it any more
+local NODES_LOOKED_AT = 16       -- by each action that comes into the line of a pool
 local NODES_AT_ONCE, LEFT_AT_ONCE = 64, 1000  -- of lost nodes with each beat, and of entries of each
 local CLOCKS_DIFFER_MS = 600000  -- by how much the clocks of two machines may differ that are both thought to be right
 -- What everybody needs of a shard: a key of another type among these is moved out of the way.
@@ -158,6 +159,46 @@ local function hand_over_action(shard, stream, member)
   return true
 end
 
+-- The action streams that a worker said it reads. A hash that was forged must not have other keys tended as such.
+local function streams_of(shard, worker)
+  local found, root = {}, shard .. ':act:'
+  for stream in string.gmatch(get(shard .. ':worker:' .. worker .. ':about', 'streams') or '', '%S+') do
+    if string.sub(stream, 1, #root) == root then found[#found + 1] = stream end
+  end
+  return found
+end
+
+-- The line of a node beside the one of a pool's stream, nil for any other stream.
+local function line_beside(shard, stream, node)
+  local name = string.sub(stream, #shard + 1)
+  local lane = string.match(name, '^(:act:)pool:') or string.match(name, '^(:act:interactive:)pool:')
+  return lane and node and shard .. ':turns' .. lane .. 'node:' .. node
+end
+
+-- Whether each node that is there has a line of its own, so that none waits for what comes into a pool's line.
+local function all_nodes_have_lines(shard, stream)
+  local nodes = redis.call('ZRANGEBYSCORE', shard .. ':nodes', now_ms(shard), '+inf', 'LIMIT', 0, NODES_LOOKED_AT)
+  for _, node in ipairs(nodes) do
+    local line = line_beside(shard, stream, node)
+    if not line or not has_waiting(line) then return false end
+  end
+  return #nodes > 0 and #nodes < NODES_LOOKED_AT
+end
+
+-- Fill the window of an action stream. A node takes from the line of a pool what would be next in its own line.
+local function pump_actions(shard, stream, node)
+  if not has_waiting(turns_of(shard, stream)) then return end
+  local line, may_go = line_beside(shard, stream, node), nil
+  if line and has_waiting(line) then
+    may_go = function(class, member)
+      local cid = string.match(member, '^(.*) %d+$')
+      local tenant = cid and redis.pcall('HGET', shard .. ':c:' .. cid .. ':meta', 'tenant')
+      return goes_before(shard, line, class, type(tenant) == 'string' and tenant or '')
+    end
+  end
+  pump(shard, stream, TOOLS, hand_over_action, may_go)
+end
+
 -- Put an action on the action stream of its conversation's node, or of its pool while it has none. One that wants a
 -- certain pool ('pool:<name>') goes to that pool wherever the workspace is, and says so ('p'). The stream of interactive
 -- actions is there once a worker has registered that reads it.
@@ -176,7 +217,7 @@ local function enqueue(shard, meta, once, cid, action, bytes, wanted)
   end
   if line_up(shard, stream, TOOLS, cid .. ' ' .. action, class, tenant) then
     redis.call('HSET', once, 'q:' .. action, stream .. '|' .. (wanted and WAITING_FOR_POOL or WAITING))
-    pump(shard, stream, TOOLS, hand_over_action)
+    if not all_nodes_have_lines(shard, stream) then pump_actions(shard, stream) end
   else
     add_action(stream, once, cid, action, bytes, workspace or '', wanted)
   end
@@ -645,7 +686,11 @@ local function claim_action(keys, args)
   local meta, once = base .. ':meta', base .. ':once'
   local cid, action, worker, node, stream, entry, anywhere, checksum = unpack(args)
   if not alive(shard, worker) then return {'swept'} end
-  pump(shard, stream, TOOLS, hand_over_action)  -- this entry was taken up
+  -- This entry was taken up: the next one comes from the node's line, or from a pool's.
+  pump_actions(shard, stream, node)
+  for _, other in ipairs(streams_of(shard, worker)) do
+    if other ~= stream then pump_actions(shard, other, node) end
+  end
   local place, before = stream .. '|' .. entry, get(once, 'w:' .. action)
   local idle, last = nil, get(meta, 'last_id')
   if not last then idle = {'missing'}
@@ -756,15 +801,6 @@ local function note_facts(about, args, at)
   for i = 1, #facts, 2 do
     if known[facts[i]] ~= facts[i + 1] then redis.call('HSET', about, facts[i], facts[i + 1]) end
   end
-end
-
--- The action streams that a worker said it reads. A hash that was forged must not have other keys tended as such.
-local function streams_of(shard, worker)
-  local found, root = {}, shard .. ':act:'
-  for stream in string.gmatch(get(shard .. ':worker:' .. worker .. ':about', 'streams') or '', '%S+') do
-    if string.sub(stream, 1, #root) == root then found[#found + 1] = stream end
-  end
-  return found
 end
 
 -- The streams of interactive work that a worker reads, as the fields of `:clock` that say how long somebody reads them.
@@ -884,7 +920,7 @@ end
 
 -- Maintain a stream: make its group again if it was lost, give back what a worker was handed after its removal (a
 -- server continues to serve the blocked read of a process that is stopped), drop entries that all have acknowledged.
-local function maintain_stream(shard, stream, group)
+local function maintain_stream(shard, stream, group, node)
   make_group(shard, stream, group)
   local oldest = group_of(shard, stream, group)['last-delivered-id']
   local pending = redis.call('XPENDING', stream, group)
@@ -895,7 +931,7 @@ local function maintain_stream(shard, stream, group)
     end
   end
   redis.call('XTRIM', stream, 'MINID', oldest)
-  pump(shard, stream, group, group == CONTROLLERS and hand_over_ready or hand_over_action)
+  if group == CONTROLLERS then pump(shard, stream, group, hand_over_ready) else pump_actions(shard, stream, node) end
 end
 
 -- Send an entry elsewhere. Returns whether it stays: it is an order, or an action of a directory that is only there.
@@ -1072,7 +1108,7 @@ local function tick(keys, args)
     maintain_stream(shard, shard .. ':ready:interactive', CONTROLLERS)
   end
   local streams = streams_of(shard, worker)
-  for _, stream in ipairs(streams) do maintain_stream(shard, stream, TOOLS) end
+  for _, stream in ipairs(streams) do maintain_stream(shard, stream, TOOLS, get(me .. ':about', 'node')) end
   note_reader(shard, me .. ':about', streams, now + ttl + UNREAD_MS)
   retire_streams(shard, now)
   return {'alive', removed, #due, notified, role == 'tool' and {} or expired(shard, now), now}

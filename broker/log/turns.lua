@@ -13,6 +13,8 @@
 
 local WINDOW = 8
 local MAX_TURNS = 64
+local MAX_STEPPING_BACK = 8
+local TURN_OF_POOLS = 2  -- modulo 8: the turn of a node at which the first in a pool's line goes, whoever it is
 local WAITING = 'turn'  -- what stands for an entry's id while it lines up
 local USUAL_ORDER = {'0', '1', '2'}
 local ORDERS = {[0] = {'2', '1', '0'}, [4] = {'1', '0', '2'}}  -- by the number of the turn, modulo 8
@@ -86,36 +88,76 @@ local function line_up(shard, stream, group, member, class, tenant)
   return true
 end
 
-local function first_in_line(shard, turns, class)
+-- Returns who is first in a class; or nil, and whether somebody is who may not go now. One whose tenant is ahead steps
+-- back by as much, so that it keeps no other tenant from going.
+local function first_in_line(shard, turns, class, may_go)
   local queue, shares = turns .. ':' .. class, turns .. ':' .. class .. ':shares'
   if not is_there(shard, queue, 'zset') then return nil end
   is_there(shard, shares, 'hash')
-  local found = redis.call('ZRANGE', queue, 0, 0, 'WITHSCORES')
+  local found
+  for _ = 1, MAX_STEPPING_BACK do
+    found = redis.call('ZRANGE', queue, 0, 0, 'WITHSCORES')
+    local goes, ahead = true, nil
+    if may_go then goes, ahead = may_go(class, found[1]) end
+    if goes then break end
+    if not ahead or redis.call('ZCARD', queue) == 1 then return nil, true end
+    redis.call('ZADD', queue, string.format('%.6f', found[2] + ahead), found[1])
+    found = nil
+  end
+  if not found then return nil, true end
   redis.call('ZREM', queue, found[1])
   if redis.call('ZCARD', queue) == 0 then redis.call('DEL', shares)
   else redis.call('HSET', shares, ':at', found[2]) end
   return found[1]
 end
 
-local function next_in_line(shard, turns)
-  local picks = is_there(shard, turns, 'hash') and number_of(get(turns, 'picks')) or 0
-  redis.call('HSET', turns, 'picks', string.format('%.0f', picks + 1))
-  local order = ORDERS[(picks + 1) % 8] or USUAL_ORDER
-  for _, class in ipairs(order) do
-    local member = first_in_line(shard, turns, class)
-    if member then return member end
+local function picks_of(shard, turns)
+  return is_there(shard, turns, 'hash') and number_of(get(turns, 'picks')) or 0
+end
+
+local function next_in_line(shard, turns, may_go)
+  local picks = picks_of(shard, turns) + 1
+  for _, class in ipairs(ORDERS[picks % 8] or USUAL_ORDER) do
+    local member, is_held = first_in_line(shard, turns, class, may_go)
+    if is_held and not ORDERS[picks % 8] then return nil end
+    if member then
+      redis.call('HSET', turns, 'picks', string.format('%.0f', picks))
+      return member
+    end
   end
   return nil
 end
 
+-- Whether one in a pool's line may go to a node that has a line too, as if it stood there; it pays for its place there.
+-- The node's time is the place that was taken last in its line, so tenants have their shares over both lines. If not
+-- because of its tenant's share, also by how much that is ahead.
+local function goes_before(shard, line, class, tenant)
+  local picks = picks_of(shard, line)
+  for _, other in ipairs(ORDERS[(picks + 1) % 8] or USUAL_ORDER) do
+    if other == class then break end
+    if redis.call('EXISTS', line .. ':' .. other) == 1 then return false end
+  end
+  if redis.call('EXISTS', line .. ':' .. class) == 1 then
+    local shares, name, weight = line .. ':' .. class .. ':shares', share_of(shard, tenant)
+    is_there(shard, shares, 'hash')
+    local found = redis.call('HMGET', shares, ':at', name)
+    local now, place = number_of(found[1]) or 0, number_of(found[2]) or 0
+    if place > now and (picks + 1) % 8 ~= TURN_OF_POOLS then return false, place - now end
+    redis.call('HSET', shares, name, string.format('%.6f', math.max(now, place) + 1 / weight))
+  end
+  redis.call('HSET', line, 'picks', string.format('%.0f', picks + 1))
+  return true
+end
+
 -- Fill the window of a stream with those whose turn it is.
 -- hand_over(shard, stream, member): puts the entry into the stream; returns whether there is still need of it
-local function pump(shard, stream, group, hand_over)
+-- may_go(class, member): whether the first of a class may go now; nil: yes
+local function pump(shard, stream, group, hand_over, may_go)
   local turns = turns_of(shard, stream)
   if not has_waiting(turns) then return end
   local room = room_in(shard, stream, group)
   for _ = 1, MAX_TURNS do
-    local member = room > 0 and next_in_line(shard, turns)
+    local member = room > 0 and next_in_line(shard, turns, may_go)
     if not member then break end
     if attempt(shard, turns, member, hand_over, shard, stream, member) then room = room - 1 end
   end

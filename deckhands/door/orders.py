@@ -16,7 +16,7 @@ from broker.runtime.ids import check_conversation_id
 from broker.specs.agent_state import AgentState
 from broker.specs.timing import MessagePolicy
 from deckhands.client.appending import append
-from deckhands.client.confirmations import answer_to
+from deckhands.client.confirmations import answer_to, asked_about
 from deckhands.door.desk import Desk, conversation_of_task
 from deckhands.door.earlier_results import fields_of
 from deckhands.door.runs import refuse_key, timing_of
@@ -112,6 +112,8 @@ class Orders:
             )
             return {"conversation_id": fork, "state": (await self._desk.client.row(fork)).state}
         if not await self._is_done(conversation_id, key):
+            if what in ANSWERS and order.action_id is None:
+                order = order.model_copy(update={"action_id": await self._bound(conversation_id, key)})
             event, condition = await self._event(what, order), _condition(what, order)
             if event is None:
                 await self._note_done(conversation_id, key)
@@ -134,6 +136,17 @@ class Orders:
                 remedy="Send it a message to continue it.",
             )
         return ChangeAgentStateAction(agent_state=STATES[what], source=EventSource.USER)
+
+    async def _bound(self, conversation_id: str, key: str) -> int:
+        """Return the action that was asked about when a task that names none was first taken up; 0: none was.
+
+        Delivered again, the task must not answer what is asked later.
+        """
+        store = self._desk.store
+        once, field = store.keys(conversation_id).once, f"b:{key}"
+        _, asked_id = await asked_about(store, conversation_id)
+        await store.persist(lambda: store.connection.call("HSETNX", once, field, asked_id or 0))
+        return int(await store.persist(lambda: store.connection.call("HGET", once, field)))
 
     async def _is_done(self, conversation_id: str, key: str) -> bool:
         once = self._desk.store.keys(conversation_id).once

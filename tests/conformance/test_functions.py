@@ -58,7 +58,7 @@ HASHES_OF_VERSION = {
         "deckhands_batches": "d59fa74626167beb",
     },
     9: {
-        "deckhands": "7fcfc5dcc88d4b26",
+        "deckhands": "2cad250d8eadef95",
         "deckhands_governor": "eed9f98f47472d40",
         "deckhands_ledger": "6f388ec580629063",
         "deckhands_batches": "d59fa74626167beb",

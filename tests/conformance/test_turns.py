@@ -150,6 +150,84 @@ async def test_actions_of_tenants_come_by_weight(store: Store, tenants: str, sha
     assert abs(found["acme"] / 64 - shares) <= 0.02, found
 
 
+async def at_node(store: Store, conversation_ids: Iterable[str]) -> None:
+    """Let conversations have a workspace on the node, as after their first action."""
+    for cid in conversation_ids:
+        await store.connection.call("HSET", store.keys(cid).meta, "node", NODE)
+
+
+async def test_tenants_share_a_node_by_weight_over_its_line_and_the_pools(store: Store) -> None:
+    """All first actions, which wait in the pool's line, are the light tenant's."""
+    await controllers(store)
+    _, queue = await tools(store)
+    await publish(store, TenantTable.of_setting(WEIGHTS), None)
+    later = [f"acme-{n}" for n in range(120)]
+    first = [f"globex-{n}" for n in range(120)]
+    for cid in (*later, *first):
+        await start(store, cid, tenant=cid.partition("-")[0])
+    await at_node(store, later)
+    await act(store, later)
+    await act(store, first)
+    found = tenants_of((await performed(store, queue, 116))[16:])
+    assert abs(found["acme"] - 75) <= 3, found
+
+
+async def test_normal_actions_at_a_node_go_before_first_ones_of_batch(store: Store) -> None:
+    await controllers(store)
+    _, queue = await tools(store)
+    later, first = [f"normal-{n}" for n in range(120)], [f"batch-{n}" for n in range(120)]
+    for cid in later:
+        await start(store, cid, priority="normal")
+    for cid in first:
+        await start(store, cid)
+    await at_node(store, later)
+    await act(store, later)
+    await act(store, first)
+    found = tenants_of((await performed(store, queue, 96))[16:])
+    assert 8 <= found["batch"] <= 12, found
+
+
+async def test_a_tenant_at_a_node_keeps_no_other_from_beginning(store: Store) -> None:
+    """Its first actions stand before theirs in the pool's line, and it has a long line at the node."""
+    await controllers(store)
+    _, queue = await tools(store)
+    later = [f"acme-{n}" for n in range(120)]
+    new = [f"acme-new-{n}" for n in range(60)]
+    first = [f"globex-{n}" for n in range(60)]
+    for cid in (*later, *new, *first):
+        await start(store, cid, tenant=cid.partition("-")[0])
+    await at_node(store, later)
+    await act(store, later)
+    await act(store, [*new, *first])
+    found = (await performed(store, queue, 116))[16:]
+    assert tenants_of(found)["globex"] >= 33, tenants_of(found)  # half, but for each eighth turn and what was taken up
+
+
+async def test_a_tenant_with_a_line_at_a_node_still_begins_conversations(store: Store) -> None:
+    await controllers(store)
+    _, queue = await tools(store)
+    later, new = [f"acme-{n}" for n in range(120)], [f"acme-new-{n}" for n in range(40)]
+    for cid in (*later, *new):
+        await start(store, cid, tenant="acme")
+    await at_node(store, later)
+    await act(store, later)
+    await act(store, new)
+    found = (await performed(store, queue, 96))[16:]
+    assert sum(cid.startswith("acme-new") for cid in found) >= 8
+
+
+async def test_what_waits_in_a_pool_comes_once_its_nodes_have_no_line(store: Store) -> None:
+    await controllers(store)
+    _, queue = await tools(store)
+    later, first = [f"acme-{n}" for n in range(30)], [f"globex-{n}" for n in range(30)]
+    for cid in (*later, *first):
+        await start(store, cid, tenant=cid.partition("-")[0])
+    await at_node(store, later)
+    await act(store, later)
+    await act(store, first)
+    assert sorted(await performed(store, queue, 60)) == sorted((*later, *first))
+
+
 async def test_normal_goes_before_batch_and_each_eighth_turn_is_a_batch(store: Store) -> None:
     await controllers(store)
     for n in range(40):

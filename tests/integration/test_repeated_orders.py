@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from broker.contract.observations import AgentStateChangedObservation
 from broker.coordination.membership import Membership
-from broker.runtime.errors import UsageError
+from broker.log.event_log import EventLog
+from broker.runtime.errors import DeckhandsError, UsageError
+from broker.specs.agent_state import AgentState
 from broker.specs.specs import WorkspaceSpec
 from broker.store.store import Store
 from deckhands.client.client import Client
@@ -38,6 +41,46 @@ async def test_a_conversation_that_a_message_continues_is_not_over(desk: Desk, w
     events = await desk.client.events("shop-3")
     await Orders(desk).carry_out(what, "t1", ["shop-3"], {})
     assert len(await desk.client.events("shop-3")) == len(events) + 1
+
+
+async def ask(desk: Desk, conversation_id: str, action_id: int) -> None:
+    """Let a conversation ask about an action, as its controller does."""
+    state = AgentState.AWAITING_USER_CONFIRMATION
+    asks = AgentStateChangedObservation(agent_state=state, action_id=action_id)
+    await EventLog(desk.store).append(conversation_id, [asks], fields={"state": state.value})
+
+
+@pytest.mark.parametrize("what", ["confirm", "reject"])
+async def test_an_answer_that_is_delivered_again_answers_no_later_question(desk: Desk, what: str) -> None:
+    """The first door failed before it wrote the answer, and a person answered meanwhile."""
+    await begin_ended(desk.client, "shop-4")
+    await ask(desk, "shop-4", 5)
+    call = desk.store.connection.call
+    functions = await call("FUNCTION", "DUMP")
+    await call("FUNCTION", "FLUSH")
+    try:
+        with pytest.raises(DeckhandsError):
+            await Orders(desk).carry_out(what, "t1", ["shop-4"], {})
+    finally:
+        await call("FUNCTION", "RESTORE", functions, "REPLACE")
+    await ask(desk, "shop-4", 9)
+    events = await desk.client.events("shop-4")
+    with pytest.raises(UsageError, match="asks about action 9"):
+        await Orders(desk).carry_out(what, "t1", ["shop-4"], {})
+    assert await desk.client.events("shop-4") == events
+    await Orders(desk).carry_out(what, "t2", ["shop-4"], {})
+    assert len(await desk.client.events("shop-4")) == len(events) + 1
+
+
+async def test_an_answer_that_found_no_question_answers_none_later(desk: Desk) -> None:
+    await begin_ended(desk.client, "shop-5")
+    with pytest.raises(UsageError, match="asks nothing"):
+        await Orders(desk).carry_out("confirm", "t1", ["shop-5"], {})
+    await ask(desk, "shop-5", 5)
+    events = await desk.client.events("shop-5")
+    with pytest.raises(UsageError, match="asks about action 5"):
+        await Orders(desk).carry_out("confirm", "t1", ["shop-5"], {})
+    assert await desk.client.events("shop-5") == events
 
 
 async def test_a_fork_that_is_there_is_returned_though_no_node_serves_it_now(desk: Desk) -> None:
