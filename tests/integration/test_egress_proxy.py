@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from broker.specs.allowed_hosts import host_rules
-from tool_worker.egress.addresses import AddressRules
+from broker.runtime.addresses import AddressRules
 from tool_worker.egress.proxy import EgressProxy, EgressRules
 from tool_worker.launch.egress_gate import start_proxy
 
