@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -54,14 +55,14 @@ class Receiver:
 
 
 @asynccontextmanager
-async def receiving() -> AsyncIterator[Receiver]:
+async def receiving(tls: ssl.SSLContext | None = None) -> AsyncIterator[Receiver]:
     """A receiver on this machine."""
     receiver = Receiver()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", receiver.serve)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
     receiver.port = runner.addresses[0][1]
     try:
         yield receiver

@@ -4,10 +4,10 @@
 that is due. `deliver` makes the first deliveries of one line.
 
 Holds: what has been appended is told of after a death at any point: a conversation is off the list only when all its
-deliveries are planned, a planned one is in the store until it has ended, and the line of a worker that died is due again
-after a minute. Deliveries of a conversation to a webhook are made one after another, in the order of its events; a
+deliveries are planned, a planned one is in the store until it has ended, and the line of a worker that died is due
+again after a minute. Deliveries of a conversation to a webhook are made one after another, in the order of its events; a
 later one waits until an earlier one has been delivered or given up.
-Does not: deliver once only. A worker that dies behind a request leaves it to be made again, under the same `webhook-id`.
+Does not: deliver once only. A worker that dies behind a request leaves it to be made again, under the same id.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
@@ -103,14 +104,18 @@ async def _plan_shard(workbench: Workbench, book: WebhookBook, hooks: list[Webho
     while True:
         command = ("ZSCAN", names.news, cursor, "COUNT", READ_AT_ONCE)
         cursor, flat = await store.persist(lambda command=command: store.connection.call(*command))  # type: ignore[misc]
-        found = [(raw.decode(errors="replace"), int(float(score))) for raw, score in zip(flat[::2], flat[1::2], strict=True)]
+        found = [
+            (raw.decode(errors="replace"), int(float(score))) for raw, score in zip(flat[::2], flat[1::2], strict=True)
+        ]
         looked_at += len(found)
         await asyncio.gather(*(look(name, first) for name, first in found if is_conversation_id(name)))
         if cursor == b"0":
             return looked_at
 
 
-async def _plan(workbench: Workbench, book: WebhookBook, hooks: list[Webhook], conversation_id: str, first: int) -> None:
+async def _plan(
+    workbench: Workbench, book: WebhookBook, hooks: list[Webhook], conversation_id: str, first: int
+) -> None:
     """Plan the deliveries of what a conversation has appended; then it has no news."""
     store, names = workbench.store, workbench.store.keys(conversation_id)
     meta = texts_by_name(await store.persist(lambda: store.connection.call("HGETALL", names.meta)))
@@ -130,7 +135,9 @@ async def _plan(workbench: Workbench, book: WebhookBook, hooks: list[Webhook], c
     full: set[str] = set()
     for event in events:
         for hook in told_of:
-            is_old = event.timestamp is not None and event.timestamp < hook.created - timedelta(seconds=CLOCKS_DIFFER_SECONDS)
+            is_old = event.timestamp is not None and event.timestamp < hook.created - timedelta(
+                seconds=CLOCKS_DIFFER_SECONDS
+            )
             if is_old or hook.id in full or not hook.type_of(event):
                 continue
             delivery = delivery_of(hook, conversation_id, event, meta, datetime.now(UTC))
@@ -174,7 +181,5 @@ def _trust() -> ssl.SSLContext:
 
 async def _turn_off(book: WebhookBook, hook: Webhook, why: str) -> None:
     _log.warning("the webhook %s is turned off: %s", hook.id, why)
-    try:
+    with suppress(UnknownWebhook):
         await book.set_enabled(hook.id, is_enabled=False, why_off=why)
-    except UnknownWebhook:
-        pass

@@ -1,7 +1,7 @@
 """The webhooks of a store and their deliveries.
 
-Holds: a secret is shown when a webhook is made and never again; the store has it encrypted. Deliveries of a conversation
-to a webhook form a line, and one worker at a time has a line. See `broker/log/webhooks.lua`.
+Holds: a secret is shown when a webhook is made and never again; the store has it encrypted. The deliveries of a
+conversation to a webhook form a line, and one worker at a time has a line. See `broker/log/webhooks.lua`.
 Does not: keep more than `KEPT` deliveries of a webhook that have ended.
 Keys: `deck:{0}:webhooks…`, `deck:{0}:webhook:<id>:…`, `deck:{k}:hooked`.
 """
@@ -60,7 +60,9 @@ class WebhookBook:
         self._store, self._secrets = store, secrets
         self._names = store.all_shards[0]
 
-    async def add(self, tenant: str, url: str, events: tuple[str, ...], conversation_id: str = "") -> tuple[Webhook, str]:
+    async def add(
+        self, tenant: str, url: str, events: tuple[str, ...], conversation_id: str = ""
+    ) -> tuple[Webhook, str]:
         """Add a webhook and return it with its secret, as `whsec_…`.
 
         Raises:
@@ -119,7 +121,7 @@ class WebhookBook:
             pass  # somebody has changed it meanwhile
 
     async def set_enabled(self, webhook_id: str, *, is_enabled: bool, why_off: str = "") -> Webhook:
-        """Turn a webhook on or off: it is told of nothing that happens meanwhile. What waits is still sent.  Idempotent.
+        """Turn a webhook on or off: it is told of nothing that happens while it is off.  Idempotent.
 
         Raises:
             UnknownWebhook: there is none.
@@ -141,7 +143,7 @@ class WebhookBook:
         return self._secrets.opened(_sealed_for(hook.id), base64.b64decode(hook.secret))
 
     async def plan(self, hook: Webhook, delivery: Delivery) -> str:
-        """Add a delivery to its line: `planned`, `known`, `full`, or `missing`, see `plan_delivery` in Lua.  Idempotent."""
+        """Add a delivery to its line: `planned`, `known`, `full`, or `missing`; see Lua.  Idempotent."""
         place, text = delivery.event_id, delivery.model_dump_json()
         arguments = (hook.id, delivery.conversation_id, delivery.id, place, text, MAX_WAITING)
         (outcome,) = await self._store.function("deck_plan_delivery", (self._names.root,), *arguments)
@@ -212,7 +214,9 @@ class WebhookBook:
         while True:
             (text,) = await self._call(("HGET", self._names.webhook(webhook_id, "sent"), delivery_id))
             if text is None:
-                raise UnknownWebhook("There is no such delivery.", remedy="The log of deliveries lists the latest ones.")
+                raise UnknownWebhook(
+                    "There is no such delivery.", remedy="The log of deliveries lists the latest ones."
+                )
             found = Delivery.model_validate_json(text)
             again = found.model_copy(update={"state": "waiting", "attempts": 0, "next_attempt": None, "error": ""})
             arguments = (webhook_id, found.conversation_id, found.id, found.event_id, text, again.model_dump_json())

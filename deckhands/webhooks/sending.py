@@ -138,4 +138,6 @@ def rules_of(private: str) -> AddressRules:
     try:
         return AddressRules.parse(names)
     except ValueError as error:
-        raise UsageError(f"DECKHANDS_WEBHOOK_PRIVATE: {error}.", remedy="Write networks such as 10.2.0.0/16.") from error
+        raise UsageError(
+            f"DECKHANDS_WEBHOOK_PRIVATE: {error}.", remedy="Write networks such as 10.2.0.0/16."
+        ) from error

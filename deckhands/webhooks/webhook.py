@@ -1,7 +1,7 @@
 """A webhook and a delivery, as values: what a webhook is told of, and what it is sent.
 
-Holds: an event leads to at most one delivery for each webhook, and its id follows from the webhook, the conversation and
-the event, so that planning it again plans nothing new.
+Holds: an event leads to at most one delivery for each webhook, and its id follows from the webhook, the conversation
+and the event, so that planning it again plans nothing new.
 """
 
 from __future__ import annotations
@@ -32,13 +32,18 @@ RETRY_SECONDS = (5.0, 30.0, 120.0, 600.0, 1_800.0, 7_200.0, 18_000.0, 36_000.0)
 """The pauses between the attempts; behind the last one, a delivery has failed."""
 
 
-def _checked_choice(name: str) -> str:
+def checked_choice(name: str) -> str:
+    """Return what a webhook may be told of.
+
+    Raises:
+        ValueError: there is no such event.
+    """
     if name not in STATES and name not in Event.KINDS:
         raise ValueError(f"there is no event {ascii(name)[:100]}; take {', '.join(STATES)} or a kind of docs/events.md")
     return name
 
 
-Chosen = Annotated[str, Field(max_length=100), AfterValidator(_checked_choice)]
+Chosen = Annotated[str, Field(max_length=100), AfterValidator(checked_choice)]
 
 
 class Webhook(BaseModel):
@@ -141,7 +146,9 @@ def delivery_of(hook: Webhook, conversation_id: str, event: Event, about: Mappin
         found |= {"event": wire} if is_short else {"event": None}
     moment = event.timestamp.isoformat() if event.timestamp is not None else ""
     body = json.dumps({"type": what, "timestamp": moment, "data": found}, ensure_ascii=True)
-    named = hashlib.sha256(f"{hook.id}\n{conversation_id}\n{event.id}\n{moment}\n{event.kind}".encode()).hexdigest()[:32]
+    named = hashlib.sha256(f"{hook.id}\n{conversation_id}\n{event.id}\n{moment}\n{event.kind}".encode()).hexdigest()[
+        :32
+    ]
     return Delivery(
         id=f"msg_{named}",
         conversation_id=conversation_id,

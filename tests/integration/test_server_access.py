@@ -132,7 +132,13 @@ async def test_every_route_with_every_kind_of_key(server: Served) -> None:
             if method != "DELETE":
                 async with server.as_(right) as client:
                     status, code = await ask(client, method, path)
-                    assert status < 300 or code in ("conflict", "no_workspace", "usage", "unknown_schedule", "unknown_webhook"), (
+                    assert status < 300 or code in (
+                        "conflict",
+                        "no_workspace",
+                        "usage",
+                        "unknown_schedule",
+                        "unknown_webhook",
+                    ), (
                         name,
                         status,
                         code,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,15 @@ from standardwebhooks import Webhook as Checker
 
 from broker.contract.actions import MessageAction
 from broker.contract.events import EventSource
+from broker.runtime.errors import UsageError
 from broker.runtime.settings import BrokerSettings
 from broker.specs.specs import Tenancy
 from deckhands.jobs.job import Workbench
 from deckhands.jobs.telling import book_of, deliver, tell
-from deckhands.webhooks.sending import AddressRefused, address_of, rules_of
+from deckhands.webhooks.sending import AddressRefused, Answer, address_of, rules_of, send
 from deckhands.webhooks.webhook import RETRY_SECONDS
 from tests.archive_parts import begin_ended
+from tests.certificates import certificate_in
 from tests.served_stores import environment_with
 from tests.server_parts import Served, served
 from tests.unit.deckhands.sample_log import state
@@ -93,7 +96,13 @@ async def test_a_settled_conversation_is_told_once_signed_and_its_secret_is_show
     (headers, body), (told,) = receiver.requests[0], receiver.bodies
     assert Checker(hook["secret"]).verify(body, headers) == told
     found = {name: told["data"][name] for name in ("conversation_id", "state", "tenant", "title", "is_over")}
-    wanted = {"conversation_id": "one-a", "state": "finished", "tenant": "one", "title": "Title of one-a", "is_over": True}
+    wanted = {
+        "conversation_id": "one-a",
+        "state": "finished",
+        "tenant": "one",
+        "title": "Title of one-a",
+        "is_over": True,
+    }
     assert (told["type"], found) == ("conversation.settled", wanted)
     async with server.as_(await server.token("one")) as client:
         (shown,) = (await client.get("/webhooks")).json()
@@ -122,7 +131,9 @@ async def test_what_is_refused_is_sent_again_in_order_under_the_same_id_and_give
     assert len({headers["webhook-id"] for headers, _ in receiver.requests}) == 2
     receiver.answer = lambda _: 200
     async with server.as_(await server.token("two")) as client:
-        last, first = sorted((await client.get(f"/webhooks/{hook['id']}/deliveries")).json(), key=lambda d: -d["event_id"])
+        last, first = sorted(
+            (await client.get(f"/webhooks/{hook['id']}/deliveries")).json(), key=lambda d: -d["event_id"]
+        )
         assert (first["state"], first["attempts"], first["status"]) == ("failed", len(RETRY_SECONDS) + 1, 302)
         assert last["state"] == "delivered"
         path = f"/webhooks/{hook['id']}/deliveries/{first['id']}/redeliver"
@@ -189,7 +200,6 @@ async def test_another_tenant_never_learns_of_a_webhook(server: Served, receiver
     "url",
     [
         "https://10.0.0.1/",
-        "https://localhost/",
         "https://169.254.169.254/latest",
         "https://[::1]/",
         "https://[::ffff:10.0.0.1]/",
@@ -223,6 +233,30 @@ async def test_an_address_that_has_become_private_is_not_connected_to(server: Se
     assert (found.state, found.status, "not public" in found.error) == ("waiting", None, True)
 
 
+async def test_a_name_is_judged_by_its_addresses() -> None:
+    with pytest.raises(AddressRefused, match="not public"):
+        await address_of("https://localhost/", rules_of(""))
+    with pytest.raises(UsageError, match="DECKHANDS_WEBHOOK_PRIVATE"):
+        rules_of("10.0.0.0/33")
+
+
+async def test_the_certificate_is_checked_for_the_name_and_not_for_the_address(tmp_path: Path) -> None:
+    answers = []
+    for names in (("localhost",), ()):  # both are for the address, too
+        certificate, key = certificate_in(tmp_path, *names)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        trust = ssl.create_default_context(cafile=str(certificate))
+        async with receiving(context) as receiver:
+            url = f"https://localhost:{receiver.port}/"
+            answers.append(await send(url, "{}", {}, rules_of("127.0.0.0/8,::1"), trust))
+            hosts = [headers["host"] for headers, _ in receiver.requests]
+            assert hosts == [f"localhost:{receiver.port}" for _ in names]
+    right, wrong = answers
+    assert right == Answer(204)
+    assert (wrong.status, "CERTIFICATE" in wrong.error.upper()) == (None, True)
+
+
 async def test_the_internet_needs_tls() -> None:
     assert await address_of("https://1.1.1.1/", rules_of("")) == "1.1.1.1"
     with pytest.raises(AddressRefused, match="TLS"):
@@ -253,7 +287,9 @@ async def test_what_cannot_be_read_holds_up_nothing(server: Served, receiver: Re
     jobs, store = Jobs(server), server.client.store
     await begun(server, "twelve-a", "twelve")
     await tell(jobs.bench)
-    first = (await store.connection.call("ZRANGE", f"{store.all_shards[0].root}:webhook:{hook['id']}:line:twelve-a", 0, 0))[0]
+    first = (
+        await store.connection.call("ZRANGE", f"{store.all_shards[0].root}:webhook:{hook['id']}:line:twelve-a", 0, 0)
+    )[0]
     await store.connection.call("HSET", store.all_shards[0].webhook(hook["id"], "sent"), first, "{forged")
     await store.connection.call("HSET", store.all_shards[0].webhooks, "forged", "{}")
     await store.connection.call("ZADD", store.all_shards[0].news, 1, b"\xff no conversation")
