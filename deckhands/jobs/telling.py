@@ -5,8 +5,8 @@ that is due. `deliver` makes the first deliveries of one line.
 
 Holds: what has been appended is told of after a death at any point: a conversation is off the list only when all its
 deliveries are planned, a planned one is in the store until it has ended, and the line of a worker that died is due
-again after a minute. Deliveries of a conversation to a webhook are made one after another, in the order of its events; a
-later one waits until an earlier one has been delivered or given up.
+again after a minute. Deliveries of a conversation to a webhook are made one after another, in the order of its events;
+a later one waits until an earlier one has been delivered or given up.
 Does not: deliver once only. A worker that dies behind a request leaves it to be made again, under the same id.
 """
 

@@ -20,7 +20,7 @@ SECRET_KEY = base64.b64encode(bytes(32)).decode()
 TOLD = ["running", "finished"]
 
 
-@pytest.mark.parametrize("place", ["jobs.planned", "jobs.delivered"])
+@pytest.mark.parametrize("place", [pytest.param("jobs.planned", marks=pytest.mark.slow), "jobs.delivered"])
 async def test_a_worker_that_dies_loses_nothing_that_has_settled(
     cluster: FaultCluster, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

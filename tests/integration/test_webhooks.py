@@ -282,6 +282,18 @@ async def test_a_tail_that_the_store_has_lost_is_told_of_again(server: Served, r
     assert receiver.states("eleven-a") == ["finished", "finished"]
 
 
+async def test_what_is_planned_again_is_known(server: Served, receiver: Receiver) -> None:
+    await added(server, receiver, "thirteen", events=ALL)
+    jobs, store = Jobs(server), server.client.store
+    await begun(server, "thirteen-a", "thirteen")
+    await tell(jobs.bench)
+    await store.connection.call("ZADD", store.keys("thirteen-a").shard.news, 1, "thirteen-a")  # it died before its end
+    await jobs.work()
+    await jobs.make_due()
+    await jobs.work()
+    assert [body["data"]["state"] for body in receiver.bodies] == ["running", "finished"]
+
+
 async def test_what_cannot_be_read_holds_up_nothing(server: Served, receiver: Receiver) -> None:
     hook = await added(server, receiver, "twelve", events=ALL)
     jobs, store = Jobs(server), server.client.store
