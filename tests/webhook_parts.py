@@ -1,4 +1,4 @@
-"""A receiver of webhooks, which answers as it is told and keeps every request."""
+"""A receiver of webhooks, which answers as a test wants and keeps every request."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Receiver:
         return [json.loads(body) for _, body in self.requests]
 
     def states(self, conversation_id: str) -> list[str]:
-        """The states that were told of a conversation, each once for each id."""
+        """The states of a conversation that have arrived, each once for each id."""
         seen: dict[str, str] = {}
         for headers, body in self.requests:
             data = json.loads(body)["data"]

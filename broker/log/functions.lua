@@ -271,7 +271,7 @@ local function is_refused(flags, policy, busy, planned)
   return policy == 'reject' and busy == '1'
 end
 
--- Note the first event of a conversation that webhooks have not been told of, if its tenant has any, see told.
+-- Note the first event of a conversation that webhooks have not heard of, if its tenant has any, see told.
 local function add_news(shard, cid, tenant, first)
   local its, everybodys = unpack(redis.call('HMGET', shard .. ':hooked', tenant or '', '*'))
   if not its and not everybodys then return end

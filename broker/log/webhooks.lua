@@ -1,4 +1,4 @@
--- Webhooks: what they are told of, and the deliveries that wait. All but `hooked` and `news` is in the first shard:
+-- Webhooks: what they hear of, and the deliveries that wait. All but `hooked` and `news` is in the first shard:
 --   :webhooks              hash  webhook -> what it is (JSON)
 --   :webhooks:due          zset  '<webhook> <conversation>', a line of deliveries -> when its first one is due (ms)
 --   :webhook:<id>:sent     hash  delivery -> what it is and how far it has come (JSON)
@@ -7,8 +7,8 @@
 --   :webhook:<id>:line:<conversation>  zset  delivery -> its place
 -- Who delivers holds a line by the very time at which it is due again: another time means that somebody else has it.
 
--- told: webhooks have been told of the events of a conversation up to one.
--- KEYS conversation base, shard base.  ARGV cid, the first event that they had not been told of, the last of now
+-- told: webhooks have heard of the events of a conversation up to one.
+-- KEYS conversation base, shard base.  ARGV cid, the first event that they had not heard of, the last of now
 -- returns {'told'} {'other'}: it is not as it was read
 local function told(keys, args)
   local news, cid = keys[2] .. ':news', args[1]

@@ -25,8 +25,8 @@
     deck:{k}:awaited               zset     until done     conversation → when a door looks at it (ms)
     deck:{k}:expiring              zset     until begun    conversation → when it is too late to begin it (ms)
     deck:{k}:notices               stream   until read     conversations that somebody waits for and that got on
-    deck:{k}:hooked                hash     for ever       tenants whose conversations webhooks are told of
-    deck:{k}:news                  zset     until told     conversation → its first event that they were not told of
+    deck:{k}:hooked                hash     for ever       tenants whose conversations webhooks hear of
+    deck:{k}:news                  zset     until told     conversation → its first event that they have not heard of
     deck:{0}:webhooks              hash     until removed  webhook → what it is (JSON)
     deck:{0}:webhooks:due          zset     until done     webhook and conversation → next delivery (ms)
     deck:{0}:webhook:<id>:sent     hash     see webhooks   delivery → what it is, and how far it has come (JSON)
@@ -204,12 +204,12 @@ class ShardKeys:
 
     @property
     def hooked(self) -> str:
-        """The tenants whose conversations webhooks are told of."""
+        """The tenants whose conversations webhooks hear of."""
         return f"{self.root}:hooked"
 
     @property
     def news(self) -> str:
-        """The conversations with events that webhooks have not been told of."""
+        """The conversations with events that webhooks have not heard of."""
         return f"{self.root}:news"
 
     @property

@@ -1,9 +1,9 @@
-"""The jobs `webhooks` and `deliver`: what webhooks are told of, and the requests to them.
+"""The jobs `webhooks` and `deliver`: what webhooks hear of, and the requests to them.
 
 `webhooks` reads what conversations with news have appended, plans the deliveries, and sends a `deliver` for each line
 that is due. `deliver` makes the first deliveries of one line.
 
-Holds: what has been appended is told of after a death at any point: a conversation is off the list only when all its
+Holds: what has been appended hears of after a death at any point: a conversation is off the list only when all its
 deliveries are planned, a planned one is in the store until it has ended, and the line of a worker that died is due
 again after a minute. Deliveries of a conversation to a webhook are made one after another, in the order of its events;
 a later one waits until an earlier one has been delivered or given up.
@@ -16,7 +16,7 @@ import asyncio
 import logging
 import ssl
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import cache
 from typing import Any
 
@@ -24,7 +24,7 @@ from broker.contract.codec import decode_any
 from broker.contract.events import Event
 from broker.log.event_log import EventLog
 from broker.runtime.addresses import AddressRules
-from broker.runtime.errors import CorruptEntry, DeckhandsError, StoreUnavailable, UnknownConversation
+from broker.runtime.errors import CorruptEntry, DeckhandsError, StoreRefused, StoreUnavailable, UnknownConversation
 from broker.runtime.failpoints import failpoint
 from broker.runtime.ids import is_conversation_id, jitter
 from broker.runtime.logs import about
@@ -40,9 +40,10 @@ TELL_SECONDS = 2.0
 READ_AT_ONCE = 500
 LINES_AT_ONCE = 256
 PLANNED_AT_ONCE = 16
+MOST_EVENTS = 2.0**52
 DELIVERED_AT_ONCE = 50
 CLOCKS_DIFFER_SECONDS = 60.0
-"""By how much the clocks of machines may differ; a new webhook may be told of events that are so much older."""
+"""By how much the clocks of machines may differ; a new webhook may hear of events that are so much older."""
 GONE = "its receiver has answered 410 Gone"
 FULL = "too many deliveries waited"
 
@@ -52,6 +53,16 @@ _log = logging.getLogger(__name__)
 async def tell(workbench: Workbench) -> dict[str, int]:
     """Plan what there is to tell, and send for what is due. Returns how many conversations had news, and lines sent."""
     book = book_of(workbench)
+    try:
+        return await _tell(workbench, book)
+    except StoreRefused as error:
+        if "WRONGTYPE" not in error.message:
+            raise
+        await book.clear_away()
+        return {"looked_at": 0, "sent": 0}
+
+
+async def _tell(workbench: Workbench, book: WebhookBook) -> dict[str, int]:
     hooks = await book.all()
     await book.mark(sorted({hook.tenant for hook in hooks}))
     looked_at = 0
@@ -99,16 +110,15 @@ async def _plan_shard(workbench: Workbench, book: WebhookBook, hooks: list[Webho
             except StoreUnavailable:
                 raise
             except (DeckhandsError, ValueError) as error:
-                _log.warning("webhooks cannot be told of %s: %s", conversation_id, error, extra=about(conversation_id))
+                _log.warning("webhooks cannot hear of %s: %s", conversation_id, error, extra=about(conversation_id))
 
     while True:
         command = ("ZSCAN", names.news, cursor, "COUNT", READ_AT_ONCE)
         cursor, flat = await store.persist(lambda command=command: store.connection.call(*command))  # type: ignore[misc]
-        found = [
-            (raw.decode(errors="replace"), int(float(score))) for raw, score in zip(flat[::2], flat[1::2], strict=True)
-        ]
+        pairs = zip(flat[::2], flat[1::2], strict=True)
+        found = [(raw.decode(errors="replace"), min(max(float(score), 1.0), MOST_EVENTS)) for raw, score in pairs]
         looked_at += len(found)
-        await asyncio.gather(*(look(name, first) for name, first in found if is_conversation_id(name)))
+        await asyncio.gather(*(look(name, int(first)) for name, first in found if is_conversation_id(name)))
         if cursor == b"0":
             return looked_at
 
@@ -129,7 +139,7 @@ async def _plan(
         except UnknownConversation:
             events = []
         except CorruptEntry as error:
-            text = "webhooks are not told of events %d to %d of %s: %s"
+            text = "webhooks do not hear of events %d to %d of %s: %s"
             _log.error(text, first, until, conversation_id, error, extra=about(conversation_id))
         last = until
     full: set[str] = set()
@@ -140,7 +150,7 @@ async def _plan(
             )
             if is_old or hook.id in full or not hook.type_of(event):
                 continue
-            delivery = delivery_of(hook, conversation_id, event, meta, datetime.now(UTC))
+            delivery = delivery_of(hook, conversation_id, event, meta, store.clock.now())
             if await book.plan(hook, delivery) == "full":
                 full.add(hook.id)
                 await _turn_off(book, hook, FULL)
@@ -153,7 +163,7 @@ async def _attempt(
 ) -> tuple[Line | None, bool]:
     """Make one request and write down how it has ended; returns the line, and whether the next one may follow."""
     line, delivery = taken
-    now = datetime.now(UTC)
+    now = book.now()
     try:
         headers = signed(book.secret_of(hook), delivery.id, now, delivery.body)
         answer = await send(hook.url, delivery.body, headers, rules, trust)

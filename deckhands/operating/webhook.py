@@ -1,4 +1,4 @@
-"""`deckhands webhook`: addresses that are told what becomes of conversations."""
+"""`deckhands webhook`: addresses that learn what becomes of conversations."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def webhook() -> None:
 
 @webhook.command()
 @click.argument("url")
-@click.option("--tenant", default="*", show_default=True, help="Whose conversations it is told of; '*': everybody's.")
+@click.option("--tenant", default="*", show_default=True, help="Whose conversations it hears of; '*': everybody's.")
 @click.option(
     "--event",
     "events",
@@ -82,7 +82,7 @@ def webhook() -> None:
     show_default=True,
     help="conversation.settled, conversation.waiting, conversation.state_changed, or a kind of event. May be repeated.",
 )
-@click.option("--conversation", "conversation_id", default="", metavar="ID", help="The only one that it is told of.")
+@click.option("--conversation", "conversation_id", default="", metavar="ID", help="The only one that it hears of.")
 @json_option
 @options_as(AddOptions)
 def add(options: AddOptions) -> None:
@@ -155,7 +155,7 @@ def deliveries(options: DeliveriesOptions) -> None:
         rows = [_delivery_cells(delivery) for delivery in found]
         print_text("\n".join(table(DELIVERY_HEAD, rows, columns=columns_of(sys.stdout), spare=DELIVERY_SPARE)))
     else:
-        note("It has been told of nothing.")
+        note("There are no deliveries.")
 
 
 def _book(client: Client) -> WebhookBook:

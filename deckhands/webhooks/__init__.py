@@ -1,4 +1,4 @@
-"""Webhooks: addresses that are told by signed requests what becomes of conversations.
+"""Webhooks: addresses that learn by signed requests what becomes of conversations.
 
 May import: access, server.
 Start with: webhook.

@@ -12,8 +12,10 @@ import base64
 import contextlib
 import secrets as randomness
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
+from broker.coordination.unreadable import Unreadable
 from broker.runtime.clock import from_millis
 from broker.runtime.errors import DeckhandsError, UsageError
 from broker.runtime.settings import BrokerSettings
@@ -88,8 +90,12 @@ class WebhookBook:
             raise UsageError(f"There are {MAX_WEBHOOKS:,} webhooks.", remedy="Remove one.")
         return hook, secret
 
+    def now(self) -> datetime:
+        """Return the time that deliveries are signed with."""
+        return self._store.clock.now()
+
     async def mark(self, tenants: list[str]) -> None:
-        """Note that webhooks are told of the conversations of tenants, in every shard.  Idempotent."""
+        """Note that webhooks hear of the conversations of tenants, in every shard.  Idempotent."""
         for names in self._store.all_shards if tenants else ():
             fields = [part for tenant in tenants for part in (tenant, "1")]
             await self._call(("HSET", names.hooked, *fields))
@@ -121,7 +127,7 @@ class WebhookBook:
             pass  # somebody has changed it meanwhile
 
     async def set_enabled(self, webhook_id: str, *, is_enabled: bool, why_off: str = "") -> Webhook:
-        """Turn a webhook on or off: it is told of nothing that happens while it is off.  Idempotent.
+        """Turn a webhook on or off: it hears of nothing that happens while it is off.  Idempotent.
 
         Raises:
             UnknownWebhook: there is none.
@@ -154,7 +160,11 @@ class WebhookBook:
         _, *flat = await self._store.function("deck_send_due", (self._names.root,), limit, LEASE_MS)
         found = []
         for line, due in zip(flat[::2], flat[1::2], strict=True):
-            webhook_id, _, conversation_id = _text(line).partition(" ")
+            try:
+                webhook_id, _, conversation_id = _text(line).partition(" ")
+            except UnicodeDecodeError:
+                await self._call(("ZREM", f"{self._names.webhooks}:due", line))
+                continue
             found.append(Line(webhook_id, conversation_id, _text(due)))
         return found
 
@@ -223,6 +233,17 @@ class WebhookBook:
             (outcome,) = await self._store.function("deck_redeliver", (self._names.root,), *arguments)
             if outcome == "planned":
                 return again
+
+    async def clear_away(self) -> None:
+        """Move what stands in the place of the webhooks and is of another type out of their way."""
+        names, unreadable = self._names, Unreadable(self._store)
+        places = [(names.webhooks, "hash"), (f"{names.webhooks}:due", "zset")]
+        places += [(shard.hooked, "hash") for shard in self._store.all_shards]
+        places += [(shard.news, "zset") for shard in self._store.all_shards]
+        for key, kind in places:
+            (found,) = await self._call(("TYPE", key))
+            if _text(found) not in (kind, "none"):
+                await unreadable.move_away(key, kind, ValueError(f"it was a {_text(found)}, not a {kind}"))
 
     async def _known(self, webhook_id: str) -> tuple[Webhook, bytes]:
         (text,) = await self._call(("HGET", self._names.webhooks, webhook_id))

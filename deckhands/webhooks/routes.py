@@ -24,7 +24,7 @@ DeliveryId = Annotated[str, Path(pattern=r"^msg_[0-9a-f]{32}$", examples=["msg_0
 
 
 class NewWebhook(BaseModel):
-    """Where what happens is told of; see docs/webhooks.md."""
+    """Where what happens hears of; see docs/webhooks.md."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -122,13 +122,13 @@ async def _set_enabled(
 
 @routes.post("/{webhook_id}/enable", summary="Turn a webhook on")
 async def enable(gateway: GatewayOf, principal: Operator, webhook_id: WebhookId, why: Reason) -> ShownWebhook:
-    """Turn a webhook on; it is told of what happens from now on."""
+    """Turn a webhook on; it hears of what happens from now on."""
     return await _set_enabled(gateway, principal, webhook_id, why.reason, is_enabled=True)
 
 
 @routes.post("/{webhook_id}/disable", summary="Turn a webhook off")
 async def disable(gateway: GatewayOf, principal: Operator, webhook_id: WebhookId, why: Reason) -> ShownWebhook:
-    """Turn a webhook off: it is told of nothing that happens meanwhile. What waits is still sent."""
+    """Turn a webhook off: it hears of nothing that happens meanwhile. What waits is still sent."""
     return await _set_enabled(gateway, principal, webhook_id, why.reason, is_enabled=False)
 
 

@@ -1,4 +1,4 @@
-"""A webhook and a delivery, as values: what a webhook is told of, and what it is sent.
+"""A webhook and a delivery, as values: what a webhook hears of, and what it is sent.
 
 Holds: an event leads to at most one delivery for each webhook, and its id follows from the webhook, the conversation
 and the event, so that planning it again plans nothing new.
@@ -23,7 +23,7 @@ WAITING = "conversation.waiting"
 STATE_CHANGED = "conversation.state_changed"
 OTHER = "conversation.event"
 STATES = (WAITING, SETTLED, STATE_CHANGED)
-"""What is said of a change of state: the first of these that a webhook is told of and that fits."""
+"""What is said of a change of state: the first of these that a webhook hears of and that fits."""
 MAX_URL_CHARS = 2_000
 MAX_CHOSEN = 32
 MAX_EVENT_BYTES = 8_192
@@ -33,7 +33,7 @@ RETRY_SECONDS = (5.0, 30.0, 120.0, 600.0, 1_800.0, 7_200.0, 18_000.0, 36_000.0)
 
 
 def checked_choice(name: str) -> str:
-    """Return what a webhook may be told of.
+    """Return what a webhook may hear of.
 
     Raises:
         ValueError: there is no such event.
@@ -50,11 +50,11 @@ class Webhook(BaseModel):
     """What somebody has registered.
 
     Attributes:
-        tenant: whose conversations it is told of; `*`: everybody's.
-        conversation_id: the only one that it is told of; empty: all of the tenant.
+        tenant: whose conversations it hears of; `*`: everybody's.
+        conversation_id: the only one that it hears of; empty: all of the tenant.
         events: of which events: names of `STATES`, and kinds.
         secret: signs what is sent, encrypted and in base64.
-        created: it is told of no earlier event.
+        created: it hears of no earlier event.
         why_off: why it was turned off by itself; empty: it was not.
     """
 
@@ -71,7 +71,7 @@ class Webhook(BaseModel):
     why_off: str = ""
 
     def type_of(self, event: Event) -> str:
-        """Return what it is told of an event; empty: nothing."""
+        """Return what it hears of an event; empty: nothing."""
         if isinstance(event, AgentStateChangedObservation):
             fitting = types_of(event.agent_state)
             found = next((name for name in STATES if name in fitting and name in self.events), "")
@@ -80,13 +80,13 @@ class Webhook(BaseModel):
         return OTHER if event.kind in self.events else ""
 
     def concerns(self, conversation_id: str, tenant: str) -> bool:
-        """Whether it is told of a conversation."""
+        """Whether it hears of a conversation."""
         is_its = self.tenant in ("*", tenant) and self.conversation_id in ("", conversation_id)
         return self.is_enabled and is_its
 
 
 class Delivery(BaseModel):
-    """One event that a webhook is told of.
+    """One event that a webhook hears of.
 
     Attributes:
         id: the same in every attempt: the header `webhook-id`.

@@ -1,4 +1,4 @@
-"""Webhooks with jobs workers that die: everything that settles is told of, in order, and repeats have the same id."""
+"""Webhooks with jobs workers that die: everything that settles hears of, in order, and repeats have the same id."""
 
 from __future__ import annotations
 

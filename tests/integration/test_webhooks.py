@@ -1,4 +1,4 @@
-"""Webhooks: registered over HTTP, told of what conversations append, in order, signed, and until they have answered."""
+"""Webhooks: registered over HTTP, what conversations append reaches them in order, signed, and until they answer."""
 
 from __future__ import annotations
 
@@ -305,8 +305,15 @@ async def test_what_cannot_be_read_holds_up_nothing(server: Served, receiver: Re
     await store.connection.call("HSET", store.all_shards[0].webhook(hook["id"], "sent"), first, "{forged")
     await store.connection.call("HSET", store.all_shards[0].webhooks, "forged", "{}")
     await store.connection.call("ZADD", store.all_shards[0].news, 1, b"\xff no conversation")
+    await store.connection.call("ZADD", f"{store.all_shards[0].webhooks}:due", 1, b"\xff x")
+    await store.connection.call("ZADD", store.all_shards[0].news, "inf", "twelve-z")
     for arguments in jobs.sent:
         await deliver(jobs.bench, *arguments)
+    jobs.sent.clear()
+    assert await jobs.work() == 0
+    await store.connection.call("DEL", store.all_shards[0].news)
+    await store.connection.call("SET", store.all_shards[0].news, "forged")
+    await jobs.work()
+    assert await store.connection.call("EXISTS", store.all_shards[0].news) == 0
     assert receiver.states("twelve-a") == ["finished"]
     await store.connection.call("HDEL", store.all_shards[0].webhooks, "forged")
-    await store.connection.call("ZREM", store.all_shards[0].news, b"\xff no conversation")
