@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
+from broker.runtime.addresses import AddressRules
 from broker.runtime.errors import UsageError
 from broker.runtime.failpoints import arm
 from broker.runtime.settings import BrokerSettings, Count, Seconds, split_paths
@@ -23,7 +24,6 @@ from broker.secrets.private_directories import private_paths, workspace_roots
 from broker.secrets.secrets import secret_key
 from broker.specs.allowed_hosts import host_rules
 from broker.specs.specs import LABEL_PATTERN
-from tool_worker.egress.addresses import AddressRules
 from tool_worker.files.file_tree import TreeLimits
 from tool_worker.launch.egress_gate import EgressGate
 from tool_worker.launch.git_identity import GitIdentity

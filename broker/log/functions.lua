@@ -5,7 +5,7 @@
 --   conversation base  deck:{k}:c:<id>   :events :meta :once :snapshot
 --   shard base         deck:{k}          :ready :ready:interactive :unread :parked :workers :index :takeovers :dead
 --                                        :unreadable :tenants :turns:<stream>… :open:<tenant> :paces
---                                        :notices :awaited :expiring
+--                                        :notices :awaited :expiring :hooked :news :webhooks
 --                                        :worker:<id>:owned|mail|about   :act:<route>   :nodes   :label:<name>=<value>
 -- Replies are arrays whose first element names the outcome. Times are milliseconds of the shard's time, which the beats
 -- keep and no jump of a clock moves; only what `ls` shows is the server's clock.
@@ -22,7 +22,7 @@ local CLOCKS_DIFFER_MS = 600000  -- by how much the clocks of two machines may d
 -- What everybody needs of a shard: a key of another type among these is moved out of the way.
 local KINDS = {ready = 'stream', takeovers = 'stream', unreadable = 'stream', unread = 'zset', parked = 'zset',
   workers = 'zset', index = 'zset', dead = 'zset', nodes = 'zset', clock = 'hash', notices = 'stream', awaited = 'zset',
-  ['ready:interactive'] = 'stream', tenants = 'hash', paces = 'hash', expiring = 'zset'}
+  ['ready:interactive'] = 'stream', tenants = 'hash', paces = 'hash', expiring = 'zset', hooked = 'hash', news = 'zset'}
 -- And what doors need of the first one; users of other roles may not reach it.
 local FIRST_SHARD, KINDS_OF_THE_FIRST = 'deck:{0}', {revoked = 'zset'}
 
@@ -312,6 +312,14 @@ local function is_refused(flags, policy, busy, planned)
   return policy == 'reject' and busy == '1'
 end
 
+-- Note the first event of a conversation that webhooks have not heard of, if its tenant has any, see told.
+local function add_news(shard, cid, tenant, first)
+  local its, everybodys = unpack(redis.call('HMGET', shard .. ':hooked', tenant or '', '*'))
+  if not its and not everybodys then return end
+  local known = redis.call('ZSCORE', shard .. ':news', cid)
+  if not known or tonumber(known) > first then redis.call('ZADD', shard .. ':news', first, cid) end
+end
+
 -- append: the only way into a log.
 -- KEYS  conversation base, shard base
 -- ARGV  cid, guard, a, b, c, flags, n_fields, field, value …, n_cancels, action …, n_events, (bytes, dispatch, answers) …
@@ -340,9 +348,10 @@ local function append(keys, args)
   local now, wall = times_ms(shard)
   -- All that is read of the conversation, at once: a call into the server costs more than the work it does here.
   local found = redis.call('HMGET', meta, 'last_id', 'closed', 'node', 'owner', 'token', 'rung', 'append_key',
-    'append_ids', 'crashes', 'mark', 'awaited', 'noticed', 'open_in', 'created_ms', 'double_texting', 'busy', 'planned')
+    'append_ids', 'crashes', 'mark', 'awaited', 'noticed', 'open_in', 'created_ms', 'double_texting', 'busy', 'planned',
+    'tenant')
   local last, closed, node, owner, token, notified, append_key, append_ids, crashes, mark, awaited, noticed, open_in,
-    created, policy, busy, planned = unpack(found)
+    created, policy, busy, planned, tenant = unpack(found)
   last = last and tonumber(last)
 
   local remember
@@ -461,6 +470,7 @@ local function append(keys, args)
     redis.call('XADD', shard .. ':notices', '*', 'c', cid)
     redis.call('HSET', meta, 'noticed', '1')
   end
+  if n > 0 then add_news(shard, cid, guard == 'create' and given(args, 'tenant') or tenant, first) end
   if flags == 'expire' then
     redis.call('ZREM', shard .. ':expiring', cid)
     redis.call('ZREM', shard .. ':parked', cid)
@@ -610,7 +620,7 @@ local function end_deletion(keys, args)
   for _, key in ipairs(label_keys(shard, meta)) do
     if is_there(shard, key, 'zset') then redis.call('ZREM', key, cid) end
   end
-  for _, name in ipairs({'index', 'unread', 'parked', 'dead', 'awaited', 'expiring'}) do
+  for _, name in ipairs({'index', 'unread', 'parked', 'dead', 'awaited', 'expiring', 'news'}) do
     redis.call('ZREM', shard .. ':' .. name, cid)
   end
   for _, name in ipairs({'events', 'once', 'snapshot', 'live', 'watched', 'secrets', 'masked', 'secrets_of', 'caller',
@@ -1213,6 +1223,13 @@ local function forget_caller(keys, args)
   return {'forgotten'}
 end
 
+redis.register_function('deck_told', told)
+redis.register_function('deck_put_webhook', put_webhook)
+redis.register_function('deck_plan_delivery', plan_delivery)
+redis.register_function('deck_send_due', send_due)
+redis.register_function('deck_take_delivery', take_delivery)
+redis.register_function('deck_end_attempt', end_attempt)
+redis.register_function('deck_redeliver', redeliver)
 redis.register_function('deck_append', append)
 redis.register_function('deck_claim', claim)
 redis.register_function('deck_release', release)

@@ -81,6 +81,9 @@ class BrokerSettings(BaseSettings):
     retention: Annotated[
         str, Field(description="the TOML file that says how long conversations stay in the store; empty: for ever")
     ] = ""
+    webhook_private: Annotated[
+        str, Field(description="networks that webhooks may reach although they are not public, with `,` between")
+    ] = ""
     heartbeat_ttl_seconds: Annotated[
         float,
         Field(

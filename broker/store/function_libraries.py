@@ -18,12 +18,12 @@ from broker.runtime.errors import StoreTooNew
 from broker.store import keys
 from broker.store.connection import Connection
 
-FUNCTIONS_VERSION = 9
+FUNCTIONS_VERSION = 10
 """Of all function libraries together."""
 OLDEST_CALLER = 2
 """The oldest version whose workers these functions serve."""
 LIBRARIES = {
-    "deckhands": ("log/functions.lua", "log/turns.lua", "log/admission.lua"),
+    "deckhands": ("log/functions.lua", "log/turns.lua", "log/admission.lua", "log/webhooks.lua"),
     "deckhands_governor": ("limits/governor.lua",),
     "deckhands_ledger": ("limits/ledger.lua",),
     "deckhands_batches": ("limits/batches.lua",),

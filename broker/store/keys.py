@@ -25,6 +25,14 @@
     deck:{k}:awaited               zset     until done     conversation → when a door looks at it (ms)
     deck:{k}:expiring              zset     until begun    conversation → when it is too late to begin it (ms)
     deck:{k}:notices               stream   until read     conversations that somebody waits for and that got on
+    deck:{k}:hooked                hash     for ever       tenants whose conversations webhooks hear of
+    deck:{k}:news                  zset     until told     conversation → its first event that they have not heard of
+    deck:{0}:webhooks              hash     until removed  webhook → what it is (JSON)
+    deck:{0}:webhooks:due          zset     until done     webhook and conversation → next delivery (ms)
+    deck:{0}:webhook:<id>:sent     hash     see webhooks   delivery → what it is, and how far it has come (JSON)
+    deck:{0}:webhook:<id>:order    zset     see webhooks   delivery → planned (ms)
+    deck:{0}:webhook:<id>:ended    zset     see webhooks   delivery → ended (ms)
+    deck:{0}:webhook:<id>:line:<c> zset     until done     deliveries of a conversation, in their order
     deck:{0}:schedules             hash     until removed  name of a schedule → what it begins, and when (JSON)
     deck:{0}:schedules:standing    hash     until removed  name of a schedule → how far it has come (JSON)
     deck:{0}:schedules:due         zset     until removed  name of a schedule → its next tick (ms)
@@ -193,6 +201,25 @@ class ShardKeys:
     def job(self, name: str) -> str:
         """Who does a job that is done alone; all of them are in the first shard."""
         return f"{self.root}:job:{name}"
+
+    @property
+    def hooked(self) -> str:
+        """The tenants whose conversations webhooks hear of."""
+        return f"{self.root}:hooked"
+
+    @property
+    def news(self) -> str:
+        """The conversations with events that webhooks have not heard of."""
+        return f"{self.root}:news"
+
+    @property
+    def webhooks(self) -> str:
+        """The webhooks; all of them are in the first shard."""
+        return f"{self.root}:webhooks"
+
+    def webhook(self, webhook_id: str, part: str) -> str:
+        """Deliveries of a webhook: `sent`, or `order`."""
+        return f"{self.root}:webhook:{webhook_id}:{part}"
 
     @property
     def schedules(self) -> str:

@@ -12,12 +12,12 @@ from broker.runtime.failpoints import arm
 from broker.runtime.settings import BrokerSettings
 from deckhands.jobs.service import JobsService
 from deckhands.jobs.table import JOBS, schedule
-from deckhands.jobs.tasks import register
+from deckhands.jobs.tasks import register, sender
 
 settings = BrokerSettings.from_env()
 arm(settings)
 app = make_jobs_app(settings.celery_url, settings.result_url, schedule())
-service = JobsService(settings)
+service = JobsService(settings, sender(app))
 loop_thread = add_loop(app, service)
 register(app, service, loop_thread, JOBS)
 

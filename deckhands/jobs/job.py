@@ -22,14 +22,24 @@ LONGEST_LIMIT_SECONDS = 1_500.0
 
 @dataclass(frozen=True, slots=True)
 class Workbench:
-    """What every job is given."""
+    """What every job is given.
+
+    Attributes:
+        send: sends another job; None: there is nobody to send it to.
+    """
 
     store: Store
     settings: BrokerSettings
+    send: Callable[[str, tuple[Any, ...]], None] | None = None
     client: Client = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "client", Client(self.store, self.settings.archive))
+
+    async def ask(self, name: str, *arguments: Any) -> None:
+        """Send another job."""
+        if self.send is not None:
+            await asyncio.to_thread(self.send, name, arguments)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,14 @@ _log = logging.getLogger(__name__)
 
 
 class JobsService:
-    """What a worker of jobs does beside its jobs; a `LoopService`."""
+    """What a worker of jobs does beside its jobs; a `LoopService`.
 
-    def __init__(self, settings: BrokerSettings) -> None:
-        self._settings = settings
+    Args:
+        send: sends another job.
+    """
+
+    def __init__(self, settings: BrokerSettings, send: Callable[[str, tuple[Any, ...]], None]) -> None:
+        self._settings, self._send = settings, send
         self._is_open = asyncio.Event()
         self._workbench: Workbench
         self._worker_id = ""
@@ -37,7 +41,7 @@ class JobsService:
         """See `LoopService.run`."""
         settings = self._settings
         store = await open_store(settings.url, shards=settings.shards, patience_seconds=None, opening_seconds=None)
-        self._workbench = Workbench(store, settings)
+        self._workbench = Workbench(store, settings, self._send)
         self._is_open.set()
         try:
             while not stop.is_set():

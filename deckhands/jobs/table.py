@@ -10,12 +10,15 @@ from deckhands.jobs.job import LONGEST_LIMIT_SECONDS, Job
 from deckhands.jobs.orphans import remove_orphans
 from deckhands.jobs.restoring import restore
 from deckhands.jobs.retiring import retire
+from deckhands.jobs.telling import TELL_SECONDS, deliver, tell
 from deckhands.jobs.ticking import TICK_SECONDS, tick
 
 JOBS = (
     Job("retire", retire, every_seconds=60.0, limit_seconds=LONGEST_LIMIT_SECONDS),
     Job("orphans", remove_orphans, every_seconds=3_600.0),
     Job("schedules", tick, every_seconds=TICK_SECONDS, limit_seconds=120.0, retries=0, has_result=False),
+    Job("webhooks", tell, every_seconds=TELL_SECONDS, limit_seconds=120.0, retries=0, has_result=False),
+    Job("deliver", deliver, limit_seconds=1_200.0, retries=0, is_alone=False, has_result=False),
     Job("checkpoints", remove_checkpoints, every_seconds=86_400.0),
     Job("restore", restore, is_alone=False),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 from inspect import signature
 from typing import Any
@@ -11,11 +12,12 @@ from celery import Celery, Task
 from celery.exceptions import Reject
 
 from broker.celery.bootstep import LoopThread
-from broker.celery.jobs_app import PREFIX, JobRequest
+from broker.celery.jobs_app import PREFIX, QUEUE, JobRequest
 from broker.runtime.errors import DeckhandsError
 from deckhands.jobs.job import Job, Workbench, alone
 from deckhands.jobs.service import JobsService
 
+EXPIRES_SECONDS = 60.0
 FIRST_RETRY_SECONDS = 5.0
 LONGEST_RETRY_SECONDS = 300.0
 BUSY = {"skipped": "another one is at work"}
@@ -23,6 +25,15 @@ BUSY = {"skipped": "another one is at work"}
 
 class JobFailed(Exception):
     """A job failed; Celery's result holds the message and a code."""
+
+
+def sender(app: Celery) -> Callable[[str, tuple[Any, ...]], None]:
+    """Return what sends a job, without a result; one that nobody has begun after a minute is dropped."""
+
+    def send(name: str, arguments: tuple[Any, ...]) -> None:
+        app.send_task(f"{PREFIX}{name}", arguments, queue=QUEUE, ignore_result=True, expires=EXPIRES_SECONDS)
+
+    return send
 
 
 def register(app: Celery, service: JobsService, loop: LoopThread, jobs: tuple[Job, ...]) -> None:

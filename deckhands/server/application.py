@@ -15,6 +15,7 @@ from deckhands.server.dependencies import Needs
 from deckhands.server.gateway import Gateway
 from deckhands.server.guard import PUBLIC, Guard
 from deckhands.server.problems import MEDIA_TYPE, TYPE, add_problems
+from deckhands.webhooks import routes as webhooks
 
 VERSION = "1"
 ROUTERS = (
@@ -26,6 +27,7 @@ ROUTERS = (
     runs.routes,
     files.routes,
     schedules.routes,
+    webhooks.routes,
 )
 DESCRIPTION = """Conversations with AI agents that work in a cluster of Deckhands.
 

@@ -32,6 +32,7 @@ from deckhands.access.api_keys import Refused, TooManyRequests
 from deckhands.access.repeated import KeyReused
 from deckhands.client.errors import IsArchived, IsBeingDeleted, NotStopped
 from deckhands.transfers.commands import CommandFailed
+from deckhands.webhooks.book import UnknownWebhook
 
 MEDIA_TYPE = "application/problem+json"
 TYPE = "urn:deckhands:problem:"
@@ -43,6 +44,7 @@ STATUS: tuple[tuple[type[DeckhandsError], int], ...] = (
     (KeyReused, 422),
     (IsArchived, 409),
     (UnknownConversation, 404),
+    (UnknownWebhook, 404),
     (ConversationBusy, 409),
     (IsBeingDeleted, 409),
     (EventUnfit, 413),

@@ -63,6 +63,12 @@ HASHES_OF_VERSION = {
         "deckhands_ledger": "6f388ec580629063",
         "deckhands_batches": "d59fa74626167beb",
     },
+    10: {
+        "deckhands": "744ab6890bea1196",
+        "deckhands_governor": "eed9f98f47472d40",
+        "deckhands_ledger": "6f388ec580629063",
+        "deckhands_batches": "d59fa74626167beb",
+    },
 }
 """Add a version here when you change a library; never change the hashes of one that has been released."""
 

@@ -98,7 +98,7 @@ def test_only_the_controller_has_the_model_s_key_and_only_services_that_need_it_
 
 def test_who_works_with_secrets_has_their_key_and_nobody_else() -> None:
     assert {name for name in services() if "DECKHANDS_SECRET_KEY" in services()[name].get("environment", {})} == {
-        *("controller", "tools", "door", "gateway", *PASSING)
+        *("controller", "tools", "door", "jobs", "gateway", *PASSING)
     }
     used = re.findall(r"\$\{SECRET_KEY([^}]*)\}", COMPOSE.read_text())
     assert set(used) == {":?run deploy/make-env"}

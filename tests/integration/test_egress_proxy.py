@@ -13,8 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from broker.runtime.addresses import AddressRules
 from broker.specs.allowed_hosts import host_rules
-from tool_worker.egress.addresses import AddressRules
 from tool_worker.egress.proxy import EgressProxy, EgressRules
 from tool_worker.launch.egress_gate import start_proxy
 

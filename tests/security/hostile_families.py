@@ -49,6 +49,7 @@ PLACEHOLDERS: Mapping[str, tuple[str, ...]] = {
     "<t>": ("0" * 24, "x"),
     "parcel:<name>": ("parcel:a.zip",),
     "<name>": ("schedules", "retire", "orphans", "checkpoints", "forged"),
+    "<c>": ("forged",),
     "<n>": ("29000000", "x"),
     "{k}": ("{0}",),
 }

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from broker.runtime.addresses import AddressRules
 from broker.specs.allowed_hosts import host_rules
 from broker.specs.specs import WorkspaceSpec
 from tests.integration.workspace_hosts import Terminal, opened
 from tests.security import egress_client
-from tool_worker.egress.addresses import AddressRules
 from tool_worker.egress.proxy import EgressProxy, EgressRules
 from tool_worker.launch.egress_gate import EgressGate
 from tool_worker.sandbox.sandbox import interpreter

@@ -246,7 +246,7 @@ def test_every_key_of_the_table_is_forged() -> None:
     rows = [(re.compile(pattern_of(row)), row, kind) for row, kind in table()]
     verbs = {"HSET": "hash", "ZADD": "zset", "XADD": "stream", "SADD": "set", "SET": "string"}
     for part in range(PARTS):
-        for verb, key, *_ in hostile_commands(SEED + part, 10_000 // PARTS, conversations=["c-1"], workers=["w"]):
+        for verb, key, *_ in hostile_commands(SEED + part, 14_000 // PARTS, conversations=["c-1"], workers=["w"]):
             name = key.decode(errors="replace") if isinstance(key, bytes) else str(key)
             for pattern, row, kind in rows:
                 if verb in verbs and pattern.fullmatch(name):

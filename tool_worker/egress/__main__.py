@@ -15,8 +15,8 @@ import signal
 import socket
 import sys
 
+from broker.runtime.addresses import AddressRules
 from broker.specs.allowed_hosts import host_rules
-from tool_worker.egress.addresses import AddressRules
 from tool_worker.egress.descriptors import CONTROL_FD, EGRESS_LISTENER_FD
 from tool_worker.egress.proxy import EgressProxy, EgressRules
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tool_worker.egress.addresses import AddressRules
+from broker.runtime.addresses import AddressRules
 
 REFUSED = (
     *("0.0.0.0", "10.1.2.3", "100.64.0.1", "127.0.0.1", "127.255.255.254", "169.254.1.1", "169.254.169.254"),

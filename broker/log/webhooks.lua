@@ -1,0 +1,138 @@
+-- Webhooks: what they hear of, and the deliveries that wait. All but `hooked` and `news` is in the first shard:
+--   :webhooks              hash  webhook -> what it is (JSON)
+--   :webhooks:due          zset  '<webhook> <conversation>', a line of deliveries -> when its first one is due (ms)
+--   :webhook:<id>:sent     hash  delivery -> what it is and how far it has come (JSON)
+--   :webhook:<id>:order    zset  delivery -> when it was planned (ms)
+--   :webhook:<id>:ended    zset  delivery -> when it ended (ms)
+--   :webhook:<id>:line:<conversation>  zset  delivery -> its place
+-- Who delivers holds a line by the very time at which it is due again: another time means that somebody else has it.
+
+-- told: webhooks have heard of the events of a conversation up to one.
+-- KEYS conversation base, shard base.  ARGV cid, the first event that they had not heard of, the last of now
+-- returns {'told'} {'other'}: it is not as it was read
+local function told(keys, args)
+  local news, cid = keys[2] .. ':news', args[1]
+  local first = redis.call('ZSCORE', news, cid)
+  if not first or tonumber(first) ~= tonumber(args[2]) then return {'other'} end
+  local last = tonumber(get(keys[1] .. ':meta', 'last_id'))
+  if not last or last <= tonumber(args[3]) then redis.call('ZREM', news, cid)
+  else redis.call('ZADD', news, tonumber(args[3]) + 1, cid) end
+  return {'told'}
+end
+
+-- put_webhook: write a webhook down, change or remove it, with all its deliveries.
+-- KEYS shard base.  ARGV id, what was known of it or '', what it is now or '' to remove it, how many there may be
+-- returns {'put'} {'other'}: it is not what was known  {'full'}
+local function put_webhook(keys, args)
+  local root, id, known, text = keys[1] .. ':webhooks', args[1], args[2], args[3]
+  local there = get(root, id) or ''
+  if there ~= known and there ~= text then return {'other'} end  -- the same again: a reply was lost
+  if text == '' then
+    redis.call('HDEL', root, id)
+    for _, name in ipairs({'sent', 'order', 'ended'}) do redis.call('UNLINK', keys[1] .. ':webhook:' .. id .. ':' .. name) end
+  else
+    if there == '' and redis.call('HLEN', root) >= tonumber(args[4]) then return {'full'} end
+    redis.call('HSET', root, id, text)
+  end
+  return {'put'}
+end
+
+-- plan_delivery: add a delivery to the end of a line, once.
+-- KEYS shard base.  ARGV webhook, cid, delivery, its place, its text, how many may wait
+-- returns {'planned'} {'known'} {'full'} {'missing'}: there is no such webhook any more
+local function plan_delivery(keys, args)
+  local shard, hook, cid, delivery = keys[1], args[1], args[2], args[3]
+  local own, now = shard .. ':webhook:' .. hook, now_ms(shard)
+  if not get(shard .. ':webhooks', hook) then return {'missing'} end
+  if get(own .. ':sent', delivery) then return {'known'} end
+  if redis.call('HLEN', own .. ':sent') - redis.call('ZCARD', own .. ':ended') >= tonumber(args[6]) then return {'full'} end
+  redis.call('HSET', own .. ':sent', delivery, args[5])
+  redis.call('ZADD', own .. ':order', now, delivery)
+  redis.call('ZADD', own .. ':line:' .. cid, args[4], delivery)
+  local line = hook .. ' ' .. cid
+  if not redis.call('ZSCORE', shard .. ':webhooks:due', line) then
+    redis.call('ZADD', shard .. ':webhooks:due', now, line)
+  end
+  return {'planned'}
+end
+
+-- send_due: take the lines that are due, to have them delivered within a time.
+-- KEYS shard base.  ARGV how many at most, for how many ms.  returns {'due', line, when it is due again, line ...}
+local function send_due(keys, args)
+  local due, now = keys[1] .. ':webhooks:due', now_ms(keys[1])
+  local found = {'due'}
+  for _, line in ipairs(redis.call('ZRANGEBYSCORE', due, '-inf', now, 'LIMIT', 0, args[1])) do
+    local again = string.format('%.0f', now + tonumber(args[2]))
+    redis.call('ZADD', due, again, line)
+    found[#found + 1] = line
+    found[#found + 1] = again
+  end
+  return found
+end
+
+-- take_delivery: return the first delivery of a line.
+-- KEYS shard base.  ARGV webhook, cid, when the line is due as the caller knows it, for how many ms it is the caller's
+-- returns {'taken', delivery, text, when it is due again} {'other'}: somebody else has it  {'empty'}
+local function take_delivery(keys, args)
+  local shard, hook, cid = keys[1], args[1], args[2]
+  local due, own, line = shard .. ':webhooks:due', shard .. ':webhook:' .. hook, hook .. ' ' .. cid
+  local score = redis.call('ZSCORE', due, line)
+  if not score or tonumber(score) ~= tonumber(args[3]) then return {'other'} end
+  local waiting = own .. ':line:' .. cid
+  while true do
+    local first = redis.call('ZRANGE', waiting, 0, 0)[1]
+    if not first then
+      redis.call('ZREM', due, line)
+      return {'empty'}
+    end
+    local text = get(own .. ':sent', first)
+    if text then
+      local again = string.format('%.0f', math.max(now_ms(shard), tonumber(score)) + tonumber(args[4]))
+      redis.call('ZADD', due, again, line)
+      return {'taken', first, text, again}
+    end
+    redis.call('ZREM', waiting, first)  -- of a webhook that was removed
+  end
+end
+
+-- end_attempt: write down how an attempt has ended, unless somebody else has the line now.
+-- KEYS shard base.  ARGV webhook, cid, delivery, when the line is due as the caller knows it, its text, ms until the next
+--      attempt or '' if it has ended, how many ended ones are kept
+-- returns {'ended', when the line is due} {'other'}
+local function end_attempt(keys, args)
+  local shard, hook, cid, delivery = keys[1], args[1], args[2], args[3]
+  local due, own, line = shard .. ':webhooks:due', shard .. ':webhook:' .. hook, hook .. ' ' .. cid
+  local score = redis.call('ZSCORE', due, line)
+  if not score or tonumber(score) ~= tonumber(args[4]) then return {'other'} end
+  local now = now_ms(shard)
+  local again = string.format('%.0f', now + (tonumber(args[6]) or 0))
+  redis.call('ZADD', due, again, line)
+  if not get(own .. ':sent', delivery) then return {'ended', again} end  -- its webhook was removed
+  redis.call('HSET', own .. ':sent', delivery, args[5])
+  if args[6] ~= '' then return {'ended', again} end
+  redis.call('ZREM', own .. ':line:' .. cid, delivery)
+  redis.call('ZADD', own .. ':ended', now, delivery)
+  local more = redis.call('ZCARD', own .. ':ended') - tonumber(args[7])
+  if more > 0 then
+    for _, old in ipairs(redis.call('ZRANGE', own .. ':ended', 0, more - 1)) do
+      redis.call('ZREM', own .. ':ended', old)
+      redis.call('ZREM', own .. ':order', old)
+      redis.call('HDEL', own .. ':sent', old)
+    end
+  end
+  return {'ended', again}
+end
+
+-- redeliver: let a delivery be made again, at once, whether it has ended or not.
+-- KEYS shard base.  ARGV webhook, cid, delivery, its place, what was known of it, its text
+-- returns {'planned'} {'other'}: it is not what was known
+local function redeliver(keys, args)
+  local shard, hook, cid, delivery = keys[1], args[1], args[2], args[3]
+  local own = shard .. ':webhook:' .. hook
+  if get(own .. ':sent', delivery) ~= args[5] then return {'other'} end
+  redis.call('HSET', own .. ':sent', delivery, args[6])
+  redis.call('ZREM', own .. ':ended', delivery)
+  redis.call('ZADD', own .. ':line:' .. cid, args[4], delivery)
+  redis.call('ZADD', shard .. ':webhooks:due', now_ms(shard), hook .. ' ' .. cid)
+  return {'planned'}
+end

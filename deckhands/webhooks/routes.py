@@ -1,0 +1,160 @@
+"""Webhooks over HTTP: who has a key for a tenant keeps those of that tenant.
+
+Holds: a webhook of another tenant is answered as one that does not exist; a secret is answered once.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from starlette.responses import Response
+
+from broker.runtime.settings import BrokerSettings
+from deckhands.server.dependencies import GatewayOf, Operator, Reader, Reason, Why
+from deckhands.server.gateway import Gateway, Principal
+from deckhands.webhooks.book import UnknownWebhook, WebhookBook
+from deckhands.webhooks.sending import address_of, rules_of
+from deckhands.webhooks.webhook import MAX_CHOSEN, MAX_URL_CHARS, SETTLED, Chosen, Delivery, Webhook
+
+routes = APIRouter(prefix="/webhooks", tags=["webhooks"])
+WebhookId = Annotated[str, Path(pattern=r"^wh_[a-z2-7]{16}$", examples=["wh_aaaabbbbccccdddd"])]
+DeliveryId = Annotated[str, Path(pattern=r"^msg_[0-9a-f]{32}$", examples=["msg_0123456789abcdef0123456789abcdef"])]
+
+
+class NewWebhook(BaseModel):
+    """Where what happens hears of; see docs/webhooks.md."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: str = Field(min_length=9, max_length=MAX_URL_CHARS, examples=["https://app.example/deckhands"])
+    events: list[Chosen] = Field(default=[SETTLED], min_length=1, max_length=MAX_CHOSEN, examples=[[SETTLED]])
+    conversation_id: str = Field(default="", max_length=64, description="the only one; empty: all of the tenant")
+    reason: str = Field(min_length=1, max_length=500, examples=["the billing service asks for it"])
+
+
+class ShownWebhook(BaseModel):
+    """A webhook without its secret."""
+
+    id: str
+    tenant: str
+    url: str
+    events: list[str]
+    conversation_id: str
+    is_enabled: bool
+    created: AwareDatetime
+    why_off: str = Field(description="why it was turned off by itself; empty: it was not")
+
+
+class AddedWebhook(ShownWebhook):
+    """A new webhook, with the secret that checks signatures; it is never shown again."""
+
+    secret: str = Field(examples=["whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"])
+
+
+class ShownDelivery(BaseModel):
+    """A delivery and how far it has come."""
+
+    id: str
+    conversation_id: str
+    event_id: int
+    type: str
+    planned: AwareDatetime
+    state: str = Field(examples=["delivered"], description="waiting, delivered or failed")
+    attempts: int
+    next_attempt: AwareDatetime | None
+    status: int | None = Field(description="the HTTP status of the latest attempt; null: there was no answer")
+    error: str
+
+
+def _book(gateway: Gateway) -> WebhookBook:
+    return WebhookBook(gateway.store, gateway.client.secrets)
+
+
+async def _visible(gateway: Gateway, principal: Principal, webhook_id: str) -> Webhook:
+    found = await _book(gateway).webhook(webhook_id)
+    if not principal.sees_all and found.tenant != principal.tenant:
+        raise UnknownWebhook("There is no such webhook.", remedy="`deckhands webhook ls` lists those there are.")
+    return found
+
+
+def _shown(hook: Webhook) -> ShownWebhook:
+    return ShownWebhook(**hook.model_dump(exclude={"secret"}))
+
+
+def _shown_delivery(delivery: Delivery) -> ShownDelivery:
+    return ShownDelivery(**delivery.model_dump(exclude={"body"}))
+
+
+@routes.get("", summary="List webhooks")
+async def listing(gateway: GatewayOf, principal: Reader) -> list[ShownWebhook]:
+    """List the webhooks of the tenant, the oldest first."""
+    found = await _book(gateway).all()
+    return [_shown(hook) for hook in found if principal.sees_all or hook.tenant == principal.tenant]
+
+
+@routes.post("", status_code=201, summary="Add a webhook")
+async def add(gateway: GatewayOf, principal: Operator, new: NewWebhook) -> AddedWebhook:
+    """Add a webhook for the conversations of the tenant of the key, or for one of them."""
+    if new.conversation_id:
+        await gateway.visible(principal, new.conversation_id)
+    await address_of(new.url, rules_of(BrokerSettings.from_env().webhook_private))
+    await gateway.record(principal, "webhook.add", new.url[:200], new.reason)
+    events = tuple(dict.fromkeys(new.events))
+    hook, secret = await _book(gateway).add(principal.tenant, new.url, events, new.conversation_id)
+    return AddedWebhook(**_shown(hook).model_dump(), secret=secret)
+
+
+@routes.get("/{webhook_id}", summary="Show a webhook")
+async def show(gateway: GatewayOf, principal: Reader, webhook_id: WebhookId) -> ShownWebhook:
+    """Show a webhook; its secret is not shown."""
+    return _shown(await _visible(gateway, principal, webhook_id))
+
+
+async def _set_enabled(
+    gateway: Gateway, principal: Principal, webhook_id: str, reason: str, *, is_enabled: bool
+) -> ShownWebhook:
+    await _visible(gateway, principal, webhook_id)
+    await gateway.record(principal, "webhook.enable" if is_enabled else "webhook.disable", webhook_id, reason)
+    return _shown(await _book(gateway).set_enabled(webhook_id, is_enabled=is_enabled))
+
+
+@routes.post("/{webhook_id}/enable", summary="Turn a webhook on")
+async def enable(gateway: GatewayOf, principal: Operator, webhook_id: WebhookId, why: Reason) -> ShownWebhook:
+    """Turn a webhook on; it hears of what happens from now on."""
+    return await _set_enabled(gateway, principal, webhook_id, why.reason, is_enabled=True)
+
+
+@routes.post("/{webhook_id}/disable", summary="Turn a webhook off")
+async def disable(gateway: GatewayOf, principal: Operator, webhook_id: WebhookId, why: Reason) -> ShownWebhook:
+    """Turn a webhook off: it hears of nothing that happens meanwhile. What waits is still sent."""
+    return await _set_enabled(gateway, principal, webhook_id, why.reason, is_enabled=False)
+
+
+@routes.delete("/{webhook_id}", status_code=204, summary="Remove a webhook")
+async def remove(gateway: GatewayOf, principal: Operator, webhook_id: WebhookId, reason: Why) -> Response:
+    """Remove a webhook with all its deliveries."""
+    await _visible(gateway, principal, webhook_id)
+    await gateway.record(principal, "webhook.remove", webhook_id, reason)
+    await _book(gateway).remove(webhook_id)
+    return Response(status_code=204)
+
+
+@routes.get("/{webhook_id}/deliveries", summary="List the deliveries of a webhook")
+async def deliveries(
+    gateway: GatewayOf, principal: Reader, webhook_id: WebhookId, limit: Annotated[int, Query(ge=1, le=200)] = 50
+) -> list[ShownDelivery]:
+    """List the latest deliveries, the newest first: those that wait, and the last 200 that have ended."""
+    await _visible(gateway, principal, webhook_id)
+    return [_shown_delivery(found) for found in await _book(gateway).deliveries(webhook_id, limit=limit)]
+
+
+@routes.post("/{webhook_id}/deliveries/{delivery_id}/redeliver", summary="Make a delivery again")
+async def redeliver(
+    gateway: GatewayOf, principal: Operator, webhook_id: WebhookId, delivery_id: DeliveryId, why: Reason
+) -> ShownDelivery:
+    """Make a delivery again, under the same id and with the same body."""
+    await _visible(gateway, principal, webhook_id)
+    await gateway.record(principal, "webhook.redeliver", f"{webhook_id} {delivery_id}", why.reason)
+    return _shown_delivery(await _book(gateway).redeliver(webhook_id, delivery_id))

@@ -1,0 +1,319 @@
+"""Webhooks: registered over HTTP, what conversations append reaches them in order, signed, and until they answer."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from standardwebhooks import Webhook as Checker
+
+from broker.contract.actions import MessageAction
+from broker.contract.events import EventSource
+from broker.runtime.errors import UsageError
+from broker.runtime.settings import BrokerSettings
+from broker.specs.specs import Tenancy
+from deckhands.jobs.job import Workbench
+from deckhands.jobs.telling import book_of, deliver, tell
+from deckhands.webhooks.sending import AddressRefused, Answer, address_of, rules_of, send
+from deckhands.webhooks.webhook import RETRY_SECONDS
+from tests.archive_parts import begin_ended
+from tests.certificates import certificate_in
+from tests.served_stores import environment_with
+from tests.server_parts import Served, served
+from tests.unit.deckhands.sample_log import state
+from tests.webhook_parts import Receiver, receiving
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+HOOK = {"reason": "asked for"}
+PRIVATE = "127.0.0.1"
+ALL = ["conversation.state_changed", "conversation.settled"]
+
+
+class Jobs:
+    """The jobs of a cluster, done in this process."""
+
+    def __init__(self, server: Served) -> None:
+        self.sent: list[tuple[str, ...]] = []
+        settings = BrokerSettings(webhook_private=PRIVATE)
+        self.bench = Workbench(server.client.store, settings, lambda _, arguments: self.sent.append(arguments))
+
+    async def work(self) -> int:
+        """Plan, and make the deliveries that are due; returns how many requests were made."""
+        await tell(self.bench)
+        sent, self.sent = self.sent, []
+        return sum(await asyncio.gather(*(deliver(self.bench, *arguments) for arguments in sent)))
+
+    async def make_due(self) -> None:
+        """Let the time of every line have come."""
+        store = self.bench.store
+        due = f"{store.all_shards[0].webhooks}:due"
+        for line in await store.connection.call("ZRANGE", due, 0, -1):
+            await store.connection.call("ZADD", due, 1, line)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    folder: Path = tmp_path_factory.mktemp("webhooks")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DECKHANDS_WEBHOOK_PRIVATE", PRIVATE)
+        patch.setenv("DECKHANDS_HOME", str(folder))
+        async with served(folder / "log", environment_with(folder)) as found:
+            await found.token()
+            yield found
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def receiver() -> AsyncIterator[Receiver]:
+    async with receiving() as found:
+        yield found
+
+
+async def added(server: Served, receiver: Receiver, tenant: str, **fields: Any) -> dict[str, Any]:
+    async with server.as_(await server.token(tenant)) as client:
+        answer = await client.post("/webhooks", json={"url": receiver.url, **HOOK, **fields})
+        assert answer.status_code == 201, answer.text
+        return dict(answer.json())
+
+
+async def begun(server: Served, name: str, tenant: str) -> None:
+    await begin_ended(server.client, name, tenancy=Tenancy(tenant=tenant))
+
+
+async def test_a_settled_conversation_is_told_once_signed_and_its_secret_is_shown_once(
+    server: Served, receiver: Receiver
+) -> None:
+    hook = await added(server, receiver, "one")
+    jobs = Jobs(server)
+    await begun(server, "one-a", "one")
+    await begun(server, "one-b", "another")
+    assert await jobs.work() == 1
+    assert await jobs.work() == 0
+    (headers, body), (told,) = receiver.requests[0], receiver.bodies
+    assert Checker(hook["secret"]).verify(body, headers) == told
+    found = {name: told["data"][name] for name in ("conversation_id", "state", "tenant", "title", "is_over")}
+    wanted = {
+        "conversation_id": "one-a",
+        "state": "finished",
+        "tenant": "one",
+        "title": "Title of one-a",
+        "is_over": True,
+    }
+    assert (told["type"], found) == ("conversation.settled", wanted)
+    async with server.as_(await server.token("one")) as client:
+        (shown,) = (await client.get("/webhooks")).json()
+        (logged,) = (await client.get(f"/webhooks/{hook['id']}/deliveries")).json()
+        assert "secret" not in shown
+        assert hook["secret"] not in (await client.get(f"/webhooks/{hook['id']}")).text
+    assert (logged["id"], logged["state"], logged["status"]) == (headers["webhook-id"], "delivered", 204)
+    stored = await server.client.store.connection.call("HGET", server.client.store.all_shards[0].webhooks, hook["id"])
+    assert hook["secret"].removeprefix("whsec_").encode() not in stored
+
+
+async def test_what_is_refused_is_sent_again_in_order_under_the_same_id_and_given_up_at_last(
+    server: Served, receiver: Receiver
+) -> None:
+    hook = await added(server, receiver, "two", events=ALL)
+    jobs = Jobs(server)
+    await begun(server, "two-a", "two")
+    receiver.answer = lambda body: 302 if body["data"]["state"] == "running" else 200  # no redirect is followed
+    for number in range(len(RETRY_SECONDS)):
+        assert await jobs.work() == 1, number
+        assert await jobs.work() == 0  # not before its time
+        await jobs.make_due()
+    assert receiver.states("two-a") == ["running"]
+    await jobs.work()
+    assert receiver.states("two-a") == ["running", "finished"]
+    assert len({headers["webhook-id"] for headers, _ in receiver.requests}) == 2
+    receiver.answer = lambda _: 200
+    async with server.as_(await server.token("two")) as client:
+        last, first = sorted(
+            (await client.get(f"/webhooks/{hook['id']}/deliveries")).json(), key=lambda d: -d["event_id"]
+        )
+        assert (first["state"], first["attempts"], first["status"]) == ("failed", len(RETRY_SECONDS) + 1, 302)
+        assert last["state"] == "delivered"
+        path = f"/webhooks/{hook['id']}/deliveries/{first['id']}/redeliver"
+        again = await client.post(path, json=HOOK)
+        assert (again.status_code, again.json()["state"]) == (200, "waiting")
+    assert await jobs.work() == 1
+    assert receiver.requests[-1][0]["webhook-id"] == first["id"]
+    assert receiver.requests[-1][1] == receiver.requests[0][1]
+
+
+async def test_a_webhook_that_is_off_or_gone_is_told_of_nothing(server: Served, receiver: Receiver) -> None:
+    hook = await added(server, receiver, "three", events=["conversation.settled", "action.run"])
+    jobs = Jobs(server)
+    async with server.as_(await server.token("three")) as client:
+        await client.post(f"/webhooks/{hook['id']}/disable", json=HOOK)
+        await begun(server, "three-a", "three")
+        assert await jobs.work() == 0
+        await client.post(f"/webhooks/{hook['id']}/enable", json=HOOK)
+        await begun(server, "three-b", "three")
+        assert await jobs.work() == 2
+        command, settled = receiver.bodies
+        assert (command["type"], command["data"]["event"]["command"]) == ("conversation.event", "make test")
+        assert settled["type"] == "conversation.settled"
+        receiver.answer = lambda _: 410
+        await begun(server, "three-c", "three")
+        await jobs.work()
+        found = (await client.get(f"/webhooks/{hook['id']}")).json()
+        assert (found["is_enabled"], found["why_off"]) == (False, "its receiver has answered 410 Gone")
+        assert (await client.delete(f"/webhooks/{hook['id']}?reason=over")).status_code == 204
+        assert (await client.get(f"/webhooks/{hook['id']}")).json()["code"] == "unknown_webhook"
+        await begun(server, "three-d", "three")
+        assert await jobs.work() == 0
+
+
+async def test_a_webhook_of_one_conversation_and_one_of_all_tenants(server: Served, receiver: Receiver) -> None:
+    await begun(server, "four-a", "four")
+    await added(server, receiver, "four", conversation_id="four-a")
+    everybodys = await added(server, receiver, "*", events=["conversation.waiting"])
+    jobs = Jobs(server)
+    await begun(server, "four-b", "four")
+    waiting = state("awaiting_user_input")
+    await server.client.log.append("four-a", [waiting], key="waits")
+    await jobs.work()
+    told = sorted((body["data"]["conversation_id"], body["type"]) for body in receiver.bodies)
+    assert told == [("four-a", "conversation.settled"), ("four-a", "conversation.waiting")]
+    async with server.as_(await server.token("*")) as client:
+        await client.delete(f"/webhooks/{everybodys['id']}?reason=over")
+    async with server.as_(await server.token("five")) as client:
+        refused = await client.post("/webhooks", json={"url": receiver.url, "conversation_id": "four-a", **HOOK})
+        assert refused.json()["code"] == "unknown_conversation"
+
+
+async def test_another_tenant_never_learns_of_a_webhook(server: Served, receiver: Receiver) -> None:
+    hook = await added(server, receiver, "six")
+    async with server.as_(await server.token("seven")) as client:
+        assert (await client.get("/webhooks")).json() == []
+        for method, path in (("GET", ""), ("GET", "/deliveries"), ("POST", "/disable"), ("DELETE", "?reason=x")):
+            sent = {"json": HOOK} if method == "POST" else {}
+            answer = await client.request(method, f"/webhooks/{hook['id']}{path}", **sent)
+            assert (answer.status_code, answer.json()["code"]) == (404, "unknown_webhook"), path
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://10.0.0.1/",
+        "https://169.254.169.254/latest",
+        "https://[::1]/",
+        "https://[::ffff:10.0.0.1]/",
+        "https://0x7f000002/",
+        "https://127.2/",
+        "ftp://127.0.0.1/",
+        "https://user:word@127.0.0.1/",
+        "https://127.0.0.1:0/",
+        "https://127.0.0.1/#a",
+        "https://nowhere.invalid/",
+        "http:///x",
+        "https://a b/",
+        "https://[::1/",
+    ],
+)
+async def test_private_addresses_and_what_is_no_address_are_refused(server: Served, url: str) -> None:
+    async with server.as_(await server.token("eight")) as client:
+        answer = await client.post("/webhooks", json={"url": url, **HOOK})
+        assert (answer.status_code, answer.json()["code"]) in ((422, "usage"), (422, "invalid_request")), answer.text
+        assert (await client.get("/webhooks")).json() == []
+
+
+async def test_an_address_that_has_become_private_is_not_connected_to(server: Served, receiver: Receiver) -> None:
+    hook = await added(server, receiver, "nine")
+    jobs = Jobs(server)
+    jobs.bench = Workbench(server.client.store, BrokerSettings(), lambda _, arguments: jobs.sent.append(arguments))
+    await begun(server, "nine-a", "nine")
+    assert await jobs.work() == 1
+    assert receiver.requests == []
+    (found,) = await book_of(jobs.bench).deliveries(hook["id"], limit=5)
+    assert (found.state, found.status, "not public" in found.error) == ("waiting", None, True)
+
+
+async def test_a_name_is_judged_by_its_addresses() -> None:
+    with pytest.raises(AddressRefused, match="not public"):
+        await address_of("https://localhost/", rules_of(""))
+    with pytest.raises(UsageError, match="DECKHANDS_WEBHOOK_PRIVATE"):
+        rules_of("10.0.0.0/33")
+
+
+async def test_the_certificate_is_checked_for_the_name_and_not_for_the_address(tmp_path: Path) -> None:
+    answers = []
+    for names in (("localhost",), ()):  # both are for the address, too
+        certificate, key = certificate_in(tmp_path, *names)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        trust = ssl.create_default_context(cafile=str(certificate))
+        async with receiving(context) as receiver:
+            url = f"https://localhost:{receiver.port}/"
+            answers.append(await send(url, "{}", {}, rules_of("127.0.0.0/8,::1"), trust))
+            hosts = [headers["host"] for headers, _ in receiver.requests]
+            assert hosts == [f"localhost:{receiver.port}" for _ in names]
+    right, wrong = answers
+    assert right == Answer(204)
+    assert (wrong.status, "CERTIFICATE" in wrong.error.upper()) == (None, True)
+
+
+async def test_the_internet_needs_tls() -> None:
+    assert await address_of("https://1.1.1.1/", rules_of("")) == "1.1.1.1"
+    with pytest.raises(AddressRefused, match="TLS"):
+        await address_of("http://1.1.1.1/", rules_of(""))
+
+
+async def test_a_chosen_event_has_to_exist(server: Served, receiver: Receiver) -> None:
+    async with server.as_(await server.token("ten")) as client:
+        answer = await client.post("/webhooks", json={"url": receiver.url, "events": ["settled"], **HOOK})
+        assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+
+
+async def test_a_tail_that_the_store_has_lost_is_told_of_again(server: Served, receiver: Receiver) -> None:
+    await added(server, receiver, "eleven")
+    jobs, store = Jobs(server), server.client.store
+    await begun(server, "eleven-a", "eleven")
+    names = store.keys("eleven-a")
+    await jobs.work()
+    await store.connection.call("ZADD", names.shard.news, 1_000, "eleven-a")  # behind the end of its log
+    message = MessageAction(content="and", source=EventSource.USER)
+    await server.client.log.append("eleven-a", [message, state("finished")], key="more")
+    assert await jobs.work() == 1
+    assert receiver.states("eleven-a") == ["finished", "finished"]
+
+
+async def test_what_is_planned_again_is_known(server: Served, receiver: Receiver) -> None:
+    await added(server, receiver, "thirteen", events=ALL)
+    jobs, store = Jobs(server), server.client.store
+    await begun(server, "thirteen-a", "thirteen")
+    await tell(jobs.bench)
+    await store.connection.call("ZADD", store.keys("thirteen-a").shard.news, 1, "thirteen-a")  # it died before its end
+    await jobs.work()
+    await jobs.make_due()
+    await jobs.work()
+    assert [body["data"]["state"] for body in receiver.bodies] == ["running", "finished"]
+
+
+async def test_what_cannot_be_read_holds_up_nothing(server: Served, receiver: Receiver) -> None:
+    hook = await added(server, receiver, "twelve", events=ALL)
+    jobs, store = Jobs(server), server.client.store
+    await begun(server, "twelve-a", "twelve")
+    await tell(jobs.bench)
+    first = (
+        await store.connection.call("ZRANGE", f"{store.all_shards[0].root}:webhook:{hook['id']}:line:twelve-a", 0, 0)
+    )[0]
+    await store.connection.call("HSET", store.all_shards[0].webhook(hook["id"], "sent"), first, "{forged")
+    await store.connection.call("HSET", store.all_shards[0].webhooks, "forged", "{}")
+    await store.connection.call("ZADD", store.all_shards[0].news, 1, b"\xff no conversation")
+    await store.connection.call("ZADD", f"{store.all_shards[0].webhooks}:due", 1, b"\xff x")
+    await store.connection.call("ZADD", store.all_shards[0].news, "inf", "twelve-z")
+    for arguments in jobs.sent:
+        await deliver(jobs.bench, *arguments)
+    jobs.sent.clear()
+    assert await jobs.work() == 0
+    await store.connection.call("DEL", store.all_shards[0].news)
+    await store.connection.call("SET", store.all_shards[0].news, "forged")
+    await jobs.work()
+    assert await store.connection.call("EXISTS", store.all_shards[0].news) == 0
+    assert receiver.states("twelve-a") == ["finished"]
+    await store.connection.call("HDEL", store.all_shards[0].webhooks, "forged")
