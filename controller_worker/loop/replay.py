@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from broker.contract.actions import (
+    Action,
     AgentFinishAction,
     ChangeAgentStateAction,
     LoopRecoveryAction,
@@ -263,6 +264,8 @@ def _as_recorded(decided: Event | None, event: Event) -> Event | None:
     update: dict[str, Any] = {"id": event.id, "timestamp": event.timestamp}
     if isinstance(event, SystemMessageAction):
         update |= {"content": event.content, "tools": event.tools}
+    if isinstance(event, Action):
+        update["traceparent"] = event.traceparent
     return decided.model_copy(update=update)
 
 
