@@ -67,7 +67,7 @@ async def test_one_trace_leads_from_the_command_line_to_the_tool_and_survives_it
         return bool(receiver.of(cid, "claim") and receiver.of(cid, "chat"))
 
     await until(is_acting, limit=60.0, what="the spans of the first controller")
-    await cluster.logged(cid, "action.run")
+    await cluster.until_kind(cid, "action.run")
     cluster.kill("c1")
     cluster.start_controller("c2", **receiver.environment)
     gate.touch()
