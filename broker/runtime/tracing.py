@@ -1,4 +1,4 @@
-"""Traces for OpenTelemetry: one span for each thing that a process does, and the context that goes on in events.
+"""Traces for OpenTelemetry: a span for each thing that a process does, and the context that events carry on.
 
 Holds: nothing is loaded and no span is made unless the standard variables name a collector; a collector that is away,
 slow or broken delays no step and fails none. A context that somebody forged can only put spans into another trace.
@@ -15,6 +15,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING, Literal
 
@@ -88,13 +89,13 @@ class Tracing:
         *,
         kind: Kind = "internal",
         attributes: Mapping[str, Value] | None = None,
-        begun_ns: int | None = None,
+        begun: datetime | None = None,
     ) -> Iterator[OpenSpan]:
         """Make a span of what is done within; an exception that leaves it marks it as failed, by its class.
 
         Args:
             parent: the context that it belongs to, if it is one; None begins a trace.
-            begun_ns: when it began, by the wall clock; None: now.
+            begun: when it began; None: now.
         """
         if self._tracer is None:
             yield OpenSpan(parent)
@@ -106,7 +107,7 @@ class Tracing:
             _context(parent),
             SpanKind[kind.upper()],
             _bounded(attributes or {}),
-            start_time=begun_ns,
+            start_time=None if begun is None else int(begun.timestamp() * 1_000_000_000),
         )
         found = span.get_span_context()
         own = OpenSpan(f"00-{found.trace_id:032x}-{found.span_id:016x}-{int(found.trace_flags):02x}", span)
@@ -126,20 +127,22 @@ def tracing(role: str) -> Tracing:
     Args:
         role: what the process is: `client`, `server`, `controller`, `tool`, …
     """
-    env = {name: text.strip() for name, text in os.environ.items() if name.startswith("OTEL_")}
+    from broker.runtime.settings import otel_variables
+
+    env = otel_variables()
     is_wanted = any(env.get(name) for name in ENDPOINTS)
     if not is_wanted or env.get("OTEL_SDK_DISABLED", "").lower() == "true" or env.get("OTEL_TRACES_EXPORTER") == "none":
         return Tracing()
     try:
-        return Tracing(_provider(role).get_tracer("deckhands"))
+        return Tracing(_provider(role, is_named="OTEL_SERVICE_NAME" in env).get_tracer("deckhands"))
     except ImportError as error:
         _log.warning("no traces are sent, because packages are missing (pip install 'deckhands[otel]'): %s", error)
-    except Exception:
+    except Exception:  # a variable of the SDK's that it cannot use must stop no work
         _log.exception("no traces are sent, because a variable named OTEL_… cannot be used")
     return Tracing()
 
 
-def _provider(role: str) -> TracerProvider:
+def _provider(role: str, *, is_named: bool) -> TracerProvider:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
@@ -147,7 +150,7 @@ def _provider(role: str) -> TracerProvider:
 
     # The SDK reports a collector that is away at each attempt.
     logging.getLogger("opentelemetry").addFilter(_Seldom())
-    named = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": "deckhands"}
+    named = {} if is_named else {"service.name": "deckhands"}
     resource = Resource.create({**named, "deckhands.role": role, "process.pid": os.getpid()})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))

@@ -7,7 +7,6 @@ has not grown since; an append is written whole; an owner that was fenced writes
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import replace
 from datetime import datetime
 
@@ -19,7 +18,7 @@ from broker.log.follower import check_remembered
 from broker.log.lost_tails import name_gap
 from broker.runtime.errors import DeckhandsError, EventsLost
 from broker.runtime.failpoints import failpoint
-from broker.runtime.tracing import traceparent_of
+from broker.runtime.tracing import Value, traceparent_of
 from controller_worker.agents.agent import Agent
 from controller_worker.agents.registry import create_agent
 from controller_worker.calls.recollection import Recollection
@@ -99,29 +98,32 @@ class OwnedLog:
         if claimed.crashes > MAX_CRASHES:
             raise crashes  # to read it may be what kills
         failpoint("controller.after_claim")
-        begun_ns = time.time_ns()
+        begun = services.store.clock.now()
         state = await self._snapshots.latest()
         # Read as news: this answers a wake-up that came since the claim, and the next event sends another.
         self.has_new_events = False
         tail, self._checksum = await self._read(after=state.version)
         self.state = fold(state, tail)
         self.is_restored = True
-        await self._trace(begun_ns)
+        await self._trace(begun)
         if claimed.crashes == MAX_CRASHES:
             raise crashes  # now that it is known what is pending and has to be settled
         self._agent = create_agent(self.state.setup.agent)
 
-    async def _trace(self, begun_ns: int) -> None:
-        """Make the span of the claim, in the trace of whoever submitted the conversation."""
+    async def _trace(self, begun: datetime) -> None:
+        """Make the span of the claim, in the trace of the submission."""
         tracing, cid = self._services.tracing, self.ownership.conversation_id
         if not tracing.is_on:
             return
         created = await event_of(self._services.log, cid, 1)
         parent = created.traceparent if isinstance(created, ConversationCreated) else None
-        found = {"gen_ai.conversation.id": cid, "deckhands.event.id": self.state.version}
-        begun = {"deckhands.worker.id": self.ownership.worker_id}
+        attributes: dict[str, Value] = {
+            "gen_ai.conversation.id": cid,
+            "deckhands.event.id": self.state.version,
+            "deckhands.worker.id": self.ownership.worker_id,
+        }
         with tracing.span(
-            "claim", parent or traceparent_of(cid), kind="consumer", attributes=found | begun, begun_ns=begun_ns
+            "claim", parent or traceparent_of(cid), kind="consumer", attributes=attributes, begun=begun
         ) as span:
             self.traceparent = span.traceparent
 
@@ -141,7 +143,8 @@ class OwnedLog:
         services = self._services
         # Masked before anything is folded from it: what is in memory must be what the log says.
         masked = await services.log.mask(self.ownership.conversation_id, wanted.events)
-        commit = settle(self.state, replace(wanted, events=masked.events), services.store.clock.now(), traceparent=self.traceparent)
+        now, wanted = services.store.clock.now(), replace(wanted, events=masked.events)
+        commit = settle(self.state, wanted, now, traceparent=self.traceparent)
         shown = index_fields(commit.state)
         # Messages change `busy` too, so what this owner wrote last says nothing about it.
         fields = {name: value for name, value in shown.items() if name == "busy" or self._listed.get(name) != value}

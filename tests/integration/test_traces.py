@@ -37,7 +37,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) 
 
 
 async def submitted(cluster: FaultCluster, receiver: Receiver, command: str) -> str:
-    """Submit a task by the command line, in a process of its own."""
+    """Submit a task by the command line, in its own process."""
     turns = [
         {"tool_calls": [{"name": "execute_bash", "arguments": {"command": command}}]},
         {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]},
@@ -80,10 +80,16 @@ async def test_one_trace_leads_from_the_command_line_to_the_tool_and_survives_it
     submit, *_ = receiver.of(cid, "submit")
     first, second = receiver.of(cid, "claim")
     before, after = receiver.of(cid, "chat")
-    (action,) = [span for span in receiver.of(cid, "action") if span.span_id == receiver.of(cid, "execute_tool execute_bash")[0].parent_id]
+    (action,) = [
+        span
+        for span in receiver.of(cid, "action")
+        if span.span_id == receiver.of(cid, "execute_tool execute_bash")[0].parent_id
+    ]
     (tool,) = receiver.of(cid, "execute_tool execute_bash")
     chain = (submit, first, before, action, tool)
-    assert {span.trace_id for span in receiver.spans if span.attributes.get("gen_ai.conversation.id") == cid} == {submit.trace_id}
+    assert {span.trace_id for span in receiver.spans if span.attributes.get("gen_ai.conversation.id") == cid} == {
+        submit.trace_id
+    }
     assert [span.parent_id for span in chain[1:]] == [span.span_id for span in chain[:-1]]
     assert (second.parent_id, after.parent_id) == (submit.span_id, second.span_id)
     assert [span.role for span in chain] == ["client", "controller", "controller", "tool", "tool"]
