@@ -1,4 +1,4 @@
-"""What traces cost the controller: the same conversation without and with them, in turns, and what is called when off."""
+"""What traces cost the controller: the same conversation without and with them, in turns, and the calls when off."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def tracing(role: str) -> Tracing:
         return Tracing(_provider(role, is_named="OTEL_SERVICE_NAME" in env).get_tracer("deckhands"))
     except ImportError as error:
         _log.warning("no traces are sent, because packages are missing (pip install 'deckhands[otel]'): %s", error)
-    except Exception:  # a variable of the SDK's that it cannot use must stop no work
+    except Exception:  # noqa: BLE001  (a variable of the SDK's that it cannot use must stop no work)
         _log.exception("no traces are sent, because a variable named OTEL_… cannot be used")
     return Tracing()
 
