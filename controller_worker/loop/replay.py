@@ -29,7 +29,7 @@ from broker.contract.actions import (
     RiskyAction,
     SystemMessageAction,
 )
-from broker.contract.events import ConversationCreated, Event, EventSource, ModelReply, Observation
+from broker.contract.events import Action, ConversationCreated, Event, EventSource, ModelReply, Observation
 from broker.contract.notes import Note
 from broker.contract.observations import (
     AgentStateChangedObservation,
