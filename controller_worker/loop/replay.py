@@ -21,7 +21,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from broker.contract.actions import (
-    Action,
     AgentFinishAction,
     ChangeAgentStateAction,
     LoopRecoveryAction,
