@@ -12,7 +12,19 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks import crowd, door_runs, fairness, governor, idling, machine, recording, restoring, stepping, tree
+from benchmarks import (
+    crowd,
+    door_runs,
+    fairness,
+    governor,
+    idling,
+    machine,
+    recording,
+    restoring,
+    stepping,
+    tracing,
+    tree,
+)
 from benchmarks.bench import Bench, Size
 from benchmarks.figures import Result, table
 from benchmarks.peer.sdk import Sdk, set_up
@@ -31,6 +43,7 @@ BENCHMARKS: Mapping[str, Callable[[Bench], Awaitable[Result]]] = {
     "tree": tree.measure,
     "door_runs": door_runs.measure,
     "fairness": fairness.measure,
+    "tracing": tracing.measure,
 }
 SCRIPTS: Mapping[str, Sequence[str]] = {
     "append": ("--rounds", "50"),

@@ -66,11 +66,11 @@ async def measure(bench: Bench) -> Result:
     theirs: list[list[float]] = []
     async with _cluster(bench, "stepping") as (cluster, _):
         controller = await cluster.start_controller()
-        async with _noop_tool(cluster) as tool:
-            await _run(cluster, tool, StepWatch(controller), WARM_UP_STEPS)
+        async with noop_tool(cluster) as tool:
+            await run_steps(cluster, tool, StepWatch(controller), WARM_UP_STEPS)
             for round_number in range(rounds):
                 watch = StepWatch(controller, (cluster.store.child.pid, os.getpid()))
-                ours.append(await _run(cluster, tool, watch, late + 20))
+                ours.append(await run_steps(cluster, tool, watch, late + 20))
                 if round_number < bench.choose(smoke=1, short=1, full=3):
                     answer = await bench.peer("steps", count=peer_steps, url=None)
                     theirs += [_arrivals(answer["seconds"])] if answer else []
@@ -88,7 +88,7 @@ async def measure(bench: Bench) -> Result:
     at_end = [around(watch.controller_cpu, late, reach=10) for watch in ours]
     growth = [after / before for before, after in zip(early, at_end, strict=True)]
     figures += [
-        Figure("controller CPU of a step, all steps", "ms", Spread.of(map(_mean, ours), scale=1_000), CPU_TARGET_MS),
+        Figure("controller CPU of a step, all steps", "ms", Spread.of(map(mean_of, ours), scale=1_000), CPU_TARGET_MS),
         Figure(f"controller CPU around step {EARLY}", "ms", Spread.of(early, scale=1_000)),
         Figure(f"controller CPU around step {late:,}", "ms", Spread.of(at_end, scale=1_000)),
         Figure(f"CPU around step {late:,} ÷ step {EARLY}", "", Spread.of(growth), GROWTH_TARGET),
@@ -114,9 +114,9 @@ async def measure_with_model(bench: Bench) -> Result:
             for _ in range(rounds):
                 for name in BACKENDS:
                     controller = await cluster.start_controller(**model_environment(name, server.url))
-                    async with _noop_tool(cluster) as tool:
+                    async with noop_tool(cluster) as tool:
                         watch = StepWatch(controller, (cluster.store.child.pid, os.getpid()))
-                        ours[name].append(await _run(cluster, tool, watch, steps, is_scripted=False))
+                        ours[name].append(await run_steps(cluster, tool, watch, steps, is_scripted=False))
                     await cluster.stop_workers()
                 answer = await bench.peer("steps", count=steps, url=server.url)
                 theirs += [_arrivals(answer["cpu"])] if answer else []
@@ -170,7 +170,7 @@ async def measure_bash(bench: Bench) -> Result:
     return Result("A shell command", (figure,), note)
 
 
-async def _run(
+async def run_steps(
     cluster: BenchCluster, tool: NoopToolTask, watch: StepWatch, steps: int, *, is_scripted: bool = True
 ) -> StepWatch:
     """Run one conversation of so many steps and return what was noted of it."""
@@ -197,7 +197,8 @@ class NoopToolTask:
 
 
 @contextlib.asynccontextmanager
-async def _noop_tool(cluster: BenchCluster) -> AsyncIterator[NoopToolTask]:
+async def noop_tool(cluster: BenchCluster) -> AsyncIterator[NoopToolTask]:
+    """Answer the actions of a cluster in this process."""
     seat = NoopToolTask()
     task = asyncio.create_task(NoopTool(cluster.client.store, on_action=seat.note).run())
     try:
@@ -221,7 +222,8 @@ def _arrivals(lengths: Sequence[float]) -> list[float]:
     return arrivals
 
 
-def _mean(watch: StepWatch) -> float:
+def mean_of(watch: StepWatch) -> float:
+    """Return the controller's CPU seconds of a step, on average."""
     return (watch.controller_cpu[-1] - watch.controller_cpu[0]) / (len(watch.controller_cpu) - 1)
 
 

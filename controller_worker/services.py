@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 from broker.coordination.crash_attribution import Turns
 from broker.coordination.figures import Figures
@@ -10,6 +11,7 @@ from broker.coordination.notebooks import Notebooks
 from broker.coordination.ownership import Owners
 from broker.limits.quotas import QuotaTable
 from broker.log.event_log import EventLog
+from broker.runtime.tracing import Tracing, tracing
 from broker.store.store import Store
 from controller_worker.calls.batch_keeper import BatchKeeper
 from controller_worker.calls.models import Models
@@ -31,6 +33,7 @@ class Services:
         permits: of model calls; made of the quotas and the store's budgets.
         keeper: looks after batched calls.
         figures: what this worker counts.
+        tracing: its spans.
     """
 
     store: Store
@@ -42,6 +45,7 @@ class Services:
     turns: Turns = field(default_factory=Turns)
     steps: StepTurns = field(default_factory=StepTurns)
     figures: Figures = field(default_factory=Figures)
+    tracing: Tracing = field(default_factory=partial(tracing, "controller"))
     notebooks: Notebooks = field(init=False)
     permits: Permits = field(init=False)
     keeper: BatchKeeper = field(init=False)

@@ -24,6 +24,7 @@ from broker.contract.kinds import (
     Observation,
     Paragraph,
     ToolCallMetadata,
+    Traceparent,
     WorkspaceUse,
     with_id,
 )
@@ -124,6 +125,7 @@ class ConversationCreated(Event):
         forked_from: `ID@EVENT` of the conversation that it was forked from; None for no fork.
         tenancy: who it is for; None: for nobody in particular.
         parent: whose delegate it is; None: nobody's.
+        traceparent: the span that has submitted it; None: nobody traces, or it is no context.
     """
 
     kind: Literal["conversation.created"] = "conversation.created"
@@ -140,6 +142,7 @@ class ConversationCreated(Event):
     not_before: datetime | None = None
     expires: datetime | None = None
     double_texting: DoubleTexting | None = None
+    traceparent: Traceparent = None
 
     @property
     def is_planned(self) -> bool:

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import IntEnum, StrEnum
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from broker.runtime.tracing import checked_traceparent
 from broker.specs.specs import AgentSpec, Part
 from broker.specs.tool_arguments import RISK, known_arguments, required_text, risk_in
 from broker.specs.tool_specs import OutcomePolicy, ToolSpec
@@ -90,6 +91,10 @@ class WorkspaceUse(StrEnum):
     NONE = "none"
     READ = "read"
     CHANGED = "changed"
+
+
+Traceparent = Annotated[str | None, BeforeValidator(checked_traceparent)]
+"""The context of a trace. It proves nothing, and what is none counts as none."""
 
 
 class Event(BaseModel):
@@ -184,6 +189,7 @@ class Action(Event):
         user_template: how the model reads it when a person did it; empty: by its sentence.
         argument: the tool's only argument besides the risk, and the field that it fills; None: see `from_call`.
         enabled_by: the field of `AgentSpec` with which CodeActAgent offers the tool; empty: it does not.
+        traceparent: the span that led to it, see `broker.runtime.tracing`; None: nobody traces, or it is no context.
     """
 
     is_shown_to_model: ClassVar[bool] = True
@@ -194,6 +200,7 @@ class Action(Event):
     enabled_by: ClassVar[str] = ""
 
     thought: str = ""
+    traceparent: Traceparent = None
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

@@ -194,6 +194,11 @@ def logs_json(env: Mapping[str, str] = os.environ) -> bool:
     return env.get(f"{PREFIX}LOG_FORMAT", "").strip() == "json"
 
 
+def otel_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables of OpenTelemetry's SDK, which reads them itself; empty ones count as unset."""
+    return {name: text.strip() for name, text in env.items() if name.startswith("OTEL_") and text.strip()}
+
+
 def celery_url_beside(url: str) -> str:
     """Return kombu's URL of database 1 of a store's server."""
     if url.startswith("unix://"):

@@ -22,6 +22,7 @@ from controller_worker.calls.prompt_count import PromptCount, count, is_worth_co
 from controller_worker.calls.question import Question, next_question
 from controller_worker.calls.recollection import Recollection
 from controller_worker.calls.streaming import shown
+from controller_worker.calls.traced import call_span, describe, led_to_by
 from controller_worker.concerns.model_calls import BATCH
 from controller_worker.core.effects import Append, CallModel
 from controller_worker.core.state import State
@@ -45,12 +46,14 @@ class ModelAnswer:
 
     Attributes:
         estimated_tokens: of its prompt; None where nobody counts them.
+        traceparent: the span of the call; None: nobody traces.
     """
 
     call: CallModel
     question: Question
     result: Completion | ModelCallFailed | ModelCallDeferred
     estimated_tokens: int | None = None
+    traceparent: str | None = None
 
     def events(self, state: State, agent: Agent) -> tuple[Event, ...]:
         """Return what it leads to, with the risk of each action; to be appended behind `state.version`."""
@@ -64,7 +67,8 @@ class ModelAnswer:
             estimated_tokens=self.estimated_tokens,
         )
         events = self.question.events_of(reply, agent, state)
-        return assessed(events, state.setup.agent.confirmation, state.setup.workspace)
+        events = assessed(events, state.setup.agent.confirmation, state.setup.workspace)
+        return led_to_by(self.traceparent, events)
 
 
 class CallUnderWay:
@@ -101,12 +105,14 @@ class CallUnderWay:
         *,
         is_watched: bool,
         before_waiting: Callable[[], Awaitable[None]],
+        traceparent: str | None = None,
     ) -> Append | None:
         """Begin the call, or return what has to be appended before it. None: there is only to wait.
 
         Args:
             is_watched: a client follows the reply while the model writes it.
             before_waiting: called once the question is made: what follows waits for others.
+            traceparent: the span that the call belongs to.
         """
         if self._task is not None or self.permit.is_refused:
             return None
@@ -140,7 +146,8 @@ class CallUnderWay:
             return Append((notice,))
         if not self.permit.is_refused:
             failpoint("controller.model_thinking")
-            self._task = asyncio.create_task(self._run(wanted, state, question, is_watched), name=self._name)
+            asking = self._run(wanted, state, question, is_watched, traceparent)
+            self._task = asyncio.create_task(asking, name=self._name)
         return None
 
     def take_news(self) -> bool:
@@ -206,9 +213,14 @@ class CallUnderWay:
         self._task, self._counted, self._is_counted = None, counted, True
         self._on_answer()
 
-    async def _run(self, wanted: CallModel, state: State, question: Question, is_watched: bool) -> None:
+    async def _run(
+        self, wanted: CallModel, state: State, question: Question, is_watched: bool, traceparent: str | None
+    ) -> None:
         try:
-            answer = await self._answer(wanted, state, question, is_watched)
+            with call_span(self._services.tracing, traceparent, wanted, question) as span:
+                answer = await self._answer(wanted, state, question, is_watched)
+                describe(span, answer.result)
+            answer = replace(answer, traceparent=span.traceparent)
         except Exception as error:  # noqa: BLE001  (the outer edge: without an answer, the conversation would wait for ever)
             answer = ModelAnswer(wanted, question, failed_by(error, question.request, attempt=wanted.attempt))
         if self._task is not asyncio.current_task():

@@ -8,7 +8,7 @@ from broker.contract.actions import MessageAction
 from broker.contract.events import Event, Observation
 from broker.contract.observations import truncate_content
 
-_LEFT_OUT = {"kind", "timestamp", "source", "cause", "tool_call_metadata", "blobs", "security_risk"}
+_LEFT_OUT = {"kind", "timestamp", "source", "cause", "tool_call_metadata", "blobs", "security_risk", "traceparent"}
 
 
 def event_text(event: Event) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from broker.contract.events import Event, with_id
+from broker.contract.events import Action, Event, with_id
 from broker.specs.agent_state import is_settled
 from controller_worker.concerns.double_texting import is_at_rest
 from controller_worker.concerns.start import waits
@@ -39,8 +39,12 @@ class Commit:
     state: State
 
 
-def settle(state: State, wanted: Append, now: datetime) -> Commit:
-    """Add to the wanted events those that the core wants once they are in the log."""
+def settle(state: State, wanted: Append, now: datetime, *, traceparent: str | None = None) -> Commit:
+    """Add to the wanted events those that the core wants once they are in the log.
+
+    Args:
+        traceparent: of the actions for tool workers that have none.
+    """
     events: list[Event] = []
     answers: dict[int, int] = {}
     cancels: list[int] = []
@@ -54,6 +58,8 @@ def settle(state: State, wanted: Append, now: datetime) -> Commit:
             numbered = with_id(event, state.version + 1)
             if numbered.timestamp is None:
                 numbered = numbered.model_copy(update={"timestamp": now})
+            if traceparent is not None and isinstance(event, Action) and event.runnable and event.traceparent is None:
+                numbered = numbered.model_copy(update={"traceparent": traceparent})
             events.append(numbered)
             state = apply(state, numbered)
         effect = next_effect(state, now)

@@ -38,7 +38,10 @@ KEPT_CALLS = 128
 """Of one reply; no more can be carried out."""
 LONG_TEXT_CHARS = 2 * SHORTENED_END_CHARS + 100
 """Longer texts may stand beside the log; their hash is the same there."""
-NOT_COMPARED = {"kind", "timestamp", "source", "cause", "tool_call_metadata", "timeout", "blobs", "replaces"}
+NOT_COMPARED = {
+    *("kind", "timestamp", "source", "cause", "tool_call_metadata", "timeout", "blobs", "replaces"),
+    "traceparent",
+}
 STILL_RUNNING = -1
 UNTERMINATED = "unterminated string literal (detected at line"
 SYNTAX_ERRORS = ("invalid syntax. Perhaps you forgot a comma?", "incomplete input")

@@ -136,6 +136,7 @@ class Delegates:
             headless=state.setup.headless,
             title=task[:80].partition("\n")[0],
             tenancy=state.setup.tenancy,
+            traceparent=action.traceparent,
             parent=Parent(
                 conversation_id=state.setup.conversation_id,
                 delegate_id=delegate.id,

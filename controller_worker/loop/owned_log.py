@@ -10,7 +10,7 @@ import logging
 from dataclasses import replace
 from datetime import datetime
 
-from broker.contract.events import Event
+from broker.contract.events import ConversationCreated, Event
 from broker.coordination.ownership import Claimed
 from broker.coordination.unreadable import CANNOT_BE_READ
 from broker.log.event_log import Appended, Closed, Conflict, Duplicate
@@ -18,6 +18,7 @@ from broker.log.follower import check_remembered
 from broker.log.lost_tails import name_gap
 from broker.runtime.errors import DeckhandsError, EventsLost
 from broker.runtime.failpoints import failpoint
+from broker.runtime.tracing import Value, traceparent_of
 from controller_worker.agents.agent import Agent
 from controller_worker.agents.registry import create_agent
 from controller_worker.calls.recollection import Recollection
@@ -25,6 +26,7 @@ from controller_worker.core.commit import Commit, index_fields, settle
 from controller_worker.core.controller import fold
 from controller_worker.core.effects import Append
 from controller_worker.core.state import State
+from controller_worker.loop.answering import event_of
 from controller_worker.loop.counting import count_events
 from controller_worker.loop.delegates import report_end
 from controller_worker.loop.snapshots import EVERY_EVENTS, Snapshots
@@ -53,6 +55,7 @@ class OwnedLog:
         is_watched: a client follows replies while the model writes them.
         waiting_since: when the log last grew, by the monotonic clock.
         recollection: what the model is shown of it.
+        traceparent: the span of the claim; None: nobody traces.
     """
 
     def __init__(self, claimed: Claimed, services: Services) -> None:
@@ -61,6 +64,7 @@ class OwnedLog:
         self.has_new_events = self.is_watched = self.is_restored = False
         self.waiting_since = services.store.clock.monotonic()
         self.recollection = Recollection(services.log, claimed.ownership.conversation_id)
+        self.traceparent: str | None = None
         self._claimed = claimed
         self._services = services
         self._agent: Agent | None = None
@@ -94,15 +98,34 @@ class OwnedLog:
         if claimed.crashes > MAX_CRASHES:
             raise crashes  # to read it may be what kills
         failpoint("controller.after_claim")
+        begun = services.store.clock.now()
         state = await self._snapshots.latest()
         # Read as news: this answers a wake-up that came since the claim, and the next event sends another.
         self.has_new_events = False
         tail, self._checksum = await self._read(after=state.version)
         self.state = fold(state, tail)
         self.is_restored = True
+        await self._trace(begun)
         if claimed.crashes == MAX_CRASHES:
             raise crashes  # now that it is known what is pending and has to be settled
         self._agent = create_agent(self.state.setup.agent)
+
+    async def _trace(self, begun: datetime) -> None:
+        """Make the span of the claim, in the trace of the submission."""
+        tracing, cid = self._services.tracing, self.ownership.conversation_id
+        if not tracing.is_on:
+            return
+        created = await event_of(self._services.log, cid, 1)
+        parent = created.traceparent if isinstance(created, ConversationCreated) else None
+        attributes: dict[str, Value] = {
+            "gen_ai.conversation.id": cid,
+            "deckhands.event.id": self.state.version,
+            "deckhands.worker.id": self.ownership.worker_id,
+        }
+        with tracing.span(
+            "claim", parent or traceparent_of(cid), kind="consumer", attributes=attributes, begun=begun
+        ) as span:
+            self.traceparent = span.traceparent
 
     async def catch_up(self) -> None:
         """Fold in what is new."""
@@ -120,7 +143,8 @@ class OwnedLog:
         services = self._services
         # Masked before anything is folded from it: what is in memory must be what the log says.
         masked = await services.log.mask(self.ownership.conversation_id, wanted.events)
-        commit = settle(self.state, replace(wanted, events=masked.events), services.store.clock.now())
+        now, wanted = services.store.clock.now(), replace(wanted, events=masked.events)
+        commit = settle(self.state, wanted, now, traceparent=self.traceparent)
         shown = index_fields(commit.state)
         # Messages change `busy` too, so what this owner wrote last says nothing about it.
         fields = {name: value for name, value in shown.items() if name == "busy" or self._listed.get(name) != value}

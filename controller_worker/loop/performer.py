@@ -160,6 +160,7 @@ class Performer:
                 log.recollection,
                 is_watched=log.is_watched,
                 before_waiting=self._suspicion.rest,
+                traceparent=log.traceparent,
             )
             if before is not None:
                 return before

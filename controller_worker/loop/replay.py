@@ -28,7 +28,7 @@ from broker.contract.actions import (
     RiskyAction,
     SystemMessageAction,
 )
-from broker.contract.events import ConversationCreated, Event, EventSource, ModelReply, Observation
+from broker.contract.events import Action, ConversationCreated, Event, EventSource, ModelReply, Observation
 from broker.contract.notes import Note
 from broker.contract.observations import (
     AgentStateChangedObservation,
@@ -263,6 +263,8 @@ def _as_recorded(decided: Event | None, event: Event) -> Event | None:
     update: dict[str, Any] = {"id": event.id, "timestamp": event.timestamp}
     if isinstance(event, SystemMessageAction):
         update |= {"content": event.content, "tools": event.tools}
+    if isinstance(event, Action):
+        update["traceparent"] = event.traceparent
     return decided.model_copy(update=update)
 
 

@@ -6,7 +6,7 @@ Holds: what cannot work here is refused before anything of it is stored, but for
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from broker.contract.actions import MessageAction
@@ -16,6 +16,7 @@ from broker.log.admission import begun_before, check
 from broker.log.event_log import Appended, Duplicate, EventLog
 from broker.runtime.clock import from_millis
 from broker.runtime.errors import AdmissionRefused, UsageError
+from broker.runtime.tracing import tracing
 from broker.secrets.secrets import Secrets
 from broker.specs.specs import Tenancy
 from broker.specs.timing import WHENEVER, DoubleTexting, Timing
@@ -40,6 +41,7 @@ class Beginning:
         upload: the file that the workspace's `UploadedSource` names.
         image_urls: pictures that belong to the task.
         tools: keys or patterns of tools that tool workers offer.
+        traceparent: the span that the submission belongs to.
     """
 
     task: str
@@ -56,6 +58,7 @@ class Beginning:
     labels: Mapping[str, str] = field(default_factory=dict)
     timing: Timing = WHENEVER
     double_texting: DoubleTexting | None = None
+    traceparent: str | None = None
 
 
 def beginning_of(request: TaskRequest) -> Beginning:
@@ -77,6 +80,7 @@ def beginning_of(request: TaskRequest) -> Beginning:
         labels=request.labels,
         timing=request.timing(),
         double_texting=request.double_texting,
+        traceparent=request.traceparent,
     )
 
 
@@ -89,6 +93,25 @@ async def begin(
     key: str | None,
     awaited: str = "",
     offers_limit_seconds: float = OFFERS_LIMIT_SECONDS,
+) -> Appended | Duplicate:
+    """Begin a conversation in a span of its submission, see `_begin`.  Idempotent under the same id and key."""
+    attributes = {"gen_ai.conversation.id": conversation_id, "gen_ai.agent.name": what.agent.name}
+    with tracing("client").span("submit", what.traceparent, kind="producer", attributes=attributes) as span:
+        traced = replace(what, traceparent=span.traceparent)
+        return await _begin(
+            log, secrets, traced, conversation_id, key=key, awaited=awaited, offers_limit_seconds=offers_limit_seconds
+        )
+
+
+async def _begin(
+    log: EventLog,
+    secrets: Secrets,
+    what: Beginning,
+    conversation_id: str,
+    *,
+    key: str | None,
+    awaited: str,
+    offers_limit_seconds: float,
 ) -> Appended | Duplicate:
     """Begin a conversation.  Idempotent under the same id and key, whatever has changed since.
 
@@ -131,6 +154,7 @@ async def begin(
         not_before=what.timing.begins(now),
         expires=what.timing.ends(now),
         double_texting=what.double_texting,
+        traceparent=what.traceparent,
     )
     message = MessageAction(content=what.task, source=EventSource.USER, image_urls=what.image_urls)
     await keep_secrets(secrets, conversation_id, what.secrets)

@@ -20,6 +20,7 @@ from broker.log.admission import begun_before, check
 from broker.log.append_call import message_with
 from broker.runtime.errors import AdmissionRefused, UnknownConversation, UsageError
 from broker.runtime.settings import BrokerSettings
+from broker.runtime.tracing import checked_traceparent
 from broker.specs.specs import Tenancy
 from broker.specs.timing import DoubleTexting, MessagePolicy
 from deckhands.client.archived import forget, lend_upload, restore
@@ -124,6 +125,7 @@ class Client(Steering):
         delay: timedelta | float | None = None,
         expires: datetime | timedelta | float | None = None,
         double_texting: DoubleTexting | None = None,
+        traceparent: str | None = None,
         conversation_id: str | None = None,
         idempotency_key: str | None = None,
     ) -> str:
@@ -149,6 +151,7 @@ class Client(Steering):
             expires: if it has not begun by then, or after so many seconds, it ends in an error of the code `expired`.
             double_texting: what a message does that comes while the agent works: `enqueue` (None means this), `reject`,
                 `interrupt` or `rollback`.
+            traceparent: the span that the conversation belongs to, as W3C Trace Context writes it.
             conversation_id: its id. None makes a new one, or takes the one that belongs to `idempotency_key`.
             idempotency_key: the same key always means the same conversation, whatever else is passed.
 
@@ -174,6 +177,7 @@ class Client(Steering):
             labels=inputs.labels_in(labels),
             timing=inputs.timing_in(not_before, delay, expires),
             double_texting=inputs.policy_in(double_texting),
+            traceparent=checked_traceparent(traceparent),
         )
         conversation_id = inputs.id_in(conversation_id, idempotency_key)
         await begin(self._masked, self.secrets, beginning, conversation_id, key=idempotency_key)

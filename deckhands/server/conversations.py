@@ -14,6 +14,7 @@ from broker.conversations.selection import SCHEDULED, WAITING, Selected, Selecti
 from broker.coordination.transfers import NoWorkspace
 from broker.log.status import status_of
 from broker.runtime.errors import DeckhandsError, UnknownConversation, UsageError
+from broker.runtime.tracing import checked_traceparent
 from broker.specs.agent_state import AgentState
 from deckhands.client.client import Client
 from deckhands.reading.summary import summarize
@@ -70,6 +71,12 @@ def _body(principal: Principal, request: TaskRequest) -> TaskRequest:
     return request.model_copy(update={"tenant": principal.tenant})
 
 
+def _continued(request: Request, task: TaskRequest) -> TaskRequest:
+    """Return the task in the trace that the request belongs to, if its header names one."""
+    found = checked_traceparent(request.headers.get("traceparent"))
+    return task if found is None or task.traceparent else task.model_copy(update={"traceparent": found})
+
+
 async def begin(gateway: Gateway, principal: Principal, task: TaskRequest, own: str | None) -> str:
     """Begin a conversation for somebody, and return its id.  Idempotent under the same key; see `Client.submit`."""
     request = _body(principal, task).model_copy(update={"idempotency_key": own})
@@ -84,7 +91,7 @@ async def begin_once(
     Raises:
         KeyReused: the key belongs to another request.
     """
-    own = own_key(principal, key)
+    own, task = own_key(principal, key), _continued(request, task)
     if own is None:
         return await begin(gateway, principal, task, None)
     await gateway.repeated.begin(own, await fingerprint(request))
@@ -102,6 +109,7 @@ async def create(
 ) -> Response:
     """Begin a conversation with a task. It takes the fields of docs/producing-work.md, but for `idempotency_key`."""
     own = own_key(principal, key)
+    task = _continued(request, task)
 
     async def act() -> dict[str, str]:
         return {"conversation_id": await begin(gateway, principal, task, own)}

@@ -55,6 +55,7 @@ class TaskRequest(BaseModel):
         expires: if it has not begun by this time, or so many seconds after it was submitted, it ends in an error of the
             code `expired`.
         double_texting: what a message does that comes while the agent works; null: `enqueue`.
+        traceparent: the span that the task belongs to, as W3C Trace Context writes it; null: none.
         idempotency_key: the same key always means the same conversation, whatever else is sent.
     """
 
@@ -78,6 +79,7 @@ class TaskRequest(BaseModel):
     delay: Seconds | None = None
     expires: Annotated[Seconds | Moment, Field(union_mode="left_to_right")] | None = None
     double_texting: DoubleTexting | None = None
+    traceparent: Annotated[str, Field(max_length=55)] | None = None
     idempotency_key: Annotated[str, Field(min_length=1, max_length=MAX_KEY_CHARS)] | None = None
 
     @model_validator(mode="after")

@@ -51,10 +51,10 @@ from tool_worker.opening.repositories import sandbox_of_git
 from tool_worker.opening.workspace_opener import WorkspaceOpener
 from tool_worker.settings import ToolSettings
 from tool_worker.tools.offered import OfferedTools, found_tools
-from tool_worker.worker.executor import Executor
 from tool_worker.worker.finished_workspaces import end_finished
 from tool_worker.worker.placing import MAX_WAITING, WAIT_SECONDS, Placing, offer_of
 from tool_worker.worker.saving import checkpointing_of
+from tool_worker.worker.traced import TracedExecutor
 from tool_worker.worker.transfer_service import TransferService
 from tool_worker.workspace.bindings import Bindings
 from tool_worker.workspace.workspaces import Workspaces
@@ -242,7 +242,7 @@ class Incarnation:
         self._held = UsageBounds(
             settings.node_dir, ResourceUsage(limits.bytes, TERMINALS, WATCHERS), DiskBounds(limits)
         )
-        self._executor = Executor(
+        self._executor = TracedExecutor(
             log,
             workspaces,
             worker_id=self.worker_id,

@@ -11,7 +11,7 @@ from hashlib import sha256
 
 from broker.contract.events import Action
 
-NOT_CONTENT = frozenset({"timestamp", "source", "thought", "tool_call_metadata"})
+NOT_CONTENT = frozenset({"timestamp", "source", "thought", "tool_call_metadata", "traceparent"})
 """When it was decided, by whom and in which words."""
 DIGITS = 16
 

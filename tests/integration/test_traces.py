@@ -1,0 +1,123 @@
+"""Traces of a real cluster, as a collector receives them: one trace of each conversation, over all processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import pytest_asyncio
+
+from broker.contract.events import ConversationCreated
+from broker.runtime.tracing import traceparent_of
+from tests.faults.harness import FaultCluster
+from tests.otlp_receiver import Receiver, receiving
+from tests.polling import until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+OUTER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.fixture(scope="module")
+def receiver() -> Iterator[Receiver]:
+    with receiving() as found:
+        yield found
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> AsyncIterator[FaultCluster]:
+    async with FaultCluster(tmp_path_factory.mktemp("traces")).running() as found:
+        found.start_controller(**receiver.environment)
+        found.start_tool(**receiver.environment)
+        yield found
+
+
+async def submitted(cluster: FaultCluster, receiver: Receiver, command: str) -> str:
+    """Submit a task by the command line, in its own process."""
+    turns = [
+        {"tool_calls": [{"name": "execute_bash", "arguments": {"command": command}}]},
+        {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]},
+    ]
+    script = cluster.root / "traced.json"
+    script.write_text(json.dumps({"turns": turns}))
+    folder = cluster.root / "work" / "traced"
+    folder.mkdir(parents=True, exist_ok=True)
+    done = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "deckhands", "submit", "-t", "a private task", "--model", f"scripted/{script}"),
+        *("--workspace", str(folder), "--json"),
+        env={**os.environ, **receiver.environment, "DECKHANDS_URL": cluster.store.url},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    written, _ = await done.communicate()
+    assert done.returncode == 0
+    return str(json.loads(written)["conversation_id"])
+
+
+async def test_one_trace_leads_from_the_command_line_to_the_tool_and_survives_its_controller(
+    cluster: FaultCluster, receiver: Receiver
+) -> None:
+    gate = cluster.root / "gate"
+    cid = await submitted(cluster, receiver, f"until [ -e {gate} ]; do sleep 0.05; done; echo private-result")
+
+    async def is_acting() -> bool:
+        return bool(receiver.of(cid, "claim") and receiver.of(cid, "chat"))
+
+    await until(is_acting, limit=60.0, what="the spans of the first controller")
+    await cluster.until_kind(cid, "action.run")
+    cluster.kill("c1")
+    cluster.start_controller("c2", **receiver.environment)
+    gate.touch()
+    await cluster.settle([cid])
+
+    async def are_there() -> bool:
+        return len(receiver.of(cid, "chat")) == 2 and bool(receiver.of(cid, "action"))
+
+    await until(are_there, limit=60.0, what="the spans of all")
+    submit, *_ = receiver.of(cid, "submit")
+    first, second = receiver.of(cid, "claim")
+    before, after = receiver.of(cid, "chat")
+    (action,) = [
+        span
+        for span in receiver.of(cid, "action")
+        if span.span_id == receiver.of(cid, "execute_tool execute_bash")[0].parent_id
+    ]
+    (tool,) = receiver.of(cid, "execute_tool execute_bash")
+    chain = (submit, first, before, action, tool)
+    assert {span.trace_id for span in receiver.spans if span.attributes.get("gen_ai.conversation.id") == cid} == {
+        submit.trace_id
+    }
+    assert [span.parent_id for span in chain[1:]] == [span.span_id for span in chain[:-1]]
+    assert (second.parent_id, after.parent_id) == (submit.span_id, second.span_id)
+    assert [span.role for span in chain] == ["client", "controller", "controller", "tool", "tool"]
+    assert len({span.pid for span in (submit, first, second, tool)}) == 4
+    assert before.attributes["gen_ai.operation.name"] == "chat"
+    assert before.attributes["gen_ai.request.model"].startswith("scripted/")
+    assert {"gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens"} <= before.attributes.keys()
+    assert tool.attributes["gen_ai.operation.name"] == "execute_tool"
+    assert tool.attributes["gen_ai.tool.name"] == "execute_bash"
+    assert not any(b"private" in body for body in receiver.bodies)
+
+
+async def test_forged_contexts_are_none_and_others_are_continued(cluster: FaultCluster, receiver: Receiver) -> None:
+    forged = ("", "00", OUTER.upper(), f"{OUTER}-x", OUTER.replace("b7ad6b7169203331", "0" * 16), "\n" * 55)
+    for text, expected in ((OUTER, OUTER), *((text, None) for text in forged)):
+        cid = await cluster.client.submit("do it", traceparent=text, delay=3_600.0)
+        created = (await cluster.client.events(cid))[0]
+        assert isinstance(created, ConversationCreated)
+        assert created.traceparent == expected  # nobody traces here, so the context is passed on as it is
+        await cluster.client.cancel(cid)
+    assert traceparent_of(cid) == traceparent_of(cid)
+
+
+async def test_a_fork_is_in_the_trace_of_its_origin(cluster: FaultCluster) -> None:
+    origin = await cluster.client.submit("do it", traceparent=OUTER, delay=3_600.0)
+    fork = await cluster.client.fork(origin)
+    created = (await cluster.client.events(fork))[0]
+    assert isinstance(created, ConversationCreated)
+    assert created.traceparent == OUTER
+    for cid in (origin, fork):
+        await cluster.client.cancel(cid)
