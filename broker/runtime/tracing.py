@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span, Tracer
 
+REPORTING = ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "opentelemetry.sdk._shared_internal")
+"""The loggers that report spans that could not be sent; a filter of a logger does not hear of those below it."""
 MAX_TEXT_CHARS = 200
 END_SECONDS = 2.0
 """How long the end of a process waits for the last spans to be sent."""
@@ -31,7 +33,7 @@ ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 Kind = Literal["internal", "server", "client", "producer", "consumer"]
-Value = str | int | float | bool
+Value = str | list[str] | int | float | bool
 
 _log = logging.getLogger(__name__)
 
@@ -149,7 +151,9 @@ def _provider(role: str, *, is_named: bool) -> TracerProvider:
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     # The SDK reports a collector that is away at each attempt.
-    logging.getLogger("opentelemetry").addFilter(_Seldom())
+    seldom = _Seldom()
+    for name in REPORTING:
+        logging.getLogger(name).addFilter(seldom)
     named = {} if is_named else {"service.name": "deckhands"}
     resource = Resource.create({**named, "deckhands.role": role, "process.pid": os.getpid()})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)

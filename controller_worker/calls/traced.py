@@ -45,7 +45,7 @@ def describe(span: OpenSpan, result: Completion | ModelCallFailed | ModelCallDef
             {
                 "gen_ai.response.model": result.model,
                 "gen_ai.response.id": result.response_id,
-                "gen_ai.response.finish_reasons": result.stop_reason,
+                "gen_ai.response.finish_reasons": [result.stop_reason],
                 "gen_ai.usage.input_tokens": used.prompt_tokens,
                 "gen_ai.usage.output_tokens": used.completion_tokens,
                 "gen_ai.usage.cache_read.input_tokens": used.cache_read_tokens,
