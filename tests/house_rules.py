@@ -400,7 +400,7 @@ CELERY_DOOR = Door(
 )
 MODEL_DOOR = Door(MODEL_LIBRARIES, MODEL_FILES, "call a model through the Llm protocol in controller_worker/llm")
 ASGI_DOOR = Door(
-    {"starlette", "fastapi", "uvicorn"}, r"deckhands/(server|monitoring)/\w+\.py", "only servers speak ASGI"
+    {"starlette", "fastapi", "uvicorn"}, r"deckhands/(server|doors|monitoring)/\w+\.py", "only servers speak ASGI"
 )
 ENVIRONMENT_DOOR = Door({"os.environ", "os.environb", "os.getenv"}, ENVIRONMENT_FILES, "read it in a settings file")
 # A workspace host is started inside the sandbox without our packages, so it cannot be given a broker.runtime.clock.

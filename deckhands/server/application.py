@@ -10,6 +10,7 @@ from fastapi.routing import APIRoute, APIWebSocketRoute
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from deckhands.doors import chat
 from deckhands.server import cluster, conversations, events, files, live, runs, schedules, steering
 from deckhands.server.dependencies import Needs
 from deckhands.server.gateway import Gateway
@@ -26,6 +27,7 @@ ROUTERS = (
     runs.routes,
     files.routes,
     schedules.routes,
+    chat.routes,
 )
 DESCRIPTION = """Conversations with AI agents that work in a cluster of Deckhands.
 

@@ -57,10 +57,17 @@ class SseResponse(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, gateway: Gateway, stream: EventStream, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        stream: EventStream,
+        headers: Mapping[str, str] | None = None,
+        *,
+        written: Callable[[Item], bytes] = sse,
+    ) -> None:
         super().__init__(headers={**STREAM_HEADERS, **(headers or {})})
         del self.headers["content-length"]
-        self._gateway, self._stream = gateway, stream
+        self._gateway, self._stream, self._written = gateway, stream, written
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write the stream until it ends, or the reader goes away."""
@@ -87,10 +94,10 @@ class SseResponse(Response):
 
         async with contextlib.aclosing(self._stream.batches()) as batches:
             async for batch in batches:
-                chunk = b"".join(map(sse, batch)) or ALIVE
+                chunk = b"".join(map(self._written, batch)) or ALIVE
                 if await in_time(write(chunk), limit):
                     continue
-                last = sse(Item("problem", problem_of(SlowReader())))
+                last = self._written(Item("problem", problem_of(SlowReader())))
                 if not await in_time(write(last, more=False), limit):
                     abort()
                 return

@@ -1,0 +1,138 @@
+"""Agents through the protocols that others speak, with those protocols' own clients: one cluster for all."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import httpx2
+import openai
+import pytest
+import pytest_asyncio
+
+from tests.door_parts import saying
+from tests.integration.command_line import finish, run_command, script
+from tests.polling import until
+from tests.served_stores import environment_with, worker
+from tests.server_parts import Served, served
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+LIMIT_SECONDS = 60.0
+SCHEMA = {"type": "object", "properties": {"files": {"type": "integer"}}, "required": ["files"]}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    folder = tmp_path_factory.mktemp("doors")
+    default = script(folder / "default.json", *saying("by default"))
+    async with AsyncExitStack() as stack:
+        found = await stack.enter_async_context(served(folder / "log", environment_with(folder)))
+        environment = found.environment(folder / "home", LLM_MODEL=default)
+        for module in ("controller_worker", "tool_worker"):
+            await stack.enter_async_context(worker(module, environment))
+        await found.working()
+        yield found
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def chat(server: Served) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=await server.token()) as client:
+        yield client
+
+
+def said(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+async def ended(server: Served, conversation_id: str) -> str:
+    """The last message of a conversation, once it has finished."""
+    summary = await server.client.wait_until_settled(conversation_id, timeout_seconds=LIMIT_SECONDS)
+    return summary.message
+
+
+async def test_openai_a_model_is_an_agent_and_an_id_continues_its_conversation(
+    server: Served, chat: openai.AsyncOpenAI, tmp_path: Path
+) -> None:
+    assert "CodeActAgent" in [model.id async for model in chat.models.list()]
+    model = f"CodeActAgent/{script(tmp_path / 'm.json', run_command('echo one'), finish('first'), finish('second'))}"
+    first = await chat.chat.completions.create(model=model, messages=said("do it"), metadata={"team": "poets"})
+    assert (first.choices[0].message.content, first.choices[0].finish_reason) == ("first", "stop")
+    cid = first.model_extra["metadata"]["conversation_id"]
+    assert (await server.client.row(cid)).labels == {"team": "poets"}
+    messages = [*said("do it"), {"role": "assistant", "content": "first"}, *said("more")]
+    again = chat.chat.completions.with_raw_response
+    raw = await again.create(model="CodeActAgent", messages=messages, metadata={"conversation_id": cid})
+    second = raw.parse()
+    assert (second.choices[0].message.content, raw.headers["location"]) == ("second", f"/conversations/{cid}")
+    assert second.model_extra["metadata"]["conversation_id"] == cid
+    assert 0 < second.usage.total_tokens < (await server.client.summary(cid)).prompt_tokens
+    sent = [e.content for e in await server.client.events(cid) if e.kind == "action.message" and e.source == "user"]
+    assert sent == ["do it", "more"]
+
+
+async def test_openai_a_stream_has_the_work_apart_from_the_answer_and_may_be_left(
+    server: Served, chat: openai.AsyncOpenAI, tmp_path: Path
+) -> None:
+    model = f"CodeActAgent/{script(tmp_path / 'm.json', run_command('echo one'), finish('done'))}"
+    options = {"include_usage": True}
+    text = thoughts = reason = usage = ""
+    async with await chat.chat.completions.create(
+        model=model, messages=said("do it"), stream=True, stream_options=options
+    ) as stream:
+        async for chunk in stream:
+            usage = chunk.usage or usage
+            for choice in chunk.choices:
+                text += choice.delta.content or ""
+                thoughts += choice.delta.model_extra.get("reasoning_content", "")
+                reason = choice.finish_reason or reason
+    assert (text, thoughts.strip(), reason) == ("done", "run: echo one", "stop")
+    assert usage.total_tokens > 0
+    async with await chat.chat.completions.create(model=model, messages=said("do it"), stream=True) as stream:
+        async for chunk in stream:
+            left = chunk.model_extra["metadata"]["conversation_id"]
+            break
+    assert await ended(server, left) == "done"
+
+
+async def test_openai_an_answer_has_the_form_that_was_asked_for(chat: openai.AsyncOpenAI, tmp_path: Path) -> None:
+    turn = {"tool_calls": [{"name": "finish", "arguments": {"message": "done", "outputs": {"files": 3}}}]}
+    form = {"type": "json_schema", "json_schema": {"name": "count", "schema": SCHEMA}}
+    model = f"CodeActAgent/{script(tmp_path / 'm.json', turn)}"
+    answer = await chat.chat.completions.create(model=model, messages=said("count"), response_format=form)
+    assert answer.choices[0].message.content == '{"files": 3}'
+
+
+async def test_openai_errors_have_its_form_and_nothing_begins_twice(
+    server: Served, chat: openai.AsyncOpenAI, tmp_path: Path
+) -> None:
+    create = chat.chat.completions.create
+    with pytest.raises(openai.AuthenticationError) as refused:
+        await chat.with_options(api_key="dh_nonsense").models.list()
+    assert (refused.value.code, refused.value.type) == ("unauthorized", "authentication_error")
+    reader = chat.with_options(api_key=await server.token(scopes=["read"]))
+    with pytest.raises(openai.PermissionDeniedError):
+        await reader.chat.completions.create(model="CodeActAgent", messages=said("do it"))
+    theirs = await server.client.submit("do it")
+    with pytest.raises(openai.NotFoundError) as missing:
+        await create(model="CodeActAgent", messages=said("x"), metadata={"conversation_id": theirs})
+    assert missing.value.code == "unknown_conversation"
+    for wrong, named in (
+        ({"model": "NoAgent"}, "NoAgent"),
+        ({"n": 2}, "body.n"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "body.tools"),
+        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages"),
+        ({"messages": said("x" * 100_001)}, "task"),
+    ):
+        with pytest.raises(openai.UnprocessableEntityError, match=named):
+            await create(**{"model": "CodeActAgent", "messages": said("do it"), **wrong})
+    failing = f"CodeActAgent/{script(tmp_path / 'm.json', {'error': 'authentication'})}"
+    before = len((await (await as_(chat, server)).get("/conversations?limit=500")).json()["conversations"])
+    with pytest.raises(openai.InternalServerError, match="ended in an error"):
+        await create(model=failing, messages=said("do it"))
+    after = len((await (await as_(chat, server)).get("/conversations?limit=500")).json()["conversations"])
+    assert after == before + 1
+
+
+async def as_(chat: openai.AsyncOpenAI, server: Served) -> httpx2.AsyncClient:
+    return server.as_(chat.api_key)
