@@ -23,7 +23,7 @@ from deckhands.server.cluster import agents, models
 from deckhands.server.conversations import begin_once, result_of
 from deckhands.server.dependencies import GatewayOf, IdempotencyKey, Reader, Writer, own_key
 from deckhands.server.gateway import Gateway, Principal
-from deckhands.server.live import SseResponse
+from deckhands.server.live import ALIVE, SseResponse
 from deckhands.server.problems import Problem, as_openai, problem_of
 from deckhands.server.runs import DEFAULT_SECONDS, LONGEST_SECONDS
 from deckhands.server.streams import EventStream, Item
@@ -83,7 +83,7 @@ async def complete(
     headers = {"Location": f"/conversations/{turn.conversation_id}"}
     if chat.stream:
         events = EventStream(gateway, principal, turn.conversation_id, after=turn.after, until_settled=True)
-        return SseResponse(gateway, events, headers, written=Chunks(turn, chat).of)
+        return SseResponse(gateway, events, headers, head=ALIVE, written=Chunks(turn, chat).of)
     try:
         await gateway.follower.wait_until_settled(turn.conversation_id, timeout_seconds=timeout_seconds)
     except (NotSettled, EventsLost):
@@ -91,7 +91,7 @@ async def complete(
     result = await result_of(gateway.client, turn.conversation_id)
     if result.is_settled and result.summary["state"] == "error":
         raise AgentFailed(turn.conversation_id, result.summary)
-    message = {"role": "assistant", "content": answer_in(result.summary) if result.is_settled else "", "refusal": None}
+    message = {"role": "assistant", "content": answer_in(result.summary, chat) if result.is_settled else "", "refusal": None}
     choice = {
         "index": 0,
         "message": message,
@@ -155,16 +155,17 @@ async def _turn(
     return Turn(conversation_id, chat.model, before["last_event_id"], used)
 
 
-def answer_in(summary: Mapping[str, Any]) -> str:
-    """Return what the agent has answered: its structured output as JSON, or what it said last."""
-    return json.dumps(summary["outputs"], ensure_ascii=False) if summary["outputs"] else str(summary["message"])
+def answer_in(summary: Mapping[str, Any], chat: ChatRequest) -> str:
+    """Return what the agent said last, or its structured output as JSON where a form was asked for."""
+    is_formed = chat.response_format is not None and chat.response_format.json_schema is not None
+    return json.dumps(summary["outputs"], ensure_ascii=False) if is_formed else str(summary["message"])
 
 
 class Chunks:
     """The items of a stream, as chunks of a completion."""
 
     def __init__(self, turn: Turn, chat: ChatRequest) -> None:
-        self._turn = turn
+        self._turn, self._chat = turn, chat
         self._has_usage = chat.stream_options is not None and chat.stream_options.include_usage
         self._is_begun = False
 
@@ -182,7 +183,7 @@ class Chunks:
     def _end(self, summary: Mapping[str, Any]) -> bytes:
         if summary["state"] == "error":
             return _data(as_openai(problem_of(AgentFailed(self._turn.conversation_id, summary))))
-        parts = [self._chunk({"content": answer_in(summary)}), self._chunk({}, "stop")]
+        parts = [self._chunk({"content": answer_in(summary, self._chat)}), self._chunk({}, "stop")]
         if self._has_usage:
             head = self._turn.head("chat.completion.chunk")
             parts.append(_data(head | {"choices": [], "usage": self._turn.usage(summary)}))

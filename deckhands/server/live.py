@@ -31,6 +31,7 @@ from deckhands.server.streams import EventStream, Item, SlowReader
 routes = APIRouter(tags=["streams"])
 PROTOCOL = "deckhands"
 RETRY_MS = 1_000
+HEAD = f"retry: {RETRY_MS}\n\n".encode()
 ALIVE = b": alive\n\n"
 STREAM_HEADERS = {"X-Accel-Buffering": "no", "Cache-Control": "no-store"}
 CLOSE_CODES = {
@@ -63,11 +64,12 @@ class SseResponse(Response):
         stream: EventStream,
         headers: Mapping[str, str] | None = None,
         *,
+        head: bytes = HEAD,
         written: Callable[[Item], bytes] = sse,
     ) -> None:
         super().__init__(headers={**STREAM_HEADERS, **(headers or {})})
         del self.headers["content-length"]
-        self._gateway, self._stream, self._written = gateway, stream, written
+        self._gateway, self._stream, self._written, self._head = gateway, stream, written, head
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write the stream until it ends, or the reader goes away."""
@@ -86,8 +88,7 @@ class SseResponse(Response):
     async def _write(self, send: Send, abort: Callable[[], None]) -> None:
         limit = self._gateway.options.slow_seconds
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        chunk = f"retry: {RETRY_MS}\n\n".encode()
-        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": self._head, "more_body": True})
 
         async def write(chunk: bytes, *, more: bool = True) -> None:
             await send({"type": "http.response.body", "body": chunk, "more_body": more})

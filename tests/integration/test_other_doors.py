@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import httpx2
 import openai
 import pytest
 import pytest_asyncio
+from mcp import Client as McpClient
+from mcp.client.streamable_http import streamable_http_client
 
 from tests.door_parts import saying
 from tests.integration.command_line import finish, run_command, script
-from tests.polling import until
 from tests.served_stores import environment_with, worker
 from tests.server_parts import Served, served
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMIT_SECONDS = 60.0
+USED = {"usage": {"prompt_tokens": 100, "completion_tokens": 1}}
 SCHEMA = {"type": "object", "properties": {"files": {"type": "integer"}}, "required": ["files"]}
 
 
@@ -55,7 +57,8 @@ async def test_openai_a_model_is_an_agent_and_an_id_continues_its_conversation(
     server: Served, chat: openai.AsyncOpenAI, tmp_path: Path
 ) -> None:
     assert "CodeActAgent" in [model.id async for model in chat.models.list()]
-    model = f"CodeActAgent/{script(tmp_path / 'm.json', run_command('echo one'), finish('first'), finish('second'))}"
+    turns = (run_command("echo one"), finish("first"), finish("second"))
+    model = f"CodeActAgent/{script(tmp_path / 'm.json', *(turn | USED for turn in turns))}"
     first = await chat.chat.completions.create(model=model, messages=said("do it"), metadata={"team": "poets"})
     assert (first.choices[0].message.content, first.choices[0].finish_reason) == ("first", "stop")
     cid = first.model_extra["metadata"]["conversation_id"]
@@ -66,7 +69,7 @@ async def test_openai_a_model_is_an_agent_and_an_id_continues_its_conversation(
     second = raw.parse()
     assert (second.choices[0].message.content, raw.headers["location"]) == ("second", f"/conversations/{cid}")
     assert second.model_extra["metadata"]["conversation_id"] == cid
-    assert 0 < second.usage.total_tokens < (await server.client.summary(cid)).prompt_tokens
+    assert (first.usage.prompt_tokens, second.usage.prompt_tokens, second.usage.total_tokens) == (200, 100, 101)
     sent = [e.content for e in await server.client.events(cid) if e.kind == "action.message" and e.source == "user"]
     assert sent == ["do it", "more"]
 
@@ -74,7 +77,7 @@ async def test_openai_a_model_is_an_agent_and_an_id_continues_its_conversation(
 async def test_openai_a_stream_has_the_work_apart_from_the_answer_and_may_be_left(
     server: Served, chat: openai.AsyncOpenAI, tmp_path: Path
 ) -> None:
-    model = f"CodeActAgent/{script(tmp_path / 'm.json', run_command('echo one'), finish('done'))}"
+    model = f"CodeActAgent/{script(tmp_path / 'm.json', run_command('echo one') | USED, finish('done'))}"
     options = {"include_usage": True}
     text = thoughts = reason = usage = ""
     async with await chat.chat.completions.create(
@@ -87,7 +90,7 @@ async def test_openai_a_stream_has_the_work_apart_from_the_answer_and_may_be_lef
                 thoughts += choice.delta.model_extra.get("reasoning_content", "")
                 reason = choice.finish_reason or reason
     assert (text, thoughts.strip(), reason) == ("done", "run: echo one", "stop")
-    assert usage.total_tokens > 0
+    assert usage.total_tokens == 101
     async with await chat.chat.completions.create(model=model, messages=said("do it"), stream=True) as stream:
         async for chunk in stream:
             left = chunk.model_extra["metadata"]["conversation_id"]
@@ -96,7 +99,7 @@ async def test_openai_a_stream_has_the_work_apart_from_the_answer_and_may_be_lef
 
 
 async def test_openai_an_answer_has_the_form_that_was_asked_for(chat: openai.AsyncOpenAI, tmp_path: Path) -> None:
-    turn = {"tool_calls": [{"name": "finish", "arguments": {"message": "done", "outputs": {"files": 3}}}]}
+    turn = {"tool_calls": [{"name": "finish", "arguments": {"message": "done", "output": {"files": 3}}}]}
     form = {"type": "json_schema", "json_schema": {"name": "count", "schema": SCHEMA}}
     model = f"CodeActAgent/{script(tmp_path / 'm.json', turn)}"
     answer = await chat.chat.completions.create(model=model, messages=said("count"), response_format=form)
@@ -126,13 +129,65 @@ async def test_openai_errors_have_its_form_and_nothing_begins_twice(
     ):
         with pytest.raises(openai.UnprocessableEntityError, match=named):
             await create(**{"model": "CodeActAgent", "messages": said("do it"), **wrong})
-    failing = f"CodeActAgent/{script(tmp_path / 'm.json', {'error': 'authentication'})}"
-    before = len((await (await as_(chat, server)).get("/conversations?limit=500")).json()["conversations"])
+    failing = f"CodeActAgent/{script(tmp_path / 'm.json', {'error': {'code': 'authentication', 'times': None}})}"
     with pytest.raises(openai.InternalServerError, match="ended in an error"):
-        await create(model=failing, messages=said("do it"))
-    after = len((await (await as_(chat, server)).get("/conversations?limit=500")).json()["conversations"])
-    assert after == before + 1
+        await create(model=failing, messages=said("do it"), metadata={"team": "failing"})
+    async with server.as_(chat.api_key) as client:
+        assert len((await client.get("/conversations?label=team=failing")).json()["conversations"]) == 1
 
 
-async def as_(chat: openai.AsyncOpenAI, server: Served) -> httpx2.AsyncClient:
-    return server.as_(chat.api_key)
+@asynccontextmanager
+async def mcp(server: Served, token: str) -> AsyncIterator[McpClient]:
+    headers = {"Authorization": f"Bearer {token}"}
+    async with httpx2.AsyncClient(headers=headers, timeout=LIMIT_SECONDS) as http:
+        async with McpClient(streamable_http_client(f"{server.url}/mcp", http_client=http)) as client:
+            yield client
+
+
+async def test_mcp_an_agent_is_started_followed_answered_and_cancelled(server: Served, tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    async def hear(_progress: float, _total: float | None, message: str | None) -> None:
+        heard.append(message or "")
+
+    model = script(tmp_path / "m.json", run_command("echo one"), finish("first"), finish("second"))
+    async with mcp(server, await server.token()) as client:
+        tools = {tool.name: tool.input_schema for tool in (await client.list_tools()).tools}
+        assert sorted(tools) == ["cancel", "send_message", "start_task", "wait"]
+        asked = {"task": "do it", "model": model, "idempotency_key": "one"}
+        begun = (await client.call_tool("start_task", asked)).structured_content
+        again = (await client.call_tool("start_task", asked)).structured_content
+        assert begun["conversation_id"] == again["conversation_id"]
+        this = {"conversation_id": begun["conversation_id"]}
+        done = await client.call_tool("wait", this | {"timeout_seconds": LIMIT_SECONDS}, progress_callback=hear)
+        found = done.structured_content
+        assert (found["state"], found["is_settled"], found["message"]) == ("finished", True, "first")
+        assert heard == ["run: echo one"]
+        more = await client.call_tool("send_message", this | {"content": "more", "wait_seconds": LIMIT_SECONDS})
+        assert more.structured_content["message"] == "second"
+        held = script(tmp_path / "held.json", run_command("sleep 600"))
+        working = (await client.call_tool("start_task", {"task": "x", "model": held})).structured_content
+        this = {"conversation_id": working["conversation_id"]}
+        assert not (await client.call_tool("wait", this | {"timeout_seconds": 0})).structured_content["is_settled"]
+        await client.call_tool("cancel", this | {"reason": "not needed"})
+        stopped = await client.call_tool("wait", this | {"timeout_seconds": LIMIT_SECONDS})
+        assert stopped.structured_content["state"] == "stopped"
+
+
+async def test_mcp_tools_have_the_rights_of_the_key_and_say_what_is_wrong(server: Served) -> None:
+    theirs = {"conversation_id": await server.client.submit("do it")}
+    async with mcp(server, await server.token(scopes=["read"])) as client:
+        for name, arguments, code in (
+            ("start_task", {"task": "x"}, "forbidden"),
+            ("send_message", theirs | {"content": "x"}, "forbidden"),
+            ("cancel", theirs | {"reason": "x"}, "forbidden"),
+            ("wait", theirs, "unknown_conversation"),
+            ("wait", theirs | {"timeout_seconds": 1e9}, "timeout_seconds"),
+            ("start_task", {"task": "x" * 100_001}, "task"),
+        ):
+            refused = await client.call_tool(name, arguments)
+            assert refused.is_error, name
+            assert code in refused.content[0].text, name
+    async with server.as_() as nobody:
+        assert (await nobody.post("/mcp", json={})).status_code == 401
+        assert (await nobody.get("/mcp")).status_code == 401
