@@ -68,9 +68,7 @@ class AgentTools:
         for tool in (self.start_task, self.wait, self.send_message, self.cancel):
             self._server.add_tool(_told(tool))
         low_level = self._server._lowlevel_server  # noqa: SLF001  (its app has routes and a lifespan that are not ours)
-        self.manager = StreamableHTTPSessionManager(
-            low_level, stateless=True, max_request_body_size=DEFAULT_BODY_BYTES
-        )
+        self.manager = StreamableHTTPSessionManager(low_level, stateless=True, max_request_body_size=DEFAULT_BODY_BYTES)
 
     async def start_task(
         self,

@@ -42,7 +42,9 @@ class AgentFailed(Problem):
         super().__init__(502, code, message, headers={"Location": f"/conversations/{conversation_id}"})
 
 
-@routes.get("/models", summary="List agents as models", responses={200: {"content": {"application/json": {"example": LISTED}}}})
+@routes.get(
+    "/models", summary="List agents as models", responses={200: {"content": {"application/json": {"example": LISTED}}}}
+)
 async def listed(gateway: GatewayOf, principal: Reader) -> dict[str, Any]:
     """List each agent, with the workers' default model, and with each profile as `AGENT/PROFILE`."""
     names, profiles = (await agents(gateway, principal)).names, (await models(gateway, principal)).profiles
@@ -91,7 +93,11 @@ async def complete(
     result = await result_of(gateway.client, turn.conversation_id)
     if result.is_settled and result.summary["state"] == "error":
         raise AgentFailed(turn.conversation_id, result.summary)
-    message = {"role": "assistant", "content": answer_in(result.summary, chat) if result.is_settled else "", "refusal": None}
+    message = {
+        "role": "assistant",
+        "content": answer_in(result.summary, chat) if result.is_settled else "",
+        "refusal": None,
+    }
     choice = {
         "index": 0,
         "message": message,
@@ -132,9 +138,7 @@ class Turn:
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-async def _turn(
-    gateway: Gateway, principal: Principal, request: Request, chat: ChatRequest, key: str | None
-) -> Turn:
+async def _turn(gateway: Gateway, principal: Principal, request: Request, chat: ChatRequest, key: str | None) -> Turn:
     """Begin or continue a conversation.
 
     Raises:
