@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import acp
 import httpx2
 import openai
 import pytest
 import pytest_asyncio
+from acp.schema import AllowedOutcome, DeniedOutcome
 from mcp import Client as McpClient
 from mcp.client.streamable_http import streamable_http_client
 
 from tests.door_parts import saying
 from tests.integration.command_line import finish, run_command, script
+from tests.polling import until
 from tests.served_stores import environment_with, worker
 from tests.server_parts import Served, served
 
@@ -191,3 +198,77 @@ async def test_mcp_tools_have_the_rights_of_the_key_and_say_what_is_wrong(server
     async with server.as_() as nobody:
         assert (await nobody.post("/mcp", json={})).status_code == 401
         assert (await nobody.get("/mcp")).status_code == 401
+
+
+class Editor:
+    """An editor: it remembers what it is to show, and agrees to what its list says."""
+
+    def __init__(self) -> None:
+        self.shown: list[Any] = []
+        self.asked: list[Any] = []
+        self.answers: list[str] = []
+
+    async def session_update(self, session_id: str, update: Any, **_: Any) -> None:
+        self.shown.append(update)
+
+    async def request_permission(self, session_id: str, tool_call: Any, options: Any, **_: Any) -> Any:
+        self.asked.append(tool_call)
+        assert [option.option_id for option in options] == ["allow", "reject"]
+        answer = self.answers.pop(0)
+        outcome = AllowedOutcome(option_id=answer, outcome="selected") if answer else DeniedOutcome(outcome="cancelled")
+        return acp.RequestPermissionResponse(outcome=outcome)
+
+    def on_connect(self, _conn: Any) -> None:
+        pass
+
+    def texts(self, kind: str) -> list[str]:
+        return [each.content.text for each in self.shown if each.session_update == kind]
+
+    def calls(self) -> list[tuple[str, str]]:
+        return [(each.title or "", each.status) for each in self.shown if each.session_update.startswith("tool_call")]
+
+
+@asynccontextmanager
+async def editing(server: Served, editor: Editor, *options: str, home: Path) -> AsyncIterator[Any]:
+    """An editor with the real program behind it."""
+    environment = {"PATH": os.environ["PATH"], "HOME": str(home), "DECKHANDS_HOME": str(home)}
+    command = (sys.executable, "-m", "deckhands", "acp", "--cluster", server.log.worker, *options)
+    async with acp.spawn_agent_process(editor, *command, env=environment) as (agent, _process):
+        started = await agent.initialize(protocol_version=acp.PROTOCOL_VERSION)
+        assert started.agent_capabilities.load_session
+        yield agent
+
+
+async def test_acp_an_editor_prompts_sees_is_asked_cancels_and_loads(server: Served, tmp_path: Path) -> None:
+    write = {"command": "create", "path": str(tmp_path / "work" / "a.txt"), "file_text": "one\n"}
+    edit = {"tool_calls": [{"name": "str_replace_editor", "arguments": write}]}
+    model = script(tmp_path / "m.json", edit, run_command("echo no"), finish("done"), run_command("sleep 600"))
+    (tmp_path / "work").mkdir()
+    editor = Editor()
+    async with editing(server, editor, "--model", model, "--confirm", "always", home=tmp_path) as agent:
+        session = (await agent.new_session(cwd=str(tmp_path / "work"), mcp_servers=[])).session_id
+        editor.answers = ["allow", "reject"]
+        answer = await agent.prompt(session_id=session, prompt=[acp.text_block("do it")])
+        assert answer.stop_reason == "end_turn"
+        assert (tmp_path / "work" / "a.txt").read_text() == "one\n"
+        assert [each.kind for each in editor.asked] == ["edit", "execute"]
+        (diff,) = editor.asked[0].content
+        assert (diff.path, diff.new_text) == (write["path"], "one\n")
+        assert editor.texts("agent_message_chunk") == ["done"]
+        statuses = [status for _, status in editor.calls()]
+        assert {"pending", "in_progress", "completed", "failed"} <= set(statuses)
+
+        editor.answers = ["allow"]
+        prompting = asyncio.create_task(agent.prompt(session_id=session, prompt=[acp.text_block("more")]))
+        await until(lambda: ("Running command: sleep 600", "in_progress") in editor.calls(), limit=LIMIT_SECONDS, what="sleep")
+        await agent.cancel(session_id=session)
+        assert (await prompting).stop_reason == "cancelled"
+        with pytest.raises(acp.RequestError):
+            await agent.prompt(session_id="nothing", prompt=[acp.text_block("x")])
+    again = Editor()
+    async with editing(server, again, home=tmp_path) as agent:
+        await agent.load_session(cwd=str(tmp_path / "work"), session_id=session, mcp_servers=[])
+        assert again.texts("user_message_chunk") == ["do it", "more"]
+        assert again.texts("agent_message_chunk") == ["done"]
+        with pytest.raises(acp.RequestError):
+            await agent.load_session(cwd="/", session_id="01k9qgz1t2v3w4x5y6z7a8b9c0", mcp_servers=[])
