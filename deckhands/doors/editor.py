@@ -41,6 +41,8 @@ from deckhands.doors.editor_updates import asked, updates_of
 from deckhands.reading.summary import ExitCode, Summary
 
 MAX_SESSIONS = 16
+INVALID_PARAMS, INTERNAL_ERROR = -32_602, -32_603
+"""Of JSON-RPC; an editor shows the message beside them."""
 ALLOW, REJECT = "allow", "reject"
 OPTIONS = [
     PermissionOption(option_id=ALLOW, name="Allow", kind="allow_once"),
@@ -125,7 +127,7 @@ class EditorAgent:
 
     def _opened(self, cwd: str, session_id: str | None, servers: Sequence[Any] | None) -> AsyncConversation[Any]:
         if len(self._sessions) >= MAX_SESSIONS:
-            raise acp.RequestError.invalid_request({"reason": f"There are {MAX_SESSIONS} sessions; end this program."})
+            raise _invalid(f"There are {MAX_SESSIONS} sessions; end this program.")
         if servers:
             _log.warning("MCP servers of the editor are left out; tool workers offer those of their configuration")
         try:
@@ -135,7 +137,7 @@ class EditorAgent:
 
     def _session(self, session_id: str) -> AsyncConversation[Any]:
         if session_id not in self._sessions:
-            raise acp.RequestError.invalid_params({"reason": f"There is no session {ascii(session_id)[:100]}."})
+            raise _invalid(f"There is no session {ascii(session_id)[:100]}.")
         return self._sessions[session_id]
 
     async def _shown(self, talk: AsyncConversation[Any]) -> RiskyAction | None:
@@ -184,12 +186,12 @@ def content_of(blocks: Sequence[Any]) -> tuple[str, list[bytes]]:
                 try:
                     images.append(base64.b64decode(block.data, validate=True))
                 except binascii.Error:
-                    raise acp.RequestError.invalid_params({"reason": "A picture is not in base64."}) from None
+                    raise _invalid("A picture is not in base64.") from None
             case _:
-                raise acp.RequestError.invalid_params({"reason": "A prompt may have texts, resources and pictures."})
+                raise _invalid("A prompt may have texts, resources and pictures.")
     text = "\n".join(texts).strip()
     if not text:
-        raise acp.RequestError.invalid_params({"reason": "The prompt has no text."})
+        raise _invalid("The prompt has no text.")
     return text, images
 
 
@@ -202,12 +204,15 @@ def _stop(summary: Summary) -> Stop:
     if summary.exit_code is ExitCode.LIMIT:
         return "max_turn_requests"
     if summary.state == AgentState.ERROR:
-        raise acp.RequestError.internal_error({"reason": summary.last_error, "code": summary.error_code})
+        raise acp.RequestError(INTERNAL_ERROR, summary.last_error, {"code": summary.error_code})
     if summary.state == AgentState.REJECTED:
         return "refusal"
     return "cancelled" if summary.state in (AgentState.STOPPED, AgentState.PAUSED) else "end_turn"
 
 
+def _invalid(reason: str) -> acp.RequestError:
+    return acp.RequestError(INVALID_PARAMS, reason)
+
+
 def _refusal(error: DeckhandsError) -> acp.RequestError:
-    reason = f"{error.message} {error.remedy}".strip()
-    return acp.RequestError.invalid_params({"reason": reason, "code": error.code})
+    return acp.RequestError(INVALID_PARAMS, f"{error.message} {error.remedy}".strip(), {"code": error.code})

@@ -37,7 +37,9 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
     default = script(folder / "default.json", *saying("by default"))
     async with AsyncExitStack() as stack:
         found = await stack.enter_async_context(served(folder / "log", environment_with(folder)))
-        environment = found.environment(folder / "home", LLM_MODEL=default)
+        environment = found.environment(
+            folder / "home", LLM_MODEL=default, DECKHANDS_WORKSPACE_ROOTS=str(tmp_path_factory.getbasetemp())
+        )
         for module in ("controller_worker", "tool_worker"):
             await stack.enter_async_context(worker(module, environment))
         await found.working()
