@@ -29,8 +29,8 @@ from deckhands.tasks.requests import MAX_KEY_CHARS, TaskRequest
 from deckhands.tasks.tasks import MAX_TASK_CHARS
 
 LONGEST_WAIT_SECONDS = 3_600.0
-INSTRUCTIONS = """Agents that work on tasks by themselves, with a shell and files. `start_task` begins a conversation and \
-returns its id; `wait` returns its result, or where it is after the timeout; `send_message` continues it."""
+INSTRUCTIONS = """Agents that work on tasks by themselves, with a shell and files. `start_task` begins a conversation \
+and returns its id; `wait` returns its result, or where it is after the timeout; `send_message` continues it."""
 
 P = ParamSpec("P")
 Id = Annotated[str, Field(description="the id of a conversation, from start_task", max_length=100, examples=[ID])]

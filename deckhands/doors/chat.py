@@ -7,6 +7,7 @@ Does not: hand out tokens as they are written; `GET /conversations/ID/stream?del
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -31,6 +32,15 @@ from deckhands.server.streams import EventStream, Item
 routes = APIRouter(prefix="/v1", tags=["openai"])
 EXAMPLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Three files."}}]}
 LISTED = {"object": "list", "data": [{"id": "CodeActAgent", "object": "model", "owned_by": "deckhands"}]}
+MODELS: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {"example": LISTED}}}}
+COMPLETIONS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {
+            "application/json": {"example": EXAMPLE},
+            "text/event-stream": {"example": "data: [DONE]\n\n"},
+        }
+    }
+}
 
 
 class AgentFailed(Problem):
@@ -42,9 +52,7 @@ class AgentFailed(Problem):
         super().__init__(502, code, message, headers={"Location": f"/conversations/{conversation_id}"})
 
 
-@routes.get(
-    "/models", summary="List agents as models", responses={200: {"content": {"application/json": {"example": LISTED}}}}
-)
+@routes.get("/models", summary="List agents as models", responses=MODELS)
 async def listed(gateway: GatewayOf, principal: Reader) -> dict[str, Any]:
     """List each agent, with the workers' default model, and with each profile as `AGENT/PROFILE`."""
     names, profiles = (await agents(gateway, principal)).names, (await models(gateway, principal)).profiles
@@ -56,14 +64,7 @@ async def listed(gateway: GatewayOf, principal: Reader) -> dict[str, Any]:
 @routes.post(
     "/chat/completions",
     response_class=Response,
-    responses={
-        200: {
-            "content": {
-                "application/json": {"example": EXAMPLE},
-                "text/event-stream": {"example": "data: [DONE]\n\n"},
-            }
-        }
-    },
+    responses=COMPLETIONS,
     summary="Let an agent answer (OpenAI's chat completions)",
 )
 async def complete(
@@ -76,7 +77,7 @@ async def complete(
     timeout_seconds: Annotated[float, Query(gt=0, le=LONGEST_SECONDS)] = DEFAULT_SECONDS,
     key: IdempotencyKey = None,
 ) -> Response:
-    """Begin a conversation with the messages, or continue `metadata.conversation_id` with those of the user that are new.
+    """Begin a conversation with the messages, or continue `metadata.conversation_id` with the user's new ones.
 
     The answer comes when the conversation has settled. After the timeout it has the finish reason `length`, and the
     conversation continues. `metadata.conversation_id` of the answer names it.
@@ -86,10 +87,8 @@ async def complete(
     if chat.stream:
         events = EventStream(gateway, principal, turn.conversation_id, after=turn.after, until_settled=True)
         return SseResponse(gateway, events, headers, head=ALIVE, written=Chunks(turn, chat).of)
-    try:
+    with contextlib.suppress(NotSettled, EventsLost):
         await gateway.follower.wait_until_settled(turn.conversation_id, timeout_seconds=timeout_seconds)
-    except (NotSettled, EventsLost):
-        pass
     result = await result_of(gateway.client, turn.conversation_id)
     if result.is_settled and result.summary["state"] == "error":
         raise AgentFailed(turn.conversation_id, result.summary)

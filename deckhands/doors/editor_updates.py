@@ -64,7 +64,11 @@ def updates_of(event: Event, *, is_replayed: bool = False) -> list[Update]:
 def asked(action: RiskyAction) -> ToolCallUpdate:
     """Return the tool call that a person is asked about."""
     return ToolCallUpdate(
-        tool_call_id=str(action.id), title=title_of(action), kind=kind_of(action), status="pending", content=diff_of(action)
+        tool_call_id=str(action.id),
+        title=title_of(action),
+        kind=kind_of(action),
+        status="pending",
+        content=diff_of(action),
     )
 
 

@@ -262,7 +262,9 @@ async def test_acp_an_editor_prompts_sees_is_asked_cancels_and_loads(server: Ser
 
         editor.answers = ["allow"]
         prompting = asyncio.create_task(agent.prompt(session_id=session, prompt=[acp.text_block("more")]))
-        await until(lambda: ("Running command: sleep 600", "in_progress") in editor.calls(), limit=LIMIT_SECONDS, what="sleep")
+        await until(
+            lambda: ("Running command: sleep 600", "in_progress") in editor.calls(), limit=LIMIT_SECONDS, what="sleep"
+        )
         await agent.cancel(session_id=session)
         assert (await prompting).stop_reason == "cancelled"
         with pytest.raises(acp.RequestError):
@@ -274,3 +276,5 @@ async def test_acp_an_editor_prompts_sees_is_asked_cancels_and_loads(server: Ser
         assert again.texts("agent_message_chunk") == ["done"]
         with pytest.raises(acp.RequestError):
             await agent.load_session(cwd="/", session_id="01k9qgz1t2v3w4x5y6z7a8b9c0", mcp_servers=[])
+    await server.client.cancel(session, wait_seconds=LIMIT_SECONDS)
+    await server.client.close(session)
