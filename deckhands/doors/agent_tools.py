@@ -80,7 +80,7 @@ class AgentTools:
         wait_seconds: Seconds = 0,
         idempotency_key: Key = "",
     ) -> TaskState:
-        """Let an agent work on a task, in a conversation of its own. Returns at once, or waits for the result."""
+        """Let an agent work on a task, in a new conversation. Returns at once, or waits for the result."""
         principal = _principal(context, Scope.WRITE, *([Scope.READ] if wait_seconds else []))
         asked = TaskRequest.parse({"task": task, "agent": agent, "model": model or None})
         own = own_key(principal, f"mcp:{idempotency_key}" if idempotency_key else None)

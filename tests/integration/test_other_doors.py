@@ -148,9 +148,11 @@ async def test_openai_errors_have_its_form_and_nothing_begins_twice(
 @asynccontextmanager
 async def mcp(server: Served, token: str) -> AsyncIterator[McpClient]:
     headers = {"Authorization": f"Bearer {token}"}
-    async with httpx2.AsyncClient(headers=headers, timeout=LIMIT_SECONDS) as http:
-        async with McpClient(streamable_http_client(f"{server.url}/mcp", http_client=http)) as client:
-            yield client
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=LIMIT_SECONDS) as http,
+        McpClient(streamable_http_client(f"{server.url}/mcp", http_client=http)) as client,
+    ):
+        yield client
 
 
 async def test_mcp_an_agent_is_started_followed_answered_and_cancelled(server: Served, tmp_path: Path) -> None:
