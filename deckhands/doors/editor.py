@@ -11,6 +11,7 @@ import base64
 import binascii
 import contextlib
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -37,7 +38,7 @@ from broker.contract.events import Event
 from broker.runtime.errors import DeckhandsError
 from broker.specs.agent_state import AgentState
 from deckhands.conversation.async_conversation import AsyncConversation
-from deckhands.doors.editor_updates import asked, updates_of
+from deckhands.doors.editor_updates import SessionUpdates, asked
 from deckhands.reading.summary import ExitCode, Summary
 
 MAX_SESSIONS = 16
@@ -62,6 +63,7 @@ class EditorAgent:
     def __init__(self, make: Make) -> None:
         self._make = make
         self._sessions: dict[str, AsyncConversation[Any]] = {}
+        self._updates: defaultdict[str, SessionUpdates] = defaultdict(SessionUpdates)
         self._editor: acp.Client
 
     def on_connect(self, conn: acp.Client) -> None:
@@ -151,7 +153,7 @@ class EditorAgent:
         return last
 
     async def _show(self, session_id: str, event: Event, *, is_replayed: bool = False) -> None:
-        for update in updates_of(event, is_replayed=is_replayed):
+        for update in self._updates[session_id].of(event, is_replayed=is_replayed):
             await self._editor.session_update(session_id, update)
 
     async def _decided(self, talk: AsyncConversation[Any], action: RiskyAction) -> bool:

@@ -24,6 +24,7 @@ from broker.contract.file_events import FileEditAction, FileReadAction, FileWrit
 from broker.contract.kinds import ConfirmationStatus
 
 Kind = Literal["read", "edit", "execute", "other"]
+Status = Literal["pending", "in_progress", "completed", "failed"]
 Update = Any
 """One of the many classes of `acp.schema` that stand in a `session/update`."""
 MAX_OUTPUT_CHARS = 20_000
@@ -35,30 +36,53 @@ KINDS: tuple[tuple[tuple[type[Event], ...], Kind], ...] = (
 )
 
 
-def updates_of(event: Event, *, is_replayed: bool = False) -> list[Update]:
-    """Return what an editor shows for an event.
+class SessionUpdates:
+    """What an editor shows of one conversation, event by event."""
 
-    Args:
-        is_replayed: the editor shows a conversation from before: what the person said, too.
-    """
-    match event:
-        case MessageAction(source=EventSource.USER):
-            return [acp.update_user_message_text(event.content)] if is_replayed else []
-        case MessageAction():
-            return _said(event.content)
-        case AgentFinishAction():
-            return _said(event.final_thought or event.thought)
-        case AgentRejectAction():
-            return _said(str(event.outputs.get("reason", "")) or event.thought)
-        case AgentThinkAction():
-            return [acp.update_agent_thought_text(event.thought)] if event.thought else []
-        case RiskyAction(source=EventSource.AGENT):
-            return _of_action(event)
-        case Observation() if event.cause is not None:
-            status: Literal["completed", "failed"] = "failed" if event.is_problem else "completed"
-            text = acp.tool_content(acp.text_block(event.content[:MAX_OUTPUT_CHARS]))
-            return [acp.update_tool_call(str(event.cause), status=status, content=[text])]
-    return []
+    def __init__(self) -> None:
+        self._calls: dict[int, str] = {}
+
+    def of(self, event: Event, *, is_replayed: bool = False) -> list[Update]:
+        """Return what an editor shows for the next event.
+
+        Args:
+            is_replayed: the editor shows a conversation from before: what the person said, too.
+        """
+        match event:
+            case MessageAction(source=EventSource.USER):
+                return [acp.update_user_message_text(event.content)] if is_replayed else []
+            case MessageAction():
+                return _said(event.content)
+            case AgentFinishAction():
+                return _said(event.final_thought or event.thought)
+            case AgentRejectAction():
+                return _said(str(event.outputs.get("reason", "")) or event.thought)
+            case AgentThinkAction():
+                return [acp.update_agent_thought_text(event.thought)] if event.thought else []
+            case RiskyAction(source=EventSource.AGENT):
+                return self._of_action(event)
+            case Observation() if event.cause in self._calls:
+                status: Status = "failed" if event.is_problem else "completed"
+                text = acp.tool_content(acp.text_block(event.content[:MAX_OUTPUT_CHARS]))
+                return [acp.update_tool_call(self._calls[event.cause], status=status, content=[text])]
+        return []
+
+    def _of_action(self, action: RiskyAction) -> list[Update]:
+        """Return the call of an action; a copy that was confirmed or rejected is the same call."""
+        if action.replaces in self._calls:
+            call = self._calls.pop(action.replaces)
+            if action.confirmation_state is ConfirmationStatus.REJECTED:
+                return [acp.update_tool_call(call, status="failed")]
+            self._calls[action.id] = call
+            return [acp.update_tool_call(call, title=title_of(action), status="in_progress")]
+        call = self._calls[action.id] = str(action.id)
+        is_asked = action.confirmation_state is ConfirmationStatus.AWAITING_CONFIRMATION
+        status: Status = "pending" if is_asked else "in_progress"
+        thought = getattr(action, "thought", "")
+        return [
+            *([acp.update_agent_thought_text(thought)] if thought else []),
+            acp.start_tool_call(call, title_of(action), kind=kind_of(action), status=status, content=diff_of(action)),
+        ]
 
 
 def asked(action: RiskyAction) -> ToolCallUpdate:
@@ -95,19 +119,3 @@ def diff_of(action: RiskyAction) -> list[FileEditToolCallContent] | None:
 
 def _said(text: str) -> list[Update]:
     return [acp.update_agent_message_text(text)] if text else []
-
-
-def _of_action(action: RiskyAction) -> list[Update]:
-    thought = getattr(action, "thought", "")
-    found: list[Update] = [acp.update_agent_thought_text(thought)] if thought else []
-    if action.confirmation_state is ConfirmationStatus.REJECTED:
-        return [acp.update_tool_call(str(action.replaces or action.id), status="failed")]
-    status: Literal["pending", "in_progress"] = (
-        "pending" if action.confirmation_state is ConfirmationStatus.AWAITING_CONFIRMATION else "in_progress"
-    )
-    call = acp.start_tool_call(
-        str(action.id), title_of(action), kind=kind_of(action), status=status, content=diff_of(action)
-    )
-    # An action that was confirmed is a copy: what the person agreed to is done by it, and shown by it from here on.
-    before = [acp.update_tool_call(str(action.replaces), status="completed")] if action.replaces is not None else []
-    return [*before, *found, call]

@@ -260,7 +260,8 @@ async def test_acp_an_editor_prompts_sees_is_asked_cancels_and_loads(server: Ser
         assert (diff.path, diff.new_text) == (write["path"], "one\n")
         assert editor.texts("agent_message_chunk") == ["done"]
         statuses = [status for _, status in editor.calls()]
-        assert {"pending", "in_progress", "completed", "failed"} <= set(statuses)
+        assert statuses == ["pending", "in_progress", "completed", "pending", "failed"]
+        assert len({each.tool_call_id for each in editor.shown if each.session_update == "tool_call"}) == 2
 
         editor.answers = ["allow"]
         prompting = asyncio.create_task(agent.prompt(session_id=session, prompt=[acp.text_block("more")]))
