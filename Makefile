@@ -6,7 +6,8 @@ PYTHON = $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$python && break; done)
 PYTEST_ARGS ?=
 # Most tests wait for other processes, so more of them run at once than there are cores.
-JOBS ?= 4
+JOBS ?= 6
+PARALLEL = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 BENCH_ARGS ?=
 # Workers and tests start hundreds of interpreters: without bytecode each of them compiles all that it imports.
 export PYTHONDONTWRITEBYTECODE =
@@ -26,11 +27,11 @@ RUNTIME := $(VENV)/.runtime-stamp
 SETUP := $(VENV)/.setup-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run tools test soak check docs lock bench faults orphans security clean
+.PHONY: help setup run tools test end-to-end soak check docs lock bench faults orphans security clean
 .SUFFIXES:
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo '  Variables: VENV=.venv  PYTHON=python3.12  PYTEST_ARGS="-k name -x"  MARKERS="not slow"  SEED=1  BENCH_ARGS=...'
 
@@ -42,12 +43,15 @@ run: $(RUNTIME) ## Run the demo: 20 agents, real workers, two of them killed
 tools:
 	@.ci/tools
 
-test: $(SETUP) tools ## Run the tests, without the slow ones and the long searches
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m '$(MARKERS)' $(PYTEST_ARGS)
+test: $(SETUP) tools ## Run the tests, without those of whole programs, the slow ones and the long searches
+	$(PARALLEL) --ignore=tests/end_to_end -m '$(MARKERS)' $(PYTEST_ARGS)
+
+end-to-end: $(SETUP) tools ## Run the tests of whole programs: the command, the pages, the examples, the packages, the browser
+	$(PARALLEL) tests/end_to_end -m '$(MARKERS)' $(PYTEST_ARGS)
 
 soak: $(SETUP) tools ## Run the long searches: simulations and property tests, from a seed that is printed
 	@echo 'Seed $(SEED): `make soak SEED=$(SEED)` repeats this run'
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m '(soak or hypothesis) and $(MARKED)' \
+	$(PARALLEL) -m '(soak or hypothesis) and $(MARKED)' \
 		--timeout 1800 --hypothesis-profile=soak --hypothesis-seed=$(SEED) $(PYTEST_ARGS)
 
 check: $(SETUP) ## Lint, check the format, check the types, look for unsafe calls

@@ -1,8 +1,9 @@
-"""What every test shares: how Hypothesis runs, and the stores.
+"""What every test shares: how Hypothesis runs, when garbage is collected, and the stores.
 
 Holds: no test leaves a program running that has a file of the tests open.
 """
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,15 @@ from tests.stores import (  # noqa: F401  (fixtures)
 settings.load_profile(PUSH)  # `make soak` loads the other one, by --hypothesis-profile
 
 ENDING_SECONDS = 5.0
+
+
+gc.disable()  # while modules are imported, which leaves no garbage
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from here on, but never look again at modules and tests: there are millions of their objects."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from tests.source_code import ROOT, tracked_sources
 
 RUN_ELSEWHERE = {
-    "docs/adding-things.md": "tests/integration/test_adding_things.py",
-    "docs/python.md": "tests/integration/test_python_page.py",
-    "docs/serving.md": "tests/integration/test_serving_page.py",
+    "docs/adding-things.md": "tests/end_to_end/test_adding_things.py",
+    "docs/python.md": "tests/end_to_end/test_python_page.py",
+    "docs/serving.md": "tests/end_to_end/test_serving_page.py",
 }
 """Pages whose blocks one test runs."""
 NOT_FOR_READERS = ("CHANGELOG.md", "docs/decisions/", "examples/projects/", "tests/")

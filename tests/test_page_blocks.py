@@ -1,6 +1,6 @@
 """Blocks that are data fit our own classes, and commands that no test can run name verbs, options and files that exist.
 
-`tests/integration/test_page_blocks.py` runs all others.
+`tests/end_to_end/test_page_blocks.py` runs all others.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def check(words: list[str]) -> None:
             assert command is not None, verb
             command.make_parser(click.Context(command, info_name=verb)).parse_args(arguments)
         case "make", targets:
-            known = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+            known = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
             assert {target for target in targets if "=" not in target} <= set(known), targets
         case "pip", ["install", package]:
             extras = re.findall(r"\[(.+)\]", package)

@@ -12,6 +12,7 @@ import contextlib
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from typing import Any, BinaryIO, TypeVar, cast
 
 from broker.contract import codec
@@ -178,6 +179,10 @@ class Archive:
     async def remove(self, conversation_id: str) -> bool:
         """Remove a conversation's file; says whether there was one.  Idempotent."""
         return await asyncio.to_thread(self._place.remove, conversation_id)
+
+    async def sweep(self, *, before: datetime) -> None:
+        """Remove what killed writers have left half written, if nobody has written to it since `before`."""
+        await asyncio.to_thread(self._place.sweep, before=before)
 
     async def _add_texts(self, writer: FileWriter, store: Store, conversation_id: str, events: Sequence[Event]) -> None:
         blobs, added = EventLog(store).blobs, set[str]()

@@ -1,6 +1,7 @@
 """Where archived files are: a directory, or whatever else fsspec reaches, such as `s3://bucket/deckhands`.
 
     <two letters>/<conversation>.zip     the letters are the first two of the SHA-256 of the id, in hexadecimal
+    .drafts/                             what is being written, in a directory
 
 Holds: in a directory, a file is there whole or not at all, and is on the disk when it is said to be written.
 Does not: that elsewhere; there, a reader may find part of a file. So it is checked before anything rests on it.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -26,7 +28,8 @@ from deckhands.archive.errors import ArchiveUnavailable
 SUFFIX = ".zip"
 WRITTEN_FIELDS = ("mtime", "LastModified", "last_modified", "updated", "created")
 """Under which name file systems say when a file was written: the local one, S3, Azure, Google, memory."""
-OWN_DIRECTORY, OWN_FILE = 0o700, 0o600
+OWN_DIRECTORY = 0o700
+DRAFTS = ".drafts"
 
 
 class ArchivePlace:
@@ -78,7 +81,7 @@ class ArchivePlace:
         path = self.path(conversation_id)
         with self._using():
             if isinstance(self._files, LocalFileSystem):
-                _write_here(Path(path), content)
+                _write_here(Path(path), Path(self._root, DRAFTS), content)
                 return
             self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
             with self._files.open(path, "wb") as file:
@@ -90,6 +93,16 @@ class ArchivePlace:
             self._files.rm_file(self.path(conversation_id))
             return True
         return False
+
+    def sweep(self, *, before: datetime) -> None:
+        """Remove drafts that nobody has written to since then: their writers were killed."""
+        if not isinstance(self._files, LocalFileSystem):
+            return
+        with self._using(FileNotFoundError):
+            for draft in Path(self._root, DRAFTS).iterdir():
+                with suppress(FileNotFoundError):  # it has just been written, or somebody else sweeps
+                    if draft.stat().st_mtime < before.timestamp():
+                        draft.unlink()
 
     @contextmanager
     def _using(self, *passing: type[Exception]) -> Iterator[None]:
@@ -119,14 +132,19 @@ def _written(about: Mapping[str, Any]) -> float:
     return 0.0
 
 
-def _write_here(path: Path, content: BinaryIO) -> None:
-    path.parent.mkdir(mode=OWN_DIRECTORY, parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.part")  # always the same, so that kills leave one at most
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, OWN_FILE), "wb") as file:
-        shutil.copyfileobj(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+def _write_here(path: Path, drafts: Path, content: BinaryIO) -> None:
+    for folder in (path.parent, drafts):
+        folder.mkdir(mode=OWN_DIRECTORY, parents=True, exist_ok=True)
+    # Two may write the same file: a conversation leaves alone and with its parent.
+    with tempfile.NamedTemporaryFile(dir=drafts, prefix=path.name, delete=False) as draft:
+        try:
+            shutil.copyfileobj(content, draft)
+            draft.flush()
+            os.fsync(draft.fileno())
+            Path(draft.name).replace(path)
+        except BaseException:
+            Path(draft.name).unlink(missing_ok=True)
+            raise
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)

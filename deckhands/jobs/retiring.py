@@ -15,7 +15,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from broker.contract.events import ConversationCreated, Event
 from broker.conversations.conversations import ConversationRow, Conversations
@@ -41,6 +41,8 @@ MAX_TOLD = 20
 """How many conversations that cannot be archived one run names."""
 OWNED_SECONDS = 60.0
 """How long the owner of a conversation that rests may keep it; it gives it up after 30 s."""
+ABANDONED = timedelta(hours=1)
+"""For how long nobody has written to a file whose writer was killed."""
 
 _UNFIT = (CorruptEntry, StoreTooNew, UnknownKind, ArchiveConflict, CorruptArchive, TooLargeToArchive)
 
@@ -56,6 +58,8 @@ async def retire(workbench: Workbench) -> dict[str, int]:
     archive = Archive(settings.archive) if settings.archive else None
     round_ = _Round(workbench.store, retention, archive, settings.checkpoints)
     await round_.go()
+    if archive:
+        await archive.sweep(before=round_.now - ABANDONED)
     return {name: round_.done[name] for name in ("archived", "deleted", "kept", "failed")}
 
 

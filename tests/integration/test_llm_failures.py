@@ -214,7 +214,7 @@ async def test_a_cancelled_call_closes_its_socket(
     ("backend", "on_delta"),  # what litellm reads, nobody limits but the clock
     [
         pytest.param("anthropic", None, id="anthropic-whole"),
-        pytest.param("openai", None, id="openai-whole"),
+        pytest.param("openai", None, id="openai-whole", marks=pytest.mark.soak),
         pytest.param("anthropic", lambda _: None, id="anthropic-streamed", marks=pytest.mark.soak),
         pytest.param("openai", lambda _: None, id="openai-streamed", marks=pytest.mark.soak),
     ],

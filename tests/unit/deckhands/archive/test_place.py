@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from datetime import UTC, datetime, timedelta
 from io import BytesIO
 from pathlib import Path
 
 import pytest
 
+from deckhands.archive.errors import ArchiveUnavailable
 from deckhands.archive.place import ArchivePlace
 
 
@@ -32,3 +34,43 @@ def test_the_file_that_was_written_last_comes_first_and_no_other_counts(tmp_path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("somebody else's")
     assert place.names() == ["last", "later", "earlier"]
+
+
+def test_what_killed_writers_left_is_swept_and_what_is_being_written_stays(tmp_path: Path) -> None:
+    place = ArchivePlace(str(tmp_path))
+    place.sweep(before=datetime.now(UTC))  # nothing was written yet
+    place.write("whole", BytesIO(b"content"))
+    drafts = tmp_path / ".drafts"
+    assert not [*drafts.iterdir()]
+    for name, age in (("left", 7200), ("under-way", 0)):
+        (drafts / name).write_bytes(b"con")
+        os.utime(drafts / name, (datetime.now(UTC).timestamp() - age,) * 2)
+    place.sweep(before=datetime.now(UTC) - timedelta(hours=1))
+    assert [path.name for path in drafts.iterdir()] == ["under-way"]
+    assert place.names() == ["whole"]
+
+
+def test_two_who_write_one_file_spoil_it_for_neither(tmp_path: Path) -> None:
+    place = ArchivePlace(str(tmp_path))
+
+    class Interrupted(BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            if self.tell() == 0:
+                place.write("one", BytesIO(b"the other's"))
+            return super().read(size)
+
+    place.write("one", Interrupted(b"content"))
+    with place.reading("one") as file:
+        assert file.read() == b"content"
+
+
+def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    place = ArchivePlace(str(tmp_path))
+
+    class Broken(BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            raise OSError("no device")
+
+    with pytest.raises(ArchiveUnavailable, match="no device"):
+        place.write("one", Broken())
+    assert not [*(tmp_path / ".drafts").iterdir()]

@@ -6,7 +6,7 @@ from typing import Any
 
 from deckhands.door.desk import conversation_of_task
 from tests.door_parts import Producer, saying
-from tests.integration.test_flower import LOGIN, flower_of
+from tests.end_to_end.test_flower import LOGIN, flower_of
 from tests.polling import until
 
 SECRET = "correct-horse-battery"
