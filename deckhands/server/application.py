@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncGenerator
 from typing import Any, cast
 
 from fastapi import FastAPI
@@ -10,6 +12,8 @@ from fastapi.routing import APIRoute, APIWebSocketRoute
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from deckhands.doors import chat, mcp_route
+from deckhands.doors.agent_tools import AgentTools
 from deckhands.server import cluster, conversations, events, files, live, runs, schedules, steering
 from deckhands.server.dependencies import Needs
 from deckhands.server.gateway import Gateway
@@ -28,6 +32,8 @@ ROUTERS = (
     files.routes,
     schedules.routes,
     webhooks.routes,
+    chat.routes,
+    mcp_route.routes,
 )
 DESCRIPTION = """Conversations with AI agents that work in a cluster of Deckhands.
 
@@ -68,13 +74,22 @@ def make_app(gateway: Gateway) -> FastAPI:
         redoc_url=None,
         openapi_url="/openapi.json",
         generate_unique_id_function=_operation_id,
+        lifespan=_running,
     )
     app.state.gateway = gateway
+    app.state.agent_tools = AgentTools(gateway)
     for router in ROUTERS:
         app.include_router(router)
     add_problems(app)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
+
+
+@contextlib.asynccontextmanager
+async def _running(app: FastAPI) -> AsyncGenerator[None]:
+    """Answer MCP while the server runs."""
+    async with app.state.agent_tools.manager.run():
+        yield
 
 
 def guarded(gateway: Gateway) -> ASGIApp:

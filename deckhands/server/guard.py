@@ -227,7 +227,7 @@ def _with_headers(send: Send) -> Send:
 
 
 async def _refuse(error: DeckhandsError, scope: Scope, receive: Receive, send: Send) -> None:
-    answer = answer_to(error)
+    answer = answer_to(error, scope["path"])
     if scope["type"] == "websocket" and "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": 1008, "reason": error.code})
         return

@@ -31,6 +31,7 @@ from deckhands.server.streams import EventStream, Item, SlowReader
 routes = APIRouter(tags=["streams"])
 PROTOCOL = "deckhands"
 RETRY_MS = 1_000
+HEAD = f"retry: {RETRY_MS}\n\n".encode()
 ALIVE = b": alive\n\n"
 STREAM_HEADERS = {"X-Accel-Buffering": "no", "Cache-Control": "no-store"}
 CLOSE_CODES = {
@@ -57,10 +58,18 @@ class SseResponse(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, gateway: Gateway, stream: EventStream, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        stream: EventStream,
+        headers: Mapping[str, str] | None = None,
+        *,
+        head: bytes = HEAD,
+        written: Callable[[Item], bytes] = sse,
+    ) -> None:
         super().__init__(headers={**STREAM_HEADERS, **(headers or {})})
         del self.headers["content-length"]
-        self._gateway, self._stream = gateway, stream
+        self._gateway, self._stream, self._written, self._head = gateway, stream, written, head
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write the stream until it ends, or the reader goes away."""
@@ -79,18 +88,17 @@ class SseResponse(Response):
     async def _write(self, send: Send, abort: Callable[[], None]) -> None:
         limit = self._gateway.options.slow_seconds
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        chunk = f"retry: {RETRY_MS}\n\n".encode()
-        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": self._head, "more_body": True})
 
         async def write(chunk: bytes, *, more: bool = True) -> None:
             await send({"type": "http.response.body", "body": chunk, "more_body": more})
 
         async with contextlib.aclosing(self._stream.batches()) as batches:
             async for batch in batches:
-                chunk = b"".join(map(sse, batch)) or ALIVE
+                chunk = b"".join(map(self._written, batch)) or ALIVE
                 if await in_time(write(chunk), limit):
                     continue
-                last = sse(Item("problem", problem_of(SlowReader())))
+                last = self._written(Item("problem", problem_of(SlowReader())))
                 if not await in_time(write(last, more=False), limit):
                     abort()
                 return

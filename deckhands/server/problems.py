@@ -68,6 +68,8 @@ TRANSFER_STATUS = {
 }
 """Of what a tool worker says about a transfer, by its code; all others are 502."""
 REFUSED = {"forbidden": 403, "forbidden_origin": 403, "other_tenant": 403}
+OPENAI_PATHS = "/v1/"
+OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 STATUS_CODES = {404: "not_found", 405: "method_not_allowed", 406: "not_acceptable"}
 
 _log = logging.getLogger(__name__)
@@ -124,8 +126,19 @@ def problem_of(error: DeckhandsError) -> dict[str, Any]:
     return details
 
 
-def answer_to(error: DeckhandsError) -> Response:
-    """Return the answer to a request that failed."""
+def as_openai(details: Mapping[str, Any]) -> dict[str, Any]:
+    """Return problem details in the form that clients of OpenAI's API read."""
+    kind = OPENAI_TYPES.get(details["status"], "server_error" if details["status"] >= 500 else "invalid_request_error")
+    message = f"{details['detail']} {details['remedy']}".strip()
+    return {"error": {"message": message, "type": kind, "param": None, "code": details["code"]}}
+
+
+def answer_to(error: DeckhandsError, path: str = "") -> Response:
+    """Return the answer to a request that failed.
+
+    Args:
+        path: of the request; below `/v1/` the answer has the form of OpenAI's errors.
+    """
     details = problem_of(error)
     headers: dict[str, str] = dict(error.headers) if isinstance(error, Problem) else {}
     if details["status"] == 401:
@@ -134,30 +147,37 @@ def answer_to(error: DeckhandsError) -> Response:
         headers["Retry-After"] = str(max(1, round(error.retry_after_seconds)))
     elif error.retryable:
         headers["Retry-After"] = str(RETRY_SECONDS)
+    if path.startswith(OPENAI_PATHS):
+        # Its clients send a request again by the status alone; one that may have begun something is not sent again.
+        is_safe = error.retryable and not isinstance(error, OutcomeUnknown)
+        headers["X-Should-Retry"] = "true" if is_safe else "false"
+        return Response(json.dumps(as_openai(details)), details["status"], headers, "application/json")
     return Response(json.dumps(details), details["status"], headers, MEDIA_TYPE)
 
 
 def add_problems(app: FastAPI) -> None:
     """Let an application answer with problem details, whatever fails."""
 
-    async def expected(_request: Request, error: Exception) -> Response:
+    async def expected(request: Request, error: Exception) -> Response:
         assert isinstance(error, DeckhandsError)
         if status_of_error(error) == 500:
             _log.error("a request failed: %s", error)
-        return answer_to(error)
+        return answer_to(error, request.url.path)
 
-    async def unfit(_request: Request, error: Exception) -> Response:
+    async def unfit(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return answer_to(_invalid(error))
+        return answer_to(_invalid(error), request.url.path)
 
-    async def of_http(_request: Request, error: Exception) -> Response:
+    async def of_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         code = STATUS_CODES.get(error.status_code, "http_error")
-        return answer_to(Problem(error.status_code, code, f"{error.detail}.", headers=error.headers))
+        problem = Problem(error.status_code, code, f"{error.detail}.", headers=error.headers)
+        return answer_to(problem, request.url.path)
 
-    async def unexpected(_request: Request, error: Exception) -> Response:
+    async def unexpected(request: Request, error: Exception) -> Response:
         _log.error("a request failed in a way that nobody expected", exc_info=error)
-        return answer_to(Problem(500, "internal_error", "The server failed.", remedy="Its log says why."))
+        problem = Problem(500, "internal_error", "The server failed.", remedy="Its log says why.")
+        return answer_to(problem, request.url.path)
 
     app.add_exception_handler(DeckhandsError, expected)
     app.add_exception_handler(RequestValidationError, unfit)

@@ -110,7 +110,7 @@ def server_of(gateway: Gateway) -> Server:
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_per_message_deflate=False,
         loop="asyncio",
-        lifespan="off",
+        lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,

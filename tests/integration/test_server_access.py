@@ -46,6 +46,8 @@ BODIES: dict[str, Any] = {
     "fork": {},
     "runs": {"task": "do it"},
     "conversations": {"task": "do it"},
+    "completions": {"model": "CodeActAgent", "messages": [{"role": "user", "content": "do it"}]},
+    "mcp": {"jsonrpc": "2.0", "id": 1, "method": "tools/list"},
     "budgets": {"limit_usd": 1, "reason": "test"},
     "webhooks": {"url": "https://192.0.0.8.invalid/", "reason": "test"},
     "schedules": {"cron": "0 6 * * *", "request": {"task": "do it"}, "reason": "test"},
@@ -85,7 +87,11 @@ async def ask(client: httpx2.AsyncClient, method: str, path: str) -> tuple[int, 
     sent: dict[str, Any] = {} if body is None or method in ("GET", "DELETE") else {"json": body}
     if last[-1] == "a.txt" and method == "PUT":
         sent = {"content": b"x"}
-    async with client.stream(method, path, **sent) as answer:
+    headers = {"Accept": "application/json, text/event-stream"}
+    async with client.stream(method, path, headers=headers, **sent) as answer:
+        if path.startswith("/v1/") and answer.status_code >= 300:
+            await answer.aread()
+            return answer.status_code, answer.json()["error"]["code"]
         if answer.headers["content-type"] != "application/problem+json" if "content-type" in answer.headers else True:
             return answer.status_code, ""
         await answer.aread()

@@ -1,0 +1,121 @@
+"""Events of a conversation as updates of a session that an editor shows (the Agent Client Protocol).
+
+Holds: a tool call has the id of its action, and its status follows the log; an edit comes with its diff.
+Does not: show pieces of replies; each text comes whole, with its event.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import acp
+from acp.schema import FileEditToolCallContent, ToolCallUpdate
+
+from broker.contract.actions import (
+    AgentFinishAction,
+    AgentRejectAction,
+    AgentThinkAction,
+    CmdRunAction,
+    MessageAction,
+    RiskyAction,
+)
+from broker.contract.events import Event, EventSource, Observation
+from broker.contract.file_events import FileEditAction, FileReadAction, FileWriteAction
+from broker.contract.kinds import ConfirmationStatus
+
+Kind = Literal["read", "edit", "execute", "other"]
+Status = Literal["pending", "in_progress", "completed", "failed"]
+Update = Any
+"""One of the many classes of `acp.schema` that stand in a `session/update`."""
+MAX_OUTPUT_CHARS = 20_000
+MAX_TITLE_CHARS = 300
+KINDS: tuple[tuple[tuple[type[Event], ...], Kind], ...] = (
+    ((FileReadAction,), "read"),
+    ((FileEditAction, FileWriteAction), "edit"),
+    ((CmdRunAction,), "execute"),
+)
+
+
+class SessionUpdates:
+    """What an editor shows of one conversation, event by event."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, str] = {}
+
+    def of(self, event: Event, *, is_replayed: bool = False) -> list[Update]:
+        """Return what an editor shows for the next event.
+
+        Args:
+            is_replayed: the editor shows a conversation from before: what the person said, too.
+        """
+        match event:
+            case MessageAction(source=EventSource.USER):
+                return [acp.update_user_message_text(event.content)] if is_replayed else []
+            case MessageAction():
+                return _said(event.content)
+            case AgentFinishAction():
+                return _said(event.final_thought or event.thought)
+            case AgentRejectAction():
+                return _said(str(event.outputs.get("reason", "")) or event.thought)
+            case AgentThinkAction():
+                return [acp.update_agent_thought_text(event.thought)] if event.thought else []
+            case RiskyAction(source=EventSource.AGENT):
+                return self._of_action(event)
+            case Observation() if event.cause in self._calls:
+                status: Status = "failed" if event.is_problem else "completed"
+                text = acp.tool_content(acp.text_block(event.content[:MAX_OUTPUT_CHARS]))
+                return [acp.update_tool_call(self._calls[event.cause], status=status, content=[text])]
+        return []
+
+    def _of_action(self, action: RiskyAction) -> list[Update]:
+        """Return the call of an action; a copy that was confirmed or rejected is the same call."""
+        if action.replaces in self._calls:
+            call = self._calls.pop(action.replaces)
+            if action.confirmation_state is ConfirmationStatus.REJECTED:
+                return [acp.update_tool_call(call, status="failed")]
+            self._calls[action.id] = call
+            return [acp.update_tool_call(call, title=title_of(action), status="in_progress")]
+        call = self._calls[action.id] = str(action.id)
+        is_asked = action.confirmation_state is ConfirmationStatus.AWAITING_CONFIRMATION
+        status: Status = "pending" if is_asked else "in_progress"
+        thought = getattr(action, "thought", "")
+        return [
+            *([acp.update_agent_thought_text(thought)] if thought else []),
+            acp.start_tool_call(call, title_of(action), kind=kind_of(action), status=status, content=diff_of(action)),
+        ]
+
+
+def asked(action: RiskyAction) -> ToolCallUpdate:
+    """Return the tool call that a person is asked about."""
+    return ToolCallUpdate(
+        tool_call_id=str(action.id),
+        title=title_of(action),
+        kind=kind_of(action),
+        status="pending",
+        content=diff_of(action),
+    )
+
+
+def title_of(action: RiskyAction) -> str:
+    """Return an action in a line."""
+    return " ".join(action.sentence.split())[:MAX_TITLE_CHARS]
+
+
+def kind_of(action: RiskyAction) -> Kind:
+    """Return what an editor draws it as."""
+    return next((kind for classes, kind in KINDS if isinstance(action, classes)), "other")
+
+
+def diff_of(action: RiskyAction) -> list[FileEditToolCallContent] | None:
+    """Return what an edit changes, as far as the action says; None: it is no edit."""
+    if isinstance(action, FileWriteAction):
+        return [acp.tool_diff_content(action.path, action.content)]
+    if isinstance(action, FileEditAction) and action.command == "create":
+        return [acp.tool_diff_content(action.path, action.file_text or "")]
+    if isinstance(action, FileEditAction) and action.old_str is not None:
+        return [acp.tool_diff_content(action.path, action.new_str or "", action.old_str)]
+    return None
+
+
+def _said(text: str) -> list[Update]:
+    return [acp.update_agent_message_text(text)] if text else []

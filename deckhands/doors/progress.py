@@ -1,0 +1,29 @@
+"""What an agent does, in a line or two for somebody who watches through another protocol.
+
+Does not: show results; the events of the log do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+MAX_SHOWN = 500
+SAID = frozenset({"action.message", "action.finish", "action.reject", "action.system", "action.null"})
+"""What is an answer, or nothing that a reader needs."""
+SHOWN = ("command", "path", "code", "url", "query", "agent", "name", "tool")
+
+
+def described(event: Mapping[str, Any]) -> str:
+    """Return what an event says about an agent's work; empty: nothing of interest."""
+    kind = str(event.get("kind", ""))
+    if not kind.startswith("action.") or kind in SAID or event.get("source") != "agent":
+        return ""
+    return "\n".join(part for part in (str(event.get("thought") or "").strip(), title_of(event)) if part)
+
+
+def title_of(event: Mapping[str, Any]) -> str:
+    """Return an action in a line."""
+    what = next((str(event[name]) for name in SHOWN if event.get(name)), "")
+    line = " ".join(what.split())
+    return f"{str(event.get('kind', '')).removeprefix('action.')}: {line[:MAX_SHOWN]}".removesuffix(": ")

@@ -1,0 +1,283 @@
+"""Agents through the protocols that others speak, with those protocols' own clients: one cluster for all."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import acp
+import httpx2
+import openai
+import pytest
+import pytest_asyncio
+from acp.schema import AllowedOutcome, DeniedOutcome
+from mcp import Client as McpClient
+from mcp.client.streamable_http import streamable_http_client
+
+from tests.door_parts import saying
+from tests.integration.command_line import finish, run_command, script
+from tests.polling import until
+from tests.served_stores import environment_with, worker
+from tests.server_parts import Served, served
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+LIMIT_SECONDS = 60.0
+USED = {"usage": {"prompt_tokens": 100, "completion_tokens": 1}}
+SCHEMA = {"type": "object", "properties": {"files": {"type": "integer"}}, "required": ["files"]}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    folder = tmp_path_factory.mktemp("doors")
+    default = script(folder / "default.json", *saying("by default"))
+    async with AsyncExitStack() as stack:
+        found = await stack.enter_async_context(served(folder / "log", environment_with(folder)))
+        environment = found.environment(
+            folder / "home", LLM_MODEL=default, DECKHANDS_WORKSPACE_ROOTS=str(tmp_path_factory.getbasetemp())
+        )
+        for module in ("controller_worker", "tool_worker"):
+            await stack.enter_async_context(worker(module, environment))
+        await found.working()
+        yield found
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def chat(server: Served) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=await server.token()) as client:
+        yield client
+
+
+def said(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+async def ended(server: Served, conversation_id: str) -> str:
+    """The last message of a conversation, once it has finished."""
+    summary = await server.client.wait_until_settled(conversation_id, timeout_seconds=LIMIT_SECONDS)
+    return summary.message
+
+
+async def test_openai_a_model_is_an_agent_and_an_id_continues_its_conversation(
+    server: Served, chat: openai.AsyncOpenAI, tmp_path: Path
+) -> None:
+    assert "CodeActAgent" in [model.id async for model in chat.models.list()]
+    turns = (run_command("echo one"), finish("first"), finish("second"))
+    model = f"CodeActAgent/{script(tmp_path / 'm.json', *(turn | USED for turn in turns))}"
+    first = await chat.chat.completions.create(model=model, messages=said("do it"), metadata={"team": "poets"})
+    assert (first.choices[0].message.content, first.choices[0].finish_reason) == ("first", "stop")
+    cid = first.model_extra["metadata"]["conversation_id"]
+    assert (await server.client.row(cid)).labels == {"team": "poets"}
+    messages = [*said("do it"), {"role": "assistant", "content": "first"}, *said("more")]
+    again = chat.chat.completions.with_raw_response
+    raw = await again.create(model="CodeActAgent", messages=messages, metadata={"conversation_id": cid})
+    second = raw.parse()
+    assert (second.choices[0].message.content, raw.headers["location"]) == ("second", f"/conversations/{cid}")
+    assert second.model_extra["metadata"]["conversation_id"] == cid
+    assert (first.usage.prompt_tokens, second.usage.prompt_tokens, second.usage.total_tokens) == (200, 100, 101)
+    sent = [e.content for e in await server.client.events(cid) if e.kind == "action.message" and e.source == "user"]
+    assert sent == ["do it", "more"]
+
+
+async def test_openai_a_stream_has_the_work_apart_from_the_answer_and_may_be_left(
+    server: Served, chat: openai.AsyncOpenAI, tmp_path: Path
+) -> None:
+    model = f"CodeActAgent/{script(tmp_path / 'm.json', run_command('echo one') | USED, finish('done'))}"
+    options = {"include_usage": True}
+    text = thoughts = reason = usage = ""
+    async with await chat.chat.completions.create(
+        model=model, messages=said("do it"), stream=True, stream_options=options
+    ) as stream:
+        async for chunk in stream:
+            usage = chunk.usage or usage
+            for choice in chunk.choices:
+                text += choice.delta.content or ""
+                thoughts += choice.delta.model_extra.get("reasoning_content", "")
+                reason = choice.finish_reason or reason
+    assert (text, thoughts.strip(), reason) == ("done", "run: echo one", "stop")
+    assert usage.total_tokens == 101
+    async with await chat.chat.completions.create(model=model, messages=said("do it"), stream=True) as stream:
+        async for chunk in stream:
+            left = chunk.model_extra["metadata"]["conversation_id"]
+            break
+    assert await ended(server, left) == "done"
+
+
+async def test_openai_an_answer_has_the_form_that_was_asked_for(chat: openai.AsyncOpenAI, tmp_path: Path) -> None:
+    turn = {"tool_calls": [{"name": "finish", "arguments": {"message": "done", "output": {"files": 3}}}]}
+    form = {"type": "json_schema", "json_schema": {"name": "count", "schema": SCHEMA}}
+    model = f"CodeActAgent/{script(tmp_path / 'm.json', turn)}"
+    answer = await chat.chat.completions.create(model=model, messages=said("count"), response_format=form)
+    assert answer.choices[0].message.content == '{"files": 3}'
+
+
+async def test_openai_errors_have_its_form_and_nothing_begins_twice(
+    server: Served, chat: openai.AsyncOpenAI, tmp_path: Path
+) -> None:
+    create = chat.chat.completions.create
+    with pytest.raises(openai.AuthenticationError) as refused:
+        await chat.with_options(api_key="dh_nonsense").models.list()
+    assert (refused.value.code, refused.value.type) == ("unauthorized", "authentication_error")
+    reader = chat.with_options(api_key=await server.token(scopes=["read"]))
+    with pytest.raises(openai.PermissionDeniedError):
+        await reader.chat.completions.create(model="CodeActAgent", messages=said("do it"))
+    theirs = await server.client.submit("do it")
+    with pytest.raises(openai.NotFoundError) as missing:
+        await create(model="CodeActAgent", messages=said("x"), metadata={"conversation_id": theirs})
+    assert missing.value.code == "unknown_conversation"
+    for wrong, named in (
+        ({"model": "NoAgent"}, "NoAgent"),
+        ({"n": 2}, "body.n"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "body.tools"),
+        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages"),
+        ({"messages": said("x" * 100_001)}, "task"),
+    ):
+        with pytest.raises(openai.UnprocessableEntityError, match=named):
+            await create(**{"model": "CodeActAgent", "messages": said("do it"), **wrong})
+    failing = f"CodeActAgent/{script(tmp_path / 'm.json', {'error': {'code': 'authentication', 'times': None}})}"
+    with pytest.raises(openai.InternalServerError, match="ended in an error"):
+        await create(model=failing, messages=said("do it"), metadata={"team": "failing"})
+    async with server.as_(chat.api_key) as client:
+        assert len((await client.get("/conversations?label=team=failing")).json()["conversations"]) == 1
+
+
+@asynccontextmanager
+async def mcp(server: Served, token: str) -> AsyncIterator[McpClient]:
+    headers = {"Authorization": f"Bearer {token}"}
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=LIMIT_SECONDS) as http,
+        McpClient(streamable_http_client(f"{server.url}/mcp", http_client=http)) as client,
+    ):
+        yield client
+
+
+async def test_mcp_an_agent_is_started_followed_answered_and_cancelled(server: Served, tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    async def hear(_progress: float, _total: float | None, message: str | None) -> None:
+        heard.append(message or "")
+
+    model = script(tmp_path / "m.json", run_command("echo one"), finish("first"), finish("second"))
+    async with mcp(server, await server.token()) as client:
+        tools = {tool.name: tool.input_schema for tool in (await client.list_tools()).tools}
+        assert sorted(tools) == ["cancel", "send_message", "start_task", "wait"]
+        asked = {"task": "do it", "model": model, "idempotency_key": "one"}
+        begun = (await client.call_tool("start_task", asked)).structured_content
+        again = (await client.call_tool("start_task", asked)).structured_content
+        assert begun["conversation_id"] == again["conversation_id"]
+        this = {"conversation_id": begun["conversation_id"]}
+        done = await client.call_tool("wait", this | {"timeout_seconds": LIMIT_SECONDS}, progress_callback=hear)
+        found = done.structured_content
+        assert (found["state"], found["is_settled"], found["message"]) == ("finished", True, "first")
+        assert heard == ["run: echo one"]
+        more = await client.call_tool("send_message", this | {"content": "more", "wait_seconds": LIMIT_SECONDS})
+        assert more.structured_content["message"] == "second"
+        held = script(tmp_path / "held.json", run_command("sleep 600"))
+        working = (await client.call_tool("start_task", {"task": "x", "model": held})).structured_content
+        this = {"conversation_id": working["conversation_id"]}
+        assert not (await client.call_tool("wait", this | {"timeout_seconds": 0})).structured_content["is_settled"]
+        await client.call_tool("cancel", this | {"reason": "not needed"})
+        stopped = await client.call_tool("wait", this | {"timeout_seconds": LIMIT_SECONDS})
+        assert stopped.structured_content["state"] == "stopped"
+
+
+async def test_mcp_tools_have_the_rights_of_the_key_and_say_what_is_wrong(server: Served) -> None:
+    theirs = {"conversation_id": await server.client.submit("do it")}
+    async with mcp(server, await server.token(scopes=["read"])) as client:
+        for name, arguments, code in (
+            ("start_task", {"task": "x"}, "forbidden"),
+            ("send_message", theirs | {"content": "x"}, "forbidden"),
+            ("cancel", theirs | {"reason": "x"}, "forbidden"),
+            ("wait", theirs, "unknown_conversation"),
+            ("wait", theirs | {"timeout_seconds": 1e9}, "timeout_seconds"),
+            ("start_task", {"task": "x" * 100_001}, "task"),
+        ):
+            refused = await client.call_tool(name, arguments)
+            assert refused.is_error, name
+            assert code in refused.content[0].text, name
+    async with server.as_() as nobody:
+        assert (await nobody.post("/mcp", json={})).status_code == 401
+        assert (await nobody.get("/mcp")).status_code == 401
+
+
+class Editor:
+    """An editor: it remembers what it is to show, and agrees to what its list says."""
+
+    def __init__(self) -> None:
+        self.shown: list[Any] = []
+        self.asked: list[Any] = []
+        self.answers: list[str] = []
+
+    async def session_update(self, session_id: str, update: Any, **_: Any) -> None:
+        self.shown.append(update)
+
+    async def request_permission(self, session_id: str, tool_call: Any, options: Any, **_: Any) -> Any:
+        self.asked.append(tool_call)
+        assert [option.option_id for option in options] == ["allow", "reject"]
+        answer = self.answers.pop(0)
+        outcome = AllowedOutcome(option_id=answer, outcome="selected") if answer else DeniedOutcome(outcome="cancelled")
+        return acp.RequestPermissionResponse(outcome=outcome)
+
+    def on_connect(self, _conn: Any) -> None:
+        pass
+
+    def texts(self, kind: str) -> list[str]:
+        return [each.content.text for each in self.shown if each.session_update == kind]
+
+    def calls(self) -> list[tuple[str, str]]:
+        return [(each.title or "", each.status) for each in self.shown if each.session_update.startswith("tool_call")]
+
+
+@asynccontextmanager
+async def editing(server: Served, editor: Editor, *options: str, home: Path) -> AsyncIterator[Any]:
+    """An editor with the real program behind it."""
+    environment = {"PATH": os.environ["PATH"], "HOME": str(home), "DECKHANDS_HOME": str(home)}
+    command = (sys.executable, "-m", "deckhands", "acp", "--cluster", server.log.worker, *options)
+    async with acp.spawn_agent_process(editor, *command, env=environment) as (agent, _process):
+        started = await agent.initialize(protocol_version=acp.PROTOCOL_VERSION)
+        assert started.agent_capabilities.load_session
+        yield agent
+
+
+async def test_acp_an_editor_prompts_sees_is_asked_cancels_and_loads(server: Served, tmp_path: Path) -> None:
+    write = {"command": "create", "path": str(tmp_path / "work" / "a.txt"), "file_text": "one\n"}
+    edit = {"tool_calls": [{"name": "str_replace_editor", "arguments": write}]}
+    model = script(tmp_path / "m.json", edit, run_command("echo no"), finish("done"), run_command("sleep 600"))
+    (tmp_path / "work").mkdir()
+    editor = Editor()
+    async with editing(server, editor, "--model", model, "--confirm", "always", home=tmp_path) as agent:
+        session = (await agent.new_session(cwd=str(tmp_path / "work"), mcp_servers=[])).session_id
+        editor.answers = ["allow", "reject"]
+        answer = await agent.prompt(session_id=session, prompt=[acp.text_block("do it")])
+        assert answer.stop_reason == "end_turn"
+        assert (tmp_path / "work" / "a.txt").read_text() == "one\n"
+        assert [each.kind for each in editor.asked] == ["edit", "execute"]
+        (diff,) = editor.asked[0].content
+        assert (diff.path, diff.new_text) == (write["path"], "one\n")
+        assert editor.texts("agent_message_chunk") == ["done"]
+        statuses = [status for _, status in editor.calls()]
+        assert statuses == ["pending", "in_progress", "completed", "pending", "failed"]
+        assert len({each.tool_call_id for each in editor.shown if each.session_update == "tool_call"}) == 2
+
+        editor.answers = ["allow"]
+        prompting = asyncio.create_task(agent.prompt(session_id=session, prompt=[acp.text_block("more")]))
+        await until(
+            lambda: ("Running command: sleep 600", "in_progress") in editor.calls(), limit=LIMIT_SECONDS, what="sleep"
+        )
+        await agent.cancel(session_id=session)
+        assert (await prompting).stop_reason == "cancelled"
+        with pytest.raises(acp.RequestError):
+            await agent.prompt(session_id="nothing", prompt=[acp.text_block("x")])
+    again = Editor()
+    async with editing(server, again, home=tmp_path) as agent:
+        await agent.load_session(cwd=str(tmp_path / "work"), session_id=session, mcp_servers=[])
+        assert again.texts("user_message_chunk") == ["do it", "more"]
+        assert again.texts("agent_message_chunk") == ["done"]
+        with pytest.raises(acp.RequestError):
+            await agent.load_session(cwd="/", session_id="01k9qgz1t2v3w4x5y6z7a8b9c0", mcp_servers=[])
+    await server.client.cancel(session, wait_seconds=LIMIT_SECONDS)
+    await server.client.close(session)
