@@ -1,8 +1,8 @@
 """The verbs of the command line, found without importing the modules that define them.
 
 A module of one of the `ROOMS` defines a verb by three things at its top level: the `SECTION` of `deckhands --help`, an
-entry in `VERBS` (the verb and what it does in one line), and a click command named after the verb, with an underscore
-behind it if Python knows the name. There is no other list.
+entry in `VERBS` (the verb and what it does in one line), and a click command named after the verb, or that
+with an underscore behind it. There is no other list.
 
 Holds: `--help` reads the modules' text and imports none of them; calling a verb imports one module.
 Does not: evaluate anything. Both names are literals, and a test compares them with what an import yields.
@@ -10,13 +10,11 @@ Does not: evaluate anything. Both names are literals, and a test compares them w
 
 from __future__ import annotations
 
-import builtins
 from ast import literal_eval
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, wraps
 from importlib import import_module
-from keyword import iskeyword
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -49,8 +47,8 @@ class Verb:
 
     def command(self) -> click.Command:
         """Import the module and return the command."""
-        name = f"{self.name}_" if iskeyword(self.name) or hasattr(builtins, self.name) else self.name
-        found: click.Command = getattr(import_module(self.module), name)
+        module = import_module(self.module)
+        found: click.Command = getattr(module, f"{self.name}_", None) or getattr(module, self.name)
         return found
 
 

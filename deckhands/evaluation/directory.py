@@ -1,4 +1,4 @@
-"""The directory of an evaluation: what was asked for, and what came of it.
+"""The directory of an evaluation: what was asked for, and the results.
 
 evaluation.json     what was asked for; `eval attach` continues by it
 results.jsonl       a row for each attempt that has ended

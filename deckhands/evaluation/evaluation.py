@@ -1,8 +1,8 @@
 """An evaluation on a cluster: each attempt is a conversation, and each check another one.
 
-Holds: the name of an attempt's conversation follows from the evaluation's name, so that whoever continues an evaluation
-finds what was begun; nothing is begun twice, and what the workers have done meanwhile counts. An attempt ends with
-exactly one row. Failures of the infrastructure are tried again and never scored.
+Holds: the id of an attempt's conversation follows from the evaluation's name, so a second call finds what was begun.
+Nothing is begun twice, and what the workers have done meanwhile counts. An attempt ends with exactly one row.
+Failures of the infrastructure are tried again and never scored.
 Does not: hold anything in memory that is not in the store or in the evaluation's directory.
 """
 
@@ -243,7 +243,7 @@ class Evaluation:
             return await asyncio.to_thread(tree_of, target)
 
     async def _checked(self, attempt: Attempt, row: Row, tree: dict[str, File]) -> Row:
-        """Run the check in a workspace of these files. The same files are checked once, whoever asks."""
+        """Run the check in a workspace of these files. Idempotent."""
         instance = attempt.instance
         assert instance.check is not None
         workspace, upload = packed(tree, network=False)

@@ -1,4 +1,4 @@
-"""What came of the attempts: a row for each in `results.jsonl`, written when it is known, and read again later.
+"""The results of attempts: a row for each in `results.jsonl`, written when it is known, and read again later.
 
 Holds: an attempt has one row, however often its evaluation is interrupted; a line that was cut off by a death is
 dropped, and its attempt is looked at again.
