@@ -1,6 +1,7 @@
 """The directory where embedded clusters and runs live, `~/.deckhands` unless DECKHANDS_HOME says otherwise.
 
     cluster/            what `deckhands up` keeps: its store, logs, workspaces; `url` while it is up
+    evaluations/<name>/ the private cluster of one evaluation
     runs/<id>/          one run: its store, logs, and what it leaves: events.jsonl, summary.json
     notes/<user>/       what the agents of runs have written down, a file for each project
     errors.log          tracebacks of unexpected errors
@@ -34,6 +35,10 @@ class Home:
     def run_folder(self, conversation_id: str) -> Path:
         """Return the folder of a conversation's run, which need not exist."""
         return self.runs / conversation_id
+
+    def evaluation_folder(self, name: str) -> Path:
+        """Return the folder of an evaluation's private cluster, which need not exist."""
+        return self.path / "evaluations" / name
 
     def has_run(self, conversation_id: str) -> bool:
         """Say whether there is a run of a conversation.

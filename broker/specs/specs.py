@@ -194,7 +194,7 @@ class AgentSpec(Part):
     system_prompt_suffix: str = ""
 
 
-AGENTS_WITHOUT_MODEL = frozenset({"DummyAgent"})
+AGENTS_WITHOUT_MODEL = frozenset({"CheckAgent", "DummyAgent"})
 """Who decides without asking one."""
 
 

@@ -1,8 +1,8 @@
 """The verbs of the command line, found without importing the modules that define them.
 
-A module of `deckhands/verbs` or `deckhands/operating` defines a verb by three things at its top level: the `SECTION` of
-`deckhands --help`, an entry in `VERBS` (the verb and what it does in one line), and a click command named after the
-verb. There is no other list.
+A module of one of the `ROOMS` defines a verb by three things at its top level: the `SECTION` of `deckhands --help`, an
+entry in `VERBS` (the verb and what it does in one line), and a click command named after the verb, or that
+with an underscore behind it. There is no other list.
 
 Holds: `--help` reads the modules' text and imports none of them; calling a verb imports one module.
 Does not: evaluate anything. Both names are literals, and a test compares them with what an import yields.
@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, wraps
 from importlib import import_module
-from keyword import iskeyword
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +22,7 @@ import click
 
 SECTIONS = (
     "Start a conversation",
+    "Evaluate agents",
     "Read conversations",
     "Control a conversation",
     "Files of a workspace",
@@ -30,7 +30,7 @@ SECTIONS = (
     "Operate a cluster",
 )
 """The sections of `--help`, in order; one that is not listed comes last."""
-ROOMS = ("verbs", "operating")
+ROOMS = ("verbs", "operating", "evaluation")
 
 Options = TypeVar("Options")
 Result = TypeVar("Result")
@@ -47,8 +47,8 @@ class Verb:
 
     def command(self) -> click.Command:
         """Import the module and return the command."""
-        name = f"{self.name}_" if iskeyword(self.name) else self.name
-        found: click.Command = getattr(import_module(self.module), name)
+        module = import_module(self.module)
+        found: click.Command = getattr(module, f"{self.name}_", None) or getattr(module, self.name)
         return found
 
 

@@ -1,0 +1,37 @@
+"""CheckAgent: finishes at once, so that a conversation is the check of its goal and nothing else.
+
+Holds: it calls no model and changes nothing; the command of the goal is an action of the log as any other, so it runs
+once in the workspace's sandbox, whatever dies. The conversation finishes if the command exits with 0, and ends in the
+error `goal_not_reached` if not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from broker.contract.actions import AgentFinishAction
+from broker.contract.events import AgentSpec, Event, ModelReply, WorkspaceSpec
+from broker.contract.task_list import TaskItem
+from broker.specs.tool_specs import ToolSpec
+
+
+class CheckAgent:
+    """The agent that only lets its goal be checked."""
+
+    asks_model = False
+
+    def __init__(self, spec: AgentSpec) -> None:
+        """Take a specification; what is to be checked stands in its goal."""
+
+    @property
+    def tools(self) -> Sequence[ToolSpec]:
+        """No tools: nobody would call them."""
+        return ()
+
+    def system_prompt(self, workspace: WorkspaceSpec) -> str:  # noqa: ARG002  (nobody reads it)
+        """Return the text a conversation begins with."""
+        return "This agent lets its goal be checked and asks no model."
+
+    def events_of(self, reply: ModelReply, task_list: Sequence[TaskItem] = ()) -> list[Event]:  # noqa: ARG002
+        """Return the finish, whose check is all that happens. See `Agent.events_of`."""
+        return [AgentFinishAction(final_thought="The check decides.")]

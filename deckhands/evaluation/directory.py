@@ -1,0 +1,123 @@
+"""The directory of an evaluation: what was asked for, and the results.
+
+evaluation.json     what was asked for; `eval attach` continues by it
+results.jsonl       a row for each attempt that has ended
+summary.json        the figures, recomputed from the rows
+report.html         the same as a page
+scripts/            of the scripted model, if that is what is evaluated
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from broker.runtime.errors import UsageError
+from broker.runtime.ids import new_conversation_id
+from deckhands.evaluation.instances import SHIPPED, Instance, read_dataset, selected
+from deckhands.evaluation.report import html_of
+from deckhands.evaluation.results import read_results
+from deckhands.evaluation.shipped import shipped_instances
+from deckhands.evaluation.statistics import summary_of
+
+ASKED, RESULTS, SUMMARY, REPORT, SCRIPTS = (
+    *("evaluation.json", "results.jsonl", "summary.json"),
+    *("report.html", "scripts"),
+)
+
+
+class Asked(BaseModel):
+    """What was asked for, in all that decides what an attempt is; see the options of `deckhands eval run`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    dataset: str
+    models: tuple[str, ...]
+    attempts: int = 1
+    agent: str = "CodeActAgent"
+    max_iterations: int = 100
+    max_budget: float | None = None
+    max_seconds: float | None = None
+    only: str = ""
+    part: str = ""
+    shuffle: bool = False
+    seed: int = 0
+
+    def instances(self) -> list[Instance]:
+        """Return what is evaluated. Raises what `read_dataset` and `selected` do."""
+        found = shipped_instances() if self.dataset == SHIPPED else read_dataset(Path(self.dataset))
+        return selected(found, only=self.only, part=self.part, shuffle=self.shuffle, seed=self.seed)
+
+
+def ask(directory: Path, asked: Asked) -> Asked:
+    """Write down what is asked for; return what was written before if it is the same, under the earlier name.
+
+    Raises:
+        UsageError: the directory has another evaluation, or cannot be written.
+    """
+    path = directory / ASKED
+    if path.exists():
+        earlier = asked_in(directory)
+        if earlier != asked.model_copy(update={"name": earlier.name}):
+            raise UsageError(
+                f"{directory} has another evaluation.",
+                remedy="Name another directory with --out, or continue that one with `deckhands eval attach`.",
+            )
+        return earlier
+    asked = asked.model_copy(update={"name": new_conversation_id()})
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(".new")
+        draft.write_text(asked.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        raise UsageError(f"{directory} cannot be written: {error.strerror}.", remedy="Name another one.") from error
+    return asked
+
+
+def asked_in(directory: Path) -> Asked:
+    """Return what an evaluation was asked for.
+
+    Raises:
+        UsageError: the directory has none.
+    """
+    path = directory / ASKED
+    try:
+        return Asked.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise UsageError(f"{directory} has no evaluation: {path.name} cannot be read.") from error
+
+
+def write_scripts(directory: Path, instances: Sequence[Instance]) -> Path:
+    """Write the scripts of the scripted model, and return their directory.
+
+    Raises:
+        UsageError: an instance comes without a script.
+    """
+    without = [one.id for one in instances if not one.turns]
+    if without:
+        raise UsageError(
+            f"No script comes with {without[0]!r}.", remedy="Name a script for all: --model scripted/FILE."
+        )
+    folder = (directory / SCRIPTS).resolve()
+    folder.mkdir(exist_ok=True)
+    for one in instances:
+        (folder / f"{one.id}.json").write_text(json.dumps({"turns": one.turns}), encoding="utf-8")
+    return folder
+
+
+def write_report(directory: Path) -> dict[str, object]:
+    """Write the summary and the page from the rows that there are, and return the summary.
+
+    Raises:
+        UsageError: the rows cannot be read.
+    """
+    rows = sorted(read_results(directory / RESULTS), key=lambda row: row.key)
+    summary = summary_of(rows)
+    (directory / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
+    (directory / REPORT).write_text(html_of(f"Evaluation {directory.resolve().name}", rows), encoding="utf-8")
+    return summary

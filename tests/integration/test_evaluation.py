@@ -1,0 +1,131 @@
+"""Evaluations on real workers: what agents leave behind decides nothing, and nothing is begun twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from broker.contract.events import Limits
+from deckhands.client.client import Client
+from deckhands.evaluation.evaluation import LABEL, Evaluation, Plan
+from deckhands.evaluation.instances import Instance
+from deckhands.evaluation.results import Results, Row
+from tests.faults.harness import FaultCluster
+
+CHECK = "python3 -m unittest discover -s hidden_tests"
+TEST = """import unittest
+from calc import add
+class Adding(unittest.TestCase):
+    def test_add(self):
+        self.assertEqual(add(1, 2), 3)
+"""
+REPAIR = "sed -i 's/a - b/a + b/' calc.py"
+FAKES = (
+    "mkdir -p hidden_tests; echo 'import sys; sys.exit(0)' | tee conftest.py sitecustomize.py unittest.py "
+    "hidden_tests/test_calc.py hidden_tests/__init__.py; echo 'import os; os._exit(0)' > evil.pth; echo passed; "
+    "(while true; do echo 'print()' > hidden_tests/test_calc.py; sleep 1; done) >/dev/null 2>&1 & exit 0"
+)
+
+
+def bash(command: str) -> dict[str, object]:
+    return {"tool_calls": [{"name": "execute_bash", "arguments": {"command": command}}]}
+
+
+def finish(message: str) -> dict[str, object]:
+    return {"tool_calls": [{"name": "finish", "arguments": {"message": message}}]}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
+    async with FaultCluster(tmp_path_factory.mktemp("cluster")).running() as cluster:
+        cluster.start_controller("c1")
+        cluster.start_tool("t1")
+        yield cluster.client
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Instance:
+    workspace, hidden = tmp_path / "workspace", tmp_path / "hidden"
+    (hidden / "hidden_tests").mkdir(parents=True)
+    (hidden / "hidden_tests" / "test_calc.py").write_text(TEST)
+    workspace.mkdir()
+    (workspace / "calc.py").write_text("def add(a, b):\n    return a - b\n")
+    return Instance("calc", "add is wrong.", workspace=workspace, hidden=hidden, check=CHECK, tags=("easy",))
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Iterator[Results]:
+    with Results(tmp_path / "results.jsonl") as results:
+        yield results
+
+
+def model(folder: Path, *turns: dict[str, object], name: str = "script") -> str:
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps({"turns": turns}))
+    return f"scripted/{path}"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_one_repairs_it_one_only_looks_and_one_cheats(
+    client: Client, instance: Instance, results: Results, tmp_path: Path
+) -> None:
+    honest = model(tmp_path, bash(REPAIR), finish("Done."), name="honest")
+    idle = model(tmp_path, bash("ls"), finish("Done."), name="idle")
+    cheat = model(tmp_path, bash(FAKES), finish("All tests passed."), name="cheat")
+    await Evaluation(client, Plan("one", [instance], [honest, idle, cheat]), results).run()
+    rows = {name: results.rows[name, "calc", 1] for name in (honest, idle, cheat)}
+    assert [row.outcome for row in rows.values()] == ["resolved", "unresolved", "unresolved"]
+    assert rows[honest].left_out == []
+    assert "+    return a + b" in rows[honest].patch
+    assert set(rows[cheat].left_out) >= {"conftest.py", "sitecustomize.py", "unittest.py", "evil.pth"}
+    assert "AssertionError: -1 != 3" in rows[cheat].evidence
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_each_attempt_ends_as_one_thing(client: Client, results: Results, tmp_path: Path) -> None:
+    asked = Instance("six", "What is 2 * 3?", answer="6")
+    right = model(tmp_path, finish("FINAL ANSWER: 6.0"), name="right")
+    wrong = model(tmp_path, finish("7"), name="wrong")
+    endless = model(tmp_path, *[bash("true")] * 5, name="endless")
+    broken = model(tmp_path, {"error": {"code": "authentication", "times": 99}}, name="broken")
+    plan = Plan("two", [asked], [right, wrong, endless, broken], limits=Limits(max_iterations=2), retries=0)
+    await Evaluation(client, plan, results).run()
+    found = {name: results.rows[name, "six", 1] for name in plan.models}
+    assert [(row.outcome, row.cause) for row in found.values()] == [
+        ("resolved", ""),
+        ("unresolved", ""),
+        ("limit", "iterations"),
+        ("infra-abandoned", "authentication"),
+    ]
+    assert found[broken].failures == ["authentication"]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_was_begun_is_found_again(client: Client, instance: Instance, tmp_path: Path) -> None:
+    honest = model(tmp_path, bash(REPAIR), finish("Done."))
+    plan = Plan("three", [instance], [honest], attempts=2)
+    rows: list[list[Row]] = []
+    for name in ("first", "second"):  # the second knows nothing of the first, as after a loss of its directory
+        with Results(tmp_path / f"{name}.jsonl") as results:
+            await Evaluation(client, plan, results).run()
+            await Evaluation(client, plan, results).run()  # nothing is left to do
+            rows.append(sorted(results.rows.values(), key=lambda row: row.key))
+    assert rows[0] == rows[1]
+    assert len(rows[0]) == 2
+    begun = [row for row in await client.recent(limit=100) if row.labels.get(LABEL) == "three"]
+    assert len(begun) == 4  # two attempts and their checks
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_no_attempt_begins_once_the_budget_is_spent(
+    client: Client, instance: Instance, results: Results, tmp_path: Path
+) -> None:
+    plan = replace(Plan("four", [instance], [model(tmp_path, finish("Done."))]), budget_usd=0.0)
+    await Evaluation(client, plan, results).run()
+    (row,) = results.rows.values()
+    assert (row.outcome, row.cause, row.conversation_id) == ("limit", "evaluation_budget", "")

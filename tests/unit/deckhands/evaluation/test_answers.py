@@ -1,0 +1,35 @@
+"""Whether an answer is the expected one, however it is written."""
+
+from __future__ import annotations
+
+import pytest
+
+from deckhands.evaluation.answers import answer_in, is_same
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("42", "42.0"),
+        ("$1,234.50", "1234.5"),
+        ("17 %", "17"),
+        ("The Eiffel-Tower", "eiffel tower"),
+        ("a, b,c", "A, B, C"),
+        ("1; 2.0", "1;2"),
+        ("Saint  Petersburg.", "saint petersburg"),
+    ],
+)
+def test_the_same(given: str, expected: str) -> None:
+    assert is_same(given, expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [("41", "42"), ("forty-two", "42"), ("a, b", "a, b, c"), ("", "x"), ("b, a", "a, b")]
+)
+def test_not_the_same(given: str, expected: str) -> None:
+    assert not is_same(given, expected)
+
+
+def test_the_last_final_answer_counts() -> None:
+    assert answer_in("FINAL ANSWER: 3\nNo.\nFinal answer: 4\n") == "4"
+    assert answer_in(" just this ") == "just this"

@@ -1,0 +1,61 @@
+"""Datasets are checked whole before anything begins, and selected from in an order that a seed decides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from broker.runtime.errors import UsageError
+from deckhands.evaluation.instances import Instance, read_dataset, selected
+
+SOME = [Instance(f"i-{number}", "task", tags=("odd",) if number % 2 else ()) for number in range(10)]
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "d.jsonl").write_text('{"id": "a", "task": "t", "workspace": "files", "check": "true"}\n\n')
+    (found,) = read_dataset(tmp_path / "d.jsonl")
+    assert found.workspace == tmp_path / "files"
+
+
+def test_every_line_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    lines = [
+        '{"id": "a", "task": "t", "answer": "1"}',
+        '{"id": "a", "task": "t", "answer": "1"}',
+        '{"id": "b", "task": "t"}',
+        '{"id": "c", "task": "t", "check": "true", "workspace": "nowhere"}',
+        '{"id": "../d", "task": "t", "check": "true"}',
+        '{"id": "e", "task": "t", "check": "true", "chek": "x"}',
+        "no json",
+    ]
+    (tmp_path / "d.jsonl").write_text("\n".join(lines))
+    with pytest.raises(UsageError) as raised:
+        read_dataset(tmp_path / "d.jsonl")
+    for number in range(2, 8):
+        assert f"line {number}:" in str(raised.value)
+    assert "line 1:" not in str(raised.value)
+
+
+@pytest.mark.parametrize(("content", "why"), [(None, "No such file"), (b"\xff", "not UTF-8"), (b"", "has no lines")])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None, why: str) -> None:
+    path = tmp_path / "d.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError, match=why):
+        read_dataset(path)
+
+
+def test_selection() -> None:
+    assert [one.id for one in selected(SOME, only="odd", part=":2")] == ["i-1", "i-3"]
+    shuffled = [one.id for one in selected(SOME, shuffle=True, seed=1)]
+    assert shuffled != [one.id for one in SOME]
+    assert sorted(shuffled) == [one.id for one in SOME]
+    assert shuffled == [one.id for one in selected(list(reversed(SOME)), shuffle=True, seed=1)]
+    assert [one.id for one in selected(SOME, shuffle=True, seed=1, part="-3:")] == shuffled[-3:]
+
+
+@pytest.mark.parametrize(("only", "part"), [("(", ""), ("", "a"), ("nothing", ""), ("", "20:")])
+def test_what_selects_nothing_is_refused(only: str, part: str) -> None:
+    with pytest.raises(UsageError):
+        selected(SOME, only=only, part=part)

@@ -1,0 +1,90 @@
+"""Rows are written once and read again; the figures follow from them alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from broker.runtime.errors import UsageError
+from deckhands.evaluation.report import html_of
+from deckhands.evaluation.results import Results, Row, read_results
+from deckhands.evaluation.statistics import comparison_of, pass_at, summary_of, wilson
+
+
+def row(instance: str, outcome: str = "resolved", *, attempt: int = 1, **more: object) -> Row:
+    return Row.model_validate({"instance": instance, "model": "m", "attempt": attempt, "outcome": outcome, **more})
+
+
+def test_rows_are_found_again_and_a_line_that_was_cut_off_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    with Results(path) as results:
+        results.add(row("a"))
+        results.add(row("b", "unresolved"))
+    with path.open("ab") as file:
+        file.write(b'{"instance": "c", "mod')
+    assert [one.instance for one in read_results(path)] == ["a", "b"]
+    with Results(path) as results:
+        assert set(results.rows) == {("m", "a", 1), ("m", "b", 1)}
+        results.add(row("c"))
+    assert [one.instance for one in read_results(path)] == ["a", "b", "c"]
+    assert path.read_bytes().endswith(b"}\n")
+
+
+def test_a_file_of_other_lines_is_refused_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text("notes\nmore\n")
+    with pytest.raises(UsageError, match="no result"):
+        Results(path)
+    assert path.read_text() == "notes\nmore\n"
+
+
+def test_pass_at_k_is_the_unbiased_estimator() -> None:
+    assert pass_at(10, 3, 1) == pytest.approx(0.3)
+    assert pass_at(10, 3, 5) == pytest.approx(1 - (7 * 6 * 5 * 4 * 3) / (10 * 9 * 8 * 7 * 6))
+    assert pass_at(4, 0, 2) == 0.0
+    assert pass_at(4, 3, 2) == 1.0
+
+
+def test_the_interval_of_a_share_is_wilsons() -> None:
+    assert wilson(8, 10) == pytest.approx((0.4901, 0.9433), abs=1e-4)
+    assert wilson(0, 0) == (0.0, 1.0)
+
+
+def test_abandoned_attempts_are_reported_and_not_scored() -> None:
+    rows = [
+        row("a", cost_usd=0.5, tags=["easy"]),
+        row("a", "infra-abandoned", attempt=2, cause="timeout", failures=["timeout"] * 4),
+        row("b", "unresolved", cost_usd=1.5),
+        row("b", attempt=2, failures=["rate_limit"]),
+    ]
+    figures = summary_of(rows)["models"]["m"]
+    assert figures["pass@1"] == pytest.approx((1.0 + 0.5) / 2)
+    assert figures["outcomes"] == {
+        "resolved": 2,
+        "unresolved": 1,
+        "limit": 0,
+        "refused": 0,
+        "infra-abandoned": 1,
+    }
+    assert figures["cost_usd"]["total"] == 2.0
+    assert figures["infrastructure_failures_per_1000"] == 1250.0
+    assert figures["tags"] == {"easy": {"attempts": 1, "resolved": 1}}
+    json.dumps(figures)
+
+
+def test_two_runs_are_compared_by_mcnemars_exact_test() -> None:
+    ours = [row(str(number)) for number in range(10)]
+    theirs = [row(str(number), "resolved" if number < 2 else "unresolved") for number in range(12)]
+    found = comparison_of(ours, theirs)
+    assert (found["instances"], found["resolved"], len(found["only_first"])) == (10, [10, 2], 8)
+    assert found["p_value"] == pytest.approx(2 / 2**8)
+    assert comparison_of(ours, ours)["p_value"] == 1.0
+
+
+def test_the_page_shows_text_of_agents_as_text() -> None:
+    hostile = "<script>alert(1)</script>"
+    page = html_of(hostile, [row("a", "unresolved", evidence=hostile, patch=hostile, cause=hostile, seconds=3.0)])
+    assert "<script" not in page
+    assert page.count("&lt;script&gt;") >= 4

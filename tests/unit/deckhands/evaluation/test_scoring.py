@@ -1,0 +1,67 @@
+"""What counts as an agent's work: nothing by which it could decide its own score."""
+
+from __future__ import annotations
+
+import pytest
+
+from deckhands.evaluation.file_trees import File, patch_between
+from deckhands.evaluation.scoring import to_check, work_of
+
+BEGUN_WITH = {"shop.py": File(b"old\n"), "lib/token.py": File(b"own\n"), "setup.cfg": File(b"[a]\n")}
+HIDDEN = {"hidden_tests/test_shop.py": File(b"the tests\n")}
+
+
+def test_changed_new_and_removed_files_count() -> None:
+    found = {"shop.py": File(b"new\n"), "lib/new.py": File(b"more\n"), "setup.cfg": BEGUN_WITH["setup.cfg"]}
+    work = work_of(BEGUN_WITH, found, HIDDEN)
+    assert work.left_out == ()
+    assert to_check(work, HIDDEN) == {**found, **HIDDEN}
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "conftest.py",
+        "lib/conftest.py",
+        "sitecustomize.py",
+        "usercustomize.py",
+        "evil.pth",
+        "pytest.ini",
+        "setup.cfg",
+        "unittest.py",
+        "unittest/__init__.py",
+        "json.py",
+        "hidden_tests/__init__.py",
+        "hidden_tests/conftest.py",
+        "lib/__pycache__/token.cpython-311.pyc",
+        ".git/hooks/post-checkout",
+        "node_modules/assert/index.js",
+        ".openhands/setup.sh",
+        ".npmrc",
+    ],
+)
+def test_what_decides_what_runs_does_not(planted: str) -> None:
+    found = {**BEGUN_WITH, "shop.py": File(b"new\n"), planted: File(b"print('passed')\n")}
+    work = work_of(BEGUN_WITH, found, HIDDEN)
+    assert work.left_out == (planted,)
+    assert work.tree == {**BEGUN_WITH, "shop.py": File(b"new\n")}
+
+
+def test_hidden_files_are_laid_over_last() -> None:
+    found = {**BEGUN_WITH, "hidden_tests/test_shop.py": File(b"pass\n")}
+    work = work_of(BEGUN_WITH, found, HIDDEN)
+    assert to_check(work, HIDDEN)["hidden_tests/test_shop.py"] == HIDDEN["hidden_tests/test_shop.py"]
+
+
+def test_a_module_that_was_there_may_have_the_name_of_one_of_the_library() -> None:
+    begun_with = {"token.py": File(b"old\n")}
+    assert work_of(begun_with, {"token.py": File(b"new\n")}, {}).tree == {"token.py": File(b"new\n")}
+
+
+def test_the_patch_names_every_change() -> None:
+    after = {"shop.py": File(b"new"), "lib/token.py": File(b"own\n"), "picture": File(b"\xff\x00")}
+    patch = patch_between(BEGUN_WITH, after)
+    assert "--- a/shop.py\n+++ b/shop.py\n" in patch
+    assert "+new\n\\ No newline at end of file\n" in patch
+    assert "--- a/setup.cfg\n+++ /dev/null\n" in patch
+    assert "Binary files a/picture and b/picture differ\n" in patch
