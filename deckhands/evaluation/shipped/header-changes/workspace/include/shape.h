@@ -1,0 +1,2 @@
+#include "units.h"
+#define SIDE 3

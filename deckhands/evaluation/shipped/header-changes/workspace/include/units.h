@@ -1,0 +1,2 @@
+#define PER_METRE 100
+int centimetres(int metres);

@@ -1,0 +1,9 @@
+#include "name.h"
+
+#include <stdio.h>
+
+int main(void)
+{
+    puts(NAME);
+    return 0;
+}

@@ -1,0 +1,6 @@
+#include "units.h"
+
+int centimetres(int metres)
+{
+    return metres * PER_METRE;
+}
