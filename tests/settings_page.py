@@ -98,6 +98,12 @@ OTHERS = (
     (f"`{SHELL_VARIABLE_PREFIX}X`", "tool workers", "sets `X` in every shell; in a file: `shell.X`"),
     ("`PATH`", "tool workers", "the search path of shells without a sandbox"),
     ("`TMPDIR`", "workspace hosts", "where they put temporary files; `/tmp`"),
+    (
+        "`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`, `OTEL_SERVICE_NAME`, "
+        "`OTEL_SDK_DISABLED`, `OTEL_TRACES_EXPORTER`",
+        "all but workspace hosts",
+        "where [traces](observability.md#traces) are sent, under which name, and whether; and the SDK's others",
+    ),
     ("`NO_COLOR`, `TERM`", "commands", "no colours if `NO_COLOR` is set, or if `TERM` is `dumb`"),
     (
         "`DECKHANDS_HOST_ID`",

@@ -175,7 +175,7 @@ local function line_beside(shard, stream, node)
   return lane and node and shard .. ':turns' .. lane .. 'node:' .. node
 end
 
--- Whether each node that is there has a line of its own, so that none waits for what comes into a pool's line.
+-- Whether each node that is there has its own line, so that none waits for what comes into a pool's line.
 local function all_nodes_have_lines(shard, stream)
   local nodes = redis.call('ZRANGEBYSCORE', shard .. ':nodes', now_ms(shard), '+inf', 'LIMIT', 0, NODES_LOOKED_AT)
   for _, node in ipairs(nodes) do

@@ -14,7 +14,7 @@
 local WINDOW = 8
 local MAX_TURNS = 64
 local MAX_STEPPING_BACK = 8
-local TURN_OF_POOLS = 2  -- modulo 8: the turn of a node at which the first in a pool's line goes, whoever it is
+local TURN_OF_POOLS = 2  -- modulo 8: the turn of a node at which the first in a pool's line goes, of any tenant
 local WAITING = 'turn'  -- what stands for an entry's id while it lines up
 local USUAL_ORDER = {'0', '1', '2'}
 local ORDERS = {[0] = {'2', '1', '0'}, [4] = {'1', '0', '2'}}  -- by the number of the turn, modulo 8

@@ -17,7 +17,7 @@ from broker.runtime.errors import UsageError
 from deckhands.evaluation.file_trees import tree_of
 from deckhands.evaluation.instances import Instance
 
-DIRECTORY = Path(__file__).parent / "shipped"
+DIRECTORY = Path(__file__).parents[1] / "examples" / "shipped"
 
 
 def shipped_instances() -> list[Instance]:
