@@ -99,8 +99,10 @@ OTHERS = (
     ("`PATH`", "tool workers", "the search path of shells without a sandbox"),
     ("`TMPDIR`", "workspace hosts", "where they put temporary files; `/tmp`"),
     (
-        "`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`, `OTEL_SERVICE_NAME`, "
-        "`OTEL_SDK_DISABLED`, `OTEL_TRACES_EXPORTER`",
+        (
+            "`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`, `OTEL_SERVICE_NAME`, "
+            "`OTEL_SDK_DISABLED`, `OTEL_TRACES_EXPORTER`"
+        ),
         "all but workspace hosts",
         "where [traces](observability.md#traces) are sent, under which name, and whether; and the SDK's others",
     ),
