@@ -28,7 +28,7 @@ from deckhands.evaluation.file_trees import File, packed, patch_between, tree_of
 from deckhands.evaluation.instances import Instance
 from deckhands.evaluation.results import Outcome, Results, Row
 from deckhands.evaluation.scoring import to_check, work_of
-from deckhands.reading.summary import LIMIT_ERRORS, Summary
+from deckhands.reading.summary import Summary
 
 LABEL = "evaluation"
 CHECK_SECONDS = 600.0
@@ -38,8 +38,9 @@ LONGEST_BACK_OFF_SECONDS = 120.0
 MAX_EVIDENCE_CHARS = 4_000
 SETUP_SCRIPT = ".openhands/setup.sh"
 
-LIMITS = dict(zip(LIMIT_ERRORS, ("iterations", "budget", "tokens", "time"), strict=True))
-AGENTS_FAULT = frozenset({"goal_not_reached", "output_not_valid", "context_window", "content_policy"})
+LIMITS = {"max_iterations": "iterations", "max_budget": "budget", "max_tokens": "tokens", "max_time": "time"}
+"""The limits by the codes of the errors in which conversations end that have used them up."""
+AGENTS_FAULT = frozenset({"goal_not_reached", "output_not_valid", "stuck_in_loop", "context_window", "content_policy"})
 """Codes of errors that say something about the agent; all others are the infrastructure's."""
 
 
@@ -158,11 +159,9 @@ class Evaluation:
         match summary.state:
             case AgentState.REJECTED:
                 return self._row(attempt, failures, "refused", summary, evidence=summary.message)
-            case AgentState.ERROR if limit := next(
-                (name for text, name in LIMITS.items() if summary.last_error.startswith(text)), None
-            ):
-                return self._row(attempt, failures, "limit", summary, cause=limit)
-            case AgentState.ERROR if summary.error_code not in AGENTS_FAULT and not _is_stuck(summary):
+            case AgentState.ERROR if summary.error_code in LIMITS:
+                return self._row(attempt, failures, "limit", summary, cause=LIMITS[summary.error_code])
+            case AgentState.ERROR if summary.error_code not in AGENTS_FAULT:
                 raise Infrastructure(summary.error_code or "error")
             case AgentState.STOPPED:
                 raise Infrastructure("stopped")
@@ -315,7 +314,3 @@ def _begun_with(instance: Instance) -> dict[str, File]:
     if instance.setup is not None:
         tree[SETUP_SCRIPT] = File(f"{instance.setup}\n".encode(), is_executable=True)
     return tree
-
-
-def _is_stuck(summary: Summary) -> bool:
-    return summary.last_error.startswith("AgentStuckInLoopError")

@@ -106,6 +106,16 @@ async def test_each_attempt_ends_as_one_thing(client: Client, results: Results, 
 
 
 @pytest.mark.asyncio(loop_scope="module")
+async def test_an_agent_that_repeats_itself_is_scored_by_what_it_left(
+    client: Client, instance: Instance, results: Results, tmp_path: Path
+) -> None:
+    looping = model(tmp_path, bash(REPAIR), *[bash("ls")] * 12)
+    await Evaluation(client, Plan("loops", [instance], [looping]), results).run()
+    (row,) = results.rows.values()
+    assert (row.outcome, row.cause, row.failures) == ("resolved", "stuck_in_loop", [])
+
+
+@pytest.mark.asyncio(loop_scope="module")
 async def test_what_was_begun_is_found_again(client: Client, instance: Instance, tmp_path: Path) -> None:
     honest = model(tmp_path, bash(REPAIR), finish("Done."))
     plan = Plan("three", [instance], [honest], attempts=2)
