@@ -1,0 +1,74 @@
+"""`deckhands eval`: from the command to the report, killed on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from deckhands.evaluation.results import read_results
+from tests.integration.command_line import deckhands, environment, started
+from tests.polling import until
+
+SHIPPED = ("eval", "run", "shipped", "--model", "scripted", "-n", "4", "--filter", "easy")
+
+
+def test_the_shipped_benchmark_is_solved_and_reported_though_the_command_is_killed(tmp_path: Path) -> None:
+    env, out = environment(tmp_path / "home"), tmp_path / "out"
+    results = out / "results.jsonl"
+    with started(*SHIPPED, "--out", out, env=env) as running:
+        asyncio.run(until(lambda: results.exists() and results.stat().st_size > 0, limit=60.0, what="result"))
+        running.kill()
+    seen = read_results(results)
+    done = deckhands("eval", "attach", out, "-n", "8", "--json", env=env)
+    assert done.code == 0, done
+    (summary,) = done.json
+    figures = summary["models"]["scripted"]
+    assert figures["outcomes"]["resolved"] == figures["attempts"] == figures["instances"] > 10
+    rows = read_results(results)
+    assert rows[: len(seen)] == seen
+    assert len({row.key for row in rows}) == len(rows) == figures["attempts"]
+    assert json.loads((out / "summary.json").read_text()) == summary
+    before = results.read_bytes()
+    assert deckhands(*SHIPPED, "--out", out, env=env).code == 0  # nothing is left to do
+    assert results.read_bytes() == before
+    (out / "summary.json").unlink()
+    report = deckhands("eval", "report", out, env=env)
+    assert "pass@1 100.0%" in report.out
+    assert json.loads((out / "summary.json").read_text()) == summary
+    assert "<table>" in (out / "report.html").read_text()
+    compared = deckhands("eval", "compare", out, out, env=env)
+    assert "p = 1" in compared.out
+
+
+@pytest.mark.parametrize(
+    ("changed", "error"),
+    [
+        (("--model", "a,a"), "a name twice"),
+        (("--slice", "1-2"), "is no slice"),
+        (("--filter", "nothing-like-this"), "No instance is left"),
+        (("--model", "scripted/nowhere.json"), "cannot be read"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused_before_anything_is_written(
+    tmp_path: Path, changed: tuple[str, ...], error: str
+) -> None:
+    done = deckhands(
+        "eval", "run", "shipped", "--model", "scripted", "--out", tmp_path / "out", *changed, env=environment(tmp_path)
+    )
+    assert done.code == 2
+    assert error in done.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_evaluation_is_not_overwritten(tmp_path: Path) -> None:
+    env, out = environment(tmp_path / "home"), tmp_path / "out"
+    one = ("eval", "run", "shipped", "--model", "scripted", "--slice", ":1", "--out", out)
+    assert deckhands(*one, env=env).code == 0
+    done = deckhands(*one, "-k", "2", env=env)
+    assert done.code == 2
+    assert "has another evaluation" in done.err
+    nowhere = deckhands("eval", "attach", tmp_path / "nowhere", env=env)
+    assert (nowhere.code, "has no evaluation" in nowhere.err) == (2, True)
