@@ -50,7 +50,10 @@ def test_what_cannot_be_used_is_refused_before_anything_starts(tmp_path: Path) -
     model = script(tmp_path / "m.json", finish("Done."))
     (tmp_path / "scout.json").write_text(json.dumps({"name": "NoSuchAgent"}))
     for options, said in (
-        (("--delegate", "Nobody"), "There is no agent named 'Nobody'.\n  Known agents: BrowsingAgent, CodeActAgent"),
+        (
+            ("--delegate", "Nobody"),
+            "There is no agent named 'Nobody'.\n  Known agents: BrowsingAgent, CheckAgent, CodeActAgent",
+        ),
         (("--delegate", f"scout={tmp_path}/scout.json"), "There is no agent named 'NoSuchAgent'."),
         (("--delegate", "scout=missing.json"), "The file missing.json of --delegate scout cannot be read"),
         (("--ipython", "--agent", "LocAgent"), "--ipython does nothing for LocAgent, whose tools are fixed."),

@@ -303,7 +303,7 @@ async def test_other_failures_keep_running_and_the_last_is_an_error(bench: Bench
     [
         (
             {"name": "NoSuchAgent"},
-            "UsageError: There is no agent named 'NoSuchAgent'. Known agents: BrowsingAgent, CodeActAgent,",
+            "UsageError: There is no agent named 'NoSuchAgent'. Known agents: BrowsingAgent, CheckAgent, CodeActAgent,",
         ),
         (
             {"llm": LLMSpec(model="scripted/none.json")},
@@ -533,8 +533,12 @@ async def test_a_thousand_conversations_that_wait_for_tools(bench: Bench, capsys
     before = psutil.Process(worker.pid).memory_info().rss
     cids = [await bench.client.submit("task", agent=agent) for _ in range(MANY)]
 
-    async def all_wait() -> bool:
-        return int(await store.connection.call("XLEN", store.all_shards[0].actions("pool:bash"))) == MANY
+    names = store.all_shards[0]
+
+    async def all_wait() -> bool:  # some in the stream, the others in the line for it
+        line = await store.connection.call("KEYS", f"{names.root}:turns:act:pool:bash:[0-9]")
+        waiting = [int(await store.connection.call("ZCARD", key)) for key in line]
+        return int(await store.connection.call("XLEN", names.actions("pool:bash"))) + sum(waiting) == MANY
 
     await until(all_wait, limit=60.0, what="actions of all")
     grown = psutil.Process(worker.pid).memory_info().rss - before
