@@ -33,8 +33,13 @@ gc.disable()  # while modules are imported, which leaves no garbage
 
 
 def pytest_collection_finish() -> None:
-    """Collect garbage from here on, but never look again at modules and tests: there are millions of their objects."""
+    """Collect garbage from here on, but never look again at modules and tests: there are millions of their objects.
+
+    What has lived long is left alone too: what a test has forgotten to close would be blamed on a later one.
+    """
     gc.freeze()
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, 1_000_000)
     gc.enable()
 
 
