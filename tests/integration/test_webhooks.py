@@ -21,12 +21,11 @@ from deckhands.jobs.job import Workbench
 from deckhands.jobs.telling import book_of, deliver, tell
 from deckhands.webhooks.sending import AddressRefused, Answer, address_of, rules_of, send
 from deckhands.webhooks.webhook import RETRY_SECONDS
-from tests.archive_parts import begin_ended
 from tests.certificates import certificate_in
 from tests.served_stores import environment_with
 from tests.server_parts import Served, served
 from tests.unit.deckhands.sample_log import state
-from tests.webhook_parts import Receiver, receiving
+from tests.webhook_parts import Receiver, begin_worked, receiving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 HOOK = {"reason": "asked for"}
@@ -81,7 +80,7 @@ async def added(server: Served, receiver: Receiver, tenant: str, **fields: Any) 
 
 
 async def begun(server: Served, name: str, tenant: str) -> None:
-    await begin_ended(server.client, name, tenancy=Tenancy(tenant=tenant))
+    await begin_worked(server.client, name, tenancy=Tenancy(tenant=tenant))
 
 
 async def test_a_settled_conversation_is_told_once_signed_and_its_secret_is_shown_once(
@@ -280,6 +279,29 @@ async def test_a_tail_that_the_store_has_lost_is_told_of_again(server: Served, r
     await server.client.log.append("eleven-a", [message, state("finished")], key="more")
     assert await jobs.work() == 1
     assert receiver.states("eleven-a") == ["finished", "finished"]
+
+
+async def test_what_a_fork_or_a_restored_conversation_has_from_another_log_is_no_news(
+    server: Served, receiver: Receiver
+) -> None:
+    await added(server, receiver, "fourteen", events=["conversation.created", *ALL])
+    jobs, client = Jobs(server), server.client
+    await begun(server, "fourteen-a", "fourteen")
+    assert await jobs.work() == 3
+    fork = await client.fork("fourteen-a")
+    restored = await client.log.read("fourteen-a")
+    first = restored[0].model_copy(update={"conversation_id": "fourteen-b"})
+    await client.log.adopt(first, restored[1:], key="restore")
+    assert await jobs.work() == 1
+    assert (receiver.bodies[-1]["data"]["kind"], receiver.bodies[-1]["data"]["conversation_id"]) == (
+        "conversation.created",
+        fork,
+    )
+    for name in (fork, "fourteen-b"):
+        await client.log.append(name, [state("running")], key="more")
+    assert await jobs.work() == 2
+    assert receiver.states("fourteen-b") == ["running"]
+    assert await jobs.work() == 0
 
 
 async def test_what_is_planned_again_is_known(server: Served, receiver: Receiver) -> None:
