@@ -69,7 +69,7 @@ def jitter() -> float:
 
 
 def shortened() -> float:
-    """Draw a factor between 2/3 and 1 for a wait that must not be longer, so that many who began together drift apart."""
+    """Draw a factor between 2/3 and 1 for a wait that must not be longer; many who began together drift apart."""
     return (jitter() + 1.5) / 3
 
 

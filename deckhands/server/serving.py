@@ -185,7 +185,10 @@ async def serving(gateway: Gateway) -> AsyncGenerator[int]:
 def _listen(options: ServerOptions) -> socket.socket:
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     try:
-        return socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)
+        listening = socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)
+        # Connections inherit it; asyncio sets it only where a socket names its protocol, which this one does not.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listening
     except OSError as error:
         raise UsageError(
             f"The server cannot listen at {options.host} port {options.port}: {error.strerror}.",
