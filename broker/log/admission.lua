@@ -3,6 +3,7 @@
 --                          :paces           hash  tenant -> when its allowance for a minute is whole again (ms)
 --                          :tenants         hash  see turns.lua; ':memory' -> of the server's memory: up to 1 a share of
 --                                                 maxmemory, above it bytes, 0 no bound
+--                          :refused         hash  'memory', 'open', 'pace' -> how many beginnings were refused for it
 -- Only beginnings are refused. Messages, observations, steps and delegates are admitted until the server is full, so what
 -- the bound leaves free is theirs.
 
@@ -54,6 +55,12 @@ local function memory_refusal(shard)
   return {'refused', 'memory', '', used, most, MEMORY_RETRY_MS}
 end
 
+-- Count a refusal. It stands even where the count cannot be written.
+local function counted(shard, refusal)
+  redis.pcall('HINCRBY', shard .. ':refused', refusal[2], 1)
+  return refusal
+end
+
 -- When the pace of a tenant allows one more beginning, in ms from now, and when its allowance is whole again after that.
 local function pace_of(shard, name, most, now)
   local step = MINUTE_MS / most
@@ -66,15 +73,15 @@ end
 local function admission(shard, tenant, elsewhere, now)
   local name, _, most, pace = share_of(shard, tenant)
   local refusal, whole = memory_refusal(shard), nil
-  if refusal then return refusal end
+  if refusal then return counted(shard, refusal) end
   if most > 0 then
     local count = open_of(shard, name, most - elsewhere) + elsewhere
-    if count >= most then return {'refused', 'open', name, count, most, OPEN_RETRY_MS} end
+    if count >= most then return counted(shard, {'refused', 'open', name, count, most, OPEN_RETRY_MS}) end
   end
   if pace > 0 then
     local wait
     wait, whole = pace_of(shard, name, pace, now)
-    if wait > 0 then return {'refused', 'pace', name, math.ceil(pace), math.ceil(pace), math.ceil(wait)} end
+    if wait > 0 then return counted(shard, {'refused', 'pace', name, math.ceil(pace), math.ceil(pace), math.ceil(wait)}) end
   end
   return nil, name, whole
 end

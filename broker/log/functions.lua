@@ -5,7 +5,7 @@
 --   conversation base  deck:{k}:c:<id>   :events :meta :once :snapshot
 --   shard base         deck:{k}          :ready :ready:interactive :unread :parked :workers :index :takeovers :dead
 --                                        :unreadable :tenants :turns:<stream>… :open:<tenant> :paces
---                                        :notices :awaited :expiring :hooked :news :webhooks
+--                                        :notices :awaited :expiring :hooked :news :webhooks :refused
 --                                        :worker:<id>:owned|mail|about   :act:<route>   :nodes   :label:<name>=<value>
 -- Replies are arrays whose first element names the outcome. Times are milliseconds of the shard's time, which the beats
 -- keep and no jump of a clock moves; only what `ls` shows is the server's clock.
@@ -22,7 +22,8 @@ local CLOCKS_DIFFER_MS = 600000  -- by how much the clocks of two machines may d
 -- What everybody needs of a shard: a key of another type among these is moved out of the way.
 local KINDS = {ready = 'stream', takeovers = 'stream', unreadable = 'stream', unread = 'zset', parked = 'zset',
   workers = 'zset', index = 'zset', dead = 'zset', nodes = 'zset', clock = 'hash', notices = 'stream', awaited = 'zset',
-  ['ready:interactive'] = 'stream', tenants = 'hash', paces = 'hash', expiring = 'zset', hooked = 'hash', news = 'zset'}
+  ['ready:interactive'] = 'stream', tenants = 'hash', paces = 'hash', expiring = 'zset', hooked = 'hash', news = 'zset',
+  refused = 'hash'}
 -- And what doors need of the first one; users of other roles may not reach it.
 local FIRST_SHARD, KINDS_OF_THE_FIRST = 'deck:{0}', {revoked = 'zset'}
 

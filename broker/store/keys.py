@@ -14,6 +14,7 @@
     deck:{k}:tenants               hash     for ever       tenant → weight and bounds, see turns.lua
     deck:{k}:open:<tenant>         zset     until settled  conversation → created (ms)
     deck:{k}:paces                 hash     for ever       tenant → when its minute is whole again (ms)
+    deck:{k}:refused               hash     for ever       reason → how many beginnings were refused for it
     deck:{k}:unread                zset     until claimed  conversation → notified (ms); finds lost ones
     deck:{k}:parked                zset     until due      conversation → due (ms)
     deck:{k}:dead                  zset     until resumed  conversations that crashed three workers
@@ -201,6 +202,11 @@ class ShardKeys:
     def job(self, name: str) -> str:
         """Who does a job that is done alone; all of them are in the first shard."""
         return f"{self.root}:job:{name}"
+
+    @property
+    def refused(self) -> str:
+        """How many beginnings were refused, by reason."""
+        return f"{self.root}:refused"
 
     @property
     def clock(self) -> str:

@@ -7,7 +7,8 @@ Holds: whatever stands in the store, the answer is well formed, has bounded labe
 `deckhands_scrape_failures` what is missing from it. Questions that come at once, or within `FRESH_SECONDS`, share one
 answer.
 Keys: reads those of `census` and `queues`, and `deck:{k}:workers`, `…:worker:<w>:about`, `parked`, `unread`, `dead`,
-`takeovers`, `unreadable`, `deck:tools`; in Celery's broker `deckhands`, `deckhands.jobs` and the lock of the beat.
+`takeovers`, `unreadable`, `refused`, `deck:tools`; in Celery's broker `deckhands`, `deckhands.jobs` and the lock of the
+beat.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ FRESH_SECONDS = 1.0
 CELERY_QUEUES = {"celery_door": "deckhands", "celery_jobs": "deckhands.jobs"}
 CELERY_PRIORITIES = ("", "\x06\x163", "\x06\x166", "\x06\x169")
 """How kombu's transport names the lists of one queue."""
+REFUSAL_REASONS = ("open", "pace", "memory")
 Samples = dict[Family, dict[tuple[str, ...], float]]
 
 _log = logging.getLogger(__name__)
@@ -127,18 +129,24 @@ class Exposition:
                 ("ZRANGE", f"{names.root}:unread", 0, 0, "WITHSCORES"),
                 ("XINFO", "STREAM", names.takeovers),
                 ("XINFO", "STREAM", names.unreadable),
+                ("HMGET", names.refused, *REFUSAL_REASONS),
             )
         ]
         *replies, facts, server_time = await ask(self._store.connection, [*commands, ("INFO", "memory"), ("TIME",)])
-        each = list(zip(*(replies[at : at + 6] for at in range(0, len(replies), 6)), strict=True))
+        size = len(commands) // len(shards)
+        each = list(zip(*(replies[at : at + size] for at in range(0, len(replies), size)), strict=True))
         counted = (families.PARKED, families.DEAD, families.UNCLAIMED)
         for family, values in zip(counted, each, strict=False):
             found[family] = {(): sum(map(number, values))}
         now_ms = number(server_time[0]) * 1000 if server_time else 0.0
         ages = [max(0.0, now_ms - number(first[1])) / 1000 for first in each[3] if first]
         found[families.UNCLAIMED_AGE] = {(): max(ages, default=0.0)}
-        for family, values in zip((families.TAKEOVERS, families.UNREADABLE), each[4:], strict=True):
+        for family, values in zip((families.TAKEOVERS, families.UNREADABLE), each[4:6], strict=True):
             found[family] = {(): sum(number(pairs(value).get("entries-added")) for value in values)}
+        found[families.REFUSED_BEGINNINGS] = {
+            (reason,): sum(number(counts[at]) for counts in each[6] if counts)
+            for at, reason in enumerate(REFUSAL_REASONS)
+        }
         lines = dict(line.split(":", 1) for line in text(facts).splitlines() if ":" in line)
         found[families.MEMORY] = {(): number(lines.get("used_memory"))}
         found[families.MEMORY_LIMIT] = {(): number(lines.get("maxmemory"))}

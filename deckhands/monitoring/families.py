@@ -65,6 +65,12 @@ PARKED = Family("deckhands_parked_conversations", "gauge", "Conversations that w
 DEAD = Family("deckhands_dead_conversations", "gauge", "Conversations that crashed three workers and wait for a person")
 TAKEOVERS = Family("deckhands_takeovers", "counter", "Conversations and actions taken over from dead workers")
 UNREADABLE = Family("deckhands_unreadable", "counter", "Entries and keys that could not be read")
+REFUSED_BEGINNINGS = Family(
+    "deckhands_refused_beginnings",
+    "counter",
+    "Conversations that were not begun: `open` and `pace` of a tenant, or `memory` of the store",
+    ("reason",),
+)
 WORKERS = Family("deckhands_workers", "gauge", "Workers whose heartbeat holds", ("role",))
 LAPSED = Family("deckhands_workers_lapsed", "gauge", "Workers whose heartbeat has lapsed", ("role",))
 BEAT_UP = Family("deckhands_beat_up", "gauge", "1 if a beat holds the lock of those that send periodic jobs")
@@ -86,6 +92,7 @@ OF_CLUSTER = (
     DEAD,
     TAKEOVERS,
     UNREADABLE,
+    REFUSED_BEGINNINGS,
     WORKERS,
     LAPSED,
     BEAT_UP,

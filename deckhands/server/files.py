@@ -87,6 +87,8 @@ async def upload(
     gateway: GatewayOf, principal: Writer, conversation_id: Written, request: Request, path: FilePath
 ) -> Uploaded:
     """Put a file into the workspace, whole or not at all. Its body is the content."""
+    if path == ".":
+        raise Problem(400, "bad_path", "The workspace itself is no file.", remedy="Name a file in it.")
     async with _folder() as folder:
         source = folder / path.rstrip("/").rpartition("/")[2]
         with source.open("wb") as file:

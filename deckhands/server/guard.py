@@ -1,7 +1,7 @@
 """What every request passes before anything else of the server sees it.
 
-Holds: nothing of a body is read before its key is known; no request is longer, deeper or slower than it may be; a page
-of another site can call nothing, unless its origin is named.
+Holds: nothing of a body is read before its key is known; no request is longer, deeper or slower than it may be, and no
+answer waits for ever to be taken; a page of another site can call nothing, unless its origin is named.
 Does not: know routes, but for those that need no key, those that take files, and those that are streams.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Callable
 from typing import Any, NoReturn
 from urllib.parse import parse_qs, urlsplit
 
@@ -27,6 +28,8 @@ STREAM = re.compile(r"/conversations/[^/]+/(stream|ws)")
 FILE = re.compile(r"/conversations/[^/]+/files/.*", re.DOTALL)
 MAX_DEPTH = 64
 MIN_FILE_BYTES_PER_SECOND = 16 * 1024
+PART_BYTES = 64 * 1024
+"""Of an answer that is sent at once."""
 SUBPROTOCOL = "deckhands.key."
 SECURITY_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -50,6 +53,8 @@ class Guard:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
+        if scope["type"] == "http":
+            send = _taken_in_time(scope, send, 2 * self._gateway.options.slow_seconds)
         headers = Headers(scope=scope)
         try:
             if scope["type"] == "http" and scope["method"] in ("TRACE", "CONNECT"):
@@ -222,6 +227,31 @@ def _with_headers(send: Send) -> Send:
             more: list[Any] = [header for header in SECURITY_HEADERS if header[0] not in known]
             message = {**message, "headers": [*message.get("headers", ()), *more]}
         await send(message)
+
+    return forward
+
+
+def _taken_in_time(scope: Scope, send: Send, limit_seconds: float) -> Send:
+    """Return a way to send that cuts off a peer that takes nothing of an answer for too long.
+
+    Streams of events have a limit of half as much, and say so before they end.
+    """
+
+    async def forward(message: Message) -> None:
+        body = message.get("body", b"")
+        for start in range(0, max(len(body), 1), PART_BYTES):
+            part = message
+            if len(body) > PART_BYTES:
+                is_last = start + PART_BYTES >= len(body)
+                more = message.get("more_body", False) or not is_last
+                part = {**message, "body": body[start : start + PART_BYTES], "more_body": more}
+            try:
+                async with asyncio.timeout(limit_seconds):
+                    await send(part)
+            except TimeoutError:
+                abort: Callable[[], None] = scope.get("state", {}).get("abort", lambda: None)
+                abort()  # what is sent from now on goes nowhere
+                return
 
     return forward
 

@@ -188,12 +188,12 @@ def _listen(options: ServerOptions) -> socket.socket:
         listening = socket.create_server((options.host, options.port), family=family, backlog=BACKLOG)
         # Connections inherit it; asyncio sets it only where a socket names its protocol, which this one does not.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return listening
     except OSError as error:
         raise UsageError(
             f"The server cannot listen at {options.host} port {options.port}: {error.strerror}.",
             remedy="Choose another by --host and --port.",
         ) from error
+    return listening
 
 
 def collect_seldom() -> None:

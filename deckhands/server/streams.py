@@ -24,6 +24,8 @@ from deckhands.server.problems import Problem, problem_of
 
 QUEUED = 100
 """So many items are read ahead of the reader."""
+EVENTS_AHEAD = 16
+"""So many of them may be events, which can be long: it is what a reader that takes nothing costs."""
 PAUSE_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
@@ -68,6 +70,7 @@ class EventStream:
         self._after, self._deltas, self._is_whole = after, deltas, is_whole
         self._tally = Tally() if until_settled else None
         self._queue: asyncio.Queue[Item] = asyncio.Queue(QUEUED)
+        self._room = asyncio.Semaphore(EVENTS_AHEAD)
         self._quiet = gateway.options.quiet_seconds * shortened()
         self._checked = asyncio.get_running_loop().time()
 
@@ -116,12 +119,17 @@ class EventStream:
                 if stopping.done():
                     return [Item("problem", problem_of(Stopping()))]
                 return []
-            batch = [getting.result()]
+            batch = [self._taken(getting.result())]
         else:
             batch = []
         while not self._queue.empty() and (not batch or batch[-1].kind not in ("problem", "end")):
-            batch.append(self._queue.get_nowait())
+            batch.append(self._taken(self._queue.get_nowait()))
         return batch
+
+    def _taken(self, item: Item) -> Item:
+        if item.kind == "event":
+            self._room.release()
+        return item
 
     async def _pump_events(self) -> None:
         """Read the log into the queue, until there is nothing more to come."""
@@ -149,6 +157,7 @@ class EventStream:
         try:
             async with contextlib.aclosing(events):
                 async for event in events:
+                    await self._room.acquire()
                     await self._queue.put(Item("event", dict(event_json(event)), event.id))
                     self._after = event.id
                     if self._tally is not None:

@@ -22,7 +22,7 @@ from tests.faults.server_process import free_port, server
 from tests.polling import unhurried, until
 
 LIMIT = 60.0
-MESSAGES = 30
+MESSAGES = 10
 CROWD = [30, pytest.param(500, marks=pytest.mark.soak)]
 
 

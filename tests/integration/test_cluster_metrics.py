@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,11 +11,16 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from broker.contract.events import ConversationCreated
 from broker.coordination.figures import FIELD, MAX_LABELS, MAX_TEXT_CHARS, OTHER, Figures, read_figures
 from broker.coordination.membership import FACTS_EVERY, Membership
+from broker.limits.tenants import TenantRule, TenantTable, publish
+from broker.log.event_log import EventLog
+from broker.runtime.errors import AdmissionRefused
+from broker.specs.specs import Tenancy
 from broker.store.connection import MultiplexedConnection
 from broker.store.store import Store, open_store
-from deckhands.monitoring.exposition import FRESH_SECONDS, Exposition
+from deckhands.monitoring.exposition import FRESH_SECONDS, REFUSAL_REASONS, Exposition
 from deckhands.monitoring.families import FAMILIES, MAX_LABEL_VALUES, MAX_WORKERS
 from tests.broker_parts import CID, act, begin, claim, enter, lapse
 from tests.served_stores import refusals, serving
@@ -83,6 +89,32 @@ async def test_takeovers_are_counted(valkey_store: Store) -> None:
     await other.tick(1)
     await claim(store, "controller-2")
     assert value_of(await look(store), "deckhands_takeovers_total") == 1
+
+
+async def test_refused_beginnings_are_counted_by_reason(valkey_store: Store) -> None:
+    names = valkey_store.all_shards[0]
+    rules = {"narrow": TenantRule(max_open=1), "slow": TenantRule(submissions_per_minute=1)}
+    await publish(valkey_store, TenantTable(rules=rules), None)
+    for tenant, refused in (("narrow", 2), ("slow", 1)):
+        for number in range(1 + refused):
+            created = ConversationCreated(conversation_id=f"{tenant}-{number}", tenancy=Tenancy(tenant=tenant))
+            with contextlib.suppress(AdmissionRefused):
+                await EventLog(valkey_store).create(created)
+    found = await look(valkey_store)
+    counted = {
+        reason: value_of(found, "deckhands_refused_beginnings_total", reason=reason) for reason in REFUSAL_REASONS
+    }
+    assert counted == {"open": 2.0, "pace": 1.0, "memory": 0.0}
+    await valkey_store.connection.call("DEL", names.refused)
+    await valkey_store.connection.call("HSET", names.refused, "open", "forged", "pace", "-inf", "x" * 1_000, "7")
+    created = ConversationCreated(conversation_id="narrow-9", tenancy=Tenancy(tenant="narrow"))
+    with pytest.raises(AdmissionRefused):  # all the same
+        await EventLog(valkey_store).create(created)
+    forged = await look(valkey_store)
+    assert (
+        sum(value_of(forged, "deckhands_refused_beginnings_total", reason=reason) for reason in REFUSAL_REASONS) == 0.0
+    )
+    assert value_of(forged, "deckhands_scrape_failures") == 0.0
 
 
 async def test_all_shards_count(valkey_server: RealServer) -> None:

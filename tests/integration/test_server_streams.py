@@ -172,8 +172,8 @@ async def test_what_is_written_is_sent_at_once(server: Served) -> None:
     await reader.readline()
     client = writer.get_extra_info("sockname")
     found = []
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as each:
+    for name in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name.name))) as each:
             if each.getpeername() == client:
                 found.append(each.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
     writer.close()
