@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Header, Path, Query, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, StringConstraints
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
@@ -58,7 +58,7 @@ AdminOfAll = Annotated[Principal, Depends(Needs(Scope.ADMIN, all_tenants=True))]
 
 ConversationId = Annotated[str, Path(description="the id of a conversation", examples=["01K9QGZ1T2V3W4X5Y6Z7A8B9C0"])]
 IdempotencyKey = Annotated[
-    str | None,
+    Annotated[str, StringConstraints(pattern=r"^[ -~]{1,256}$")] | None,
     Header(alias="Idempotency-Key", description="the same key and request have the same answer, for a day"),
 ]
 Why = Annotated[str, Query(alias="reason", min_length=1, max_length=MAX_REASON, description="why, for the record")]

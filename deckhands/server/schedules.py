@@ -13,6 +13,7 @@ from broker.runtime.errors import UsageError
 from deckhands.schedules.book import Entry, ScheduleBook
 from deckhands.schedules.schedule import CATCH_UP_SECONDS, LABEL, NAME_PATTERN, Overlap, Schedule
 from deckhands.server.dependencies import GatewayOf, OperatorOfAll, Reason, Why
+from deckhands.server.models import ID, MOMENT
 from deckhands.server.problems import Problem
 from deckhands.tasks.requests import TaskRequest
 
@@ -29,7 +30,7 @@ class NewSchedule(BaseModel):
     cron: str = Field(examples=["0 6 * * 1-5"])
     zone: str = Field(default="UTC", examples=["Europe/Berlin"])
     overlap: Overlap = "skip"
-    catch_up_seconds: float = Field(default=CATCH_UP_SECONDS, ge=0)
+    catch_up_seconds: float = Field(default=CATCH_UP_SECONDS, ge=0, strict=True)
     request: TaskRequest = Field(examples=[{"task": "Update the dependencies"}])
     reason: str = Field(min_length=1, max_length=500, examples=["asked for by the platform team"])
 
@@ -39,16 +40,16 @@ class ShownSchedule(BaseModel):
 
     name: str = Field(examples=["nightly"])
     cron: str = Field(examples=["0 6 * * 1-5"])
-    zone: str
+    zone: str = Field(examples=["Europe/Berlin"])
     overlap: Overlap
-    is_paused: bool
-    next: AwareDatetime | None
-    last_tick: AwareDatetime | None
-    conversation_id: str
-    begun: int
-    skipped: int
-    missed: int
-    error: str
+    is_paused: bool = Field(examples=[False])
+    next: AwareDatetime | None = Field(examples=[MOMENT])
+    last_tick: AwareDatetime | None = Field(examples=[None])
+    conversation_id: str = Field(examples=[ID])
+    begun: int = Field(examples=[12])
+    skipped: int = Field(examples=[1])
+    missed: int = Field(examples=[0])
+    error: str = Field(examples=[""])
 
     @classmethod
     def of(cls, entry: Entry) -> Self:

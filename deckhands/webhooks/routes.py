@@ -14,6 +14,7 @@ from starlette.responses import Response
 from broker.runtime.settings import BrokerSettings
 from deckhands.server.dependencies import GatewayOf, Operator, Reader, Reason, Why
 from deckhands.server.gateway import Gateway, Principal
+from deckhands.server.models import ID, MOMENT
 from deckhands.webhooks.book import UnknownWebhook, WebhookBook
 from deckhands.webhooks.sending import address_of, rules_of
 from deckhands.webhooks.webhook import MAX_CHOSEN, MAX_URL_CHARS, SETTLED, Chosen, Delivery, Webhook
@@ -37,14 +38,14 @@ class NewWebhook(BaseModel):
 class ShownWebhook(BaseModel):
     """A webhook without its secret."""
 
-    id: str
-    tenant: str
-    url: str
-    events: list[str]
-    conversation_id: str
+    id: str = Field(examples=["wh_aaaabbbbccccdddd"])
+    tenant: str = Field(examples=["acme"])
+    url: str = Field(examples=["https://app.example/deckhands"])
+    events: list[str] = Field(examples=[[SETTLED]])
+    conversation_id: str = Field(examples=[""])
     is_enabled: bool
-    created: AwareDatetime
-    why_off: str = Field(description="why it was turned off by itself; empty: it was not")
+    created: AwareDatetime = Field(examples=[MOMENT])
+    why_off: str = Field(examples=[""], description="why it was turned off by itself; empty: it was not")
 
 
 class AddedWebhook(ShownWebhook):
@@ -56,16 +57,18 @@ class AddedWebhook(ShownWebhook):
 class ShownDelivery(BaseModel):
     """A delivery and how far it has come."""
 
-    id: str
-    conversation_id: str
-    event_id: int
-    type: str
-    planned: AwareDatetime
+    id: str = Field(examples=["msg_0123456789abcdef0123456789abcdef"])
+    conversation_id: str = Field(examples=[ID])
+    event_id: int = Field(examples=[14])
+    type: str = Field(examples=[SETTLED])
+    planned: AwareDatetime = Field(examples=[MOMENT])
     state: str = Field(examples=["delivered"], description="waiting, delivered or failed")
-    attempts: int
-    next_attempt: AwareDatetime | None
-    status: int | None = Field(description="the HTTP status of the latest attempt; null: there was no answer")
-    error: str
+    attempts: int = Field(examples=[1])
+    next_attempt: AwareDatetime | None = Field(examples=[None])
+    status: int | None = Field(
+        examples=[204], description="the HTTP status of the latest attempt; null: there was no answer"
+    )
+    error: str = Field(examples=[""])
 
 
 def _book(gateway: Gateway) -> WebhookBook:
