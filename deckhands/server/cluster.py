@@ -15,11 +15,13 @@ from broker.runtime.errors import DeckhandsError
 from broker.store.connection import texts_by_name
 from broker.tools.tool_offers import ToolOffers
 from deckhands.monitoring.exposition import CONTENT_TYPE
-from deckhands.server.dependencies import AdminOfAll, GatewayOf, Reader
+from deckhands.server.dependencies import MATCHED, AdminOfAll, GatewayOf, IfMatch, Reader, etag_of
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.models import MOMENT
+from deckhands.server.problems import Problem
 
 routes = APIRouter(tags=["cluster"])
+AccountName = Annotated[str, Path(max_length=200, examples=["tenant:acme"])]
 READY_SECONDS = 3.0
 CLASSES = ("0", "1", "2")
 OPERATION_ID = r"^([0-9]{1,15}-[0-9]{1,10})?$"
@@ -224,15 +226,35 @@ def _is_theirs(account: str, principal: Principal) -> bool:
     return principal.sees_all or account == own[0] or account.startswith(own[1])
 
 
-@routes.put("/budgets/{account:path}", summary="Set a limit")
+def _limit_tag(account: Account) -> str:
+    """Return the ETag of what a person has set; what is spent meanwhile is no reason not to change it."""
+    return etag_of(NewLimit(limit_usd=account.limit_usd, reason="-"))
+
+
+@routes.get("/budgets/{account:path}", summary="Show a budget")
+async def budget(gateway: GatewayOf, principal: Reader, account: AccountName, response: Response) -> Budget:
+    """Show what an account may spend and has spent, with an ETag of its limit."""
+    account_path(account)
+    if not _is_theirs(account, principal):
+        raise Problem(404, "unknown_account", "There is no such account.")
+    found = await Ledger(gateway.store).account(account)
+    response.headers["ETag"] = _limit_tag(found)
+    return Budget.of(found)
+
+
+@routes.put("/budgets/{account:path}", summary="Set a limit", responses=MATCHED)
 async def set_budget(
     gateway: GatewayOf,
     principal: AdminOfAll,
-    account: Annotated[str, Path(max_length=200, examples=["tenant:acme"])],
+    account: AccountName,
     new: NewLimit,
+    *,
+    precondition: IfMatch,
 ) -> Budget:
     """Set what an account may spend. Conversations that wait for it continue."""
     account_path(account)
+    if precondition.is_asked:
+        precondition.check(_limit_tag(await Ledger(gateway.store).account(account)))
     await gateway.record(principal, "budget.set", account, f"{new.limit_usd} USD: {new.reason}")
     return Budget.of(await Ledger(gateway.store).set_limit(account, new.limit_usd))
 

@@ -55,7 +55,7 @@ class Guard:
             return
         headers = Headers(scope=scope)
         try:
-            self._check_origin(scope, headers)
+            self._check_origin(headers)
             if scope["path"] not in PUBLIC:
                 principal = await self._principal(scope, headers)
                 scope.setdefault("state", {})["principal"] = principal
@@ -66,7 +66,7 @@ class Guard:
             return
         await self._app(scope, receive, _with_headers(send))
 
-    def _check_origin(self, scope: Scope, headers: Headers) -> None:
+    def _check_origin(self, headers: Headers) -> None:
         host, origin = headers.get("host", ""), headers.get("origin")
         name = _name_in(host)
         options = self._gateway.options

@@ -12,7 +12,17 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from broker.runtime.settings import BrokerSettings
-from deckhands.server.dependencies import GatewayOf, Operator, Reader, Reason, Why
+from deckhands.server.dependencies import (
+    MATCHED,
+    GatewayOf,
+    IfMatch,
+    Operator,
+    Precondition,
+    Reader,
+    Reason,
+    Why,
+    etag_of,
+)
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.models import ID, MOMENT
 from deckhands.webhooks.book import UnknownWebhook, WebhookBook
@@ -110,35 +120,49 @@ async def add(gateway: GatewayOf, principal: Operator, new: NewWebhook) -> Added
 
 
 @routes.get("/{webhook_id}", summary="Show a webhook")
-async def show(gateway: GatewayOf, principal: Reader, webhook_id: WebhookId) -> ShownWebhook:
-    """Show a webhook; its secret is not shown."""
-    return _shown(await _visible(gateway, principal, webhook_id))
+async def show(gateway: GatewayOf, principal: Reader, webhook_id: WebhookId, response: Response) -> ShownWebhook:
+    """Show a webhook, with an ETag; its secret is not shown."""
+    shown = _shown(await _visible(gateway, principal, webhook_id))
+    response.headers["ETag"] = etag_of(shown)
+    return shown
 
 
 async def _set_enabled(
-    gateway: Gateway, principal: Principal, webhook_id: str, reason: str, *, is_enabled: bool
+    gateway: Gateway,
+    principal: Principal,
+    webhook_id: str,
+    reason: str,
+    precondition: Precondition,
+    *,
+    is_enabled: bool,
 ) -> ShownWebhook:
-    await _visible(gateway, principal, webhook_id)
+    precondition.check(etag_of(_shown(await _visible(gateway, principal, webhook_id))))
     await gateway.record(principal, "webhook.enable" if is_enabled else "webhook.disable", webhook_id, reason)
     return _shown(await _book(gateway).set_enabled(webhook_id, is_enabled=is_enabled))
 
 
-@routes.post("/{webhook_id}/enable", summary="Turn a webhook on")
-async def enable(gateway: GatewayOf, principal: Operator, webhook_id: WebhookId, why: Reason) -> ShownWebhook:
+@routes.post("/{webhook_id}/enable", summary="Turn a webhook on", responses=MATCHED)
+async def enable(
+    gateway: GatewayOf, principal: Operator, webhook_id: WebhookId, why: Reason, precondition: IfMatch
+) -> ShownWebhook:
     """Turn a webhook on; it hears of what happens from now on."""
-    return await _set_enabled(gateway, principal, webhook_id, why.reason, is_enabled=True)
+    return await _set_enabled(gateway, principal, webhook_id, why.reason, precondition, is_enabled=True)
 
 
-@routes.post("/{webhook_id}/disable", summary="Turn a webhook off")
-async def disable(gateway: GatewayOf, principal: Operator, webhook_id: WebhookId, why: Reason) -> ShownWebhook:
+@routes.post("/{webhook_id}/disable", summary="Turn a webhook off", responses=MATCHED)
+async def disable(
+    gateway: GatewayOf, principal: Operator, webhook_id: WebhookId, why: Reason, precondition: IfMatch
+) -> ShownWebhook:
     """Turn a webhook off: it hears of nothing that happens meanwhile. What waits is still sent."""
-    return await _set_enabled(gateway, principal, webhook_id, why.reason, is_enabled=False)
+    return await _set_enabled(gateway, principal, webhook_id, why.reason, precondition, is_enabled=False)
 
 
-@routes.delete("/{webhook_id}", status_code=204, summary="Remove a webhook")
-async def remove(gateway: GatewayOf, principal: Operator, webhook_id: WebhookId, reason: Why) -> Response:
+@routes.delete("/{webhook_id}", status_code=204, summary="Remove a webhook", responses=MATCHED)
+async def remove(
+    gateway: GatewayOf, principal: Operator, webhook_id: WebhookId, reason: Why, precondition: IfMatch
+) -> Response:
     """Remove a webhook with all its deliveries."""
-    await _visible(gateway, principal, webhook_id)
+    precondition.check(etag_of(_shown(await _visible(gateway, principal, webhook_id))))
     await gateway.record(principal, "webhook.remove", webhook_id, reason)
     await _book(gateway).remove(webhook_id)
     return Response(status_code=204)
