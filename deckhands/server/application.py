@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute, APIWebSocketRoute
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from deckhands.doors import chat, mcp_route
+from deckhands.doors import a2a, chat, mcp_route
 from deckhands.doors.agent_tools import AgentTools
 from deckhands.openapi.document import document_of, operation_id
 from deckhands.server import cluster, conversations, events, files, live, runs, schedules, steering
@@ -34,6 +34,7 @@ ROUTERS = (
     webhooks.routes,
     chat.routes,
     mcp_route.routes,
+    a2a.routes,
 )
 DESCRIPTION = """Conversations with AI agents that work in a cluster of Deckhands.
 

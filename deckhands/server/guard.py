@@ -22,7 +22,7 @@ from deckhands.access.api_keys import Refused
 from deckhands.server.gateway import LOOPBACK_NAMES, Gateway, Principal
 from deckhands.server.problems import Problem, answer_to
 
-PUBLIC = frozenset({"/health", "/ready", "/openapi.json"})
+PUBLIC = frozenset({"/health", "/ready", "/openapi.json", "/.well-known/agent-card.json"})
 STREAM = re.compile(r"/conversations/[^/]+/(stream|ws)")
 FILE = re.compile(r"/conversations/[^/]+/files/.*", re.DOTALL)
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"})

@@ -93,7 +93,7 @@ async def _visible(gateway: Gateway, principal: Principal, webhook_id: str) -> W
 
 
 def _shown(hook: Webhook) -> ShownWebhook:
-    return ShownWebhook(**hook.model_dump(exclude={"secret"}))
+    return ShownWebhook(**hook.model_dump(exclude={"secret", "token"}))
 
 
 def _shown_delivery(delivery: Delivery) -> ShownDelivery:
