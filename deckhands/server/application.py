@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute, APIWebSocketRoute
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from deckhands.doors import a2a, chat, mcp_route
+from deckhands.doors import a2a, chat, mcp_route, responses
 from deckhands.doors.agent_tools import AgentTools
 from deckhands.openapi.document import document_of, operation_id
 from deckhands.server import cluster, conversations, events, files, live, runs, schedules, steering
@@ -33,6 +33,7 @@ ROUTERS = (
     schedules.routes,
     webhooks.routes,
     chat.routes,
+    responses.routes,
     mcp_route.routes,
     a2a.routes,
 )

@@ -59,9 +59,7 @@ async def speaking(server: Served, token: str, *, streaming: bool = False) -> As
 
 
 def message(text: str, task_id: str = "", **configuration: Any) -> wire.SendMessageRequest:
-    said = wire.Message(
-        message_id=uuid.uuid4().hex, role=wire.ROLE_USER, parts=[wire.Part(text=text)], task_id=task_id
-    )
+    said = wire.Message(message_id=uuid.uuid4().hex, role=wire.ROLE_USER, parts=[wire.Part(text=text)], task_id=task_id)
     return wire.SendMessageRequest(message=said, configuration=wire.SendMessageConfiguration(**configuration))
 
 
@@ -125,7 +123,9 @@ async def test_changes_are_pushed_with_the_token_of_the_client(server: Served) -
         assert (update["taskId"], update["status"]["state"]) == (answer.task.id, "TASK_STATE_COMPLETED")
         assert headers["x-a2a-notification-token"] == "from-the-client"
         this = {"task_id": answer.task.id, "id": kept.id}
-        assert (await client.get_task_push_notification_config(wire.GetTaskPushNotificationConfigRequest(**this))) == kept
+        assert (
+            await client.get_task_push_notification_config(wire.GetTaskPushNotificationConfigRequest(**this))
+        ) == kept
         await client.delete_task_push_notification_config(wire.DeleteTaskPushNotificationConfigRequest(**this))
         assert not (await client.list_task_push_notification_configs(asked)).configs
 
