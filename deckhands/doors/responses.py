@@ -1,8 +1,7 @@
 """Agents behind OpenAI's Responses API: what chat completions are, with ids that continue a conversation.
 
 Holds: the id of a response names its conversation and the event before it, so any server knows it; the text of an
-answer
-is what the agent said last, whole.
+answer is what the agent said last, whole.
 Does not: keep responses; `GET /conversations/ID` has what became of one.
 """
 
@@ -33,7 +32,7 @@ from deckhands.server.streams import EventStream, Item
 from deckhands.tasks.tasks import MAX_TASK_CHARS
 
 routes = APIRouter(prefix="/v1", tags=["openai"])
-RESPONSE_ID = re.compile(r"resp_([a-z0-9]+)_([0-9]+)")
+RESPONSE_ID = re.compile(r"resp_([A-Za-z0-9][A-Za-z0-9_-]{2,63})_([0-9]{1,15})")
 SAID = {
     "type": "message",
     "role": "assistant",

@@ -96,8 +96,8 @@ class Guard:
 
     async def _checked(self, scope: Scope, headers: Headers, receive: Receive, principal: Principal) -> Receive:
         """Return where the body of a request comes from; one that is not a file is read and checked here."""
-        is_file = FILE.fullmatch(scope["path"]) is not None and scope["method"] == "PUT"
-        limit = MAX_COPY_BYTES if is_file else principal.body_bytes
+        is_file = FILE.fullmatch(scope["path"]) is not None
+        limit = MAX_COPY_BYTES if is_file and scope["method"] == "PUT" else principal.body_bytes
         declared = headers.get("content-length", "0")
         if declared.isascii() and declared.isdigit() and int(declared) > limit:
             raise _too_long(limit)
