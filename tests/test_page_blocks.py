@@ -34,7 +34,7 @@ from controller_worker.loop.hook_table import _Table
 from deckhands.archive.retention import Retention
 from deckhands.cli.main import cli
 from deckhands.configuration import configuration
-from deckhands.evaluation.instances import DatasetLine
+from deckhands.datasets.instances import DatasetLine
 from deckhands.operating.metrics import DEFAULT_PORT
 from deckhands.task_files.task_file import opened
 from tests.page_blocks import RUN_ELSEWHERE, Block, blocks_of, pages

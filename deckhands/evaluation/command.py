@@ -22,6 +22,7 @@ from deckhands.cli.task_options import with_script_here
 from deckhands.cli.verbs import options_as
 from deckhands.client.client import Client
 from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec
+from deckhands.datasets.dataset import absolute
 from deckhands.evaluation.directory import RESULTS, Asked, ask, asked_in, write_report, write_scripts
 from deckhands.evaluation.evaluation import Evaluation, Plan
 from deckhands.evaluation.results import Results, Row, read_results
@@ -54,6 +55,7 @@ class RunOptions:
     part: str
     shuffle: bool
     seed: int
+    repositories: Path | None
     retries: int
     as_json: bool
 
@@ -122,21 +124,24 @@ _retries = click.option(
 @click.option("--slice", "part", default="", metavar="A:B", help="Only these, as in Python: :20, 20:40, -5:.")
 @click.option("--shuffle", is_flag=True, help="In an order that --seed decides.")
 @click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--repositories", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="DIR",
+    help="Mirrors or archives of the repositories that SWE-bench rows name.",
+)  # fmt: skip
 @_retries
 @json_option
 @options_as(RunOptions)
 def run(options: RunOptions) -> int:
-    """Evaluate models on DATASET: a file of JSON lines, or `shipped`.
+    """Evaluate models on DATASET: `shipped`, a file of rows, a directory of tasks, or the name of an installed one.
 
     Repeat the command to complete an evaluation that was interrupted. `--model scripted` solves `shipped` offline.
     """
     models = [name for text in options.models for name in text.split(",")]
     if not all(models) or len(set(models)) < len(models):
         raise UsageError("--model has an empty name, or a name twice.", remedy="Write --model A,B.")
-    dataset = options.dataset if "/" not in options.dataset and not Path(options.dataset).exists() else None
     asked = Asked(
         name="",
-        dataset=dataset or str(Path(options.dataset).resolve()),
+        dataset=absolute(options.dataset),
         models=tuple(map(_here, models)),
         attempts=options.attempts,
         agent=options.agent,
@@ -147,6 +152,7 @@ def run(options: RunOptions) -> int:
         part=options.part,
         shuffle=options.shuffle,
         seed=options.seed,
+        repositories=None if options.repositories is None else str(options.repositories.resolve()),
     )
     asked.instances()  # before anything is written
     asked = ask(options.out, asked)

@@ -17,10 +17,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from broker.runtime.errors import UsageError
 from broker.runtime.ids import new_conversation_id
-from deckhands.evaluation.instances import SHIPPED, Instance, read_dataset, selected
+from deckhands.datasets.dataset import read_dataset
+from deckhands.datasets.instances import Instance, selected
 from deckhands.evaluation.report import html_of
 from deckhands.evaluation.results import read_results
-from deckhands.evaluation.shipped import shipped_instances
 from deckhands.evaluation.statistics import summary_of
 
 ASKED, RESULTS, SUMMARY, REPORT, SCRIPTS = (
@@ -46,10 +46,12 @@ class Asked(BaseModel):
     part: str = ""
     shuffle: bool = False
     seed: int = 0
+    repositories: str | None = None
 
     def instances(self) -> list[Instance]:
         """Return what is evaluated. Raises what `read_dataset` and `selected` do."""
-        found = shipped_instances() if self.dataset == SHIPPED else read_dataset(Path(self.dataset))
+        repositories = Path(self.repositories) if self.repositories is not None else None
+        found = read_dataset(self.dataset, repositories=repositories)
         return selected(found, only=self.only, part=self.part, shuffle=self.shuffle, seed=self.seed)
 
 

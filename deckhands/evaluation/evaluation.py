@@ -23,9 +23,9 @@ from broker.specs.agent_state import AgentState
 from broker.specs.specs import GoalSpec, Tenancy
 from deckhands.client.client import Client
 from deckhands.client.many import for_each
+from deckhands.datasets.file_trees import File, packed, patch_between, tree_of
+from deckhands.datasets.instances import Instance
 from deckhands.evaluation.answers import answer_in, is_same
-from deckhands.evaluation.file_trees import File, packed, patch_between, tree_of
-from deckhands.evaluation.instances import Instance
 from deckhands.evaluation.results import Outcome, Results, Row
 from deckhands.evaluation.scoring import to_check, work_of
 from deckhands.reading.summary import Summary
@@ -154,7 +154,7 @@ class Evaluation:
         Raises:
             Infrastructure: nothing can be said about the agent.
         """
-        begun_with = _begun_with(attempt.instance)
+        begun_with = await asyncio.to_thread(_begun_with, attempt.instance)
         summary = await self._settled(await self._begin(attempt, begun_with, len(failures)))
         match summary.state:
             case AgentState.REJECTED:
@@ -217,12 +217,15 @@ class Evaluation:
         self, attempt: Attempt, failures: list[str], summary: Summary, begun_with: dict[str, File]
     ) -> Row:
         instance = attempt.instance
+        if instance.judge is not None:
+            is_right, why = await instance.judge(summary.message)
+            return self._row(attempt, failures, "resolved" if is_right else "unresolved", summary, evidence=why)
         if instance.check is None:
             assert instance.answer is not None
             given = answer_in(summary.message)
             outcome: Outcome = "resolved" if is_same(given, instance.answer) else "unresolved"
             return self._row(attempt, failures, outcome, summary, evidence=given)
-        hidden = tree_of(instance.hidden)
+        hidden = await asyncio.to_thread(tree_of, instance.hidden)
         async with self._checks:
             found = await self._files_of(summary.conversation_id)
             work = work_of(begun_with, found, hidden)

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from deckhands.evaluation.file_trees import File, Tree
+from deckhands.datasets.file_trees import File, Tree
 
 NEVER_WORK = frozenset(
     {

@@ -13,7 +13,7 @@ import pytest_asyncio
 from broker.contract.events import Limits
 from deckhands.client.client import Client
 from deckhands.evaluation.evaluation import LABEL, Evaluation, Plan
-from deckhands.evaluation.instances import Instance
+from deckhands.datasets.instances import Instance
 from deckhands.evaluation.results import Results, Row
 from tests.faults.harness import FaultCluster
 
