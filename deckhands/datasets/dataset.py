@@ -109,7 +109,7 @@ def _checked(
         except ValueError as error:
             wrong.append(f"{unit} {number}: {_why(error)}")
         except UsageError as error:
-            wrong.append(f"{unit} {number}: {error}")
+            wrong.append(f"{unit} {number}: {str(error).rstrip('.')}")
         else:
             found[instance.id] = instance
     if wrong or not found:

@@ -24,8 +24,8 @@ UNKNOWN = "?"
 PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".webp")
 HOW_TO_ANSWER = (
     "When you finish, end your message with: FINAL ANSWER: followed by the answer alone. The answer is a number, as "
-    "few words as possible, or a list of these separated by commas. Write numbers in digits, without thousands separators "
-    "and without units, unless the question asks for them."
+    "few words as possible, or a list of these separated by commas. Write numbers in digits, without thousands "
+    "separators and without units, unless the question asks for them."
 )
 
 
