@@ -44,16 +44,21 @@ class Case(TestCase):
 _TEST_PATCH = """diff --git a/tests/test_calc.py b/tests/test_calc.py
 --- a/tests/test_calc.py
 +++ b/tests/test_calc.py
-@@ -6,5 +6,9 @@
+@@ -6,7 +6,14 @@
  def test_zero():
      assert add(0, 0) == 0
- 
- 
+
+
 +def test_add():
 +    assert add(1, 2) == 3
 +
 +
  class Case(TestCase):
+     def test_unit(self):
+         self.assertEqual(add(0, 0), 0)
++
++    def test_sum(self):
++        self.assertEqual(add(1, 2), 3)
 diff --git a/tests/test_old.py b/tests/test_old.py
 deleted file mode 100644
 --- a/tests/test_old.py
@@ -141,7 +146,7 @@ def checked(
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(
-        ("bash", "-c", instance.check), cwd=folder, capture_output=True, text=True, env=environment
+        ("bash", "-c", instance.check), cwd=folder, capture_output=True, text=True, env=environment, check=False
     )
 
 

@@ -2,7 +2,8 @@
 
 Names of tests are pytest's (`tests/test_a.py::test_b`), unittest's as Django's runner prints them
 (`test_b (tests.test_a.Case)`), or bare names of functions in the files of the test patch.
-Holds: a test counts only if pytest itself has reported it as passed, to a file of another interpreter.
+Holds: a test counts only if pytest itself has reported it as passed, to a file of another interpreter. Where pytest is
+not installed, unittest runs its own tests.
 Does not: resist code that reads this file.
 """
 
@@ -13,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import unittest
 from pathlib import Path
 from typing import Any
 
@@ -98,12 +100,32 @@ class Recorder:
             self.outcomes[report.nodeid] = outcome
 
 
-def run(outcomes: str, files: list[str]) -> None:
-    """Run pytest in this interpreter, and write what it has reported."""
-    import pytest
+def _unittest(files: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
 
-    recorder = Recorder()
+    class Recorded(unittest.TextTestResult):
+        def addSuccess(self, test: unittest.TestCase) -> None:  # noqa: N802  (the name is unittest's)
+            super().addSuccess(test)
+            path, _, method = test.id().rpartition(".")
+            module, _, case = path.rpartition(".")
+            found[f"{module.replace('.', '/')}.py::{case}::{method}"] = "passed"
+
+    for name in files:
+        suite = unittest.defaultTestLoader.loadTestsFromName(name.removesuffix(".py").replace("/", "."))
+        unittest.TextTestRunner(resultclass=Recorded).run(suite)
+    return found
+
+
+def run(outcomes: str, files: list[str]) -> None:
+    """Run pytest in this interpreter, or unittest if there is none, and write what it has reported."""
     sys.path.insert(0, str(Path.cwd()))
+    try:
+        import pytest
+    except ImportError:
+        print("pytest is not installed: only tests of unittest are run.")  # noqa: T201
+        Path(outcomes).write_text(json.dumps(_unittest(files)), encoding="utf-8")
+        return
+    recorder = Recorder()
     pytest.main(["-q", "--no-header", "-p", "no:cacheprovider", "--tb=short", *files], plugins=[recorder])
     Path(outcomes).write_text(json.dumps(recorder.outcomes), encoding="utf-8")
 

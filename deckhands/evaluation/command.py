@@ -25,15 +25,16 @@ from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec
 from deckhands.datasets.dataset import absolute
 from deckhands.evaluation.directory import RESULTS, Asked, ask, asked_in, write_report, write_scripts
 from deckhands.evaluation.evaluation import Evaluation, Plan
-from deckhands.evaluation.results import Results, Row, read_results
+from deckhands.evaluation.exporting import EXPORTS, FORMATS, PREDICTIONS, chosen, write_export, write_predictions
+from deckhands.evaluation.results import OUTCOMES, Results, Row, read_results
 from deckhands.evaluation.statistics import comparison_of
 from deckhands.home import Home, supervising
 from deckhands.reading.summary import ExitCode
-from deckhands.reading.terminal import print_text
+from deckhands.reading.terminal import counted, print_text
 from deckhands.settings import MODEL_VARIABLES, FaceSettings
 
 SECTION = "Evaluate agents"
-VERBS = {"eval": "Evaluate agents on a dataset: run, attach, report, compare."}
+VERBS = {"eval": "Evaluate agents on a dataset: run, attach, report, compare, export."}
 SCRIPTED = "scripted"
 
 
@@ -86,6 +87,16 @@ class CompareOptions:
     first: Path
     second: Path
     as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """Options of `eval export`."""
+
+    directory: Path
+    form: str
+    out: Path | None
+    outcomes: tuple[str, ...]
 
 
 @click.group("eval")
@@ -198,6 +209,31 @@ def compare(options: CompareOptions) -> None:
     )
 
 
+@eval_.command()
+@_directory
+@click.option("--format", "form", type=click.Choice(FORMATS), required=True, help="Of which tool.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="By default exports/FORMAT in it.")
+@click.option("--outcome", "outcomes", type=click.Choice(OUTCOMES), multiple=True, help="Only these; may be repeated.")
+@options_as(ExportOptions)
+def export(options: ExportOptions) -> None:
+    """Write the attempts of DIR for another tool, or for training."""
+    asked = asked_in(options.directory)
+    rows = chosen(options.directory, options.form, options.outcomes)
+    out = options.out or options.directory / EXPORTS / options.form
+    if options.form == PREDICTIONS:
+        written, left_out = write_predictions(rows, out)
+        for line in left_out:
+            note(f"Not in the patch: {line}")
+    else:
+        written = asyncio.run(_export(asked, rows, options.form, out))
+    print_text(f"{len(rows)} attempts in {counted(len(written), 'file')} below {out}")
+
+
+async def _export(asked: Asked, rows: list[Row], form: str, out: Path) -> list[Path]:
+    async with cluster_for(FaceSettings.from_env(), asked.name, asked.models[0]) as client:
+        return await write_export(client, asked, rows, form, out)
+
+
 def _here(model: str) -> str:
     if model == SCRIPTED:
         return model
@@ -239,21 +275,21 @@ def _carry_out(directory: Path, asked: Asked, options: RunOptions | AttachOption
 
 async def _evaluate(plan: Plan, results: Results, on_row: Any) -> None:
     settings = FaceSettings.from_env()
-    async with _client(settings, plan) as client:
+    async with cluster_for(settings, plan.name, plan.models[0]) as client:
         await Evaluation(client, plan, results, on_row=on_row).run()
 
 
 @asynccontextmanager
-async def _client(settings: FaceSettings, plan: Plan) -> AsyncIterator[Client]:
+async def cluster_for(settings: FaceSettings, name: str, model: str) -> AsyncIterator[Client]:
     """Connect to the running cluster, or start a private one that keeps what it has done for the next call."""
     home = Home(settings.home)
     if settings.url is not None or home.cluster_url is not None:
         async with cluster_client(settings) as client:
             yield client
         return
-    folder = home.evaluation_folder(plan.name)
+    folder = home.evaluation_folder(name)
     home.prepare(folder)
-    known = {MODEL_VARIABLES[0]: plan.models[0]} if plan.models[0] != SCRIPTED else {}
+    known = {MODEL_VARIABLES[0]: model} if model != SCRIPTED else {}
     with supervising(folder, "An evaluation"):
         cluster = Cluster(ClusterSpec(folder, environment={**known, **settings.environment}), on_notice=note)
         try:

@@ -51,7 +51,11 @@ def test_the_first_terminal_bench_is_read_too(tmp_path: Path) -> None:
     ("name", "text", "why"),
     [
         ("environment/Dockerfile", "FROM a AS b\nFROM c\n", "Dockerfile, line 2: a workspace is built in one stage"),
-        ("environment/Dockerfile", "FROM a\nWORKDIR /app\nCOPY x /etc/\n", "line 3: it copies to /etc; a workspace has"),
+        (
+            "environment/Dockerfile",
+            "FROM a\nWORKDIR /app\nCOPY x /etc/\n",
+            "line 3: it copies to /etc; a workspace has",
+        ),
         ("environment/Dockerfile", "FROM a\nCOPY ../x /app/\nWORKDIR /app\n", "it copies ../x; only files beside it"),
         ("environment/Dockerfile", "FROM a\nWORKDIR /app\nCOPY none /app/\n", "there is no none to copy"),
         ("environment/Dockerfile", "FROM a\nFETCH x\n", "line 2: FETCH is not known"),
