@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +16,27 @@ from broker.runtime.errors import UsageError
 from deckhands.cli.connecting import cluster_client
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
-from deckhands.cli.progress import Progress
 from deckhands.cli.task_options import with_script_here
 from deckhands.cli.verbs import options_as
 from deckhands.client.client import Client
 from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec
 from deckhands.evaluation.directory import RESULTS, Asked, ask, asked_in, write_report, write_scripts
-from deckhands.evaluation.evaluation import Evaluation, Plan
-from deckhands.evaluation.results import Results, Row, read_results
+from deckhands.evaluation.evaluation import Evaluation
+from deckhands.evaluation.plan import AT_ONCE, RETRIES, Plan
+from deckhands.evaluation.results import BeingWritten, Results, Row, read_results
+from deckhands.evaluation.running.detaching import detach, follow
+from deckhands.evaluation.running.record import Record
+from deckhands.evaluation.running.screen import Screen
+from deckhands.evaluation.running.standing import Standing
+from deckhands.evaluation.running.steering import Steering
+from deckhands.evaluation.running.stopping import ENOUGH, Until
+from deckhands.evaluation.running.verbs import (
+    COMMANDS,
+    at_once_option,
+    budget_option,
+    retries_option,
+    until_option,
+)
 from deckhands.evaluation.statistics import comparison_of
 from deckhands.home import Home, supervising
 from deckhands.reading.summary import ExitCode
@@ -32,7 +44,7 @@ from deckhands.reading.terminal import print_text
 from deckhands.settings import MODEL_VARIABLES, FaceSettings
 
 SECTION = "Evaluate agents"
-VERBS = {"eval": "Evaluate agents on a dataset: run, attach, report, compare."}
+VERBS = {"eval": "Evaluate agents on a dataset: run, steer, report, compare, fork."}
 SCRIPTED = "scripted"
 
 
@@ -42,7 +54,7 @@ class RunOptions:
 
     dataset: str
     models: tuple[str, ...]
-    at_once: int
+    at_once: int | None
     attempts: int
     budget: float | None
     out: Path
@@ -54,7 +66,9 @@ class RunOptions:
     part: str
     shuffle: bool
     seed: int
-    retries: int
+    retries: int | None
+    until: str | None
+    is_detached: bool
     as_json: bool
 
 
@@ -63,9 +77,10 @@ class AttachOptions:
     """Options of `eval attach`."""
 
     directory: Path
-    at_once: int
+    at_once: int | None
     budget: float | None
-    retries: int
+    retries: int | None
+    until: str | None
     as_json: bool
 
 
@@ -92,17 +107,8 @@ def eval_() -> None:
 
 
 _directory = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
-_at_once = click.option(
-    "-n", "--concurrency", "at_once", type=click.IntRange(1, 10_000), default=4, show_default=True,
-    help="How many attempts are under way at once.",
-)  # fmt: skip
-_budget = click.option(
-    "--budget", type=click.FloatRange(min=0), help="Begin no attempt once all of them have cost so much, in USD."
-)
-_retries = click.option(
-    "--retries", type=click.IntRange(0, 100), default=3, show_default=True,
-    help="How often an attempt that the infrastructure has failed is begun again.",
-)  # fmt: skip
+for _command in COMMANDS:
+    eval_.add_command(_command)
 
 
 @eval_.command()
@@ -110,9 +116,9 @@ _retries = click.option(
 @click.option(
     "--model", "models", required=True, multiple=True, metavar="M[,M2]", help="The models, or profiles, to evaluate."
 )
-@_at_once
+@at_once_option
 @click.option("-k", "--attempts", type=click.IntRange(1, 1_000), default=1, show_default=True, help="Of each instance.")
-@_budget
+@budget_option
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="For results and report.")
 @click.option("--agent", default="CodeActAgent", show_default=True, help="The agent that does the tasks.")
 @click.option("-i", "--max-iterations", type=click.IntRange(min=1), default=100, show_default=True)
@@ -122,7 +128,9 @@ _retries = click.option(
 @click.option("--slice", "part", default="", metavar="A:B", help="Only these, as in Python: :20, 20:40, -5:.")
 @click.option("--shuffle", is_flag=True, help="In an order that --seed decides.")
 @click.option("--seed", type=int, default=0, show_default=True)
-@_retries
+@retries_option
+@until_option
+@click.option("--detach", "is_detached", is_flag=True, help="Let it run in the background; `eval attach` comes back.")
 @json_option
 @options_as(RunOptions)
 def run(options: RunOptions) -> int:
@@ -149,19 +157,30 @@ def run(options: RunOptions) -> int:
         seed=options.seed,
     )
     asked.instances()  # before anything is written
+    if options.until:
+        Until.parse(options.until, len(models))
     asked = ask(options.out, asked)
+    if options.is_detached:
+        pid = detach(options.out, _as_arguments(options))
+        note(f"The evaluation {asked.name} runs in the background (pid {pid}).")
+        note(f"`deckhands eval attach {options.out}` comes back to it, `deckhands eval status` shows how it stands.")
+        return 0
     return _carry_out(options.out, asked, options)
 
 
 @eval_.command()
 @_directory
-@_at_once
-@_budget
-@_retries
+@at_once_option
+@budget_option
+@retries_option
+@until_option
 @json_option
 @options_as(AttachOptions)
 def attach(options: AttachOptions) -> int:
-    """Continue the evaluation in DIR: what the workers have done meanwhile counts, and nothing is begun twice."""
+    """Come back to the evaluation in DIR: follow the command that carries it out, or continue it.
+
+    What the workers have done meanwhile counts, and nothing is begun twice.
+    """
     return _carry_out(options.directory, asked_in(options.directory), options)
 
 
@@ -212,29 +231,64 @@ def _carry_out(directory: Path, asked: Asked, options: RunOptions | AttachOption
         limits=Limits(
             max_iterations=asked.max_iterations, max_budget_usd=asked.max_budget, max_seconds=asked.max_seconds
         ),
-        at_once=options.at_once,
-        retries=options.retries,
+        at_once=options.at_once or AT_ONCE,
+        retries=RETRIES if options.retries is None else options.retries,
         budget_usd=options.budget,
         scripts=scripts,
+        until=options.until or "",
     )
-    with Results(directory / RESULTS) as results, Progress("attempts", plan.size) as progress:
-        progress.add(len(results.rows))
-        counts: Counter[str] = Counter()
+    while True:
+        try:
+            results = Results(directory / RESULTS)
+        except BeingWritten:
+            if isinstance(options, RunOptions):
+                raise
+            follow(directory, asked.name)
+            continue
+        break
+    with results, Record(directory) as record, Screen() as screen:
 
-        def on_row(row: Row) -> None:
-            counts[row.outcome] += 1
-            progress.add()
+        def on_standing(standing: Standing) -> None:
+            record.standing(standing)
+            screen.show(standing)
 
-        asyncio.run(_evaluate(plan, results, on_row))
+        asyncio.run(_evaluate(plan, results, _wishes(options), record.row, on_standing))
     _show(write_report(directory), as_json=options.as_json)
     abandoned = any(row.outcome == "infra-abandoned" for row in results.rows.values())
     return int(ExitCode.ERROR if abandoned else ExitCode.FINISHED)
 
 
-async def _evaluate(plan: Plan, results: Results, on_row: Any) -> None:
+def _wishes(options: RunOptions | AttachOptions) -> dict[str, object]:
+    """Return what was asked for by the command, and holds for later ones too."""
+    return {
+        "at_once": options.at_once,
+        "budget_usd": options.budget,
+        "retries": options.retries,
+        "until": options.until,
+    }
+
+
+def _as_arguments(options: RunOptions) -> list[str]:
+    given = {
+        "--concurrency": options.at_once,
+        "--budget": options.budget,
+        "--retries": options.retries,
+        "--until": options.until,
+    }
+    return [part for name, value in given.items() if value is not None for part in (name, str(value))]
+
+
+async def _evaluate(
+    plan: Plan,
+    results: Results,
+    wishes: dict[str, object],
+    on_row: Callable[[Row], None],
+    on_standing: Callable[[Standing], None],
+) -> None:
     settings = FaceSettings.from_env()
     async with _client(settings, plan) as client:
-        await Evaluation(client, plan, results, on_row=on_row).run()
+        await Steering(client.store, plan.name).wish(**wishes)
+        await Evaluation(client, plan, results, on_row=on_row, on_standing=on_standing).run()
 
 
 @asynccontextmanager
@@ -268,5 +322,9 @@ def _show(summary: dict[str, Any], *, as_json: bool) -> None:
         outcomes = ", ".join(f"{count} {name}" for name, count in figures["outcomes"].items() if count)
         print_text(
             f"{model}: {outcomes}; pass@1 {figures.get('pass@1', 0.0):.1%} ({low:.1%} to {high:.1%}), "
-            f"${figures['cost_usd']['total']:.4f}"
+            f"${figures['cost_usd']['total']:.4f}; infrastructure failures: {figures['infrastructure_failures']} in "
+            f"{figures['conversations']:,} conversations, {figures['infrastructure_failures_per_1000']:.1f} per 1,000"
         )
+        for cause in figures["causes"]:
+            if cause.startswith(ENOUGH):
+                print_text(f"Ended early: {cause.removeprefix(ENOUGH)}; the rest was not run.")

@@ -25,6 +25,7 @@ from deckhands.client.client import Client
 from deckhands.evaluation.answers import answer_in, is_same
 from deckhands.evaluation.file_trees import File, packed, patch_between, tree_of
 from deckhands.evaluation.instances import Instance
+from deckhands.evaluation.plan import LABEL
 from deckhands.evaluation.plan import Attempt as Attempt  # noqa: PLC0414  (callers get it from here)
 from deckhands.evaluation.plan import Plan as Plan  # noqa: PLC0414  (the same)
 from deckhands.evaluation.results import CHECK_FAILED, Outcome, Results, Row
@@ -35,7 +36,6 @@ from deckhands.evaluation.running.watch import Lost, Seen, Settled
 from deckhands.evaluation.scoring import to_check, work_of
 from deckhands.tasks.tasks import conversation_id_of
 
-LABEL = "evaluation"
 CHECK_SECONDS = 600.0
 READ_AT_ONCE = 4
 """Workspaces whose files are read at once: each may have 64 MiB."""

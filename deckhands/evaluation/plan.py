@@ -9,6 +9,8 @@ from pathlib import Path
 from broker.contract.events import AgentSpec, Limits
 from deckhands.evaluation.instances import Instance
 
+LABEL = "evaluation"
+"""Of its conversations; the value is its name."""
 AT_ONCE = 4
 RETRIES = 3
 

@@ -48,7 +48,8 @@ def _figures(rows: Sequence[Row]) -> dict[str, Any]:
     counts = [(len(found), sum(row.outcome == "resolved" for row in found)) for found in counted.values()]
     most = min((n for n, _ in counts), default=0)
     passes = {f"pass@{k}": statistics.fmean(pass_at(n, c, k) for n, c in counts) for k in range(1, most + 1)}
-    costs = [row.cost_usd for row in rows]
+    ran = [row for row in rows if row.outcome != "not-run"] or rows
+    costs = [row.cost_usd for row in ran]
     conversations, failures = sum(row.conversations for row in rows), sum(len(row.failures) for row in rows)
     waiting: dict[str, float] = defaultdict(float)
     for row in rows:
@@ -71,8 +72,8 @@ def _figures(rows: Sequence[Row]) -> dict[str, Any]:
         "cost_usd": {"total": math.fsum(costs), **_spread(costs)},
         "has_unknown_cost": any(row.has_unknown_cost for row in rows),
         "tokens": sum(row.prompt_tokens + row.completion_tokens for row in rows),
-        "iterations": _spread([row.iterations for row in rows]),
-        "seconds": _spread([row.seconds for row in rows]),
+        "iterations": _spread([row.iterations for row in ran]),
+        "seconds": _spread([row.seconds for row in ran]),
         "working_seconds": round(math.fsum(row.working_seconds for row in rows), 3),
         "waiting_seconds": {name: round(seconds, 3) for name, seconds in sorted(waiting.items())},
         "tags": {

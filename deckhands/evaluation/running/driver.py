@@ -23,13 +23,14 @@ from deckhands.evaluation.running.load import ClusterLoad
 from deckhands.evaluation.running.pace import HostPace, ModelPace
 from deckhands.evaluation.running.standing import Meter, Standing, standing_of
 from deckhands.evaluation.running.steering import AttemptKey, Requeue, Steering, Wanted, Wishes
-from deckhands.evaluation.running.stopping import Until
+from deckhands.evaluation.running.stopping import ENOUGH, Until
 from deckhands.evaluation.running.under_way import UnderWay, unscored
 from deckhands.evaluation.running.watch import Watch
 
 LOOK_SECONDS = 1.0
 MANY_ROWS = 500
 """With more of them, it is looked whether enough is known only once in `LOOK_SECONDS`."""
+TOLD_SECONDS = 0.2
 SHOWN_EVERY = 2
 """Looks, after which the store gets how it stands."""
 
@@ -67,7 +68,7 @@ class Driver:
         self._models = {model: ModelPace(plan.at_once) for model in plan.models}
         self._state = "running"
         self._stopped = ""
-        self._judged_at = 0.0
+        self._judged_at = self._told_at = 0.0
         self._meter = Meter(results.rows.values())
         self._changed = asyncio.Event()
         self._taking_in = asyncio.Lock()
@@ -104,6 +105,7 @@ class Driver:
             await self._end_ended()
             self._stop_early()
             self._begin()
+            self._tell()
             if not self._under_way and not self._has_pending:
                 await self._take_in()
                 if not self._under_way and not self._has_pending:
@@ -186,7 +188,7 @@ class Driver:
         known = Until.parse(self.plan.until, len(self.plan.models)).is_reached(self._all, self._results.rows)
         if known:
             self._stopped = known
-            self._leave_out("not-run", f"enough_is_known: {known}", keeps_requeued=True)
+            self._leave_out("not-run", f"{ENOUGH}{known}", keeps_requeued=True)
 
     async def _look_again(self) -> None:
         """Look at what is wanted, and at how much there may be at once."""
@@ -195,8 +197,7 @@ class Driver:
             looks += 1
             await self._take_in()
             await self._set_pace()
-            standing = self.standing()
-            self._on_standing(standing)
+            self._tell(is_due=True)
             if looks % SHOWN_EVERY == 0:
                 await self._show()
             self._changed.set()
@@ -207,6 +208,12 @@ class Driver:
         standing = self.standing()
         self._on_standing(standing)
         await self._steering.show({**standing.as_json(), "at": round(now, 3)})
+
+    def _tell(self, *, is_due: bool = False) -> None:
+        now = SYSTEM_CLOCK.monotonic()
+        if is_due or now - self._told_at >= TOLD_SECONDS:
+            self._told_at = now
+            self._on_standing(self.standing())
 
     async def _set_pace(self) -> None:
         now = SYSTEM_CLOCK.monotonic()
@@ -267,6 +274,7 @@ class Driver:
         rounds = {key: rows[key].round + 1 for key in meant} | {one.attempt.key: one.round + 1 for one in running}
         await self._steering.granted(order_id, rounds)
         self._rounds |= rounds
+        self._meter.forget(rows[key] for key in meant)
         for attempt in self._all:
             if attempt.key in meant:
                 self._pending[attempt.model].append(attempt)
@@ -280,6 +288,8 @@ class Driver:
         those = [one for one in those if one.carrying_out is not None and not one.carrying_out.done()]
         for one in those:
             self._under_way.pop(one.attempt.key, None)
+            if requeues:
+                self._pending[one.attempt.model].appendleft(one.attempt)
             assert one.carrying_out is not None
             one.carrying_out.cancel()
         await asyncio.gather(*(one.carrying_out for one in those if one.carrying_out), return_exceptions=True)
@@ -287,8 +297,6 @@ class Driver:
             if one.conversation_id:
                 with contextlib.suppress(UsageError):
                     await self._client.cancel(one.conversation_id)
-            if requeues:
-                self._pending[one.attempt.model].appendleft(one.attempt)
         if not requeues:
             self._add([one.row("not-run", "cancelled") for one in those])
 
@@ -308,7 +316,6 @@ class Driver:
         """Return how it stands now."""
         return standing_of(
             self.plan,
-            self._results.rows.values(),
             self._under_way.values(),
             state=self._state,
             pending=sum(map(len, self._pending.values())),

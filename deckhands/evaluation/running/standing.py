@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from deckhands.evaluation.plan import Plan
 from deckhands.evaluation.results import Row
@@ -93,6 +95,17 @@ class Standing:
         return f"limit {self.limit}, bound by {self.bound}{found}"
 
 
+def standing_from(fields: Mapping[str, object]) -> Standing | None:
+    """Return what `Standing.as_json` has become the fields of; None: they are none."""
+    try:
+        return _FIELDS.validate_python({name: value for name, value in fields.items() if name != "at"})
+    except ValidationError:
+        return None
+
+
+_FIELDS = TypeAdapter(Standing)
+
+
 @dataclass(slots=True)
 class Meter:
     """What has been spent, and how fast.
@@ -108,6 +121,7 @@ class Meter:
     ended: int = 0
     cost_usd: float = 0.0
     tokens: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
     _marks: deque[tuple[float, float, int, int]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
@@ -119,6 +133,10 @@ class Meter:
         """Count an attempt that has ended."""
         self._count(row)
         self.has_news = True
+
+    def forget(self, rows: Iterable[Row]) -> None:
+        """Count the outcomes of some attempts no longer, which begin again."""
+        self.outcomes.subtract(row.outcome for row in rows)
 
     def rates(self, now: float, cost_usd: float, tokens: int) -> tuple[float, float, float]:
         """Return USD, tokens and ended attempts by the second, over the last two minutes."""
@@ -137,13 +155,13 @@ class Meter:
 
     def _count(self, row: Row) -> None:
         self.ended += 1
+        self.outcomes[row.outcome] += 1
         self.cost_usd += row.cost_usd
         self.tokens += row.prompt_tokens + row.completion_tokens
 
 
 def standing_of(
     plan: Plan,
-    rows: Collection[Row],
     under_way: Collection[UnderWay],
     *,
     state: str,
@@ -166,7 +184,7 @@ def standing_of(
         ended=plan.size - pending - len(under_way),
         under_way=len(under_way),
         pending=pending,
-        outcomes=dict(Counter(row.outcome for row in rows)),
+        outcomes=dict(meter.outcomes),
         cost_usd=round(cost, 6),
         tokens=tokens,
         usd_per_minute=round(60 * usd, 6),

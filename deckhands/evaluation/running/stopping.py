@@ -23,6 +23,8 @@ from deckhands.evaluation.results import Row
 from deckhands.evaluation.statistics import resolved_by_instance, summary_of, wilson
 
 DECIDED = "decided"
+ENOUGH = "enough is known: "
+"""How the cause begins of attempts that were not run for it."""
 FEWEST_INSTANCES = 20
 """Fewer say nothing about how far results differ from each other."""
 ODDS = 20.0
