@@ -26,9 +26,10 @@ STALLED_IO = 0.5
 STARTS_PER_WORKER = 4
 """Attempts that wait for their first tool, of each tool worker."""
 
-SLOWER = 3.0
-"""Latency that is so many times the best one, without more calls a second, is a queue in front of the model."""
-MORE_CALLS = 1.1
+SLOWER, AS_FAST = 3.0, 1.5
+"""Latency that is so many times the best one, without more calls a second, is a queue in front of the model, if there
+are clearly more attempts than there were when it was about as fast. Prompts that get longer make calls slower too."""
+MORE_CALLS, MORE_ATTEMPTS = 1.1, 1.3
 FEWEST_CALLS = 5
 
 
@@ -84,10 +85,12 @@ class Pace:
 
     Attributes:
         ceiling: which it never exceeds.
+        floor: the least that it comes to, below its ceiling.
         found: the limits at which something hurt, the latest last.
     """
 
     ceiling: int
+    floor: int = 1
     limit: int = 0
     found: list[int] = field(default_factory=list)
     quiet_until: float = 0.0
@@ -95,15 +98,10 @@ class Pace:
     def __post_init__(self) -> None:
         self.limit = self.limit or min(self.ceiling, START)
 
-    @property
-    def floor(self) -> int:
-        """The least it comes to."""
-        return 1
-
     def set_ceiling(self, ceiling: int) -> None:
-        """Change the ceiling; the limit follows it downwards at once, and upwards as far as attempts begin at once."""
+        """Change the ceiling; the limit follows it downwards at once, and upwards as it grows."""
         self.ceiling = ceiling
-        self.limit = min(ceiling, max(self.limit, START)) if not self.found else min(ceiling, self.limit)
+        self.limit = min(ceiling, max(self.limit, self.floor if self.found else START))
 
     def grow(self, now: float, under_way: int) -> None:
         """Allow more, if what is allowed is used and nothing has hurt lately."""
@@ -112,14 +110,14 @@ class Pace:
         step = max(1, int(self.limit * STEP_SHARE)) if self.found else self.limit
         self.limit = min(self.ceiling, self.limit + step)
 
-    def shrink(self, now: float, under_way: int, *, floor: int = 1) -> bool:
+    def shrink(self, now: float, under_way: int) -> bool:
         """Allow fewer than there are; says whether it did, which it does once in `QUIET_SECONDS`."""
-        if now < self.quiet_until:
+        if now < self.quiet_until or self.limit <= self.floor:
             return False
         self.quiet_until = now + QUIET_SECONDS
         used = max(1, min(self.limit, under_way))
         self.found.append(used)
-        self.limit = min(self.ceiling, max(floor, int(used * KEPT_OF_LIMIT)))
+        self.limit = min(self.ceiling, max(self.floor, int(used * KEPT_OF_LIMIT)))
         return True
 
 
@@ -127,14 +125,14 @@ class HostPace:
     """The limit that machines set."""
 
     def __init__(self, ceiling: int) -> None:
-        self.pace = Pace(ceiling)
+        self.pace = Pace(ceiling, floor=START)
         self.bound = ""
 
     def tick(self, now: float, under_way: int, hosts: Hosts) -> None:
         """Look at the machines again."""
         self.bound = hosts.binds
         if hosts.hurts:
-            self.pace.shrink(now, under_way, floor=min(self.pace.ceiling, START))
+            self.pace.shrink(now, under_way)
         elif not self.bound:
             self.pace.grow(now, under_way)
 
@@ -161,6 +159,7 @@ class ModelPace:
         self.pace = Pace(ceiling)
         self.bound = ""
         self._best_seconds = self._best_rate = 0.0
+        self._fast_at = 0
         self._answered, self._seconds, self._over = 0, 0.0, 0.0
 
     def tick(self, now: float, under_way: int, calls: Calls, *, is_refused: bool, in_queue: int) -> None:
@@ -173,7 +172,7 @@ class ModelPace:
         if is_refused and calls.refused:
             if self.pace.shrink(now, under_way):
                 self.bound = f"429s: they came at {self.pace.found[-1]} at once"
-        elif self._is_slow(calls):
+        elif self._is_slow(calls, under_way):
             if self.pace.shrink(now, under_way):
                 self.bound = f"latency: it grew without more replies at {self.pace.found[-1]} at once"
         elif in_queue:
@@ -183,15 +182,18 @@ class ModelPace:
                 self.bound = ""
             self.pace.grow(now, under_way)
 
-    def _is_slow(self, calls: Calls) -> bool:
+    def _is_slow(self, calls: Calls, under_way: int) -> bool:
         self._answered, self._seconds = self._answered + calls.answered, self._seconds + calls.seconds
         self._over += calls.over_seconds
         if self._answered < FEWEST_CALLS:
             return False
         latency, rate = self._seconds / self._answered, self._answered / max(self._over, 0.001)
         self._answered, self._seconds, self._over = 0, 0.0, 0.0
-        is_slow = 0.0 < SLOWER * self._best_seconds < latency and rate < MORE_CALLS * self._best_rate
+        is_queue = 0.0 < SLOWER * self._best_seconds < latency and rate < MORE_CALLS * self._best_rate
+        is_slow = is_queue and under_way > MORE_ATTEMPTS * self._fast_at
         if latency < self._best_seconds or not self._best_seconds:
             self._best_seconds = latency
+        if latency <= AS_FAST * self._best_seconds:
+            self._fast_at = max(self._fast_at, under_way)
         self._best_rate = max(self._best_rate, rate)
         return is_slow
