@@ -2,46 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
-from broker.contract.events import AgentSpec, Limits
+from broker.contract.events import AgentSpec
 from broker.runtime.errors import UsageError
-from deckhands.cli.connecting import cluster_client
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
 from deckhands.cli.task_options import with_script_here
 from deckhands.cli.verbs import options_as
-from deckhands.client.client import Client
-from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec
-from deckhands.evaluation.directory import RESULTS, Asked, ask, asked_in, write_report, write_scripts
-from deckhands.evaluation.evaluation import Evaluation
-from deckhands.evaluation.plan import AT_ONCE, RETRIES, Plan
-from deckhands.evaluation.results import BeingWritten, Results, Row, read_results
-from deckhands.evaluation.running.detaching import detach, follow
-from deckhands.evaluation.running.record import Record
-from deckhands.evaluation.running.screen import Screen
-from deckhands.evaluation.running.standing import Standing
-from deckhands.evaluation.running.steering import Steering
-from deckhands.evaluation.running.stopping import ENOUGH, Until
+from deckhands.evaluation.directory import RESULTS, Asked, ask, asked_in, write_report
+from deckhands.evaluation.results import read_results
+from deckhands.evaluation.running.carrying_out import Tuning, carry_out, show
+from deckhands.evaluation.running.detaching import detach
+from deckhands.evaluation.running.siblings import asked_of, compared
 from deckhands.evaluation.running.verbs import (
     COMMANDS,
+    AtOnce,
     at_once_option,
     budget_option,
     retries_option,
     until_option,
 )
 from deckhands.evaluation.statistics import comparison_of
-from deckhands.home import Home, supervising
-from deckhands.reading.summary import ExitCode
 from deckhands.reading.terminal import print_text
-from deckhands.settings import MODEL_VARIABLES, FaceSettings
 
 SECTION = "Evaluate agents"
 VERBS = {"eval": "Evaluate agents on a dataset: run, steer, report, compare, fork."}
@@ -101,6 +87,21 @@ class CompareOptions:
     as_json: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkOptions:
+    """Options of `eval fork`; `point` is RUN@EVENT, `origin` the directory of its evaluation."""
+
+    point: str
+    models: tuple[str, ...]
+    siblings: int
+    out: Path
+    origin: Path | None
+    check: str | None
+    hidden: Path | None
+    at_once: int | None
+    as_json: bool
+
+
 @click.group("eval")
 def eval_() -> None:
     """Evaluate agents on a dataset, as durable work of a cluster, or of a private one if none is running."""
@@ -157,15 +158,15 @@ def run(options: RunOptions) -> int:
         seed=options.seed,
     )
     asked.instances()  # before anything is written
-    if options.until:
-        Until.parse(options.until, len(models))
+    tuning = _tuning(options)
+    tuning.check(len(models))
     asked = ask(options.out, asked)
     if options.is_detached:
-        pid = detach(options.out, _as_arguments(options))
+        pid = detach(options.out, tuning.as_arguments())
         note(f"The evaluation {asked.name} runs in the background (pid {pid}).")
         note(f"`deckhands eval attach {options.out}` comes back to it, `deckhands eval status` shows how it stands.")
         return 0
-    return _carry_out(options.out, asked, options)
+    return carry_out(options.out, asked, tuning, follows=False, as_json=options.as_json)
 
 
 @eval_.command()
@@ -181,7 +182,8 @@ def attach(options: AttachOptions) -> int:
 
     What the workers have done meanwhile counts, and nothing is begun twice.
     """
-    return _carry_out(options.directory, asked_in(options.directory), options)
+    tuning = _tuning(options)
+    return carry_out(options.directory, asked_in(options.directory), tuning, follows=True, as_json=options.as_json)
 
 
 @eval_.command()
@@ -190,7 +192,7 @@ def attach(options: AttachOptions) -> int:
 @options_as(ReportOptions)
 def report(options: ReportOptions) -> None:
     """Write summary.json and report.html of DIR again, from results.jsonl alone."""
-    _show(write_report(options.directory), as_json=options.as_json)
+    show(write_report(options.directory), as_json=options.as_json)
 
 
 @eval_.command()
@@ -211,6 +213,48 @@ def compare(options: CompareOptions) -> None:
     )
 
 
+@eval_.command()
+@click.argument("point", metavar="RUN@EVENT")
+@click.option(
+    "--model", "models", multiple=True, metavar="M[,M2]", help="The models of the siblings; by default its own."
+)
+@click.option("-n", "--siblings", type=click.IntRange(1, 1_000), default=8, show_default=True, help="With each model.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="For results and report.")
+@click.option(
+    "--of", "origin", type=click.Path(path_type=Path), metavar="DIR", help="The evaluation that RUN is part of."
+)
+@click.option("--check", help="A command in the workspace of each sibling, copied; exit code 0 means right.")
+@click.option("--hidden", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Files for the check.")
+@click.option("--concurrency", "at_once", type=AtOnce(), help="How many at once; `auto` or a number. By default 4.")
+@json_option
+@options_as(ForkOptions)
+def fork(options: ForkOptions) -> int:
+    """Try other endings of a conversation from EVENT on, compare them, and name the best.
+
+    Each sibling begins with the events up to EVENT, and with the files of the checkpoint nearest to it. It is scored
+    like the attempt of an evaluation that RUN is (--of), or by --check.
+    """
+    models = [name for text in options.models for name in text.split(",")]
+    if not all(models) or len(set(models)) < len(models):
+        raise UsageError("--model has an empty name, or a name twice.", remedy="Write --model A,B.")
+    models = list(map(_here, models))
+    asked = asked_of(options.point, models, options.out, of=options.origin, check=options.check, hidden=options.hidden)
+    asked = ask(options.out, asked.model_copy(update={"attempts": options.siblings}))
+    tuning = Tuning(at_once=options.at_once, budget=None, retries=None, until=None)
+    code = carry_out(options.out, asked, tuning, follows=False, as_json=None if options.as_json else False)
+    found = compared(options.out)
+    if options.as_json:
+        print_json(found)
+        return code
+    for other, chance in found["p_values"].items():
+        print_text(f"{asked.models[0]} and {other}: p = {chance:.3g}")
+    best = found["best"]
+    print_text(
+        "The check accepts none." if best is None else f"The best is {best['conversation_id']}, {best['model']}."
+    )
+    return code
+
+
 def _here(model: str) -> str:
     if model == SCRIPTED:
         return model
@@ -219,112 +263,5 @@ def _here(model: str) -> str:
     return spec.llm.model or model
 
 
-def _carry_out(directory: Path, asked: Asked, options: RunOptions | AttachOptions) -> int:
-    instances = asked.instances()
-    scripts = write_scripts(directory, instances) if SCRIPTED in asked.models else None
-    plan = Plan(
-        asked.name,
-        instances,
-        asked.models,
-        attempts=asked.attempts,
-        agent=AgentSpec(name=asked.agent),
-        limits=Limits(
-            max_iterations=asked.max_iterations, max_budget_usd=asked.max_budget, max_seconds=asked.max_seconds
-        ),
-        at_once=options.at_once or AT_ONCE,
-        retries=RETRIES if options.retries is None else options.retries,
-        budget_usd=options.budget,
-        scripts=scripts,
-        until=options.until or "",
-    )
-    while True:
-        try:
-            results = Results(directory / RESULTS)
-        except BeingWritten:
-            if isinstance(options, RunOptions):
-                raise
-            follow(directory, asked.name)
-            continue
-        break
-    with results, Record(directory) as record, Screen() as screen:
-
-        def on_standing(standing: Standing) -> None:
-            record.standing(standing)
-            screen.show(standing)
-
-        asyncio.run(_evaluate(plan, results, _wishes(options), record.row, on_standing))
-    _show(write_report(directory), as_json=options.as_json)
-    abandoned = any(row.outcome == "infra-abandoned" for row in results.rows.values())
-    return int(ExitCode.ERROR if abandoned else ExitCode.FINISHED)
-
-
-def _wishes(options: RunOptions | AttachOptions) -> dict[str, object]:
-    """Return what was asked for by the command, and holds for later ones too."""
-    return {
-        "at_once": options.at_once,
-        "budget_usd": options.budget,
-        "retries": options.retries,
-        "until": options.until,
-    }
-
-
-def _as_arguments(options: RunOptions) -> list[str]:
-    given = {
-        "--concurrency": options.at_once,
-        "--budget": options.budget,
-        "--retries": options.retries,
-        "--until": options.until,
-    }
-    return [part for name, value in given.items() if value is not None for part in (name, str(value))]
-
-
-async def _evaluate(
-    plan: Plan,
-    results: Results,
-    wishes: dict[str, object],
-    on_row: Callable[[Row], None],
-    on_standing: Callable[[Standing], None],
-) -> None:
-    settings = FaceSettings.from_env()
-    async with _client(settings, plan) as client:
-        await Steering(client.store, plan.name).wish(**wishes)
-        await Evaluation(client, plan, results, on_row=on_row, on_standing=on_standing).run()
-
-
-@asynccontextmanager
-async def _client(settings: FaceSettings, plan: Plan) -> AsyncIterator[Client]:
-    """Connect to the running cluster, or start a private one that keeps what it has done for the next call."""
-    home = Home(settings.home)
-    if settings.url is not None or home.cluster_url is not None:
-        async with cluster_client(settings) as client:
-            yield client
-        return
-    folder = home.evaluation_folder(plan.name)
-    home.prepare(folder)
-    known = {MODEL_VARIABLES[0]: plan.models[0]} if plan.models[0] != SCRIPTED else {}
-    with supervising(folder, "An evaluation"):
-        cluster = Cluster(ClusterSpec(folder, environment={**known, **settings.environment}), on_notice=note)
-        try:
-            await cluster.start()
-            await cluster.until_ready()
-            async with await Client.connect(cluster.url) as client:
-                yield client
-        finally:
-            await cluster.stop()
-
-
-def _show(summary: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        print_json(summary)
-        return
-    for model, figures in summary["models"].items():
-        low, high = figures["pass@1_interval"]
-        outcomes = ", ".join(f"{count} {name}" for name, count in figures["outcomes"].items() if count)
-        print_text(
-            f"{model}: {outcomes}; pass@1 {figures.get('pass@1', 0.0):.1%} ({low:.1%} to {high:.1%}), "
-            f"${figures['cost_usd']['total']:.4f}; infrastructure failures: {figures['infrastructure_failures']} in "
-            f"{figures['conversations']:,} conversations, {figures['infrastructure_failures_per_1000']:.1f} per 1,000"
-        )
-        for cause in figures["causes"]:
-            if cause.startswith(ENOUGH):
-                print_text(f"Ended early: {cause.removeprefix(ENOUGH)}; the rest was not run.")
+def _tuning(options: RunOptions | AttachOptions) -> Tuning:
+    return Tuning(at_once=options.at_once, budget=options.budget, retries=options.retries, until=options.until)

@@ -22,6 +22,7 @@ from broker.runtime.ids import jitter
 from broker.specs.agent_state import AgentState
 from broker.specs.specs import GoalSpec, Tenancy
 from deckhands.client.client import Client
+from deckhands.client.forking import Point
 from deckhands.evaluation.answers import answer_in, is_same
 from deckhands.evaluation.file_trees import File, packed, patch_between, tree_of
 from deckhands.evaluation.instances import Instance
@@ -30,6 +31,7 @@ from deckhands.evaluation.plan import Attempt as Attempt  # noqa: PLC0414  (call
 from deckhands.evaluation.plan import Plan as Plan  # noqa: PLC0414  (the same)
 from deckhands.evaluation.results import CHECK_FAILED, Outcome, Results, Row
 from deckhands.evaluation.running.driver import Driver, OnRow, OnStanding
+from deckhands.evaluation.running.siblings import Shared, shared_by
 from deckhands.evaluation.running.times import times_of
 from deckhands.evaluation.running.under_way import UnderWay
 from deckhands.evaluation.running.watch import Lost, Seen, Settled
@@ -68,6 +70,7 @@ class Evaluation:
     ) -> None:
         self._client = client
         self._driver = Driver(client, plan, results, self._attempt, on_row=on_row, on_standing=on_standing)
+        self._shared: Shared | None = None
         self._reading = asyncio.Semaphore(READ_AT_ONCE)
 
     @property
@@ -128,9 +131,27 @@ class Evaluation:
         earlier = f"r{one.round}.{len(one.failures)}" if one.round else f"{len(one.failures)}"
         key = f"{plan.name}/{attempt.model}/{instance.id}/{attempt.number}/{earlier}"
         one.conversation_id = conversation_id_of(key)
+        if plan.origin is not None:
+            await self._fork(one, plan.origin, agent.llm.model, key)
+            return
         await self._submit(
             key, instance.task, agent, workspace, upload, limits=plan.limits, title=instance.id, images=instance.images
         )
+
+    async def _fork(self, one: UnderWay, origin: Point, model: str | None, key: str) -> None:
+        if self._shared is None:
+            self._shared = (await shared_by(self._client, origin))[1]
+        title = f"{one.attempt.instance.id} {one.attempt.number}"
+        labels = {LABEL: self._plan.name}
+        while True:
+            try:
+                await self._client.fork(
+                    origin.conversation_id, at=origin.at, model=model, title=title, labels=labels, idempotency_key=key
+                )
+            except AdmissionRefused as refused:
+                await asyncio.sleep(refused.retry_after_seconds * (0.5 + jitter()))
+            else:
+                return
 
     async def _submit(
         self,
@@ -224,17 +245,18 @@ class Evaluation:
         return row
 
     def _row(self, one: UnderWay, outcome: Outcome, settled: Settled, *, cause: str = "", evidence: str = "") -> Row:
-        summary, times = settled.summary, times_of(settled.events)
+        summary, shared = settled.summary, self._shared or Shared.of(())
+        times = times_of(settled.events[shared.events :])
         return one.row(outcome, cause or (summary.error_code if summary.state == AgentState.ERROR else "")).model_copy(
             update={
                 "evidence": evidence[-MAX_EVIDENCE_CHARS:],
                 "tries": len(one.failures) + 1,
-                "iterations": summary.iterations,
-                "cost_usd": summary.cost_usd,
+                "iterations": summary.iterations - shared.iterations,
+                "cost_usd": round(summary.cost_usd - shared.cost_usd, 8),
                 "has_unknown_cost": summary.has_unknown_cost,
-                "prompt_tokens": summary.prompt_tokens,
-                "completion_tokens": summary.completion_tokens,
-                "seconds": summary.duration_seconds,
+                "prompt_tokens": summary.prompt_tokens - shared.prompt_tokens,
+                "completion_tokens": summary.completion_tokens - shared.completion_tokens,
+                "seconds": round(times.working + sum(times.waiting.values()), 3),
                 "working_seconds": times.working,
                 "waiting_seconds": dict(times.waiting),
             }

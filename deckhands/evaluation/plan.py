@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from broker.contract.events import AgentSpec, Limits
+from deckhands.client.forking import Point
 from deckhands.evaluation.instances import Instance
 
 LABEL = "evaluation"
@@ -26,6 +27,7 @@ class Plan:
         at_once: how many attempts may be under way at most.
         retries: how often an attempt that the infrastructure has failed is begun again.
         budget_usd: no attempt begins once all of them together have spent so much.
+        origin: what attempts begin as, instead of with the task of their instance: forks of this conversation.
         until: when enough is known, as `stopping.Until` reads it; empty: when all attempts have ended.
     """
 
@@ -39,6 +41,7 @@ class Plan:
     retries: int = RETRIES
     budget_usd: float | None = None
     scripts: Path | None = None
+    origin: Point | None = None
     until: str = ""
 
     @property

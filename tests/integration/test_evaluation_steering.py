@@ -12,12 +12,15 @@ import pytest
 import pytest_asyncio
 
 from broker.contract.events import Limits
+from broker.contract.observations import CmdOutputObservation
 from broker.runtime.errors import UsageError
 from deckhands.client.client import Client
+from deckhands.client.forking import Point
 from deckhands.evaluation.evaluation import Evaluation
 from deckhands.evaluation.instances import Instance
 from deckhands.evaluation.plan import LABEL, Plan
 from deckhands.evaluation.results import BeingWritten, Results, Row, read_results
+from deckhands.evaluation.running.siblings import compared
 from deckhands.evaluation.running.standing import Shown, Standing
 from deckhands.evaluation.running.steering import Requeue, Steering, Wanted, Wishes
 from tests.faults.harness import FaultCluster
@@ -33,9 +36,10 @@ def gated(gate: Path) -> dict[str, object]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
-    async with FaultCluster(tmp_path_factory.mktemp("cluster")).running() as cluster:
+    folder = tmp_path_factory.mktemp("cluster")
+    async with FaultCluster(folder).running() as cluster:
         cluster.start_controller("c1")
-        cluster.start_tool("t1")
+        cluster.start_tool("t1", DECKHANDS_CHECKPOINTS=str(folder / "checkpoints"), DECKHANDS_CHECKPOINT_EVERY="1")
         yield cluster.client
 
 
@@ -211,6 +215,39 @@ async def test_a_criterion_that_cannot_be_used_is_refused_before_anything_begins
         await Evaluation(client, plan, results).run()
     with pytest.raises(UsageError, match="is no criterion"):
         await Evaluation(client, replace(plan, until="soon"), results).run()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_siblings_begin_in_the_middle_with_its_files_and_are_compared(
+    client: Client, results: Results, tmp_path: Path
+) -> None:
+    priced = {"prompt_tokens": 1_000, "completion_tokens": 10}
+    start = run_command("echo one > work.txt", usage=priced)
+    origin_model = script(tmp_path / "o.json", start, finish("no"))
+    origin = await client.submit("Write it.", model=origin_model)
+    await client.wait_until_settled(origin)
+    events = await client.events(origin)
+    at = next(event.id for event in events if isinstance(event, CmdOutputObservation))
+    writing = run_command("echo two >> work.txt")  # twice: instead of the first, it is told that files were restored
+    good = script(tmp_path / "a.json", run_command("false"), writing, writing, finish("yes"))
+    idle = script(tmp_path / "b.json", run_command("false"), finish("yes"))
+    instance = Instance("sib", "Write it.", check='test "$(cat work.txt)" = "$(printf \'one\\ntwo\')"')
+    plan = Plan("sib", [instance], [good, idle], attempts=2, origin=Point(origin, at))
+    await asyncio.wait_for(Running(client, plan, results).task, 60)
+    found = compared(tmp_path)
+    assert found["models"] == {
+        good: {"resolved": 2, "siblings": 2},
+        idle: {"resolved": 0, "siblings": 2},
+    }
+    assert found["p_values"] == {idle: pytest.approx(1 / 3)}
+    best = results.rows[good, "sib", 1]
+    assert found["best"]["model"] == good
+    assert best.iterations == 3  # without the one that it shares with its origin
+    assert best.prompt_tokens < 1_000
+    assert "+two" in (tmp_path / "best.patch").read_text()
+    labelled = [row for row in await client.recent() if row.labels.get(LABEL) == "sib"]
+    assert len(labelled) == 8  # four siblings and their checks
+    assert (await client.summary(origin)).message == "no"
 
 
 def test_one_command_at_a_time_writes_results(results: Results) -> None:

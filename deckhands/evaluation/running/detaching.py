@@ -49,17 +49,17 @@ def detach(directory: Path, options: Sequence[str]) -> int:
     return child.pid
 
 
-def follow(directory: Path, name: str) -> None:
+def follow(directory: Path, name: str, place: str) -> None:
     """Show how an evaluation stands that another command carries out, and return once that has ended."""
-    asyncio.run(_follow(directory, name))
+    asyncio.run(_follow(directory, name, place))
 
 
-async def _follow(directory: Path, name: str) -> None:
+async def _follow(directory: Path, name: str, place: str) -> None:
     settings = FaceSettings.from_env()
     with Screen() as screen:
         while is_driven(directory):
             try:
-                async with evaluation_client(settings, name) as client:
+                async with evaluation_client(settings, place) as client:
                     steering = Steering(client.store, name)
                     while is_driven(directory):
                         standing = standing_from((await steering.read()).standing)

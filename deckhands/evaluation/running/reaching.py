@@ -23,17 +23,18 @@ FRESH_SECONDS = 10.0
 """A driver that has not said for so long how it stands is not at work."""
 
 
-def named(text: str) -> str:
-    """Return the name of an evaluation, given by its directory or its name.
+def named(text: str) -> tuple[str, str]:
+    """Return the name of an evaluation, given by its directory or its name, and whose private cluster it would use.
 
     Raises:
         UsageError: it is neither.
     """
     if (Path(text) / ASKED).exists():
-        return asked_in(Path(text)).name
+        asked = asked_in(Path(text))
+        return asked.name, asked.home or asked.name
     if "/" in text or not is_conversation_id(text):
         raise UsageError(f"{text!r} is no evaluation: it has no {ASKED}.", remedy="Name its directory, or its name.")
-    return text
+    return text, text
 
 
 @asynccontextmanager

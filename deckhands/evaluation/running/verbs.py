@@ -261,10 +261,10 @@ COMMANDS = (pause, resume, retune, requeue, cancel, status)
 
 
 def _steer(evaluation: str, act: Callable[[Client, Steering, Wanted], Awaitable[T]]) -> T:
-    name = named(evaluation)
+    name, place = named(evaluation)
 
     async def reach() -> T:
-        async with evaluation_client(FaceSettings.from_env(), name) as client:
+        async with evaluation_client(FaceSettings.from_env(), place) as client:
             steering = Steering(client.store, name)
             wanted = await steering.read()
             if wanted == Wanted() and name == evaluation:
@@ -292,7 +292,7 @@ async def _ask_all(
 ) -> int:
     """Ask something of the conversations of attempts, and return of how many."""
     number = 0
-    selected = Selected(client.store, Selection(labels={LABEL: named(evaluation)}))
+    selected = Selected(client.store, Selection(labels={LABEL: named(evaluation)[0]}))
 
     async def ids() -> AsyncIterator[str]:
         async for page in selected.pages():
