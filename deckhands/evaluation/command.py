@@ -246,8 +246,8 @@ def fork(options: ForkOptions) -> int:
     if options.as_json:
         print_json(found)
         return code
-    for other, chance in found["p_values"].items():
-        print_text(f"{asked.models[0]} and {other}: p = {chance:.3g}")
+    for pair in found["comparisons"]:
+        print_text(f"{' and '.join(pair['models'])}: p = {pair['p_value']:.3g}")
     best = found["best"]
     print_text(
         "The check accepts none." if best is None else f"The best is {best['conversation_id']}, {best['model']}."

@@ -239,7 +239,7 @@ async def test_siblings_begin_in_the_middle_with_its_files_and_are_compared(
         good: {"resolved": 2, "siblings": 2},
         idle: {"resolved": 0, "siblings": 2},
     }
-    assert found["p_values"] == {idle: pytest.approx(1 / 3)}
+    assert found["comparisons"] == [{"models": (good, idle), "p_value": pytest.approx(1 / 3)}]
     best = results.rows[good, "sib", 1]
     assert found["best"]["model"] == good
     assert best.iterations == 3  # without the one that it shares with its origin

@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -122,16 +123,17 @@ def write_dataset(directory: Path, name: str, *, check: str, hidden: Path | None
 def compared(directory: Path) -> dict[str, Any]:
     """Return how the siblings in a directory compare, and write the patch of the best one beside them."""
     rows = [row for row in read_results(directory / RESULTS) if row.counts]
-    models = list(dict.fromkeys(row.model for row in rows))
+    models = sorted({row.model for row in rows})
     resolved = {model: sum(row.outcome == "resolved" for row in rows if row.model == model) for model in models}
     scored = {model: sum(row.model == model for row in rows) for model in models}
-    first = models[0] if models else ""
     best = best_of(rows)
     if best is not None:
         (directory / BEST).write_text(best.patch, encoding="utf-8")
     return {
         "models": {model: {"resolved": resolved[model], "siblings": scored[model]} for model in models},
-        "p_values": {other: fisher(first, other, resolved, scored) for other in models[1:]},
+        "comparisons": [
+            {"models": pair, "p_value": fisher(*pair, resolved, scored)} for pair in combinations(models, 2)
+        ],
         "best": None
         if best is None
         else {"conversation_id": best.conversation_id, "model": best.model, "cost_usd": best.cost_usd},
