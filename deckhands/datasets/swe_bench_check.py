@@ -103,7 +103,7 @@ class Recorder:
 def _unittest(files: list[str]) -> dict[str, str]:
     found: dict[str, str] = {}
 
-    class Recorded(unittest.TextTestResult):
+    class Recorded(unittest.TextTestResult):  # type: ignore[type-arg]  (generic for type checkers only)
         def addSuccess(self, test: unittest.TestCase) -> None:  # noqa: N802  (the name is unittest's)
             super().addSuccess(test)
             path, _, method = test.id().rpartition(".")

@@ -30,7 +30,12 @@ ASKED, RESULTS, SUMMARY, REPORT, SCRIPTS = (
 
 
 class Asked(BaseModel):
-    """What was asked for, in all that decides what an attempt is; see the options of `deckhands eval run`."""
+    """What was asked for, in all that decides what an attempt is; see the options of `deckhands eval run`.
+
+    Attributes:
+        origin: the conversation, and the event, that attempts are forks of; empty: they are none.
+        home: the evaluation on whose private cluster that is; empty: its own.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -47,6 +52,8 @@ class Asked(BaseModel):
     shuffle: bool = False
     seed: int = 0
     repositories: str | None = None
+    origin: str = ""
+    home: str = ""
 
     def instances(self) -> list[Instance]:
         """Return what is evaluated. Raises what `read_dataset` and `selected` do."""

@@ -5,29 +5,73 @@ Holds: an export is written whole or not at all, file by file; the same results 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
+
 from broker.contract.events import Event
 from broker.runtime.errors import UnknownConversation, UsageError
+from deckhands.cli.output import note
+from deckhands.cli.verbs import options_as
 from deckhands.client.client import Client
 from deckhands.datasets.file_trees import without_left_out
-from deckhands.evaluation.directory import RESULTS, Asked
-from deckhands.evaluation.results import Row, read_results
+from deckhands.evaluation.directory import RESULTS, Asked, asked_in
+from deckhands.evaluation.results import OUTCOMES, Row, read_results
+from deckhands.evaluation.running.reaching import evaluation_client
 from deckhands.exports.atif import atif_of
 from deckhands.exports.dialogue import Dialogue, dialogue_of
 from deckhands.exports.inspect_log import inspect_log_of
 from deckhands.exports.predictions import prediction_of
 from deckhands.exports.sft import sft_of
 from deckhands.openhands.trajectory_export import trajectory_of
+from deckhands.reading.terminal import counted, print_text
+from deckhands.settings import FaceSettings
 
 PREDICTIONS = "predictions"
 FORMATS = ("openhands", "inspect", "atif", "sft", PREDICTIONS)
 EXPORTS = "exports"
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """Options of `eval export`."""
+
+    directory: Path
+    form: str
+    out: Path | None
+    outcomes: tuple[str, ...]
+
+
+@click.command()
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--format", "form", type=click.Choice(FORMATS), required=True, help="Of which tool.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="By default exports/FORMAT in it.")
+@click.option("--outcome", "outcomes", type=click.Choice(OUTCOMES), multiple=True, help="Only these; may be repeated.")
+@options_as(ExportOptions)
+def export(options: ExportOptions) -> None:
+    """Write the attempts of DIR for another tool, or for training."""
+    asked = asked_in(options.directory)
+    rows = chosen(options.directory, options.form, options.outcomes)
+    out = options.out or options.directory / EXPORTS / options.form
+    if options.form == PREDICTIONS:
+        written, left_out = write_predictions(rows, out)
+        for line in left_out:
+            note(f"Not in the patch: {line}")
+    else:
+        written = asyncio.run(_export(asked, rows, options.form, out))
+    print_text(f"{counted(len(rows), 'attempt')} in {counted(len(written), 'file')} below {out}")
+
+
+async def _export(asked: Asked, rows: list[Row], form: str, out: Path) -> list[Path]:
+    async with evaluation_client(FaceSettings.from_env(), asked.home or asked.name) as client:
+        return await write_export(client, asked, rows, form, out)
 
 
 def chosen(directory: Path, form: str, outcomes: Sequence[str]) -> list[Row]:

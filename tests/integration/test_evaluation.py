@@ -12,8 +12,9 @@ import pytest_asyncio
 
 from broker.contract.events import Limits
 from deckhands.client.client import Client
-from deckhands.evaluation.evaluation import LABEL, Evaluation, Plan
 from deckhands.datasets.instances import Instance
+from deckhands.evaluation.evaluation import Evaluation
+from deckhands.evaluation.plan import LABEL, Plan
 from deckhands.evaluation.results import Results, Row
 from tests.faults.harness import FaultCluster
 

@@ -95,7 +95,7 @@ def test_swe_bench_rows_that_cannot_be_used_are_listed_by_line(tmp_path: Path) -
     assert why["line 4"].startswith("test_patch: ")
     assert why["line 5"].startswith("FAIL_TO_PASS")
     assert "no relative path" in why["line 6"]
-    with pytest.raises(UsageError, match="line 1: .*name the directory by --repositories"):
+    with pytest.raises(UsageError, match=r"line 1: .*name the directory by --repositories"):
         read_dataset(path)
 
 
@@ -107,8 +107,8 @@ def test_human_eval_rows(tmp_path: Path) -> None:
     assert checked(found, tmp_path / "right", right).returncode == 0
     for number, code in enumerate(("import os; os._exit(0)", "import sys; sys.exit(0)", "print('passed')")):
         assert checked(found, tmp_path / f"cheat-{number}", {"solution.py": code}).returncode == 1
+    changed = [{**HUMAN_EVAL, "task_id": "b", "entry_point": "a b"}, {**HUMAN_EVAL, "task_id": "c", "prompt": ""}]
     with pytest.raises(UsageError, match=r"line 2: entry_point: .*line 3: prompt: "):
-        changed = [{**HUMAN_EVAL, "task_id": "b", "entry_point": "a b"}, {**HUMAN_EVAL, "task_id": "c", "prompt": ""}]
         read_dataset(write_rows(tmp_path, [HUMAN_EVAL, *changed]))
 
 
