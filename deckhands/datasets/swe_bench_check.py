@@ -103,7 +103,7 @@ class Recorder:
 def _unittest(files: list[str]) -> dict[str, str]:
     found: dict[str, str] = {}
 
-    class Recorded(unittest.TextTestResult):  # type: ignore[type-arg]  (generic for type checkers only)
+    class Recorded(unittest.TextTestResult):
         def addSuccess(self, test: unittest.TestCase) -> None:  # noqa: N802  (the name is unittest's)
             super().addSuccess(test)
             path, _, method = test.id().rpartition(".")
@@ -112,7 +112,7 @@ def _unittest(files: list[str]) -> dict[str, str]:
 
     for name in files:
         suite = unittest.defaultTestLoader.loadTestsFromName(name.removesuffix(".py").replace("/", "."))
-        unittest.TextTestRunner(resultclass=Recorded).run(suite)
+        unittest.TextTestRunner(resultclass=Recorded).run(suite)  # type: ignore[arg-type]
     return found
 
 

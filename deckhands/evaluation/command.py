@@ -7,14 +7,13 @@ from pathlib import Path
 
 import click
 
-from broker.contract.events import AgentSpec
 from broker.runtime.errors import UsageError
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
-from deckhands.cli.task_options import with_script_here
 from deckhands.cli.verbs import options_as
 from deckhands.datasets.dataset import absolute
 from deckhands.evaluation.directory import RESULTS, Asked, ask, asked_in, write_report
+from deckhands.evaluation.evaluating import model_here
 from deckhands.evaluation.exporting import export
 from deckhands.evaluation.redoing import check_redo, redo_option
 from deckhands.evaluation.results import read_results
@@ -34,7 +33,6 @@ from deckhands.reading.terminal import print_text
 
 SECTION = "Evaluate agents"
 VERBS = {"eval": "Evaluate agents on a dataset: run, steer, report, compare, export, fork."}
-SCRIPTED = "scripted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +154,7 @@ def run(options: RunOptions) -> int:
     asked = Asked(
         name="",
         dataset=absolute(options.dataset),
-        models=tuple(map(_here, models)),
+        models=tuple(map(model_here, models)),
         attempts=options.attempts,
         agent=options.agent,
         max_iterations=options.max_iterations,
@@ -250,7 +248,7 @@ def fork(options: ForkOptions) -> int:
     models = [name for text in options.models for name in text.split(",")]
     if not all(models) or len(set(models)) < len(models):
         raise UsageError("--model has an empty name, or a name twice.", remedy="Write --model A,B.")
-    models = list(map(_here, models))
+    models = list(map(model_here, models))
     asked = asked_of(options.point, models, options.out, of=options.origin, check=options.check, hidden=options.hidden)
     asked = ask(options.out, asked.model_copy(update={"attempts": options.siblings}))
     tuning = Tuning(at_once=options.at_once, budget=None, retries=None, until=None)
@@ -266,14 +264,6 @@ def fork(options: ForkOptions) -> int:
         "The check accepts none." if best is None else f"The best is {best['conversation_id']}, {best['model']}."
     )
     return code
-
-
-def _here(model: str) -> str:
-    if model == SCRIPTED:
-        return model
-    agent = AgentSpec()
-    spec = with_script_here(agent.model_copy(update={"llm": agent.llm.model_copy(update={"model": model})}))
-    return spec.llm.model or model
 
 
 def _tuning(options: RunOptions | AttachOptions) -> Tuning:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from broker.runtime.errors import UsageError
-from broker.runtime.ids import new_conversation_id
+from broker.runtime.ids import new_conversation_id, new_key
 from deckhands.datasets.dataset import read_dataset
 from deckhands.datasets.instances import Instance, selected
 from deckhands.evaluation.report import html_of
@@ -57,9 +58,15 @@ class Asked(BaseModel):
 
     def instances(self) -> list[Instance]:
         """Return what is evaluated. Raises what `read_dataset` and `selected` do."""
-        repositories = Path(self.repositories) if self.repositories is not None else None
-        found = read_dataset(self.dataset, repositories=repositories)
+        file = Path(self.dataset)
+        found = _read(self.dataset, self.repositories, file.stat().st_mtime_ns if file.is_file() else new_key())
         return selected(found, only=self.only, part=self.part, shuffle=self.shuffle, seed=self.seed)
+
+
+@lru_cache(maxsize=1)
+def _read(dataset: str, repositories: str | None, _version: object) -> list[Instance]:
+    """Return the instances of a dataset; those of a file that has not changed are not looked for again."""
+    return read_dataset(dataset, repositories=None if repositories is None else Path(repositories))
 
 
 def ask(directory: Path, asked: Asked) -> Asked:
