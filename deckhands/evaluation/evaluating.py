@@ -122,7 +122,8 @@ def _blocking(work: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]:
     @wraps(work)
     def call(*arguments: P.args, **options: P.kwargs) -> R:
         with start_blocking_portal() as portal:
-            return portal.call(partial(work, *arguments, **options))
+            result: R = portal.call(partial(work, *arguments, **options))
+            return result
 
     return call
 

@@ -20,6 +20,7 @@ from deckhands.evaluation.evaluation import Evaluation
 from deckhands.evaluation.plan import AT_ONCE, RETRIES, Plan
 from deckhands.evaluation.redoing import orders_of
 from deckhands.evaluation.results import BeingWritten, Results, Row
+from deckhands.evaluation.running.answering import answer
 from deckhands.evaluation.running.detaching import follow
 from deckhands.evaluation.running.record import Record
 from deckhands.evaluation.running.screen import Screen
@@ -91,6 +92,7 @@ def carry_out(directory: Path, asked: Asked, tuning: Tuning, *, follows: bool, a
 
         asyncio.run(evaluate_plan(FaceSettings.from_env(), place, plan, results, tuning, record.row, on_standing))
     summary = write_report(directory)
+    answer(directory)
     if as_json is not None:
         show(summary, as_json=as_json)
     abandoned = any(row.outcome == "infra-abandoned" for row in results.rows.values())
