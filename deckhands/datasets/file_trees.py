@@ -128,7 +128,7 @@ def packed(tree: Tree, *, network: bool = True) -> tuple[WorkspaceSpec, bytes | 
 def patch_between(before: Tree, after: Tree) -> str:
     """Return how to make one tree of the other, as Git writes it: up to 200,000 characters, and whole files only."""
     sections: list[str] = []
-    size = 0
+    size = unnamed = 0
     for name in sorted({*before, *after}):
         old, new = before.get(name), after.get(name)
         if old == new:
@@ -136,9 +136,12 @@ def patch_between(before: Tree, after: Tree) -> str:
         section = _section(name, old, new)
         if size + len(section) > MAX_PATCH_CHARS:
             section = _only_named(name)
+        if size + len(section) > MAX_PATCH_CHARS:
+            unnamed += 1
+            continue
         size += len(section)
         sections.append(section)
-    return "".join(sections)
+    return "".join(sections) + (f"{LEFT_OUT_OF_PATCH}and {unnamed} more differ\n" if unnamed else "")
 
 
 def without_left_out(patch: str) -> tuple[str, list[str]]:

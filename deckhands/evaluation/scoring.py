@@ -39,6 +39,11 @@ class Work:
     left_out: tuple[str, ...] = ()
 
 
+def may_count(name: str, begun_with: Tree) -> bool:
+    """Say whether a file of an agent's workspace is looked at; what is below a directory of tools is not."""
+    return name in begun_with or not NEVER_BELOW & set(PurePosixPath(name).parts[:-1])
+
+
 def work_of(begun_with: Tree, found: Tree, hidden: Tree) -> Work:
     """Return what counts as the agent's work: its changes to the files it began with, and its new files.
 

@@ -12,7 +12,7 @@ import pytest
 
 from broker.runtime.errors import UsageError
 from deckhands.datasets.dataset import absolute, read_dataset
-from deckhands.datasets.file_trees import File, patch_between, tree_of, without_left_out
+from deckhands.datasets.file_trees import MAX_PATCH_CHARS, File, patch_between, tree_of, without_left_out
 from deckhands.datasets.repositories import touched_by
 from tests.dataset_parts import HUMAN_EVAL, PNG, QUESTION, checked, mirror_in, swe_rows, write_rows
 
@@ -174,6 +174,16 @@ def test_a_patch_is_what_git_applies(tmp_path: Path) -> None:
     left, deleted = touched_by(patch)
     assert set(deleted) == {"gone.txt"}
     assert set(left) >= {"form.txt", "new.sh", "with space.txt"}
+
+
+def test_a_patch_names_what_is_beyond_its_limit() -> None:
+    after = {f"file-{number}": File(b"text\n" * 1_000) for number in range(8_000)}
+    patch = patch_between({}, after)
+    assert len(patch) < MAX_PATCH_CHARS + 100
+    whole, named = without_left_out(patch)
+    assert whole.count("diff --git") > 10
+    assert named[-1].startswith("Binary files and ")
+    assert int(named[-1].split()[3]) + len(named) - 1 + whole.count("diff --git") == 8_000
 
 
 def test_a_dataset_of_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
