@@ -198,7 +198,7 @@ class Driver:
             await self._take_in()
             await self._set_pace()
             self._tell(is_due=True)
-            if looks % SHOWN_EVERY == 0:
+            if looks % SHOWN_EVERY == 1:
                 await self._show()
             self._changed.set()
             await asyncio.sleep(LOOK_SECONDS)
