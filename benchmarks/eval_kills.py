@@ -2,9 +2,9 @@
 
 The same attempts run twice: undisturbed, and while `--killed` of the controllers and tool workers, and the submitter,
 get SIGKILL at times drawn from `--seed`. The dead workers stay dead; the submitter is started again. With `--faults`,
-one model call in so many fails (429, 500, 503, overloaded), in both runs. Printed: attempts accounted for, attempts that
-were begun twice, whether scores are the same, and infrastructure failures per 1,000 conversations. Exits with 1 if
-something is missing, doubled or different.
+one model call in so many fails (429, 500, 503, no answer), in both runs. Printed: attempts accounted for, attempts
+that were begun twice, whether scores are the same, and infrastructure failures per 1,000 conversations. Exits with 1
+if something is missing, doubled or different.
 """
 
 from __future__ import annotations
@@ -131,9 +131,8 @@ async def measure(directory: Path, arguments: argparse.Namespace) -> int:
     print(quiet.report("Undisturbed", arguments.count), flush=True)
     hurt = await run(directory, "disturbed", arguments, kills=True)
     print(hurt.report("Killed", arguments.count))
-    doubled = (
-        len(hurt.rows) - len(hurt.scores) + max(0, hurt.conversations - sum(row.conversations for row in hurt.rows))
-    )
+    known = sum(row.conversations for row in hurt.rows)
+    doubled = len(hurt.rows) - len(hurt.scores) + max(0, hurt.conversations - known)
     is_same = quiet.scores == hurt.scores
     print(f"Doubled: {doubled}. Scores identical: {is_same}. Load {load():.1f}.")
     return 0 if len(hurt.scores) == arguments.count and not doubled and is_same else 1
