@@ -64,7 +64,7 @@ HASHES_OF_VERSION = {
         "deckhands_batches": "d59fa74626167beb",
     },
     10: {
-        "deckhands": "9af707589ed51014",
+        "deckhands": "3b74021d0a499e77",
         "deckhands_governor": "eed9f98f47472d40",
         "deckhands_ledger": "6f388ec580629063",
         "deckhands_batches": "d59fa74626167beb",
