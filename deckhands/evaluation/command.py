@@ -7,13 +7,15 @@ from pathlib import Path
 
 import click
 
-from broker.contract.events import AgentSpec
 from broker.runtime.errors import UsageError
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
-from deckhands.cli.task_options import with_script_here
 from deckhands.cli.verbs import options_as
+from deckhands.datasets.dataset import absolute
 from deckhands.evaluation.directory import RESULTS, Asked, ask, asked_in, write_report
+from deckhands.evaluation.evaluating import model_here
+from deckhands.evaluation.exporting import export
+from deckhands.evaluation.redoing import check_redo, redo_option
 from deckhands.evaluation.results import read_results
 from deckhands.evaluation.running.carrying_out import Tuning, carry_out, show
 from deckhands.evaluation.running.detaching import detach
@@ -30,8 +32,7 @@ from deckhands.evaluation.statistics import comparison_of
 from deckhands.reading.terminal import print_text
 
 SECTION = "Evaluate agents"
-VERBS = {"eval": "Evaluate agents on a dataset: run, steer, report, compare, fork."}
-SCRIPTED = "scripted"
+VERBS = {"eval": "Evaluate agents on a dataset: run, steer, report, compare, export, fork."}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,8 @@ class RunOptions:
     part: str
     shuffle: bool
     seed: int
+    repositories: Path | None
+    redo: tuple[str, ...]
     retries: int | None
     until: str | None
     is_detached: bool
@@ -67,6 +70,7 @@ class AttachOptions:
     budget: float | None
     retries: int | None
     until: str | None
+    redo: tuple[str, ...]
     as_json: bool
 
 
@@ -108,7 +112,7 @@ def eval_() -> None:
 
 
 _directory = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
-for _command in COMMANDS:
+for _command in (*COMMANDS, export):
     eval_.add_command(_command)
 
 
@@ -129,24 +133,28 @@ for _command in COMMANDS:
 @click.option("--slice", "part", default="", metavar="A:B", help="Only these, as in Python: :20, 20:40, -5:.")
 @click.option("--shuffle", is_flag=True, help="In an order that --seed decides.")
 @click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--repositories", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="DIR",
+    help="Mirrors or archives of the repositories that SWE-bench rows name.",
+)  # fmt: skip
+@redo_option
 @retries_option
 @until_option
 @click.option("--detach", "is_detached", is_flag=True, help="Let it run in the background; `eval attach` comes back.")
 @json_option
 @options_as(RunOptions)
 def run(options: RunOptions) -> int:
-    """Evaluate models on DATASET: a file of JSON lines, or `shipped`.
+    """Evaluate models on DATASET: `shipped`, a file of rows, a directory of tasks, or the name of an installed one.
 
     Repeat the command to complete an evaluation that was interrupted. `--model scripted` solves `shipped` offline.
     """
     models = [name for text in options.models for name in text.split(",")]
     if not all(models) or len(set(models)) < len(models):
         raise UsageError("--model has an empty name, or a name twice.", remedy="Write --model A,B.")
-    dataset = options.dataset if "/" not in options.dataset and not Path(options.dataset).exists() else None
     asked = Asked(
         name="",
-        dataset=dataset or str(Path(options.dataset).resolve()),
-        models=tuple(map(_here, models)),
+        dataset=absolute(options.dataset),
+        models=tuple(map(model_here, models)),
         attempts=options.attempts,
         agent=options.agent,
         max_iterations=options.max_iterations,
@@ -156,10 +164,12 @@ def run(options: RunOptions) -> int:
         part=options.part,
         shuffle=options.shuffle,
         seed=options.seed,
+        repositories=None if options.repositories is None else str(options.repositories.resolve()),
     )
     asked.instances()  # before anything is written
     tuning = _tuning(options)
     tuning.check(len(models))
+    check_redo(options.redo, asked.instances())
     asked = ask(options.out, asked)
     if options.is_detached:
         pid = detach(options.out, tuning.as_arguments())
@@ -175,6 +185,7 @@ def run(options: RunOptions) -> int:
 @budget_option
 @retries_option
 @until_option
+@redo_option
 @json_option
 @options_as(AttachOptions)
 def attach(options: AttachOptions) -> int:
@@ -237,7 +248,7 @@ def fork(options: ForkOptions) -> int:
     models = [name for text in options.models for name in text.split(",")]
     if not all(models) or len(set(models)) < len(models):
         raise UsageError("--model has an empty name, or a name twice.", remedy="Write --model A,B.")
-    models = list(map(_here, models))
+    models = list(map(model_here, models))
     asked = asked_of(options.point, models, options.out, of=options.origin, check=options.check, hidden=options.hidden)
     asked = ask(options.out, asked.model_copy(update={"attempts": options.siblings}))
     tuning = Tuning(at_once=options.at_once, budget=None, retries=None, until=None)
@@ -255,13 +266,11 @@ def fork(options: ForkOptions) -> int:
     return code
 
 
-def _here(model: str) -> str:
-    if model == SCRIPTED:
-        return model
-    agent = AgentSpec()
-    spec = with_script_here(agent.model_copy(update={"llm": agent.llm.model_copy(update={"model": model})}))
-    return spec.llm.model or model
-
-
 def _tuning(options: RunOptions | AttachOptions) -> Tuning:
-    return Tuning(at_once=options.at_once, budget=options.budget, retries=options.retries, until=options.until)
+    return Tuning(
+        at_once=options.at_once,
+        budget=options.budget,
+        retries=options.retries,
+        until=options.until,
+        redo=options.redo,
+    )

@@ -17,15 +17,15 @@ from pathlib import Path
 from broker.contract.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
 from broker.contract.observations import CmdOutputObservation
 from broker.coordination.workspace_orders import WorkspaceOrders
-from broker.runtime.errors import AdmissionRefused, DeckhandsError
+from broker.runtime.errors import AdmissionRefused, DeckhandsError, UsageError
 from broker.runtime.ids import jitter
 from broker.specs.agent_state import AgentState
 from broker.specs.specs import GoalSpec, Tenancy
 from deckhands.client.client import Client
 from deckhands.client.forking import Point
+from deckhands.datasets.file_trees import MAX_BYTES, File, packed, patch_between, tree_of
+from deckhands.datasets.instances import Instance
 from deckhands.evaluation.answers import answer_in, is_same
-from deckhands.evaluation.file_trees import File, packed, patch_between, tree_of
-from deckhands.evaluation.instances import Instance
 from deckhands.evaluation.plan import LABEL
 from deckhands.evaluation.plan import Attempt as Attempt  # noqa: PLC0414  (callers get it from here)
 from deckhands.evaluation.plan import Plan as Plan  # noqa: PLC0414  (the same)
@@ -35,8 +35,9 @@ from deckhands.evaluation.running.siblings import Shared, shared_by
 from deckhands.evaluation.running.times import times_of
 from deckhands.evaluation.running.under_way import UnderWay
 from deckhands.evaluation.running.watch import Lost, Seen, Settled
-from deckhands.evaluation.scoring import to_check, work_of
+from deckhands.evaluation.scoring import may_count, to_check, work_of
 from deckhands.tasks.tasks import conversation_id_of
+from deckhands.transfers.packed_files import TooLarge
 
 CHECK_SECONDS = 600.0
 READ_AT_ONCE = 4
@@ -44,6 +45,8 @@ READ_AT_ONCE = 4
 BACK_OFF_SECONDS = 5.0
 LONGEST_BACK_OFF_SECONDS = 120.0
 MAX_EVIDENCE_CHARS = 4_000
+TOO_LARGE = "workspace_too_large"
+"""The cause of a row, and the code of a node, that a workspace has more files or bytes than are read."""
 SETUP_SCRIPT = ".openhands/setup.sh"
 
 LIMITS = {"max_iterations": "iterations", "max_budget": "budget", "max_tokens": "tokens", "max_time": "time"}
@@ -194,6 +197,9 @@ class Evaluation:
 
     async def _scored(self, one: UnderWay, settled: Settled, begun_with: dict[str, File]) -> Row:
         instance, summary = one.attempt.instance, settled.summary
+        if instance.judge is not None:
+            is_right, why = await instance.judge(summary.message)
+            return self._row(one, "resolved" if is_right else "unresolved", settled, evidence=why)
         if instance.check is None:
             assert instance.answer is not None
             given = answer_in(summary.message)
@@ -201,23 +207,43 @@ class Evaluation:
             return self._row(one, outcome, settled, evidence=given)
         hidden = await asyncio.to_thread(tree_of, instance.hidden)
         async with self._reading:
-            found = await self._files_of(summary.conversation_id)
+            try:
+                found = await self._files_of(summary.conversation_id, begun_with)
+            except TooLarge as error:
+                evidence = f"The workspace: {error.message}"
+                return self._row(one, "unresolved", settled, cause=TOO_LARGE, evidence=evidence)
             work = work_of(begun_with, found, hidden)
             row = self._row(one, "unresolved", settled)
             row.left_out = list(work.left_out)
             row.patch = await asyncio.to_thread(patch_between, begun_with, work.tree)
         return await self._checked(instance, row, to_check(work, hidden))
 
-    async def _files_of(self, conversation_id: str) -> dict[str, File]:
+    async def _files_of(self, conversation_id: str, begun_with: dict[str, File]) -> dict[str, File]:
+        """Return what an agent has left.
+
+        Raises:
+            TooLarge: more than any solution has; that is its own doing, so it is scored.
+            Infrastructure: it cannot be read.
+        """
+        is_wanted = partial(may_count, begun_with=begun_with)
         with tempfile.TemporaryDirectory() as folder:
             target = Path(folder, "found")
             try:
-                await self._client.files.download(conversation_id, ".", target)
+                await self._client.files.download(
+                    conversation_id, ".", target, is_wanted=is_wanted, limit_bytes=MAX_BYTES
+                )
+            except TooLarge:
+                raise
             except DeckhandsError as error:
                 if error.code == "no_workspace":
                     return {}
+                if error.code == TOO_LARGE:
+                    raise TooLarge(error.message) from error
                 raise Infrastructure(error.code) from error
-            return await asyncio.to_thread(tree_of, target)
+            try:
+                return await asyncio.to_thread(tree_of, target)
+            except UsageError as error:
+                raise TooLarge(error.message) from error
 
     async def _checked(self, instance: Instance, row: Row, tree: dict[str, File]) -> Row:
         """Run the check in a workspace of these files. Idempotent."""

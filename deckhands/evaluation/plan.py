@@ -8,7 +8,7 @@ from pathlib import Path
 
 from broker.contract.events import AgentSpec, Limits
 from deckhands.client.forking import Point
-from deckhands.evaluation.instances import Instance
+from deckhands.datasets.instances import Instance
 
 LABEL = "evaluation"
 """Of its conversations; the value is its name."""

@@ -16,8 +16,8 @@ from broker.contract.observations import CmdOutputObservation
 from broker.runtime.errors import UsageError
 from deckhands.client.client import Client
 from deckhands.client.forking import Point
+from deckhands.datasets.instances import Instance
 from deckhands.evaluation.evaluation import Evaluation
-from deckhands.evaluation.instances import Instance
 from deckhands.evaluation.plan import LABEL, Plan
 from deckhands.evaluation.results import BeingWritten, Results, Row, read_results
 from deckhands.evaluation.running.siblings import compared

@@ -18,7 +18,9 @@ from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec
 from deckhands.evaluation.directory import RESULTS, Asked, write_report, write_scripts
 from deckhands.evaluation.evaluation import Evaluation
 from deckhands.evaluation.plan import AT_ONCE, RETRIES, Plan
+from deckhands.evaluation.redoing import orders_of
 from deckhands.evaluation.results import BeingWritten, Results, Row
+from deckhands.evaluation.running.answering import answer
 from deckhands.evaluation.running.detaching import follow
 from deckhands.evaluation.running.record import Record
 from deckhands.evaluation.running.screen import Screen
@@ -41,6 +43,7 @@ class Tuning:
     budget: float | None
     retries: int | None
     until: str | None
+    redo: tuple[str, ...] = ()
 
     def check(self, models: int) -> None:
         """Refuse what cannot be used.
@@ -63,7 +66,8 @@ class Tuning:
             "--retries": self.retries,
             "--until": self.until,
         }
-        return [part for name, value in given.items() if value is not None for part in (name, str(value))]
+        again = [("--redo", what) for what in self.redo]
+        return [part for pair in (*given.items(), *again) if pair[1] is not None for part in (pair[0], str(pair[1]))]
 
 
 def carry_out(directory: Path, asked: Asked, tuning: Tuning, *, follows: bool, as_json: bool | None) -> int:
@@ -77,9 +81,33 @@ def carry_out(directory: Path, asked: Asked, tuning: Tuning, *, follows: bool, a
         BeingWritten: another command carries it out.
         UsageError, StoreError: it cannot be carried out.
     """
+    plan = plan_of(directory, asked, tuning)
+    place = asked.home or asked.name
+    results = _results(directory, asked.name, place, follows=follows)
+    with results, Record(directory) as record, Screen() as screen:
+
+        def on_standing(standing: Standing) -> None:
+            record.standing(standing)
+            screen.show(standing)
+
+        asyncio.run(evaluate_plan(FaceSettings.from_env(), place, plan, results, tuning, record.row, on_standing))
+    summary = write_report(directory)
+    answer(directory)
+    if as_json is not None:
+        show(summary, as_json=as_json)
+    abandoned = any(row.outcome == "infra-abandoned" for row in results.rows.values())
+    return int(ExitCode.ERROR if abandoned else ExitCode.FINISHED)
+
+
+def plan_of(directory: Path, asked: Asked, tuning: Tuning) -> Plan:
+    """Return the plan of an evaluation, with its scripts written.
+
+    Raises:
+        UsageError: the dataset or the tuning cannot be used.
+    """
     instances = asked.instances()
-    scripts = write_scripts(directory, instances) if SCRIPTED in asked.models else None
-    plan = Plan(
+    tuning.check(len(asked.models))
+    return Plan(
         asked.name,
         instances,
         asked.models,
@@ -91,25 +119,10 @@ def carry_out(directory: Path, asked: Asked, tuning: Tuning, *, follows: bool, a
         at_once=tuning.at_once or AT_ONCE,
         retries=RETRIES if tuning.retries is None else tuning.retries,
         budget_usd=tuning.budget,
-        scripts=scripts,
+        scripts=write_scripts(directory, instances) if SCRIPTED in asked.models else None,
         until=tuning.until or "",
         origin=Point.parse(asked.origin) if asked.origin else None,
     )
-    tuning.check(len(plan.models))
-    place = asked.home or asked.name
-    results = _results(directory, asked.name, place, follows=follows)
-    with results, Record(directory) as record, Screen() as screen:
-
-        def on_standing(standing: Standing) -> None:
-            record.standing(standing)
-            screen.show(standing)
-
-        asyncio.run(_evaluate(place, plan, results, tuning, record.row, on_standing=on_standing))
-    summary = write_report(directory)
-    if as_json is not None:
-        show(summary, as_json=as_json)
-    abandoned = any(row.outcome == "infra-abandoned" for row in results.rows.values())
-    return int(ExitCode.ERROR if abandoned else ExitCode.FINISHED)
 
 
 def show(summary: dict[str, Any], *, as_json: bool) -> None:
@@ -140,18 +153,21 @@ def _results(directory: Path, name: str, place: str, *, follows: bool) -> Result
             follow(directory, name, place)
 
 
-async def _evaluate(
+async def evaluate_plan(  # noqa: PLR0917  (all of them are needed)
+    settings: FaceSettings,
     place: str,
     plan: Plan,
     results: Results,
     tuning: Tuning,
     on_row: Callable[[Row], None],
-    *,
     on_standing: Callable[[Standing], None],
 ) -> None:
-    settings = FaceSettings.from_env()
+    """Carry out a plan on the cluster that the settings lead to.  Idempotent."""
     async with _client(settings, place, plan) as client:
-        await Steering(client.store, plan.name).wish(**tuning.as_wishes())
+        steering = Steering(client.store, plan.name)
+        await steering.wish(**tuning.as_wishes())
+        for order in orders_of(tuning.redo):
+            await steering.requeue(order)
         await Evaluation(client, plan, results, on_row=on_row, on_standing=on_standing).run()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from broker.runtime.errors import UsageError
@@ -23,10 +23,13 @@ LOOK_SECONDS = 1.0
 LAST_LINES = 5
 
 
-def detach(directory: Path, options: Sequence[str]) -> int:
+def detach(directory: Path, options: Sequence[str], *, environment: Mapping[str, str] | None = None) -> int:
     """Start a command that carries out the evaluation in a directory, and return its pid.
 
     It has a session to itself, so it outlives the terminal; it writes to `driver.log` there.
+
+    Args:
+        environment: of the command; None: as here.
 
     Raises:
         UsageError: it has ended at once; says why.
@@ -36,7 +39,13 @@ def detach(directory: Path, options: Sequence[str]) -> int:
     with log.open("ab") as out:
         begins = out.tell()
         child = subprocess.Popen(  # noqa: S603  (our own command)
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, close_fds=True
+            command,
+            env=None if environment is None else dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+            close_fds=True,
         )
     try:
         code = child.wait(timeout=PATIENCE_SECONDS)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from broker.runtime.errors import UsageError
-from deckhands.evaluation.instances import Instance
+from deckhands.datasets.instances import Instance
 from deckhands.evaluation.plan import Attempt
 from deckhands.evaluation.results import Row
 from deckhands.evaluation.running.stopping import ODDS, Until, ended_in_order, odds
