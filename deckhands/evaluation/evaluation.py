@@ -127,6 +127,8 @@ class Evaluation:
     async def _begin(self, one: UnderWay, begun_with: dict[str, File]) -> None:
         plan, attempt, instance = self._plan, one.attempt, one.attempt.instance
         workspace, upload = await asyncio.to_thread(packed, begun_with)
+        if plan.pool is not None:
+            workspace = workspace.model_copy(update={"pool": plan.pool})
         model = attempt.model
         if model == "scripted" and plan.scripts is not None:
             model = f"scripted/{plan.scripts / instance.id}.json"

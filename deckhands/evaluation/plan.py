@@ -28,6 +28,8 @@ class Plan:
         retries: how often an attempt that the infrastructure has failed is begun again.
         budget_usd: no attempt begins once all of them together have spent so much.
         origin: what attempts begin as, instead of with the task of their instance: forks of this conversation.
+        is_paced: False: as many as `at_once` are under way, whatever machines and models say.
+        pool: of the tool workers that have the workspaces of attempts; None: the usual one.
         until: when enough is known, as `stopping.Until` reads it; empty: when all attempts have ended.
     """
 
@@ -43,6 +45,8 @@ class Plan:
     scripts: Path | None = None
     origin: Point | None = None
     until: str = ""
+    is_paced: bool = True
+    pool: str | None = None
 
     @property
     def size(self) -> int:

@@ -66,6 +66,9 @@ class Driver:
         self._under_way: dict[AttemptKey, UnderWay] = {}
         self._hosts = HostPace(plan.at_once)
         self._models = {model: ModelPace(plan.at_once) for model in plan.models}
+        if not plan.is_paced:
+            for pace in (self._hosts.pace, *(model.pace for model in self._models.values())):
+                pace.limit = plan.at_once
         self._state = "running"
         self._stopped = ""
         self._judged_at = self._told_at = 0.0
@@ -198,7 +201,7 @@ class Driver:
             await self._take_in()
             await self._set_pace()
             self._tell(is_due=True)
-            if looks % SHOWN_EVERY == 0:
+            if looks % SHOWN_EVERY == 1:
                 await self._show()
             self._changed.set()
             await asyncio.sleep(LOOK_SECONDS)
@@ -220,6 +223,8 @@ class Driver:
         under_way = list(self._under_way.values())
         hosts, calls = await self._load.read(now, starting=sum(one.starts for one in under_way))
         self._meter.refused += calls.refused
+        if not self.plan.is_paced:
+            return
         self._hosts.tick(now, len(under_way), hosts)
         for model, pace in self._models.items():
             own = [one for one in under_way if one.attempt.model == model]

@@ -29,7 +29,7 @@ class Screen:
         self._is_table = is_redrawn(sys.stderr)
         self._lines = 0
         self._shown_at = float("-inf")
-        self._bound = ""
+        self._bound = self._line = ""
         self._last: Standing | None = None
 
     def __enter__(self) -> Self:
@@ -54,7 +54,9 @@ class Screen:
     def _show(self, standing: Standing) -> None:
         self._bound = standing.bound_line
         if not self._is_table:
-            note(standing.line)
+            if standing.line != self._line:
+                note(standing.line)
+            self._line = standing.line
             return
         size = shutil.get_terminal_size()
         lines = lines_of(standing, columns=size.columns, rows=size.lines)
