@@ -27,7 +27,7 @@ RUNTIME := $(VENV)/.runtime-stamp
 SETUP := $(VENV)/.setup-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run tools test end-to-end soak check docs lock bench faults orphans security clean
+.PHONY: help setup run tools peers test end-to-end soak check docs lock bench faults orphans security clean
 .SUFFIXES:
 
 help: ## Show this list
@@ -43,10 +43,13 @@ run: $(RUNTIME) ## Run the demo: 20 agents, real workers, two of them killed
 tools:
 	@.ci/tools
 
+peers: $(SETUP)
+	@.ci/peers $(BIN)
+
 test: $(SETUP) tools ## Run the tests, without those of whole programs, the slow ones and the long searches
 	$(PARALLEL) --ignore=tests/end_to_end -m '$(MARKERS)' $(PYTEST_ARGS)
 
-end-to-end: $(SETUP) tools ## Run the tests of whole programs: the command, the pages, the examples, the packages, the browser
+end-to-end: $(SETUP) tools peers ## Run the tests of whole programs: the command, the pages, the examples, the packages, the browser
 	$(PARALLEL) tests/end_to_end -m '$(MARKERS)' $(PYTEST_ARGS)
 
 soak: $(SETUP) tools ## Run the long searches: simulations and property tests, from a seed that is printed
