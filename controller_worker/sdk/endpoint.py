@@ -153,7 +153,11 @@ class _Answer:
 
     async def begin(self) -> None:
         """Begin a stream."""
-        headers = [("content-type", "text/event-stream"), ("cache-control", "no-cache"), ("transfer-encoding", "chunked")]
+        headers = [
+            ("content-type", "text/event-stream"),
+            ("cache-control", "no-cache"),
+            ("transfer-encoding", "chunked"),
+        ]
         self._write(h11.Response(status_code=200, headers=headers), h11.Data(data=PING))
         await self._writer.drain()
 

@@ -1,4 +1,4 @@
-"""How the program of a session is started: a clean environment, and a sandbox around it where the machine has bubblewrap.
+"""How the program of a session is started: with a clean environment, and in a sandbox where bubblewrap works.
 
 Holds: the program inherits no variable, no descriptor but its socket, and no directory of ours. In the sandbox it has
 the system's programs, the interpreter's packages and this room, all read-only, an empty `/tmp`, no network but its own
@@ -42,9 +42,10 @@ def can_sandbox() -> bool:
         return False
     trial = [*_sandbox(), "--", sys.executable, "-I", "-c", "pass"]
     try:
-        return subprocess.run(trial, env={}, capture_output=True, timeout=TRIAL_LIMIT_SECONDS, check=False).returncode == 0  # noqa: S603  (our own command)
+        tried = subprocess.run(trial, env={}, capture_output=True, timeout=TRIAL_LIMIT_SECONDS, check=False)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired):
         return False
+    return tried.returncode == 0
 
 
 def _sandbox() -> Sequence[str]:
