@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 import pytest
 
-from broker.contract.actions import CmdRunAction
-from broker.contract.events import AgentSpec, LLMSpec, ModelReply
-from controller_worker.loop.conversation_loop import ConversationLoop
-from tests.conversation_hands import CID, THINK, Hands
+from tests.conversation_hands import THINK, Hands
 from tests.polling import until
 
 pytest.importorskip("claude_agent_sdk")
