@@ -25,14 +25,18 @@ _OWN = Path(__file__).parent
 _LIBRARIES = ("bin", "sbin", "lib", "lib32", "lib64")
 
 
-def command_of(descriptor: int, *, is_sandboxed: bool) -> Sequence[str]:
+PROGRAM = (sys.executable, "-I", "-m", f"{__package__}.program")
+
+
+def command_of(program: Sequence[str], descriptor: int, *, is_sandboxed: bool) -> Sequence[str]:
     """Return what starts the program of a session.
 
     Args:
+        program: `PROGRAM`, or another one that speaks as it does.
         descriptor: of its socket, the same in the child.
     """
-    program = [sys.executable, "-I", "-m", f"{__package__}.program", str(descriptor)]
-    return [*_sandbox(), "--", *program] if is_sandboxed else program
+    command = [*program, str(descriptor)]
+    return [*_sandbox(), "--", *command] if is_sandboxed else command
 
 
 @functools.cache

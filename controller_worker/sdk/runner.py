@@ -12,7 +12,7 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ class Runner:
         """The process id of the program, or of the sandbox around it."""
         return self._child.pid if self._child is not None else None
 
-    async def start(self, *, is_sandboxed: bool) -> None:
+    async def start(self, program: Sequence[str], *, is_sandboxed: bool) -> None:
         """Start it.
 
         Raises:
@@ -69,7 +69,7 @@ class Runner:
             with theirs:
                 log = folder / "log"
                 self._child = Child.start(
-                    command_of(theirs.fileno(), is_sandboxed=is_sandboxed),
+                    command_of(program, theirs.fileno(), is_sandboxed=is_sandboxed),
                     log=log,
                     env=ENVIRONMENT,
                     last_signal=self._last_signal,

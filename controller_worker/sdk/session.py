@@ -164,7 +164,7 @@ class Session:
         self._runner, self._asked, self._told, self._has_ended = runner, 0, 0, False
         self._open.clear()
         try:
-            await runner.start(is_sandboxed=is_sandboxed)
+            await runner.start(self._sessions.program, is_sandboxed=is_sandboxed)
         except OSError as error:
             self._lose("ProcessError", str(error))
             return

@@ -7,10 +7,10 @@ that has waited longest; a fresh one is where the log ends within seconds. Other
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
-from controller_worker.sdk.launch import can_sandbox
+from controller_worker.sdk.launch import PROGRAM, can_sandbox
 
 DEFAULT_LIMIT = 8
 
@@ -35,14 +35,18 @@ class Sessions:
 
     Args:
         limit: how many at once.
+        program: what runs the SDK.
         sandbox: `auto`: a sandbox where there is one; `bwrap`: nothing without one; `none`: none.
 
     Attributes:
         endings: what waits for the ends of programs that were stopped.
     """
 
-    def __init__(self, limit: int = DEFAULT_LIMIT, sandbox: SandboxChoice = "auto") -> None:
+    def __init__(
+        self, limit: int = DEFAULT_LIMIT, sandbox: SandboxChoice = "auto", *, program: Sequence[str] = PROGRAM
+    ) -> None:
         self.limit = limit
+        self.program = program
         self._sandbox = sandbox
         self.endings: set[asyncio.Task[None]] = set()
         self._held: dict[Held, None] = {}
