@@ -16,11 +16,10 @@ FAILURES = {"missing": "ModuleNotFoundError", "refused": "authentication_failed"
 
 
 def main(habit: str, descriptor: int) -> None:
-    with socket.socket(fileno=descriptor) as connection, connection.makefile("rw", encoding="utf-8") as lines:
+    with socket.socket(fileno=descriptor) as connection, connection.makefile("rb") as lines:
 
         def say(**line: Any) -> None:
-            lines.write(json.dumps(line) + "\n")
-            lines.flush()
+            connection.sendall(json.dumps(line).encode() + b"\n")
 
         asked, waits_for, replies, results = 0, [], [], {}
         is_in_turn = False
@@ -30,8 +29,7 @@ def main(habit: str, descriptor: int) -> None:
                     case "dying":
                         return
                     case "nonsense":
-                        lines.write("no JSON\n")
-                        lines.flush()
+                        connection.sendall(b"no JSON\n")
                     case "idle":
                         say(ended="success", is_error=False, text="")
                     case "missing" | "refused":
