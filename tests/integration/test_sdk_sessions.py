@@ -1,4 +1,4 @@
-"""The loop of an SDK agent: the SDK asks, the core decides. The SDK itself is in `tests/end_to_end`; here it is a stand-in."""
+"""The loop of an SDK agent: the SDK asks, the core decides. Here a stand-in asks; `tests/end_to_end` has the SDK."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from broker.contract.actions import AgentFinishAction, CmdRunAction, MessageAction
+from broker.contract.actions import AgentFinishAction, CmdRunAction, MessageAction, SystemMessageAction
 from broker.contract.events import AgentSpec, Event, LLMSpec, ModelCallFailed, ModelReply
 from broker.contract.interventions import ConversationChanged
 from broker.specs.agent_state import AgentState
 from broker.specs.specs import Limits, SdkSpec
 from controller_worker.concerns.setup import agent_after
+from tests.controller_parts import said
 from tests.conversation_hands import BASH, CID, THINK, Hands
 from tests.polling import until
 from tests.sdk_parts import stand_in, taken_up, with_sdk
@@ -26,8 +27,8 @@ def of(kind: type[Event], events: list[Event]) -> list[Any]:
     return [event for event in events if isinstance(event, kind)]
 
 
-async def ended(hands: Hands) -> list[Event]:
-    await until(lambda: CID in hands.gone, what="the end")
+async def ended(hands: Hands, *, times: int = 1) -> list[Event]:
+    await until(lambda: hands.gone.count(CID) == times, what="the end")
     return await hands.events()
 
 
@@ -59,17 +60,16 @@ async def test_the_core_decides_how_many_steps_there_are(hands: Hands) -> None:
     assert events[-1].agent_state is AgentState.ERROR
 
 
-async def test_a_person_who_answers_begins_another_turn_of_the_same_program(hands: Hands) -> None:
+async def test_a_person_who_answers_gets_a_fresh_program_with_the_answer_alone(hands: Hands) -> None:
     await with_sdk(hands, stand_in()).begin(SAYS, THINK, name=SDK, headless=False)
-    loop = await taken_up(hands)
-    await until(lambda: loop.state.lifecycle.agent_state is AgentState.AWAITING_USER_INPUT, what="the question")
-    pid = loop._sdk.pid
-    await hands.say("go on")
-    loop.wake()
-    events = await ended(hands)
-    assert pid is not None
+    await taken_up(hands)
+    await ended(hands)  # a question is no reason to keep a program
+    assert hands.services.sdk_sessions.count == 0
+    await hands.say("this way")
+    await taken_up(hands)
+    events = await ended(hands, times=2)
     assert len(of(ModelReply, events)) == 3
-    assert len(of(MessageAction, events)) == 3
+    assert isinstance(events[-2], AgentFinishAction)
 
 
 @pytest.mark.parametrize("habit", ["dying", "nonsense", "idle", "missing", "refused"])
@@ -90,12 +90,14 @@ async def test_the_legacy_agent_continues_where_the_sdk_cannot_run(hands: Hands,
 async def test_without_a_fallback_the_failure_is_one_of_the_table(hands: Hands, habit: str, code: str) -> None:
     await with_sdk(hands, stand_in(habit)).begin(THINK, name=SDK, sdk=NO_FALLBACK)
     loop = await taken_up(hands)
-    await until(
-        lambda: loop.state.lifecycle.agent_state is not AgentState.RUNNING and loop.state.version > 6, what="it"
-    )
+    await until(lambda: _has_failed(loop), what="the failure")
     failure = of(ModelCallFailed, await hands.events())[0]
     assert failure.code == code
     assert (failure.retry_at is not None) is (code == "service_unavailable")
+
+
+def _has_failed(loop: Any) -> bool:
+    return loop.state.calls.wait is not None or loop.state.lifecycle.agent_state is AgentState.ERROR
 
 
 async def test_a_program_that_says_nothing_is_given_up_after_its_time(hands: Hands) -> None:
@@ -108,16 +110,17 @@ async def test_a_program_that_says_nothing_is_given_up_after_its_time(hands: Han
 
 async def test_a_person_sends_a_conversation_to_the_other_loop_and_back(hands: Hands) -> None:
     await with_sdk(hands, stand_in()).begin(SAYS, SAYS, SAYS, THINK, name=SDK, headless=False)
-    loop = await taken_up(hands)
-    for number, way in enumerate(("legacy", "sdk", None), 1):
-        await until(lambda number=number: loop.state.usage.iteration == number and loop.is_idle, what="the question")
-        assert (loop._sdk.pid is None) is (number == 2)
-        changes = [ConversationChanged(loop=way)] if way else []
-        await hands.log.append(CID, [*changes, MessageAction(content="and now?", source="user")])
-        loop.wake()
-    events = await ended(hands)
-    assert loop.state.setup.agent.name == SDK
-    assert loop.state.setup.agent.llm.model.startswith("scripted/")  # all but the loop is as it was
+    names = []
+    for number, loop in enumerate((None, "legacy", "sdk", None), 1):
+        if number > 1:
+            changes = [ConversationChanged(loop=loop)] if loop else []
+            await hands.log.append(CID, [*changes, said("and now?")])
+        held = await taken_up(hands)
+        events = await ended(hands, times=number)
+        names.append(held.state.setup.agent.name)
+    assert names == [SDK, "CodeActAgent", SDK, SDK]
+    assert held.state.setup.agent.llm.model.startswith("scripted/")  # all but the loop is as it was
+    assert [event.agent_class for event in of(SystemMessageAction, events)] == [SDK, "CodeActAgent", SDK]
     assert len(of(ModelReply, events)) == 5
 
 
