@@ -189,6 +189,8 @@ async def _main(descriptor: int) -> None:
             await writer.drain()
     finally:
         shutil.rmtree(home, ignore_errors=True)
+        if "TMPDIR" in os.environ:  # it was made for this program; a worker that was killed does not remove it
+            shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -15,15 +15,16 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from broker.runtime.child import Child, last_lines
+from broker.runtime.child import Child
 from broker.runtime.failpoints import failpoint
 from controller_worker.sdk.launch import ENVIRONMENT, command_of
 
 MAX_LINE_BYTES = 2**20
 MAX_WAITING_BYTES = 64 * 2**20
 """Of what the program has not read yet; it reads whatever it is told at once."""
+SAID_BYTES = 2_000
 INSIST_SECONDS = 3.0
 
 Line = Mapping[str, Any]
@@ -71,17 +72,20 @@ class Runner:
                 self._child = Child.start(
                     command_of(program, theirs.fileno(), is_sandboxed=is_sandboxed),
                     log=log,
-                    env=ENVIRONMENT,
+                    env=ENVIRONMENT if is_sandboxed else {**ENVIRONMENT, "TMPDIR": str(folder)},
                     last_signal=self._last_signal,
                     inherited=(theirs.fileno(),),
-                    directory=folder if not is_sandboxed else None,
+                    directory=folder,
                 )
+                said = log.open("rb")
+            if is_sandboxed:  # nothing of it is left even if this worker is killed
+                shutil.rmtree(folder, ignore_errors=True)
             reader, self._writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE_BYTES)
         except OSError:
             ours.close()
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        self._reading = asyncio.create_task(self._read(reader, folder), name="lines of the SDK")
+        self._reading = asyncio.create_task(self._read(reader, said, folder), name="lines of the SDK")
 
     def tell(self, **line: Any) -> None:
         """Tell it something; nothing happens if it has ended."""
@@ -113,7 +117,8 @@ class Runner:
             _signal(child, signal.SIGKILL)
             await child.wait()
 
-    async def _read(self, reader: asyncio.StreamReader, folder: Path) -> None:
+    async def _read(self, reader: asyncio.StreamReader, said: BinaryIO, folder: Path) -> None:
+        text = ""
         try:
             with suppress(ValueError, OSError):  # a line too long, or none of ours
                 while line := await reader.readline():
@@ -121,11 +126,12 @@ class Runner:
                     if not isinstance(found, dict):
                         break
                     self._on_line(found)
-            said = last_lines(folder / "log")
+            text = said.read(SAID_BYTES).decode("utf-8", "replace").strip()
         finally:
+            said.close()
             shutil.rmtree(folder, ignore_errors=True)
             self.stop()
-        self._on_end(said)
+        self._on_end(text)
 
 
 def _signal(child: Child, number: signal.Signals) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from broker.contract.events import Event, ModelReply
+from broker.contract.events import ConversationCreated, Event, ModelReply
 from broker.contract.interventions import ConversationChanged
 from broker.contract.kinds import Action
 from broker.runtime.clock import SystemClock
@@ -40,9 +40,9 @@ def programs_of(cluster: FaultCluster) -> list[psutil.Process]:
 
 
 def moment(logs: Sequence[list[Event]]) -> str:
-    """Say what most of the conversations that still run are in the middle of."""
-    counts = Counter(_moment(log) for log in logs)
-    return counts.most_common(1)[0][0] if counts else "between"
+    """Say what the conversations are in the middle of."""
+    found = {_moment(log) for log in logs}
+    return next(name for name in ("mid-tool", "mid-thought", "between") if name in found)
 
 
 def _moment(log: list[Event]) -> str:
@@ -55,12 +55,18 @@ def _moment(log: list[Event]) -> str:
 async def nemesis(cluster: FaultCluster, ids: list[str], *, kills: int, seed: int) -> Counter[str]:
     """Kill controllers, and processes of the SDK, while conversations run."""
     seeded, clock, done = random.Random(seed), SystemClock(), Counter[str]()
+    seen: dict[str, int] = {}
     for number in range(kills):
         await cluster.until(lambda: _all_are_members(cluster), limit=60, what="full cluster")
         await cluster.until(lambda: programs_of(cluster), limit=120, what="a program of the SDK")
-        when = clock.monotonic() + seeded.uniform(0.0, 3.0)
-        await cluster.until(lambda: clock.monotonic() >= when)  # noqa: B023  (awaited at once)
+        await cluster.until(lambda: _have_grown(cluster, ids[-2:], seen), limit=300, what="a step of each")
+        if number % 2:
+            await cluster.until(lambda: _is_mid_tool(cluster, ids[-2:]), limit=300, what="a command")
+        else:
+            when = clock.monotonic() + seeded.uniform(0.0, 2.0)
+            await cluster.until(lambda: clock.monotonic() >= when)  # noqa: B023  (awaited at once)
         logs = [await cluster.client.events(cid) for cid in ids[-2:]]
+        seen |= {log[0].conversation_id: len(log) for log in logs if isinstance(log[0], ConversationCreated)}
         if seeded.random() < 0.4:
             name = seeded.choice([name for name in cluster.workers if name.startswith("c")])
             cluster.kill(name)
@@ -74,6 +80,18 @@ async def nemesis(cluster: FaultCluster, ids: list[str], *, kills: int, seed: in
     return done
 
 
+async def _is_mid_tool(cluster: FaultCluster, ids: list[str]) -> bool:
+    logs = [await cluster.client.events(cid) for cid in ids]
+    has_ended = all(log[-1].kind == "observation.agent_state_changed" for log in logs)
+    return has_ended or any(_moment(log) == "mid-tool" for log in logs)
+
+
+async def _have_grown(cluster: FaultCluster, ids: list[str], seen: dict[str, int]) -> bool:
+    """Say whether each conversation has come further since the last kill, or has ended: so deaths are not in a row."""
+    rows = [await cluster.client.row(cid) for cid in ids]
+    return all(row.state == "finished" or row.last_event_id > seen.get(row.conversation_id, 0) for row in rows)
+
+
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("kills", [5, 110])
 async def test_kills_of_workers_and_of_the_sdk(tmp_path: Path, kills: int) -> None:
@@ -85,9 +103,9 @@ async def test_kills_of_workers_and_of_the_sdk(tmp_path: Path, kills: int) -> No
         ids: list[str] = []
         killing: asyncio.Task[Counter[str]] | None = None
         while killing is None or not killing.done():
-            turns = steps(COMMANDS, seconds=0.5)
+            turns = steps(COMMANDS, seconds=1.0)
             sdk = SdkSpec(fallback_to_legacy=False)
-            wave = await cluster.submit(turns, count=2, latency=0.5, name="CodeActAgentSDK", sdk=sdk)
+            wave = await cluster.submit(turns, count=2, latency=0.8, name="CodeActAgentSDK", sdk=sdk)
             ids += wave
             killing = killing or asyncio.create_task(nemesis(cluster, ids, kills=kills, seed=seed))
             await cluster.settle(wave, limit=600)
