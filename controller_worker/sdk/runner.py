@@ -50,6 +50,7 @@ class Runner:
         self._reading: asyncio.Task[None] | None = None
         self._last_signal = signal.SIGKILL
         self._is_stopped = False
+        self._folder = Path()
 
     @property
     def pid(self) -> int | None:
@@ -65,7 +66,7 @@ class Runner:
         # Without a sandbox it has a home to remove; with one, all of it ends with the sandbox.
         self._last_signal = signal.SIGKILL if is_sandboxed else signal.SIGTERM
         ours, theirs = socket.socketpair()
-        folder = Path(tempfile.mkdtemp(prefix="deckhands-sdk-"))
+        folder = self._folder = Path(tempfile.mkdtemp(prefix="deckhands-sdk-"))
         try:
             with theirs:
                 log = folder / "log"
@@ -85,7 +86,7 @@ class Runner:
             ours.close()
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        self._reading = asyncio.create_task(self._read(reader, said, folder), name="lines of the SDK")
+        self._reading = asyncio.create_task(self._read(reader, said), name="lines of the SDK")
 
     def tell(self, **line: Any) -> None:
         """Tell it something; nothing happens if it has ended."""
@@ -104,11 +105,11 @@ class Runner:
             self._writer.close()
         if self._child is not None and not self._is_stopped:
             self._is_stopped = True
-            ending = asyncio.create_task(self._end(self._child), name="end of the SDK")
+            ending = asyncio.create_task(self._end(self._child, self._folder), name="end of the SDK")
             self._endings.add(ending)
             ending.add_done_callback(self._endings.discard)
 
-    async def _end(self, child: Child) -> None:
+    async def _end(self, child: Child, folder: Path) -> None:
         _signal(child, self._last_signal)
         try:
             async with asyncio.timeout(INSIST_SECONDS):
@@ -116,8 +117,9 @@ class Runner:
         except TimeoutError:
             _signal(child, signal.SIGKILL)
             await child.wait()
+        shutil.rmtree(folder, ignore_errors=True)
 
-    async def _read(self, reader: asyncio.StreamReader, said: BinaryIO, folder: Path) -> None:
+    async def _read(self, reader: asyncio.StreamReader, said: BinaryIO) -> None:
         text = ""
         try:
             with suppress(ValueError, OSError):  # a line too long, or none of ours
@@ -129,7 +131,6 @@ class Runner:
             text = said.read(SAID_BYTES).decode("utf-8", "replace").strip()
         finally:
             said.close()
-            shutil.rmtree(folder, ignore_errors=True)
             self.stop()
         self._on_end(text)
 

@@ -10,12 +10,12 @@ import psutil
 import pytest
 
 from broker.contract.actions import CmdRunAction
-from broker.contract.events import ModelReply
+from broker.contract.events import ConversationCreated, ModelReply
 from broker.contract.interventions import ConversationChanged
-from broker.coordination.membership import Membership
 from controller_worker.loop.conversation_loop import ConversationLoop
 from controller_worker.sdk.sessions import SandboxChoice
-from tests.conversation_hands import BASH, CID, THINK, WORKER, Hands
+from tests.controller_parts import answer
+from tests.conversation_hands import BASH, CID, THINK, Hands
 from tests.polling import until
 from tests.sdk_parts import taken_up, with_sdk
 
@@ -38,15 +38,17 @@ SCRIPT = (THINK, TWO_CALLS, UNKNOWN, BASH)
 
 async def carried_through(hands: Hands, loop: ConversationLoop) -> list[Any]:
     """Answer every command of a conversation until it has ended."""
+    cid = loop.conversation_id
 
     async def has_ended() -> bool:
         for pending in loop.state.tools.pending:
-            await hands.observe(pending.id)
+            action = (await hands.log.read(cid))[pending.id - 1]
+            await hands.log.append_observation(cid, answer(action), worker_id="tool-1")
             loop.wake()
-        return CID in hands.gone
+        return cid in hands.gone
 
     await until(has_ended, what="the end", limit=LIMIT_SECONDS)
-    return await hands.events()
+    return await hands.log.read(cid)
 
 
 @pytest.mark.parametrize("sandbox", ["bwrap", "none"])
@@ -59,14 +61,15 @@ async def test_a_turn_goes_through_the_sdk(hands: Hands, sandbox: SandboxChoice)
 
 
 async def test_the_log_of_a_legacy_agent_is_the_same(hands: Hands) -> None:
-    logs = []
-    for name in (SDK, "CodeActAgent"):
-        await with_sdk(hands).begin(*SCRIPT, name=name)
-        logs.append(await carried_through(hands, await taken_up(hands)))
-        await hands.store.connection.call("FLUSHDB")
-        await Membership(hands.store, WORKER, "controller", ttl_seconds=3600.0).register()
-        hands.gone.clear()
-    assert [event.kind for event in logs[0]] == [event.kind for event in logs[1]]
+    await with_sdk(hands).begin(*SCRIPT, name=SDK)
+    created, task = (await hands.events())[:2]
+    ours = await carried_through(hands, await taken_up(hands))
+    assert isinstance(created, ConversationCreated)
+    legacy = created.agent.model_copy(update={"name": "CodeActAgent"})
+    other = created.model_copy(update={"conversation_id": "conversation-2", "agent": legacy})
+    await hands.log.create(other, [task], key="begin")
+    theirs = await carried_through(hands, await taken_up(hands, "conversation-2"))
+    assert [event.kind for event in ours] == [event.kind for event in theirs]
 
 
 async def test_a_program_killed_while_a_command_runs(hands: Hands) -> None:

@@ -55,7 +55,7 @@ def _moment(log: list[Event]) -> str:
 async def nemesis(cluster: FaultCluster, ids: list[str], *, kills: int, seed: int) -> Counter[str]:
     """Kill controllers, and processes of the SDK, while conversations run."""
     seeded, clock, done = random.Random(seed), SystemClock(), Counter[str]()
-    seen: dict[str, int] = {}
+    seen = dict[str, int]()
     for number in range(kills):
         await cluster.until(lambda: _all_are_members(cluster), limit=60, what="full cluster")
         await cluster.until(lambda: programs_of(cluster), limit=120, what="a program of the SDK")
@@ -66,7 +66,7 @@ async def nemesis(cluster: FaultCluster, ids: list[str], *, kills: int, seed: in
             when = clock.monotonic() + seeded.uniform(0.0, 2.0)
             await cluster.until(lambda: clock.monotonic() >= when)  # noqa: B023  (awaited at once)
         logs = [await cluster.client.events(cid) for cid in ids[-2:]]
-        seen |= {log[0].conversation_id: len(log) for log in logs if isinstance(log[0], ConversationCreated)}
+        seen.update({log[0].conversation_id: len(log) for log in logs if isinstance(log[0], ConversationCreated)})
         if seeded.random() < 0.4:
             name = seeded.choice([name for name in cluster.workers if name.startswith("c")])
             cluster.kill(name)
