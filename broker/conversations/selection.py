@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
 from broker.conversations.conversations import ConversationRow, Conversations, Glimpse
+from broker.conversations.wait_reasons import WaitReason
 from broker.specs.agent_state import AgentState
 from broker.store.keys import ShardKeys
 from broker.store.store import Store
@@ -20,7 +21,7 @@ SCANNED = 1_000
 """At so many conversations looked at, a page that not enough of them belong to ends."""
 WAITING = "waiting"
 """Among states: those that wait for anything or anybody."""
-SCHEDULED = "scheduled"
+SCHEDULED = WaitReason.SCHEDULED.value
 """Among states: those that wait for the time at which they begin."""
 WAITING_STATES = frozenset({AgentState.AWAITING_USER_INPUT.value, AgentState.AWAITING_USER_CONFIRMATION.value})
 

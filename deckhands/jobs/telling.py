@@ -33,6 +33,7 @@ from broker.secrets.secrets import SecretsLocked
 from broker.store.connection import texts_by_name
 from broker.store.keys import ShardKeys
 from deckhands.jobs.job import Workbench
+from deckhands.webhooks.a2a_form import TOKEN_HEADER
 from deckhands.webhooks.book import Line, UnknownWebhook, WebhookBook
 from deckhands.webhooks.sending import Answer, rules_of, send, signed
 from deckhands.webhooks.webhook import RETRY_SECONDS, Delivery, Webhook, delivery_of
@@ -169,6 +170,8 @@ async def _attempt(
     now = book.now()
     try:
         headers = signed(book.secret_of(hook), delivery.id, now, delivery.body)
+        if token := book.token_of(hook):
+            headers[TOKEN_HEADER] = token
         answer = await send(hook.url, delivery.body, headers, rules, trust)
     except SecretsLocked as error:
         answer = Answer(None, error.message[:300])

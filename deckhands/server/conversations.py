@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any
@@ -28,6 +27,7 @@ from deckhands.server.dependencies import (
     Reason,
     Why,
     Writer,
+    etag_of,
     fingerprint,
     once,
     own_key,
@@ -193,10 +193,10 @@ async def show(
 ) -> Result:
     """Show the summary of a conversation, also of one that is archived. The ETag changes with what is shown."""
     found = await result_of(gateway.client, conversation_id)
-    digest = hashlib.sha256(found.model_dump_json().encode()).hexdigest()[:32]
-    if if_none_match is not None and f'"{digest}"' in if_none_match:
-        raise Problem(304, "not_modified", "It is as it was.", headers={"ETag": f'"{digest}"'})
-    response.headers["ETag"] = f'"{digest}"'
+    etag = etag_of(found)
+    if if_none_match is not None and etag in if_none_match:
+        raise Problem(304, "not_modified", "It is as it was.", headers={"ETag": etag})
+    response.headers["ETag"] = etag
     return found
 
 

@@ -13,7 +13,7 @@ import contextlib
 import secrets as randomness
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from broker.coordination.unreadable import Unreadable
 from broker.runtime.clock import from_millis
@@ -63,9 +63,20 @@ class WebhookBook:
         self._names = store.all_shards[0]
 
     async def add(
-        self, tenant: str, url: str, events: tuple[str, ...], conversation_id: str = ""
+        self,
+        tenant: str,
+        url: str,
+        events: tuple[str, ...],
+        conversation_id: str = "",
+        *,
+        form: Literal["deckhands", "a2a"] = "deckhands",
+        token: str = "",
     ) -> tuple[Webhook, str]:
         """Add a webhook and return it with its secret, as `whsec_…`.
+
+        Args:
+            form: see `Webhook`.
+            token: for A2A, what is sent back to the receiver; empty: nothing.
 
         Raises:
             UsageError: there are too many.
@@ -75,7 +86,10 @@ class WebhookBook:
         secret_key(BrokerSettings.from_env(), is_made=True)
         webhook_id = "wh_" + "".join(randomness.choice(ALPHABET) for _ in range(16))
         secret = f"whsec_{base64.b64encode(randomness.token_bytes(SECRET_BYTES)).decode()}"
-        sealed = base64.b64encode(self._secrets.sealed(_sealed_for(webhook_id), secret)).decode()
+        sealed, sealed_token = (
+            base64.b64encode(self._secrets.sealed(_sealed_for(webhook_id), text)).decode() if text else ""
+            for text in (secret, token)
+        )
         hook = Webhook(
             id=webhook_id,
             tenant=tenant,
@@ -83,6 +97,8 @@ class WebhookBook:
             events=events,
             conversation_id=conversation_id,
             secret=sealed,
+            form=form,
+            token=sealed_token,
             created=from_millis(await self._now_ms()),
         )
         await self.mark([tenant])
@@ -147,6 +163,10 @@ class WebhookBook:
             SecretsLocked: no key here opens it.
         """
         return self._secrets.opened(_sealed_for(hook.id), base64.b64decode(hook.secret))
+
+    def token_of(self, hook: Webhook) -> str:
+        """Return what is sent back to the receiver of a webhook of A2A, or empty; raises what `secret_of` does."""
+        return self._secrets.opened(_sealed_for(hook.id), base64.b64decode(hook.token)) if hook.token else ""
 
     async def plan(self, hook: Webhook, delivery: Delivery) -> str:
         """Add a delivery to its line: `planned`, `known`, `full`, or `missing`; see Lua.  Idempotent."""

@@ -64,7 +64,7 @@ HASHES_OF_VERSION = {
         "deckhands_batches": "d59fa74626167beb",
     },
     10: {
-        "deckhands": "94635f94f4f587d9",
+        "deckhands": "6efaed893272a6e6",
         "deckhands_governor": "333cbe31b17eb06b",
         "deckhands_ledger": "a4e981bbfa80f30e",
         "deckhands_batches": "c79e187d5e30538f",

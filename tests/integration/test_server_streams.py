@@ -137,6 +137,11 @@ async def test_hostile_input_gets_its_status_and_begins_nothing(server: Served) 
         assert plain.json()["code"] == "unsupported_media_type"
         traced = await client.request("TRACE", "/conversations", content=b"x")
         assert (traced.status_code, traced.json()["code"]) == (405, "method_not_allowed")
+        assert traced.headers["allow"] == "GET, POST"
+        many = await client.get("/conversations", params=[("label", "a=b")] * 51)
+        assert (many.status_code, many.json()["code"]) == (400, "bad_query")
+        unnamed = b"GET /conversations HTTP/1.1\r\nHost: [\r\n\r\n"
+        assert await _status(server.port, unnamed) == 421
         assert (await client.get("/conversations")).json()["conversations"] == []
         head = b"POST /conversations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         assert await _status(server.port, head + f"Content-Length: {2**20 + 1}\r\n\r\n".encode()) == 413
