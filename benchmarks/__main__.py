@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from pathlib import Path
 
 from benchmarks import (
+    agent_server,
     crowd,
     door_runs,
     fairness,
@@ -47,6 +48,7 @@ BENCHMARKS: Mapping[str, Callable[[Bench], Awaitable[Result]]] = {
     "tracing": tracing.measure,
     "streams": gateway.measure_streams,
     "listing": gateway.measure_listing,
+    "servers": agent_server.measure,
 }
 SCRIPTS: Mapping[str, Sequence[str]] = {
     "append": ("--rounds", "50"),
