@@ -14,6 +14,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.config import JsonDict
 from starlette.responses import JSONResponse, Response
 
 from broker.runtime.errors import DeckhandsError, EventsLost, UnknownConversation, UsageError
@@ -271,8 +272,8 @@ class _Updates:
             message = f"{item.content['detail']} {item.content['remedy']}".strip()
             return self._data({"error": {"code": FAILED, "message": message, "data": [item.content]}})
         if item.kind == "event" and (said := described(item.content)):
-            message = said_json(self._conversation_id, item.id, said)
-            return self._update("statusUpdate", {"status": {"state": "TASK_STATE_WORKING", "message": message}})
+            status = {"state": "TASK_STATE_WORKING", "message": said_json(self._conversation_id, item.id, said)}
+            return self._update("statusUpdate", {"status": status})
         if item.kind != "end":
             return b""
         summary = item.content["summary"]
