@@ -14,7 +14,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic.config import JsonDict
 from starlette.responses import JSONResponse, Response
 
 from broker.runtime.errors import DeckhandsError, EventsLost, UnknownConversation, UsageError
