@@ -19,8 +19,8 @@ from benchmarks.noop_tool import POOL
 from broker.contract.events import Limits
 from broker.store.store import open_store
 from deckhands.client.client import Client
+from deckhands.datasets.instances import Instance
 from deckhands.evaluation.evaluation import Evaluation
-from deckhands.evaluation.instances import Instance
 from deckhands.evaluation.plan import Plan
 from deckhands.evaluation.results import Results
 from deckhands.evaluation.running.standing import Standing
