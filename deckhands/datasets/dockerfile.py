@@ -16,7 +16,7 @@ from deckhands.datasets.repositories import is_safe
 
 INSTALLERS = re.compile(
     r"(sudo\s+)?(apt-get|apt|apk|dnf|yum|microdnf|pip3?|uvx?|npm|yarn|pnpm|conda|mamba|gem|cargo install|go install|"
-    r"curl|wget|python3? -m pip|rm -rf /var/|rm -rf /root/|useradd|groupadd|chown|locale-gen|ln -s)\b"
+    r"curl|wget|python3? -m pip|rm -rf /(var|root)/|useradd|groupadd|chown|locale-gen|ln -s)\b"
 )
 IGNORED = frozenset({"CMD", "ENTRYPOINT", "EXPOSE", "LABEL", "USER", "VOLUME", "HEALTHCHECK", "STOPSIGNAL", "SHELL"})
 

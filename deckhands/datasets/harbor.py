@@ -24,11 +24,11 @@ import yaml
 from broker.runtime.errors import UsageError
 from deckhands.datasets.dockerfile import INSTALLERS, Built, built
 from deckhands.datasets.file_trees import File, FixedFiles, tree_of
-from deckhands.datasets.human_eval import FOLDER, scripted
+from deckhands.datasets.human_eval import CHECKS, FOLDER, scripted
 from deckhands.datasets.instances import ID, Instance
 
 MARKS = ("task.toml", "task.yaml")
-SCRIPT = Path(__file__).with_name("harbor_check.py")
+SCRIPT = CHECKS / "harbor.py"
 WHERE = "Your working directory stands for {directory}: where the task says {directory}/x, use x in it.\n\n"
 BUILT = ".openhands/built"
 

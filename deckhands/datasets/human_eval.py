@@ -22,7 +22,9 @@ from deckhands.datasets.instances import MAX_ID_CHARS, Instance
 KEYS = frozenset({"task_id", "prompt", "entry_point", "test"})
 FILE = "solution.py"
 FOLDER = ".deckhands_check"
-SCRIPT = Path(__file__).with_name("human_eval_check.py")
+CHECKS = Path(__file__).parents[1] / "examples" / "checks"
+"""Programs that run in the workspaces of checks."""
+SCRIPT = CHECKS / "human_eval.py"
 TASK = (
     f"Complete the function `{{entry_point}}` in {FILE}. It should do what its docstring says. Keep its name and its "
     "parameters; hidden tests call it.\n\n```python\n{prompt}\n```"

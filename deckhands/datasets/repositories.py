@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import subprocess
 import tarfile
 import tempfile
@@ -133,14 +134,17 @@ def git(directory: Path, *arguments: str, given: bytes = b"") -> bytes | None:
         UsageError: Git is not installed, or takes too long.
     """
     environment = {
-        **{name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ},
+        "PATH": os.defpath,
         "GIT_CONFIG_NOSYSTEM": "1",
         "GIT_CONFIG_GLOBAL": os.devnull,
         "GIT_TERMINAL_PROMPT": "0",
         "GIT_CEILING_DIRECTORIES": str(directory.parent),
         "GIT_NO_LAZY_FETCH": "1",
     }
-    command = ["git", "-c", "safe.directory=*", "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false"]
+    program = shutil.which("git")
+    if program is None:
+        raise UsageError("Git is not installed.", remedy="Install it as `git`.")
+    command = [program, "-c", "safe.directory=*", "-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false"]
     try:
         done = subprocess.run(  # noqa: S603  (the arguments are ours or names in a dataset, behind --)
             [*command, *arguments],
@@ -151,8 +155,6 @@ def git(directory: Path, *arguments: str, given: bytes = b"") -> bytes | None:
             timeout=LIMIT_SECONDS,
             check=False,
         )
-    except FileNotFoundError as error:
-        raise UsageError("Git is not installed.", remedy="Install it as `git`.") from error
     except subprocess.TimeoutExpired as error:
         raise UsageError(f"Git takes longer than {LIMIT_SECONDS:.0f} seconds in {directory}.") from error
     return done.stdout if done.returncode == 0 else None

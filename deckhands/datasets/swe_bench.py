@@ -20,12 +20,12 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from broker.runtime.errors import UsageError
 from deckhands.datasets.file_trees import File
-from deckhands.datasets.human_eval import FOLDER, scripted
+from deckhands.datasets.human_eval import CHECKS, FOLDER, scripted
 from deckhands.datasets.instances import ID, Instance
 from deckhands.datasets.repositories import Archive, Commit, Patched, files_of_instance, is_safe, touched_by
 
 KEYS = frozenset({"instance_id", "repo", "base_commit", "test_patch"})
-SCRIPT = Path(__file__).with_name("swe_bench_check.py")
+SCRIPT = CHECKS / "swe_bench.py"
 TASK = (
     "Your working directory has the files of the repository {repo}. Resolve the following issue by changing its "
     "sources. Hidden tests decide whether it is resolved.\n\n<issue>\n{issue}\n</issue>"

@@ -20,10 +20,10 @@ from deckhands.datasets.dataset import read_dataset
 from deckhands.datasets.instances import SHIPPED
 from deckhands.datasets.plugins import installed
 from deckhands.datasets.repositories import is_safe
+from deckhands.evaluation.answering import Asker
 from deckhands.evaluation.directory import RESULTS, SUMMARY, Asked, ask
 from deckhands.evaluation.evaluating import ROWS
 from deckhands.evaluation.results import BeingWritten, Results
-from deckhands.evaluation.running.answering import Asker
 from deckhands.evaluation.running.carrying_out import Tuning
 from deckhands.evaluation.running.detaching import detach
 from deckhands.settings import FaceSettings

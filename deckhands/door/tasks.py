@@ -23,7 +23,7 @@ from deckhands.door.orders import TAKES
 from deckhands.door.revocations import moment_in
 from deckhands.door.runs import Outcome, RunMessage
 from deckhands.door.service import Door
-from deckhands.evaluation.running.answering import EVALUATE
+from deckhands.evaluation.answering import EVALUATE
 
 KEPT = (*FOLLOWERS, "root_id", "parent_id", "group", "group_index", "ignore_result")
 """What of a run's message the store keeps until the agent has settled."""

@@ -72,9 +72,7 @@ async def evaluate_async(
         StoreError: the cluster cannot be reached; call it again.
     """
     directory = Path(out)
-    names = [models] if isinstance(models, str) else list(models)
-    if not names or not all(names) or len(set(names)) < len(names):
-        raise UsageError("The argument models is empty, or has a name twice.", remedy="Pass one name, or several.")
+    names = _names(models)
     limits = Limits() if limits is None else limits
     mirrors = None if repositories is None else str(Path(repositories).resolve())  # noqa: ASYNC240
     asked = Asked(
@@ -106,16 +104,16 @@ async def evaluate_async(
             record.row(row)
             on_row(row.model_dump())
 
-        await evaluate_plan(
-            settings,
-            asked.home or asked.name,
-            plan,
-            results,
-            tuning,
-            keep,
-            record.standing,
-        )
+        place = asked.home or asked.name
+        await evaluate_plan(settings, place, plan, results, tuning, on_row=keep, on_standing=record.standing)
     return dict(write_report(directory))
+
+
+def _names(models: str | Sequence[str]) -> list[str]:
+    names = [models] if isinstance(models, str) else list(models)
+    if not names or not all(names) or len(set(names)) < len(names):
+        raise UsageError("The argument models is empty, or has a name twice.", remedy="Pass one name, or several.")
+    return names
 
 
 def _blocking(work: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]:

@@ -1,4 +1,4 @@
-"""A log as a dialogue: what the model was told, what it said, which tools it called, and what they answered.
+"""A log as a dialogue: what the model read, what it said, which tools it called, and what they answered.
 
 Holds: turns are in the order of the log, but for the system prompt, which is the first. A call keeps the id that the
 model gave it, and its answer names that.

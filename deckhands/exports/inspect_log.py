@@ -17,6 +17,7 @@ from deckhands.exports.dialogue import Dialogue, Turn, time_of
 
 SCORER = "deckhands"
 LIMITS = {"iterations": "message", "tokens": "token", "time": "time", "budget": "cost", "evaluation_budget": "cost"}
+NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 Fields = dict[str, Any]
 Row = Mapping[str, Any]
 
@@ -32,7 +33,7 @@ def inspect_log_of(name: str, dataset: str, model: str, attempts: Sequence[tuple
     counted = [row for row, _ in attempts if row["outcome"] != "infra-abandoned"]
     ids = list(dict.fromkeys(str(row["instance"]) for row, _ in attempts))
     moments = [turn.at for _, dialogue in attempts if dialogue for turn in dialogue.turns if turn.at is not None]
-    begun, ended = (min(moments), max(moments)) if moments else (datetime.now(UTC), datetime.now(UTC))
+    begun, ended = (min(moments), max(moments)) if moments else (NEVER, NEVER)
     usage = _usage([row for row, _ in attempts])
     agent = next((dialogue.agent for _, dialogue in attempts if dialogue is not None), "")
     return {

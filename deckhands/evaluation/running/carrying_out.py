@@ -15,12 +15,12 @@ from deckhands.cli.output import note, print_json
 from deckhands.client.client import Client
 from deckhands.client.forking import Point
 from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec
+from deckhands.evaluation.answering import answer
 from deckhands.evaluation.directory import RESULTS, Asked, write_report, write_scripts
 from deckhands.evaluation.evaluation import Evaluation
 from deckhands.evaluation.plan import AT_ONCE, RETRIES, Plan
 from deckhands.evaluation.redoing import orders_of
 from deckhands.evaluation.results import BeingWritten, Results, Row
-from deckhands.evaluation.running.answering import answer
 from deckhands.evaluation.running.detaching import follow
 from deckhands.evaluation.running.record import Record
 from deckhands.evaluation.running.screen import Screen
@@ -82,7 +82,7 @@ def carry_out(directory: Path, asked: Asked, tuning: Tuning, *, follows: bool, a
         UsageError, StoreError: it cannot be carried out.
     """
     plan = plan_of(directory, asked, tuning)
-    place = asked.home or asked.name
+    place, settings = asked.home or asked.name, FaceSettings.from_env()
     results = _results(directory, asked.name, place, follows=follows)
     with results, Record(directory) as record, Screen() as screen:
 
@@ -90,7 +90,7 @@ def carry_out(directory: Path, asked: Asked, tuning: Tuning, *, follows: bool, a
             record.standing(standing)
             screen.show(standing)
 
-        asyncio.run(evaluate_plan(FaceSettings.from_env(), place, plan, results, tuning, record.row, on_standing))
+        asyncio.run(evaluate_plan(settings, place, plan, results, tuning, on_row=record.row, on_standing=on_standing))
     summary = write_report(directory)
     answer(directory)
     if as_json is not None:
@@ -153,12 +153,13 @@ def _results(directory: Path, name: str, place: str, *, follows: bool) -> Result
             follow(directory, name, place)
 
 
-async def evaluate_plan(  # noqa: PLR0917  (all of them are needed)
+async def evaluate_plan(
     settings: FaceSettings,
     place: str,
     plan: Plan,
     results: Results,
     tuning: Tuning,
+    *,
     on_row: Callable[[Row], None],
     on_standing: Callable[[Standing], None],
 ) -> None:

@@ -40,12 +40,12 @@ def main() -> int:
         else:
             command = ["bash", str(HERE / "tests" / "test.sh")]
         try:
-            done = subprocess.run(command, timeout=LIMIT_SECONDS, check=False)  # noqa: S603  (the tests of the task)
+            done = subprocess.run(command, timeout=LIMIT_SECONDS, check=False)
         except subprocess.TimeoutExpired:
-            print(f"The tests took longer than {LIMIT_SECONDS:.0f} seconds.")  # noqa: T201
+            print(f"The tests took longer than {LIMIT_SECONDS:.0f} seconds.")
             return 1
         reward = 1.0 if "pytest" in asked and done.returncode == 0 else _reward(logs)
-    print(f"The reward is {reward:g}.")  # noqa: T201
+    print(f"The reward is {reward:g}.")
     return 0 if reward >= 1.0 else 1
 
 

@@ -31,8 +31,8 @@ def main() -> int:
     found = _django(asked) if asked["repo"] == DJANGO else _pytest(asked)
     wrong = [name for name in asked["tests"] if found.get(name) not in RIGHT]
     for name in wrong[:50]:
-        print(f"{name}: {found.get(name, 'did not run')}")  # noqa: T201
-    print(f"{len(asked['tests']) - len(wrong)} of {len(asked['tests'])} tests pass.")  # noqa: T201
+        print(f"{name}: {found.get(name, 'did not run')}")
+    print(f"{len(asked['tests']) - len(wrong)} of {len(asked['tests'])} tests pass.")
     return 1 if wrong else 0
 
 
@@ -46,9 +46,9 @@ def _pytest(asked: dict[str, Any]) -> dict[str, str]:
         command = [sys.executable, __file__, "--child", str(outcomes), *files]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
         try:
-            subprocess.run(command, env=environment, timeout=LIMIT_SECONDS, check=False)  # noqa: S603  (this file)
+            subprocess.run(command, env=environment, timeout=LIMIT_SECONDS, check=False)
         except subprocess.TimeoutExpired:
-            print(f"The tests took longer than {LIMIT_SECONDS:.0f} seconds.")  # noqa: T201
+            print(f"The tests took longer than {LIMIT_SECONDS:.0f} seconds.")
         found: dict[str, str] = json.loads(outcomes.read_text(encoding="utf-8")) if outcomes.exists() else {}
     for address, outcome in list(found.items()):
         bare = address.rpartition("::")[2]
@@ -71,13 +71,13 @@ def _django(asked: dict[str, Any]) -> dict[str, str]:
     labels = sorted({name.removeprefix("tests/").removesuffix(".py").replace("/", ".") for name in asked["files"]})
     command = [sys.executable, "tests/runtests.py", "--verbosity", "2", "--settings=test_sqlite", "--parallel", "1"]
     try:
-        done = subprocess.run(  # noqa: S603  (the runner of the repository)
+        done = subprocess.run(
             [*command, *labels], capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
         return {}
     written = done.stdout + done.stderr
-    print(written[-3000:])  # noqa: T201
+    print(written[-3000:])
     found: dict[str, str] = {}
     for line in written.splitlines():
         for ending, outcome in ((" ... ok", "passed"), (" ... expected failure", "xfailed")):
@@ -104,7 +104,7 @@ def _unittest(files: list[str]) -> dict[str, str]:
     found: dict[str, str] = {}
 
     class Recorded(unittest.TextTestResult):
-        def addSuccess(self, test: unittest.TestCase) -> None:  # noqa: N802  (the name is unittest's)
+        def addSuccess(self, test: unittest.TestCase) -> None:
             super().addSuccess(test)
             path, _, method = test.id().rpartition(".")
             module, _, case = path.rpartition(".")
@@ -112,7 +112,7 @@ def _unittest(files: list[str]) -> dict[str, str]:
 
     for name in files:
         suite = unittest.defaultTestLoader.loadTestsFromName(name.removesuffix(".py").replace("/", "."))
-        unittest.TextTestRunner(resultclass=Recorded).run(suite)  # type: ignore[arg-type]
+        unittest.TextTestRunner(resultclass=Recorded).run(suite)
     return found
 
 
@@ -122,7 +122,7 @@ def run(outcomes: str, files: list[str]) -> None:
     try:
         import pytest
     except ImportError:
-        print("pytest is not installed: only tests of unittest are run.")  # noqa: T201
+        print("pytest is not installed: only tests of unittest are run.")
         Path(outcomes).write_text(json.dumps(_unittest(files)), encoding="utf-8")
         return
     recorder = Recorder()
