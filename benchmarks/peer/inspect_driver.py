@@ -1,7 +1,8 @@
 """The work of `eval_crowd` in inspect_ai, under its own interpreter: `python inspect_driver.py COUNT LOGS`.
 
-STUB_BASE_URL names the server. Its settings are the best that it has for this: as many connections and samples at once as there are samples, no
-display, no sandbox, no record of model calls. Prints a JSON object: seconds, cpu, peak_kib, steps, right.
+STUB_BASE_URL names the server. Its settings are the best that it has for this: as many connections and samples at once
+as there are samples, no display, no sandbox, no record of model calls. Prints a JSON object: seconds, cpu, peak_kib,
+steps, right.
 """
 
 from __future__ import annotations
