@@ -30,7 +30,7 @@ from broker.log.entries import NewEvents, decoded, is_at
 from broker.log.fencing import Ownership
 from broker.log.follower import Follower
 from broker.log.masked import NOTHING_MASKED, NOTHING_TO_HIDE, Masked
-from broker.log.status import listed, listed_at_first
+from broker.log.status import adopted, listed_at_first
 from broker.runtime.errors import ConversationBusy, CorruptEntry, EventsLost, UnknownConversation, UsageError
 from broker.runtime.ids import check_conversation_id, new_key
 from broker.secrets.masking import Masker
@@ -348,7 +348,7 @@ class EventLog:
         # What has run there must not run again here.
         answers = {n: event.cause for n, event in enumerate(events, 1) if event.cause in runnable}
         return await self._create(
-            [created, *events], Creator(key, created.workspace.pool), answers=answers, fields=listed(events)
+            [created, *events], Creator(key, created.workspace.pool), answers=answers, fields=adopted(created, events)
         )
 
     async def _append(

@@ -348,7 +348,7 @@ local function append(keys, args)
   local meta, once, events = base .. ':meta', base .. ':once', base .. ':events'
   local cid, call = args[1], cmsgpack.unpack(args[2])
   local by, condition, place, fields = call.by, call.condition or '', call.place, call.fields or {}
-  local now, wall = times_ms(shard)
+  local now, wall, hooked = times_ms(shard)
   -- All that is read of the conversation, at once: a call into the server costs more than the work it does here.
   local found = redis.call('HMGET', meta, 'last_id', 'closed', 'node', 'owner', 'token', 'rung', 'append_key',
     'append_ids', 'crashes', 'mark', 'awaited', 'noticed', 'open_in', 'created_ms', 'double_texting', 'busy', 'planned',
@@ -465,7 +465,7 @@ local function append(keys, args)
     redis.call('XADD', shard .. ':notices', '*', 'c', cid)
     redis.call('HSET', meta, 'noticed', '1')
   end
-  if n > 0 then add_news(shard, cid, by == 'create' and given(fields, 'tenant') or tenant, first) end
+  if hooked and n > 0 then add_news(shard, cid, by == 'create' and given(fields, 'tenant') or tenant, first) end
   if condition == 'expire' then
     redis.call('ZREM', shard .. ':expiring', cid)
     redis.call('ZREM', shard .. ':parked', cid)
@@ -765,6 +765,9 @@ local function keep_time(shard, worker, ttl, monotonic, is_believed)
   if not seen then least = nil end
   local crept = least and least + (monotonic - seen) / 10
   local beat, before = number_of(kept[1]), number_of(kept[2])
+  if not beat and redis.call('EXISTS', shard .. ':hooked') == 1 then
+    redis.call('HSET', shard .. ':clock', 'hooked', '1')  -- the one before was lost, or moved out of the way
+  end
   if beat and before then
     local step = wall - beat
     local is_gap = step < 0 or step > BEAT_GAP_MS
