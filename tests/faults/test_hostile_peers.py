@@ -150,7 +150,7 @@ async def test_those_who_ask_for_much_and_take_nothing_are_dropped(besieged: Bes
 
 @pytest.mark.parametrize("count", [50, pytest.param(500, marks=pytest.mark.soak)])
 async def test_a_slow_loris_is_sent_away_and_holds_up_nobody(besieged: Besieged, count: int) -> None:
-    """Some begin a head, some a body, some say nothing; all of them go on with a byte now and then."""
+    """Some begin a head, some a body, some say nothing; all of them send a byte now and then."""
     post = b"POST /conversations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     beginnings = (b"", b"GET /health HTTP/1.1\r\nX-Long: ", post + b"Content-Length: 1000\r\n\r\n{")
 
