@@ -17,8 +17,8 @@ import pytest_asyncio
 
 from broker.contract.actions import AgentDelegateAction
 from broker.contract.events import AgentSpec, ConversationCreated, LLMSpec
+from broker.conversations.delegates import delegate_conversation
 from broker.runtime.tracing import traceparent_of
-from controller_worker.loop.delegates import conversation_id_of
 from tests.faults.harness import FaultCluster, steps
 from tests.faults.server_process import free_port, server
 from tests.otlp_receiver import Receiver, receiving
@@ -119,7 +119,7 @@ async def test_a_delegate_is_in_the_trace_of_its_parent(cluster: FaultCluster, r
     (cid,) = await cluster.submit(turns, enable_delegation=True, delegates=parts)
     await cluster.settle([cid])
     (action,) = [event for event in await cluster.client.events(cid) if isinstance(event, AgentDelegateAction)]
-    part = conversation_id_of(cid, action.id)
+    part = delegate_conversation(cid, action.id)
     await until(lambda: receiver.of(part, "chat") and len(receiver.of(cid, "chat")) == 2, limit=60.0, what="spans")
     claim, chat = receiver.of(part, "claim")[0], receiver.of(part, "chat")[0]
     asked = receiver.of(cid, "chat")[0]
