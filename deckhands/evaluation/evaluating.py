@@ -123,6 +123,7 @@ def _blocking(work: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]:
             result: R = portal.call(partial(work, *arguments, **options))
             return result
 
+    call.__name__ = call.__qualname__ = work.__name__.removesuffix("_async")
     return call
 
 
