@@ -1,4 +1,4 @@
-"""Delegation between the two kinds of agents: outputs come back, and limits and costs add up, whoever delegates to whom."""
+"""Delegation between the two kinds of agents: outputs come back, and limits and costs add up in all four directions."""
 
 from __future__ import annotations
 
