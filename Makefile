@@ -28,7 +28,7 @@ SETUP := $(VENV)/.setup-stamp
 CLAUDE := $(VENV)/.claude-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run tools test end-to-end claude soak check docs lock bench faults orphans security clean
+.PHONY: help setup run tools peers test end-to-end claude soak check docs lock bench faults orphans security clean
 .SUFFIXES:
 
 help: ## Show this list
@@ -44,10 +44,13 @@ run: $(RUNTIME) ## Run the demo: 20 agents, real workers, two of them killed
 tools:
 	@.ci/tools
 
+peers: $(SETUP)
+	@.ci/peers $(BIN)
+
 test: $(SETUP) tools ## Run the tests, without those of whole programs, the slow ones and the long searches
 	$(PARALLEL) --ignore=tests/end_to_end -m '$(MARKERS)' $(PYTEST_ARGS)
 
-end-to-end: $(SETUP) tools ## Run the tests of whole programs: the command, the pages, the examples, the packages, the browser
+end-to-end: $(SETUP) tools peers ## Run the tests of whole programs: the command, the pages, the examples, the packages, the browser
 	$(PARALLEL) tests/end_to_end -m '$(MARKERS) and not claude' $(PYTEST_ARGS)
 
 claude: $(CLAUDE) tools ## Run the tests of SDK agents with the Claude Agent SDK (450 MB are installed), 110 kills among them

@@ -83,6 +83,9 @@ class BrokerSettings(BaseSettings):
     archive: Annotated[
         str, Field(description="where archived conversations are: a URL that fsspec knows; empty: nowhere")
     ] = ""
+    evaluations: Annotated[
+        str, Field(description="the directory of evaluations that Celery tasks ask the door for; empty: it takes none")
+    ] = ""
     api_key: Annotated[
         str, Field(repr=False, description='of a server, for `Conversation(cluster="https://…")`; empty: none')
     ] = ""

@@ -16,7 +16,7 @@ from broker.specs.condenser_specs import DEFAULT_CONDENSER, AnyCondenserSpec
 from broker.specs.llm_spec import LLMSpec as LLMSpec  # noqa: PLC0414  (an agent's specification holds one)
 from broker.specs.llm_spec import Part as Part  # noqa: PLC0414
 from broker.specs.policies import ConfirmationPolicy, LoopPolicy
-from broker.specs.tool_specs import MAX_SCHEMA_CHARS, ToolOffer
+from broker.specs.tool_specs import MAX_SCHEMA_CHARS, OF_OBJECTS, ToolOffer
 from broker.specs.workspace_sources import WorkspaceSource
 
 NAME_PATTERN = r"^[A-Za-z0-9_.-]{0,64}$"
@@ -84,7 +84,7 @@ class OutputSpec(Part):
         max_corrections: how often its output may not fit the schema; the next time is an error.
     """
 
-    json_schema: dict[str, Any]
+    json_schema: dict[str, Any] = Field(json_schema_extra=OF_OBJECTS)
     max_corrections: int = Field(default=3, ge=0)
 
     @field_validator("json_schema")
