@@ -30,15 +30,7 @@ LARGE = ("conversations_create", "conversations_change", "runs_wait", "schedules
 async def _search(server: Served, folder: Path, settings: Path, *options: str, limit: float) -> str:
     token = await server.token("*", requests_per_minute=1_000_000)
     command = (
-        *(
-            sys.executable,
-            "-m",
-            "schemathesis.cli",
-            "--config-file",
-            str(settings),
-            "run",
-            f"{server.url}/openapi.json",
-        ),
+        *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(settings), "run", f"{server.url}/openapi.json"),
         *("--checks", "all", "--exclude-path-regex", STREAMS, "--request-timeout", "60", "--no-color"),
         *("--generation-database", "none", "--warnings", "off", "-H", f"Authorization: Bearer {token}", *options),
     )

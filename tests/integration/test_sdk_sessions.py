@@ -74,7 +74,7 @@ async def test_a_command_that_a_person_confirms_runs_once(hands: Hands) -> None:
     assert not of(CmdOutputObservation, await hands.events())
     await hands.ask("user_confirmed")
     loop = await taken_up(hands)
-    await until(lambda: _commands(loop) == 1 and loop.is_idle, what="the command")
+    await until(lambda: loop.state.tools.pending and loop.is_idle, what="the command")
     await hands.observe(loop.state.tools.pending[0].id)
     loop.wake()
     events = await ended(hands, times=2)
