@@ -24,7 +24,7 @@ def turn(name: str, cost_usd: float, **arguments: str) -> dict[str, object]:
 
 @pytest.mark.parametrize(
     ("parent", "helper"),
-    [(LEGACY, LEGACY), (LEGACY, SDK), (SDK, LEGACY), (SDK, SDK)],
+    [pytest.param(LEGACY, LEGACY, marks=pytest.mark.soak), (LEGACY, SDK), (SDK, LEGACY), (SDK, SDK)],
     ids=lambda name: name[12:] or "legacy",
 )
 async def test_outputs_and_metrics_of_a_delegate(hands: Hands, parent: str, helper: str) -> None:
@@ -58,7 +58,7 @@ async def test_outputs_and_metrics_of_a_delegate(hands: Hands, parent: str, help
     assert hands.services.sdk_sessions.count == 0
 
 
-@pytest.mark.parametrize("helper", [LEGACY, SDK])
+@pytest.mark.parametrize("helper", [pytest.param(LEGACY, marks=pytest.mark.soak), SDK])
 async def test_a_delegate_spends_no_more_than_its_share(hands: Hands, helper: str) -> None:
     with_sdk(hands, stand_in())
     script = hands.folder / "helper.json"

@@ -94,7 +94,10 @@ async def test_a_person_who_answers_gets_a_fresh_program_with_the_answer_alone(h
     assert isinstance(events[-2], AgentFinishAction)
 
 
-@pytest.mark.parametrize("habit", ["dying", "nonsense", "idle", "missing", "refused"])
+@pytest.mark.parametrize(
+    "habit",
+    ["missing", "dying", *(pytest.param(one, marks=pytest.mark.soak) for one in ("nonsense", "idle", "refused"))],
+)
 async def test_the_legacy_agent_continues_where_the_sdk_cannot_run(hands: Hands, habit: str) -> None:
     await with_sdk(hands, stand_in(habit)).begin(THINK, name=SDK)
     loop = await taken_up(hands)
