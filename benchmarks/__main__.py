@@ -16,6 +16,7 @@ from benchmarks import (
     crowd,
     door_runs,
     fairness,
+    gateway,
     governor,
     idling,
     machine,
@@ -44,6 +45,8 @@ BENCHMARKS: Mapping[str, Callable[[Bench], Awaitable[Result]]] = {
     "door_runs": door_runs.measure,
     "fairness": fairness.measure,
     "tracing": tracing.measure,
+    "streams": gateway.measure_streams,
+    "listing": gateway.measure_listing,
 }
 SCRIPTS: Mapping[str, Sequence[str]] = {
     "append": ("--rounds", "50"),

@@ -294,6 +294,7 @@ class ModelCallFailed(Event):
         content: the provider's text.
         last_error: the error as OpenHands shows it.
         attempt: how many calls of this step have failed, this one included.
+        attempts: how many there may be in all; None: an earlier version has not said so.
         retry_at: when the step is tried again, aware UTC; None when it is not.
     """
 
@@ -303,6 +304,7 @@ class ModelCallFailed(Event):
     content: str = ""
     last_error: str = ""
     attempt: int = 1
+    attempts: int | None = None
     retry_at: datetime | None = None
 
     @property
@@ -331,12 +333,15 @@ class ModelCallDeferred(Event):
     Attributes:
         code: `rate_limit` for a quota, `waiting_for_budget` for a budget, `batch` for a call that was given to a batch.
         content: what there is not enough of.
+        waits_for: the models of the quota, as its table has them, or the account of the budget; None: neither, or an
+            earlier version has not said so.
         expected_at: about when it will be, aware UTC; None when nobody can say.
     """
 
     kind: Literal["model.deferred"] = "model.deferred"
     code: str
     content: str = ""
+    waits_for: str | None = None
     expected_at: datetime | None = None
 
     @property

@@ -23,9 +23,10 @@ from broker.runtime.clock import Clock, to_millis
 from broker.runtime.errors import StoreRefused
 from broker.runtime.logs import WORKER
 from broker.runtime.settings import HEARTBEAT_TTL_SECONDS
+from broker.runtime.version import installed_version
 from broker.store.connection import Argument, texts_by_name
 from broker.store.keys import STORE
-from broker.store.store import Store
+from broker.store.store import FUNCTIONS_VERSION, Store
 
 HEARTBEAT_SECONDS = 0.3
 BEATS_MISSED = 3
@@ -43,6 +44,10 @@ FACTS_EVERY = 5
 LATEST_MS = 2.0**52
 """A deadline may be infinite, if somebody wrote it so."""
 ROLES = ("controller", "tool")
+VERSION_FIELD = "version"
+"""What a worker says of itself: its version of Deckhands, and that of the functions it has."""
+WALL_FIELD = "wall_ms"
+"""And its machine's clock when it said so, a few beats ago at most."""
 
 _log = logging.getLogger(__name__)
 
@@ -201,9 +206,11 @@ class Membership:
             for names, said in zip(self._store.all_shards, facts, strict=True)
         ]
 
-    def _facts(self, about: Mapping[str, str]) -> list[tuple[Argument, ...]]:
+    def _facts(self, about: dict[str, str]) -> list[tuple[Argument, ...]]:
         """Return what this worker says of itself, for each shard."""
-        fields = [part for item in about.items() for part in item]
+        now = {VERSION_FIELD: f"{installed_version()} {FUNCTIONS_VERSION}"}
+        now |= {WALL_FIELD: str(to_millis(self._store.clock.machine()))}
+        fields = [part for item in (about | now).items() for part in item]
         said: list[tuple[Argument, ...]] = [(self._role, len(streams), *streams, *fields) for streams in self._streams]
         return [(*said[0], FIELD, self.figures.text()), *said[1:]]
 

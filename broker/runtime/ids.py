@@ -68,6 +68,11 @@ def jitter() -> float:
     return 0.5 + secrets.randbelow(1_000_000) / 1_000_000
 
 
+def shortened() -> float:
+    """Draw a factor between 2/3 and 1 for a wait that must not be longer; many who began together drift apart."""
+    return (jitter() + 1.5) / 3
+
+
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 
 

@@ -19,7 +19,7 @@
     deck:{k}:dead                  zset     until resumed  conversations that crashed three workers
     deck:{k}:unreadable            stream   about 1,000    entries and keys that could not be used
     deck:{k}:workers               zset     while alive    worker → heartbeat deadline (ms)
-    deck:{k}:clock                 hash     for ever       the shard's time at the latest beat
+    deck:{k}:clock                 hash     for ever       the shard's time at the latest beat; if webhooks hear of it
     deck:{k}:nodes                 zset     for ever       node → when it is given up (ms)
     deck:{k}:takeovers             stream   about 10,000   who took over what from whom, for reports
     deck:{k}:awaited               zset     until done     conversation → when a door looks at it (ms)
@@ -201,6 +201,11 @@ class ShardKeys:
     def job(self, name: str) -> str:
         """Who does a job that is done alone; all of them are in the first shard."""
         return f"{self.root}:job:{name}"
+
+    @property
+    def clock(self) -> str:
+        """The shard's time, and what every append has to know."""
+        return f"{self.root}:clock"
 
     @property
     def hooked(self) -> str:

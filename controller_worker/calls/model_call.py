@@ -79,6 +79,7 @@ async def ask(
                 answer.provider_text or str(answer),
                 answer.last_error,
                 attempt=attempt,
+                attempts=config.num_retries,
                 retry_at=None if wait is None else clock.now() + timedelta(seconds=wait),
             )
     except CallBatched:
@@ -223,12 +224,19 @@ def _kept(blocks: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _failed(
-    code: str, content: str, last_error: str, *, attempt: int, retry_at: datetime | None = None
+    code: str,
+    content: str,
+    last_error: str,
+    *,
+    attempt: int,
+    attempts: int | None = None,
+    retry_at: datetime | None = None,
 ) -> ModelCallFailed:
     return ModelCallFailed(
         code=code,
         content=replace_surrogates(content),
         last_error=replace_surrogates(last_error),
         attempt=attempt,
+        attempts=attempts,
         retry_at=retry_at,
     )

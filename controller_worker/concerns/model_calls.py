@@ -26,6 +26,7 @@ from broker.contract.actions import (
 from broker.contract.double_texting import InterruptedObservation
 from broker.contract.events import Event, ModelCallAdmitted, ModelCallDeferred, ModelCallFailed, ModelReply
 from broker.contract.observations import AgentStateChangedObservation
+from broker.conversations.wait_reasons import WaitReason
 from broker.specs.agent_state import AgentState
 from broker.specs.condenser_specs import handles_requests
 from controller_worker.concerns.acceptance import wants_verdict
@@ -39,9 +40,9 @@ from controller_worker.core.requests import asks_to_run
 if TYPE_CHECKING:
     from controller_worker.core.state import State
 
-QUOTA = "rate_limit"
-BUDGET = "waiting_for_budget"
-BATCH = "batch"
+QUOTA = WaitReason.RATE_LIMIT.value
+BUDGET = WaitReason.BUDGET.value
+BATCH = WaitReason.BATCH.value
 
 MAX_OVERFLOWS = 5
 ASK_AGAIN_AFTER = timedelta(minutes=1)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from broker.contract.events import Action, Event, with_id
+from broker.conversations.wait_reasons import WaitReason
 from broker.specs.agent_state import is_settled
 from controller_worker.concerns.double_texting import is_at_rest
 from controller_worker.concerns.start import waits
@@ -90,11 +91,11 @@ def _wait_reason(state: State) -> str:
     if is_settled(state.lifecycle.agent_state):
         return ""
     if waits(state.start):
-        return "scheduled" if state.start.has_time else ""
+        return WaitReason.SCHEDULED.value if state.start.has_time else ""
     if state.tools.pending:
-        return "tool"
+        return WaitReason.TOOL.value
     if any(not delegate.is_answered for delegate in state.delegation.delegates):
-        return "delegate"
+        return WaitReason.DELEGATE.value
     if state.calls.deferral is not None:
         return state.calls.deferral.reason
     return state.calls.wait.reason if state.calls.wait is not None else ""

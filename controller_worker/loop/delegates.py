@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from datetime import datetime
-from hashlib import sha256
 from typing import Any
 
 from broker.contract.actions import (
@@ -30,6 +29,7 @@ from broker.contract.events import (
 )
 from broker.contract.observations import ErrorObservation, SuccessObservation
 from broker.conversations.conversations import Conversations
+from broker.conversations.delegates import delegate_conversation
 from broker.coordination.stored_files import StoredFiles
 from broker.log.event_log import Duplicate, EventLog
 from broker.log.latest_event import latest_event
@@ -46,7 +46,6 @@ from controller_worker.core.effects import Append, TellDelegates
 from controller_worker.core.state import State
 from controller_worker.loop.answering import event_of
 
-ID_CHARS = 24
 TASK = "TASK: {task}"
 TIME_SHARE = 0.9
 """Of the time that a parent has left: it passes for both of them, and the parent needs some for the result."""
@@ -92,7 +91,7 @@ class Delegates:
             parent = Parent(conversation_id=state.setup.conversation_id, delegate_id=delegate.id)
             ended = DelegateEnded(
                 delegate_id=delegate.id,
-                conversation_id=conversation_id_of(state.setup.conversation_id, delegate.id),
+                conversation_id=delegate_conversation(state.setup.conversation_id, delegate.id),
                 agent_state=AgentState.ERROR,
                 content=f"{delegate.agent} was not started. {error}",
             )
@@ -105,7 +104,7 @@ class Delegates:
         for delegate in state.delegation.delegates:
             if delegate.end is None and not delegate.refusal and order.since <= delegate.id < order.order_id:
                 with contextlib.suppress(UnknownConversation):  # it was never begun
-                    delegate_id = conversation_id_of(parent_id, delegate.id)
+                    delegate_id = delegate_conversation(parent_id, delegate.id)
                     if order.takes_back and not await self._is_paused_by_parent(delegate_id):
                         continue
                     await self._log.append(
@@ -125,7 +124,7 @@ class Delegates:
         if action.agent not in state.setup.agent.delegates:
             check_agent(action.agent, besides=state.setup.agent.delegates)
         create_agent(agent)
-        conversation_id = conversation_id_of(state.setup.conversation_id, delegate.id)
+        conversation_id = delegate_conversation(state.setup.conversation_id, delegate.id)
         task = TASK.format(task=action.inputs["task"])
         created = ConversationCreated(
             conversation_id=conversation_id,
@@ -234,11 +233,6 @@ def is_over(state: State) -> bool:
     return state.lifecycle.agent_state in TERMINAL_STATES or (
         state.setup.headless and state.lifecycle.agent_state in WAITS_FOR_PERSON
     )
-
-
-def conversation_id_of(parent_id: str, delegate_id: int) -> str:
-    """Return the id of the conversation that an action's delegate is, always the same."""
-    return "d" + sha256(f"{parent_id}:{delegate_id}".encode()).hexdigest()[:ID_CHARS]
 
 
 def spec_of(parent: AgentSpec, name: str) -> AgentSpec:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 
 from broker.contract.observations import AgentStateChangedObservation
+from broker.conversations.wait_reasons import WaitReason
 from broker.coordination.ownership import Owners
 from broker.log.event_log import Closed, Conflict, EventLog, Fenced
 from broker.log.fencing import Ownership
@@ -27,7 +28,7 @@ from controller_worker.services import Services
 
 MAX_ROUNDS = 16
 """How often news may come in between; each time the same is said again."""
-NEWER_WORKER = "newer_worker"
+NEWER_WORKER = WaitReason.NEWER_WORKER.value
 """What a conversation waits for that this version cannot read."""
 LEFT_SECONDS = 10.0
 """After how long somebody looks again whether there is a newer worker."""

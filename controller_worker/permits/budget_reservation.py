@@ -44,7 +44,11 @@ class BudgetReservation:
         self.is_held, self._is_waiting = exhausted is None, exhausted is not None
         if exhausted is None:
             return None
-        return ModelCallDeferred(code=BUDGET, content=f"The budget of {exhausted.account} has no room for the call.")
+        return ModelCallDeferred(
+            code=BUDGET,
+            content=f"The budget of {exhausted.account} has no room for the call.",
+            waits_for=exhausted.account,
+        )
 
     async def settle(self, state: State, *, is_lost: bool = False) -> None:
         """Charge what the log says and free the rest.

@@ -80,6 +80,7 @@ class QuotaPermit:
             return ModelCallDeferred(
                 code=QUOTA,
                 content=f"The quota of {pool.model} has no room for the call.",
+                waits_for=pool.model,
                 expected_at=self._permits.clock.now() + timedelta(seconds=answer.eta_seconds),
             )
         self._accept(pool, answer)

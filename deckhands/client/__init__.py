@@ -1,5 +1,5 @@
 """The Python client: submit, follow, control and delete conversations.
 
-May import: archive, reading, tasks, transfers.
+May import: archive, reading, reasons, tasks, transfers.
 Start with: client.
 """

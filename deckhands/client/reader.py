@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from pathlib import Path
 
 from broker.contract import codec
 from broker.contract.codec import decode_any
@@ -24,6 +25,8 @@ from deckhands.archive.archive import Archive
 from deckhands.archive.catalog import ArchivedConversation, described
 from deckhands.client.errors import NotSettled
 from deckhands.reading.summary import Summary, Tally, summarize
+from deckhands.reasons.link import Why
+from deckhands.reasons.reader import Reasons
 
 _log = logging.getLogger(__name__)
 
@@ -90,6 +93,24 @@ class Reader:
     async def summary(self, conversation_id: str) -> Summary:
         """Return the summary of a conversation; raises what `events` does."""
         return summarize(await self.events(conversation_id))
+
+    async def why(self, conversation_id: str, *, shows_workers: bool = True, worker_logs: Path | None = None) -> Why:
+        """Return why a conversation is where it is: the chain from its state to the cause.
+
+        Args:
+            shows_workers: name workers and nodes.
+            worker_logs: the folder with the logs of workers on this machine; a dead letter quotes them.
+
+        Raises:
+            UnknownConversation: no such conversation.
+            CorruptEntry: an entry is damaged or missing; names the event.
+        """
+
+        async def read(name: str) -> list[Event]:
+            return await self.events(name, is_lenient=True)
+
+        reasons = Reasons(self.store, read, shows_workers=shows_workers, worker_logs=worker_logs)
+        return await reasons.why(conversation_id)
 
     async def wait_until_settled(self, conversation_id: str, *, timeout_seconds: float | None = None) -> Summary:
         """Wait until nothing happens any more without somebody's input, and return the summary.

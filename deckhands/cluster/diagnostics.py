@@ -31,12 +31,13 @@ LIMIT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was checked: its name, whether it is good, whether it has to be, and a line of detail."""
+    """One thing that was checked: its name, whether it is good or has to be, a line of detail, and what to do."""
 
     name: str
     is_good: bool
     is_needed: bool
     detail: str
+    remedy: str = ""
 
 
 def examine_machine(environment: Mapping[str, str]) -> list[Finding]:

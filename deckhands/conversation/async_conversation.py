@@ -33,6 +33,7 @@ from deckhands.conversation.own_tools import environment_of, keys_of
 from deckhands.conversation.place import Place, check_cluster, is_server
 from deckhands.reading.metrics import Metrics
 from deckhands.reading.summary import Summary
+from deckhands.reasons.link import Why
 from deckhands.remote.remote_client import RemoteClient
 from deckhands.tasks import inputs
 from deckhands.tasks.images import Image
@@ -238,6 +239,10 @@ class AsyncConversation(Generic[OutputT]):
         """Return what is known of it now: the agent's state, its cost, its last words."""
         return await (await self._begun()).summary(self.id)
 
+    async def why(self) -> Why:
+        """Return why it is where it is: the chain from its state to the cause, with what would change it."""
+        return await (await self._begun()).why(self.id)
+
     async def metrics(self) -> Metrics:
         """Return cost, tokens and latency of every model call."""
         return (await self.state()).metrics
@@ -388,11 +393,7 @@ class AsyncConversation(Generic[OutputT]):
         return self._is_begun
 
     async def _begun(self) -> Client | RemoteClient:
-        """Return the client of a conversation that has begun.
-
-        Raises:
-            NotBegun: it has not.
-        """
+        """Return the client of a conversation that has begun; raises `NotBegun` of another."""
         place = await self._opened()
         if not self._is_begun:
             raise NotBegun

@@ -128,6 +128,7 @@ class Conversation(Blocking[AsyncConversation[OutputT]], Generic[OutputT]):
     stream = blocking_iterator(AsyncConversation.stream)
     events = blocking(AsyncConversation.events)
     state = blocking(AsyncConversation.state)
+    why = blocking(AsyncConversation.why)
     metrics = blocking(AsyncConversation.metrics)
     pause = blocking(AsyncConversation.pause)
     resume = blocking(AsyncConversation.resume)

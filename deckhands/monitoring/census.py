@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from broker.conversations.wait_reasons import WaitReason
 from broker.specs.agent_state import AgentState
 from broker.store.store import Store
 from deckhands.monitoring.families import OTHER
@@ -19,12 +20,7 @@ PAGE = 500
 MOST_COUNTED = 50_000
 RECOUNT_SECONDS = 15.0
 STATES = frozenset(state.value for state in AgentState)
-WAIT_REASONS = frozenset(
-    (
-        *("", "scheduled", "tool", "delegate", "waiting_for_budget", "batch", "newer_worker"),
-        *("rate_limit", "service_unavailable", "internal", "timeout", "malformed_reply", "no_response"),
-    )
-)
+WAIT_REASONS = frozenset(("", *(reason.value for reason in WaitReason)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from broker.specs.timing import MessagePolicy
 from deckhands.client.changing import Change
 from deckhands.client.errors import NotStopped
 from deckhands.reading.summary import Summary, Tally
+from deckhands.reasons.link import Why
 from deckhands.remote.remote_files import RemoteFiles
 from deckhands.remote.server_calls import PAUSE_SECONDS, ServerCalls, problem_as_error
 from deckhands.tasks import inputs
@@ -170,6 +171,11 @@ class RemoteClient:
         """Return the summary of a conversation; see `Client.summary`."""
         answer = await self._calls.ask("GET", f"/conversations/{conversation_id}")
         return Summary.from_json(answer.json()["summary"])
+
+    async def why(self, conversation_id: str) -> Why:
+        """Return why a conversation is where it is; see `Client.why`."""
+        answer = await self._calls.ask("GET", f"/conversations/{conversation_id}/why")
+        return Why.from_json(answer.json())
 
     async def last_id(self, conversation_id: str) -> int:
         """Return the id of its last event."""

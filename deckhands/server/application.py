@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from deckhands.doors import a2a, chat, mcp_route, responses
 from deckhands.doors.agent_tools import AgentTools
 from deckhands.openapi.document import document_of, operation_id
+from deckhands.reasons import routes as reasons
 from deckhands.server import cluster, conversations, events, files, live, runs, schedules, steering
 from deckhands.server.dependencies import Needs
 from deckhands.server.gateway import Gateway
@@ -26,6 +27,7 @@ ROUTERS = (
     cluster.routes,
     conversations.routes,
     steering.routes,
+    reasons.routes,
     events.routes,
     live.routes,
     runs.routes,

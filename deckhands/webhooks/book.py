@@ -3,7 +3,7 @@
 Holds: a secret is shown when a webhook is made and never again; the store has it encrypted. The deliveries of a
 conversation to a webhook form a line, and one worker at a time has a line. See `broker/log/webhooks.lua`.
 Does not: keep more than `KEPT` deliveries of a webhook that have ended.
-Keys: `deck:{0}:webhooks…`, `deck:{0}:webhook:<id>:…`, `deck:{k}:hooked`.
+Keys: `deck:{0}:webhooks…`, `deck:{0}:webhook:<id>:…`, `deck:{k}:hooked`, the field `hooked` of `deck:{k}:clock`.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class WebhookBook:
         """Note that webhooks hear of the conversations of tenants, in every shard.  Idempotent."""
         for names in self._store.all_shards if tenants else ():
             fields = [part for tenant in tenants for part in (tenant, "1")]
-            await self._call(("HSET", names.hooked, *fields))
+            await self._call(("HSET", names.hooked, *fields), ("HSET", names.clock, "hooked", "1"))
 
     async def all(self) -> list[Webhook]:
         """Return those that can be read, the oldest first."""
@@ -260,6 +260,7 @@ class WebhookBook:
         places = [(names.webhooks, "hash"), (f"{names.webhooks}:due", "zset")]
         places += [(shard.hooked, "hash") for shard in self._store.all_shards]
         places += [(shard.news, "zset") for shard in self._store.all_shards]
+        places += [(shard.clock, "hash") for shard in self._store.all_shards]
         for key, kind in places:
             (found,) = await self._call(("TYPE", key))
             if _text(found) not in (kind, "none"):

@@ -33,6 +33,7 @@ def test_it_says_what_this_machine_can_do(tmp_path: Path) -> None:
         "is_good": True,
         "is_needed": True,
         "detail": "holds: 9 attempts to get out were stopped",
+        "remedy": "",
     }
     assert found["system call filter"]["is_good"]
     assert found["pool browser"]["is_good"]

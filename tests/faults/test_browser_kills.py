@@ -10,8 +10,8 @@ import pytest
 from broker.contract.browser_events import BrowserOutputObservation
 from broker.contract.events import AgentSpec, Event, LLMSpec, Observation
 from broker.contract.observations import AgentDelegateObservation
+from broker.conversations.delegates import delegate_conversation
 from broker.specs.specs import OutputSpec
-from controller_worker.loop.delegates import conversation_id_of
 from tests.browser_parts import opened_site
 from tests.faults.harness import FaultCluster
 
@@ -100,7 +100,7 @@ async def test_what_a_browsing_delegate_has_found_reaches_its_parent_once(cluste
         asked, answer = [
             event for event in await cluster.client.events(conversation_id) if event.kind.endswith(".delegate")
         ]
-        delegate_id = conversation_id_of(conversation_id, asked.id)
+        delegate_id = delegate_conversation(conversation_id, asked.id)
         (page,) = await pages(cluster, delegate_id)
         assert isinstance(page, BrowserOutputObservation)
         assert "heading 'Library'" in page.content

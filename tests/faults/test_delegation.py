@@ -11,9 +11,9 @@ from broker.contract.actions import AgentDelegateAction
 from broker.contract.events import AgentSpec, DelegateEnded, LLMSpec
 from broker.contract.observations import AgentDelegateObservation
 from broker.conversations.conversations import Conversations
+from broker.conversations.delegates import delegate_conversation
 from broker.log.status import status_of
 from broker.specs.agent_state import AgentState
-from controller_worker.loop.delegates import conversation_id_of
 from tests.faults.harness import FaultCluster
 
 ONE_EACH = {"DECKHANDS_MAX_CONVERSATIONS": "1"}
@@ -52,7 +52,7 @@ async def delegates_of(cluster: FaultCluster, cid: str, count: int) -> list[str]
 
     await cluster.until(asked, what="delegate actions")
     actions = [e.id for e in await cluster.client.events(cid) if isinstance(e, AgentDelegateAction)]
-    ids = [conversation_id_of(cid, action_id) for action_id in actions]
+    ids = [delegate_conversation(cid, action_id) for action_id in actions]
     for delegate_id in ids:
         (cluster.root / f"{delegate_id}.where").write_text((cluster.root / f"{cid}.where").read_text())
     return ids

@@ -14,10 +14,10 @@ import pytest
 from broker.contract.actions import ChangeAgentStateAction, CmdRunAction
 from broker.contract.events import AgentSpec, Event, LLMSpec
 from broker.contract.observations import CmdOutputObservation
+from broker.conversations.delegates import delegate_conversation
 from broker.log.invariants import violations
 from broker.runtime.errors import EventsLost
 from broker.specs.agent_state import AgentState
-from controller_worker.loop.delegates import conversation_id_of
 from tests.faults.harness import FaultCluster, steps
 
 COUNT = 6
@@ -261,7 +261,7 @@ async def test_a_delegate_gets_an_order_that_its_log_has_lost(
     (parent,) = await cluster.submit(turns, enable_delegation=True, delegates={"helper": helper})
     await cluster.until_kind(parent, "action.delegate")
     delegation = next(event for event in await client.events(parent) if event.kind == "action.delegate")
-    delegate = conversation_id_of(parent, delegation.id)
+    delegate = delegate_conversation(parent, delegation.id)
 
     async def is_there() -> bool:
         return delegate in [row.conversation_id for row in await client.recent()]

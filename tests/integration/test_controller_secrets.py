@@ -11,6 +11,7 @@ import pytest
 from broker.contract.actions import AgentDelegateAction
 from broker.contract.events import AgentSpec, LLMSpec
 from broker.contract.observations import AgentStateChangedObservation
+from broker.conversations.delegates import delegate_conversation
 from broker.coordination.membership import Membership
 from broker.log.event_log import EventLog
 from broker.log.live_text import LiveText
@@ -19,7 +20,6 @@ from broker.secrets.secrets import Secrets
 from broker.specs.agent_state import AgentState
 from controller_worker.core.controller import fold
 from controller_worker.core.state import State, state_from
-from controller_worker.loop.delegates import conversation_id_of
 from tests.broker_parts import lapse, no_key
 from tests.conversation_hands import CID, THINK, WORKER, Hands
 from tests.polling import until
@@ -92,7 +92,7 @@ async def test_a_delegate_knows_its_parents_secrets_from_its_first_event_on(guar
     await guarded.begin({"tool_calls": [delegated]}, agent=agent)
     await guarded.go()
     (action,) = (event for event in await guarded.events() if isinstance(event, AgentDelegateAction))
-    delegate_id = conversation_id_of(CID, action.id)
+    delegate_id = delegate_conversation(CID, action.id)
     created, message, *_ = await guarded.log.read(delegate_id)
     for event in (created, message):
         assert [form for form in forms(CANARY) if form in json.dumps(event.export())] == []

@@ -21,11 +21,12 @@ from broker.contract.events import (
 )
 from broker.contract.observations import AgentDelegateObservation, ErrorObservation
 from broker.conversations.conversations import Conversations
+from broker.conversations.delegates import delegate_conversation
 from broker.log.lost_tails import name_gap
 from broker.runtime.errors import EventsLost
 from broker.specs.agent_state import AgentState
 from controller_worker.core.effects import TellDelegates
-from controller_worker.loop.delegates import Delegates, conversation_id_of
+from controller_worker.loop.delegates import Delegates
 from deckhands.client.forking import fork_of
 from tests.controller_parts import said
 from tests.conversation_hands import CID, Hands
@@ -46,7 +47,7 @@ async def delegate_of(hands: Hands, *, node: str = "", **fields: Any) -> tuple[s
         await hands.store.connection.call("HSET", hands.store.keys(CID).meta, "node", node)
     loop = await hands.go()
     await until(lambda: bool(loop.state.delegation.delegates), what="a delegate")
-    delegate_id = conversation_id_of(CID, loop.state.delegation.delegates[0].id)
+    delegate_id = delegate_conversation(CID, loop.state.delegation.delegates[0].id)
     return delegate_id, await hands.log.read(delegate_id)
 
 
@@ -57,7 +58,7 @@ async def test_a_delegate_begins_with_its_task_its_share_and_its_parent(hands: H
     assert (created.agent.name, created.agent.llm.model) == ("ReadOnlyAgent", "acme/small")
     assert (created.workspace, created.headless) == (WHERE, False)
     assert created.parent is not None
-    assert conversation_id_of(CID, created.parent.delegate_id) == delegate_id
+    assert delegate_conversation(CID, created.parent.delegate_id) == delegate_id
     assert (created.parent.conversation_id, created.parent.level) == (CID, 1)
     assert (created.limits.max_iterations, created.limits.max_tokens) == (5, 5_000)
     assert created.limits.max_seconds is not None
@@ -94,7 +95,7 @@ async def test_a_delegate_whose_calls_are_always_refused_ends_as_a_loop_and_its_
     await hands.begin({"tool_calls": [call]}, agent=agent)
     parent = await hands.go()
     await until(lambda: bool(parent.state.delegation.delegates), what="a delegate")
-    delegate = await hands.go(conversation_id_of(CID, parent.state.delegation.delegates[0].id))
+    delegate = await hands.go(delegate_conversation(CID, parent.state.delegation.delegates[0].id))
     assert (delegate.state.lifecycle.error_code, delegate.state.usage.iteration) == ("stuck_in_loop", 3)
     parent.wake(has_new_events=True)
     await until(lambda: parent.state.lifecycle.agent_state is AgentState.FINISHED, what="the parent's end")
@@ -114,7 +115,7 @@ async def test_a_script_that_has_ended_ends_a_delegate_without_the_tool_finish(h
 async def test_a_delegate_of_a_lost_request_does_not_answer_another(hands: Hands) -> None:
     """The store has lost the request and not the delegate: it was begun while the store came back."""
     for action_id in range(3, 12):
-        lost = ConversationCreated(conversation_id=conversation_id_of(CID, action_id))
+        lost = ConversationCreated(conversation_id=delegate_conversation(CID, action_id))
         await hands.log.create(lost, [said("TASK: something else")], key=f"delegate:{action_id}")
     call = {"name": "delegate", "arguments": {"agent": "helper", "task": "look"}}
     agent = AgentSpec(
@@ -174,7 +175,7 @@ async def test_a_fork_has_delegates_of_its_own_for_those_that_were_at_work(hands
 
     await hands.log.adopt(fork_of(events, "fork-1"), events[1:], key="fork")
     await hands.go("fork-1")
-    created, message = await hands.log.read(conversation_id_of("fork-1", delegate.id))
+    created, message = await hands.log.read(delegate_conversation("fork-1", delegate.id))
     assert isinstance(created, ConversationCreated)
     assert created.parent == Parent(conversation_id="fork-1", delegate_id=delegate.id)
     assert message.sentence == "TASK: look"
@@ -216,5 +217,5 @@ async def test_a_fork_begins_any_number_of_delegates_that_were_at_work(hands: Ha
     await hands.log.adopt(fork_of(events, "fork-1"), events[1:], key="fork")
     await hands.go("fork-1")
     for delegate in loop.state.delegation.delegates:
-        assert len(await hands.log.read(conversation_id_of("fork-1", delegate.id))) == 2
+        assert len(await hands.log.read(delegate_conversation("fork-1", delegate.id))) == 2
     assert await hands.log.last_id("fork-1") == len(events)

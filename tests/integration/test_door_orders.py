@@ -16,8 +16,8 @@ from celery.result import AsyncResult
 
 from broker.celery.door_results import TaskResults
 from broker.contract.actions import AgentDelegateAction
+from broker.conversations.delegates import delegate_conversation
 from broker.runtime.clock import to_millis
-from controller_worker.loop.delegates import conversation_id_of
 from deckhands.door.callers import FORGOTTEN_AFTER
 from deckhands.door.desk import conversation_of_task
 from deckhands.door.orders import TAKES
@@ -57,7 +57,7 @@ async def with_delegates(producer: Producer, count: int) -> tuple[AsyncResult, l
     parent = await producer.begun(result)
     await producer.cluster.until_kind(parent, "action.delegate", count=count, limit=unhurried(LIMIT_SECONDS))
     events = await producer.cluster.client.events(parent)
-    ids = [conversation_id_of(parent, event.id) for event in events if isinstance(event, AgentDelegateAction)]
+    ids = [delegate_conversation(parent, event.id) for event in events if isinstance(event, AgentDelegateAction)]
 
     async def all_work() -> bool:
         logs = [await producer.cluster.client.events(delegate_id) for delegate_id in ids]

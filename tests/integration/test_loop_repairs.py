@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from broker.contract.events import AgentSpec, LLMSpec
+from broker.conversations.delegates import delegate_conversation
 from broker.coordination.action_streams import ControlDelivery
 from broker.log.status import status_of
 from broker.specs.agent_state import AgentState
 from broker.specs.specs import PlanSpec
 from controller_worker.core.controller import fold
 from controller_worker.core.state import State, snapshot_of
-from controller_worker.loop.delegates import conversation_id_of
 from tests.broker_parts import enter, queue, take
 from tests.conversation_hands import BASH, CID, THINK, Hands
 
@@ -70,7 +70,7 @@ async def test_an_error_ends_what_runs_and_no_later_answer_counts(hands: Hands) 
 async def test_a_delegate_that_the_store_has_lost_is_begun_again(hands: Hands) -> None:
     await hands.begin(DELEGATE, agent=delegating(hands))
     loop = await hands.go()
-    delegate_id = conversation_id_of(CID, loop.state.delegation.delegates[0].id)
+    delegate_id = delegate_conversation(CID, loop.state.delegation.delegates[0].id)
     call = hands.store.connection.call
     for key in await call("KEYS", f"*{delegate_id}*"):
         await call("DEL", key)
@@ -90,7 +90,7 @@ async def test_a_delegate_is_told_nothing_that_its_parent_did_before_it_began(ha
     await hands.observe(loop.state.tools.pending[0].id)
     loop.wake()
     await hands.at_rest(loop)
-    first, second = (conversation_id_of(CID, one.id) for one in loop.state.delegation.delegates)
+    first, second = (delegate_conversation(CID, one.id) for one in loop.state.delegation.delegates)
     await loop.release_idle()
     await hands.go()
     assert [event.kind for event in await hands.log.read(first)][2:] == ["action.change_agent_state"] * 2

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from broker.contract.events import AgentSpec, DelegateEnded, Limits, LLMSpec, ModelReply
+from broker.conversations.delegates import delegate_conversation
 from broker.log.status import status_of
 from broker.runtime.clock import SystemClock
 from broker.specs.agent_state import AgentState
@@ -14,7 +15,6 @@ from broker.specs.specs import CriticSpec, GoalSpec
 from controller_worker.calls.models import Models
 from controller_worker.core.controller import next_effect
 from controller_worker.core.effects import CallModel
-from controller_worker.loop.delegates import conversation_id_of
 from controller_worker.services import Services
 from tests.conversation_hands import CID, Hands
 from tests.polling import until
@@ -158,7 +158,7 @@ async def test_while_delegates_hold_what_a_call_needs_their_parent_waits_for_the
     (delegate,) = loop.state.delegation.delegates
     ended = DelegateEnded(
         delegate_id=delegate.id,
-        conversation_id=conversation_id_of(CID, delegate.id),
+        conversation_id=delegate_conversation(CID, delegate.id),
         agent_state=AgentState.FINISHED,
         content="done",
     )

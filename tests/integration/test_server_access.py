@@ -33,7 +33,7 @@ from tests.unit.deckhands.sample_log import state
 BEYOND_A_SERVER = (
     *("ACL LIST", "CONFIG GET dir", "EVAL return{} 0", "FLUSHALL", "FUNCTION LOAD REPLACE x", "KEYS *", "SCAN 0"),
     *("SUBSCRIBE a", "PUBLISH a b", "SET other 1", "GET other", "HSET deck:store generation x", "DEL deck:store"),
-    *("HSET deck:tools bash {}", "HGETALL deck:{0}:notes:a/b/c", "HGETALL deck:{0}:quota:x:y", "XLEN deck:inbox"),
+    *("HSET deck:tools bash {}", "HGETALL deck:{0}:notes:a/b/c", "HSET deck:{0}:quota:x:y a b", "XLEN deck:inbox"),
     *("HSET deck:{0}:keys x {}", "DEL deck:{0}:keys", "HSET deck:{0}:tenants acme 1", "XRANGE deck:replies:x - +"),
 )
 BODIES: dict[str, Any] = {

@@ -15,6 +15,7 @@ from broker.contract.observations import (
     EventsLostObservation,
     SuccessObservation,
 )
+from broker.conversations.delegates import delegate_conversation
 from broker.log.invariants import violations
 from broker.specs.agent_state import AgentState
 from controller_worker.concerns.delegation import Order, errands
@@ -32,7 +33,7 @@ from controller_worker.core.effects import (
     TellDelegates,
 )
 from controller_worker.core.state import State
-from controller_worker.loop.delegates import conversation_id_of, is_over, spec_of
+from controller_worker.loop.delegates import is_over, spec_of
 from controller_worker.permits.budget_reservation import own_cost_usd
 from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started, think
 
@@ -48,7 +49,7 @@ def ended(core: Core, delegate_id: int, content: str = "CodeActAgent finishes ta
     """Let a delegate report its end."""
     event = DelegateEnded(
         delegate_id=delegate_id,
-        conversation_id=conversation_id_of(CID, delegate_id),
+        conversation_id=delegate_conversation(CID, delegate_id),
         agent_state=AgentState.FINISHED,
         content=content,
         **{"outputs": {"a": 1}, "iterations": 2, "cost_usd": 0.5, "prompt_tokens": 30} | fields,

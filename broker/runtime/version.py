@@ -1,0 +1,15 @@
+"""Which version of Deckhands this process runs."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import metadata
+
+
+@cache
+def installed_version() -> str:
+    """Return the version of the installed package; `unknown` for a tree that was never installed."""
+    try:
+        return metadata.version("deckhands")
+    except metadata.PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,95 @@
+"""Whether a store is set as it has to be, who gets into it, and which functions it has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from broker.runtime.errors import DeckhandsError
+from broker.store.connection import Connection, MultiplexedConnection
+from broker.store.function_libraries import FUNCTIONS_VERSION, LIBRARIES, OLDEST_CALLER, functions_hash
+from broker.store.keys import STORE
+from deckhands.cluster.diagnostics import Finding
+from deckhands.diagnosis.looking import broken, found, good
+from deckhands.monitoring.readings import ask, number, pairs, text
+
+SETTINGS, RIGHTS, FUNCTIONS = "store settings", "store rights", "store functions"
+FULL_SHARE = 0.9
+PERSISTING = {"aof_last_write_status": "its append-only file", "aof_last_bgrewrite_status": "a rewrite of that file"}
+DEPLOY = "Run `deckhands ls` with the admin's store user, or the job `setup`, which loads them."
+
+
+def settings_findings(facts: Mapping[str, str]) -> list[Finding]:
+    """Judge a server by what it says of itself (INFO)."""
+    findings = []
+    policy = facts.get("maxmemory_policy", "")
+    if policy not in ("", "noeviction"):
+        text = f"maxmemory-policy is {policy}: when the memory is full, the server throws conversations away"
+        findings.append(broken(SETTINGS, text, "Set `maxmemory-policy noeviction` on it."))
+    used, limit = number(facts.get("used_memory")), number(facts.get("maxmemory"))
+    if limit and used >= FULL_SHARE * limit:
+        detail = f"{used / limit:.0%} of maxmemory are used; when it is full, no conversation gets on"
+        findings.append(found(SETTINGS, detail, "Archive or delete conversations (docs/archive.md), or give it more."))
+    elif not limit and "maxmemory" in facts:
+        total = number(facts.get("total_system_memory"))
+        if total and used >= FULL_SHARE * total:
+            detail = f"{used / total:.0%} of the machine's memory are used, and maxmemory sets no bound"
+            findings.append(found(SETTINGS, detail, "Set `maxmemory`, so that writes are refused before it is killed."))
+    for name, what in PERSISTING.items():
+        if facts.get(name, "ok") != "ok":
+            findings.append(broken(SETTINGS, f"the last write of {what} failed ({name})", "Check the server's disk."))
+    if facts.get("role", "master") not in ("master", "primary"):
+        findings.append(
+            broken(SETTINGS, "it is a replica, which takes no writes", "Name its primary in DECKHANDS_URL.")
+        )
+    return findings or [good(SETTINGS, f"maxmemory-policy {policy or 'unknown'}, {used / 2**20:,.0f} MiB used")]
+
+
+async def rights_findings(url: str) -> list[Finding]:
+    """Look whether somebody without a password gets into the store. Nothing is said of a socket of this machine."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("redis", "rediss") or not parts.hostname:
+        return []
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    port = f":{parts.port}" if parts.port else ""
+    stranger = MultiplexedConnection(parts._replace(netloc=f"{host}{port}").geturl())
+    try:
+        await stranger.call("PING")
+    except DeckhandsError:
+        return [good(RIGHTS, "nobody gets in without a password")]
+    finally:
+        await stranger.aclose()
+    detail = "everybody who reaches its port gets in without a password"
+    return [found(RIGHTS, detail, "Give its users passwords, as deploy/serve-valkey does, or keep its port to itself.")]
+
+
+async def functions_findings(connection: Connection) -> list[Finding]:
+    """Compare the functions in the store with those of this version."""
+    names = ["functions" if library == "deckhands" else f"functions:{library}" for library in LIBRARIES]
+    stamps, *loaded = await ask(
+        connection, [("HMGET", STORE, *names), *(("FUNCTION", "LIST", "LIBRARYNAME", library) for library in LIBRARIES)]
+    )
+    findings = []
+    said = stamps if isinstance(stamps, list) else [None] * len(names)
+    for library, stamp, listed in zip(LIBRARIES, said, loaded, strict=True):
+        problem = _problem(library, text(stamp))
+        if isinstance(listed, list) and library not in {text(pairs(each).get("library_name")) for each in listed}:
+            problem = broken(FUNCTIONS, f"the server has lost the library {library}", DEPLOY)
+        findings += [problem] if problem is not None else []
+    return findings or [good(FUNCTIONS, f"version {FUNCTIONS_VERSION}, as here")]
+
+
+def _problem(library: str, stamp: str) -> Finding | None:
+    """Return what is wrong with a library by its stamp, `VERSION:HASH:OLDEST CALLER`; None: nothing."""
+    version, _, rest = stamp.partition(":")
+    if not version.isdigit():
+        return broken(FUNCTIONS, f"the store does not say which version of {library} it has", DEPLOY)
+    if int(version) > FUNCTIONS_VERSION:
+        detail = f"{library} has version {version}, and here is {FUNCTIONS_VERSION}"
+        return found(FUNCTIONS, detail, "Upgrade Deckhands on this machine, and workers that are older.")
+    if int(version) < FUNCTIONS_VERSION:
+        detail = f"{library} has version {version}, and here is {FUNCTIONS_VERSION} (serves from {OLDEST_CALLER} on)"
+        return found(FUNCTIONS, detail, DEPLOY)
+    if rest.partition(":")[0] != functions_hash(library):
+        return found(FUNCTIONS, f"{library} has version {version} and another content than here", DEPLOY)
+    return None

@@ -1,0 +1,135 @@
+"""What an explanation is: a chain of links, each with its times and with what would change it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Self
+
+
+class Cause(StrEnum):
+    """What a link says, for programs; the values are stable."""
+
+    STATE = "state"
+    SCHEDULED = "scheduled"
+    ACTION_RUNS = "action_runs"
+    ACTION_QUEUED = "action_queued"
+    ACTION_UNSENT = "action_unsent"
+    WORKER_LOST = "worker_lost"
+    NO_WORKER = "no_worker"
+    NODE_AWAY = "node_away"
+    DELEGATE = "delegate"
+    QUOTA = "quota"
+    BUDGET = "budget"
+    BATCH = "batch"
+    RETRY = "retry"
+    NEWER_WORKER = "newer_worker"
+    CONFIRMATION = "confirmation"
+    ANSWER = "answer"
+    PAUSED = "paused"
+    LOOP = "loop"
+    DEAD_LETTER = "dead_letter"
+    MESSAGE = "message"
+    QUEUED = "queued"
+    OWNER = "owner"
+    UNCLAIMED = "unclaimed"
+    ENDED = "ended"
+    CLOSED = "closed"
+    ARCHIVED = "archived"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One step from what one sees to its cause.
+
+    Attributes:
+        text: one sentence for a person. It may hold text that a model or a command has written.
+        since: when it began, aware UTC; None: not known.
+        until: when it is expected to end; None: nobody can say.
+        remedy: what would change it, as a sentence; empty: only time.
+        details: the same in values: numbers, names and ids.
+        lines: of a log, the latest last.
+        links: why it is so where that is another conversation's matter, which `details` names.
+    """
+
+    cause: Cause
+    text: str
+    since: datetime | None = None
+    until: datetime | None = None
+    remedy: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    lines: tuple[str, ...] = ()
+    links: tuple[Link, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "cause": self.cause.value,
+            "text": self.text,
+            "since": self.since.isoformat() if self.since else None,
+            "until": self.until.isoformat() if self.until else None,
+            "remedy": self.remedy,
+            "details": dict(self.details),
+            "lines": list(self.lines),
+            "links": [link.as_json() for link in self.links],
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the link that `as_json` made the fields of.
+
+        Raises:
+            KeyError, TypeError, ValueError: they are not the fields of a link.
+        """
+        since, until = fields["since"], fields["until"]
+        return cls(
+            Cause(fields["cause"]),
+            fields["text"],
+            datetime.fromisoformat(since) if since else None,
+            datetime.fromisoformat(until) if until else None,
+            fields["remedy"],
+            dict(fields["details"]),
+            tuple(fields["lines"]),
+            tuple(cls.from_json(link) for link in fields["links"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """Why a conversation is where it is.
+
+    Attributes:
+        state: the agent's state.
+        wait_reason: what it waits for, in one word of the index; empty: it does not wait, or for a person.
+        at: when the store was asked, aware UTC.
+        links: from what one sees to its cause; at least one.
+    """
+
+    conversation_id: str
+    state: str
+    wait_reason: str
+    at: datetime
+    links: tuple[Link, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "conversation_id": self.conversation_id,
+            "state": self.state,
+            "wait_reason": self.wait_reason,
+            "at": self.at.isoformat(),
+            "links": [link.as_json() for link in self.links],
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """Return what `as_json` made the fields of; raises what `Link.from_json` does."""
+        return cls(
+            fields["conversation_id"],
+            fields["state"],
+            fields["wait_reason"],
+            datetime.fromisoformat(fields["at"]),
+            tuple(Link.from_json(link) for link in fields["links"]),
+        )
