@@ -1,7 +1,7 @@
 """The OpenAPI 3.1 document: scopes, problems and complete examples beside what FastAPI knows of the routes.
 
-Holds: a body of JSON has an example that fits its schema, if all of its parts have one; every answer that is not a success has the form of errors
-of its path.
+Holds: a body of JSON has an example that fits its schema, if all of its parts have one; every answer that is not a
+success has the form of errors of its path.
 """
 
 from __future__ import annotations
