@@ -56,6 +56,7 @@ SCRIPTS: Mapping[str, Sequence[str]] = {
     "tool_round_trips": ("--rounds", "5", "--slow-rounds", "2"),
     "neighbours": ("--seconds", "0.5", "--quiet", "1"),
     "retiring": ("--conversations", "50"),
+    "sdk_sessions": ("--sessions", "1", "--steps", "2"),
 }
 """Benchmarks that print their own tables and run by themselves too, and with what they only show that they work."""
 QUIET_LOAD = 0.7

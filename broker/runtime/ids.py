@@ -53,6 +53,11 @@ def worker_id_prefix(role: str) -> str:
     return f"{role}-{host}-"
 
 
+def new_token() -> str:
+    """Make a token that only those know to whom it is given."""
+    return secrets.token_urlsafe(32)
+
+
 def new_key() -> str:
     """Make an idempotency key for a caller that gave none."""
     return secrets.token_hex(12)
