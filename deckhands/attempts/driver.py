@@ -264,7 +264,8 @@ class Driver:
                 model.pace.set_ceiling(at_once)
         if until != plan.until:
             try:
-                Until.parse(until, len(plan.models))
+                if until:
+                    Until.parse(until, len(plan.models))
             except UsageError:
                 until = plan.until  # the command that wrote it has checked it; somebody else did not
             self._meter.has_news = True

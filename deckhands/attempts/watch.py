@@ -17,7 +17,7 @@ from broker.runtime.errors import CorruptEntry, DeckhandsError, UnknownConversat
 from broker.specs.agent_state import TERMINAL_STATES, WAITING_FOR_PERSON_STATES, AgentState
 from deckhands.client.client import Client
 from deckhands.client.many import for_each
-from deckhands.reading.summary import Summary, Tally
+from deckhands.reading.summary import Summary, Tally, summarize
 
 SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 2.0
 LOOKED_AT_PER_SECOND = 1_000
@@ -113,12 +113,21 @@ class Watch:
             if watched is None:
                 continue
             if reply[0] is None:
-                _fail(watched, Lost(f"There is no conversation {cid} any more."))
+                await self._find_archived(cid, watched)
                 continue
             _note(watched.seen, reply)
             if watched.seen.state in RESTING and watched.seen.last_id != watched.read_id:
                 found.append(cid)
         return found
+
+    async def _find_archived(self, conversation_id: str, watched: _Watched) -> None:
+        try:
+            events = await self._client.events(conversation_id, is_lenient=True)
+        except (CorruptEntry, UnknownConversation) as error:
+            _fail(watched, Lost(error.message))
+            return
+        if not watched.done.done():
+            watched.done.set_result(Settled(summarize(events), events))
 
     async def _read(self, conversation_id: str) -> None:
         watched = self._watched.get(conversation_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -249,6 +250,8 @@ def status(options: StatusOptions) -> None:
     wanted, is_driven = _steer(options.evaluation, act)
     if options.as_json:
         wishes = wanted.wishes.model_dump(exclude_none=True)
+        if wishes.get("budget_usd") == math.inf:
+            wishes["budget_usd"] = None
         print_json({"is_driven": is_driven, "wishes": wishes, "standing": dict(wanted.standing)})
         return
     standing = standing_from(wanted.standing)
