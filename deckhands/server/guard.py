@@ -2,7 +2,7 @@
 
 Holds: nothing of a body is read before its key is known; no request is longer, deeper or slower than it may be; a page
 of another site can call nothing, unless its origin is named.
-Does not: know routes, but for those that need no key, those that take files, and those that are streams.
+Does not: know routes, but for those that need no key, the web page among them, those that take files, and streams.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from broker.runtime.errors import DeckhandsError
 from deckhands.access.api_keys import Refused
 from deckhands.server.gateway import LOOPBACK_NAMES, Gateway, Principal
 from deckhands.server.problems import Problem, answer_to
+from deckhands.web.pages import Pages
 
 PUBLIC = frozenset({"/health", "/ready", "/openapi.json"})
 STREAM = re.compile(r"/conversations/[^/]+/(stream|ws)")
@@ -43,7 +44,7 @@ class Guard:
     """An ASGI application around another one."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
-        self._app, self._gateway = app, gateway
+        self._app, self._gateway, self._pages = app, gateway, Pages()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or answer it."""
@@ -55,6 +56,9 @@ class Guard:
             if scope["type"] == "http" and scope["method"] in ("TRACE", "CONNECT"):
                 raise Problem(405, "method_not_allowed", "No route has this method.")
             self._check_origin(scope, headers)
+            if self._pages.has(scope):
+                await self._pages(scope, receive, _with_headers(send))
+                return
             if scope["path"] not in PUBLIC:
                 principal = await self._principal(scope, headers)
                 scope.setdefault("state", {})["principal"] = principal
