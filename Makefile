@@ -27,7 +27,7 @@ RUNTIME := $(VENV)/.runtime-stamp
 SETUP := $(VENV)/.setup-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run tools test end-to-end soak check docs lock bench faults orphans security clean
+.PHONY: help setup run tools test end-to-end soak check docs lock screenshots bench faults orphans security clean
 .SUFFIXES:
 
 help: ## Show this list
@@ -68,6 +68,9 @@ lock: $(SETUP) ## Write requirements/ again: the pins of constraints.txt with th
 	@$(LOCK) -o requirements/tools.txt
 	@$(LOCK) --extra all -o requirements/run.txt
 	@$(LOCK) --extra dev -o requirements/dev.txt
+
+screenshots: $(SETUP) tools ## Take the pictures of the web page for the docs
+	@$(BIN)/python -m tests.screenshots docs/pictures
 
 bench: $(SETUP) tools ## Run the benchmarks
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -15,7 +15,7 @@ from broker.contract.events import AgentSpec, LLMSpec
 from broker.specs.policies import ConfirmationPolicy
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or ""
-LIMIT_MS = 60_000
+LIMIT_MS = 120_000
 
 
 @asynccontextmanager

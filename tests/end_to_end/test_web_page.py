@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -28,7 +29,7 @@ from tests.unit.deckhands.sample_log import output, state
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium on this machine")
 
-LIMIT_SECONDS = 120.0
+LIMIT_SECONDS = 180.0
 HOSTILE = "<script>window.broken = 1</script><img src=x onerror='window.broken=1'>\x1b[31m\u202eabc\u2066"
 
 
@@ -66,7 +67,7 @@ class Cluster:
 
     async def kill(self) -> None:
         assert self.server is not None
-        self.server.kill()
+        os.kill(self.server.pid, signal.SIGKILL)
         await self.server.stop(grace_seconds=1)
 
 
@@ -106,6 +107,8 @@ async def test_a_run_is_followed_live_over_a_server_that_is_killed_and_an_action
     finish = {"tool_calls": [{"name": "finish", "arguments": {"message": "All is well."}}]}
     agent = scripted(cluster.folder, [bash("echo first"), bash("echo second"), finish], confirm=True)
     cid = await cluster.client.submit("look around", agent=agent, headless=False, title="Look around")
+    asks = await cluster.client.wait_until_settled(cid, timeout_seconds=LIMIT_SECONDS)
+    assert asks.state == "awaiting_user_confirmation", (cluster.folder / "controller_worker.log").read_text()
     async with opened(f"{cluster.url}/#/c/{cid}") as page:
         await page.get_by_role("heading", name="Run action").wait_for()
         await page.get_by_role("button", name="Confirm").click()
@@ -138,7 +141,7 @@ async def server(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Serv
 
 
 async def test_hostile_content_stays_text_and_a_key_opens_the_page(server: Served) -> None:
-    """Whoever writes a task, a label, a command or its output may be anybody."""
+    """A task, a label, a command or its output may be anybody's."""
     await enter(server.client.store, "controller-1")
     cid = await server.client.submit(HOSTILE, title=HOSTILE, labels={"team": "b"})
     ownership = await claim(server.client.store, "controller-1", cid)

@@ -32,7 +32,7 @@ export function conversations({ main, signal, refused }) {
       el("label", { for: "label" }, "Label"), label,
       el("span", { class: "grow" }), pause, cancel),
     el("div", { class: "scroll" }, el("table", { class: "list" },
-      el("thead", {}, el("tr", {}, el("th", {}, all), ...["Conversation", "State", "Steps", "Cost", "Updated"].map((name) => el("th", { scope: "col" }, name)))),
+      el("thead", {}, el("tr", {}, el("th", {}, all), ...["Conversation", "State", "Steps", "Cost", "Updated"].map((name) => el("th", { scope: "col", class: name === "Steps" || name === "Cost" ? "number" : undefined }, name)))),
       body)),
     el("div", { class: "bar" }, before, after));
 

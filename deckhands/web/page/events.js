@@ -23,7 +23,7 @@ export function card(event, conversationId) {
   const isBad = event.kind === "observation.error" || event.kind === "model.failed" || (event.metadata?.exit_code ?? 0) > 0;
   const anchor = `#/c/${conversationId}@${event.id}`;
   const answers = event.cause_id ? el("a", { class: "dim", href: `#/c/${conversationId}@${event.cause_id}` }, ` to ${event.cause_id}`) : "";
-  return el("article", { id: `e${event.id}`, class: `event ${side}${isBad ? " bad" : ""}${QUIET.has(event.kind) ? " minor" : ""}`, tabindex: -1, "aria-label": `Event ${event.id}, ${name}` },
+  return el("article", { id: `e${event.id}`, class: `event ${side}${isBad ? " bad" : ""}${QUIET.has(event.kind) || (event.kind === "model.reply" && !event.content) ? " minor" : ""}`, tabindex: -1, "aria-label": `Event ${event.id}, ${name}` },
     el("header", {}, el("a", { class: "number", href: anchor, title: "Link to this event" }, event.id), el("strong", {}, name), answers,
       el("span", { class: "grow" }), costs(event), event.confirmation_state === "awaiting_confirmation" ? el("span", { class: "label" }, "asks") : "", time(event.timestamp)),
     ...contents(event),
@@ -79,7 +79,7 @@ function* images(event) {
 /** Return a patch with its lines told apart, by colour and by their marks. */
 export function diff(text) {
   if (!/^(@@|---|\+\+\+|[+-])/m.test(text || "")) return block(text);
-  const lines = String(text).split("\n", 2_000);
+  const lines = String(text).replace(/\n+$/, "").split("\n", 2_000);
   const made = el("pre", { class: "diff", tabindex: lines.length > 20 ? 0 : undefined });
   for (const line of lines) {
     const kind = line.startsWith("@@") ? "hunk" : /^(\+\+\+|---)/.test(line) ? "file" : line[0] === "+" ? "plus" : line[0] === "-" ? "minus" : "";

@@ -8,12 +8,17 @@ export async function why(id, panel, signal) {
   replace(panel, el("h2", {}, "Why it is here"), chain(found.links));
 }
 
+/** Return a sentence with its commands, which stand between backquotes, as code. */
+function marked(text) {
+  return text.split("`").map((part, at) => at % 2 ? el("code", {}, part) : part);
+}
+
 function chain(links) {
   return el("ol", { class: "why" }, links.map((link) => el("li", {},
     el("span", {}, link.text),
     el("div", { class: "dim" }, link.since ? el("span", {}, "since ", time(link.since), ` (${ago(link.since)}) `) : "",
       link.until ? el("span", {}, "until ", time(link.until)) : ""),
-    link.remedy ? el("div", { class: "remedy" }, "What changes it: ", link.remedy) : "",
+    link.remedy ? el("div", { class: "remedy" }, "What changes it: ", marked(link.remedy)) : "",
     link.lines.length ? block(link.lines.join("\n")) : "",
     link.details.conversation_id ? el("a", { href: `#/c/${link.details.conversation_id}` }, "Open the delegate") : "",
     link.links.length ? chain(link.links) : "")));
