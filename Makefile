@@ -31,7 +31,7 @@ SETUP := $(VENV)/.setup-stamp
 .SUFFIXES:
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo '  Variables: VENV=.venv  PYTHON=python3.12  PYTEST_ARGS="-k name -x"  MARKERS="not slow"  SEED=1  BENCH_ARGS=...'
 

@@ -20,6 +20,7 @@ from deckhands.server.dependencies import Needs
 from deckhands.server.gateway import Gateway
 from deckhands.server.guard import PUBLIC, Guard
 from deckhands.server.problems import MEDIA_TYPE, TYPE, add_problems
+from deckhands.web import routes as web
 from deckhands.webhooks import routes as webhooks
 
 VERSION = "1"
@@ -36,6 +37,7 @@ ROUTERS = (
     webhooks.routes,
     chat.routes,
     mcp_route.routes,
+    web.routes,
 )
 DESCRIPTION = """Conversations with AI agents that work in a cluster of Deckhands.
 

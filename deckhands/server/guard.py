@@ -23,7 +23,7 @@ from deckhands.server.gateway import LOOPBACK_NAMES, Gateway, Principal
 from deckhands.server.problems import Problem, answer_to
 from deckhands.web.pages import Pages
 
-PUBLIC = frozenset({"/health", "/ready", "/openapi.json"})
+PUBLIC = frozenset({"/health", "/ready", "/openapi.json", "/entries"})
 STREAM = re.compile(r"/conversations/[^/]+/(stream|ws)")
 FILE = re.compile(r"/conversations/[^/]+/files/.*", re.DOTALL)
 MAX_DEPTH = 64
@@ -64,6 +64,8 @@ class Guard:
                 scope.setdefault("state", {})["principal"] = principal
                 if scope["type"] == "http":
                     receive = await self._checked(scope, headers, receive, principal)
+            elif scope["type"] == "http":
+                receive = await self._checked(scope, headers, receive, Principal())
         except DeckhandsError as error:
             await _refuse(error, scope, receive, send)
             return

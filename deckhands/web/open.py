@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import webbrowser
 from dataclasses import dataclass
+from datetime import timedelta
 from urllib.parse import quote, urlsplit
 
 import click
 
 from broker.runtime.errors import UsageError
+from deckhands.access.api_keys import EVERY_TENANT, ApiKeys, Scope
+from deckhands.access.tickets import Tickets
 from deckhands.cli.abbreviations import CONVERSATION_ID
+from deckhands.cli.connecting import on_cluster
 from deckhands.cli.output import note
 from deckhands.cli.verbs import options_as
+from deckhands.client.client import Client
 from deckhands.reading.terminal import print_text
 
 SECTION = "Read conversations"
 VERBS = {"open": "Open the web page of a server, or of one conversation."}
 
 ADDRESS = "http://127.0.0.1:8900"
+LIFE = timedelta(hours=12)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,24 +32,44 @@ class OpenOptions:
 
     conversation_id: str | None
     server: str
+    link: bool
     only_print: bool
 
 
 @click.command(name="open")
 @click.argument("conversation_id", metavar="[ID]", required=False, type=CONVERSATION_ID)
 @click.option("--server", default=ADDRESS, show_default=True, metavar="URL", help="Where `deckhands serve` listens.")
+@click.option("--link", is_flag=True, help="By a link that enters once, with a new key for twelve hours.")
 @click.option("--print", "only_print", is_flag=True, help="Print the address, and open nothing.")
 @options_as(OpenOptions)
 def open_(options: OpenOptions) -> None:
     """Open the web page that `deckhands serve` or `deckhands up --web` shows, or one conversation there.
 
-    A server with API keys asks for one; the page keeps it until its tab is closed.
+    A server with API keys asks for one; the page keeps it until its tab is closed. With --link, nobody types a key: the
+    link is good for two minutes and once. It needs the server's store, as `deckhands key add` does.
     """
     address = page_of(options.server, options.conversation_id)
+    if options.link:
+        if options.conversation_id is not None:
+            raise UsageError("A link that enters leads to the list.", remedy="Leave out the id, or --link.")
+        ticket = on_cluster(_entry)
+        if ticket:
+            address += f"#/enter/{ticket}"
+        else:
+            note("There are no API keys, so nobody needs a link.")
     if options.only_print:
         print_text(address)
     else:
         show_page(address)
+
+
+async def _entry(client: Client) -> str:
+    """Return a ticket for a new key; empty if the server has no keys, of which a first one would shut others out."""
+    keys = ApiKeys(client.store)
+    if not await keys.any():
+        return ""
+    _, token = await keys.add("web page", tenant=EVERY_TENANT, scopes=Scope, life=LIFE)
+    return await Tickets(client.store).issue_entry(token)
 
 
 def show_page(address: str) -> None:

@@ -23,6 +23,7 @@ from broker.store.store import Store
 from deckhands.client.client import Client
 from tests.broker_parts import claim, enter
 from tests.browser_pages import CHROMIUM, opened, scripted
+from tests.integration.command_line import deckhands, environment
 from tests.polling import until
 from tests.server_parts import Served, served
 from tests.unit.deckhands.sample_log import output, state
@@ -218,3 +219,26 @@ async def test_what_the_page_is_made_of_needs_no_key_and_forbids_scripts_of_othe
             assert (await client.get(path)).status_code in (401, 404), path
         assert (await client.post("/")).status_code != 200
         assert json.loads((await client.get("/health")).text) == {"status": "ok"}
+
+
+async def test_a_link_enters_once_and_a_wrong_one_never(server: Served, tmp_path: Path) -> None:
+    env = environment(tmp_path, DECKHANDS_URL=server.log.worker)
+    link = ("open", "--link", "--print", "--server", server.url)
+    first = await asyncio.to_thread(deckhands, *link, env=env)
+    assert first.out.strip() == f"{server.url}/"  # without keys nobody needs one, and none is made
+    await server.token("*")
+    done = await asyncio.to_thread(deckhands, *link, env=env)
+    address = done.out.strip()
+    assert address.startswith(f"{server.url}/#/enter/")
+    async with opened(address) as page:
+        await page.get_by_role("heading", name="Conversations").wait_for()
+        assert "enter" not in page.url
+        assert await page.evaluate("sessionStorage.getItem('deckhands.key').slice(0, 3)") == "dh_"
+    ticket = address.rpartition("/")[2]
+    async with server.as_("") as client:
+        for sent, status in ((ticket, 401), ("x" * 43, 401), ("../" * 10, 422), (None, 422)):
+            answer = await client.post("/entries", json={"ticket": sent})
+            assert answer.status_code == status, sent
+        assert (await client.post("/entries", content=b"x" * 50_000_000)).status_code == 413
+        entry = await server.gateway.tickets.issue_entry("dh_a_b")
+        assert (await client.get(f"/conversations/x/stream?ticket={entry}")).status_code == 401

@@ -9,12 +9,21 @@ import { el, note, replace } from "./dom.js";
 const main = document.getElementById("main");
 let leaving = new AbortController();
 
+/** Exchange a one-time link for its key; the address forgets it at once. */
+async function enter(ticket) {
+  history.replaceState(null, "", "#/");
+  try { keep((await ask("/entries", { method: "POST", body: { ticket } })).token); } catch (error) { note(error.message, "bad"); }
+  show();
+}
+
 function show() {
   leaving.abort();
   leaving = new AbortController();
   const where = decodeURIComponent(location.hash.slice(1)) || "/";
   document.getElementById("leave").hidden = !key();
   document.getElementById("connection").textContent = "";
+  const entry = /^\/enter\/([\w-]{20,100})$/.exec(where);
+  if (entry) { enter(entry[1]); return; }
   const found = /^\/c\/([^@/]+)(?:@(\d+))?$/.exec(where);
   for (const [name, isHere] of [["conversations", !where.startsWith("/cluster")], ["cluster", where === "/cluster"]]) {
     const link = document.getElementById(`nav-${name}`);
