@@ -25,9 +25,10 @@ SEED := $(or $(SEED),$(shell date +%s))
 
 RUNTIME := $(VENV)/.runtime-stamp
 SETUP := $(VENV)/.setup-stamp
+CLAUDE := $(VENV)/.claude-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run tools test end-to-end soak check docs lock screenshots bench faults orphans security clean
+.PHONY: help setup run tools peers test end-to-end claude soak check docs lock screenshots bench faults orphans security clean
 .SUFFIXES:
 
 help: ## Show this list
@@ -43,11 +44,17 @@ run: $(RUNTIME) ## Run the demo: 20 agents, real workers, two of them killed
 tools:
 	@.ci/tools
 
+peers: $(SETUP)
+	@.ci/peers $(BIN)
+
 test: $(SETUP) tools ## Run the tests, without those of whole programs, the slow ones and the long searches
 	$(PARALLEL) --ignore=tests/end_to_end -m '$(MARKERS)' $(PYTEST_ARGS)
 
-end-to-end: $(SETUP) tools ## Run the tests of whole programs: the command, the pages, the examples, the packages, the browser
-	$(PARALLEL) tests/end_to_end -m '$(MARKERS)' $(PYTEST_ARGS)
+end-to-end: $(SETUP) tools peers ## Run the tests of whole programs: the command, the pages, the examples, the packages, the browser
+	$(PARALLEL) tests/end_to_end -m '$(MARKERS) and not claude' $(PYTEST_ARGS)
+
+claude: $(CLAUDE) tools ## Run the tests of SDK agents with the Claude Agent SDK (450 MB are installed), 110 kills among them
+	$(PARALLEL) tests/end_to_end -m 'claude' --timeout 1800 $(PYTEST_ARGS)
 
 soak: $(SETUP) tools ## Run the long searches: simulations and property tests, from a seed that is printed
 	@echo 'Seed $(SEED): `make soak SEED=$(SEED)` repeats this run'
@@ -68,6 +75,7 @@ lock: $(SETUP) ## Write requirements/ again: the pins of constraints.txt with th
 	@$(LOCK) -o requirements/tools.txt
 	@$(LOCK) --extra all -o requirements/run.txt
 	@$(LOCK) --extra dev -o requirements/dev.txt
+	@$(LOCK) --extra claude -o requirements/claude.txt
 
 screenshots: $(SETUP) tools ## Take the pictures of the web page for the docs
 	@$(BIN)/python -m tests.screenshots docs/pictures
@@ -97,3 +105,8 @@ $(SETUP) $(RUNTIME): pyproject.toml requirements/run.txt requirements/dev.txt
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/$(LOCKED).txt
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $(RUNTIME) $@
+
+$(CLAUDE): $(SETUP) requirements/claude.txt
+	@echo 'Installing the Claude Agent SDK into $(VENV)'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/claude.txt
+	@touch $@

@@ -16,6 +16,7 @@ from benchmarks import (
     crowd,
     door_runs,
     fairness,
+    gateway,
     governor,
     idling,
     machine,
@@ -44,6 +45,8 @@ BENCHMARKS: Mapping[str, Callable[[Bench], Awaitable[Result]]] = {
     "door_runs": door_runs.measure,
     "fairness": fairness.measure,
     "tracing": tracing.measure,
+    "streams": gateway.measure_streams,
+    "listing": gateway.measure_listing,
 }
 SCRIPTS: Mapping[str, Sequence[str]] = {
     "append": ("--rounds", "50"),
@@ -53,6 +56,7 @@ SCRIPTS: Mapping[str, Sequence[str]] = {
     "tool_round_trips": ("--rounds", "5", "--slow-rounds", "2"),
     "neighbours": ("--seconds", "0.5", "--quiet", "1"),
     "retiring": ("--conversations", "50"),
+    "sdk_sessions": ("--sessions", "1", "--steps", "2"),
 }
 """Benchmarks that print their own tables and run by themselves too, and with what they only show that they work."""
 QUIET_LOAD = 0.7

@@ -12,6 +12,8 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+import httpx2
+
 from benchmarks.machine import is_named_by_a_process
 from benchmarks.noop_tool import POOL
 from broker.contract.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
@@ -59,6 +61,19 @@ class BenchCluster:
     async def start_noop_tool(self) -> int:
         """Start a worker that answers every action of the pool `noop` at once, and return its process id."""
         return await self._start("benchmarks.noop_tool", {})
+
+    async def start_gateway(self, port: int) -> int:
+        """Start a gateway on a port of this machine and return its process id once it answers."""
+        child = self._launch(
+            "deckhands", {"DECKHANDS_HOME": str(self.directory / "home")}, "serve", "--port", str(port)
+        )
+        async with asyncio.timeout(READY_LIMIT_SECONDS), httpx2.AsyncClient() as client:
+            while True:
+                assert child.exit_status is None, f"the gateway ended; see its log in {self.directory}"
+                with contextlib.suppress(httpx2.HTTPError):
+                    if (await client.get(f"http://127.0.0.1:{port}/health")).status_code == 200:
+                        return child.pid
+                await asyncio.sleep(POLL_SECONDS)
 
     async def submit(self, *, model: str | None = None, pool: str = POOL, workspace: Path | None = None) -> str:
         """Begin a conversation; without a model it has the controller's own."""
@@ -108,8 +123,16 @@ class BenchCluster:
         await asyncio.gather(*(child.stop(grace_seconds=STOP_GRACE_SECONDS) for child in children))
 
     async def _start(self, module: str, environment: dict[str, str]) -> int:
+        child = self._launch(module, environment)
+        async with asyncio.timeout(READY_LIMIT_SECONDS):
+            while not any(f"-{child.pid}-" in member.worker_id for member in await members(self.client.store)):
+                assert child.exit_status is None, f"{module} ended; see its log in {self.directory}"
+                await asyncio.sleep(POLL_SECONDS)
+        return child.pid
+
+    def _launch(self, module: str, environment: dict[str, str], *arguments: str) -> Child:
         child = Child.start(
-            [sys.executable, "-m", module],
+            [sys.executable, "-m", module, *arguments],
             log=self.directory / f"{module}-{len(self._children)}.log",
             env=_without_settings()
             | {
@@ -123,11 +146,7 @@ class BenchCluster:
             | environment,
         )
         self._children.append(child)
-        async with asyncio.timeout(READY_LIMIT_SECONDS):
-            while not any(f"-{child.pid}-" in member.worker_id for member in await members(self.client.store)):
-                assert child.exit_status is None, f"{module} ended; see its log in {self.directory}"
-                await asyncio.sleep(POLL_SECONDS)
-        return child.pid
+        return child
 
 
 @contextlib.asynccontextmanager

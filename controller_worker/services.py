@@ -18,6 +18,7 @@ from controller_worker.calls.models import Models
 from controller_worker.loop.hooks import Hooks
 from controller_worker.loop.step_turns import StepTurns
 from controller_worker.permits.permits import Permits
+from controller_worker.sdk.sessions import Sessions
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class Services:
         keeper: looks after batched calls.
         figures: what this worker counts.
         tracing: its spans.
+        sdk_sessions: the programs of the Claude Agent SDK that it holds.
     """
 
     store: Store
@@ -46,6 +48,7 @@ class Services:
     steps: StepTurns = field(default_factory=StepTurns)
     figures: Figures = field(default_factory=Figures)
     tracing: Tracing = field(default_factory=partial(tracing, "controller"))
+    sdk_sessions: Sessions = field(default_factory=Sessions)
     notebooks: Notebooks = field(init=False)
     permits: Permits = field(init=False)
     keeper: BatchKeeper = field(init=False)

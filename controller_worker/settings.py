@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -15,6 +15,7 @@ from broker.limits.tenants import TenantTable, memory_bound
 from broker.runtime.failpoints import arm
 from broker.runtime.settings import BrokerSettings, Count, Seconds
 from broker.secrets.secrets import secret_key
+from controller_worker.sdk.sessions import SandboxChoice
 
 
 class ControllerVariables(BrokerSettings):
@@ -39,6 +40,13 @@ class ControllerVariables(BrokerSettings):
             "empty: what is in force, at first 80%"
         ),
     ] = ""
+    sdk_sessions: Annotated[
+        Count, Field(description="programs of the Claude Agent SDK that a controller worker holds at once, 300 MB each")
+    ] = 8
+    sdk_sandbox: Annotated[
+        Literal["auto", "bwrap", "none"],
+        Field(description="what those programs run in: `auto` (`bwrap` where it works), `bwrap` or `none`"),
+    ] = "auto"
     hooks: Annotated[str, Field(description="a file that names what runs before and after events; empty: none")] = ""
 
 
@@ -56,6 +64,8 @@ class ControllerSettings:
         quotas: of models, for the whole cluster.
         tenants: their weights and bounds, those of the quota table among them.
         admit_memory: see `memory_bound`; None: what is in force.
+        sdk_sessions: how many programs of the Claude Agent SDK it holds at once.
+        sdk_sandbox: what they run in.
         hooks: the file that names the hooks; empty for none.
         secret_key: returns what opens the secrets of conversations.
     """
@@ -70,6 +80,8 @@ class ControllerSettings:
     quotas: QuotaTable
     tenants: TenantTable
     admit_memory: float | None
+    sdk_sessions: int
+    sdk_sandbox: SandboxChoice
     hooks: str
     secret_key: Callable[[], bytes | None]
 
@@ -95,6 +107,8 @@ def controller_settings(env: Mapping[str, str] = os.environ) -> ControllerSettin
         quotas=quotas.model_copy(update={"tenants": tenants}),
         tenants=tenants,
         admit_memory=memory_bound(variables.admit_memory) if variables.admit_memory else None,
+        sdk_sessions=variables.sdk_sessions,
+        sdk_sandbox=variables.sdk_sandbox,
         hooks=variables.hooks,
         secret_key=partial(secret_key, variables),
     )

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from deckhands.conversation.async_conversation import AsyncConversation
     from deckhands.conversation.conversation import Conversation
     from deckhands.conversation.outcome import ConversationFailed, NotBegun, Outcome
+    from deckhands.evaluation.evaluating import evaluate, evaluate_async
     from deckhands.reading.summary import Summary
     from deckhands.transfers.commands import CommandFailed, CommandResult
 
@@ -61,6 +62,8 @@ __all__ = [
     "UnknownConversation",
     "UsageError",
     "WorkspaceSpec",
+    "evaluate",
+    "evaluate_async",
 ]
 
 _MODULES = {
@@ -82,6 +85,7 @@ _MODULES = {
     "deckhands.conversation.async_conversation": ("AsyncConversation",),
     "deckhands.conversation.conversation": ("Conversation",),
     "deckhands.conversation.outcome": ("ConversationFailed", "NotBegun", "Outcome"),
+    "deckhands.evaluation.evaluating": ("evaluate", "evaluate_async"),
     "deckhands.reading.summary": ("Summary",),
     "deckhands.transfers.commands": ("CommandFailed", "CommandResult"),
 }

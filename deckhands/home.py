@@ -40,6 +40,10 @@ class Home:
         """Return the folder of an evaluation's private cluster, which need not exist."""
         return self.path / "evaluations" / name
 
+    def evaluation_url(self, name: str) -> str:
+        """The URL of an evaluation's private store, whether it is up or not."""
+        return EmbeddedValkey(self.evaluation_folder(name) / "valkey").url
+
     def has_run(self, conversation_id: str) -> bool:
         """Say whether there is a run of a conversation.
 

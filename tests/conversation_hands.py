@@ -22,6 +22,7 @@ from broker.log.event_log import EventLog
 from broker.runtime.clock import SystemClock
 from broker.specs.agent_state import AgentState
 from broker.specs.condenser_specs import DEFAULT_CONDENSER, CondenserSpec
+from broker.specs.specs import SdkSpec
 from broker.store.connection import Argument, Connection, MultiplexedConnection
 from broker.store.store import Store, open_store
 from controller_worker.calls.models import Models
@@ -91,13 +92,15 @@ class Hands:
         latency: float = 0.0,
         condensation: dict[str, Any] | None = None,
         condenser: CondenserSpec = DEFAULT_CONDENSER,
+        name: str = "CodeActAgent",
+        sdk: SdkSpec | None = None,
         **fields: Any,
     ) -> None:
         """Create a conversation that follows a script."""
         script = self.folder / "script.json"
         extra = {"condensation": condensation} if condensation else {}
         script.write_text(json.dumps({"turns": turns, "latency_seconds": latency, **extra}))
-        agent = AgentSpec(llm=LLMSpec(model=f"scripted/{script}"), condenser=condenser)
+        agent = AgentSpec(llm=LLMSpec(model=f"scripted/{script}"), condenser=condenser, name=name, sdk=sdk)
         created = ConversationCreated(conversation_id=CID, **{"agent": agent} | fields)
         await self.log.create(created, [said("task")], key="begin")
 
@@ -158,5 +161,6 @@ async def hands(valkey_server: RealServer, tmp_path: Path) -> AsyncIterator[Hand
     yield made
     for loop in made.loops:
         loop.drop()
+    await made.services.sdk_sessions.aclose()
     await made.services.models.aclose()
     await store.aclose()

@@ -2,7 +2,7 @@
 
 Holds: each worker is a process as `python -m …` would be: it leads a session, has the caller's environment
 and output, runs the whole module, can be killed and stopped, and keeps its pid until the test has waited for it.
-Does not: show that the imports of a role suffice; `tests/integration/test_worker_commands.py` starts each by its command.
+Does not: show that the imports of a role suffice; `tests/end_to_end/test_worker_commands.py` starts each by its command.
 """
 
 from __future__ import annotations

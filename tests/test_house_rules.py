@@ -309,7 +309,8 @@ LOCKED = r"([\w.-]+)==([\w.]+)(?: ; [^\\\n]+)?((?: \\\n    --hash=sha256:[0-9a-f
 
 
 @pytest.mark.parametrize(
-    ("name", "extras"), [("tools", ["build"]), ("run", ["build", "all"]), ("dev", ["build", "dev"])]
+    ("name", "extras"),
+    [("tools", ["build"]), ("run", ["build", "all"]), ("dev", ["build", "dev"]), ("claude", ["build", "claude"])],
 )
 def test_everything_is_installed_by_its_hash_and_in_the_version_that_is_pinned(name: str, extras: list[str]) -> None:
     text = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")

@@ -34,7 +34,7 @@ from controller_worker.loop.hook_table import _Table
 from deckhands.archive.retention import Retention
 from deckhands.cli.main import cli
 from deckhands.configuration import configuration
-from deckhands.evaluation.instances import DatasetLine
+from deckhands.datasets.own_rows import OwnRow
 from deckhands.operating.metrics import DEFAULT_PORT
 from deckhands.task_files.task_file import opened
 from tests.page_blocks import RUN_ELSEWHERE, Block, blocks_of, pages
@@ -102,7 +102,7 @@ def test_json_is_what_its_reader_takes(block: Block, tmp_path: Path) -> None:
     if '"mcpServers"' in block.text:
         assert read_servers(path, dict.fromkeys(re.findall(r"\$\{(\w+)\}", block.text), "a value"))
     elif block.page == "docs/evaluation.md":
-        assert DatasetLine.model_validate_json(block.text).check
+        assert OwnRow.model_validate_json(block.text).check
     elif '"turns"' in block.text:
         assert Script.load(path).turns
     elif block.page == "docs/delegation.md":

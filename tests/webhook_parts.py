@@ -11,7 +11,10 @@ from typing import Any
 
 from aiohttp import web
 
+from broker.contract.events import ConversationCreated
+from deckhands.client.client import Client
 from tests.polling import until
+from tests.unit.deckhands.sample_log import command, output, reply, state, user
 
 
 @dataclass
@@ -52,6 +55,14 @@ class Receiver:
     async def arrived(self, number: int) -> None:
         """Wait until so many requests have arrived."""
         await until(lambda: len(self.requests) >= number, limit=60.0, what=f"{number} requests")
+
+
+async def begin_worked(client: Client, name: str, **created: Any) -> None:
+    """Begin a conversation, and append what an agent appends until it has finished."""
+    first = ConversationCreated(conversation_id=name, title=f"Title of {name}", **created)
+    await client.log.create(first, [user("do it")], key=f"begin:{name}")
+    work = [state("running"), command("make test"), output(4), reply(), state("finished")]
+    await client.log.append(name, work, key=f"work:{name}")
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 venv=build/peer-venv
-versions=('openhands-sdk~=1.58.0' 'openhands-tools~=1.58.0')
+versions=('openhands-sdk~=1.58.0' 'openhands-tools~=1.58.0' 'openhands-agent-server~=1.58.0')
 
 stamp="$venv/.installed"
 [[ -f $stamp && $(<"$stamp") == "${versions[*]}" ]] && exit 0

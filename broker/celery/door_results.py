@@ -26,17 +26,20 @@ class TaskResults:
     def __init__(self, app: Celery) -> None:
         self._app = app
 
-    def send_second_half(self, task_id: str, kept: Mapping[str, Any]) -> None:
+    def send_second_half(
+        self, task_id: str, kept: Mapping[str, Any], *, task: str = RUN, options: Mapping[str, Any] | None = None
+    ) -> None:
         """Send a task again, which finds its outcome.  Idempotent: a second one does nothing.
 
         Args:
             kept: where the task belongs, and what people see of its arguments.
+            options: the arguments that the second half needs.
         """
         message = self._app.amqp.create_task_message(
             task_id,
-            RUN,
+            task,
             (),
-            {},
+            dict(options or {}),
             root_id=kept.get("root_id"),
             parent_id=kept.get("parent_id"),
             group_id=kept.get("group"),
@@ -45,7 +48,7 @@ class TaskResults:
         )
         message.headers[SHOWN] = kept.get("shown")
         with self._app.producer_or_acquire() as producer:
-            self._app.amqp.send_task_message(producer, RUN, message, queue=QUEUE, priority=FIRST_OF_ALL)
+            self._app.amqp.send_task_message(producer, task, message, queue=QUEUE, priority=FIRST_OF_ALL)
 
     def give_up(self, task_id: str) -> None:
         """Record that a task has failed whose end Celery could not carry out, unless it has ended."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from broker.agents.pairs import AgentKind
 from broker.contract.events import Action, AgentSpec, Event, EventSource, Limits, Observation, WorkspaceUse
 from broker.contract.kinds import Paragraph
 from broker.specs.labels import Labels
@@ -23,6 +24,8 @@ class ConversationChanged(Event):
 
     Attributes:
         agent: takes over from here on; it has its own system message if its name is another one.
+        loop: `sdk` or `legacy`: the agent of the other kind takes over, with all else as it is; one that has no
+            counterpart stays.
         confirmation: takes the place of the agent's policy; what a person is asked about now is still asked about.
         analyzer: takes the place of the policy's analyzer.
         limits: take the place of all limits.
@@ -35,6 +38,7 @@ class ConversationChanged(Event):
     kind: Literal["conversation.changed"] = "conversation.changed"
     is_shown_to_people: ClassVar[bool] = True
     agent: AgentSpec | None = None
+    loop: AgentKind | None = None
     confirmation: ConfirmationPolicy | None = None
     analyzer: str | None = None
     limits: Limits | None = None
@@ -48,7 +52,8 @@ class ConversationChanged(Event):
         """One line for a person."""
         agent = f"the agent is {self.agent.name}" if self.agent else ""
         tools = f"tools are added: {', '.join(tool.key for tool in self.tools)}" if self.tools else ""
-        what = (agent, self._confirmation, self._limits, tools, self._labels)
+        loop = f"the loop is {self.loop}" if self.loop else ""
+        what = (agent, loop, self._confirmation, self._limits, tools, self._labels)
         text = "; ".join(filter(None, what)) or "nothing has changed"
         text += f", by {self.by}" if self.by else ""
         return f"Changed: {text}" + (f" ({self.reason})" if self.reason else "")

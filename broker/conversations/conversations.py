@@ -59,6 +59,16 @@ class Takeover:
     at: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class Glimpse:
+    """The part of a row by which conversations are chosen."""
+
+    state: str
+    wait_reason: str
+    labels: Mapping[str, str]
+    tenant: str
+
+
 class Conversations:
     """The index of a store."""
 
@@ -99,6 +109,12 @@ class Conversations:
         """Return those of the conversations that exist, in the order of the ids."""
         rows = await self._rows(conversation_ids)
         return [row for row in rows if row is not None]
+
+    async def glimpses(self, conversation_ids: Sequence[str]) -> list[Glimpse | None]:
+        """Return what is asked about conversations before they are shown; None for those that do not exist."""
+        commands = [("HMGET", self._store.keys(cid).meta, *_GLIMPSE) for cid in conversation_ids]
+        replies = await self._store.persist(lambda: self._store.connection.call_many(commands))
+        return [_glimpse(reply) for reply in replies]
 
     async def row(self, conversation_id: str) -> ConversationRow:
         """Return one conversation.
@@ -180,7 +196,18 @@ _INTERNAL = {
     "due_ms",
     "expires_ms",
     "not_before_ms",
+    "copied",
 }
+_NOT_SHOWN = _KNOWN | _INTERNAL
+_GLIMPSE = ("last_id", "state", "wait_reason", "labels", "tenant")
+
+
+def _glimpse(values: list[bytes | None]) -> Glimpse | None:
+    last_id, *others = values
+    if last_id is None:
+        return None
+    state, wait_reason, labels, tenant = ((text or b"").decode(errors="backslashreplace") for text in others)
+    return Glimpse(state, wait_reason, _labels_in(labels), tenant)
 
 
 def _row(conversation_id: str, flat: list[bytes]) -> ConversationRow | None:
@@ -201,7 +228,7 @@ def _row(conversation_id: str, flat: list[bytes]) -> ConversationRow | None:
         labels=_labels_in(meta.get("labels", "")),
         not_before=_not_before(meta),
         tenant=meta.get("tenant", ""),
-        fields={key: value for key, value in meta.items() if key not in _KNOWN | _INTERNAL},
+        fields={key: value for key, value in meta.items() if key not in _NOT_SHOWN},
     )
 
 

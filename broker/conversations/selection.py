@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
-from broker.conversations.conversations import ConversationRow, Conversations
+from broker.conversations.conversations import ConversationRow, Conversations, Glimpse
 from broker.conversations.wait_reasons import WaitReason
 from broker.specs.agent_state import AgentState
 from broker.store.keys import ShardKeys
 from broker.store.store import Store
 
 PAGE = 500
-SCANNED = 5_000
+SCANNED = 1_000
 """At so many conversations looked at, a page that not enough of them belong to ends."""
 WAITING = "waiting"
 """Among states: those that wait for anything or anybody."""
@@ -47,6 +47,9 @@ class Selection:
         """Say whether a conversation is meant."""
         is_theirs = self.tenant is None or self.tenant == tenant
         return is_theirs and is_in(state, wait_reason, self.states) and self.labels.items() <= labels.items()
+
+
+EVERYTHING = Selection()
 
 
 def is_in(state: str, wait_reason: str, states: frozenset[str]) -> bool:
@@ -83,24 +86,31 @@ class Selected:
             before: where an earlier page ended; None: begin with the newest.
         """
         indexes = [await self._index(names) for names in self._store.all_shards]
-        chosen: list[ConversationRow] = []
-        scanned = 0
+        chosen: list[str] = []
+        scanned, at_once = 0, min(limit + 1, PAGE)
         while scanned < SCANNED:
-            places = await self._places(indexes, before, limit=min(limit + 1, PAGE))
-            for row, place in await self._rows_at(places):
-                if row is not None and self._is_meant(row):
+            places = await self._places(indexes, before, limit=at_once)
+            if not places:
+                return await self._shown(chosen), None
+            for place, is_meant in zip(places, await self._are_meant(places), strict=True):
+                if is_meant:
                     if len(chosen) == limit:
-                        return chosen, before
-                    chosen.append(row)
+                        return await self._shown(chosen), before
+                    chosen.append(place[1])
                 before = place
             scanned += len(places)
-            if not places:
-                return chosen, None
-        return chosen, before
+            at_once = PAGE  # so few belong to the page that many have to be looked at
+        return await self._shown(chosen), before
 
-    async def _rows_at(self, places: list[Place]) -> list[tuple[ConversationRow | None, Place]]:
-        rows = {row.conversation_id: row for row in await self._conversations.rows([cid for _, cid in places])}
-        return [(rows.get(place[1]), place) for place in places]
+    async def _are_meant(self, places: list[Place]) -> list[bool]:
+        if self._selection == EVERYTHING:
+            return [True] * len(places)
+        found = await self._conversations.glimpses([cid for _, cid in places])
+        return [glimpse is not None and self._is_meant(glimpse) for glimpse in found]
+
+    async def _shown(self, chosen: list[str]) -> list[ConversationRow]:
+        """Return the rows of those that are there and still meant."""
+        return [row for row in await self._conversations.rows(chosen) if self._is_meant(row)]
 
     async def count(self) -> int:
         """Return how many there are."""
@@ -109,7 +119,7 @@ class Selected:
             number += len(page)
         return number
 
-    def _is_meant(self, row: ConversationRow) -> bool:
+    def _is_meant(self, row: ConversationRow | Glimpse) -> bool:
         return self._selection.has(row.state, row.labels, wait_reason=row.wait_reason, tenant=row.tenant)
 
     async def _index(self, names: ShardKeys) -> str:

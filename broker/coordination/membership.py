@@ -21,6 +21,7 @@ from typing import Any, Self
 from broker.coordination.figures import FIELD, Figures
 from broker.runtime.clock import Clock, to_millis
 from broker.runtime.errors import StoreRefused
+from broker.runtime.host_load import HostLoad
 from broker.runtime.logs import WORKER
 from broker.runtime.settings import HEARTBEAT_TTL_SECONDS
 from broker.runtime.version import installed_version
@@ -139,6 +140,7 @@ class Membership:
         self._fast_ttl_seconds = ttl_seconds
         self._slowest_seconds = 0.0
         self._beats = 0
+        self._host_load = HostLoad()
 
     @property
     def ttl_seconds(self) -> float:
@@ -164,6 +166,8 @@ class Membership:
         """
         self._beats += 1
         repeats = self._beats % FACTS_EVERY == 0
+        if repeats:
+            self.figures.set(**self._host_load.read())
         try:
             replies = await self._ask(lambda: self.tick_commands(progress, repeats_facts=repeats))
         except StoreRefused as error:

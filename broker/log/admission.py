@@ -16,9 +16,6 @@ from broker.runtime.errors import AdmissionRefused
 from broker.store.keys import ShardKeys
 from broker.store.store import Store
 
-INNER = "inner"
-"""The admission of what belongs to a step of another conversation."""
-
 
 def check_reply(reply: list[Any]) -> None:
     """Raise what a reply of the functions says.
@@ -38,7 +35,7 @@ async def check(store: Store, conversation_id: str, tenant: str) -> None:
         AdmissionRefused: it may not. One that has begun may.
     """
     shard = store.keys(conversation_id).shard
-    elsewhere = await _open_elsewhere(store, shard, tenant)
+    elsewhere = await _open_in_others(store, shard, tenant)
     check_reply(await store.function("deck_admit", (shard.root,), conversation_id, tenant, elsewhere))
 
 
@@ -52,23 +49,26 @@ async def begun_before(store: Store, conversation_id: str, key: str) -> Duplicat
     return Duplicate(int(first), int(last))
 
 
-async def admission_of(store: Store, created: ConversationCreated) -> str:
-    """Return the admission of a conversation that begins, see `Creator`."""
+async def open_elsewhere(store: Store, created: ConversationCreated) -> int | None:
+    """Return how many conversations of its tenant are open in the other shards.
+
+    Returns:
+        None: it belongs to a step of another conversation, which is neither refused nor counted.
+    """
     if created.parent is not None:
-        return INNER
+        return None
     tenant = created.tenancy.tenant if created.tenancy is not None else ""
-    return await _open_elsewhere(store, store.keys(created.conversation_id).shard, tenant)
+    return await _open_in_others(store, store.keys(created.conversation_id).shard, tenant)
 
 
-async def _open_elsewhere(store: Store, shard: ShardKeys, tenant: str) -> str:
-    """Return how many conversations of a tenant are open in all shards but one; empty: there is no other shard."""
+async def _open_in_others(store: Store, shard: ShardKeys, tenant: str) -> int:
     if store.shards == 1:
-        return ""
+        return 0
     rules = ("HMGET", shard.tenants, tenant, "*")
     named, others = await store.persist(lambda: store.connection.call(*rules))
     share = "*" if named is None and others is not None else tenant
     commands = [("ZCARD", other.open(share)) for other in store.all_shards if other != shard]
-    return str(sum(await store.persist(lambda: store.connection.call_many(commands))))
+    return sum(await store.persist(lambda: store.connection.call_many(commands)))
 
 
 def _text(part: Any) -> str:

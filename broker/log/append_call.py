@@ -1,13 +1,15 @@
 """One call of the function `append`, as values: who writes, what, and what happens along with it.
 
-Holds: the order of the arguments stands here and at the head of `append` in `functions.lua`, and nowhere else.
+Holds: the names of the arguments stand here and at the head of `append` in `functions.lua`, and nowhere else.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import msgpack
 
 from broker.log.fencing import Ownership
 from broker.specs.timing import MessagePolicy, Start
@@ -20,7 +22,8 @@ message now; `expire`, that the conversation waits to begin."""
 WORK: Condition = "message:enqueue"
 """Of what begins work and is never refused."""
 
-Guard = tuple[str, Argument, Argument, Argument, str]
+Named = dict[str, Any]
+"""Arguments by name. What the function compares with texts of the store is a text."""
 
 
 def message_with(policy: MessagePolicy | None) -> Condition:
@@ -45,25 +48,28 @@ class Creator(NamedTuple):
         key: idempotency key.
         pool: of tool workers, for its first action.
         awaited: who waits for its end, see `awaited`; empty: nobody.
-        admission: how many conversations of its tenant are open in other shards; `inner`: it is part of a step of
-            another conversation, and neither refused nor counted.
+        elsewhere: how many conversations of its tenant are open in other shards; None: it is part of a step of another
+            conversation, and neither refused nor counted.
         start: when it may begin; None: at once.
     """
 
     key: str
     pool: str
     awaited: str = ""
-    admission: str = ""
+    elsewhere: int | None = 0
     start: Start | None = None
 
-    def guard(self) -> Guard:
-        """Return the guard of the append, and its flags."""
-        timing = f"|{_millis(self.start.delay_seconds)}:{_millis(self.start.limit_seconds)}" if self.start else ""
-        return ("create", self.key, self.pool, self.awaited, self.admission + timing)
+    def named(self) -> Named:
+        """Return the writer's arguments."""
+        named: Named = {"by": "create", "key": self.key, "pool": self.pool}
+        named |= {"awaited": self.awaited} if self.awaited else {}
+        named |= {"inner": True} if self.elsewhere is None else {"elsewhere": self.elsewhere}
+        return named | ({"start": _millis_of(self.start)} if self.start else {})
 
 
-def _millis(seconds: float | None) -> str:
-    return "" if seconds is None else str(math.ceil(seconds * 1000))
+def _millis_of(start: Start) -> dict[str, int]:
+    found = {"delay_ms": start.delay_seconds, "limit_ms": start.limit_seconds}
+    return {name: math.ceil(seconds * 1000) for name, seconds in found.items() if seconds is not None}
 
 
 class Producer(NamedTuple):
@@ -71,15 +77,17 @@ class Producer(NamedTuple):
 
     Attributes:
         key: idempotency key.
-        flags: `quiet`: nobody is notified; else a condition, see `Condition`.
+        condition: on which it is appended.
+        quiet: nobody is notified.
     """
 
     key: str
-    flags: str = ""
+    condition: Condition = ""
+    quiet: bool = False
 
-    def guard(self) -> Guard:
-        """Return the guard of the append, and its flags."""
-        return ("producer", self.key, "", "", self.flags)
+    def named(self) -> Named:
+        """Return the writer's arguments."""
+        return {"by": "producer", "key": self.key, "condition": self.condition, "quiet": self.quiet}
 
 
 class ToolWriter(NamedTuple):
@@ -95,9 +103,15 @@ class ToolWriter(NamedTuple):
     place: str
     checksum: str
 
-    def guard(self) -> Guard:
-        """Return the guard of the append, and its flags."""
-        return ("tool", self.worker_id, self.action_id, self.place, self.checksum)
+    def named(self) -> Named:
+        """Return the writer's arguments."""
+        named: Named = {
+            "by": "tool",
+            "worker": self.worker_id,
+            "action": str(self.action_id),
+            "checksum": self.checksum,
+        }
+        return named | ({"place": self.place} if self.place else {})
 
 
 class Owner(NamedTuple):
@@ -114,36 +128,49 @@ class Owner(NamedTuple):
     checksum: str
     key: str
 
-    def guard(self) -> Guard:
-        """Return the guard of the append, and its flags."""
-        return ("owner", self.ownership.worker_id, self.ownership.token, self.seen_id, self.key + self.checksum)
+    def named(self) -> Named:
+        """Return the writer's arguments."""
+        worker, token = self.ownership.worker_id, self.ownership.token
+        decided = {"seen": str(self.seen_id), "checksum": self.checksum, "key": self.key}
+        return {"by": "owner", "worker": worker, "token": token} | decided
 
 
 Writer = Creator | Producer | ToolWriter | Owner
 
 
-Entry = tuple[bytes, str, int | str]
-"""One event to be written: its bytes; `1` for a runnable action on its action stream, `pool:<name>` for one on that
-pool's, or empty; the action that this observation settles, or empty."""
+class Entry(NamedTuple):
+    """One event to be written.
+
+    Attributes:
+        data: its bytes.
+        dispatch: `1` for a runnable action on its action stream, `pool:<name>` for one on that pool's; empty: neither.
+        answers: the action that this observation settles; None: it is none.
+    """
+
+    data: bytes
+    dispatch: str = ""
+    answers: int | None = None
+
+    def named(self) -> Named:
+        """Return its arguments, without its bytes."""
+        named: Named = {"dispatch": self.dispatch} if self.dispatch else {}
+        return named | ({} if self.answers is None else {"answers": str(self.answers)})
 
 
 def append_arguments(
     conversation_id: str,
     writer: Writer,
     entries: Sequence[Entry],
-    cancels: Sequence[int],
-    fields: Mapping[str, str | int | float],
+    cancels: Sequence[int] = (),
+    fields: Mapping[str, str | int | float] | None = None,
 ) -> list[Argument]:
-    """Return the arguments of the function.
+    """Return the arguments of the function: the id, what is named, and the bytes of each event.
 
     Args:
         cancels: running actions to be stopped; 0: all programs of the workspace.
         fields: what the index shows of the conversation.
     """
-    arguments: list[Argument] = [conversation_id, *writer.guard(), len(fields)]
-    for field in fields.items():
-        arguments += field
-    arguments += (len(cancels), *cancels, len(entries))
-    for entry in entries:
-        arguments += entry
-    return arguments
+    named = writer.named() | {"events": [entry.named() for entry in entries]}
+    named |= {"cancels": [str(action) for action in cancels]} if cancels else {}
+    named |= {"fields": [str(part) for field in fields.items() for part in field]} if fields else {}
+    return [conversation_id, msgpack.packb(named), *(entry.data for entry in entries)]

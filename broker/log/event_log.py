@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from broker.contract import codec
 from broker.contract.events import ConversationCreated, Event
-from broker.log.admission import admission_of, check_reply
+from broker.log.admission import check_reply, open_elsewhere
 from broker.log.append_call import Condition, Creator, Entry, Owner, Producer, ToolWriter, Writer, append_arguments
 from broker.log.append_outcomes import Appended as Appended  # noqa: PLC0414  (callers get them from here)
 from broker.log.append_outcomes import Closed as Closed  # noqa: PLC0414
@@ -30,7 +30,7 @@ from broker.log.entries import NewEvents, decoded, is_at
 from broker.log.fencing import Ownership
 from broker.log.follower import Follower
 from broker.log.masked import NOTHING_MASKED, NOTHING_TO_HIDE, Masked
-from broker.log.status import listed, listed_at_first
+from broker.log.status import adopted, listed_at_first
 from broker.runtime.errors import ConversationBusy, CorruptEntry, EventsLost, UnknownConversation, UsageError
 from broker.runtime.ids import check_conversation_id, new_key
 from broker.secrets.masking import Masker
@@ -97,7 +97,7 @@ class EventLog:
         created = events[0]
         assert isinstance(created, ConversationCreated)
         cid = check_conversation_id(created.conversation_id)
-        creator = creator._replace(admission=await admission_of(self.store, created))
+        creator = creator._replace(elsewhere=await open_elsewhere(self.store, created))
         shown = listed_at_first(created, node)
         shown |= {"double_texting": created.double_texting} if created.double_texting else {}
         shown |= {} if creator.start else {"busy": "1"}
@@ -133,7 +133,7 @@ class EventLog:
             UnknownConversation: no such conversation.
             ConversationBusy: the condition is not met; nothing was written.
         """
-        writer = Producer(key or new_key(), "quiet" if quiet else condition)
+        writer = Producer(key or new_key(), condition, quiet)
         outcome = await self._append(conversation_id, writer, events, dispatch=frozenset(dispatch), fields=fields)
         assert isinstance(outcome, Appended | Duplicate | Closed)
         return outcome
@@ -348,7 +348,7 @@ class EventLog:
         # What has run there must not run again here.
         answers = {n: event.cause for n, event in enumerate(events, 1) if event.cause in runnable}
         return await self._create(
-            [created, *events], Creator(key, created.workspace.pool), answers=answers, fields=listed(events)
+            [created, *events], Creator(key, created.workspace.pool), answers=answers, fields=adopted(created, events)
         )
 
     async def _append(
@@ -369,8 +369,8 @@ class EventLog:
         for position, event in enumerate(events):
             own_masker = NOTHING_TO_HIDE if masker is NOTHING_TO_HIDE or masked.has(position, masker) else masker
             data = await self._entry(conversation_id, event, own_masker)
-            answered = answers.get(position, "") if answers else ""
-            entries.append((data, _route(event) if position in dispatch else "", answered))
+            answered = answers.get(position) if answers else None
+            entries.append(Entry(data, _route(event) if position in dispatch else "", answered))
         shown = {name: replace_surrogates(masker.wire(value)) for name, value in fields.items()} if fields else {}
         arguments = append_arguments(conversation_id, writer, entries, cancels, shown)
         reply = await self.store.function("deck_append", (names.root, names.shard.root), *arguments)
@@ -379,7 +379,7 @@ class EventLog:
         check_reply(reply)
         if reply == ["busy"]:
             raise ConversationBusy(conversation_id)
-        checksum = codec.checksum_of(entries[-1][0] if entries else b"")
+        checksum = codec.checksum_of(entries[-1].data if entries else b"")
         return None if reply == ["exists"] else outcome_of(reply, checksum)
 
     async def _entry(self, conversation_id: str, event: Event, masker: Masker) -> bytes:

@@ -11,6 +11,7 @@ from typing import Any
 from broker.contract.codec import checksum_of
 from broker.log.entries import is_at
 from broker.runtime.errors import EventsLost, UnknownConversation
+from broker.runtime.ids import shortened
 from broker.store.connection import Argument
 from broker.store.store import Store
 
@@ -45,7 +46,8 @@ class Follower:
             EventsLost: the log does not hold the last event that was handed out, or ends before `after`.
         """
         stream = self._store.keys(self._conversation_id).events
-        command: tuple[Argument, ...] = ("XREAD", "COUNT", BATCH, "BLOCK", int(BLOCK_SECONDS * 1000), "STREAMS")
+        block_ms = int(BLOCK_SECONDS * 1000 * shortened())  # thousands that began together would hold up each other
+        command: tuple[Argument, ...] = ("XREAD", "COUNT", BATCH, "BLOCK", block_ms, "STREAMS")
         found = await self._store.persist(lambda: self._connection.call(*command, stream, f"{self._after}-0"))
         if not found or self._connection.connects != self._connects:  # an emptied store has no news either
             connects = self._connection.connects

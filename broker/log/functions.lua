@@ -277,36 +277,34 @@ end
 -- What a conversation is created with and keeps: no later append changes whose it is.
 local FIXED = {class = true, tenant = true, open_in = true}
 
--- The value of one of the fields that `append` is given.
-local function given(args, name)
-  for at = 8, 6 + 2 * tonumber(args[7]), 2 do
-    if args[at] == name then return args[at + 1] end
+-- The value of one of the fields that `append` is given, as {name, value, …}.
+local function given(fields, name)
+  for at = 1, #fields, 2 do
+    if fields[at] == name then return fields[at + 1] end
   end
   return nil
 end
 
--- Note when a conversation that is created may begin, given as '<ms from now>:<ms until it expires>', either of them ''.
--- Returns whether it has to wait.
-local function plan(shard, meta, cid, now, wall, timing)
-  local delay, limit = string.match(timing, '^(%d*):(%d*)$')
-  if not delay then return false end
+-- Note when a conversation that is created may begin, given as {delay_ms = from now, limit_ms = until it expires},
+-- either of them nil. Returns whether it has to wait.
+local function plan(shard, meta, cid, now, wall, start)
+  local delay, limit = start.delay_ms, start.limit_ms
   redis.call('HSET', meta, 'planned', 'waiting')
-  if limit ~= '' then
-    redis.call('HSET', meta, 'expires_ms', now + tonumber(limit))
-    redis.call('ZADD', shard .. ':expiring', now + tonumber(limit), cid)
+  if limit then
+    redis.call('HSET', meta, 'expires_ms', now + limit)
+    redis.call('ZADD', shard .. ':expiring', now + limit, cid)
   end
-  if delay == '' then return false end
-  redis.call('HSET', meta, 'due_ms', now + tonumber(delay), 'not_before_ms', wall + tonumber(delay),
-    'wait_reason', 'scheduled')
-  redis.call('ZADD', shard .. ':parked', now + tonumber(delay), cid)
+  if not delay then return false end
+  redis.call('HSET', meta, 'due_ms', now + delay, 'not_before_ms', wall + delay, 'wait_reason', 'scheduled')
+  redis.call('ZADD', shard .. ':parked', now + delay, cid)
   return true
 end
 
 -- What stands against an append of a producer: the conversation is at work and takes no message then, or it need not
 -- expire any more.
-local function is_refused(flags, policy, busy, planned)
-  if flags == 'expire' then return planned ~= 'waiting' end
-  local asked = string.match(flags, '^message:(.*)$')
+local function is_refused(condition, policy, busy, planned)
+  if condition == 'expire' then return planned ~= 'waiting' end
+  local asked = string.match(condition, '^message:(.*)$')
   if not asked then return false end
   if asked ~= '' then policy = asked end
   return policy == 'reject' and busy == '1'
@@ -322,30 +320,35 @@ end
 
 -- append: the only way into a log.
 -- KEYS  conversation base, shard base
--- ARGV  cid, guard, a, b, c, flags, n_fields, field, value …, n_cancels, action …, n_events, (bytes, dispatch, answers) …
---   guard 'create'    a: creation key, b: pool, c: who waits for the end, or ''   the conversation must not exist
---                     flags: when it may begin, see plan, or ''
---   guard 'producer'  a: idempotency key
---   guard 'tool'      a: worker, b: action id, c: '<stream>|<entry>' to acknowledge, or ''
---   guard 'owner'     a: worker, b: token, c: id of the last event the decision rests on
---   flags 'quiet': notify nobody; 'message:<policy>': a person's message, refused while the agent works if the policy, by
---   default the conversation's, is 'reject'; 'expire': refused unless the conversation waits to begin.  Of an owner: key
---   of this very call, the same when it is repeated, 24 characters.  Of 'create': how many conversations of the tenant are
---   open in other shards, or 'inner': it is part of another one's step, and neither refused nor counted, see
---   admission.lua; behind a '|' when it may begin, see plan.
---   What an owner appends to a conversation that is waited for leaves one notice for the doors (meta.noticed until read).
---   Behind the key of an owner, and as the flags of a tool: the checksum of the event c or of the action, see remembers.
---   fields: what `ls` shows.  cancels: running actions to be stopped; 0: all programs of the workspace.
---   dispatch '1': a runnable action to put on its action stream; 'pool:<name>': on that pool's; '': neither.
---   answers: the action id an observation settles, or ''.
+-- ARGV  cid, the arguments below in a map of MessagePack, the bytes of each event …
+--   by 'create'    key, pool   the conversation must not exist
+--                  awaited: who waits for its end, or nil
+--                  inner: it is part of another one's step, and neither refused nor counted; else elsewhere: how many
+--                  conversations of the tenant are open in other shards, see admission.lua
+--                  start: when it may begin, see plan, or nil
+--   by 'producer'  key
+--                  quiet: notify nobody
+--                  condition 'message:<policy>': a person's message, refused while the agent works if the policy, by
+--                  default the conversation's, is 'reject'; 'expire': refused unless the conversation waits to begin
+--   by 'tool'      worker, action, checksum of the action, see remembers
+--                  place: '<stream>|<entry>' to acknowledge, or nil
+--   by 'owner'     worker, token
+--                  seen, checksum: of the last event the decision rests on
+--                  key: of this very call, the same when it is repeated
+--   events   for each one: dispatch '1': a runnable action to put on its action stream; 'pool:<name>': on that pool's
+--            answers: the action that an observation settles
+--   fields   what `ls` shows: {name, value, …}; or nil
+--   cancels  running actions to be stopped; '0': all programs of the workspace; or nil
+-- What an owner appends to a conversation that is waited for leaves one notice for the doors (meta.noticed until read).
 -- returns  {'appended', first, last} {'duplicate', first, last} {'fenced'} {'conflict', last} {'closed'} {'missing'}
 --          {'exists'} {'busy'} {'lost', last}: the log does not hold what the writer remembers
 --          {'refused', 'memory' | 'open' | 'pace', tenant, how much there is, how much may be, when to try again in ms}
 local function append(keys, args)
   local base, shard = keys[1], keys[2]
   local meta, once, events = base .. ':meta', base .. ':once', base .. ':events'
-  local cid, guard, a, b, c, flags = args[1], args[2], args[3], args[4], args[5], args[6]
-  local now, wall = times_ms(shard)
+  local cid, call = args[1], cmsgpack.unpack(args[2])
+  local by, condition, place, fields = call.by, call.condition or '', call.place, call.fields or {}
+  local now, wall, hooked = times_ms(shard)
   -- All that is read of the conversation, at once: a call into the server costs more than the work it does here.
   local found = redis.call('HMGET', meta, 'last_id', 'closed', 'node', 'owner', 'token', 'rung', 'append_key',
     'append_ids', 'crashes', 'mark', 'awaited', 'noticed', 'open_in', 'created_ms', 'double_texting', 'busy', 'planned',
@@ -355,129 +358,121 @@ local function append(keys, args)
   last = last and tonumber(last)
 
   local remember
-  local must_wait = flags == 'quiet'
-  if guard == 'create' then
-    remember = 'create:' .. a
+  local this_call = by == 'owner' and call.token .. ':' .. call.seen .. ':' .. call.key .. call.checksum
+  local must_wait = call.quiet
+  if by == 'create' then
+    remember = 'create:' .. call.key
     if last then
       local range = get(once, remember)
       if not range then return {'exists'} end
       return written_before(range)
     end
-    local elsewhere, timing = string.match(flags, '^([^|]*)|?(.*)$')
-    if elsewhere ~= 'inner' then
-      local refusal, name, whole = admission(shard, given(args, 'tenant') or '', tonumber(elsewhere) or 0, now)
+    if not call.inner then
+      local refusal, name, whole = admission(shard, given(fields, 'tenant') or '', call.elsewhere, now)
       if refusal then return refusal end
       open_in, created = name, wall
       redis.call('HSET', meta, 'open_in', name)
-      count_open(shard, name, cid, given(args, 'state'), wall)
+      count_open(shard, name, cid, given(fields, 'state'), wall)
       if whole then redis.call('HSET', shard .. ':paces', name, string.format('%.0f', whole)) end
     end
     last = 0
-    redis.call('HSET', meta, 'created_ms', wall, 'pool', b)
+    redis.call('HSET', meta, 'created_ms', wall, 'pool', call.pool)
     redis.call('ZADD', shard .. ':index', wall, cid)
-    if c ~= '' then
-      redis.call('HSET', meta, 'awaited', c)
+    if call.awaited then
+      redis.call('HSET', meta, 'awaited', call.awaited)
       redis.call('ZADD', shard .. ':awaited', now + FIRST_LOOK_MS, cid)
     end
-    must_wait = timing ~= '' and plan(shard, meta, cid, now, wall, timing)
+    must_wait = call.start and plan(shard, meta, cid, now, wall, call.start)
   elseif not last then
     return {'missing'}
-  elseif guard == 'owner' then
-    if owner ~= a or token ~= b then return {'fenced'} end
-    if append_key == b .. ':' .. c .. ':' .. flags then return written_before(append_ids) end
-    if not remembers(base, c, string.sub(flags, 25)) then return {'lost', last} end
-    if tonumber(c) ~= last then return {'conflict', last} end
+  elseif by == 'owner' then
+    if owner ~= call.worker or token ~= call.token then return {'fenced'} end
+    if append_key == this_call then return written_before(append_ids) end
+    if not remembers(base, call.seen, call.checksum) then return {'lost', last} end
+    if tonumber(call.seen) ~= last then return {'conflict', last} end
   else
-    remember = guard == 'tool' and 'o:' .. b or 'p:' .. a
-    if guard == 'tool' and not remembers(base, b, flags) then
-      if c ~= '' then acknowledge(c) end
+    remember = by == 'tool' and 'o:' .. call.action or 'p:' .. call.key
+    if by == 'tool' and not remembers(base, call.action, call.checksum) then
+      if place then acknowledge(place) end
       return {'lost', last}
     end
     local range = get(once, remember)
     if range or closed then
-      if guard == 'tool' and c ~= '' then acknowledge(c) end
+      if place then acknowledge(place) end
       return range and written_before(range) or {'closed'}
     end
-    if guard == 'producer' and is_refused(flags, policy, busy, planned) then return {'busy'} end
+    if by == 'producer' and is_refused(condition, policy, busy, planned) then return {'busy'} end
   end
   if closed then return {'closed'} end
 
-  local at = 7
   local relabels, update = false, {'updated_ms', wall}
-  for _ = 1, tonumber(args[at]) do
-    if guard == 'create' or not FIXED[args[at + 1]] then
-      update[#update + 1] = args[at + 1]
-      update[#update + 1] = args[at + 2]
-      relabels = relabels or args[at + 1] == 'labels'
+  for at = 1, #fields, 2 do
+    local name, value = fields[at], fields[at + 1]
+    if by == 'create' or not FIXED[name] then
+      update[#update + 1] = name
+      update[#update + 1] = value
+      relabels = relabels or name == 'labels'
     end
-    if guard ~= 'create' and open_in and args[at + 1] == 'state' then
-      count_open(shard, open_in, cid, args[at + 2], created or wall)
-    end
-    at = at + 2
+    if by ~= 'create' and open_in and name == 'state' then count_open(shard, open_in, cid, value, created or wall) end
   end
-  at = at + 1
-  for _ = 1, tonumber(args[at]) do
-    if node then
-      local order = args[at + 1] == '0' and 'close' or 'cancel'
-      redis.call('XADD', shard .. ':act:node:' .. node, '*', 'c', cid, 'a', args[at + 1], 'x', order)
+  if node then
+    for _, action in ipairs(call.cancels or {}) do
+      local order = action == '0' and 'close' or 'cancel'
+      redis.call('XADD', shard .. ':act:node:' .. node, '*', 'c', cid, 'a', action, 'x', order)
     end
-    at = at + 1
   end
-  at = at + 1
-  local first, n = last + 1, tonumber(args[at])
-  for _ = 1, n do
-    local bytes, dispatch, answers = args[at + 1], args[at + 2], args[at + 3]
+  local first, n = last + 1, #call.events
+  for at, event in ipairs(call.events) do
+    local bytes, dispatch, answers = args[at + 2], event.dispatch, event.answers
     last = last + 1
     redis.call('XADD', events, last .. '-0', 'e', bytes)
-    if dispatch == '1' then enqueue(shard, meta, once, cid, last, bytes)
-    elseif dispatch ~= '' then enqueue(shard, meta, once, cid, last, bytes, dispatch) end
-    if answers ~= '' then
+    if dispatch then enqueue(shard, meta, once, cid, last, bytes, dispatch ~= '1' and dispatch or nil) end
+    if answers then
       redis.call('HSET', once, 'o:' .. answers, last .. ':' .. last)
       redis.call('HDEL', once, 'q:' .. answers, 'w:' .. answers, 'n:' .. answers, 'm:' .. answers)
     end
-    at = at + 3
   end
   local ids = first .. ':' .. last
   update[#update + 1] = 'last_id'
   update[#update + 1] = last
-  if guard == 'owner' then
+  if by == 'owner' then
     -- An append without events leaves the last id where it was: it must not pass for the append that moves it.
     if n > 0 then
-      for _, value in ipairs({'append_key', b .. ':' .. c .. ':' .. flags, 'append_ids', ids}) do
+      for _, value in ipairs({'append_key', this_call, 'append_ids', ids}) do
         update[#update + 1] = value
       end
     end
-  elseif guard ~= 'tool' then  -- a tool's append is remembered by the action that it answers
+  elseif by ~= 'tool' then  -- a tool's append is remembered by the action that it answers
     redis.call('HSET', once, remember, ids)
     redis.call('ZREM', shard .. ':dead', cid)
     -- Until its owner says otherwise; a message to a conversation that has not begun belongs to its task.
-    if planned ~= 'waiting' and string.find(flags, '^message:') then redis.call('HSET', meta, 'busy', '1') end
+    if planned ~= 'waiting' and string.find(condition, '^message:') then redis.call('HSET', meta, 'busy', '1') end
   end
-  if relabels and guard ~= 'create' then
+  if relabels and by ~= 'create' then
     for _, key in ipairs(label_keys(shard, meta)) do
       if is_there(shard, key, 'zset') then redis.call('ZREM', key, cid) end
     end
   end
   redis.call('HSET', meta, unpack(update))
-  if relabels or guard == 'create' then
+  if relabels or by == 'create' then
     for _, key in ipairs(label_keys(shard, meta)) do
       is_there(shard, key, 'zset')
       redis.call('ZADD', key, created or wall, cid)
     end
   end
-  if guard == 'owner' and (crashes or mark) then redis.call('HDEL', meta, 'crashes', 'mark') end
-  if awaited and not noticed and (guard == 'owner' or flags == 'expire') then
+  if by == 'owner' and (crashes or mark) then redis.call('HDEL', meta, 'crashes', 'mark') end
+  if awaited and not noticed and (by == 'owner' or condition == 'expire') then
     redis.call('XADD', shard .. ':notices', '*', 'c', cid)
     redis.call('HSET', meta, 'noticed', '1')
   end
-  if n > 0 then add_news(shard, cid, guard == 'create' and given(args, 'tenant') or tenant, first) end
-  if flags == 'expire' then
+  if hooked and n > 0 then add_news(shard, cid, by == 'create' and given(fields, 'tenant') or tenant, first) end
+  if condition == 'expire' then
     redis.call('ZREM', shard .. ':expiring', cid)
     redis.call('ZREM', shard .. ':parked', cid)
   end
-  if guard ~= 'owner' then
-    if guard == 'tool' and c ~= '' then acknowledge(c) end
-    if not must_wait and flags ~= 'expire' then notify_unless(notified, owner, shard, meta, cid, now) end
+  if by ~= 'owner' then
+    if place then acknowledge(place) end
+    if not must_wait and condition ~= 'expire' then notify_unless(notified, owner, shard, meta, cid, now) end
   end
   return {'appended', first, last}
 end
@@ -770,6 +765,9 @@ local function keep_time(shard, worker, ttl, monotonic, is_believed)
   if not seen then least = nil end
   local crept = least and least + (monotonic - seen) / 10
   local beat, before = number_of(kept[1]), number_of(kept[2])
+  if not beat and redis.call('EXISTS', shard .. ':hooked') == 1 then
+    redis.call('HSET', shard .. ':clock', 'hooked', '1')  -- the one before was lost, or moved out of the way
+  end
   if beat and before then
     local step = wall - beat
     local is_gap = step < 0 or step > BEAT_GAP_MS

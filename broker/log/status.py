@@ -7,6 +7,7 @@ has taken notice of it, so a log that a worker is about to continue never looks 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,6 +28,8 @@ ANSWERS = frozenset({AgentState.USER_CONFIRMED, AgentState.USER_REJECTED})
 
 RECOVERED_TO = {1: AgentState.AWAITING_USER_INPUT, 2: AgentState.RUNNING, 3: AgentState.STOPPED}
 """Where each option of a loop's recovery leads."""
+
+COPIED = re.compile(r"(\d{1,9}):(\d{1,9})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,22 @@ def listed(events: Sequence[Event]) -> dict[str, str | int | float]:
         "busy": "" if status.is_settled else "1",
         "completion_tokens": sum(u.completion_tokens for u in usages) + sum(e.completion_tokens for e in ends),
     }
+
+
+def adopted(created: ConversationCreated, events: Sequence[Event]) -> dict[str, str | int | float]:
+    """Return what the index has of a conversation that begins with events of another log.
+
+    Args:
+        created: a copy too if it has a time.
+        events: those behind it.
+    """
+    return listed(events) | {"copied": f"{2 if created.timestamp is None else 1}:{len(events) + 1}"}
+
+
+def copies(about: Mapping[str, str]) -> range:
+    """Return the ids of the events that a conversation has from another log; what is no range counts as none."""
+    found = COPIED.fullmatch(about.get("copied", ""))
+    return range(int(found[1]), int(found[2]) + 1) if found else range(0)
 
 
 def relisted(change: ConversationChanged) -> list[tuple[str, str]]:

@@ -53,6 +53,11 @@ def worker_id_prefix(role: str) -> str:
     return f"{role}-{host}-"
 
 
+def new_token() -> str:
+    """Make a token that only those know to whom it is given."""
+    return secrets.token_urlsafe(32)
+
+
 def new_key() -> str:
     """Make an idempotency key for a caller that gave none."""
     return secrets.token_hex(12)
@@ -66,6 +71,11 @@ def id_at(place: str) -> str:
 def jitter() -> float:
     """Draw a factor between 0.5 and 1.5 for a pause, so that many who wait do not return at once."""
     return 0.5 + secrets.randbelow(1_000_000) / 1_000_000
+
+
+def shortened() -> float:
+    """Draw a factor between 2/3 and 1 for a wait that must not be longer; many who began together drift apart."""
+    return (jitter() + 1.5) / 3
 
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"

@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from pydantic import Field, ValidationError
@@ -26,12 +26,20 @@ PREFIX = "DECKHANDS_"
 DEFAULT_URL = "redis://127.0.0.1:6379/0"
 HEARTBEAT_TTL_SECONDS = 1.7
 LEAST_HEARTBEAT_TTL_SECONDS = 1.0
+USE_SDK_AGENTS = "OPENHANDS_USE_SDK_AGENTS"
+"""Another name of `prefer_sdk_agents`, which OpenHands' users know."""
+AGENT_VARIABLES = (
+    USE_SDK_AGENTS,
+    *(f"{PREFIX}{name}" for name in ("PREFER_SDK_AGENTS", "SDK_AGENTS_PERCENT", "USE_ORCHESTRATOR")),
+    *(f"{PREFIX}{name}" for name in ("FALLBACK_TO_LEGACY", "SDK_TIMEOUT_SECONDS")),
+)
 CONFIG_FILE = "DECKHANDS_CONFIG"
 CONFIG_FILES_READ = "DECKHANDS_CONFIG_FILES"
 
 NAMES_OF_WORKERS = frozenset(
     (
         *("max_conversations", "idle_seconds", "quotas", "tenants", "admit_memory", "hooks"),
+        *("sdk_sessions", "sdk_sandbox"),
         *("node", "pools", "labels", "tools", "pass_env", "mcp", "concurrency", "chromium"),
         *("docker_images", "docker_host", "docker_cpus", "workspace_memory_bytes", "workspace_processes"),
         *("egress", "egress_private", "egress_bytes", "repository_roots", "workspace_bytes", "workspace_files"),
@@ -75,6 +83,9 @@ class BrokerSettings(BaseSettings):
     archive: Annotated[
         str, Field(description="where archived conversations are: a URL that fsspec knows; empty: nowhere")
     ] = ""
+    evaluations: Annotated[
+        str, Field(description="the directory of evaluations that Celery tasks ask the door for; empty: it takes none")
+    ] = ""
     api_key: Annotated[
         str, Field(repr=False, description='of a server, for `Conversation(cluster="https://…")`; empty: none')
     ] = ""
@@ -92,6 +103,24 @@ class BrokerSettings(BaseSettings):
             description="how long after its last heartbeat a worker is presumed dead, on a fast store",
         ),
     ] = HEARTBEAT_TTL_SECONDS
+    prefer_sdk_agents: Annotated[
+        bool,
+        Field(
+            description="conversations of an agent that has an SDK agent begin with that; or `OPENHANDS_USE_SDK_AGENTS`"
+        ),
+    ] = False
+    sdk_agents_percent: Annotated[
+        float, Field(ge=0, le=100, allow_inf_nan=False, description="of how many of them, by their ids")
+    ] = 100.0
+    use_orchestrator: Annotated[
+        bool, Field(description="SDK agents run under the one control plane; there is no other way, so `0` is refused")
+    ] = True
+    fallback_to_legacy: Annotated[
+        bool, Field(description="where the SDK cannot run, the legacy agent continues the conversation")
+    ] = True
+    sdk_timeout_seconds: Annotated[
+        float, Field(gt=0, allow_inf_nan=False, description="how long the SDK may take to ask, once it can")
+    ] = 120.0
     store_patched: Annotated[
         bool, Field(description="the store's server has the fixes of newer versions, whatever its number says")
     ] = False
@@ -150,7 +179,9 @@ class BrokerSettings(BaseSettings):
             raise UsageError(
                 f"The directory {settings.home} cannot be found: {error}", remedy="Name a directory by DECKHANDS_HOME."
             ) from error
-        resolved = {"home": home, "celery_url": settings.celery_url or celery_url_beside(settings.url)}
+        resolved: dict[str, Any] = {"home": home, "celery_url": settings.celery_url or celery_url_beside(settings.url)}
+        if not env.get(f"{PREFIX}PREFER_SDK_AGENTS", "").strip():
+            resolved["prefer_sdk_agents"] = env.get(USE_SDK_AGENTS, "").strip().lower() in ("1", "true", "yes", "on")
         return settings.model_copy(update=resolved)
 
 
@@ -192,6 +223,11 @@ def _named(error: ValidationError) -> UsageError:
 def logs_json(env: Mapping[str, str] = os.environ) -> bool:
     """Say whether logs are JSON; for the start of a process, before its settings are known to be right."""
     return env.get(f"{PREFIX}LOG_FORMAT", "").strip() == "json"
+
+
+def agent_variables(env: Mapping[str, str] = os.environ) -> frozenset[tuple[str, str]]:
+    """Return the variables that say which agents conversations begin with, as `from_env` reads them."""
+    return frozenset((name, text) for name in AGENT_VARIABLES if (text := env.get(name, "").strip()))
 
 
 def otel_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:

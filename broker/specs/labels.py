@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, WithJsonSchema
 
 MAX_LABELS = 32
 LABEL_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_./-]{0,62}[A-Za-z0-9])?")
@@ -31,5 +31,16 @@ def checked_labels(labels: dict[str, str]) -> dict[str, str]:
     return labels
 
 
-Labels = Annotated[dict[str, str], AfterValidator(checked_labels)]
+Labels = Annotated[
+    dict[str, str],
+    AfterValidator(checked_labels),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "maxProperties": MAX_LABELS,
+            "propertyNames": {"pattern": f"^{LABEL_NAME.pattern}$"},
+            "additionalProperties": {"type": "string", "pattern": f"^{LABEL_VALUE.pattern}$"},
+        }
+    ),
+]
 """At most 32 by name; names of 1 to 64, values of 0 to 128 characters."""

@@ -16,7 +16,7 @@ from broker.specs.condenser_specs import DEFAULT_CONDENSER, AnyCondenserSpec
 from broker.specs.llm_spec import LLMSpec as LLMSpec  # noqa: PLC0414  (an agent's specification holds one)
 from broker.specs.llm_spec import Part as Part  # noqa: PLC0414
 from broker.specs.policies import ConfirmationPolicy, LoopPolicy
-from broker.specs.tool_specs import MAX_SCHEMA_CHARS, ToolOffer
+from broker.specs.tool_specs import MAX_SCHEMA_CHARS, OF_OBJECTS, ToolOffer
 from broker.specs.workspace_sources import WorkspaceSource
 
 NAME_PATTERN = r"^[A-Za-z0-9_.-]{0,64}$"
@@ -84,7 +84,7 @@ class OutputSpec(Part):
         max_corrections: how often its output may not fit the schema; the next time is an error.
     """
 
-    json_schema: dict[str, Any]
+    json_schema: dict[str, Any] = Field(json_schema_extra=OF_OBJECTS)
     max_corrections: int = Field(default=3, ge=0)
 
     @field_validator("json_schema")
@@ -123,6 +123,19 @@ class MemorySpec(Part):
     project: str = Field(default="", pattern=NAME_PATTERN)
 
 
+class SdkSpec(Part):
+    """How an SDK agent runs: one whose loop is the Claude Agent SDK.
+
+    Attributes:
+        fallback_to_legacy: where the SDK cannot run, the legacy agent behind it continues the conversation; otherwise
+            the conversation ends in an error that a person may resume.
+        timeout_seconds: how long the SDK's program may take to ask or to end once it has all that it waits for.
+    """
+
+    fallback_to_legacy: bool = True
+    timeout_seconds: float = Field(default=120.0, gt=0, allow_inf_nan=False)
+
+
 class AgentSpec(Part):
     """An agent as data: its registered name, its model and its options.
 
@@ -158,6 +171,7 @@ class AgentSpec(Part):
         enable_delegation: offer the model a tool that hands tasks to other agents.
         delegates: what those agents are, by name; an agent that is not named here is this one under that name.
         tools: what it may use besides its own tools, as it was offered when the conversation began.
+        sdk: of an SDK agent; None: as `SdkSpec` has it.
     """
 
     name: str = "CodeActAgent"
@@ -191,6 +205,7 @@ class AgentSpec(Part):
     delegates: dict[str, AgentSpec] = Field(default_factory=dict)
     tool_concurrency: int = Field(default=1, ge=1, le=16)
     tools: tuple[ToolOffer, ...] = ()
+    sdk: SdkSpec | None = None
     system_prompt_suffix: str = ""
 
 

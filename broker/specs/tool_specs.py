@@ -18,6 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 MAX_DESCRIPTION_CHARS = 8_000
 MAX_SCHEMA_CHARS = 14_000
+OF_OBJECTS: dict[str, Any] = {"required": ["type"], "properties": {"type": {"const": "object"}}}
+"""What JSON Schema can say of a schema of objects."""
 """Longer texts would be moved out of the event that has to hold them, see `codec.shorten`."""
 
 
@@ -65,7 +67,7 @@ class ToolOffer(BaseModel):
     key: Annotated[str, Field(min_length=1, max_length=200)]
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
     description: Annotated[str, Field(max_length=MAX_DESCRIPTION_CHARS)] = ""
-    parameters: dict[str, Any]
+    parameters: dict[str, Any] = Field(json_schema_extra=OF_OBJECTS)
     runner: Literal["function", "mcp"] = "function"
     pool: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{0,64}$")] = ""
     outcome: OutcomePolicy = OutcomePolicy.AT_MOST_ONCE

@@ -36,6 +36,8 @@ _REMEDY = (
     "token (--clone-secret), or clone it yourself and name the directory or a `git bundle`."
 )
 
+_URL = r"^(https?://([^\s/:@]+@)?([^\s/:@]+|\[[0-9A-Fa-f:]+\])(:[0-9]{1,5})?|file://)/\S*$"
+"""For readers of the schema: all that the validator takes, and little else."""
 _REF = r"^([A-Za-z0-9._/@+][A-Za-z0-9._/@+-]{0,199})?$"
 
 
@@ -52,7 +54,7 @@ class GitSource(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     kind: Literal["git"] = "git"
-    url: Annotated[str, Field(max_length=2_000)]
+    url: Annotated[str, Field(max_length=2_000, json_schema_extra={"pattern": _URL})]
     ref: Annotated[str, Field(pattern=_REF)] = ""
     depth: Annotated[int, Field(ge=1)] | None = None
     secret: Annotated[str, Field(pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")] = ""

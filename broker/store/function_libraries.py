@@ -20,7 +20,7 @@ from broker.store.connection import Connection
 
 FUNCTIONS_VERSION = 10
 """Of all function libraries together."""
-OLDEST_CALLER = 2
+OLDEST_CALLER = 10
 """The oldest version whose workers these functions serve."""
 LIBRARIES = {
     "deckhands": ("log/functions.lua", "log/turns.lua", "log/admission.lua", "log/webhooks.lua"),

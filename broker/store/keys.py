@@ -19,7 +19,7 @@
     deck:{k}:dead                  zset     until resumed  conversations that crashed three workers
     deck:{k}:unreadable            stream   about 1,000    entries and keys that could not be used
     deck:{k}:workers               zset     while alive    worker → heartbeat deadline (ms)
-    deck:{k}:clock                 hash     for ever       the shard's time at the latest beat
+    deck:{k}:clock                 hash     for ever       the shard's time at the latest beat; if webhooks hear of it
     deck:{k}:nodes                 zset     for ever       node → when it is given up (ms)
     deck:{k}:takeovers             stream   about 10,000   who took over what from whom, for reports
     deck:{k}:awaited               zset     until done     conversation → when a door looks at it (ms)
@@ -36,6 +36,7 @@
     deck:{0}:schedules             hash     until removed  name of a schedule → what it begins, and when (JSON)
     deck:{0}:schedules:standing    hash     until removed  name of a schedule → how far it has come (JSON)
     deck:{0}:schedules:due         zset     until removed  name of a schedule → its next tick (ms)
+    deck:{0}:evaluation:<name>     hash     a month        what somebody wants of an evaluation, and how it stands
     deck:{0}:keys                  hash     until removed  id of an API key → what it may do (JSON)
     deck:{0}:keys:used             hash     until removed  id of an API key → when it was used last (ms)
     deck:{0}:keys:rate:<id>:<n>    string   two minutes    requests of a key in one minute
@@ -203,6 +204,11 @@ class ShardKeys:
         return f"{self.root}:job:{name}"
 
     @property
+    def clock(self) -> str:
+        """The shard's time, and what every append has to know."""
+        return f"{self.root}:clock"
+
+    @property
     def hooked(self) -> str:
         """The tenants whose conversations webhooks hear of."""
         return f"{self.root}:hooked"
@@ -235,6 +241,10 @@ class ShardKeys:
     def schedules_due(self) -> str:
         """The next tick of each schedule."""
         return f"{self.root}:schedules:due"
+
+    def evaluation(self, name: str) -> str:
+        """What somebody wants of an evaluation, and how it stands; all of them are in the first shard."""
+        return f"{self.root}:evaluation:{name}"
 
     def mail(self, worker: str) -> str:
         """The mailbox stream of a worker."""

@@ -18,12 +18,13 @@ end
 
 -- The shard's time, which passes as it does for the workers, whatever the server's clock does, and the server's clock.
 -- Between two beats, which keep it (see keep_time), it follows the server's clock, but neither back nor far ahead.
---   :clock  hash  wall -> the server's clock at the latest beat, now -> the shard's time then
+--   :clock  hash  wall -> the server's clock at the latest beat, now -> the shard's time then,
+--           hooked -> whether webhooks hear of any of its conversations, which every append has to know
 local function times_ms(shard)
-  local wall, kept = wall_ms(), redis.pcall('HMGET', shard .. ':clock', 'wall', 'now')
+  local wall, kept = wall_ms(), redis.pcall('HMGET', shard .. ':clock', 'wall', 'now', 'hooked')
   local beat, time = number_of(kept[1]), number_of(kept[2])
-  if not (beat and time) then return wall, wall end
-  return math.floor(time + math.max(0, math.min(wall - beat, BEAT_GAP_MS))), wall
+  if not (beat and time) then return wall, wall, kept[3] end
+  return math.floor(time + math.max(0, math.min(wall - beat, BEAT_GAP_MS))), wall, kept[3]
 end
 
 local function now_ms(shard)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgpack
 from hiredis import ReplyError
 
 from broker.testing.keyspace import Arguments, Status
@@ -37,6 +38,7 @@ class LuaLibrary:
         redis = {b"call": self._redis_call, b"pcall": self._redis_pcall}
         redis[b"register_function"] = self.functions.__setitem__
         self._lua.globals()[b"redis"] = self._lua.table_from(redis)
+        self._lua.globals()[b"cmsgpack"] = self._lua.table_from({b"unpack": self._unpack})
         self._lua.execute(b"\n" + body)  # the empty line keeps the line numbers of errors right
 
     def run(self, name: bytes, keys: Arguments, arguments: Arguments) -> Any:
@@ -58,6 +60,9 @@ class LuaLibrary:
             return self._redis_call(*command)
         except ReplyError as error:
             return self._lua.table_from({b"err": str(error).encode()})
+
+    def _unpack(self, packed: bytes) -> Any:
+        return self._lua.table_from(msgpack.unpackb(packed, raw=True), recursive=True)
 
     def _to_lua(self, reply: Any) -> Any:
         if reply is None:

@@ -18,6 +18,11 @@ def sees_pages(agent: Agent) -> bool:
     return getattr(agent, "sees_pages", True)
 
 
+def is_sdk_agent(agent: Agent) -> bool:
+    """Say whether the loop of an agent is the Claude Agent SDK; an agent says so by its `is_sdk`."""
+    return getattr(agent, "is_sdk", False)
+
+
 class Agent(Protocol):
     """What decides, besides the model.
 

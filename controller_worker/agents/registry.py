@@ -18,9 +18,9 @@ from controller_worker.security.plugins import check_plugins
 AGENTS: Mapping[str, Callable[[AgentSpec], Agent]] = {
     found.__name__: found
     for found in classes_in(controller_worker.agents)
-    if found.__name__.endswith("Agent") and found is not Agent
+    if found.__name__.endswith(("Agent", "AgentSDK")) and found is not Agent
 }
-"""The classes of this room whose names end in `Agent`."""
+"""The classes of this room whose names end in `Agent` or `AgentSDK`."""
 ENTRY_POINTS = "deckhands.agents"
 
 

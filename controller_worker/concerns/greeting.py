@@ -10,6 +10,7 @@ from broker.contract.actions import SystemMessageAction
 from broker.contract.interventions import ConversationChanged
 from broker.contract.task_list import PlanAcceptedObservation
 from controller_worker.concerns.planning import is_handed_over
+from controller_worker.concerns.setup import agent_after
 from controller_worker.core.concern import Concern
 from controller_worker.core.effects import Effect, Greet, Rest
 
@@ -34,9 +35,9 @@ def _after_plan(greeting: Greeting, event: PlanAcceptedObservation, state: State
 
 
 def _after_change(greeting: Greeting, change: ConversationChanged, state: State) -> Greeting:
-    """The same when a person chooses another agent."""
-    is_another = change.agent is not None and change.agent.name != state.setup.agent.name
-    return Greeting() if is_another else greeting
+    """The same when a person chooses another agent, or the other loop."""
+    now = state.setup.agent
+    return Greeting() if agent_after(change, now).name != now.name else greeting
 
 
 def greet(state: State, now: datetime) -> Effect | None:

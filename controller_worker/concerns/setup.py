@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from broker.agents.pairs import legacy_of, sdk_of
 from broker.contract.events import (
     AgentSpec,
     ConversationCreated,
@@ -66,8 +67,16 @@ def _after_switch(setup: Setup, switch: ModelSwitched, state: State) -> Setup:
     return evolve(setup, agent=setup.agent.model_copy(update={"llm": llm}))
 
 
+def agent_after(change: ConversationChanged, agent: AgentSpec) -> AgentSpec:
+    """Return the agent that works behind a change; its policy and its tools may change besides."""
+    agent = change.agent or agent
+    if change.loop is None:
+        return agent
+    return agent.model_copy(update={"name": sdk_of(agent.name) if change.loop == "sdk" else legacy_of(agent.name)})
+
+
 def _after_change(setup: Setup, change: ConversationChanged, state: State) -> Setup:
-    agent = change.agent or setup.agent
+    agent = agent_after(change, setup.agent)
     policy = change.confirmation or agent.confirmation
     if change.analyzer is not None:
         policy = policy.model_copy(update={"analyzer": change.analyzer})
@@ -77,7 +86,7 @@ def _after_change(setup: Setup, change: ConversationChanged, state: State) -> Se
         agent = agent.model_copy(update={"tools": (*kept, *change.tools)})
     if policy is not agent.confirmation:
         agent = agent.model_copy(update={"confirmation": policy})
-    chosen_id = setup.chosen_id if change.agent is None else change.id
+    chosen_id = setup.chosen_id if change.agent is None and change.loop is None else change.id
     return evolve(setup, agent=agent, limits=change.limits or setup.limits, chosen_id=chosen_id)
 
 

@@ -36,6 +36,7 @@ from controller_worker.calls.models import Models
 from controller_worker.llm.config import ignored_variables
 from controller_worker.loop.conversation_loop import ConversationLoop
 from controller_worker.loop.hook_table import load_hooks
+from controller_worker.sdk.sessions import Sessions
 from controller_worker.security.plugins import known_plugins
 from controller_worker.services import Services
 from controller_worker.settings import ControllerSettings
@@ -79,6 +80,7 @@ class ControllerConsumer:
                     await incarnation.run(stop, on_beat=heartbeat_thread.loop_turned)
         finally:
             preparing.cancel()
+            await services.sdk_sessions.aclose()
             await services.hooks.aclose()
             await services.permits.aclose()
             await services.keeper.aclose()
@@ -95,6 +97,7 @@ class ControllerConsumer:
             Models(settings.model_env, store.clock),
             settings.quotas,
             load_hooks(settings.hooks),
+            sdk_sessions=Sessions(settings.sdk_sessions, settings.sdk_sandbox),
         )
 
     async def begin(self, services: Services) -> Incarnation:

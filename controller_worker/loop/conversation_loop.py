@@ -29,6 +29,7 @@ from controller_worker.loop.alarm import Alarm
 from controller_worker.loop.failed_conversation import rest_in_error
 from controller_worker.loop.owned_log import Gone, OwnedLog, TakenOver
 from controller_worker.loop.performer import Performer, Then
+from controller_worker.sdk.session import Session
 from controller_worker.services import Services
 
 _log = logging.getLogger(__name__)
@@ -60,7 +61,10 @@ class ConversationLoop:
         self._log = OwnedLog(claimed, services)
         self._suspicion = CrashAttribution(services.turns, self._log.mark, deaths=claimed.crashes)
         self._call = CallUnderWay(services, claimed.ownership, on_answer=lambda: self.wake(has_new_events=False))
-        self._performer = Performer(self._log, self._call, services, self._suspicion)
+        cid, look_again = self.conversation_id, lambda: self.wake(has_new_events=False)
+        self._sdk = Session(services.sdk_sessions, services.log, cid, look_again)
+        self._log.on_events = self._sdk.take_in
+        self._performer = Performer(self._log, self._call, self._sdk, services, self._suspicion)
 
     @property
     def state(self) -> State:
@@ -75,7 +79,8 @@ class ConversationLoop:
     @property
     def is_idle(self) -> bool:
         """Whether it has nothing to do before the next piece of news."""
-        return (self._task is None or self._task.done()) and not self._call.is_running
+        is_at_work = self._call.is_running or self._sdk.is_awaited
+        return (self._task is None or self._task.done()) and not is_at_work
 
     def begin(self) -> asyncio.Task[None]:
         """Take it up; what is returned ends when there is nothing to do before the next piece of news."""
@@ -116,6 +121,7 @@ class ConversationLoop:
             self._task.cancel()
         self._suspicion.end_turn()
         self._call.abandon(self.state)
+        self._sdk.close()
         self._on_gone(self)
 
     async def _run(self, *, is_release: bool = False) -> None:
@@ -151,7 +157,8 @@ class ConversationLoop:
             assert rounds < MAX_ROUNDS, f"no end to what is wanted at version {self.state.version}"
             if not await self._step():
                 await self._suspicion.rest()
-                if not self._log.has_new_events and not self._call.take_news():
+                has_news = self._log.has_new_events, self._call.take_news(), self._sdk.take_news()
+                if not any(has_news):
                     return
                 rounds = -1
             await self._turn.take_next()

@@ -7,6 +7,7 @@ has not grown since; an append is written whole; an owner that was fenced writes
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 
@@ -56,6 +57,7 @@ class OwnedLog:
         waiting_since: when the log last grew, by the monotonic clock.
         recollection: what the model is shown of it.
         traceparent: the span of the claim; None: nobody traces.
+        on_events: called with each event that is folded in after the log was restored.
     """
 
     def __init__(self, claimed: Claimed, services: Services) -> None:
@@ -65,6 +67,7 @@ class OwnedLog:
         self.waiting_since = services.store.clock.monotonic()
         self.recollection = Recollection(services.log, claimed.ownership.conversation_id)
         self.traceparent: str | None = None
+        self.on_events: Callable[[list[Event]], None] = _ignored
         self._claimed = claimed
         self._services = services
         self._agent: Agent | None = None
@@ -245,9 +248,14 @@ class OwnedLog:
     async def _take_in(self, events: list[Event], state: State, checksum: str) -> None:
         """Move to the state after these events; remember them for the next prompt and let the hooks see them."""
         await self.recollection.take_in(events)
+        self.on_events(events)
         self._services.hooks.observe(self.state, events)
         if events:
             self.waiting_since = self._services.store.clock.monotonic()
         before, self.state, self._checksum = self.state.setup.agent, state, checksum
         if state.setup.agent is not before:  # another one, or with other tools
             self._agent = create_agent(state.setup.agent)
+
+
+def _ignored(_: list[Event]) -> None:
+    """Take no notice of events."""

@@ -17,7 +17,9 @@ from broker.conversations.expiry import EXPIRED_CODE, NOT_BEGUN
 from broker.coordination.crash_attribution import CrashAttribution
 from broker.coordination.ownership import Standing
 from broker.specs.agent_state import AgentState
+from controller_worker.agents.agent import is_sdk_agent
 from controller_worker.calls.call_under_way import CallUnderWay
+from controller_worker.concerns.acceptance import wants_verdict
 from controller_worker.concerns.model_calls import asks_again_at
 from controller_worker.core.announcement import announce
 from controller_worker.core.commit import Commit
@@ -42,6 +44,7 @@ from controller_worker.loop.answering import answered, greeting
 from controller_worker.loop.delegates import Delegates
 from controller_worker.loop.dispatches import Dispatches
 from controller_worker.loop.owned_log import OwnedLog
+from controller_worker.sdk.session import Session
 from controller_worker.services import Services
 
 
@@ -59,10 +62,13 @@ class Performer:
         done: the errands that this owner has run; they leave nothing in the log.
     """
 
-    def __init__(self, log: OwnedLog, call: CallUnderWay, services: Services, suspicion: CrashAttribution) -> None:
+    def __init__(
+        self, log: OwnedLog, call: CallUnderWay, sdk: Session, services: Services, suspicion: CrashAttribution
+    ) -> None:
         self.done: set[Errand] = set()
         self._log = log
         self._call = call
+        self._sdk = sdk
         self._services = services
         self._suspicion = suspicion
         self._delegates = Delegates(services.log, services.store)
@@ -152,7 +158,13 @@ class Performer:
 
     async def _call_model(self, wanted: CallModel) -> Append | Then:
         log, call = self._log, self._call
-        if not call.permit.is_refused:
+        if not call.permit.is_refused and not call.is_running:
+            if is_sdk_agent(log.agent) and not wants_verdict(log.state):
+                asks = await self._sdk.asks(wanted, log.state, log.agent)
+                if not isinstance(asks, bool):
+                    return asks
+                if not asks:
+                    return Then.WAIT
             before = await call.begin(
                 wanted,
                 log.state,

@@ -18,7 +18,10 @@ MAX_FILE_BYTES = 2**20
 MAX_DELEGATES = 32
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 OF_OWN_TOOLS = frozenset(
-    {"BrowsingAgent", "CheckAgent", "DummyAgent", "LocAgent", "PlanningAgent", "ReadOnlyAgent", "VisualBrowsingAgent"}
+    {
+        *("BrowsingAgent", "CheckAgent", "DummyAgent", "LocAgent", "PlanningAgent", "ReadOnlyAgent"),
+        *("BrowsingAgentSDK", "ReadOnlyAgentSDK", "VisualBrowsingAgent"),
+    }
 )
 """Agents whose tools are always the same: what would add one does nothing for them."""
 TOLD = "With the tool `delegate` you can hand tasks to these agents: {names}."

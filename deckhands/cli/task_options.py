@@ -27,7 +27,7 @@ BROWSER_POOL = "browser"
 IPYTHON_POOL = "ipython"
 SCRIPTED = "scripted/"
 """How the names of models begin that follow a script."""
-BROWSING_AGENTS = ("BrowsingAgent", "VisualBrowsingAgent")
+BROWSING_AGENTS = ("BrowsingAgent", "BrowsingAgentSDK", "VisualBrowsingAgent")
 
 F = TypeVar("F", bound=Callable[..., Any])
 

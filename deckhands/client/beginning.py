@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from broker.agents.factory import AgentFactoryConfig, chosen_agent
 from broker.contract.actions import MessageAction
 from broker.contract.events import AgentSpec, ConversationCreated, EventSource, Limits, WorkspaceSpec
 from broker.coordination.stored_files import StoredFiles
@@ -125,7 +126,7 @@ async def _begin(
             directory.
         AdmissionRefused: nothing may begin now; says when to try again.
     """
-    agent, store = what.agent, log.store
+    agent, store = chosen_agent(what.agent, AgentFactoryConfig.from_env(), conversation_id), log.store
     try:
         await check(store, conversation_id, what.tenancy.tenant if what.tenancy else "")
         await require_agent(store, agent)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
+from broker.agents.pairs import AgentKind
 from broker.contract.events import AgentSpec, EventSource, Limits
 from broker.contract.interventions import ConversationChanged
 from broker.runtime.errors import UsageError
@@ -25,12 +26,14 @@ class Change:
 
     Attributes:
         agent: its name, or all of its specification.
+        loop: `sdk` or `legacy`: the agent's counterpart in the other loop continues.
         tools: keys or patterns of tools that tool workers offer, to be added.
         by: who says so.
         reason: why.
     """
 
     agent: AgentSpec | str | None = None
+    loop: AgentKind | None = None
     confirmation: ConfirmationPolicy | None = None
     analyzer: str | None = None
     limits: Limits | None = None
@@ -42,7 +45,7 @@ class Change:
     @property
     def has_parts(self) -> bool:
         """Whether anything is to change."""
-        given = (self.agent, self.confirmation, self.analyzer, self.limits, self.labels, self.tools or None)
+        given = (self.agent, self.loop, self.confirmation, self.analyzer, self.limits, self.labels, self.tools or None)
         return any(part is not None for part in given)
 
     async def event(self, store: Store, *, offers_limit_seconds: float) -> ConversationChanged:
@@ -58,6 +61,10 @@ class Change:
         if self.agent is not None:
             parts["agent"] = inputs.with_output(inputs.agent_in(self.agent, None), None)
             await require_agent(store, parts["agent"])
+        if self.loop is not None:
+            if self.loop not in get_args(AgentKind):
+                raise UsageError(f"The argument loop is {ascii(self.loop)[:100]}.", remedy="Pass 'sdk' or 'legacy'.")
+            parts["loop"] = self.loop
         if self.confirmation is not None:
             remedy = "Pass ConfirmationPolicy(mode=…)."
             parts["confirmation"] = inputs.instance_of(ConfirmationPolicy, self.confirmation, "confirmation", remedy)
@@ -74,7 +81,7 @@ class Change:
         if not self.has_parts:
             raise UsageError(
                 "Nothing is to be changed.",
-                remedy="Pass agent, confirmation, analyzer, limits, tools, labels or model.",
+                remedy="Pass agent, loop, confirmation, analyzer, limits, tools, labels or model.",
             )
         return ConversationChanged(source=EventSource.USER, **parts)
 

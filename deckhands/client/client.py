@@ -202,6 +202,7 @@ class Client(Steering):
         model: str | None = None,
         workspace: inputs.Directory | None = None,
         title: str = "",
+        labels: Mapping[str, str] | None = None,
         idempotency_key: str | None = None,
     ) -> str:
         """Start a conversation with the events of another, continue from there, and return its id.
@@ -212,6 +213,7 @@ class Client(Steering):
             at: the last event to copy; None copies all.
             model: another model; the origin's if None.
             workspace: where to work; the origin's if None. Files are not part of a log, see `forking`.
+            labels: instead of the origin's.
 
         Raises:
             UsageError, AdmissionRefused: no such conversation or event, or see `submit`.
@@ -219,7 +221,8 @@ class Client(Steering):
         events = Point(conversation_id, at).cut(await self.events(conversation_id, is_whole=True))
         fork_id = inputs.id_in(None, idempotency_key)
         place = None if workspace is None else inputs.directory_in(workspace)
-        created = fork_of(events, fork_id, model=model, workspace=place, title=title)
+        named = None if labels is None else inputs.labels_in(labels)
+        created = fork_of(events, fork_id, model=model, workspace=place, title=title, labels=named)
         key = f"fork:{created.forked_from}"
         try:
             await check(self.store, fork_id, created.tenancy.tenant if created.tenancy else "")

@@ -7,7 +7,7 @@ workers restore the last checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from broker.contract.events import ConversationCreated, Event, LLMSpec, ModelSwitched, WorkspaceSpec
@@ -59,6 +59,7 @@ def fork_of(
     model: str | None = None,
     workspace: WorkspaceSpec | None = None,
     title: str = "",
+    labels: Mapping[str, str] | None = None,
 ) -> ConversationCreated:
     """Return the first event of a fork.
 
@@ -68,6 +69,7 @@ def fork_of(
         model: another model, also for the agent that carries out a plan; the origin's if None.
         workspace: where to work. None: the directory that was named for the origin, or otherwise a new one.
         title: if empty, the origin's with the number of the event.
+        labels: the origin's if None.
     """
     created = events[0]
     assert isinstance(created, ConversationCreated)
@@ -85,6 +87,7 @@ def fork_of(
         "forked_from": f"{created.conversation_id}@{len(events)}",
         "not_before": None,
         "expires": None,
+        **({} if labels is None else {"labels": dict(labels)}),
         "parent": None,  # a fork of a delegate reports to no parent
     }
     return created.model_copy(update=changes)

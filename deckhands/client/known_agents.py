@@ -27,7 +27,7 @@ def agents_here() -> frozenset[str]:
     found = find_spec("controller_worker.agents")
     places = (found.submodule_search_locations or []) if found is not None else []
     texts = [file.read_text("utf-8") for place in places for file in Path(place).glob("*.py")]
-    built_in = {name for text in texts for name in re.findall(r"^class (\w+Agent)\b", text, re.MULTILINE)}
+    built_in = {name for text in texts for name in re.findall(r"^class (\w+Agent(?:SDK)?)\b", text, re.MULTILINE)}
     return frozenset(built_in | set(entry_points(ENTRY_POINTS).names)) if built_in else frozenset()
 
 

@@ -14,8 +14,9 @@ from broker.celery.door_app import make_door_app
 from broker.celery.door_results import TaskResults
 from broker.runtime.failpoints import arm
 from broker.runtime.settings import BrokerSettings
+from deckhands.door.evaluations import Evaluations
 from deckhands.door.service import Door
-from deckhands.door.tasks import DoorTasks
+from deckhands.door.tasks import DoorTasks, evaluate_task
 
 MAX_REVOKED = 1_000
 MAX_ID_CHARS = 256
@@ -26,6 +27,7 @@ app = make_door_app(settings.celery_url, settings.result_url)
 door = Door(settings, TaskResults(app))
 loop_thread = add_loop(app, door)
 tasks = DoorTasks(app, door, loop_thread)
+app.register_task(evaluate_task(Evaluations(settings.evaluations, settings.url)))
 
 
 @inspect_command(name="conversations")  # type: ignore[untyped-decorator]

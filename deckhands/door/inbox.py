@@ -231,7 +231,8 @@ class Inbox:
 
     async def _done(self, entry: str) -> None:
         commands: list[tuple[Argument, ...]] = [("XACK", INBOX, GROUP, entry), ("XDEL", INBOX, entry)]
-        await self._store.persist(lambda: self._store.connection.call_many(commands))
+        with suppress(StoreRefused):  # the inbox has been overwritten, and the entry went with it
+            await self._store.persist(lambda: self._store.connection.call_many(commands))
 
     async def _make_group(self) -> None:
         """Make the group if it is not there; a key of another type is moved out of the way."""

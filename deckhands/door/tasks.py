@@ -17,11 +17,13 @@ from broker.celery.canvas import FOLLOWERS
 from broker.celery.door_app import BEGINS, REFUSED, DoorRequest
 from broker.runtime.errors import DeckhandsError, UsageError
 from deckhands.door.desk import SUCCESS
+from deckhands.door.evaluations import Evaluations
 from deckhands.door.failures import TaskFailure, raised, refusal
 from deckhands.door.orders import TAKES
 from deckhands.door.revocations import moment_in
 from deckhands.door.runs import Outcome, RunMessage
 from deckhands.door.service import Door
+from deckhands.evaluation.answering import EVALUATE
 
 KEPT = (*FOLLOWERS, "root_id", "parent_id", "group", "group_index", "ignore_result")
 """What of a run's message the store keeps until the agent has settled."""
@@ -190,6 +192,38 @@ class DoorTasks:
                 return found
 
         return Order()
+
+
+def evaluate_task(evaluations: Evaluations) -> Task:
+    """Return the task that evaluates agents; see `evaluations`."""
+
+    class Evaluate(Task):  # type: ignore[misc]
+        """An evaluation; its result is the summary."""
+
+        name = EVALUATE
+        throws = (TaskFailure,)
+        Request = f"{DoorRequest.__module__}:{DoorRequest.__qualname__}"
+        typing = False
+
+        def run(self, *previous: Any, **options: Any) -> dict[str, Any]:
+            """Begin it, or return its summary."""
+            request = self.request
+            _check_followers(request)
+            kept = {name: getattr(request, name, None) for name in KEPT}
+            kept["shown"] = [request.argsrepr, request.kwargsrepr]
+            try:
+                if getattr(request, BEGINS, None):
+                    raise UsageError(f"{EVALUATE} cannot be used with an eta: it is carried out at once.")
+                found = evaluations.take(request.id, previous, options, kept)
+            except DeckhandsError as error:
+                raise raised(refusal(error)) from None
+            if found is None:
+                raise Ignore
+            summary, before = found
+            request.update({name: value for name, value in before.items() if name in KEPT})
+            return summary
+
+    return Evaluate()
 
 
 def _refused_in(request: Any) -> UsageError | None:

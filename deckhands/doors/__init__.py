@@ -1,5 +1,5 @@
-"""The doors that others already speak: OpenAI's chat completions, MCP, ACP; each is one more client of a cluster.
+"""The doors that others already speak: OpenAI's two APIs, A2A, MCP, ACP; each is one more client of a cluster.
 
-May import: access, client, conversation, reading, server, tasks.
+May import: access, client, conversation, reading, server, tasks, webhooks.
 Start with: chat.
 """

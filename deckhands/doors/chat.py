@@ -82,7 +82,7 @@ async def complete(
     The answer comes when the conversation has settled. After the timeout it has the finish reason `length`, and the
     conversation continues. `metadata.conversation_id` of the answer names it.
     """
-    turn = await _turn(gateway, principal, request, chat, key)
+    turn = await turn_of(gateway, principal, request, chat, key)
     headers = {"Location": f"/conversations/{turn.conversation_id}"}
     if chat.stream:
         events = EventStream(gateway, principal, turn.conversation_id, after=turn.after, until_settled=True)
@@ -137,7 +137,7 @@ class Turn:
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-async def _turn(gateway: Gateway, principal: Principal, request: Request, chat: ChatRequest, key: str | None) -> Turn:
+async def turn_of(gateway: Gateway, principal: Principal, request: Request, chat: ChatRequest, key: str | None) -> Turn:
     """Begin or continue a conversation.
 
     Raises:

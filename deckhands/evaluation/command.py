@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
-from broker.contract.events import AgentSpec, Limits
 from broker.runtime.errors import UsageError
-from deckhands.cli.connecting import cluster_client
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
-from deckhands.cli.progress import Progress
-from deckhands.cli.task_options import with_script_here
 from deckhands.cli.verbs import options_as
-from deckhands.client.client import Client
-from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec
-from deckhands.evaluation.directory import RESULTS, Asked, ask, asked_in, write_report, write_scripts
-from deckhands.evaluation.evaluation import Evaluation, Plan
-from deckhands.evaluation.results import Results, Row, read_results
+from deckhands.datasets.dataset import absolute
+from deckhands.evaluation.directory import RESULTS, Asked, ask, asked_in, write_report
+from deckhands.evaluation.evaluating import model_here
+from deckhands.evaluation.exporting import export
+from deckhands.evaluation.redoing import check_redo, redo_option
+from deckhands.evaluation.results import read_results
+from deckhands.evaluation.running.carrying_out import Tuning, carry_out, show
+from deckhands.evaluation.running.detaching import detach
+from deckhands.evaluation.running.siblings import asked_of, compared
+from deckhands.evaluation.running.verbs import (
+    COMMANDS,
+    AtOnce,
+    at_once_option,
+    budget_option,
+    retries_option,
+    until_option,
+)
 from deckhands.evaluation.statistics import comparison_of
-from deckhands.home import Home, supervising
-from deckhands.reading.summary import ExitCode
 from deckhands.reading.terminal import print_text
-from deckhands.settings import MODEL_VARIABLES, FaceSettings
 
 SECTION = "Evaluate agents"
-VERBS = {"eval": "Evaluate agents on a dataset: run, attach, report, compare."}
-SCRIPTED = "scripted"
+VERBS = {"eval": "Evaluate agents on a dataset: run, steer, report, compare, export, fork."}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +41,7 @@ class RunOptions:
 
     dataset: str
     models: tuple[str, ...]
-    at_once: int
+    at_once: int | None
     attempts: int
     budget: float | None
     out: Path
@@ -54,7 +53,11 @@ class RunOptions:
     part: str
     shuffle: bool
     seed: int
-    retries: int
+    repositories: Path | None
+    redo: tuple[str, ...]
+    retries: int | None
+    until: str | None
+    is_detached: bool
     as_json: bool
 
 
@@ -63,9 +66,11 @@ class AttachOptions:
     """Options of `eval attach`."""
 
     directory: Path
-    at_once: int
+    at_once: int | None
     budget: float | None
-    retries: int
+    retries: int | None
+    until: str | None
+    redo: tuple[str, ...]
     as_json: bool
 
 
@@ -86,23 +91,29 @@ class CompareOptions:
     as_json: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkOptions:
+    """Options of `eval fork`; `point` is RUN@EVENT, `origin` the directory of its evaluation."""
+
+    point: str
+    models: tuple[str, ...]
+    siblings: int
+    out: Path
+    origin: Path | None
+    check: str | None
+    hidden: Path | None
+    at_once: int | None
+    as_json: bool
+
+
 @click.group("eval")
 def eval_() -> None:
     """Evaluate agents on a dataset, as durable work of a cluster, or of a private one if none is running."""
 
 
 _directory = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
-_at_once = click.option(
-    "-n", "--concurrency", "at_once", type=click.IntRange(1, 10_000), default=4, show_default=True,
-    help="How many attempts are under way at once.",
-)  # fmt: skip
-_budget = click.option(
-    "--budget", type=click.FloatRange(min=0), help="Begin no attempt once all of them have cost so much, in USD."
-)
-_retries = click.option(
-    "--retries", type=click.IntRange(0, 100), default=3, show_default=True,
-    help="How often an attempt that the infrastructure has failed is begun again.",
-)  # fmt: skip
+for _command in (*COMMANDS, export):
+    eval_.add_command(_command)
 
 
 @eval_.command()
@@ -110,9 +121,9 @@ _retries = click.option(
 @click.option(
     "--model", "models", required=True, multiple=True, metavar="M[,M2]", help="The models, or profiles, to evaluate."
 )
-@_at_once
+@at_once_option
 @click.option("-k", "--attempts", type=click.IntRange(1, 1_000), default=1, show_default=True, help="Of each instance.")
-@_budget
+@budget_option
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="For results and report.")
 @click.option("--agent", default="CodeActAgent", show_default=True, help="The agent that does the tasks.")
 @click.option("-i", "--max-iterations", type=click.IntRange(min=1), default=100, show_default=True)
@@ -122,22 +133,28 @@ _retries = click.option(
 @click.option("--slice", "part", default="", metavar="A:B", help="Only these, as in Python: :20, 20:40, -5:.")
 @click.option("--shuffle", is_flag=True, help="In an order that --seed decides.")
 @click.option("--seed", type=int, default=0, show_default=True)
-@_retries
+@click.option(
+    "--repositories", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="DIR",
+    help="Mirrors or archives of the repositories that SWE-bench rows name.",
+)  # fmt: skip
+@redo_option
+@retries_option
+@until_option
+@click.option("--detach", "is_detached", is_flag=True, help="Let it run in the background; `eval attach` comes back.")
 @json_option
 @options_as(RunOptions)
 def run(options: RunOptions) -> int:
-    """Evaluate models on DATASET: a file of JSON lines, or `shipped`.
+    """Evaluate models on DATASET: `shipped`, a file of rows, a directory of tasks, or the name of an installed one.
 
     Repeat the command to complete an evaluation that was interrupted. `--model scripted` solves `shipped` offline.
     """
     models = [name for text in options.models for name in text.split(",")]
     if not all(models) or len(set(models)) < len(models):
         raise UsageError("--model has an empty name, or a name twice.", remedy="Write --model A,B.")
-    dataset = options.dataset if "/" not in options.dataset and not Path(options.dataset).exists() else None
     asked = Asked(
         name="",
-        dataset=dataset or str(Path(options.dataset).resolve()),
-        models=tuple(map(_here, models)),
+        dataset=absolute(options.dataset),
+        models=tuple(map(model_here, models)),
         attempts=options.attempts,
         agent=options.agent,
         max_iterations=options.max_iterations,
@@ -147,22 +164,37 @@ def run(options: RunOptions) -> int:
         part=options.part,
         shuffle=options.shuffle,
         seed=options.seed,
+        repositories=None if options.repositories is None else str(options.repositories.resolve()),
     )
     asked.instances()  # before anything is written
+    tuning = _tuning(options)
+    tuning.check(len(models))
+    check_redo(options.redo, asked.instances())
     asked = ask(options.out, asked)
-    return _carry_out(options.out, asked, options)
+    if options.is_detached:
+        pid = detach(options.out, tuning.as_arguments())
+        note(f"The evaluation {asked.name} runs in the background (pid {pid}).")
+        note(f"`deckhands eval attach {options.out}` comes back to it, `deckhands eval status` shows how it stands.")
+        return 0
+    return carry_out(options.out, asked, tuning, follows=False, as_json=options.as_json)
 
 
 @eval_.command()
 @_directory
-@_at_once
-@_budget
-@_retries
+@at_once_option
+@budget_option
+@retries_option
+@until_option
+@redo_option
 @json_option
 @options_as(AttachOptions)
 def attach(options: AttachOptions) -> int:
-    """Continue the evaluation in DIR: what the workers have done meanwhile counts, and nothing is begun twice."""
-    return _carry_out(options.directory, asked_in(options.directory), options)
+    """Come back to the evaluation in DIR: follow the command that carries it out, or continue it.
+
+    What the workers have done meanwhile counts, and nothing is begun twice.
+    """
+    tuning = _tuning(options)
+    return carry_out(options.directory, asked_in(options.directory), tuning, follows=True, as_json=options.as_json)
 
 
 @eval_.command()
@@ -171,7 +203,7 @@ def attach(options: AttachOptions) -> int:
 @options_as(ReportOptions)
 def report(options: ReportOptions) -> None:
     """Write summary.json and report.html of DIR again, from results.jsonl alone."""
-    _show(write_report(options.directory), as_json=options.as_json)
+    show(write_report(options.directory), as_json=options.as_json)
 
 
 @eval_.command()
@@ -192,81 +224,53 @@ def compare(options: CompareOptions) -> None:
     )
 
 
-def _here(model: str) -> str:
-    if model == SCRIPTED:
-        return model
-    agent = AgentSpec()
-    spec = with_script_here(agent.model_copy(update={"llm": agent.llm.model_copy(update={"model": model})}))
-    return spec.llm.model or model
+@eval_.command()
+@click.argument("point", metavar="RUN@EVENT")
+@click.option(
+    "--model", "models", multiple=True, metavar="M[,M2]", help="The models of the siblings; by default its own."
+)
+@click.option("-n", "--siblings", type=click.IntRange(1, 1_000), default=8, show_default=True, help="With each model.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="For results and report.")
+@click.option(
+    "--of", "origin", type=click.Path(path_type=Path), metavar="DIR", help="The evaluation that RUN is part of."
+)
+@click.option("--check", help="A command in the workspace of each sibling, copied; exit code 0 means right.")
+@click.option("--hidden", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Files for the check.")
+@click.option("--concurrency", "at_once", type=AtOnce(), help="How many at once; `auto` or a number. By default 4.")
+@json_option
+@options_as(ForkOptions)
+def fork(options: ForkOptions) -> int:
+    """Try other endings of a conversation from EVENT on, compare them, and name the best.
 
-
-def _carry_out(directory: Path, asked: Asked, options: RunOptions | AttachOptions) -> int:
-    instances = asked.instances()
-    scripts = write_scripts(directory, instances) if SCRIPTED in asked.models else None
-    plan = Plan(
-        asked.name,
-        instances,
-        asked.models,
-        attempts=asked.attempts,
-        agent=AgentSpec(name=asked.agent),
-        limits=Limits(
-            max_iterations=asked.max_iterations, max_budget_usd=asked.max_budget, max_seconds=asked.max_seconds
-        ),
-        at_once=options.at_once,
-        retries=options.retries,
-        budget_usd=options.budget,
-        scripts=scripts,
+    Each sibling begins with the events up to EVENT, and with the files of the checkpoint nearest to it. It is scored
+    like the attempt of an evaluation that RUN is (--of), or by --check.
+    """
+    models = [name for text in options.models for name in text.split(",")]
+    if not all(models) or len(set(models)) < len(models):
+        raise UsageError("--model has an empty name, or a name twice.", remedy="Write --model A,B.")
+    models = list(map(model_here, models))
+    asked = asked_of(options.point, models, options.out, of=options.origin, check=options.check, hidden=options.hidden)
+    asked = ask(options.out, asked.model_copy(update={"attempts": options.siblings}))
+    tuning = Tuning(at_once=options.at_once, budget=None, retries=None, until=None)
+    code = carry_out(options.out, asked, tuning, follows=False, as_json=None if options.as_json else False)
+    found = compared(options.out)
+    if options.as_json:
+        print_json(found)
+        return code
+    for pair in found["comparisons"]:
+        print_text(f"{' and '.join(pair['models'])}: p = {pair['p_value']:.3g}")
+    best = found["best"]
+    print_text(
+        "The check accepts none." if best is None else f"The best is {best['conversation_id']}, {best['model']}."
     )
-    with Results(directory / RESULTS) as results, Progress("attempts", plan.size) as progress:
-        progress.add(len(results.rows))
-        counts: Counter[str] = Counter()
-
-        def on_row(row: Row) -> None:
-            counts[row.outcome] += 1
-            progress.add()
-
-        asyncio.run(_evaluate(plan, results, on_row))
-    _show(write_report(directory), as_json=options.as_json)
-    abandoned = any(row.outcome == "infra-abandoned" for row in results.rows.values())
-    return int(ExitCode.ERROR if abandoned else ExitCode.FINISHED)
+    return code
 
 
-async def _evaluate(plan: Plan, results: Results, on_row: Any) -> None:
-    settings = FaceSettings.from_env()
-    async with _client(settings, plan) as client:
-        await Evaluation(client, plan, results, on_row=on_row).run()
-
-
-@asynccontextmanager
-async def _client(settings: FaceSettings, plan: Plan) -> AsyncIterator[Client]:
-    """Connect to the running cluster, or start a private one that keeps what it has done for the next call."""
-    home = Home(settings.home)
-    if settings.url is not None or home.cluster_url is not None:
-        async with cluster_client(settings) as client:
-            yield client
-        return
-    folder = home.evaluation_folder(plan.name)
-    home.prepare(folder)
-    known = {MODEL_VARIABLES[0]: plan.models[0]} if plan.models[0] != SCRIPTED else {}
-    with supervising(folder, "An evaluation"):
-        cluster = Cluster(ClusterSpec(folder, environment={**known, **settings.environment}), on_notice=note)
-        try:
-            await cluster.start()
-            await cluster.until_ready()
-            async with await Client.connect(cluster.url) as client:
-                yield client
-        finally:
-            await cluster.stop()
-
-
-def _show(summary: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        print_json(summary)
-        return
-    for model, figures in summary["models"].items():
-        low, high = figures["pass@1_interval"]
-        outcomes = ", ".join(f"{count} {name}" for name, count in figures["outcomes"].items() if count)
-        print_text(
-            f"{model}: {outcomes}; pass@1 {figures.get('pass@1', 0.0):.1%} ({low:.1%} to {high:.1%}), "
-            f"${figures['cost_usd']['total']:.4f}"
-        )
+def _tuning(options: RunOptions | AttachOptions) -> Tuning:
+    return Tuning(
+        at_once=options.at_once,
+        budget=options.budget,
+        retries=options.retries,
+        until=options.until,
+        redo=options.redo,
+    )

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from broker.runtime.errors import UsageError
-from broker.runtime.ids import new_conversation_id
-from deckhands.evaluation.instances import SHIPPED, Instance, read_dataset, selected
+from broker.runtime.ids import new_conversation_id, new_key
+from deckhands.datasets.dataset import read_dataset
+from deckhands.datasets.instances import Instance, selected
 from deckhands.evaluation.report import html_of
 from deckhands.evaluation.results import read_results
-from deckhands.evaluation.shipped import shipped_instances
 from deckhands.evaluation.statistics import summary_of
 
 ASKED, RESULTS, SUMMARY, REPORT, SCRIPTS = (
@@ -30,7 +31,12 @@ ASKED, RESULTS, SUMMARY, REPORT, SCRIPTS = (
 
 
 class Asked(BaseModel):
-    """What was asked for, in all that decides what an attempt is; see the options of `deckhands eval run`."""
+    """What was asked for, in all that decides what an attempt is; see the options of `deckhands eval run`.
+
+    Attributes:
+        origin: the conversation, and the event, that attempts are forks of; empty: they are none.
+        home: the evaluation on whose private cluster that is; empty: its own.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -46,11 +52,21 @@ class Asked(BaseModel):
     part: str = ""
     shuffle: bool = False
     seed: int = 0
+    repositories: str | None = None
+    origin: str = ""
+    home: str = ""
 
     def instances(self) -> list[Instance]:
         """Return what is evaluated. Raises what `read_dataset` and `selected` do."""
-        found = shipped_instances() if self.dataset == SHIPPED else read_dataset(Path(self.dataset))
+        file = Path(self.dataset)
+        found = _read(self.dataset, self.repositories, file.stat().st_mtime_ns if file.is_file() else new_key())
         return selected(found, only=self.only, part=self.part, shuffle=self.shuffle, seed=self.seed)
+
+
+@lru_cache(maxsize=1)
+def _read(dataset: str, repositories: str | None, _version: object) -> list[Instance]:
+    """Return the instances of a dataset; those of a file that has not changed are not looked for again."""
+    return read_dataset(dataset, repositories=None if repositories is None else Path(repositories))
 
 
 def ask(directory: Path, asked: Asked) -> Asked:

@@ -10,32 +10,43 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from broker.contract.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
 from broker.contract.observations import CmdOutputObservation
 from broker.coordination.workspace_orders import WorkspaceOrders
-from broker.runtime.errors import AdmissionRefused, DeckhandsError
+from broker.runtime.errors import AdmissionRefused, DeckhandsError, UsageError
 from broker.runtime.ids import jitter
 from broker.specs.agent_state import AgentState
 from broker.specs.specs import GoalSpec, Tenancy
 from deckhands.client.client import Client
-from deckhands.client.many import for_each
+from deckhands.client.forking import Point
+from deckhands.datasets.file_trees import MAX_BYTES, File, packed, patch_between, tree_of
+from deckhands.datasets.instances import Instance
 from deckhands.evaluation.answers import answer_in, is_same
-from deckhands.evaluation.file_trees import File, packed, patch_between, tree_of
-from deckhands.evaluation.instances import Instance
-from deckhands.evaluation.results import Outcome, Results, Row
-from deckhands.evaluation.scoring import to_check, work_of
-from deckhands.reading.summary import Summary
+from deckhands.evaluation.plan import LABEL
+from deckhands.evaluation.plan import Attempt as Attempt  # noqa: PLC0414  (callers get it from here)
+from deckhands.evaluation.plan import Plan as Plan  # noqa: PLC0414  (the same)
+from deckhands.evaluation.results import CHECK_FAILED, Outcome, Results, Row
+from deckhands.evaluation.running.driver import Driver, OnRow, OnStanding
+from deckhands.evaluation.running.siblings import Shared, shared_by
+from deckhands.evaluation.running.times import times_of
+from deckhands.evaluation.running.under_way import UnderWay
+from deckhands.evaluation.running.watch import Lost, Seen, Settled
+from deckhands.evaluation.scoring import may_count, to_check, work_of
+from deckhands.tasks.tasks import conversation_id_of
+from deckhands.transfers.packed_files import TooLarge
 
-LABEL = "evaluation"
 CHECK_SECONDS = 600.0
-CHECKS_AT_ONCE = 4
+READ_AT_ONCE = 4
+"""Workspaces whose files are read at once: each may have 64 MiB."""
 BACK_OFF_SECONDS = 5.0
 LONGEST_BACK_OFF_SECONDS = 120.0
 MAX_EVIDENCE_CHARS = 4_000
+TOO_LARGE = "workspace_too_large"
+"""The cause of a row, and the code of a node, that a workspace has more files or bytes than are read."""
 SETUP_SCRIPT = ".openhands/setup.sh"
 
 LIMITS = {"max_iterations": "iterations", "max_budget": "budget", "max_tokens": "tokens", "max_time": "time"}
@@ -44,66 +55,30 @@ AGENTS_FAULT = frozenset({"goal_not_reached", "output_not_valid", "stuck_in_loop
 """Codes of errors that say something about the agent; all others are the infrastructure's."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What an evaluation does.
-
-    Attributes:
-        name: unique; conversations of it have the label `evaluation=NAME`.
-        models: by the names in the results: how the agent finds each.
-        attempts: of each instance, with each model.
-        at_once: how many attempts may be under way.
-        retries: how often an attempt that the infrastructure has failed is begun again.
-        budget_usd: no attempt begins once all of them together have spent so much.
-    """
-
-    name: str
-    instances: Sequence[Instance]
-    models: Sequence[str]
-    attempts: int = 1
-    agent: AgentSpec = field(default_factory=AgentSpec)
-    limits: Limits = field(default_factory=Limits)
-    at_once: int = 4
-    retries: int = 3
-    budget_usd: float | None = None
-    scripts: Path | None = None
-
-    @property
-    def size(self) -> int:
-        """How many attempts there are."""
-        return len(self.instances) * len(self.models) * self.attempts
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One try of one instance with one model."""
-
-    instance: Instance
-    model: str
-    number: int
-
-    @property
-    def key(self) -> tuple[str, str, int]:
-        """As in its row."""
-        return self.model, self.instance.id, self.number
-
-
 class Infrastructure(Exception):
     """What has failed was not the agent; the code says what."""
-
-
-OnRow = Callable[[Row], None]
 
 
 class Evaluation:
     """Carries out a plan, or what is left of it."""
 
-    def __init__(self, client: Client, plan: Plan, results: Results, *, on_row: OnRow = lambda _: None) -> None:
+    def __init__(
+        self,
+        client: Client,
+        plan: Plan,
+        results: Results,
+        *,
+        on_row: OnRow = lambda _: None,
+        on_standing: OnStanding = lambda _: None,
+    ) -> None:
         self._client = client
-        self._plan = plan
-        self._results = results
-        self._on_row = on_row
-        self._checks = asyncio.Semaphore(CHECKS_AT_ONCE)
+        self._driver = Driver(client, plan, results, self._attempt, on_row=on_row, on_standing=on_standing)
+        self._shared: Shared | None = None
+        self._reading = asyncio.Semaphore(READ_AT_ONCE)
+
+    @property
+    def _plan(self) -> Plan:
+        return self._driver.plan
 
     async def run(self) -> None:
         """Return when every attempt has its row.  Idempotent.
@@ -112,72 +87,76 @@ class Evaluation:
             StoreError: the store cannot be used.
             UsageError: an attempt cannot be begun here.
         """
-        await for_each(self._missing(), self._attempt, at_once=self._plan.at_once)
+        await self._driver.run()
 
-    async def _missing(self) -> AsyncIterator[Attempt]:
-        plan = self._plan
-        for number in range(1, plan.attempts + 1):
-            for instance in plan.instances:
-                for model in plan.models:
-                    attempt = Attempt(instance, model, number)
-                    if attempt.key not in self._results.rows:
-                        yield attempt
-
-    async def _attempt(self, attempt: Attempt) -> None:
-        failures: list[str] = []
-        if self._is_spent():
-            self._add(self._row(attempt, failures, "limit", cause="evaluation_budget"))
-            return
+    async def _attempt(self, one: UnderWay) -> Row:
         while True:
             try:
-                row = await self._tried(attempt, failures)
+                return await self._tried(one)
             except Infrastructure as failure:
-                failures.append(str(failure))
-                if len(failures) <= self._plan.retries:
-                    await _back_off(len(failures))
-                    continue
-                row = self._row(attempt, failures, "infra-abandoned", cause=failures[-1])
-            self._add(row)
-            return
+                one.failures.append(str(failure))
+                if len(one.failures) > self._plan.retries:
+                    return one.row("infra-abandoned", cause=one.failures[-1])
+                one.phase = "waits"
+                await _back_off(len(one.failures))
 
-    def _is_spent(self) -> bool:
-        budget = self._plan.budget_usd
-        return budget is not None and sum(row.cost_usd for row in self._results.rows.values()) >= budget
-
-    def _add(self, row: Row) -> None:
-        self._results.add(row)
-        self._on_row(row)
-
-    async def _tried(self, attempt: Attempt, failures: list[str]) -> Row:
+    async def _tried(self, one: UnderWay) -> Row:
         """Begin an attempt, or find the one that was begun; wait for it and score it.
 
         Raises:
             Infrastructure: nothing can be said about the agent.
         """
-        begun_with = _begun_with(attempt.instance)
-        summary = await self._settled(await self._begin(attempt, begun_with, len(failures)))
+        begun_with = await asyncio.to_thread(_begun_with, one.attempt.instance)
+        one.phase, one.seen = "begins", Seen()
+        await self._begin(one, begun_with)
+        one.phase = "works"
+        settled = await self._settled(one.conversation_id, one.seen)
+        summary = settled.summary
         match summary.state:
             case AgentState.REJECTED:
-                return self._row(attempt, failures, "refused", summary, evidence=summary.message)
+                return self._row(one, "refused", settled, evidence=summary.message)
             case AgentState.ERROR if summary.error_code in LIMITS:
-                return self._row(attempt, failures, "limit", summary, cause=LIMITS[summary.error_code])
+                return self._row(one, "limit", settled, cause=LIMITS[summary.error_code])
             case AgentState.ERROR if summary.error_code not in AGENTS_FAULT:
                 raise Infrastructure(summary.error_code or "error")
             case AgentState.STOPPED:
                 raise Infrastructure("stopped")
-        return await self._scored(attempt, failures, summary, begun_with)
+        one.phase = "is scored"
+        return await self._scored(one, settled, begun_with)
 
-    async def _begin(self, attempt: Attempt, begun_with: dict[str, File], earlier: int) -> str:
-        plan, instance = self._plan, attempt.instance
-        workspace, upload = packed(begun_with)
+    async def _begin(self, one: UnderWay, begun_with: dict[str, File]) -> None:
+        plan, attempt, instance = self._plan, one.attempt, one.attempt.instance
+        workspace, upload = await asyncio.to_thread(packed, begun_with)
+        if plan.pool is not None:
+            workspace = workspace.model_copy(update={"pool": plan.pool})
         model = attempt.model
         if model == "scripted" and plan.scripts is not None:
             model = f"scripted/{plan.scripts / instance.id}.json"
         agent = plan.agent.model_copy(update={"llm": plan.agent.llm.model_copy(update={"model": model})})
+        earlier = f"r{one.round}.{len(one.failures)}" if one.round else f"{len(one.failures)}"
         key = f"{plan.name}/{attempt.model}/{instance.id}/{attempt.number}/{earlier}"
-        return await self._submit(
+        one.conversation_id = conversation_id_of(key)
+        if plan.origin is not None:
+            await self._fork(one, plan.origin, agent.llm.model, key)
+            return
+        await self._submit(
             key, instance.task, agent, workspace, upload, limits=plan.limits, title=instance.id, images=instance.images
         )
+
+    async def _fork(self, one: UnderWay, origin: Point, model: str | None, key: str) -> None:
+        if self._shared is None:
+            self._shared = (await shared_by(self._client, origin))[1]
+        title = f"{one.attempt.instance.id} {one.attempt.number}"
+        labels = {LABEL: self._plan.name}
+        while True:
+            try:
+                await self._client.fork(
+                    origin.conversation_id, at=origin.at, model=model, title=title, labels=labels, idempotency_key=key
+                )
+            except AdmissionRefused as refused:
+                await asyncio.sleep(refused.retry_after_seconds * (0.5 + jitter()))
+            else:
+                return
 
     async def _submit(
         self,
@@ -208,44 +187,68 @@ class Evaluation:
             except AdmissionRefused as refused:
                 await asyncio.sleep(refused.retry_after_seconds * (0.5 + jitter()))
 
-    async def _settled(self, conversation_id: str) -> Summary:
-        summary = await self._client.wait_until_settled(conversation_id)
+    async def _settled(self, conversation_id: str, seen: Seen) -> Settled:
+        try:
+            settled = await self._driver.watch.settled(conversation_id, seen)
+        except Lost as lost:
+            raise Infrastructure(lost.code) from lost
         await WorkspaceOrders(self._client.store).end_sessions(conversation_id, limit_seconds=1.0)
-        return summary
+        return settled
 
-    async def _scored(
-        self, attempt: Attempt, failures: list[str], summary: Summary, begun_with: dict[str, File]
-    ) -> Row:
-        instance = attempt.instance
+    async def _scored(self, one: UnderWay, settled: Settled, begun_with: dict[str, File]) -> Row:
+        instance, summary = one.attempt.instance, settled.summary
+        if instance.judge is not None:
+            is_right, why = await instance.judge(summary.message)
+            return self._row(one, "resolved" if is_right else "unresolved", settled, evidence=why)
         if instance.check is None:
             assert instance.answer is not None
             given = answer_in(summary.message)
             outcome: Outcome = "resolved" if is_same(given, instance.answer) else "unresolved"
-            return self._row(attempt, failures, outcome, summary, evidence=given)
-        hidden = tree_of(instance.hidden)
-        async with self._checks:
-            found = await self._files_of(summary.conversation_id)
+            return self._row(one, outcome, settled, evidence=given)
+        hidden = await asyncio.to_thread(tree_of, instance.hidden)
+        async with self._reading:
+            try:
+                found = await self._files_of(summary.conversation_id, begun_with)
+            except TooLarge as error:
+                evidence = f"The workspace: {error.message}"
+                return self._row(one, "unresolved", settled, cause=TOO_LARGE, evidence=evidence)
             work = work_of(begun_with, found, hidden)
-            row = self._row(attempt, failures, "unresolved", summary)
-            row.left_out, row.patch = list(work.left_out), patch_between(begun_with, work.tree)
-            return await self._checked(attempt, row, to_check(work, hidden))
+            row = self._row(one, "unresolved", settled)
+            row.left_out = list(work.left_out)
+            row.patch = await asyncio.to_thread(patch_between, begun_with, work.tree)
+        return await self._checked(instance, row, to_check(work, hidden))
 
-    async def _files_of(self, conversation_id: str) -> dict[str, File]:
+    async def _files_of(self, conversation_id: str, begun_with: dict[str, File]) -> dict[str, File]:
+        """Return what an agent has left.
+
+        Raises:
+            TooLarge: more than any solution has; that is its own doing, so it is scored.
+            Infrastructure: it cannot be read.
+        """
+        is_wanted = partial(may_count, begun_with=begun_with)
         with tempfile.TemporaryDirectory() as folder:
             target = Path(folder, "found")
             try:
-                await self._client.files.download(conversation_id, ".", target)
+                await self._client.files.download(
+                    conversation_id, ".", target, is_wanted=is_wanted, limit_bytes=MAX_BYTES
+                )
+            except TooLarge:
+                raise
             except DeckhandsError as error:
                 if error.code == "no_workspace":
                     return {}
+                if error.code == TOO_LARGE:
+                    raise TooLarge(error.message) from error
                 raise Infrastructure(error.code) from error
-            return await asyncio.to_thread(tree_of, target)
+            try:
+                return await asyncio.to_thread(tree_of, target)
+            except UsageError as error:
+                raise TooLarge(error.message) from error
 
-    async def _checked(self, attempt: Attempt, row: Row, tree: dict[str, File]) -> Row:
+    async def _checked(self, instance: Instance, row: Row, tree: dict[str, File]) -> Row:
         """Run the check in a workspace of these files. Idempotent."""
-        instance = attempt.instance
         assert instance.check is not None
-        workspace, upload = packed(tree, network=False)
+        workspace, upload = await asyncio.to_thread(partial(packed, tree, network=False))
         check = instance.check if instance.setup is None else f"{instance.setup} && {instance.check}"
         agent = AgentSpec(
             name="CheckAgent", llm=LLMSpec(), goal=GoalSpec(check=check, max_refusals=0, timeout_seconds=CHECK_SECONDS)
@@ -253,10 +256,11 @@ class Evaluation:
         for number in range(self._plan.retries + 1):
             key = f"{row.conversation_id}/check/{number}"
             checked_id = await self._submit(key, check, agent, workspace, upload, title=f"Check of {instance.id}")
-            summary = await self._settled(checked_id)
+            settled = await self._settled(checked_id, Seen())
+            summary = settled.summary
             if summary.state == AgentState.FINISHED or summary.error_code == "goal_not_reached":
                 break
-            row.failures.append(f"check_{summary.error_code or summary.state}")
+            row.failures.append(f"{CHECK_FAILED}{summary.error_code or summary.state}")
             await _back_off(number + 1)
         else:
             row.outcome, row.cause = "infra-abandoned", row.failures[-1]
@@ -268,39 +272,21 @@ class Evaluation:
         row.checked_id, row.scoring_seconds = checked_id, summary.duration_seconds
         return row
 
-    def _row(
-        self,
-        attempt: Attempt,
-        failures: list[str],
-        outcome: Outcome,
-        summary: Summary | None = None,
-        *,
-        cause: str = "",
-        evidence: str = "",
-    ) -> Row:
-        row = Row(
-            instance=attempt.instance.id,
-            model=attempt.model,
-            attempt=attempt.number,
-            outcome=outcome,
-            cause=cause,
-            evidence=evidence[-MAX_EVIDENCE_CHARS:],
-            tries=len(failures) + 1,
-            failures=list(failures),
-            tags=list(attempt.instance.tags),
-        )
-        if summary is None:
-            return row
-        return row.model_copy(
+    def _row(self, one: UnderWay, outcome: Outcome, settled: Settled, *, cause: str = "", evidence: str = "") -> Row:
+        summary, shared = settled.summary, self._shared or Shared.of(())
+        times = times_of(settled.events[shared.events :])
+        return one.row(outcome, cause or (summary.error_code if summary.state == AgentState.ERROR else "")).model_copy(
             update={
-                "conversation_id": summary.conversation_id,
-                "cause": cause or (summary.error_code if summary.state == AgentState.ERROR else ""),
-                "iterations": summary.iterations,
-                "cost_usd": summary.cost_usd,
+                "evidence": evidence[-MAX_EVIDENCE_CHARS:],
+                "tries": len(one.failures) + 1,
+                "iterations": summary.iterations - shared.iterations,
+                "cost_usd": round(summary.cost_usd - shared.cost_usd, 8),
                 "has_unknown_cost": summary.has_unknown_cost,
-                "prompt_tokens": summary.prompt_tokens,
-                "completion_tokens": summary.completion_tokens,
-                "seconds": summary.duration_seconds,
+                "prompt_tokens": summary.prompt_tokens - shared.prompt_tokens,
+                "completion_tokens": summary.completion_tokens - shared.completion_tokens,
+                "seconds": round(times.working + sum(times.waiting.values()), 3),
+                "working_seconds": times.working,
+                "waiting_seconds": dict(times.waiting),
             }
         )
 

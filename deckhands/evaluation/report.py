@@ -9,7 +9,7 @@ from typing import Any
 from deckhands.evaluation.results import OUTCOMES, Row
 from deckhands.evaluation.statistics import summary_of
 
-COLOURS = dict(zip(OUTCOMES, ("#2f855a", "#c05621", "#b7791f", "#6b46c1", "#718096"), strict=True))
+COLOURS = dict(zip(OUTCOMES, ("#2f855a", "#c05621", "#b7791f", "#6b46c1", "#718096", "#cbd5e0"), strict=True))
 BINS = 20
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; color: #1a202c; }
@@ -49,7 +49,8 @@ def _model(name: str, figures: dict[str, Any], rows: Sequence[Row]) -> str:
         f"(pass@1 between {low:.1%} and {high:.1%}, 95 %), {figures['instances']} instances, "
         f"{figures['attempts']} attempts: {escape(legend)}. Cost: {cost}${figures['cost_usd']['total']:.4f}; "
         f"{figures['tokens']:,} tokens; {figures['infrastructure_failures_per_1000']:.1f} failures of the "
-        f'infrastructure per 1,000 attempts.</p><div class="bar" role="img" aria-label="{escape(legend)}">{bar}</div>'
+        f"infrastructure per 1,000 conversations.</p>"
+        f'<div class="bar" role="img" aria-label="{escape(legend)}">{bar}</div>'
         + _histogram("Seconds of an attempt", [row.seconds for row in own])
         + _histogram("Cost of an attempt in USD", [row.cost_usd for row in own])
         + _tags(figures["tags"])

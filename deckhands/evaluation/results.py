@@ -1,14 +1,16 @@
 """The results of attempts: a row for each in `results.jsonl`, written when it is known, and read again later.
 
-Holds: an attempt has one row, however often its evaluation is interrupted; a line that was cut off by a death is
-dropped, and its attempt is looked at again.
+Holds: an attempt has one row, however often its evaluation is interrupted: of those of an attempt that somebody has
+requeued, the one of the last round counts. A line that was cut off by a death is dropped, and its attempt is looked at
+again. One command at a time writes.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, Self
 
@@ -16,8 +18,18 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from broker.runtime.errors import UsageError
 
-Outcome = Literal["resolved", "unresolved", "limit", "refused", "infra-abandoned"]
-OUTCOMES: Sequence[Outcome] = ("resolved", "unresolved", "limit", "refused", "infra-abandoned")
+Outcome = Literal["resolved", "unresolved", "limit", "refused", "infra-abandoned", "not-run"]
+OUTCOMES: Sequence[Outcome] = ("resolved", "unresolved", "limit", "refused", "infra-abandoned", "not-run")
+SAYS_NOTHING = frozenset({"infra-abandoned", "not-run"})
+"""Outcomes that say nothing about the agent."""
+
+
+CHECK_FAILED = "check_"
+"""How the code of a failure begins that was one of a check."""
+
+
+class BeingWritten(UsageError):
+    """Another command carries the evaluation out."""
 
 
 class Row(BaseModel):
@@ -28,7 +40,10 @@ class Row(BaseModel):
         evidence: what the check wrote, the answer that was given, or the error; cut.
         tries: how often it was begun; more than once after failures of the infrastructure.
         failures: the codes of these failures.
-        seconds: from the first event of its conversation to the last.
+        round: how often somebody has requeued the attempt.
+        seconds: from the first event of its conversation to the last: `working_seconds` and all `waiting_seconds`.
+        working_seconds: while a model answered or a tool ran.
+        waiting_seconds: by reason, such as `worker`, `rate_limit` or `paused`; see `running.times`.
         scoring_seconds: the same of the check.
         left_out: files that the agent changed and that do not count.
         checked_id: the conversation in which the check ran.
@@ -44,6 +59,7 @@ class Row(BaseModel):
     evidence: str = ""
     conversation_id: str = ""
     checked_id: str = ""
+    round: int = 0
     tries: int = 1
     failures: list[str] = []
     iterations: int = 0
@@ -52,6 +68,8 @@ class Row(BaseModel):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     seconds: float = 0.0
+    working_seconds: float = 0.0
+    waiting_seconds: dict[str, float] = {}
     scoring_seconds: float = 0.0
     tags: list[str] = []
     left_out: list[str] = []
@@ -65,7 +83,15 @@ class Row(BaseModel):
     @property
     def counts(self) -> bool:
         """Whether it says something about the agent."""
-        return self.outcome != "infra-abandoned"
+        return self.outcome not in SAYS_NOTHING
+
+    @property
+    def conversations(self) -> int:
+        """How many conversations it took, those of its checks included."""
+        if not self.conversation_id and not self.failures:
+            return 0
+        checks = sum(code.startswith(CHECK_FAILED) for code in self.failures) + bool(self.checked_id)
+        return self.tries + checks
 
 
 class Results:
@@ -75,11 +101,30 @@ class Results:
         """Read what is there.
 
         Raises:
+            BeingWritten: another command does.
             UsageError: the file cannot be used.
         """
         self.path = path
         self.rows: dict[tuple[str, str, int], Row] = {}
-        size = 0
+        try:
+            self._file = path.open("ab")
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._file.close()
+            raise BeingWritten(
+                f"Another command carries out the evaluation in {path.parent}.",
+                remedy="`deckhands eval attach` follows it; `deckhands eval retune` and others steer it.",
+            ) from error
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written: {error.strerror}.") from error
+        try:
+            self._read()
+        except UsageError:
+            self._file.close()
+            raise
+
+    def _read(self) -> None:
+        path, size = self.path, 0
         for line in _whole_lines(path):
             try:
                 row = Row.model_validate_json(line)
@@ -87,10 +132,9 @@ class Results:
                 raise UsageError(
                     f"{path} has a line that is no result: {line[:80]!r}.", remedy="Name another directory with --out."
                 ) from error
-            self.rows.setdefault(row.key, row)
+            self._keep(row)
             size += len(line) + 1
         try:
-            self._file = path.open("ab")
             self._file.truncate(size)
         except OSError as error:
             raise UsageError(f"{path} cannot be written: {error.strerror}.") from error
@@ -103,24 +147,41 @@ class Results:
 
     def add(self, row: Row) -> None:
         """Write a row, so that it is on the disk when this returns."""
-        self._file.write(row.model_dump_json().encode() + b"\n")
+        self.add_all([row])
+
+    def add_all(self, rows: Iterable[Row]) -> None:
+        """Write some rows at once."""
+        for row in rows:
+            self._file.write(row.model_dump_json().encode() + b"\n")
+            self._keep(row)
         self._file.flush()
         os.fsync(self._file.fileno())
-        self.rows[row.key] = row
+
+    def _keep(self, row: Row) -> None:
+        _keep(self.rows, row)
 
 
 def read_results(path: Path) -> list[Row]:
-    """Return the rows of a file.
+    """Return the rows of a file, one of each attempt.
 
     Raises:
         UsageError: it cannot be read, or has a line that is no row.
     """
     if not path.is_file():
         raise UsageError(f"There is no {path}.", remedy="Name the directory of an evaluation.")
+    rows: dict[tuple[str, str, int], Row] = {}
     try:
-        return [Row.model_validate_json(line) for line in _whole_lines(path)]
+        for line in _whole_lines(path):
+            _keep(rows, Row.model_validate_json(line))
+        return list(rows.values())
     except ValidationError as error:
         raise UsageError(f"{path} has a line that is no result.") from error
+
+
+def _keep(rows: dict[tuple[str, str, int], Row], row: Row) -> None:
+    known = rows.get(row.key)
+    if known is None or row.round > known.round:
+        rows[row.key] = row
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from deckhands.evaluation.file_trees import File, Tree
+from deckhands.datasets.file_trees import File, Tree
 
 NEVER_WORK = frozenset(
     {
@@ -37,6 +37,11 @@ class Work:
 
     tree: Tree
     left_out: tuple[str, ...] = ()
+
+
+def may_count(name: str, begun_with: Tree) -> bool:
+    """Say whether a file of an agent's workspace is looked at; what is below a directory of tools is not."""
+    return name in begun_with or not NEVER_BELOW & set(PurePosixPath(name).parts[:-1])
 
 
 def work_of(begun_with: Tree, found: Tree, hidden: Tree) -> Work:

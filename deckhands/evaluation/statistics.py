@@ -48,7 +48,13 @@ def _figures(rows: Sequence[Row]) -> dict[str, Any]:
     counts = [(len(found), sum(row.outcome == "resolved" for row in found)) for found in counted.values()]
     most = min((n for n, _ in counts), default=0)
     passes = {f"pass@{k}": statistics.fmean(pass_at(n, c, k) for n, c in counts) for k in range(1, most + 1)}
-    costs = [row.cost_usd for row in rows]
+    ran = [row for row in rows if row.outcome != "not-run"] or rows
+    costs = [row.cost_usd for row in ran]
+    conversations, failures = sum(row.conversations for row in rows), sum(len(row.failures) for row in rows)
+    waiting: dict[str, float] = defaultdict(float)
+    for row in rows:
+        for reason, seconds in row.waiting_seconds.items():
+            waiting[reason] += seconds
     tags: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         for tag in row.tags:
@@ -60,12 +66,16 @@ def _figures(rows: Sequence[Row]) -> dict[str, Any]:
         "causes": dict(sorted(Counter(row.cause for row in rows if row.cause).items())),
         **passes,
         "pass@1_interval": _interval(counts),
-        "infrastructure_failures_per_1000": 1000 * sum(len(row.failures) for row in rows) / len(rows),
+        "conversations": conversations,
+        "infrastructure_failures": failures,
+        "infrastructure_failures_per_1000": 1000 * failures / conversations if conversations else 0.0,
         "cost_usd": {"total": math.fsum(costs), **_spread(costs)},
         "has_unknown_cost": any(row.has_unknown_cost for row in rows),
         "tokens": sum(row.prompt_tokens + row.completion_tokens for row in rows),
-        "iterations": _spread([row.iterations for row in rows]),
-        "seconds": _spread([row.seconds for row in rows]),
+        "iterations": _spread([row.iterations for row in ran]),
+        "seconds": _spread([row.seconds for row in ran]),
+        "working_seconds": round(math.fsum(row.working_seconds for row in rows), 3),
+        "waiting_seconds": {name: round(seconds, 3) for name, seconds in sorted(waiting.items())},
         "tags": {
             tag: {"attempts": len(found), "resolved": sum(row.outcome == "resolved" for row in found)}
             for tag, found in sorted(tags.items())
@@ -116,6 +126,11 @@ def comparison_of(ours: Iterable[Row], theirs: Iterable[Row]) -> dict[str, Any]:
         "only_second": only_second,
         "p_value": _sign_test(len(only_first), len(only_second)),
     }
+
+
+def resolved_by_instance(rows: Iterable[Row], model: str) -> Mapping[str, bool]:
+    """Return for each instance that a model was scored on whether most of its attempts resolve it."""
+    return _majorities(row for row in rows if row.model == model)
 
 
 def _majorities(rows: Iterable[Row]) -> Mapping[str, bool]:

@@ -23,6 +23,7 @@ from typing import Any
 from broker.contract.codec import decode_any
 from broker.contract.events import Event
 from broker.log.event_log import EventLog
+from broker.log.status import copies
 from broker.runtime.addresses import AddressRules
 from broker.runtime.errors import CorruptEntry, DeckhandsError, StoreRefused, StoreUnavailable, UnknownConversation
 from broker.runtime.failpoints import failpoint
@@ -32,6 +33,7 @@ from broker.secrets.secrets import SecretsLocked
 from broker.store.connection import texts_by_name
 from broker.store.keys import ShardKeys
 from deckhands.jobs.job import Workbench
+from deckhands.webhooks.a2a_form import TOKEN_HEADER
 from deckhands.webhooks.book import Line, UnknownWebhook, WebhookBook
 from deckhands.webhooks.sending import Answer, rules_of, send, signed
 from deckhands.webhooks.webhook import RETRY_SECONDS, Delivery, Webhook, delivery_of
@@ -131,16 +133,18 @@ async def _plan(
     meta = texts_by_name(await store.persist(lambda: store.connection.call("HGETALL", names.meta)))
     told_of = [hook for hook in hooks if hook.concerns(conversation_id, meta.get("tenant", ""))]
     events: list[Event] = []
-    last = int(meta.get("last_id", "0"))
-    if told_of and last >= first:
-        until = min(last, first + READ_AT_ONCE - 1)
+    last, old = int(meta.get("last_id", "0")), copies(meta)
+    start = old.stop if first in old else first
+    if told_of and last >= start:
+        # Up to the copies, and the next time from behind them.
+        until = min(last, start + READ_AT_ONCE - 1, old.start - 1 if start < old.start else last)
         try:
-            events = await EventLog(store).read(conversation_id, after=first - 1, until=until, decode=decode_any)
+            events = await EventLog(store).read(conversation_id, after=start - 1, until=until, decode=decode_any)
         except UnknownConversation:
             events = []
         except CorruptEntry as error:
             text = "webhooks do not hear of events %d to %d of %s: %s"
-            _log.error(text, first, until, conversation_id, error, extra=about(conversation_id))
+            _log.error(text, start, until, conversation_id, error, extra=about(conversation_id))
         last = until
     full: set[str] = set()
     for event in events:
@@ -166,6 +170,8 @@ async def _attempt(
     now = book.now()
     try:
         headers = signed(book.secret_of(hook), delivery.id, now, delivery.body)
+        if token := book.token_of(hook):
+            headers[TOKEN_HEADER] = token
         answer = await send(hook.url, delivery.body, headers, rules, trust)
     except SecretsLocked as error:
         answer = Answer(None, error.message[:300])

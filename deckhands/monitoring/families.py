@@ -121,6 +121,11 @@ OF_WORKERS = (
     _worker("streams", "gauge", "streams", "Streams of events that a server has open"),
     _worker("loop_lag_seconds", "gauge", "loop_lag_seconds", "By how much the loop was late at most in 15 seconds"),
     _worker("loop_late_seconds", "counter", "loop_late_seconds", "Seconds by which the loop was late, in all"),
+    _worker("host_cpu", "gauge", "host_cpu", "The share of the worker's machine's CPU that is busy"),
+    _worker("host_memory_free", "gauge", "host_memory_free", "The share of the machine's memory that is available"),
+    _worker("host_cpu_stalled", "gauge", "host_cpu_stalled", "The share of time that somebody waits for CPU (PSI)"),
+    _worker("host_memory_stalled", "gauge", "host_memory_stalled", "The same for memory"),
+    _worker("host_io_stalled", "gauge", "host_io_stalled", "The same for disks"),
 )
 
 FAMILIES = (*OF_CLUSTER, *OF_WORKERS)

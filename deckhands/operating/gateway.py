@@ -40,6 +40,7 @@ class ServeOptions:
     certificate_key: Path | None
     proxies: tuple[str, ...]
     origins: tuple[str, ...]
+    needs_match: bool
 
 
 @click.command()
@@ -57,6 +58,7 @@ class ServeOptions:
     "--proxy", "proxies", multiple=True, metavar="ADDRESS", help="Believe the X-Forwarded headers of this address."
 )
 @click.option("--origin", "origins", multiple=True, metavar="URL", help="Pages of this origin may call the server.")
+@click.option("--require-if-match", "needs_match", is_flag=True, help="Refuse changes without If-Match.")
 @options_as(ServeOptions)
 def serve(options: ServeOptions) -> None:
     """Serve the cluster at DECKHANDS_URL, or the one that runs here, over HTTP.
@@ -74,6 +76,7 @@ def serve(options: ServeOptions) -> None:
         certificate_key=options.certificate_key,
         proxies=options.proxies,
         origins=options.origins,
+        needs_match=options.needs_match,
     )
     asyncio.run(_serve(FaceSettings.from_env(), chosen))
 

@@ -15,10 +15,13 @@ from broker.runtime.errors import DeckhandsError
 from broker.store.connection import texts_by_name
 from broker.tools.tool_offers import ToolOffers
 from deckhands.monitoring.exposition import CONTENT_TYPE
-from deckhands.server.dependencies import AdminOfAll, GatewayOf, Reader
+from deckhands.server.dependencies import MATCHED, AdminOfAll, GatewayOf, IfMatch, Reader, etag_of
 from deckhands.server.gateway import Gateway, Principal
+from deckhands.server.models import MOMENT
+from deckhands.server.problems import Problem
 
 routes = APIRouter(tags=["cluster"])
+AccountName = Annotated[str, Path(max_length=200, examples=["tenant:acme"])]
 READY_SECONDS = 3.0
 CLASSES = ("0", "1", "2")
 OPERATION_ID = r"^([0-9]{1,15}-[0-9]{1,10})?$"
@@ -44,9 +47,9 @@ class Readiness(BaseModel):
 class Worker(BaseModel):
     """A worker; `left_seconds` is how long its heartbeat still holds, negative once it has lapsed."""
 
-    worker_id: str
+    worker_id: str = Field(examples=["n1:controller:4711"])
     role: str = Field(examples=["controller"])
-    left_seconds: float
+    left_seconds: float = Field(examples=[12.5])
     facts: dict[str, str] = Field(examples=[{"node": "n1", "pools": "bash"}])
 
 
@@ -59,32 +62,32 @@ class Queue(BaseModel):
         in_line: conversations that wait to get into it.
     """
 
-    shard: int
+    shard: int = Field(examples=[0])
     name: str = Field(examples=["ready"])
-    waiting: int
-    pending: int
-    in_line: int
+    waiting: int = Field(examples=[2])
+    pending: int = Field(examples=[1])
+    in_line: int = Field(examples=[0])
 
 
 class Queues(BaseModel):
     """The queues of all shards; `parked` wait for a time, `dead` for a person."""
 
     queues: list[Queue]
-    parked: int
-    dead: int
+    parked: int = Field(examples=[3])
+    dead: int = Field(examples=[0])
 
 
 class Budget(BaseModel):
     """An account as it stands; `limit_usd` is null where there is no limit."""
 
     account: str = Field(examples=["tenant:acme"])
-    limit_usd: float | None
-    spent_usd: float
-    reserved_usd: float
-    lost_usd: float
-    left_usd: float | None
-    calls: int
-    waiting: int
+    limit_usd: float | None = Field(examples=[25.0])
+    spent_usd: float = Field(examples=[3.5])
+    reserved_usd: float = Field(examples=[0.25])
+    lost_usd: float = Field(examples=[0.0])
+    left_usd: float | None = Field(examples=[21.25])
+    calls: int = Field(examples=[120])
+    waiting: int = Field(examples=[0])
 
     @classmethod
     def of(cls, account: Account) -> Self:
@@ -98,7 +101,7 @@ class NewLimit(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    limit_usd: float | None = Field(ge=0, le=1_000_000, examples=[25.0])
+    limit_usd: Annotated[float, Field(strict=True)] | None = Field(ge=0, le=1_000_000, examples=[25.0])
     reason: str = Field(min_length=1, max_length=500, examples=["the contract of March"])
 
 
@@ -106,8 +109,10 @@ class Tool(BaseModel):
     """A tool that tool workers offer, for the field `tools` of a task."""
 
     key: str = Field(examples=["github/create_issue"])
-    description: str
-    parameters: dict[str, Any]
+    description: str = Field(examples=["Open an issue."])
+    parameters: dict[str, Any] = Field(
+        examples=[{"type": "object", "properties": {"title": {"type": "string"}}, "required": ["title"]}]
+    )
 
 
 class Offered(BaseModel):
@@ -126,13 +131,13 @@ class OfferedModels(BaseModel):
 class ShownOperation(BaseModel):
     """Something that was done, or tried, through the server."""
 
-    id: str
-    at: AwareDatetime
-    author: str
-    tenant: str
-    action: str
-    target: str
-    reason: str
+    id: str = Field(examples=["1763916000000-0"])
+    at: AwareDatetime = Field(examples=[MOMENT])
+    author: str = Field(examples=["key kuxjk6bk2pku (ops)"])
+    tenant: str = Field(examples=["acme"])
+    action: str = Field(examples=["budget.set"])
+    target: str = Field(examples=["tenant:acme"])
+    reason: str = Field(examples=["25.0 USD: the contract of March"])
 
 
 @routes.get("/health", summary="Say whether the server answers")
@@ -221,15 +226,35 @@ def _is_theirs(account: str, principal: Principal) -> bool:
     return principal.sees_all or account == own[0] or account.startswith(own[1])
 
 
-@routes.put("/budgets/{account:path}", summary="Set a limit")
+def _limit_tag(account: Account) -> str:
+    """Return the ETag of what a person has set; what is spent meanwhile is no reason not to change it."""
+    return etag_of(NewLimit(limit_usd=account.limit_usd, reason="-"))
+
+
+@routes.get("/budgets/{account:path}", summary="Show a budget")
+async def budget(gateway: GatewayOf, principal: Reader, account: AccountName, response: Response) -> Budget:
+    """Show what an account may spend and has spent, with an ETag of its limit."""
+    account_path(account)
+    if not _is_theirs(account, principal):
+        raise Problem(404, "unknown_account", "There is no such account.")
+    found = await Ledger(gateway.store).account(account)
+    response.headers["ETag"] = _limit_tag(found)
+    return Budget.of(found)
+
+
+@routes.put("/budgets/{account:path}", summary="Set a limit", responses=MATCHED)
 async def set_budget(
     gateway: GatewayOf,
     principal: AdminOfAll,
-    account: Annotated[str, Path(max_length=200, examples=["tenant:acme"])],
+    account: AccountName,
     new: NewLimit,
+    *,
+    precondition: IfMatch,
 ) -> Budget:
     """Set what an account may spend. Conversations that wait for it continue."""
     account_path(account)
+    if precondition.is_asked:
+        precondition.check(_limit_tag(await Ledger(gateway.store).account(account)))
     await gateway.record(principal, "budget.set", account, f"{new.limit_usd} USD: {new.reason}")
     return Budget.of(await Ledger(gateway.store).set_limit(account, new.limit_usd))
 

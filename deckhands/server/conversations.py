@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request
 from starlette.responses import Response
 
-from broker.conversations.selection import SCHEDULED, WAITING, Selected, Selection
+from broker.conversations.conversations import ConversationRow
+from broker.conversations.selection import SCHEDULED, WAITING, Place, Selected, Selection
 from broker.coordination.transfers import NoWorkspace
 from broker.log.status import status_of
 from broker.runtime.errors import DeckhandsError, UnknownConversation, UsageError
@@ -27,6 +27,7 @@ from deckhands.server.dependencies import (
     Reason,
     Why,
     Writer,
+    etag_of,
     fingerprint,
     once,
     own_key,
@@ -119,7 +120,7 @@ async def create(
     return answer
 
 
-@routes.get("", summary="List conversations")
+@routes.get("", response_model=ConversationPage, summary="List conversations")
 async def listing(
     gateway: GatewayOf,
     principal: Reader,
@@ -129,7 +130,7 @@ async def listing(
     tenant: Annotated[str | None, Query(description="for keys of all tenants", max_length=64)] = None,
     cursor: Annotated[str, Query(description="`next_cursor` of the page before", max_length=200)] = "",
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
-) -> ConversationPage:
+) -> Response:
     """List the conversations of the key's tenant in the store, newest first.
 
     What begins or is deleted meanwhile makes no page skip or repeat another. A page may hold fewer than `limit`.
@@ -145,9 +146,15 @@ async def listing(
         tenant if principal.sees_all else principal.tenant,
     )
     if not principal.sees_all and tenant not in (None, principal.tenant):
-        return ConversationPage(conversations=[])
+        return _listed([], None)
     rows, place = await Selected(gateway.store, selection).page(place_of(cursor), limit=limit)
-    return ConversationPage(conversations=[Conversation.of(row) for row in rows], next_cursor=cursor_of(place))
+    return _listed(rows, place)
+
+
+def _listed(rows: Sequence[ConversationRow], place: Place | None) -> Response:
+    """Return a page; checked once, where the rows are read, for a long page is asked for often."""
+    page = ConversationPage(conversations=[Conversation.of(row) for row in rows], next_cursor=cursor_of(place))
+    return Response(page.model_dump_json(), media_type="application/json")
 
 
 async def seen(gateway: GatewayOf, principal: Reader, conversation_id: ConversationId) -> str:
@@ -186,10 +193,10 @@ async def show(
 ) -> Result:
     """Show the summary of a conversation, also of one that is archived. The ETag changes with what is shown."""
     found = await result_of(gateway.client, conversation_id)
-    digest = hashlib.sha256(found.model_dump_json().encode()).hexdigest()[:32]
-    if if_none_match is not None and f'"{digest}"' in if_none_match:
-        raise Problem(304, "not_modified", "It is as it was.", headers={"ETag": f'"{digest}"'})
-    response.headers["ETag"] = f'"{digest}"'
+    etag = etag_of(found)
+    if if_none_match is not None and etag in if_none_match:
+        raise Problem(304, "not_modified", "It is as it was.", headers={"ETag": etag})
+    response.headers["ETag"] = etag
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Header, Path, Query, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, StringConstraints
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
@@ -19,7 +19,7 @@ from broker.runtime.errors import DeckhandsError
 from deckhands.access.api_keys import Scope
 from deckhands.access.repeated import Answer, checked_key
 from deckhands.server.gateway import Gateway, Principal
-from deckhands.server.problems import status_of_error
+from deckhands.server.problems import Problem, status_of_error
 
 MAX_REASON = 500
 
@@ -58,7 +58,7 @@ AdminOfAll = Annotated[Principal, Depends(Needs(Scope.ADMIN, all_tenants=True))]
 
 ConversationId = Annotated[str, Path(description="the id of a conversation", examples=["01K9QGZ1T2V3W4X5Y6Z7A8B9C0"])]
 IdempotencyKey = Annotated[
-    str | None,
+    Annotated[str, StringConstraints(pattern=r"^[ -~]{1,256}$")] | None,
     Header(alias="Idempotency-Key", description="the same key and request have the same answer, for a day"),
 ]
 Why = Annotated[str, Query(alias="reason", min_length=1, max_length=MAX_REASON, description="why, for the record")]
@@ -68,6 +68,54 @@ class Reason(BaseModel):
     """Why something is done to a conversation; it stands in the log."""
 
     reason: str = Field(min_length=1, max_length=MAX_REASON, examples=["the customer has changed their mind"])
+
+
+def etag_of(shown: BaseModel) -> str:
+    """Return the ETag of what is shown; it changes with it."""
+    return f'"{sha256(shown.model_dump_json().encode()).hexdigest()[:32]}"'
+
+
+class Precondition:
+    """Which ETag something has to have for a change to be made (RFC 9110, section 13.1.1; RFC 6585, section 3)."""
+
+    def __init__(
+        self,
+        gateway: GatewayOf,
+        if_match: Annotated[
+            str | None,
+            Header(alias="If-Match", max_length=1_000, description="the ETag that it has to have; `*`: any"),
+        ] = None,
+    ) -> None:
+        self._asked, self._is_needed = if_match, gateway.options.needs_match
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether there is anything to compare.
+
+        Raises:
+            Problem: the server wants to be asked, and was not.
+        """
+        if self._asked is None and self._is_needed:
+            raise Problem(
+                428, "precondition_required", "This needs the header If-Match.", remedy="Read it, and send its ETag."
+            )
+        return self._asked is not None and self._asked.strip() != "*"
+
+    def check(self, etag: str) -> None:
+        """Make sure that something is as it was when it was read. Weak ETags match nothing.
+
+        Raises:
+            Problem: it is not, or the server wants to be asked, and was not.
+        """
+        if self.is_asked and etag not in [each.strip() for each in (self._asked or "").split(",")]:
+            raise Problem(412, "precondition_failed", "It is not as it was when you read it.", remedy="Read it again.")
+
+
+IfMatch = Annotated[Precondition, Depends()]
+MATCHED: dict[int | str, dict[str, Any]] = {
+    412: {"description": "its ETag is not one of If-Match; nothing was changed"},
+    428: {"description": "the server was started with --require-if-match, and the header is missing"},
+}
 
 
 def own_key(principal: Principal, key: str | None) -> str | None:

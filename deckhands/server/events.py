@@ -12,7 +12,7 @@ from broker.runtime.errors import CorruptEntry, UnknownConversation
 from deckhands.client.client import Client
 from deckhands.server.conversations import Seen
 from deckhands.server.dependencies import GatewayOf, Reader
-from deckhands.server.models import EventPage, event_json
+from deckhands.server.models import EVENT, EventPage, event_json
 from deckhands.server.problems import Problem
 
 routes = APIRouter(prefix="/conversations/{conversation_id}/events", tags=["events"])
@@ -70,7 +70,10 @@ async def page(
     return EventPage(events=[dict(event_json(event)) for event in found], next_after=place)
 
 
-@routes.get("/{event_id}", summary="Show an event")
+SINGLE: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {"example": EVENT}}}}
+
+
+@routes.get("/{event_id}", summary="Show an event", responses=SINGLE)
 async def single(gateway: GatewayOf, _principal: Reader, conversation_id: Seen, event_id: int) -> dict[str, Any]:
     """Show one event with its whole texts."""
     client = gateway.client

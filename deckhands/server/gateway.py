@@ -39,6 +39,7 @@ class ServerOptions:
         slow_seconds: how long a reader of a stream may take nothing of what is written for it.
         quiet_seconds: after so long without an event, a stream says that it lives, and its key is checked again.
         max_streams: how many streams are open at once.
+        needs_match: whether what changes something needs `If-Match`, so that no change is made blindly.
     """
 
     host: str = "127.0.0.1"
@@ -52,6 +53,7 @@ class ServerOptions:
     slow_seconds: float = 30.0
     quiet_seconds: float = 15.0
     max_streams: int = 5_000
+    needs_match: bool = False
 
     @property
     def is_loopback(self) -> bool:

@@ -23,10 +23,13 @@ from deckhands.server.gateway import LOOPBACK_NAMES, Gateway, Principal
 from deckhands.server.problems import Problem, answer_to
 from deckhands.web.pages import Pages
 
-PUBLIC = frozenset({"/health", "/ready", "/openapi.json", "/entries"})
+PUBLIC = frozenset({"/health", "/ready", "/openapi.json", "/entries", "/.well-known/agent-card.json"})
 STREAM = re.compile(r"/conversations/[^/]+/(stream|ws)")
 FILE = re.compile(r"/conversations/[^/]+/files/.*", re.DOTALL)
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"})
+"""All others are answered without a look at their bodies."""
 MAX_DEPTH = 64
+MAX_FIELDS = 50
 MIN_FILE_BYTES_PER_SECOND = 16 * 1024
 SUBPROTOCOL = "deckhands.key."
 SECURITY_HEADERS = (
@@ -53,9 +56,7 @@ class Guard:
             return
         headers = Headers(scope=scope)
         try:
-            if scope["type"] == "http" and scope["method"] in ("TRACE", "CONNECT"):
-                raise Problem(405, "method_not_allowed", "No route has this method.")
-            self._check_origin(scope, headers)
+            self._check_origin(headers)
             if self._pages.has(scope):
                 await self._pages(scope, receive, _with_headers(send))
                 return
@@ -71,9 +72,9 @@ class Guard:
             return
         await self._app(scope, receive, _with_headers(send))
 
-    def _check_origin(self, scope: Scope, headers: Headers) -> None:
+    def _check_origin(self, headers: Headers) -> None:
         host, origin = headers.get("host", ""), headers.get("origin")
-        name = urlsplit(f"//{host}").hostname if re.fullmatch(r"[\w.:\[\]-]*", host) else None
+        name = _name_in(host)
         options = self._gateway.options
         if options.is_loopback and name not in LOOPBACK_NAMES:
             raise Problem(421, "wrong_host", "This server answers to the names of this machine.")
@@ -81,15 +82,13 @@ class Guard:
             return
         if origin.partition("://")[2] != host:
             raise Refused("forbidden_origin", "Pages of this origin may not call the server.", remedy="Name it.")
-        if scope["type"] == "http" and scope["method"] == "OPTIONS":
-            raise Problem(405, "method_not_allowed", "No other origin is named.")
 
     async def _principal(self, scope: Scope, headers: Headers) -> Principal:
         gateway, token = self._gateway, _token_in(headers)
         if not token and scope["type"] == "websocket":
             found = [name for name in scope.get("subprotocols", ()) if name.startswith(SUBPROTOCOL)]
             token = found[0].removeprefix(SUBPROTOCOL) if found else ""
-        query = parse_qs(scope.get("query_string", b"").decode("latin-1"), max_num_fields=50)
+        query = _query_in(scope)
         if not token and "ticket" in query and STREAM.fullmatch(scope["path"]):
             key_id = await gateway.tickets.take(query["ticket"][0])
             if not key_id:
@@ -103,13 +102,13 @@ class Guard:
 
     async def _checked(self, scope: Scope, headers: Headers, receive: Receive, principal: Principal) -> Receive:
         """Return where the body of a request comes from; one that is not a file is read and checked here."""
-        is_file = FILE.fullmatch(scope["path"]) is not None and scope["method"] == "PUT"
-        limit = MAX_COPY_BYTES if is_file else principal.body_bytes
+        is_file = FILE.fullmatch(scope["path"]) is not None
+        limit = MAX_COPY_BYTES if is_file and scope["method"] == "PUT" else principal.body_bytes
         declared = headers.get("content-length", "0")
         if declared.isascii() and declared.isdigit() and int(declared) > limit:
             raise _too_long(limit)
         seconds = self._gateway.options.body_seconds
-        if is_file:
+        if is_file or scope["method"] not in METHODS:
             return _Limited(receive, limit, seconds).receive
         if scope["method"] in ("GET", "HEAD") and declared == "0" and "transfer-encoding" not in headers:
             return receive
@@ -118,7 +117,7 @@ class Guard:
             if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
                 raise Problem(415, "unsupported_media_type", "The body is not application/json.")
             check_json(body)
-        return _again(body, receive)
+        return again(body, receive)
 
 
 class _Limited:
@@ -177,6 +176,21 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
 
+def _name_in(host: str) -> str | None:
+    """Return the name in a `Host` header; None: there is none."""
+    try:
+        return urlsplit(f"//{host}").hostname if re.fullmatch(r"[\w.:\[\]-]*", host) else None
+    except ValueError:
+        return None
+
+
+def _query_in(scope: Scope) -> dict[str, list[str]]:
+    try:
+        return parse_qs(scope.get("query_string", b"").decode("latin-1"), max_num_fields=MAX_FIELDS)
+    except ValueError:
+        raise Problem(400, "bad_query", f"The query has more than {MAX_FIELDS} fields.") from None
+
+
 def _token_in(headers: Headers) -> str:
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
@@ -207,7 +221,7 @@ async def _body(limited: _Limited) -> bytes:
             return bytes(parts)
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
+def again(body: bytes, receive: Receive) -> Receive:
     """Return a body that has been read, and then what else comes."""
     is_read = False
 

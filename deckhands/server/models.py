@@ -28,6 +28,7 @@ from deckhands.tasks.tasks import MAX_TASK_CHARS
 
 ID = "01K9QGZ1T2V3W4X5Y6Z7A8B9C0"
 MAX_MODEL = 300
+MOMENT = "2026-03-01T06:00:00Z"
 EVENT = {"id": 2, "kind": "action.message", "source": "user", "content": "List the files", "wait_for_response": False}
 
 
@@ -58,8 +59,8 @@ class Conversation(BaseModel):
     wait_reason: str = ""
     version: int = Field(examples=[12])
     tenant: str = Field(default="", examples=["acme"])
-    created: AwareDatetime
-    updated: AwareDatetime
+    created: AwareDatetime = Field(examples=[MOMENT])
+    updated: AwareDatetime = Field(examples=[MOMENT])
     is_closed: bool = False
     not_before: AwareDatetime | None = None
     labels: dict[str, str] = Field(default_factory=dict, examples=[{"team": "billing"}])
@@ -280,7 +281,7 @@ class Done(BaseModel):
 class Ticket(BaseModel):
     """What opens one stream, within `expires_in_seconds`: `…/stream?ticket=…`."""
 
-    ticket: str
+    ticket: str = Field(examples=["tk_7f6c0ad1e2"])
     expires_in_seconds: float = Field(examples=[30.0])
 
 

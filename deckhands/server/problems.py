@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, Route
 
 from broker.coordination.transfers import NoWorkspace, TransferFailed
 from broker.runtime.errors import (
@@ -155,8 +156,12 @@ def answer_to(error: DeckhandsError, path: str = "") -> Response:
     return Response(json.dumps(details), details["status"], headers, MEDIA_TYPE)
 
 
-def add_problems(app: FastAPI) -> None:
-    """Let an application answer with problem details, whatever fails."""
+def add_problems(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
+    """Let an application answer with problem details, whatever fails.
+
+    Args:
+        routes: all that it has, for the methods of a path.
+    """
 
     async def expected(request: Request, error: Exception) -> Response:
         assert isinstance(error, DeckhandsError)
@@ -171,7 +176,8 @@ def add_problems(app: FastAPI) -> None:
     async def of_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         code = STATUS_CODES.get(error.status_code, "http_error")
-        problem = Problem(error.status_code, code, f"{error.detail}.", headers=error.headers)
+        headers = {"Allow": _allowed(routes, request)} if error.status_code == 405 else error.headers
+        problem = Problem(error.status_code, code, f"{error.detail}.", headers=headers)
         return answer_to(problem, request.url.path)
 
     async def unexpected(request: Request, error: Exception) -> Response:
@@ -185,10 +191,20 @@ def add_problems(app: FastAPI) -> None:
     app.add_exception_handler(Exception, unexpected)
 
 
+def _allowed(routes: Sequence[BaseRoute], request: Request) -> str:
+    """Return the methods that a path has, over all its routes."""
+    found = [route for route in routes if isinstance(route, Route) and route.matches(request.scope)[0] != Match.NONE]
+    return ", ".join(sorted({method for route in found for method in route.methods or ()}))
+
+
 def _invalid(error: RequestValidationError) -> Problem:
     """Return what is wrong with each part of a request, without the values, which may be secret."""
     errors = [
-        {"in": ".".join(map(str, each["loc"])), "detail": str(each["msg"]).removeprefix("Value error, ")[:500]}
+        {
+            "in": ".".join(map(str, each["loc"])),
+            "code": each["type"],
+            "detail": str(each["msg"]).removeprefix("Value error, ")[:500],
+        }
         for each in error.errors()[:MAX_ERRORS]
     ]
     what = "; ".join(f"{each['in']}: {each['detail']}" for each in errors[:3])

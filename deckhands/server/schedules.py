@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Annotated, Self
 
-from fastapi import APIRouter, Header, Path
+from fastapi import APIRouter, Path
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from broker.runtime.errors import UsageError
 from deckhands.schedules.book import Entry, ScheduleBook
 from deckhands.schedules.schedule import CATCH_UP_SECONDS, LABEL, NAME_PATTERN, Overlap, Schedule
-from deckhands.server.dependencies import GatewayOf, OperatorOfAll, Reason, Why
+from deckhands.server.dependencies import MATCHED, GatewayOf, IfMatch, OperatorOfAll, Reason, Why, etag_of
+from deckhands.server.models import ID, MOMENT
 from deckhands.server.problems import Problem
 from deckhands.tasks.requests import TaskRequest
 
 routes = APIRouter(prefix="/schedules", tags=["schedules"])
 Name = Annotated[str, Path(pattern=NAME_PATTERN, examples=["nightly"])]
-IfMatch = Annotated[str | None, Header(alias="If-Match", description="the ETag that the schedule has to have")]
 
 
 class NewSchedule(BaseModel):
@@ -29,7 +28,7 @@ class NewSchedule(BaseModel):
     cron: str = Field(examples=["0 6 * * 1-5"])
     zone: str = Field(default="UTC", examples=["Europe/Berlin"])
     overlap: Overlap = "skip"
-    catch_up_seconds: float = Field(default=CATCH_UP_SECONDS, ge=0)
+    catch_up_seconds: float = Field(default=CATCH_UP_SECONDS, ge=0, strict=True)
     request: TaskRequest = Field(examples=[{"task": "Update the dependencies"}])
     reason: str = Field(min_length=1, max_length=500, examples=["asked for by the platform team"])
 
@@ -39,16 +38,16 @@ class ShownSchedule(BaseModel):
 
     name: str = Field(examples=["nightly"])
     cron: str = Field(examples=["0 6 * * 1-5"])
-    zone: str
+    zone: str = Field(examples=["Europe/Berlin"])
     overlap: Overlap
-    is_paused: bool
-    next: AwareDatetime | None
-    last_tick: AwareDatetime | None
-    conversation_id: str
-    begun: int
-    skipped: int
-    missed: int
-    error: str
+    is_paused: bool = Field(examples=[False])
+    next: AwareDatetime | None = Field(examples=[MOMENT])
+    last_tick: AwareDatetime | None = Field(examples=[None])
+    conversation_id: str = Field(examples=[ID])
+    begun: int = Field(examples=[12])
+    skipped: int = Field(examples=[1])
+    missed: int = Field(examples=[0])
+    error: str = Field(examples=[""])
 
     @classmethod
     def of(cls, entry: Entry) -> Self:
@@ -69,15 +68,13 @@ async def _entry(gateway: GatewayOf, name: str) -> Entry:
         raise Problem(404, "unknown_schedule", error.message) from error
 
 
-def etag_of(entry: Entry) -> str:
+def tag_of(entry: Entry) -> str:
     """Return the ETag of what a person has written down."""
-    return f'"{hashlib.sha256(entry.schedule.model_dump_json().encode()).hexdigest()[:32]}"'
+    return etag_of(entry.schedule)
 
 
-async def _matching(gateway: GatewayOf, name: str, if_match: str | None) -> None:
-    entry = await _entry(gateway, name)
-    if if_match is not None and if_match != "*" and etag_of(entry) not in if_match:
-        raise Problem(412, "changed", "The schedule is not as it was when you read it.", remedy="Read it again.")
+async def _matching(gateway: GatewayOf, name: str, precondition: IfMatch) -> None:
+    precondition.check(tag_of(await _entry(gateway, name)))
 
 
 @routes.get("", summary="List schedules")
@@ -107,7 +104,7 @@ async def add(
     except UsageError as error:
         raise Problem(409, "conflict", error.message, remedy=error.remedy) from error
     entry = await _entry(gateway, name)
-    response.headers["ETag"] = etag_of(entry)
+    response.headers["ETag"] = tag_of(entry)
     return ShownSchedule.of(entry)
 
 
@@ -115,7 +112,7 @@ async def add(
 async def show(gateway: GatewayOf, _principal: OperatorOfAll, name: Name, response: Response) -> ShownSchedule:
     """Show a schedule, with an ETag of what was written down."""
     entry = await _entry(gateway, name)
-    response.headers["ETag"] = etag_of(entry)
+    response.headers["ETag"] = tag_of(entry)
     return ShownSchedule.of(entry)
 
 
@@ -127,30 +124,30 @@ async def _set_paused(
     return ShownSchedule.of(await _entry(gateway, name))
 
 
-@routes.post("/{name}/pause", summary="Pause a schedule")
+@routes.post("/{name}/pause", summary="Pause a schedule", responses=MATCHED)
 async def pause(
-    gateway: GatewayOf, principal: OperatorOfAll, name: Name, why: Reason, if_match: IfMatch = None
+    gateway: GatewayOf, principal: OperatorOfAll, name: Name, why: Reason, precondition: IfMatch
 ) -> ShownSchedule:
     """Pause a schedule: what would come due meanwhile is not made up for."""
-    await _matching(gateway, name, if_match)
+    await _matching(gateway, name, precondition)
     return await _set_paused(gateway, principal, name, why.reason, is_paused=True)
 
 
-@routes.post("/{name}/resume", summary="Let a schedule continue")
+@routes.post("/{name}/resume", summary="Let a schedule continue", responses=MATCHED)
 async def resume(
-    gateway: GatewayOf, principal: OperatorOfAll, name: Name, why: Reason, if_match: IfMatch = None
+    gateway: GatewayOf, principal: OperatorOfAll, name: Name, why: Reason, precondition: IfMatch
 ) -> ShownSchedule:
     """Let a schedule continue that was paused."""
-    await _matching(gateway, name, if_match)
+    await _matching(gateway, name, precondition)
     return await _set_paused(gateway, principal, name, why.reason, is_paused=False)
 
 
-@routes.delete("/{name}", status_code=204, summary="Remove a schedule")
+@routes.delete("/{name}", status_code=204, summary="Remove a schedule", responses=MATCHED)
 async def remove(
-    gateway: GatewayOf, principal: OperatorOfAll, name: Name, reason: Why, if_match: IfMatch = None
+    gateway: GatewayOf, principal: OperatorOfAll, name: Name, reason: Why, precondition: IfMatch
 ) -> Response:
     """Remove a schedule. Conversations that it has begun continue."""
-    await _matching(gateway, name, if_match)
+    await _matching(gateway, name, precondition)
     await gateway.record(principal, "schedule.remove", name, reason)
     await _book(gateway).remove(name)
     return Response(status_code=204)

@@ -12,8 +12,8 @@ from deckhands.client.beginning import OFFERS_LIMIT_SECONDS
 from deckhands.client.changing import Change
 from deckhands.client.client import Client
 from deckhands.client.secret_keeping import keep_secrets
-from deckhands.server.conversations import CONFLICT, Acts, Operated, Written
-from deckhands.server.dependencies import GatewayOf, Operator, Reader, Reason, Writer
+from deckhands.server.conversations import CONFLICT, Acts, Operated, Written, result_of
+from deckhands.server.dependencies import MATCHED, GatewayOf, IfMatch, Operator, Reader, Reason, Writer, etag_of
 from deckhands.server.models import ChangedConversation, Command, Done, Executed, NewSecrets
 
 routes = APIRouter(prefix="/conversations", tags=["conversations"])
@@ -27,11 +27,23 @@ async def interrupt(principal: Operator, conversation_id: Operated, acts: Acts, 
     )
 
 
-@routes.patch("/{conversation_id}", status_code=202, response_model=Done, responses=CONFLICT)
+@routes.patch("/{conversation_id}", status_code=202, response_model=Done, responses=CONFLICT | MATCHED)
 async def change(
-    gateway: GatewayOf, principal: Writer, conversation_id: Written, acts: Acts, new: ChangedConversation
+    gateway: GatewayOf,
+    principal: Writer,
+    conversation_id: Written,
+    acts: Acts,
+    new: ChangedConversation,
+    *,
+    precondition: IfMatch,
 ) -> Response:
-    """Change what a conversation is, from its next step on; what is left out stays as it is."""
+    """Change what a conversation is, from its next step on; what is left out stays as it is.
+
+    With `If-Match`, it is changed only if nothing has happened in it since it was read: its ETag changes with each
+    event.
+    """
+    if precondition.is_asked:
+        precondition.check(etag_of(await result_of(gateway.client, conversation_id)))
     wanted = Change(
         agent=new.agent,
         confirmation=_policy(new.confirmation),

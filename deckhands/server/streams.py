@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from broker.log.live_text import LiveText
 from broker.runtime.errors import DeckhandsError, OutcomeUnknown, StoreUnavailable
-from broker.runtime.ids import jitter
+from broker.runtime.ids import jitter, shortened
 from deckhands.reading.summary import Tally
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.models import event_json
@@ -68,6 +68,7 @@ class EventStream:
         self._after, self._deltas, self._is_whole = after, deltas, is_whole
         self._tally = Tally() if until_settled else None
         self._queue: asyncio.Queue[Item] = asyncio.Queue(QUEUED)
+        self._quiet = gateway.options.quiet_seconds * shortened()
         self._checked = asyncio.get_running_loop().time()
 
     async def batches(self) -> AsyncGenerator[list[Item]]:
@@ -98,9 +99,9 @@ class EventStream:
             await asyncio.gather(*pumps, stopping, return_exceptions=True)
 
     async def _next(self, stopping: asyncio.Task[Any]) -> list[Item]:
-        loop, quiet = asyncio.get_running_loop(), self._gateway.options.quiet_seconds
+        loop, quiet = asyncio.get_running_loop(), self._quiet
         if loop.time() - self._checked >= quiet:
-            self._checked = loop.time()
+            self._checked, self._quiet = loop.time(), self._gateway.options.quiet_seconds * shortened()
             try:
                 await self._gateway.check_again(self._principal)
             except (StoreUnavailable, OutcomeUnknown):

@@ -28,6 +28,8 @@ MAX_TOOLS = 128
 MAX_SECRETS = 64
 MAX_TITLE = 200
 SHOWN_ERRORS = 5
+PLACE = Field(min_length=1, max_length=4_096, json_schema_extra={"pattern": r"^(/|git\+(https?|file)://)"})
+"""A directory or a repository; the validator says what is wrong with one."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -61,10 +63,10 @@ class TaskRequest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    task: str = Field(min_length=1, max_length=MAX_TASK_CHARS)
+    task: str = Field(min_length=1, max_length=MAX_TASK_CHARS, examples=["List the files"])
     agent: AgentSpec | Annotated[str, Field(min_length=1, max_length=100)] = "CodeActAgent"
     model: Annotated[str, Field(min_length=1, max_length=300)] | None = None
-    workspace: WorkspaceSpec | Annotated[str, Field(min_length=1, max_length=4_096)] | None = None
+    workspace: WorkspaceSpec | Annotated[str, PLACE] | None = None
     limits: Limits = Limits()
     tools: Annotated[tuple[str, ...], Field(max_length=MAX_TOOLS)] = ()
     output: dict[str, Any] | None = None

@@ -11,11 +11,13 @@ import io
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from broker.coordination.transfers import (
     LONG_ANSWER_LIMIT_SECONDS,
+    MAX_COPY_BYTES,
     FileEntry,
     TransferFailed,
     TransferRequest,
@@ -73,6 +75,8 @@ class WorkspaceFiles:
         *,
         on_progress: Progress | None = None,
         on_without_bits: Callable[[list[str]], None] = _ignore,
+        is_wanted: Callable[[str], bool] | None = None,
+        limit_bytes: int = MAX_COPY_BYTES,
     ) -> tuple[int, int, list[str]]:
         """Copy a file or a directory out of a workspace; the target gets all of it or, if that fails, nothing.
 
@@ -81,23 +85,29 @@ class WorkspaceFiles:
             target: an existing directory, or the new name of the file or directory.
             on_progress: called from time to time while a long copy travels.
             on_without_bits: gets the names of some whose set-user-id, set-group-id or sticky bit was not copied.
+            is_wanted: says of a name in the directory whether it is copied; None: all are.
+            limit_bytes: of what is copied; at most 4 GiB, which the whole may have at most, too.
 
         Returns:
             How many entries and bytes were written, and what was skipped because it points outside the target.
 
         Raises:
-            UsageError: the target cannot be written, it has more than 4 GiB, or the conversation has no workspace yet.
+            TooLarge: it has more than `limit_bytes`.
+            UsageError: the target cannot be written, or the conversation has no workspace yet.
             TransferFailed: the tool worker failed.
         """
+        options: dict[str, Any] = {} if is_wanted is None else {"is_wanted": is_wanted}
+        written = partial(unpack, limit_bytes=limit_bytes, **options)
         request = TransferRequest(what="download", path=path)
         answer = await self._transfers.ask(conversation_id, request, limit_seconds=LONG_ANSWER_LIMIT_SECONDS)
         try:
             if not answer.answer.packed_bytes:
-                done = await asyncio.to_thread(unpack, io.BytesIO(answer.content), target, lambda: None)
+                content = io.BytesIO(answer.content)
+                done = await asyncio.to_thread(written, content, target, lambda: None)
             else:
                 parts = IncomingParts(self._transfers, conversation_id, answer.answer, on_progress)
                 try:
-                    done = await asyncio.to_thread(unpack, cast("IO[bytes]", parts), target, parts.check)
+                    done = await asyncio.to_thread(written, cast("IO[bytes]", parts), target, parts.check)
                 finally:
                     await parts.end()
         except OSError as error:

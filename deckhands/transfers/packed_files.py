@@ -74,15 +74,35 @@ def pack(source: Path, target: IO[bytes]) -> list[str]:
     return without_bits
 
 
-def unpack(content: IO[bytes], target: Path, check: Callable[[], None], *, is_packed: bool = True) -> Unpacked:
+class TooLarge(UsageError):
+    """A copy has more bytes than its caller takes."""
+
+    code = "too_large"
+
+
+def _any(_name: str) -> bool:
+    return True
+
+
+def unpack(
+    content: IO[bytes],
+    target: Path,
+    check: Callable[[], None],
+    *,
+    is_packed: bool = True,
+    is_wanted: Callable[[str], bool] = _any,
+    limit_bytes: int = MAX_COPY_BYTES,
+) -> Unpacked:
     """Write what a tar file has into an existing directory, or under a new name.
 
     Args:
         check: called when all has been read; raises if it is not what was sent.
         is_packed: whether the file is compressed, by zstandard.
+        is_wanted: says of a name in the directory that is copied whether it is written; others count in no limit.
 
     Raises:
-        UsageError: it is too large or no whole tar file, or something in the target is in the way.
+        TooLarge: it has more than `limit_bytes`.
+        UsageError: it is no whole tar file, or something in the target is in the way.
         OSError: the target cannot be written.
     """
     is_inside = target.is_dir()
@@ -90,7 +110,7 @@ def unpack(content: IO[bytes], target: Path, check: Callable[[], None], *, is_pa
     draft = Path(tempfile.mkdtemp(prefix=".deckhands-", dir=folder))
     try:
         with zstandard.ZstdDecompressor().stream_reader(content) if is_packed else nullcontext(content) as stream:
-            done = _extracted(stream, draft, "" if is_inside else target.name)
+            done = _extracted(stream, draft, "" if is_inside else target.name, is_wanted, limit_bytes)
         check()
         for made in sorted(draft.iterdir()):
             _move(made, folder / made.name)
@@ -102,17 +122,21 @@ def unpack(content: IO[bytes], target: Path, check: Callable[[], None], *, is_pa
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _extracted(stream: IO[bytes], draft: Path, name: str) -> Unpacked:
+def _extracted(
+    stream: IO[bytes], draft: Path, name: str, is_wanted: Callable[[str], bool], limit_bytes: int
+) -> Unpacked:
     """Write one file or directory, under a name; empty: the one that it has."""
     done, top = Unpacked(), ""
     with tarfile.open(fileobj=stream, mode="r|") as archive:
         for member in archive:
             original = member.name
             archive.members = []  # type: ignore[attr-defined]  # a hundred thousand of them would stay in memory
-            done.size_bytes += member.size
-            if done.size_bytes > MAX_COPY_BYTES:
-                raise UsageError(f"It has more than {MAX_COPY_BYTES:,} bytes.", remedy="Take a part of it.")
             first, *inner = original.split("/")
+            if inner and not is_wanted("/".join(inner)):
+                continue
+            done.size_bytes += member.size
+            if done.size_bytes > limit_bytes:
+                raise TooLarge(f"It has more than {limit_bytes:,} bytes.", remedy="Take a part of it.")
             top = top or first
             is_one = first == top not in ("", ".", "..") and ".." not in inner
             place = draft / (name or top)
@@ -126,7 +150,7 @@ def _extracted(stream: IO[bytes], draft: Path, name: str) -> Unpacked:
                 else:
                     member.name = place.name
                     archive.extract(member, draft, filter="data")
-            except tarfile.FilterError:
+            except (tarfile.FilterError, KeyError):  # outside; or a hard link to what was not wanted
                 done.skipped.append(original)
                 continue
             done.files += 1

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from broker.agents.pairs import AgentKind
 from broker.contract.events import ConversationCreated, Limits
 from broker.contract.interventions import DEFAULT_TIMEOUT_SECONDS, ConversationChanged
 from broker.specs.policies import ConfirmationPolicy
@@ -36,6 +37,7 @@ class SetOptions:
     conversation_id: str
     model: str | None
     agent: str | None
+    loop: AgentKind | None
     confirm: str | None
     analyzer: str | None
     max_iterations: int | None
@@ -68,6 +70,7 @@ reason_option = click.option("--reason", default="", help="Why; it is in the log
 @conversation_argument
 @click.option("--model", help="Continue with this model or profile.")
 @click.option("--agent", help="Let this agent continue.")
+@click.option("--loop", type=click.Choice(["sdk", "legacy"]), help="Let the agent continue in the other loop.")
 @click.option("--confirm", help="Which actions a person must confirm: never, always, risky, or a plug-in.")
 @click.option("--analyzer", help="Who judges risks: none, llm, shell, ensemble, or a plug-in.")
 @click.option("-i", "--max-iterations", type=click.IntRange(min=1), help="The most iterations.")
@@ -125,6 +128,7 @@ async def _change(client: Client, options: SetOptions) -> None:
     name = options.conversation_id
     change = Change(
         agent=options.agent,
+        loop=options.loop,
         confirmation=await _policy(client, options),
         analyzer=options.analyzer,
         limits=await _limits(client, options),

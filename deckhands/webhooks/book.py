@@ -3,7 +3,7 @@
 Holds: a secret is shown when a webhook is made and never again; the store has it encrypted. The deliveries of a
 conversation to a webhook form a line, and one worker at a time has a line. See `broker/log/webhooks.lua`.
 Does not: keep more than `KEPT` deliveries of a webhook that have ended.
-Keys: `deck:{0}:webhooks…`, `deck:{0}:webhook:<id>:…`, `deck:{k}:hooked`.
+Keys: `deck:{0}:webhooks…`, `deck:{0}:webhook:<id>:…`, `deck:{k}:hooked`, the field `hooked` of `deck:{k}:clock`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import contextlib
 import secrets as randomness
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from broker.coordination.unreadable import Unreadable
 from broker.runtime.clock import from_millis
@@ -63,9 +63,20 @@ class WebhookBook:
         self._names = store.all_shards[0]
 
     async def add(
-        self, tenant: str, url: str, events: tuple[str, ...], conversation_id: str = ""
+        self,
+        tenant: str,
+        url: str,
+        events: tuple[str, ...],
+        conversation_id: str = "",
+        *,
+        form: Literal["deckhands", "a2a"] = "deckhands",
+        token: str = "",
     ) -> tuple[Webhook, str]:
         """Add a webhook and return it with its secret, as `whsec_…`.
+
+        Args:
+            form: see `Webhook`.
+            token: for A2A, what is sent back to the receiver; empty: nothing.
 
         Raises:
             UsageError: there are too many.
@@ -75,7 +86,10 @@ class WebhookBook:
         secret_key(BrokerSettings.from_env(), is_made=True)
         webhook_id = "wh_" + "".join(randomness.choice(ALPHABET) for _ in range(16))
         secret = f"whsec_{base64.b64encode(randomness.token_bytes(SECRET_BYTES)).decode()}"
-        sealed = base64.b64encode(self._secrets.sealed(_sealed_for(webhook_id), secret)).decode()
+        sealed, sealed_token = (
+            base64.b64encode(self._secrets.sealed(_sealed_for(webhook_id), text)).decode() if text else ""
+            for text in (secret, token)
+        )
         hook = Webhook(
             id=webhook_id,
             tenant=tenant,
@@ -83,6 +97,8 @@ class WebhookBook:
             events=events,
             conversation_id=conversation_id,
             secret=sealed,
+            form=form,
+            token=sealed_token,
             created=from_millis(await self._now_ms()),
         )
         await self.mark([tenant])
@@ -98,7 +114,7 @@ class WebhookBook:
         """Note that webhooks hear of the conversations of tenants, in every shard.  Idempotent."""
         for names in self._store.all_shards if tenants else ():
             fields = [part for tenant in tenants for part in (tenant, "1")]
-            await self._call(("HSET", names.hooked, *fields))
+            await self._call(("HSET", names.hooked, *fields), ("HSET", names.clock, "hooked", "1"))
 
     async def all(self) -> list[Webhook]:
         """Return those that can be read, the oldest first."""
@@ -147,6 +163,10 @@ class WebhookBook:
             SecretsLocked: no key here opens it.
         """
         return self._secrets.opened(_sealed_for(hook.id), base64.b64decode(hook.secret))
+
+    def token_of(self, hook: Webhook) -> str:
+        """Return what is sent back to the receiver of a webhook of A2A, or empty; raises what `secret_of` does."""
+        return self._secrets.opened(_sealed_for(hook.id), base64.b64decode(hook.token)) if hook.token else ""
 
     async def plan(self, hook: Webhook, delivery: Delivery) -> str:
         """Add a delivery to its line: `planned`, `known`, `full`, or `missing`; see Lua.  Idempotent."""
@@ -240,6 +260,7 @@ class WebhookBook:
         places = [(names.webhooks, "hash"), (f"{names.webhooks}:due", "zset")]
         places += [(shard.hooked, "hash") for shard in self._store.all_shards]
         places += [(shard.news, "zset") for shard in self._store.all_shards]
+        places += [(shard.clock, "hash") for shard in self._store.all_shards]
         for key, kind in places:
             (found,) = await self._call(("TYPE", key))
             if _text(found) not in (kind, "none"):

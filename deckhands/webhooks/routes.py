@@ -12,8 +12,19 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from broker.runtime.settings import BrokerSettings
-from deckhands.server.dependencies import GatewayOf, Operator, Reader, Reason, Why
+from deckhands.server.dependencies import (
+    MATCHED,
+    GatewayOf,
+    IfMatch,
+    Operator,
+    Precondition,
+    Reader,
+    Reason,
+    Why,
+    etag_of,
+)
 from deckhands.server.gateway import Gateway, Principal
+from deckhands.server.models import ID, MOMENT
 from deckhands.webhooks.book import UnknownWebhook, WebhookBook
 from deckhands.webhooks.sending import address_of, rules_of
 from deckhands.webhooks.webhook import MAX_CHOSEN, MAX_URL_CHARS, SETTLED, Chosen, Delivery, Webhook
@@ -37,14 +48,14 @@ class NewWebhook(BaseModel):
 class ShownWebhook(BaseModel):
     """A webhook without its secret."""
 
-    id: str
-    tenant: str
-    url: str
-    events: list[str]
-    conversation_id: str
+    id: str = Field(examples=["wh_aaaabbbbccccdddd"])
+    tenant: str = Field(examples=["acme"])
+    url: str = Field(examples=["https://app.example/deckhands"])
+    events: list[str] = Field(examples=[[SETTLED]])
+    conversation_id: str = Field(examples=[""])
     is_enabled: bool
-    created: AwareDatetime
-    why_off: str = Field(description="why it was turned off by itself; empty: it was not")
+    created: AwareDatetime = Field(examples=[MOMENT])
+    why_off: str = Field(examples=[""], description="why it was turned off by itself; empty: it was not")
 
 
 class AddedWebhook(ShownWebhook):
@@ -56,16 +67,18 @@ class AddedWebhook(ShownWebhook):
 class ShownDelivery(BaseModel):
     """A delivery and how far it has come."""
 
-    id: str
-    conversation_id: str
-    event_id: int
-    type: str
-    planned: AwareDatetime
+    id: str = Field(examples=["msg_0123456789abcdef0123456789abcdef"])
+    conversation_id: str = Field(examples=[ID])
+    event_id: int = Field(examples=[14])
+    type: str = Field(examples=[SETTLED])
+    planned: AwareDatetime = Field(examples=[MOMENT])
     state: str = Field(examples=["delivered"], description="waiting, delivered or failed")
-    attempts: int
-    next_attempt: AwareDatetime | None
-    status: int | None = Field(description="the HTTP status of the latest attempt; null: there was no answer")
-    error: str
+    attempts: int = Field(examples=[1])
+    next_attempt: AwareDatetime | None = Field(examples=[None])
+    status: int | None = Field(
+        examples=[204], description="the HTTP status of the latest attempt; null: there was no answer"
+    )
+    error: str = Field(examples=[""])
 
 
 def _book(gateway: Gateway) -> WebhookBook:
@@ -80,7 +93,7 @@ async def _visible(gateway: Gateway, principal: Principal, webhook_id: str) -> W
 
 
 def _shown(hook: Webhook) -> ShownWebhook:
-    return ShownWebhook(**hook.model_dump(exclude={"secret"}))
+    return ShownWebhook(**hook.model_dump(exclude={"secret", "token"}))
 
 
 def _shown_delivery(delivery: Delivery) -> ShownDelivery:
@@ -107,35 +120,49 @@ async def add(gateway: GatewayOf, principal: Operator, new: NewWebhook) -> Added
 
 
 @routes.get("/{webhook_id}", summary="Show a webhook")
-async def show(gateway: GatewayOf, principal: Reader, webhook_id: WebhookId) -> ShownWebhook:
-    """Show a webhook; its secret is not shown."""
-    return _shown(await _visible(gateway, principal, webhook_id))
+async def show(gateway: GatewayOf, principal: Reader, webhook_id: WebhookId, response: Response) -> ShownWebhook:
+    """Show a webhook, with an ETag; its secret is not shown."""
+    shown = _shown(await _visible(gateway, principal, webhook_id))
+    response.headers["ETag"] = etag_of(shown)
+    return shown
 
 
 async def _set_enabled(
-    gateway: Gateway, principal: Principal, webhook_id: str, reason: str, *, is_enabled: bool
+    gateway: Gateway,
+    principal: Principal,
+    webhook_id: str,
+    reason: str,
+    precondition: Precondition,
+    *,
+    is_enabled: bool,
 ) -> ShownWebhook:
-    await _visible(gateway, principal, webhook_id)
+    precondition.check(etag_of(_shown(await _visible(gateway, principal, webhook_id))))
     await gateway.record(principal, "webhook.enable" if is_enabled else "webhook.disable", webhook_id, reason)
     return _shown(await _book(gateway).set_enabled(webhook_id, is_enabled=is_enabled))
 
 
-@routes.post("/{webhook_id}/enable", summary="Turn a webhook on")
-async def enable(gateway: GatewayOf, principal: Operator, webhook_id: WebhookId, why: Reason) -> ShownWebhook:
+@routes.post("/{webhook_id}/enable", summary="Turn a webhook on", responses=MATCHED)
+async def enable(
+    gateway: GatewayOf, principal: Operator, webhook_id: WebhookId, why: Reason, precondition: IfMatch
+) -> ShownWebhook:
     """Turn a webhook on; it hears of what happens from now on."""
-    return await _set_enabled(gateway, principal, webhook_id, why.reason, is_enabled=True)
+    return await _set_enabled(gateway, principal, webhook_id, why.reason, precondition, is_enabled=True)
 
 
-@routes.post("/{webhook_id}/disable", summary="Turn a webhook off")
-async def disable(gateway: GatewayOf, principal: Operator, webhook_id: WebhookId, why: Reason) -> ShownWebhook:
+@routes.post("/{webhook_id}/disable", summary="Turn a webhook off", responses=MATCHED)
+async def disable(
+    gateway: GatewayOf, principal: Operator, webhook_id: WebhookId, why: Reason, precondition: IfMatch
+) -> ShownWebhook:
     """Turn a webhook off: it hears of nothing that happens meanwhile. What waits is still sent."""
-    return await _set_enabled(gateway, principal, webhook_id, why.reason, is_enabled=False)
+    return await _set_enabled(gateway, principal, webhook_id, why.reason, precondition, is_enabled=False)
 
 
-@routes.delete("/{webhook_id}", status_code=204, summary="Remove a webhook")
-async def remove(gateway: GatewayOf, principal: Operator, webhook_id: WebhookId, reason: Why) -> Response:
+@routes.delete("/{webhook_id}", status_code=204, summary="Remove a webhook", responses=MATCHED)
+async def remove(
+    gateway: GatewayOf, principal: Operator, webhook_id: WebhookId, reason: Why, precondition: IfMatch
+) -> Response:
     """Remove a webhook with all its deliveries."""
-    await _visible(gateway, principal, webhook_id)
+    precondition.check(etag_of(_shown(await _visible(gateway, principal, webhook_id))))
     await gateway.record(principal, "webhook.remove", webhook_id, reason)
     await _book(gateway).remove(webhook_id)
     return Response(status_code=204)

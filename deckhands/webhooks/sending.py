@@ -102,7 +102,15 @@ def signed(secret: str, message_id: str, moment: datetime, body: str) -> dict[st
     }
 
 
-async def send(url: str, body: str, headers: dict[str, str], rules: AddressRules, trust: ssl.SSLContext) -> Answer:
+async def send(
+    url: str,
+    body: str,
+    headers: dict[str, str],
+    rules: AddressRules,
+    trust: ssl.SSLContext,
+    *,
+    limit_seconds: float = LIMIT_SECONDS,
+) -> Answer:
     """Send one request, and return how it has ended."""
     try:
         address = await address_of(url, rules)
@@ -114,13 +122,13 @@ async def send(url: str, body: str, headers: dict[str, str], rules: AddressRules
         own = {**headers, "host": name, "content-type": "application/json", "user-agent": "deckhands-webhooks"}
         extensions = {"sni_hostname": parts.hostname}
         async with (
-            asyncio.timeout(LIMIT_SECONDS),
-            httpx2.AsyncClient(verify=trust, trust_env=False, follow_redirects=False, timeout=LIMIT_SECONDS) as client,
+            asyncio.timeout(limit_seconds),
+            httpx2.AsyncClient(verify=trust, trust_env=False, follow_redirects=False, timeout=None) as client,
             client.stream("POST", to, content=body.encode(), headers=own, extensions=extensions) as answer,
         ):
             status = answer.status_code
     except TimeoutError:
-        return Answer(None, f"It has not answered within {LIMIT_SECONDS:g} s.")
+        return Answer(None, f"It has not answered within {limit_seconds:g} s.")
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ssl.SSLError) as error:
         return Answer(None, f"{type(error).__name__}: {error}"[:300])
     except UsageError as error:

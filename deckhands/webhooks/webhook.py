@@ -17,6 +17,7 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 from broker.contract.events import Event
 from broker.contract.observations import AgentStateChangedObservation
 from broker.specs.agent_state import TERMINAL_STATES, WAITING_FOR_PERSON_STATES, AgentState, is_settled
+from deckhands.webhooks.a2a_form import push_body
 
 SETTLED = "conversation.settled"
 WAITING = "conversation.waiting"
@@ -56,11 +57,15 @@ class Webhook(BaseModel):
         secret: signs what is sent, encrypted and in base64.
         created: it hears of no earlier event.
         why_off: why it was turned off by itself; empty: it was not.
+        form: of what is sent: ours, or that of A2A's push notifications.
+        token: for A2A: what is sent back to the receiver, encrypted and in base64; empty: nothing.
     """
 
     model_config = ConfigDict(frozen=True)
 
     id: str
+    form: Literal["deckhands", "a2a"] = "deckhands"
+    token: str = ""
     tenant: str
     url: str
     events: tuple[str, ...]
@@ -146,6 +151,8 @@ def delivery_of(hook: Webhook, conversation_id: str, event: Event, about: Mappin
         found |= {"event": wire} if is_short else {"event": None}
     moment = event.timestamp.isoformat() if event.timestamp is not None else ""
     body = json.dumps({"type": what, "timestamp": moment, "data": found}, ensure_ascii=True)
+    if hook.form == "a2a" and isinstance(event, AgentStateChangedObservation):
+        body = push_body(conversation_id, event)
     named = hashlib.sha256(f"{hook.id}\n{conversation_id}\n{event.id}\n{moment}\n{event.kind}".encode()).hexdigest()[
         :32
     ]

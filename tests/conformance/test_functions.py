@@ -64,10 +64,10 @@ HASHES_OF_VERSION = {
         "deckhands_batches": "d59fa74626167beb",
     },
     10: {
-        "deckhands": "9af707589ed51014",
-        "deckhands_governor": "eed9f98f47472d40",
-        "deckhands_ledger": "6f388ec580629063",
-        "deckhands_batches": "d59fa74626167beb",
+        "deckhands": "b02249a50f0140e8",
+        "deckhands_governor": "333cbe31b17eb06b",
+        "deckhands_ledger": "a4e981bbfa80f30e",
+        "deckhands_batches": "c79e187d5e30538f",
     },
 }
 """Add a version here when you change a library; never change the hashes of one that has been released."""

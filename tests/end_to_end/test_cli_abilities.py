@@ -52,7 +52,7 @@ def test_what_cannot_be_used_is_refused_before_anything_starts(tmp_path: Path) -
     for options, said in (
         (
             ("--delegate", "Nobody"),
-            "There is no agent named 'Nobody'.\n  Known agents: BrowsingAgent, CheckAgent, CodeActAgent",
+            "There is no agent named 'Nobody'.\n  Known agents: BrowsingAgent, BrowsingAgentSDK, CheckAgent, CodeActAgent",
         ),
         (("--delegate", f"scout={tmp_path}/scout.json"), "There is no agent named 'NoSuchAgent'."),
         (("--delegate", "scout=missing.json"), "The file missing.json of --delegate scout cannot be read"),

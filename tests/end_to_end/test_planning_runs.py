@@ -55,5 +55,5 @@ def test_an_agent_that_cannot_carry_it_out_is_said_before_anything_is_planned(tm
     done = deckhands(*planned(tmp_path, "auto", PLAN), "--agent", "Nobody", env=environment(tmp_path / "home"))
     assert (done.code, done.out) == (2, ""), done
     assert done.err.startswith(
-        "deckhands: There is no agent named 'Nobody'.\n  Known agents: BrowsingAgent, CheckAgent, CodeActAgent, "
+        "deckhands: There is no agent named 'Nobody'.\n  Known agents: BrowsingAgent, BrowsingAgentSDK, CheckAgent, CodeActAgent, "
     )

@@ -19,12 +19,12 @@ from tests.server_parts import served
 async def test_the_examples_run_as_they_stand(tmp_path: Path, programs: dict[str, str]) -> None:
     script = tmp_path / "script.json"
     script.write_text(json.dumps({"turns": saying("three files")}))
-    texts: dict[str, list[str]] = {"bash": [], "python": [], "json": []}
+    texts: dict[str, list[str]] = {"bash": [], "python": [], "json": [], "typescript": []}
     for block in blocks_of("docs/serving.md"):
         texts[block.language].append(block.text)
-    program, chat, tools = texts["python"]
+    program, *doors = texts["python"]
     assert "acp" in json.loads(texts["json"][0])["agent_servers"]["Deckhands"]["args"]
-    starting, keeping, request = texts["bash"]
+    starting, keeping, request, _generating = texts["bash"]
     async with served(tmp_path / "log", programs) as server:
         here = {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -49,9 +49,9 @@ async def test_the_examples_run_as_they_stand(tmp_path: Path, programs: dict[str
             answer = json.loads(await _output(["sh", "-c", request], environment))
             assert answer["summary"]["message"] == "three files"
             printed = (await _output([sys.executable, "-c", program], environment)).splitlines()
-            said = [await _output([sys.executable, "-c", text], environment) for text in (chat, tools)]
+            said = [await _output([sys.executable, "-c", text], environment) for text in doors]
         assert (printed[0], printed[-1].strip()) == ("event conversation.created", "end")
-        assert [text.splitlines()[0] for text in said] == ["three files", "three files"]
+        assert [text.splitlines()[0] for text in said] == ["three files"] * 4
         listed = await _output(["sh", "-c", ls.replace("key ls", "key ls --json")], here)
         mine, theirs = map(json.loads, listed.splitlines())
         assert (mine["name"], mine["state"], theirs["state"]) == ("shop", "good", "revoked")

@@ -1,91 +1,163 @@
-"""A server that is killed under its readers: each resumes, and has every event once."""
+"""A server or a store that is killed under readers: each resumes, and has every event once."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
-import socket
-import sys
+import signal
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx2
 import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import WebSocketException
 
 from broker.store.embedded import EmbeddedValkey
 from broker.store.store import open_store
 from deckhands.client.client import Client
+from tests.faults.server_process import free_port, server
 from tests.polling import unhurried, until
 
 LIMIT = 60.0
 MESSAGES = 30
+CROWD = [30, pytest.param(500, marks=pytest.mark.soak)]
+
+
+@dataclass
+class Reader:
+    """One that resumes behind its latest event until it has the last one; every third one by WebSocket.
+
+    Attributes:
+        seen: the ids of events, in the order of their arrival.
+        connections: how often it has begun.
+    """
+
+    port: int
+    conversation_id: str
+    is_socket: bool
+    seen: list[int] = field(default_factory=list)
+    connections: int = 0
+
+    @property
+    def latest(self) -> int:
+        return self.seen[-1] if self.seen else 0
+
+    async def read(self, last: asyncio.Future[int]) -> None:
+        while not self._has(last):
+            self.connections += 1
+            with contextlib.suppress(OSError, EOFError, WebSocketException):
+                await (self._follow_socket(last) if self.is_socket else self._follow(last))
+            await asyncio.sleep(0)  # another connection, at once
+
+    def _has(self, last: asyncio.Future[int]) -> bool:
+        return last.done() and self.latest >= last.result()
+
+    async def _follow(self, last: asyncio.Future[int]) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        head = f"Host: localhost\r\nLast-Event-ID: {self.latest}\r\n"
+        writer.write(f"GET /conversations/{self.conversation_id}/stream HTTP/1.1\r\n{head}\r\n".encode())
+        try:
+            while not self._has(last) and (line := await reader.readline()):
+                if line.startswith(b"id: ") and line.endswith(b"\n"):
+                    self.seen.append(int(line[4:]))
+        finally:
+            writer.close()
+
+    async def _follow_socket(self, last: asyncio.Future[int]) -> None:
+        place = f"/conversations/{self.conversation_id}/ws?after={self.latest}"
+        async with connect(f"ws://localhost:{self.port}{place}", open_timeout=unhurried(LIMIT)) as socket:
+            async for message in socket:
+                found = json.loads(message)
+                if found["type"] == "event":
+                    self.seen.append(found["id"])
+                if self._has(last):
+                    return
+
+
+@dataclass
+class World:
+    """A conversation with readers, and the store that it is in."""
+
+    valkey: EmbeddedValkey
+    client: Client
+    conversation_id: str
+    port: int
+    readers: list[Reader]
+    last: asyncio.Future[int]
+
+    async def append(self, count: int) -> int:
+        """Append messages, and return the id of the last event."""
+        for _ in range(count):
+            await self.client.send_message(self.conversation_id, "more")
+        return await self.client.log.last_id(self.conversation_id)
+
+    async def until_read(self, by: int, event_id: int) -> None:
+        """Wait until so many readers have an event."""
+
+        def have_it() -> bool:
+            return sum(reader.latest >= event_id for reader in self.readers) >= by
+
+        await until(have_it, limit=LIMIT, what=f"event {event_id} at {by} readers")
+
+    async def finish(self, reading: asyncio.Future[list[None]]) -> None:
+        """Let the readers come to the end, and look at what they have read."""
+        end = await self.append(1)
+        self.last.set_result(end)
+        await self.append(1)  # who had all of them hears of one more
+        await asyncio.wait_for(reading, unhurried(LIMIT))
+        whole = list(range(1, end + 1))
+        assert [number for number, reader in enumerate(self.readers) if reader.seen[:end] != whole] == []
+        assert all(reader.seen[end:] in ([], [end + 1]) for reader in self.readers)
 
 
 @contextlib.asynccontextmanager
-async def server(url: str, home: Path, port: int) -> AsyncIterator[asyncio.subprocess.Process]:
-    """`deckhands serve`, once it answers; killed at the end."""
-    running = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "deckhands", "serve", "--port", str(port)),
-        env={"PATH": os.environ["PATH"], "DECKHANDS_URL": url, "DECKHANDS_HOME": str(home)},
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    try:
-        async with httpx2.AsyncClient() as client:
-
-            async def answers() -> bool:
-                with contextlib.suppress(httpx2.HTTPError):
-                    return (await client.get(f"http://127.0.0.1:{port}/health")).status_code == 200
-                return False
-
-            await until(answers, limit=LIMIT, what="server")
-        yield running
-    finally:
-        running.kill()
-        await running.wait()
-
-
-async def read(port: int, conversation_id: str, seen: list[int], last: asyncio.Future[int]) -> None:
-    """Read events into `seen`, and resume behind the latest one until the last is there."""
-    while not (last.done() and seen and seen[-1] >= last.result()):
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            after = seen[-1] if seen else 0
-            path = f"/conversations/{conversation_id}/stream"
-            writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nLast-Event-ID: {after}\r\n\r\n".encode())
-            while line := await reader.readline():
-                if line.startswith(b"id: "):
-                    seen.append(int(line[4:]))
-                    if last.done() and seen[-1] >= last.result():
-                        break
-            writer.close()
-        await asyncio.sleep(0)  # another connection, at once
-
-
-@pytest.mark.parametrize("readers", [10, pytest.param(500, marks=pytest.mark.slow)])
-async def test_every_reader_ends_with_the_whole_sequence_once(readers: int, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port = found.getsockname()[1]
-    valkey = EmbeddedValkey(tmp_path / "valkey")
+async def world(folder: Path, readers: int) -> AsyncIterator[World]:
+    valkey = EmbeddedValkey(folder / "valkey", append_fsync="always")
     await valkey.start()
-    client = Client(await open_store(valkey.url))
+    client = Client(await open_store(valkey.url, patience_seconds=LIMIT))
+    cid, port = await client.submit("do it"), free_port()
+    crowd = [Reader(port, cid, is_socket=number % 3 == 0) for number in range(readers)]
     try:
-        cid = await client.submit("do it")
-        last: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        logs: list[list[int]] = [[] for _ in range(readers)]
-        tasks: list[asyncio.Task[None]] = []
-        for part in range(3):
-            async with server(valkey.url, tmp_path / "home", port):
-                tasks = tasks or [asyncio.create_task(read(port, cid, seen, last)) for seen in logs]
-                for _ in range(MESSAGES):
-                    await client.send_message(cid, "more")
-                so_far = await client.log.last_id(cid)
-                await until(lambda: any(seen[-1:] == [so_far] for seen in logs), limit=LIMIT, what="events")  # noqa: B023
-                if part == 2:
-                    last.set_result(so_far)
-                    await client.send_message(cid, "the last")  # who had all of them hears of one more
-                    await asyncio.wait_for(asyncio.gather(*tasks), unhurried(LIMIT))
-        assert all(seen[: last.result()] == list(range(1, last.result() + 1)) for seen in logs)
+        yield World(valkey, client, cid, port, crowd, asyncio.get_running_loop().create_future())
     finally:
         await client.aclose()
         await valkey.stop()
+
+
+@pytest.mark.parametrize("readers", CROWD)
+async def test_every_reader_has_the_whole_sequence_once_though_its_server_is_killed(
+    readers: int, tmp_path: Path
+) -> None:
+    async with world(tmp_path, readers) as here:
+        reading = None
+        for part in range(3):
+            async with server(here.valkey.url, tmp_path / "home", here.port):
+                reading = reading or asyncio.gather(*(reader.read(here.last) for reader in here.readers))
+                # While some have it and others do not, the server is killed; at last all of them get there.
+                await here.until_read(1, await here.append(MESSAGES))
+                if part == 2:
+                    await here.finish(reading)
+            if part < 2:
+                await here.append(MESSAGES)  # to nobody
+        assert min(reader.connections for reader in here.readers) >= 3
+
+
+@pytest.mark.parametrize("readers", CROWD)
+async def test_every_reader_has_the_whole_sequence_once_though_its_store_is_killed(
+    readers: int, tmp_path: Path
+) -> None:
+    async with world(tmp_path, readers) as here, server(here.valkey.url, tmp_path / "home", here.port):
+        reading = asyncio.gather(*(reader.read(here.last) for reader in here.readers))
+        await here.until_read(readers, 2)
+        begun = [reader.connections for reader in here.readers]
+        for _ in range(2):
+            await here.until_read(1, await here.append(MESSAGES))
+            os.kill(here.valkey.child.pid, signal.SIGKILL)
+            await here.valkey.stop()
+            await here.valkey.start()
+        await here.append(MESSAGES)
+        await here.finish(reading)
+        assert [reader.connections for reader in here.readers] == begun, "a stream has ended with the store"

@@ -10,9 +10,8 @@ from broker.runtime.settings import BrokerSettings
 from broker.specs.specs import Tenancy
 from deckhands.jobs.job import Workbench
 from deckhands.jobs.telling import book_of
-from tests.archive_parts import begin_ended
 from tests.faults.harness import FaultCluster
-from tests.webhook_parts import receiving
+from tests.webhook_parts import begin_worked, receiving
 
 LIMIT_SECONDS = 90.0
 EVENTS = ("conversation.state_changed", "conversation.settled")
@@ -31,7 +30,7 @@ async def test_a_worker_that_dies_loses_nothing_that_has_settled(
         await book.add("acme", receiver.url, EVENTS)
         names = [f"one-{number}" for number in range(3)]
         for name in names:
-            await begin_ended(client, name, tenancy=Tenancy(tenant="acme"))
+            await begin_worked(client, name, tenancy=Tenancy(tenant="acme"))
         private = {"DECKHANDS_WEBHOOK_PRIVATE": "127.0.0.1", "DECKHANDS_SECRET_KEY": SECRET_KEY}
         cluster.start_jobs("j1", **private, DECKHANDS_FAILPOINTS=f"{place}:kill")
         cluster.start_beat("b1")

@@ -303,7 +303,7 @@ async def test_other_failures_keep_running_and_the_last_is_an_error(bench: Bench
     [
         (
             {"name": "NoSuchAgent"},
-            "UsageError: There is no agent named 'NoSuchAgent'. Known agents: BrowsingAgent, CheckAgent, CodeActAgent,",
+            "UsageError: There is no agent named 'NoSuchAgent'. Known agents: BrowsingAgent, BrowsingAgentSDK, CheckAgent, CodeActAgent,",
         ),
         (
             {"llm": LLMSpec(model="scripted/none.json")},

@@ -12,8 +12,9 @@ import pytest_asyncio
 
 from broker.contract.events import Limits
 from deckhands.client.client import Client
-from deckhands.evaluation.evaluation import LABEL, Evaluation, Plan
-from deckhands.evaluation.instances import Instance
+from deckhands.datasets.instances import Instance
+from deckhands.evaluation.evaluation import Evaluation
+from deckhands.evaluation.plan import LABEL, Plan
 from deckhands.evaluation.results import Results, Row
 from tests.faults.harness import FaultCluster
 
@@ -139,3 +140,26 @@ async def test_no_attempt_begins_once_the_budget_is_spent(
     await Evaluation(client, plan, results).run()
     (row,) = results.rows.values()
     assert (row.outcome, row.cause, row.conversation_id) == ("limit", "evaluation_budget", "")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_agent_that_fills_its_disk_changes_no_score(
+    client: Client, instance: Instance, results: Results, tmp_path: Path
+) -> None:
+    """It ends as unresolved, neither abandoned nor as the end of the evaluation; others are scored as ever."""
+    fill = {
+        "large": f"{REPAIR}; truncate -s 5G large",  # more than a node hands out
+        "some": f"{REPAIR}; head -c 70000000 /dev/zero > some",
+        "tools": f"{REPAIR}; mkdir node_modules; truncate -s 100M node_modules/a; echo > node_modules/b; ln node_modules/b z",
+    }
+    models = {name: model(tmp_path, bash(command), finish("Done."), name=name) for name, command in fill.items()}
+    honest = model(tmp_path, bash(REPAIR), finish("Done."), name="honest")
+    plan = Plan("disk", [instance], [*models.values(), honest], at_once=4, retries=0)
+    await Evaluation(client, plan, results).run()
+    found = {name: results.rows[path, "calc", 1] for name, path in {**models, "honest": honest}.items()}
+    assert {name: (row.outcome, row.cause) for name, row in found.items()} == {
+        "large": ("unresolved", "workspace_too_large"),
+        "some": ("unresolved", "workspace_too_large"),
+        "tools": ("resolved", ""),
+        "honest": ("resolved", ""),
+    }

@@ -145,6 +145,39 @@ async def test_openai_errors_have_its_form_and_nothing_begins_twice(
         assert len((await client.get("/conversations?label=team=failing")).json()["conversations"]) == 1
 
 
+async def test_openai_a_response_is_continued_by_its_id(
+    server: Served, chat: openai.AsyncOpenAI, tmp_path: Path
+) -> None:
+    turns = (run_command("echo one"), finish("first"), finish("second"), finish("third"))
+    model = f"CodeActAgent/{script(tmp_path / 'm.json', *(turn | USED for turn in turns))}"
+    first = await chat.responses.create(model=model, input="do it", metadata={"team": "poets"})
+    assert (first.output_text, first.status, first.usage.input_tokens) == ("first", "completed", 200)
+    more = [{"role": "user", "content": [{"type": "input_text", "text": "more"}]}]
+    second = await chat.responses.create(model="CodeActAgent", input=more, previous_response_id=first.id)
+    assert (second.output_text, second.usage.input_tokens) == ("second", 100)
+    cid = second.metadata["conversation_id"]
+    assert (await server.client.row(cid)).labels == {"team": "poets"}
+    kinds, deltas = [], ""
+    async with chat.responses.stream(model="CodeActAgent", input="again", previous_response_id=second.id) as stream:
+        async for event in stream:
+            kinds.append(event.type)
+            deltas += event.delta if event.type == "response.output_text.delta" else ""
+        assert (await stream.get_final_response()).output_text == deltas == "third"
+    assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
+    turn = {"tool_calls": [{"name": "finish", "arguments": {"message": "done", "output": {"files": 3}}}]}
+    form = {"format": {"type": "json_schema", "name": "count", "schema": SCHEMA}}
+    formed = f"CodeActAgent/{script(tmp_path / 'f.json', turn)}"
+    assert (await chat.responses.create(model=formed, input="count", text=form)).output_text == '{"files": 3}'
+    failing = f"CodeActAgent/{script(tmp_path / 'e.json', {'error': {'code': 'authentication', 'times': None}})}"
+    with pytest.raises(openai.InternalServerError, match="ended in an error"):
+        await chat.responses.create(model=failing, input="do it")
+    theirs = await server.client.submit("do it")
+    with pytest.raises(openai.NotFoundError):
+        await chat.responses.create(model="CodeActAgent", input="x", previous_response_id=f"resp_{theirs}_0")
+    with pytest.raises(openai.UnprocessableEntityError, match="tools"):
+        await chat.responses.create(model="CodeActAgent", input="x", tools=[{"type": "web_search"}])
+
+
 @asynccontextmanager
 async def mcp(server: Served, token: str) -> AsyncIterator[McpClient]:
     headers = {"Authorization": f"Bearer {token}"}

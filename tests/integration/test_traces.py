@@ -5,20 +5,28 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
+import httpx2
 import pytest
 import pytest_asyncio
 
-from broker.contract.events import ConversationCreated
+from broker.contract.actions import AgentDelegateAction
+from broker.contract.events import AgentSpec, ConversationCreated, LLMSpec
 from broker.runtime.tracing import traceparent_of
-from tests.faults.harness import FaultCluster
+from controller_worker.loop.delegates import conversation_id_of
+from tests.faults.harness import FaultCluster, steps
+from tests.faults.server_process import free_port, server
 from tests.otlp_receiver import Receiver, receiving
 from tests.polling import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+FINISH = {"name": "finish", "arguments": {"message": "done"}}
 OUTER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -100,6 +108,67 @@ async def test_one_trace_leads_from_the_command_line_to_the_tool_and_survives_it
     assert tool.attributes["gen_ai.operation.name"] == "execute_tool"
     assert tool.attributes["gen_ai.tool.name"] == "execute_bash"
     assert not any(b"private" in body for body in receiver.bodies)
+
+
+async def test_a_delegate_is_in_the_trace_of_its_parent(cluster: FaultCluster, receiver: Receiver) -> None:
+    script = cluster.root / "delegate.json"
+    script.write_text(json.dumps({"turns": [{"tool_calls": [FINISH]}]}))
+    delegate = {"name": "delegate", "arguments": {"agent": "one", "task": "do a private part"}}
+    turns = [{"tool_calls": [delegate]}, {"tool_calls": [FINISH]}]
+    parts = {"one": AgentSpec(llm=LLMSpec(model=f"scripted/{script}"))}
+    (cid,) = await cluster.submit(turns, enable_delegation=True, delegates=parts)
+    await cluster.settle([cid])
+    (action,) = [event for event in await cluster.client.events(cid) if isinstance(event, AgentDelegateAction)]
+    part = conversation_id_of(cid, action.id)
+    await until(lambda: receiver.of(part, "chat") and len(receiver.of(cid, "chat")) == 2, limit=60.0, what="spans")
+    claim, chat = receiver.of(part, "claim")[0], receiver.of(part, "chat")[0]
+    asked = receiver.of(cid, "chat")[0]
+    assert (claim.parent_id, chat.parent_id) == (asked.span_id, claim.span_id)
+    found = {span.trace_id for name in (cid, part) for span in receiver.of(name, "")}
+    assert found == {traceparent_of(cid).split("-")[1]}
+
+
+async def test_a_request_continues_the_trace_of_its_header_and_no_forged_one(
+    cluster: FaultCluster, receiver: Receiver
+) -> None:
+    task = {"task": "do it", "delay": 3_600.0}
+    begun = []
+    home, port = cluster.root / "server", free_port()
+    async with (
+        server(cluster.store.url, home, port, environment=receiver.environment),
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
+    ):
+        for text in (OUTER, f"{OUTER}-x"):
+            answer = await client.post("/conversations", json=task, headers={"traceparent": text})
+            assert answer.status_code == 201, answer.text
+            begun.append(answer.json()["conversation_id"])
+        await until(lambda: all(receiver.of(cid, "submit") for cid in begun), limit=60.0, what="spans of the server")
+    continued, other = (receiver.of(cid, "submit")[0] for cid in begun)
+    assert [continued.trace_id, continued.parent_id] == OUTER.split("-")[1:3]
+    assert other.trace_id != continued.trace_id
+    assert other.parent_id == ""
+    created = (await cluster.client.events(begun[0]))[0]
+    assert isinstance(created, ConversationCreated)
+    assert created.traceparent == f"00-{continued.trace_id}-{continued.span_id}-01"
+    for cid in begun:
+        await cluster.client.cancel(cid)
+
+
+async def test_a_collector_that_is_away_or_silent_holds_up_nothing(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        away = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{free_port()}", "OTEL_BSP_SCHEDULE_DELAY": "50"}
+        mute = {**away, "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}"}
+        async with FaultCluster(tmp_path).running() as cluster:
+            cluster.start_controller(**mute)
+            cluster.start_tool(**away)
+            (cid,) = await cluster.submit(steps(5))
+            await cluster.settle([cid])
+            await cluster.check([cid], commands=5)
+            for name in ("c1", "t1"):
+                cluster.signal(name, signal.SIGTERM)
+                assert await cluster.until_ended(name, limit=30.0) == 0
+                reports = [line for line in cluster.log_of(name).splitlines() if "Failed to export" in line]
+                assert len(reports) <= 1, reports
 
 
 async def test_forged_contexts_are_none_and_others_are_continued(cluster: FaultCluster, receiver: Receiver) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,14 +20,15 @@ from broker.runtime.settings import BrokerSettings
 from broker.specs.specs import Tenancy
 from deckhands.jobs.job import Workbench
 from deckhands.jobs.telling import book_of, deliver, tell
+from deckhands.webhooks.book import MAX_WAITING
 from deckhands.webhooks.sending import AddressRefused, Answer, address_of, rules_of, send
 from deckhands.webhooks.webhook import RETRY_SECONDS
-from tests.archive_parts import begin_ended
 from tests.certificates import certificate_in
+from tests.polling import unhurried
 from tests.served_stores import environment_with
 from tests.server_parts import Served, served
 from tests.unit.deckhands.sample_log import state
-from tests.webhook_parts import Receiver, receiving
+from tests.webhook_parts import Receiver, begin_worked, receiving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 HOOK = {"reason": "asked for"}
@@ -81,7 +83,7 @@ async def added(server: Served, receiver: Receiver, tenant: str, **fields: Any) 
 
 
 async def begun(server: Served, name: str, tenant: str) -> None:
-    await begin_ended(server.client, name, tenancy=Tenancy(tenant=tenant))
+    await begin_worked(server.client, name, tenancy=Tenancy(tenant=tenant))
 
 
 async def test_a_settled_conversation_is_told_once_signed_and_its_secret_is_shown_once(
@@ -257,6 +259,49 @@ async def test_the_certificate_is_checked_for_the_name_and_not_for_the_address(t
     assert (wrong.status, "CERTIFICATE" in wrong.error.upper()) == (None, True)
 
 
+@pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\nX-Padding: "])
+async def test_a_receiver_that_does_not_answer_is_left_in_time(head: bytes) -> None:
+    """One takes the request and is silent; one begins an answer whose head never ends."""
+    assert inspect.signature(send).parameters["limit_seconds"].default == 15.0  # as docs/webhooks.md says
+
+    async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(head)
+        until_gone = asyncio.create_task(reader.read())
+        while head and not until_gone.done():  # slowly: a head that is too long would end it
+            writer.write(b"x")
+            await asyncio.wait((until_gone,), timeout=0.01)
+        await until_gone
+        writer.close()
+
+    receiver = await asyncio.start_server(trickle, "127.0.0.1", 0)
+    url, trust = f"http://127.0.0.1:{receiver.sockets[0].getsockname()[1]}/", ssl.create_default_context()
+    async with asyncio.timeout(unhurried(10)):
+        answer = await send(url, "{}", {}, rules_of(PRIVATE), trust, limit_seconds=0.5)
+    receiver.close()
+    assert answer == Answer(None, "It has not answered within 0.5 s.")
+
+
+async def test_a_webhook_for_which_too_many_deliveries_wait_is_turned_off(server: Served, receiver: Receiver) -> None:
+    hook = await added(server, receiver, "fifteen", events=ALL)
+    jobs, store = Jobs(server), server.client.store
+    sent = store.all_shards[0].webhook(hook["id"], "sent")
+    waiting = [part for number in range(MAX_WAITING - 1) for part in (f"msg_{number:032x}", "{}")]
+    await store.connection.call("HSET", sent, *waiting)
+    await begun(server, "fifteen-a", "fifteen")  # leads to two deliveries, and there is room for one
+    await begun(server, "fifteen-b", "fifteen")
+    await jobs.work()
+    async with server.as_(await server.token("fifteen")) as client:
+        found = (await client.get(f"/webhooks/{hook['id']}")).json()
+        assert (found["is_enabled"], found["why_off"]) == (False, "too many deliveries waited")
+        assert await store.connection.call("HLEN", sent) == MAX_WAITING
+        assert await jobs.work() == 0
+        await store.connection.call("HDEL", sent, *waiting[::2])
+        assert (await client.post(f"/webhooks/{hook['id']}/enable", json=HOOK)).json()["why_off"] == ""
+    await begun(server, "fifteen-c", "fifteen")
+    await jobs.work()
+    assert receiver.states("fifteen-c") == ["running", "finished"]
+
+
 async def test_the_internet_needs_tls() -> None:
     assert await address_of("https://1.1.1.1/", rules_of("")) == "1.1.1.1"
     with pytest.raises(AddressRefused, match="TLS"):
@@ -280,6 +325,29 @@ async def test_a_tail_that_the_store_has_lost_is_told_of_again(server: Served, r
     await server.client.log.append("eleven-a", [message, state("finished")], key="more")
     assert await jobs.work() == 1
     assert receiver.states("eleven-a") == ["finished", "finished"]
+
+
+async def test_what_a_fork_or_a_restored_conversation_has_from_another_log_is_no_news(
+    server: Served, receiver: Receiver
+) -> None:
+    await added(server, receiver, "fourteen", events=["conversation.created", *ALL])
+    jobs, client = Jobs(server), server.client
+    await begun(server, "fourteen-a", "fourteen")
+    assert await jobs.work() == 3
+    fork = await client.fork("fourteen-a")
+    restored = await client.log.read("fourteen-a")
+    first = restored[0].model_copy(update={"conversation_id": "fourteen-b"})
+    await client.log.adopt(first, restored[1:], key="restore")
+    assert await jobs.work() == 1
+    assert (receiver.bodies[-1]["data"]["kind"], receiver.bodies[-1]["data"]["conversation_id"]) == (
+        "conversation.created",
+        fork,
+    )
+    for name in (fork, "fourteen-b"):
+        await client.log.append(name, [state("running")], key="more")
+    assert await jobs.work() == 2
+    assert receiver.states("fourteen-b") == ["running"]
+    assert await jobs.work() == 0
 
 
 async def test_what_is_planned_again_is_known(server: Served, receiver: Receiver) -> None:

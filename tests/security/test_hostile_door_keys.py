@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -159,6 +160,17 @@ async def test_an_inbox_of_another_type_is_moved_out_of_the_way(desk: Desk) -> N
         await put(desk.store, {"task": "x"}, reply_to="later")
         await until_replies(desk.store, "later", "accepted")
     assert [kept.key for kept in await Unreadable(desk.store).all()] == [keys.INBOX] * 2
+
+
+@pytest.mark.parametrize(("task", "aside"), [({"task": "x"}, 0), ({"task": 1}, 1)], ids=["good", "bad"])
+async def test_an_inbox_that_is_overwritten_beneath_an_entry_is_no_fault_of_it(
+    desk: Desk, task: dict[str, Any], aside: int
+) -> None:
+    fields = [b"v", b"1", b"request", json.dumps(task).encode(), b"reply_to", b"shop"]
+    await desk.store.connection.call("SET", keys.INBOX, "a string")
+    await Inbox(desk, "d1")._take("1-1", fields)
+    await until_replies(desk.store, "shop", "rejected" if aside else "accepted")
+    assert len(await Unreadable(desk.store).all()) == aside
 
 
 async def test_notices_that_are_overwritten_while_they_are_read_end_no_door(desk: Desk) -> None:

@@ -9,37 +9,44 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgpack
+
 from broker.contract.codec import decode
 from broker.testing.keyspace import Arguments
 from controller_worker.core.controller import fold
 from controller_worker.core.state import State, snapshot_of, state_from
 from tests.simulation.wire import Commands, Execute, Send, StoreBug
 
-BASE, SHARD, CID = 3, 4, 5
-GUARD, WRITER, NUMBER, EXPECTED, FLAGS = 6, 7, 8, 9, 10
+BASE, SHARD, CID, NAMED = 3, 4, 5, 6
 """Where the arguments of `deck_append` stand in its command."""
-KEY_CHARS = 24
 
 
-def _is_call(command: Arguments, function: bytes, guard: bytes | None = None) -> bool:
-    return command[:2] == [b"FCALL", function] and guard in (None, command[GUARD])
+def _is_append(command: Arguments, by: str = "") -> bool:
+    return command[:2] == [b"FCALL", b"deck_append"] and by in ("", _named(command)["by"])
 
 
-def _changed(command: Arguments, **places: Any) -> Arguments:
-    changed = list(command)
-    for name, value in places.items():
-        changed[globals()[name]] = value
-    return changed
+def _is_call(command: Arguments, function: bytes) -> bool:
+    return command[:2] == [b"FCALL", function]
+
+
+def _named(command: Arguments) -> dict[str, Any]:
+    found: dict[str, Any] = msgpack.unpackb(command[NAMED])
+    return found
+
+
+def _changed(command: Arguments, **named: Any) -> Arguments:
+    return [*command[:NAMED], msgpack.packb(_named(command) | named), *command[NAMED + 1 :]]
 
 
 def accept_stale_tokens(execute: Execute, command: Arguments) -> Any:
     """An owner's append under an old token is accepted."""
     reply = execute(command)
-    if not _is_call(command, b"deck_append", b"owner") or reply != [b"fenced"]:
+    if not _is_append(command, "owner") or reply != [b"fenced"]:
         return reply
     meta = command[BASE] + b":meta"
     owner, token = execute([b"HMGET", meta, b"owner", b"token"])
-    execute([b"HSET", meta, b"owner", command[WRITER], b"token", command[NUMBER]])
+    writer = _named(command)
+    execute([b"HSET", meta, b"owner", writer["worker"].encode(), b"token", writer["token"].encode()])
     reply = execute(command)
     execute([b"HSET", meta, b"token", token or b"0"])
     execute([b"HSET", meta, b"owner", owner] if owner else [b"HDEL", meta, b"owner"])
@@ -49,15 +56,14 @@ def accept_stale_tokens(execute: Execute, command: Arguments) -> Any:
 def accept_stale_decisions(execute: Execute, command: Arguments) -> Any:
     """An owner's append is accepted although the log has grown since it was decided."""
     reply = execute(command)
-    if _is_call(command, b"deck_append", b"owner") and reply[0] == b"conflict":
-        flags = command[FLAGS][:KEY_CHARS]
-        return execute(_changed(command, EXPECTED=b"%d" % reply[1], FLAGS=flags))
+    if _is_append(command, "owner") and reply[0] == b"conflict":
+        return execute(_changed(command, seen=str(reply[1]), checksum=""))
     return reply
 
 
 def forget_owners_key(execute: Execute, command: Arguments) -> Any:
     """An owner's append that is repeated, because its reply was lost, is not known again."""
-    if _is_call(command, b"deck_append", b"owner"):
+    if _is_append(command, "owner"):
         execute([b"HDEL", command[BASE] + b":meta", b"append_key"])
     return execute(command)
 
@@ -68,9 +74,9 @@ def forget_producers_key() -> StoreBug:
 
     def bug(execute: Execute, command: Arguments) -> Any:
         nonlocal calls
-        if _is_call(command, b"deck_append", b"producer"):
+        if _is_append(command, "producer"):
             calls += 1
-            command = _changed(command, WRITER=command[WRITER] + b"#%d" % calls)
+            command = _changed(command, key=f"{_named(command)['key']}#{calls}")
         return execute(command)
 
     return bug
@@ -78,14 +84,14 @@ def forget_producers_key() -> StoreBug:
 
 def forget_answers(execute: Execute, command: Arguments) -> Any:
     """An action that is answered again gets a second observation."""
-    if _is_call(command, b"deck_append", b"tool"):
-        execute([b"HDEL", command[BASE] + b":once", b"o:" + command[NUMBER]])
+    if _is_append(command, "tool"):
+        execute([b"HDEL", command[BASE] + b":once", f"o:{_named(command)['action']}".encode()])
     return execute(command)
 
 
 def ring_nobody(execute: Execute, command: Arguments) -> Any:
     """An append tells nobody."""
-    if not _is_call(command, b"deck_append"):
+    if not _is_append(command):
         return execute(command)
     meta = command[BASE] + b":meta"
     rung = execute([b"HGET", meta, b"rung"])
@@ -99,7 +105,7 @@ def ring_nobody(execute: Execute, command: Arguments) -> Any:
 
 def keep_entries(execute: Execute, command: Arguments) -> Any:
     """An observation leaves the entry of its action unacknowledged."""
-    return execute(_changed(command, EXPECTED=b"") if _is_call(command, b"deck_append", b"tool") else command)
+    return execute(_changed(command, place=None) if _is_append(command, "tool") else command)
 
 
 def acknowledge_before_append(execute: Execute, command: Arguments) -> Any:

@@ -21,10 +21,10 @@ from tests.simulation.errand import DELEGATES, broken_errand, sender
 from tests.simulation.faults import Fault
 from tests.simulation.plans import random_pairs, random_plan
 
-PARTS = 8
-PAIRS = 104
+PARTS = 16
+PAIRS = 112
 SEEDS = 368
-SEED_PARTS = 16
+SEED_PARTS = 32
 NEW_SEEDS = 400
 MORE_PARTS = 4
 MORE_PAIRS = 4_000

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from broker.contract import codec
-from broker.contract.events import Action, ConfirmationStatus, ConversationCreated, Observation, WorkspaceUse
+from broker.contract.events import Action, ConfirmationStatus, ConversationCreated, Event, Observation, WorkspaceUse
 from broker.contract.observations import (
     ErrorObservation,
     OutcomeUnknownObservation,
@@ -368,10 +368,12 @@ class Executor:
         _log.error("action %s of %s\n%s", action.id, conversation_id, text)
 
     async def _action(self, delivery: ActionDelivery) -> Action:
-        event = codec.decode(delivery.entry, delivery.action_id)
-        event = await self._log.blobs.whole(delivery.conversation_id, event)
+        event = await self._log.blobs.whole(delivery.conversation_id, self._decoded(delivery))
         assert isinstance(event, Action)
         return event
+
+    def _decoded(self, delivery: ActionDelivery) -> Event:
+        return codec.decode(delivery.entry, delivery.action_id)
 
 
 async def _within_quota(

@@ -5,27 +5,42 @@ Does not: write down commands, arguments or results.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
-from broker.contract import codec
-from broker.contract.events import Action, Observation
+from broker.contract.events import Action, Event, Observation
 from broker.contract.observations import ErrorObservation
 from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionReclaimed
 from broker.coordination.crash_attribution import CrashAttribution
 from broker.runtime.errors import DeckhandsError
-from broker.runtime.tracing import Value, traceparent_of, tracing
+from broker.runtime.tracing import Tracing, Value, traceparent_of, tracing
 from tool_worker.worker.executor import Executor
 
-_ACTION: ContextVar[str | None] = ContextVar("traced_action", default=None)
+
+@dataclass(frozen=True, slots=True)
+class _Traced:
+    """The action that a task carries out; `event` is None for one that cannot be read."""
+
+    delivery: ActionDelivery
+    event: Event | None
+    traceparent: str | None
+
+
+_ACTION: ContextVar[_Traced | None] = ContextVar("traced_action", default=None)
 
 
 class TracedExecutor(Executor):
-    """An executor that makes spans, if the process makes any."""
+    """An executor that makes spans, if the process makes any.
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    Args:
+        spans: where they are made; None: where those of the process are.
+    """
+
+    def __init__(self, *arguments: Any, spans: Tracing | None = None, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._tracing = tracing("tool")
+        self._tracing = spans or tracing("tool")
 
     async def _carry_out(
         self,
@@ -43,13 +58,22 @@ class TracedExecutor(Executor):
             "deckhands.attempt": claim.attempt if isinstance(claim, ActionReclaimed) else 1,
             "deckhands.worker.id": self._worker_id,
         }
-        parent = _parent(delivery)
+        event: Event | None = None
+        with suppress(DeckhandsError):
+            event = super()._decoded(delivery)
+        parent = _parent(event, delivery)
         with self._tracing.span("action", parent, kind="consumer", attributes=attributes) as span:
-            token = _ACTION.set(span.traceparent)
+            token = _ACTION.set(_Traced(delivery, event, span.traceparent))
             try:
                 await super()._carry_out(delivery, claim, attribution, refusal)
             finally:
                 _ACTION.reset(token)
+
+    def _decoded(self, delivery: ActionDelivery) -> Event:
+        traced = _ACTION.get()
+        if traced is not None and traced.delivery is delivery and traced.event is not None:
+            return traced.event
+        return super()._decoded(delivery)
 
     async def _run(
         self,
@@ -70,7 +94,9 @@ class TracedExecutor(Executor):
         }
         if call is not None:
             attributes["gen_ai.tool.call.id"] = call.tool_call_id
-        with self._tracing.span(f"execute_tool {name}", _ACTION.get(), attributes=attributes) as span:
+        traced = _ACTION.get()
+        parent = traced.traceparent if traced is not None else None
+        with self._tracing.span(f"execute_tool {name}", parent, attributes=attributes) as span:
             observation = await super()._run(delivery, action, claim, attribution)
             span.add({"deckhands.observation.kind": observation.kind})
             if isinstance(observation, ErrorObservation):
@@ -78,11 +104,7 @@ class TracedExecutor(Executor):
             return observation
 
 
-def _parent(delivery: ActionDelivery) -> str:
+def _parent(action: Event | None, delivery: ActionDelivery) -> str:
     """Return the context of an action; of one that has none or cannot be read, that of its conversation."""
-    try:
-        action = codec.decode(delivery.entry, delivery.action_id)
-    except DeckhandsError:
-        action = None
     found = action.traceparent if isinstance(action, Action) else None
     return found or traceparent_of(delivery.conversation_id)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from broker.log.append_call import Creator, Entry, append_arguments
 from broker.runtime.errors import OutcomeUnknown, StoreError, UnknownConversation
 from broker.store.store import open_store
 from broker.testing.manual_clock import ManualClock
@@ -117,7 +118,7 @@ def test_a_function_wakes_readers_once_it_is_done() -> None:
         reading = asyncio.create_task(store.connection.another(reply_timeout_seconds=5).call(*command))
         await go_on(3)
         keys = store.keys("conversation-1")
-        arguments = ("conversation-1", "create", "k", "bash", "", "", 0, 0, 1, b"event", "", "")
+        arguments = append_arguments("conversation-1", Creator("k", "bash"), [Entry(b"event")])
         await store.function("deck_append", (keys.root, names.root), *arguments)
         ((_, ((_, fields),)),) = await reading
         assert fields == [b"c", b"conversation-1"]

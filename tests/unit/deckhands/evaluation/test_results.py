@@ -54,10 +54,11 @@ def test_the_interval_of_a_share_is_wilsons() -> None:
 
 def test_abandoned_attempts_are_reported_and_not_scored() -> None:
     rows = [
-        row("a", cost_usd=0.5, tags=["easy"]),
-        row("a", "infra-abandoned", attempt=2, cause="timeout", failures=["timeout"] * 4),
-        row("b", "unresolved", cost_usd=1.5),
-        row("b", attempt=2, failures=["rate_limit"]),
+        row("a", cost_usd=0.5, tags=["easy"], conversation_id="one", checked_id="its-check"),
+        row("a", "infra-abandoned", attempt=2, cause="timeout", failures=["timeout"] * 4, tries=4),
+        row("b", "unresolved", cost_usd=1.5, conversation_id="two", failures=["check_error"], checked_id="again"),
+        row("b", attempt=2, failures=["rate_limit"], tries=2, conversation_id="three"),
+        row("b", "not-run", attempt=3, cause="cancelled"),
     ]
     figures = summary_of(rows)["models"]["m"]
     assert figures["pass@1"] == pytest.approx((1.0 + 0.5) / 2)
@@ -67,9 +68,11 @@ def test_abandoned_attempts_are_reported_and_not_scored() -> None:
         "limit": 0,
         "refused": 0,
         "infra-abandoned": 1,
+        "not-run": 1,
     }
     assert figures["cost_usd"]["total"] == 2.0
-    assert figures["infrastructure_failures_per_1000"] == 1250.0
+    assert (figures["conversations"], figures["infrastructure_failures"]) == (2 + 4 + 3 + 2, 6)
+    assert figures["infrastructure_failures_per_1000"] == pytest.approx(6_000 / 11)
     assert figures["tags"] == {"easy": {"attempts": 1, "resolved": 1}}
     json.dumps(figures)
 

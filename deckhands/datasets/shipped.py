@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from broker.runtime.errors import UsageError
-from deckhands.evaluation.file_trees import tree_of
-from deckhands.evaluation.instances import Instance
+from deckhands.datasets.file_trees import tree_of
+from deckhands.datasets.instances import Instance
 
 DIRECTORY = Path(__file__).parents[1] / "examples" / "shipped"
 

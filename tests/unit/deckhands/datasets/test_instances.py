@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from broker.runtime.errors import UsageError
-from deckhands.evaluation.instances import Instance, read_dataset, selected
+from deckhands.datasets.dataset import read_dataset
+from deckhands.datasets.instances import Instance, selected
 
 SOME = [Instance(f"i-{number}", "task", tags=("odd",) if number % 2 else ()) for number in range(10)]
 

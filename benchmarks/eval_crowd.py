@@ -1,0 +1,122 @@
+"""The same samples evaluated by Deckhands and by inspect_ai: `python -m benchmarks.eval_crowd --count 200`.
+
+Both ask the same stub server, whose replies take `--latency` seconds; each sample takes `--steps` model calls, with a
+tool that does nothing in between. Printed for each: wall divided by ideal, CPU of a step, and memory. Deckhands' CPU is
+that of all its processes: controller, tool worker, store and submitter. `--no-peer` leaves inspect_ai out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cluster import ROOT, model_environment, model_server_arguments, running_cluster
+from benchmarks.eval_in_flight import submitted
+from benchmarks.machine import cpu_seconds, load, peak_kib
+from benchmarks.submitter import ANSWER, RESULTS, USED, Spec
+from deckhands.evaluation.results import read_results
+from tests.model_server.running_server import RunningModelServer
+
+PEER = ROOT / "build" / "inspect-venv" / "bin" / "python"
+PEER_LIMIT_SECONDS = 900.0
+MIB = 1_024
+
+
+def write_script(path: Path, steps: int) -> Path:
+    """Write a script of so many calls, whose answer is right."""
+    turns: list[dict[str, object]] = [
+        {"tool_calls": [{"name": "execute_bash", "arguments": {"command": f"true {number}"}}]}
+        for number in range(steps - 1)
+    ]
+    finish = {"name": "finish", "arguments": {"message": f"FINAL ANSWER: {ANSWER}"}}
+    path.write_text(json.dumps({"turns": [*turns, {"tool_calls": [finish]}]}))
+    return path
+
+
+async def ours(directory: Path, url: str, count: int) -> dict[str, Any]:
+    """Evaluate the samples with Deckhands."""
+    async with running_cluster(directory / "cluster") as cluster:
+        environment = model_environment("openai", url)
+        controller = await cluster.start_controller(**environment)
+        tool, store = await cluster.start_noop_tool(), await cluster.store_pid()
+        pids = (controller, tool, store)
+        before = sum(map(cpu_seconds, pids))
+        spec = Spec(cluster.store.url, "crowd", count, count, environment["LLM_MODEL"])
+        running = await submitted(spec.write(directory / "out"))
+        assert await running.wait() == 0, "the submitter has failed"
+        used = json.loads((directory / "out" / USED).read_text())
+        rows = read_results(directory / "out" / RESULTS)
+        return {
+            "seconds": used["seconds"],
+            "cpu": sum(map(cpu_seconds, pids)) - before + used["cpu"],
+            "peak_kib": sum(map(peak_kib, pids)) + used["peak_kib"],
+            "steps": sum(row.iterations for row in rows),
+            "right": sum(row.outcome == "resolved" for row in rows),
+            "failures": sum(len(row.failures) for row in rows),
+        }
+
+
+def theirs(directory: Path, url: str, count: int) -> dict[str, Any] | str:
+    """Evaluate the samples with inspect_ai, installing it first if need be; a text: why that is not possible."""
+    try:
+        subprocess.run([ROOT / "benchmarks" / "peer" / "inspect.sh"], check=True, timeout=PEER_LIMIT_SECONDS)
+    except (subprocess.SubprocessError, OSError) as error:
+        return f"it cannot be installed ({error})"
+    driver = ROOT / "benchmarks" / "peer" / "inspect_driver.py"
+    command = [str(PEER), str(driver), str(count), str(directory / "logs")]
+    env = os.environ | {"STUB_BASE_URL": f"{url}/v1", "STUB_API_KEY": "none"}
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=PEER_LIMIT_SECONDS, cwd=directory, env=env
+    )
+    if done.returncode:
+        return f"it has failed: {done.stderr.strip().splitlines()[-1:]}"
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def show(name: str, found: dict[str, Any], ideal: float) -> None:
+    """Print what one of them has used."""
+    print(
+        f"{name}: wall {found['seconds']:.1f} s, {found['seconds'] / ideal:.2f} of ideal; CPU by step "
+        f"{1_000 * found['cpu'] / found['steps']:.1f} ms; memory {found['peak_kib'] / MIB:.0f} MiB; {found['right']} "
+        f"right, {found['steps']:,} steps",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Read the options and run."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.eval_crowd", description=__doc__)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--latency", type=float, default=1.0)
+    parser.add_argument("--no-peer", action="store_true")
+    arguments = parser.parse_args()
+    ideal = arguments.steps * arguments.latency
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder)
+        script = write_script(directory / "script.json", arguments.steps)
+        server = RunningModelServer(model_server_arguments(script, latency_seconds=arguments.latency))
+        try:
+            found = asyncio.run(ours(directory, server.url, arguments.count))
+            show("Deckhands", found, ideal)
+            peer = "left out" if arguments.no_peer else theirs(directory, server.url, arguments.count)
+        finally:
+            server.stop()
+    if isinstance(peer, str):
+        print(f"inspect_ai: {peer}")
+    else:
+        show(f"inspect_ai {peer['version']}", peer, ideal)
+    print(f"Load at the end: {load():.1f}.")
+    sys.exit(0 if found["right"] == arguments.count and not found["failures"] else 1)
+
+
+if __name__ == "__main__":
+    main()

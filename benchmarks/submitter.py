@@ -1,0 +1,100 @@
+"""An evaluation in a process of its own, as benchmarks start and kill it: `python -m benchmarks.submitter SPEC`.
+
+SPEC is a file of JSON: `url`, `name`, `count`, `at_once`, `scripts`, `model`, `is_paced`. Instances are `i0` and so on;
+the answer of each is 6. Results are in `results.jsonl` beside it, what the process has used in `used.json`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.machine import peak_kib, resident_kib
+from benchmarks.noop_tool import POOL
+from broker.contract.events import Limits
+from broker.store.store import open_store
+from deckhands.client.client import Client
+from deckhands.datasets.instances import Instance
+from deckhands.evaluation.evaluation import Evaluation
+from deckhands.evaluation.plan import Plan
+from deckhands.evaluation.results import Results
+from deckhands.evaluation.running.standing import Standing
+
+ANSWER = "6"
+TURN_SECONDS = 0.05
+RESULTS, USED = "results.jsonl", "used.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What is evaluated."""
+
+    url: str
+    name: str
+    count: int
+    at_once: int
+    model: str
+    scripts: str = ""
+    is_paced: bool = False
+
+    def write(self, folder: Path) -> Path:
+        """Write it into a folder, and return the file."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "spec.json"
+        path.write_text(json.dumps({name: getattr(self, name) for name in self.__slots__}))
+        return path
+
+    def plan(self) -> Plan:
+        """Return it as a plan."""
+        return Plan(
+            self.name,
+            [Instance(f"i{number}", "What is 2 * 3?", answer=ANSWER) for number in range(self.count)],
+            [self.model],
+            at_once=self.at_once,
+            limits=Limits(max_iterations=1_000),
+            scripts=Path(self.scripts) if self.scripts else None,
+            is_paced=self.is_paced,
+            pool=POOL,
+        )
+
+
+async def evaluate(path: Path) -> None:
+    """Carry it out, and write down what that has used."""
+    spec, lags, seen = Spec(**json.loads(path.read_text())), [], []
+    base = resident_kib(os.getpid())
+
+    async def measure_lag() -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(TURN_SECONDS)
+            lags.append(time.monotonic() - before - TURN_SECONDS)
+
+    def on_standing(standing: Standing) -> None:
+        seen.append(standing)
+
+    async with Client(await open_store(spec.url)) as client:
+        with Results(path.parent / RESULTS) as results:
+            measuring, began = asyncio.create_task(measure_lag()), time.monotonic()
+            await Evaluation(client, spec.plan(), results, on_standing=on_standing).run()
+            seconds = time.monotonic() - began
+            measuring.cancel()
+    lags.sort()
+    used = {
+        "seconds": seconds,
+        "cpu": time.process_time(),
+        "base_kib": base,
+        "peak_kib": peak_kib(os.getpid()),
+        "lag_p99": lags[int(0.99 * (len(lags) - 1))] if lags else 0.0,
+        "most_under_way": max((one.under_way for one in seen), default=0),
+        "bounds": sorted({one.bound for one in seen}),
+    }
+    (path.parent / USED).write_text(json.dumps(used))
+
+
+if __name__ == "__main__":
+    asyncio.run(evaluate(Path(sys.argv[1])))

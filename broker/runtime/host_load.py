@@ -1,0 +1,59 @@
+"""How busy this machine is: what the kernel says of CPU, memory and pressure stalls (PSI), as shares between 0 and 1.
+
+Holds: what a kernel does not offer is left out; nothing is raised.
+Does not: know the limits of a container; the kernel speaks of the whole machine.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+PROC = Path("/proc")
+PRESSURES = ("cpu", "memory", "io")
+
+_SOME_10 = re.compile(r"^some avg10=(\d+(?:\.\d+)?)", re.MULTILINE)
+_MEMORY = re.compile(r"^(MemTotal|MemAvailable):\s+(\d+) kB", re.MULTILINE)
+
+
+class HostLoad:
+    """Reads the load again and again; the CPU's share is that since the last reading.
+
+    Args:
+        proc: where the kernel's files are.
+    """
+
+    def __init__(self, proc: Path = PROC) -> None:
+        self._proc = proc
+        self._jiffies: tuple[int, int] | None = None
+
+    def read(self) -> dict[str, float]:
+        """Return `host_cpu`, `host_memory_free` and `host_cpu_stalled`, `host_memory_stalled`, `host_io_stalled`."""
+        found = {f"host_{name}_stalled": share for name in PRESSURES if (share := self._stalled(name)) is not None}
+        memory = dict(_MEMORY.findall(self._text("meminfo")))
+        if len(memory) == len(("MemTotal", "MemAvailable")) and int(memory["MemTotal"]):
+            found["host_memory_free"] = round(int(memory["MemAvailable"]) / int(memory["MemTotal"]), 3)
+        if (busy := self._busy()) is not None:
+            found["host_cpu"] = busy
+        return found
+
+    def _busy(self) -> float | None:
+        fields = self._text("stat").partition("\n")[0].split()[1:9]
+        if len(fields) < 5 or not all(field.isdigit() for field in fields):
+            return None
+        numbers = [int(field) for field in fields]
+        now = (sum(numbers), numbers[3] + numbers[4])  # idle, and waiting for a disk
+        before, self._jiffies = self._jiffies, now
+        if before is None or now[0] <= before[0]:
+            return None
+        return round(min(1.0, max(0.0, 1 - (now[1] - before[1]) / (now[0] - before[0]))), 3)
+
+    def _stalled(self, name: str) -> float | None:
+        found = _SOME_10.search(self._text(f"pressure/{name}"))
+        return round(min(1.0, float(found[1]) / 100), 4) if found else None
+
+    def _text(self, name: str) -> str:
+        try:
+            return (self._proc / name).read_text(encoding="ascii", errors="replace")
+        except OSError:
+            return ""

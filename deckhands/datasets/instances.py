@@ -1,0 +1,78 @@
+"""What is evaluated: instances, each a task, the files that it begins with, and how an attempt is scored."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from broker.runtime.errors import UsageError
+from deckhands.datasets.file_trees import Files
+
+SHIPPED = "shipped"
+MAX_ID_CHARS = 100
+ID = rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_ID_CHARS - 1}}}$"
+Judge = Callable[[str], Awaitable[tuple[bool, str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One instance.
+
+    Attributes:
+        task: what the agent gets.
+        workspace: the files that an attempt begins with; None: none.
+        hidden: files that are laid over the workspace before the check, and that the agent never sees.
+        setup: a command that runs before the agent begins, and before the check.
+        check: a command in the workspace; exit code 0 means that the attempt is right.
+        answer: what the agent has to say at the end; compared as `answers.is_same` says.
+        judge: says whether what the agent said last is right, and why, if neither check nor answer does.
+        images: of the task: paths or addresses.
+        turns: how a scripted model solves it; empty: no script comes with it.
+    """
+
+    id: str
+    task: str
+    workspace: Path | Files | None = None
+    hidden: Path | Files | None = None
+    setup: str | None = None
+    check: str | None = None
+    answer: str | None = None
+    judge: Judge | None = None
+    images: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    turns: tuple[dict[str, Any], ...] = field(default=(), repr=False)
+
+
+def selected(
+    instances: Sequence[Instance], *, only: str = "", part: str = "", shuffle: bool = False, seed: int = 0
+) -> list[Instance]:
+    """Return some of the instances.
+
+    Args:
+        only: a regular expression that the id or a tag has to match somewhere.
+        part: which of them, after shuffling, as Python's slices: `:20`, `20:40`, `-5:`.
+
+    Raises:
+        UsageError: an argument cannot be used, or nothing is left.
+    """
+    chosen = list(instances)
+    if only:
+        try:
+            pattern = re.compile(only)
+        except re.error as error:
+            raise UsageError(f"--filter {only!r} is no regular expression: {error}.") from error
+        chosen = [one for one in chosen if any(pattern.search(text) for text in (one.id, *one.tags))]
+    if shuffle:
+        chosen.sort(key=lambda one: sha256(f"{seed}:{one.id}".encode()).digest())
+    if part:
+        match = re.fullmatch(r"(-?\d+)?:(-?\d+)?", part)
+        if match is None:
+            raise UsageError(f"--slice {part!r} is no slice.", remedy="Write it as :20, 20:40 or -5:.")
+        chosen = chosen[slice(*(None if text is None else int(text) for text in match.groups()))]
+    if not chosen:
+        raise UsageError("No instance is left to evaluate.", remedy="Look at --filter and --slice.")
+    return chosen

@@ -1,0 +1,97 @@
+"""Rows of our own format, in files and from plug-ins.
+
+    {"id": "…", "task": "…", "workspace": "DIR", "setup": "…", "check": "…", "hidden": "DIR", "answer": "…",
+     "images": [], "tags": []}
+
+Holds: paths are relative to the dataset's file. A plug-in may give files as a mapping of paths to texts or bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from broker.runtime.errors import UsageError
+from deckhands.datasets.file_trees import File, Files, FixedFiles
+from deckhands.datasets.instances import ID, Instance
+from deckhands.datasets.repositories import is_safe
+from deckhands.tasks.images import ADDRESSES, DATA, image_urls_of
+
+
+class OwnRow(BaseModel):
+    """One row.
+
+    Attributes:
+        workspace: the directory whose content an attempt begins with, or the files; None: an empty one.
+        setup: a command that runs before the agent begins, and before the check.
+        check: a command in the workspace; exit code 0 means that the attempt is right.
+        hidden: a directory, or files, that are laid over the workspace before the check.
+        answer: what the agent has to say at the end; compared as `answers.is_same` says.
+        images: of the task: paths or addresses.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str = Field(pattern=ID)
+    task: str = Field(min_length=1, max_length=100_000)
+    workspace: str | Mapping[str, str | bytes] | None = None
+    setup: str | None = Field(default=None, min_length=1)
+    check: str | None = Field(default=None, min_length=1)
+    hidden: str | Mapping[str, str | bytes] | None = None
+    answer: str | None = Field(default=None, min_length=1)
+    images: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+
+
+def own_instance(row: Mapping[str, Any], folder: Path) -> Instance:
+    """Return the instance of a row.
+
+    Raises:
+        ValueError: it cannot be used.
+    """
+    found = OwnRow.model_validate(row)
+    if found.check is None and found.answer is None:
+        raise ValueError("it has neither a check nor an answer, so nothing could be scored")
+    return Instance(
+        found.id,
+        found.task,
+        workspace=_files(folder, "workspace", found.workspace),
+        hidden=_files(folder, "hidden", found.hidden),
+        setup=found.setup,
+        check=found.check,
+        answer=found.answer,
+        images=images_in(folder, found.images),
+        tags=found.tags,
+    )
+
+
+def images_in(folder: Path, images: tuple[str, ...]) -> tuple[str, ...]:
+    """Return pictures with their paths made absolute.
+
+    Raises:
+        ValueError: one cannot be read, or is no picture.
+    """
+    found = tuple(one if one.startswith((*ADDRESSES, DATA)) else str((folder / one).resolve()) for one in images)
+    try:
+        image_urls_of(found)
+    except UsageError as error:
+        raise ValueError(f"images: {error}") from error
+    return found
+
+
+def _files(folder: Path, name: str, place: str | Mapping[str, str | bytes] | None) -> Path | Files | None:
+    if place is None:
+        return None
+    if isinstance(place, Mapping):
+        wrong = [path for path in place if not is_safe(path)]
+        if wrong:
+            raise ValueError(f"{name}: {wrong[0]!r} is no relative path")
+        contents = {path: text.encode() if isinstance(text, str) else text for path, text in place.items()}
+        return FixedFiles({path: File(content) for path, content in contents.items()})
+    found = (folder / place).resolve()
+    if not found.is_dir():
+        raise ValueError(f"{name}: {found} is no directory")
+    return found

@@ -1,0 +1,164 @@
+"""`deckhands.evaluate`: an evaluation from a program, as `deckhands eval run` does it.
+
+Holds: what is asked for, and what has ended, is in `out`. A second call with the same arguments completes the first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial, wraps
+from os import PathLike
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from anyio.from_thread import start_blocking_portal
+
+from broker.contract.events import AgentSpec, Limits
+from broker.runtime.errors import UsageError
+from deckhands.cli.task_options import with_script_here
+from deckhands.datasets.dataset import absolute
+from deckhands.evaluation.directory import ASKED, RESULTS, Asked, ask, write_report
+from deckhands.evaluation.redoing import check_redo
+from deckhands.evaluation.results import Results, Row
+from deckhands.evaluation.running.carrying_out import SCRIPTED, Tuning, evaluate_plan, plan_of
+from deckhands.evaluation.running.record import Record
+from deckhands.settings import FaceSettings
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+ROWS = "dataset.jsonl"
+Dataset = str | PathLike[str] | Iterable[Mapping[str, Any]]
+
+
+async def evaluate_async(
+    dataset: Dataset,
+    models: str | Sequence[str],
+    *,
+    out: str | PathLike[str],
+    attempts: int = 1,
+    concurrency: int | None = None,
+    budget_usd: float | None = None,
+    agent: str = "CodeActAgent",
+    limits: Limits | None = None,
+    only: str = "",
+    part: str = "",
+    shuffle: bool = False,
+    seed: int = 0,
+    repositories: str | PathLike[str] | None = None,
+    retries: int | None = None,
+    until: str | None = None,
+    redo: Sequence[str] = (),
+    cluster: str | None = None,
+    on_row: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Evaluate models on a dataset, and return the summary when every attempt has ended.
+
+    Idempotent: what `out` has is not done again. The rest has the meaning of the options of `deckhands eval run`.
+
+    Args:
+        dataset: a name as for the command, or rows of our own format; paths in them are relative to `out`.
+        limits: of each attempt; tokens cannot be limited here.
+        cluster: the URL of a store; None: the running cluster, or a private one.
+        on_row: called with each result as soon as it is written; not for those that were there before.
+
+    Returns:
+        What `summary.json` has: `{"models": {MODEL: figures}}`.
+
+    Raises:
+        UsageError: an argument cannot be used; nothing has begun. Or another program carries out what `out` has.
+        StoreError: the cluster cannot be reached; call it again.
+    """
+    directory = Path(out)
+    names = _names(models)
+    limits = Limits() if limits is None else limits
+    mirrors = None if repositories is None else str(Path(repositories).resolve())  # noqa: ASYNC240
+    asked = Asked(
+        name="",
+        dataset=_written(dataset, directory),
+        models=tuple(map(model_here, names)),
+        attempts=attempts,
+        agent=agent,
+        max_iterations=limits.max_iterations,
+        max_budget=limits.max_budget_usd,
+        max_seconds=limits.max_seconds,
+        only=only,
+        part=part,
+        shuffle=shuffle,
+        seed=seed,
+        repositories=mirrors,
+    )
+    tuning = Tuning(at_once=concurrency, budget=budget_usd, retries=retries, until=until, redo=tuple(redo))
+    check_redo(redo, asked.instances())
+    tuning.check(len(names))
+    asked = ask(directory, asked)
+    plan = plan_of(directory, asked, tuning)
+    settings = FaceSettings.from_env()
+    if cluster is not None:
+        settings = replace(settings, url=cluster, environment={**settings.environment, "DECKHANDS_URL": cluster})
+    with Results(directory / RESULTS) as results, Record(directory) as record:
+
+        def keep(row: Row) -> None:
+            record.row(row)
+            on_row(row.model_dump())
+
+        place = asked.home or asked.name
+        await evaluate_plan(settings, place, plan, results, tuning, on_row=keep, on_standing=record.standing)
+    return dict(write_report(directory))
+
+
+def _names(models: str | Sequence[str]) -> list[str]:
+    names = [models] if isinstance(models, str) else list(models)
+    if not names or not all(names) or len(set(names)) < len(names):
+        raise UsageError("The argument models is empty, or has a name twice.", remedy="Pass one name, or several.")
+    return names
+
+
+def _blocking(work: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]:
+    @wraps(work)
+    def call(*arguments: P.args, **options: P.kwargs) -> R:
+        with start_blocking_portal() as portal:
+            result: R = portal.call(partial(work, *arguments, **options))
+            return result
+
+    return call
+
+
+evaluate = _blocking(evaluate_async)
+"""The blocking twin, for programs that are not asynchronous."""
+
+
+def model_here(model: str) -> str:
+    """Return a model's name as workers understand it: the path of a script is made absolute.
+
+    Raises:
+        UsageError: there is no such script.
+    """
+    if model == SCRIPTED:
+        return model
+    agent = AgentSpec()
+    spec = with_script_here(agent.model_copy(update={"llm": agent.llm.model_copy(update={"model": model})}))
+    return spec.llm.model or model
+
+
+def _written(dataset: Dataset, directory: Path) -> str:
+    """Return the name of a dataset; rows are written into the directory first."""
+    if isinstance(dataset, str | PathLike):
+        return absolute(str(dataset))
+    try:
+        text = "".join(json.dumps(dict(row), sort_keys=True) + "\n" for row in dataset)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"The argument dataset has a row that is no JSON: {error}.", remedy="Pass mappings."
+        ) from error
+    path = directory / ROWS
+    if (directory / ASKED).exists() and path.exists() and path.read_text(encoding="utf-8") != text:
+        raise UsageError(f"{directory} has another evaluation.", remedy="Name another directory with out.")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{directory} cannot be written: {error.strerror}.", remedy="Name another one.") from error
+    return str(path.resolve())

@@ -1,0 +1,40 @@
+"""`--redo`: attempts that begin again although they have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import click
+
+from broker.runtime.errors import UsageError
+from deckhands.datasets.instances import Instance
+from deckhands.evaluation.results import OUTCOMES
+from deckhands.evaluation.running.steering import Requeue
+
+redo_option = click.option(
+    "--redo", multiple=True, metavar="OUTCOME|ID",
+    help="Begin these again: attempts with this outcome, or of this instance; may be repeated.",
+)  # fmt: skip
+
+
+def check_redo(redo: Iterable[str], instances: Iterable[Instance]) -> None:
+    """Refuse what is neither an outcome nor an instance.
+
+    Raises:
+        UsageError: names it.
+    """
+    known = {*OUTCOMES, *(one.id for one in instances)}
+    for what in redo:
+        if what not in known:
+            raise UsageError(
+                f"--redo {what!r} is neither an outcome nor an instance of the dataset.",
+                remedy=f"Write one of {', '.join(OUTCOMES)}, or the id of an instance.",
+            )
+
+
+def orders_of(redo: Sequence[str]) -> list[Requeue]:
+    """Return the orders to begin attempts again; one that several mean begins again once."""
+    outcomes = tuple(what for what in redo if what in OUTCOMES)
+    instances = tuple(what for what in redo if what not in OUTCOMES)
+    orders = [Requeue(outcomes=outcomes)] if outcomes else []
+    return orders + ([Requeue(instances=instances)] if instances else [])

@@ -1,0 +1,194 @@
+"""Carry out the evaluation of a directory: on the running cluster or on a private one, shown and recorded meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from broker.contract.events import AgentSpec, Limits
+from deckhands.cli.connecting import cluster_client
+from deckhands.cli.output import note, print_json
+from deckhands.client.client import Client
+from deckhands.client.forking import Point
+from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec
+from deckhands.evaluation.answering import answer
+from deckhands.evaluation.directory import RESULTS, Asked, write_report, write_scripts
+from deckhands.evaluation.evaluation import Evaluation
+from deckhands.evaluation.plan import AT_ONCE, RETRIES, Plan
+from deckhands.evaluation.redoing import orders_of
+from deckhands.evaluation.results import BeingWritten, Results, Row
+from deckhands.evaluation.running.detaching import follow
+from deckhands.evaluation.running.record import Record
+from deckhands.evaluation.running.screen import Screen
+from deckhands.evaluation.running.standing import Standing
+from deckhands.evaluation.running.steering import Steering
+from deckhands.evaluation.running.stopping import ENOUGH, Until
+from deckhands.home import Home, supervising
+from deckhands.reading.summary import ExitCode
+from deckhands.reading.terminal import print_text
+from deckhands.settings import MODEL_VARIABLES, FaceSettings
+
+SCRIPTED = "scripted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """How an evaluation is carried out, as far as a command says; None: as an earlier one has said, or by default."""
+
+    at_once: int | None
+    budget: float | None
+    retries: int | None
+    until: str | None
+    redo: tuple[str, ...] = ()
+
+    def check(self, models: int) -> None:
+        """Refuse what cannot be used.
+
+        Raises:
+            UsageError: the criterion does not fit.
+        """
+        if self.until:
+            Until.parse(self.until, models)
+
+    def as_wishes(self) -> dict[str, object]:
+        """Return it as `Steering.wish` takes it."""
+        return {"at_once": self.at_once, "budget_usd": self.budget, "retries": self.retries, "until": self.until}
+
+    def as_arguments(self) -> list[str]:
+        """Return it as arguments of `eval attach`."""
+        given = {
+            "--concurrency": self.at_once,
+            "--budget": self.budget,
+            "--retries": self.retries,
+            "--until": self.until,
+        }
+        again = [("--redo", what) for what in self.redo]
+        return [part for pair in (*given.items(), *again) if pair[1] is not None for part in (pair[0], str(pair[1]))]
+
+
+def carry_out(directory: Path, asked: Asked, tuning: Tuning, *, follows: bool, as_json: bool | None) -> int:
+    """Carry an evaluation out, or what is left of it, and return the exit code.
+
+    Args:
+        as_json: how the summary is printed; None: it is not.
+        follows: if another command carries it out, show how it stands until that has ended.
+
+    Raises:
+        BeingWritten: another command carries it out.
+        UsageError, StoreError: it cannot be carried out.
+    """
+    plan = plan_of(directory, asked, tuning)
+    place, settings = asked.home or asked.name, FaceSettings.from_env()
+    results = _results(directory, asked.name, place, follows=follows)
+    with results, Record(directory) as record, Screen() as screen:
+
+        def on_standing(standing: Standing) -> None:
+            record.standing(standing)
+            screen.show(standing)
+
+        asyncio.run(evaluate_plan(settings, place, plan, results, tuning, on_row=record.row, on_standing=on_standing))
+    summary = write_report(directory)
+    answer(directory)
+    if as_json is not None:
+        show(summary, as_json=as_json)
+    abandoned = any(row.outcome == "infra-abandoned" for row in results.rows.values())
+    return int(ExitCode.ERROR if abandoned else ExitCode.FINISHED)
+
+
+def plan_of(directory: Path, asked: Asked, tuning: Tuning) -> Plan:
+    """Return the plan of an evaluation, with its scripts written.
+
+    Raises:
+        UsageError: the dataset or the tuning cannot be used.
+    """
+    instances = asked.instances()
+    tuning.check(len(asked.models))
+    return Plan(
+        asked.name,
+        instances,
+        asked.models,
+        attempts=asked.attempts,
+        agent=AgentSpec(name=asked.agent),
+        limits=Limits(
+            max_iterations=asked.max_iterations, max_budget_usd=asked.max_budget, max_seconds=asked.max_seconds
+        ),
+        at_once=tuning.at_once or AT_ONCE,
+        retries=RETRIES if tuning.retries is None else tuning.retries,
+        budget_usd=tuning.budget,
+        scripts=write_scripts(directory, instances) if SCRIPTED in asked.models else None,
+        until=tuning.until or "",
+        origin=Point.parse(asked.origin) if asked.origin else None,
+    )
+
+
+def show(summary: dict[str, Any], *, as_json: bool) -> None:
+    """Print the summary of an evaluation."""
+    if as_json:
+        print_json(summary)
+        return
+    for model, figures in summary["models"].items():
+        low, high = figures["pass@1_interval"]
+        outcomes = ", ".join(f"{count} {name}" for name, count in figures["outcomes"].items() if count)
+        print_text(
+            f"{model}: {outcomes}; pass@1 {figures.get('pass@1', 0.0):.1%} ({low:.1%} to {high:.1%}), "
+            f"${figures['cost_usd']['total']:.4f}; infrastructure failures: {figures['infrastructure_failures']} in "
+            f"{figures['conversations']:,} conversations, {figures['infrastructure_failures_per_1000']:.1f} per 1,000"
+        )
+        for cause in figures["causes"]:
+            if cause.startswith(ENOUGH):
+                print_text(f"Ended early: {cause.removeprefix(ENOUGH)}; the rest was not run.")
+
+
+def _results(directory: Path, name: str, place: str, *, follows: bool) -> Results:
+    while True:
+        try:
+            return Results(directory / RESULTS)
+        except BeingWritten:
+            if not follows:
+                raise
+            follow(directory, name, place)
+
+
+async def evaluate_plan(
+    settings: FaceSettings,
+    place: str,
+    plan: Plan,
+    results: Results,
+    tuning: Tuning,
+    *,
+    on_row: Callable[[Row], None],
+    on_standing: Callable[[Standing], None],
+) -> None:
+    """Carry out a plan on the cluster that the settings lead to.  Idempotent."""
+    async with _client(settings, place, plan) as client:
+        steering = Steering(client.store, plan.name)
+        await steering.wish(**tuning.as_wishes())
+        for order in orders_of(tuning.redo):
+            await steering.requeue(order)
+        await Evaluation(client, plan, results, on_row=on_row, on_standing=on_standing).run()
+
+
+@asynccontextmanager
+async def _client(settings: FaceSettings, place: str, plan: Plan) -> AsyncIterator[Client]:
+    """Connect to the running cluster, or start a private one that keeps what it has done for the next call."""
+    home = Home(settings.home)
+    if settings.url is not None or home.cluster_url is not None:
+        async with cluster_client(settings) as client:
+            yield client
+        return
+    folder = home.evaluation_folder(place)
+    home.prepare(folder)
+    known = {MODEL_VARIABLES[0]: plan.models[0]} if plan.models[0] != SCRIPTED else {}
+    with supervising(folder, "An evaluation"):
+        cluster = Cluster(ClusterSpec(folder, environment={**known, **settings.environment}), on_notice=note)
+        try:
+            await cluster.start()
+            await cluster.until_ready()
+            async with await Client.connect(cluster.url) as client:
+                yield client
+        finally:
+            await cluster.stop()

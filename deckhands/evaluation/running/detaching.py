@@ -1,0 +1,88 @@
+"""An evaluation that another command carries out: started so that it outlives this one, or followed."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from broker.runtime.errors import UsageError
+from deckhands.evaluation.directory import RESULTS
+from deckhands.evaluation.results import BeingWritten, Results
+from deckhands.evaluation.running.reaching import evaluation_client
+from deckhands.evaluation.running.screen import Screen
+from deckhands.evaluation.running.standing import standing_from
+from deckhands.evaluation.running.steering import Steering
+from deckhands.settings import FaceSettings
+
+LOG = "driver.log"
+PATIENCE_SECONDS = 3.0
+LOOK_SECONDS = 1.0
+LAST_LINES = 5
+
+
+def detach(directory: Path, options: Sequence[str], *, environment: Mapping[str, str] | None = None) -> int:
+    """Start a command that carries out the evaluation in a directory, and return its pid.
+
+    It has a session to itself, so it outlives the terminal; it writes to `driver.log` there.
+
+    Args:
+        environment: of the command; None: as here.
+
+    Raises:
+        UsageError: it has ended at once; says why.
+    """
+    log = directory / LOG
+    command = [sys.executable, "-P", "-m", "deckhands", "eval", "attach", str(directory), *options]
+    with log.open("ab") as out:
+        begins = out.tell()
+        child = subprocess.Popen(  # noqa: S603  (our own command)
+            command,
+            env=None if environment is None else dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+            close_fds=True,
+        )
+    try:
+        code = child.wait(timeout=PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.returncode = 0  # it is not waited for
+        return child.pid
+    if code:
+        said = log.read_bytes()[begins:].decode(errors="replace").strip().splitlines()[-LAST_LINES:]
+        raise UsageError(f"The evaluation has not begun: {' '.join(said) or f'exit code {code}'}.")
+    return child.pid
+
+
+def follow(directory: Path, name: str, place: str) -> None:
+    """Show how an evaluation stands that another command carries out, and return once that has ended."""
+    asyncio.run(_follow(directory, name, place))
+
+
+async def _follow(directory: Path, name: str, place: str) -> None:
+    settings = FaceSettings.from_env()
+    with Screen() as screen:
+        while is_driven(directory):
+            try:
+                async with evaluation_client(settings, place) as client:
+                    steering = Steering(client.store, name)
+                    while is_driven(directory):
+                        standing = standing_from((await steering.read()).standing)
+                        if standing is not None:
+                            screen.show(standing)
+                        await asyncio.sleep(LOOK_SECONDS)
+            except UsageError:  # its private store is not up yet, or no more
+                await asyncio.sleep(LOOK_SECONDS)
+
+
+def is_driven(directory: Path) -> bool:
+    """Say whether a command carries out the evaluation in a directory of this machine."""
+    try:
+        with Results(directory / RESULTS):
+            return False
+    except BeingWritten:
+        return True

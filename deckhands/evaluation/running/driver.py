@@ -1,0 +1,337 @@
+"""Which attempt of an evaluation begins when: as many at once as helps, and as somebody wants meanwhile.
+
+Holds: every attempt ends with one row of its round. The driver keeps nothing that is not in the store or in the rows:
+another one continues where it died. What is wanted is read about once a second.
+Does not: carry an attempt out; `Evaluation` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import replace
+
+from broker.runtime.clock import SYSTEM_CLOCK
+from broker.runtime.errors import UsageError
+from deckhands.client.client import Client
+from deckhands.client.many import for_each
+from deckhands.evaluation.plan import Attempt, Plan
+from deckhands.evaluation.results import Outcome, Results, Row
+from deckhands.evaluation.running.load import ClusterLoad
+from deckhands.evaluation.running.pace import HostPace, ModelPace
+from deckhands.evaluation.running.standing import Meter, Standing, standing_of
+from deckhands.evaluation.running.steering import AttemptKey, Requeue, Steering, Wanted, Wishes
+from deckhands.evaluation.running.stopping import ENOUGH, Until
+from deckhands.evaluation.running.under_way import UnderWay, unscored
+from deckhands.evaluation.running.watch import Watch
+
+LOOK_SECONDS = 1.0
+MANY_ROWS = 500
+"""With more of them, it is looked whether enough is known only once in `LOOK_SECONDS`."""
+TOLD_SECONDS = 0.2
+SHOWN_EVERY = 2
+"""Looks, after which the store gets how it stands."""
+
+Act = Callable[[UnderWay], Awaitable[Row]]
+OnRow = Callable[[Row], None]
+OnStanding = Callable[[Standing], None]
+
+
+class Driver:
+    """Carries out a plan, or what is left of it, by calling something for each attempt."""
+
+    def __init__(
+        self,
+        client: Client,
+        plan: Plan,
+        results: Results,
+        act: Act,
+        *,
+        on_row: OnRow = lambda _: None,
+        on_standing: OnStanding = lambda _: None,
+    ) -> None:
+        self.plan = plan
+        self.watch = Watch(client)
+        self._client = client
+        self._results = results
+        self._act = act
+        self._on_row, self._on_standing = on_row, on_standing
+        self._steering = Steering(client.store, plan.name)
+        self._load = ClusterLoad(client.store)
+        self._all = plan.all_attempts()
+        self._rounds: dict[AttemptKey, int] = {}
+        self._pending: dict[str, deque[Attempt]] = {model: deque() for model in plan.models}
+        self._under_way: dict[AttemptKey, UnderWay] = {}
+        self._hosts = HostPace(plan.at_once)
+        self._models = {model: ModelPace(plan.at_once) for model in plan.models}
+        if not plan.is_paced:
+            for pace in (self._hosts.pace, *(model.pace for model in self._models.values())):
+                pace.limit = plan.at_once
+        self._state = "running"
+        self._stopped = ""
+        self._judged_at = self._told_at = 0.0
+        self._meter = Meter(results.rows.values())
+        self._changed = asyncio.Event()
+        self._taking_in = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Return when every attempt has its row.  Idempotent.
+
+        Raises:
+            StoreError: the store cannot be used.
+            UsageError: an attempt cannot be begun here, or what is wanted cannot be used.
+        """
+        self._check()
+        self._rounds = dict((await self._steering.read()).rounds)
+        self._fill()
+        await self._take_in()
+        helpers = [asyncio.create_task(self.watch.run()), asyncio.create_task(self._look_again())]
+        for helper in helpers:
+            helper.add_done_callback(lambda _: self._changed.set())
+        try:
+            await self._until_done(helpers)
+            await self._show()
+        finally:
+            tasks = [*helpers, *(one.carrying_out for one in self._under_way.values() if one.carrying_out)]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _until_done(self, helpers: list[asyncio.Task[None]]) -> None:
+        while True:
+            self._changed.clear()
+            for helper in helpers:
+                if helper.done():
+                    helper.result()  # raises what it has failed with
+            await self._end_ended()
+            self._stop_early()
+            self._begin()
+            self._tell()
+            if not self._under_way and not self._has_pending:
+                await self._take_in()
+                if not self._under_way and not self._has_pending:
+                    return
+                continue
+            await self._changed.wait()
+
+    @property
+    def _has_pending(self) -> bool:
+        return any(self._pending.values())
+
+    def _fill(self) -> None:
+        for attempt in self._all:
+            row = self._results.rows.get(attempt.key)
+            if row is None or row.round < self._rounds.get(attempt.key, 0):
+                self._pending[attempt.model].append(attempt)
+
+    def _begin(self) -> None:
+        """Begin as many attempts as may be under way, of each model in turn."""
+        if self._state == "cancelled":
+            self._leave_out("not-run", "cancelled")
+        if self._state != "running":
+            return
+        if self._is_spent():
+            self._leave_out("limit", "evaluation_budget")
+        while len(self._under_way) < self._hosts.pace.limit:
+            begun = [self._begin_one(model) for model, attempts in self._pending.items() if attempts]
+            if not any(begun):
+                return
+
+    def _begin_one(self, model: str) -> bool:
+        under_way = sum(key[0] == model for key in self._under_way)
+        if under_way >= self._models[model].pace.limit or len(self._under_way) >= self._hosts.pace.limit:
+            return False
+        attempt = self._pending[model].popleft()
+        one = UnderWay(attempt, self._rounds.get(attempt.key, 0), SYSTEM_CLOCK.monotonic())
+        self._under_way[attempt.key] = one
+        task = asyncio.ensure_future(self._act(one))
+        one.carrying_out = task
+        task.add_done_callback(lambda _: self._changed.set())
+        return True
+
+    def _is_spent(self) -> bool:
+        budget = self.plan.budget_usd
+        under_way = sum(one.seen.cost_usd for one in self._under_way.values())
+        return budget is not None and self._meter.cost_usd + under_way >= budget
+
+    async def _end_ended(self) -> None:
+        for key, one in list(self._under_way.items()):
+            if one.carrying_out is not None and one.carrying_out.done():
+                del self._under_way[key]
+                self._add([one.carrying_out.result()])
+
+    def _add(self, rows: list[Row]) -> None:
+        if not rows:
+            return
+        self._results.add_all(rows)
+        for row in rows:
+            self._meter.add(row)
+            self._on_row(row)
+
+    def _leave_out(self, outcome: Outcome, cause: str, *, keeps_requeued: bool = False) -> None:
+        """End what has not begun."""
+        rows = []
+        for model, attempts in self._pending.items():
+            kept = [one for one in attempts if keeps_requeued and self._rounds.get(one.key, 0)]
+            rows += [unscored(one, self._rounds.get(one.key, 0), outcome, cause) for one in attempts if one not in kept]
+            self._pending[model] = deque(kept)
+        self._add(rows)
+
+    def _stop_early(self) -> None:
+        """End what has not begun, once enough is known."""
+        now = SYSTEM_CLOCK.monotonic()
+        if not self.plan.until or not self._has_pending or not self._meter.has_news:
+            return
+        if len(self._results.rows) > MANY_ROWS and now - self._judged_at < LOOK_SECONDS:
+            return
+        self._judged_at = now
+        self._meter.has_news = False
+        known = Until.parse(self.plan.until, len(self.plan.models)).is_reached(self._all, self._results.rows)
+        if known:
+            self._stopped = known
+            self._leave_out("not-run", f"{ENOUGH}{known}", keeps_requeued=True)
+
+    async def _look_again(self) -> None:
+        """Look at what is wanted, and at how much there may be at once."""
+        looks = 0
+        while True:
+            looks += 1
+            await self._take_in()
+            await self._set_pace()
+            self._tell(is_due=True)
+            if looks % SHOWN_EVERY == 1:
+                await self._show()
+            self._changed.set()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _show(self) -> None:
+        now = self._client.store.clock.now().timestamp()
+        standing = self.standing()
+        self._on_standing(standing)
+        await self._steering.show({**standing.as_json(), "at": round(now, 3)})
+
+    def _tell(self, *, is_due: bool = False) -> None:
+        now = SYSTEM_CLOCK.monotonic()
+        if is_due or now - self._told_at >= TOLD_SECONDS:
+            self._told_at = now
+            self._on_standing(self.standing())
+
+    async def _set_pace(self) -> None:
+        now = SYSTEM_CLOCK.monotonic()
+        under_way = list(self._under_way.values())
+        hosts, calls = await self._load.read(now, starting=sum(one.starts for one in under_way))
+        self._meter.refused += calls.refused
+        if not self.plan.is_paced:
+            return
+        self._hosts.tick(now, len(under_way), hosts)
+        for model, pace in self._models.items():
+            own = [one for one in under_way if one.attempt.model == model]
+            held = sum(one.seen.state == "rate_limited" for one in own)
+            is_refused = held > 0 or len(self._models) == 1
+            pace.tick(now, len(own), calls, is_refused=is_refused, in_queue=held)
+
+    async def _take_in(self) -> None:
+        """Do what is wanted; what is done already changes nothing."""
+        async with self._taking_in:
+            await self._obey(await self._steering.read())
+
+    async def _obey(self, wanted: Wanted) -> None:
+        self._rounds = dict(wanted.rounds)
+        wishes = wanted.wishes
+        for order_id, order in wanted.orders.items():
+            await self._requeue(order_id, order)
+        self._retune(wishes)
+        if wishes.state != self._state:
+            before, self._state = self._state, wishes.state
+            if self._state == "cancelled":
+                await self._cancel(list(self._under_way.values()), requeues=False)
+            elif self._state == "paused":
+                await self._each(self._client.pause)
+            elif before == "paused":
+                await self._each(self._client.resume)
+
+    def _retune(self, wishes: Wishes) -> None:
+        plan = self.plan
+        budget = plan.budget_usd if wishes.budget_usd is None else wishes.budget_usd
+        until = plan.until if wishes.until is None else wishes.until
+        retries = plan.retries if wishes.retries is None else wishes.retries
+        at_once = wishes.at_once or plan.at_once
+        if at_once != plan.at_once:
+            self._hosts.pace.set_ceiling(at_once)
+            for model in self._models.values():
+                model.pace.set_ceiling(at_once)
+        if until != plan.until:
+            try:
+                Until.parse(until, len(plan.models))
+            except UsageError:
+                until = plan.until  # the command that wrote it has checked it; somebody else did not
+            self._meter.has_news = True
+        self.plan = replace(plan, at_once=at_once, budget_usd=budget, until=until, retries=retries)
+
+    async def _requeue(self, order_id: str, order: Requeue) -> None:
+        rows = self._results.rows
+        meant = [
+            key for key, row in rows.items() if key not in self._under_way and not self._waits(key) and order.means(row)
+        ]
+        running = [one for key, one in self._under_way.items() if order.means_running(key)]
+        rounds = {key: rows[key].round + 1 for key in meant} | {one.attempt.key: one.round + 1 for one in running}
+        await self._steering.granted(order_id, rounds)
+        self._rounds |= rounds
+        self._meter.forget(rows[key] for key in meant)
+        for attempt in self._all:
+            if attempt.key in meant:
+                self._pending[attempt.model].append(attempt)
+        await self._cancel(running, requeues=True)
+
+    def _waits(self, key: AttemptKey) -> bool:
+        return self._rounds.get(key, 0) > (self._results.rows[key].round if key in self._results.rows else -1)
+
+    async def _cancel(self, those: list[UnderWay], *, requeues: bool) -> None:
+        """End attempts that are under way; they begin again in their next round, or get their rows."""
+        those = [one for one in those if one.carrying_out is not None and not one.carrying_out.done()]
+        for one in those:
+            self._under_way.pop(one.attempt.key, None)
+            if requeues:
+                self._pending[one.attempt.model].appendleft(one.attempt)
+            assert one.carrying_out is not None
+            one.carrying_out.cancel()
+        await asyncio.gather(*(one.carrying_out for one in those if one.carrying_out), return_exceptions=True)
+        for one in those:
+            if one.conversation_id:
+                with contextlib.suppress(UsageError):
+                    await self._client.cancel(one.conversation_id)
+        if not requeues:
+            self._add([one.row("not-run", "cancelled") for one in those])
+
+    async def _each(self, ask: Callable[[str], Awaitable[None]]) -> None:
+        async def one(conversation_id: str) -> None:
+            with contextlib.suppress(UsageError):  # it is over, or was not begun yet
+                await ask(conversation_id)
+
+        working = [one.conversation_id for one in self._under_way.values() if one.phase == "works"]
+        await for_each(_items(working), one)
+
+    def _check(self) -> None:
+        if self.plan.until:
+            Until.parse(self.plan.until, len(self.plan.models))
+
+    def standing(self) -> Standing:
+        """Return how it stands now."""
+        return standing_of(
+            self.plan,
+            self._under_way.values(),
+            state=self._state,
+            pending=sum(map(len, self._pending.values())),
+            hosts=self._hosts,
+            models=self._models,
+            stopped=self._stopped,
+            meter=self._meter,
+            now=SYSTEM_CLOCK.monotonic(),
+        )
+
+
+async def _items(names: Iterable[str]) -> AsyncIterator[str]:
+    for name in names:
+        yield name

@@ -1,0 +1,199 @@
+"""How many attempts may be under way: more while nothing hurts, fewer once something does (AIMD).
+
+A `Pace` is one limit. It doubles until something has hurt for the first time, then grows by steps. When something
+hurts, it shrinks by a share, and waits until that can have shown. One for the machines looks at what workers report of
+their hosts and at sandboxes that start; one for each model looks at refusals for its quota (429) and at latency.
+
+Holds: values in, values out; the caller has the clock. A limit is never below its floor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+START = 8
+"""How many attempts begin without further ado; also the least that a loaded host leaves of a larger ceiling."""
+STEP_SHARE = 0.05
+KEPT_OF_LIMIT = 0.7
+QUIET_SECONDS = 10.0
+"""After a limit has shrunk."""
+
+FULL_CPU, FULL_STALLED_CPU = 0.92, 0.5
+HIGH_STALLED_CPU = 0.9
+LITTLE_MEMORY, HARDLY_ANY_MEMORY = 0.15, 0.07
+STALLED_MEMORY, HIGH_STALLED_MEMORY = 0.1, 0.3
+STALLED_IO = 0.5
+STARTS_PER_WORKER = 4
+"""Attempts that wait for their first tool, of each tool worker."""
+
+SLOWER, AS_FAST = 3.0, 1.5
+"""Latency that is so many times the best one, without more calls a second, is a queue in front of the model, if there
+are clearly more attempts than there were when it was about as fast. Prompts that get longer make calls slower too."""
+MORE_CALLS, MORE_ATTEMPTS = 1.1, 1.3
+FEWEST_CALLS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """What the most loaded machine of workers says; see `broker.runtime.host_load`. None: it does not say.
+
+    Attributes:
+        starting: attempts that wait for their first tool.
+        tool_workers: how many there are.
+    """
+
+    cpu: float | None = None
+    memory_free: float | None = None
+    cpu_stalled: float | None = None
+    memory_stalled: float | None = None
+    io_stalled: float | None = None
+    starting: int = 0
+    tool_workers: int = 0
+
+    @property
+    def hurts(self) -> str:
+        """What is short so that fewer attempts would be better; empty: nothing."""
+        if (self.memory_free is not None) and self.memory_free < HARDLY_ANY_MEMORY:
+            return f"memory of a host: {self.memory_free:.0%} is free"
+        if (self.memory_stalled or 0.0) > HIGH_STALLED_MEMORY:
+            return f"memory of a host: work stalls {self.memory_stalled:.0%} of the time"
+        if (self.cpu_stalled or 0.0) > HIGH_STALLED_CPU and (self.cpu or 0.0) > FULL_CPU:
+            return f"CPU of a host: work stalls {self.cpu_stalled:.0%} of the time"
+        return ""
+
+    @property
+    def binds(self) -> str:
+        """What is short so that more attempts would not help; empty: nothing."""
+        if self.hurts:
+            return self.hurts
+        if (self.memory_free is not None) and self.memory_free < LITTLE_MEMORY:
+            return f"memory of a host: {self.memory_free:.0%} is free"
+        if (self.memory_stalled or 0.0) > STALLED_MEMORY:
+            return f"memory of a host: work stalls {self.memory_stalled:.0%} of the time"
+        if (self.cpu or 0.0) > FULL_CPU and (self.cpu_stalled is None or self.cpu_stalled > FULL_STALLED_CPU):
+            return f"CPU of a host: {self.cpu:.0%} busy"
+        if (self.io_stalled or 0.0) > STALLED_IO:
+            return f"disks of a host: work stalls {self.io_stalled:.0%} of the time"
+        if self.starting >= STARTS_PER_WORKER * max(1, self.tool_workers):
+            return f"{self.starting} sandboxes start"
+        return ""
+
+
+@dataclass(slots=True)
+class Pace:
+    """One limit.
+
+    Attributes:
+        ceiling: which it never exceeds.
+        floor: the least that it comes to, below its ceiling.
+        found: the limits at which something hurt, the latest last.
+    """
+
+    ceiling: int
+    floor: int = 1
+    limit: int = 0
+    found: list[int] = field(default_factory=list)
+    quiet_until: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.limit = self.limit or min(self.ceiling, START)
+
+    def set_ceiling(self, ceiling: int) -> None:
+        """Change the ceiling; the limit follows it downwards at once, and upwards as it grows."""
+        self.ceiling = ceiling
+        self.limit = min(ceiling, max(self.limit, self.floor if self.found else START))
+
+    def grow(self, now: float, under_way: int) -> None:
+        """Allow more, if what is allowed is used and nothing has hurt lately."""
+        if under_way < self.limit or now < self.quiet_until:
+            return
+        step = max(1, int(self.limit * STEP_SHARE)) if self.found else self.limit
+        self.limit = min(self.ceiling, self.limit + step)
+
+    def shrink(self, now: float, under_way: int) -> bool:
+        """Allow fewer than there are; says whether it did, which it does once in `QUIET_SECONDS`."""
+        if now < self.quiet_until or self.limit <= self.floor:
+            return False
+        self.quiet_until = now + QUIET_SECONDS
+        used = max(1, min(self.limit, under_way))
+        self.found.append(used)
+        self.limit = min(self.ceiling, max(self.floor, int(used * KEPT_OF_LIMIT)))
+        return True
+
+
+class HostPace:
+    """The limit that machines set."""
+
+    def __init__(self, ceiling: int) -> None:
+        self.pace = Pace(ceiling, floor=START)
+        self.bound = ""
+
+    def tick(self, now: float, under_way: int, hosts: Hosts) -> None:
+        """Look at the machines again."""
+        self.bound = hosts.binds
+        if hosts.hurts:
+            self.pace.shrink(now, under_way)
+        elif not self.bound:
+            self.pace.grow(now, under_way)
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Calls of models since the last look, of the whole cluster.
+
+    Attributes:
+        refused: 429s.
+        answered: calls, with `seconds` of latency in all, within `over_seconds`.
+    """
+
+    refused: int = 0
+    answered: int = 0
+    seconds: float = 0.0
+    over_seconds: float = 1.0
+
+
+class ModelPace:
+    """The limit that a model sets, known by its refusals and its latency alone."""
+
+    def __init__(self, ceiling: int) -> None:
+        self.pace = Pace(ceiling)
+        self.bound = ""
+        self._best_seconds = self._best_rate = 0.0
+        self._fast_at = 0
+        self._answered, self._seconds, self._over = 0, 0.0, 0.0
+
+    def tick(self, now: float, under_way: int, calls: Calls, *, is_refused: bool, in_queue: int) -> None:
+        """Look at the calls again.
+
+        Args:
+            is_refused: some of the refusals were this model's.
+            in_queue: attempts that wait for the quota table to let them call; it needs no limit of ours.
+        """
+        if is_refused and calls.refused:
+            if self.pace.shrink(now, under_way):
+                self.bound = f"429s: they came at {self.pace.found[-1]} at once"
+        elif self._is_slow(calls, under_way):
+            if self.pace.shrink(now, under_way):
+                self.bound = f"latency: it grew without more replies at {self.pace.found[-1]} at once"
+        elif in_queue:
+            self.bound = f"the quota table: {in_queue} wait for their turn"
+        else:
+            if not self.pace.found:
+                self.bound = ""
+            self.pace.grow(now, under_way)
+
+    def _is_slow(self, calls: Calls, under_way: int) -> bool:
+        self._answered, self._seconds = self._answered + calls.answered, self._seconds + calls.seconds
+        self._over += calls.over_seconds
+        if self._answered < FEWEST_CALLS:
+            return False
+        latency, rate = self._seconds / self._answered, self._answered / max(self._over, 0.001)
+        self._answered, self._seconds, self._over = 0, 0.0, 0.0
+        is_queue = 0.0 < SLOWER * self._best_seconds < latency and rate < MORE_CALLS * self._best_rate
+        is_slow = is_queue and under_way > MORE_ATTEMPTS * self._fast_at
+        if latency < self._best_seconds or not self._best_seconds:
+            self._best_seconds = latency
+        if latency <= AS_FAST * self._best_seconds:
+            self._fast_at = max(self._fast_at, under_way)
+        self._best_rate = max(self._best_rate, rate)
+        return is_slow

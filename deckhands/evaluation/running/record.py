@@ -1,0 +1,65 @@
+"""The record of an evaluation for programs: `progress.jsonl` in its directory, a JSON object a line.
+
+    {"kind": "standing", "at": "…", "state": "running", "ended": 12, "under_way": 8, "bound": "-n 8", …}
+    {"kind": "ended", "at": "…", "instance": "…", "model": "…", "attempt": 1, "outcome": "resolved", …}
+
+Holds: lines are only added; a driver that continues adds to those of the one before.
+Does not: decide anything; results are in `results.jsonl`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from broker.runtime.clock import SYSTEM_CLOCK
+from broker.runtime.errors import UsageError
+from deckhands.evaluation.results import Row
+from deckhands.evaluation.running.standing import Standing
+
+PROGRESS = "progress.jsonl"
+EVERY_SECONDS = 5.0
+LEFT_OUT = {"evidence", "patch"}
+
+
+class Record:
+    """Adds to the record."""
+
+    def __init__(self, directory: Path) -> None:
+        """Open it.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        path = directory / PROGRESS
+        try:
+            self._file = path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written: {error.strerror}.") from error
+        self._written_at = float("-inf")
+        self._state: tuple[str, str] = ("", "")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._file.close()
+
+    def row(self, row: Row) -> None:
+        """Add an attempt that has ended; `results.jsonl` has its evidence and patch."""
+        self._add("ended", row.model_dump(mode="json", exclude=LEFT_OUT))
+
+    def standing(self, standing: Standing) -> None:
+        """Add how it stands, every five seconds and whenever another limit binds."""
+        now, state = SYSTEM_CLOCK.monotonic(), (standing.state, standing.bound)
+        if now - self._written_at < EVERY_SECONDS and state == self._state:
+            return
+        self._written_at, self._state = now, state
+        self._add("standing", {name: value for name, value in standing.as_json().items() if name != "attempts"})
+
+    def _add(self, kind: str, fields: dict[str, Any]) -> None:
+        line = {"kind": kind, "at": SYSTEM_CLOCK.now().isoformat(timespec="milliseconds")} | fields
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()

@@ -1,0 +1,115 @@
+"""When enough is known, so that an evaluation may stop before all attempts have ended.
+
+`ci=3%`    the 95 % interval of each model's pass@1 reaches at most 3 points to either side
+`decided`  the first model is known to be better or worse than each of the others on the same instances
+
+Holds: attempts count in the order in which they begin, up to the first that has not ended: quick ones do not decide
+for slow ones. A comparison that is looked at again and again has to be tested so: an instance that only one model
+resolves counts for it, and the bets on that (a mixture over all probabilities) win 20 to 1 by chance in at most 5 % of
+all evaluations, however often they are looked at (Ville's inequality).
+Does not: make the interval hold for every look; it is the one that the report has.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from broker.runtime.errors import UsageError
+from deckhands.evaluation.plan import Attempt
+from deckhands.evaluation.results import Row
+from deckhands.evaluation.statistics import resolved_by_instance, summary_of, wilson
+
+DECIDED = "decided"
+ENOUGH = "enough is known: "
+"""How the cause begins of attempts that were not run for it."""
+FEWEST_INSTANCES = 20
+"""Fewer say nothing about how far results differ from each other."""
+ODDS = 20.0
+
+_INTERVAL = re.compile(r"ci=(?:±|\+-|\+/-)?(\d{1,2}(?:\.\d+)?)%?")
+
+
+@dataclass(frozen=True, slots=True)
+class Until:
+    """A criterion.
+
+    Attributes:
+        half_width: of the interval, as a share; None: `decided`.
+    """
+
+    text: str
+    half_width: float | None = None
+
+    @classmethod
+    def parse(cls, text: str, models: int) -> Until:
+        """Read a criterion.
+
+        Raises:
+            UsageError: it is none, or compares models where there is one.
+        """
+        if text == DECIDED:
+            if models < 2:
+                raise UsageError("--until decided compares models, and there is one.", remedy="Name more with --model.")
+            return cls(text)
+        found = _INTERVAL.fullmatch(text)
+        if found is None or not 0 < float(found[1]) < 50:
+            raise UsageError(f"--until {text!r} is no criterion.", remedy="Write ci=3% or decided.")
+        return cls(text, float(found[1]) / 100)
+
+    def is_reached(self, attempts: Sequence[Attempt], rows: Mapping[tuple[str, str, int], Row]) -> str:
+        """Return what is known by now, as text; empty: not enough.
+
+        Args:
+            attempts: all of them, in the order in which they begin.
+        """
+        ended = ended_in_order(attempts, rows)
+        models = list(dict.fromkeys(attempt.model for attempt in attempts))
+        return self._interval(ended, models) if self.half_width is not None else _decided(ended, models)
+
+    def _interval(self, rows: Sequence[Row], models: Sequence[str]) -> str:
+        assert self.half_width is not None
+        figures = summary_of(rows)["models"]
+        for model in models:
+            resolved = resolved_by_instance(rows, model)
+            if len(resolved) < FEWEST_INSTANCES or "pass@1" not in figures[model]:
+                return ""
+            share, (low, high) = figures[model]["pass@1"], figures[model]["pass@1_interval"]
+            if low == high:  # every instance has the same share, which says nothing about further ones
+                low, high = wilson(sum(resolved.values()), len(resolved))
+            if max(high - share, share - low) > self.half_width:
+                return ""
+        return f"pass@1 is known to ±{self.half_width:.1%}"
+
+
+def ended_in_order(attempts: Sequence[Attempt], rows: Mapping[tuple[str, str, int], Row]) -> list[Row]:
+    """Return the rows of the attempts up to the first that has not ended."""
+    found = []
+    for attempt in attempts:
+        row = rows.get(attempt.key)
+        if row is None:
+            break
+        found.append(row)
+    return found
+
+
+def odds(wins: int, losses: int) -> float:
+    """Return how far bets on unequal chances have won, where each of them was even: 2^n * B(wins + 1, losses + 1)."""
+    n = wins + losses
+    return math.exp(n * math.log(2) + math.lgamma(wins + 1) + math.lgamma(losses + 1) - math.lgamma(n + 2))
+
+
+def _decided(rows: Sequence[Row], models: Sequence[str]) -> str:
+    first = resolved_by_instance(rows, models[0])
+    said = []
+    for other in models[1:]:
+        second = resolved_by_instance(rows, other)
+        both = first.keys() & second.keys()
+        wins = sum(first[name] and not second[name] for name in both)
+        losses = sum(second[name] and not first[name] for name in both)
+        if odds(wins, losses) < ODDS:
+            return ""
+        said.append(f"{models[0]} is {'better' if wins > losses else 'worse'} than {other} ({wins} : {losses})")
+    return "; ".join(said)

@@ -1,0 +1,315 @@
+"""`deckhands eval pause`, `resume`, `retune`, `requeue`, `cancel` and `status`: steer an evaluation while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import click
+
+from broker.conversations.conversations import ConversationRow
+from broker.conversations.selection import Selected, Selection
+from broker.runtime.errors import UsageError
+from broker.specs.agent_state import TERMINAL_STATES, AgentState
+from deckhands.cli.choosing import require_agreement, yes_option
+from deckhands.cli.options import json_option
+from deckhands.cli.output import note, print_json
+from deckhands.cli.verbs import options_as
+from deckhands.client.client import Client
+from deckhands.client.many import for_each
+from deckhands.evaluation.plan import LABEL
+from deckhands.evaluation.results import OUTCOMES
+from deckhands.evaluation.running.reaching import FRESH_SECONDS, evaluation_client, named
+from deckhands.evaluation.running.standing import standing_from
+from deckhands.evaluation.running.steering import MAX_AT_ONCE, Requeue, Steering, Wanted
+from deckhands.evaluation.running.stopping import Until
+from deckhands.reading.terminal import print_text
+from deckhands.settings import FaceSettings
+
+CHECK_AGENT = "CheckAgent"
+RUNNING = "running"
+LOOKS, LOOK_SECONDS = 20, 0.25
+
+T = TypeVar("T")
+
+
+class AtOnce(click.ParamType):  # type: ignore[type-arg]
+    """`auto`, or a number."""
+
+    name = "N|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the ceiling."""
+        if value == "auto":
+            return MAX_AT_ONCE
+        return int(click.IntRange(1, MAX_AT_ONCE).convert(value, param, ctx))
+
+
+class UntilText(click.ParamType):  # type: ignore[type-arg]
+    """A criterion of `stopping.Until`."""
+
+    name = "ci=3%|decided"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return it as it is, if it is one."""
+        if value != "":
+            try:
+                Until.parse(str(value), 2)
+            except UsageError as error:
+                self.fail(f"{error.message} {error.remedy}", param, ctx)
+        return str(value)
+
+
+evaluation_argument = click.argument("evaluation", metavar="DIR|NAME")
+at_once_option = click.option(
+    "-n", "--concurrency", "at_once", type=AtOnce(),
+    help="How many attempts may be under way at most; `auto`: as many as help. By default 4.",
+)  # fmt: skip
+budget_option = click.option(
+    "--budget", type=click.FloatRange(min=0),
+    help="Begin no attempt once all of them have cost so much, in USD; `inf`: no limit.",
+)  # fmt: skip
+retries_option = click.option(
+    "--retries", type=click.IntRange(0, 100),
+    help="How often an attempt that the infrastructure has failed is begun again. By default 3.",
+)  # fmt: skip
+until_option = click.option(
+    "--until", type=UntilText(), metavar="ci=3%|decided",
+    help="Begin no more once each model's pass@1 is known so well, or the first model is known to be better or worse.",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class OneOptions:
+    """Options of `pause` and `resume`."""
+
+    evaluation: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelOptions:
+    """Options of `cancel`."""
+
+    evaluation: str
+    is_sure: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StatusOptions:
+    """Options of `status`."""
+
+    evaluation: str
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetuneOptions:
+    """Options of `retune`."""
+
+    evaluation: str
+    at_once: int | None
+    budget: float | None
+    retries: int | None
+    until: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequeueOptions:
+    """Options of `requeue`."""
+
+    evaluation: str
+    outcomes: tuple[str, ...]
+    causes: tuple[str, ...]
+    instances: tuple[str, ...]
+    models: tuple[str, ...]
+
+
+@click.command()
+@evaluation_argument
+@options_as(OneOptions)
+def pause(options: OneOptions) -> None:
+    """Begin nothing more, and pause what is under way; what a model or a tool does right now is finished."""
+
+    async def act(client: Client, steering: Steering, _: Wanted) -> int:
+        await steering.wish(state="paused")
+        return await _ask_all(client, options.evaluation, client.pause, _works)
+
+    number = _steer(options.evaluation, act)
+    note(f"The evaluation is paused, with {number} attempts under way. `deckhands eval resume` continues it.")
+
+
+@click.command()
+@evaluation_argument
+@options_as(OneOptions)
+def resume(options: OneOptions) -> None:
+    """Continue an evaluation that was paused or cancelled; cancelled attempts come back with `requeue`."""
+
+    async def act(client: Client, steering: Steering, wanted: Wanted) -> bool:
+        await steering.wish(state="running")
+        await _ask_all(client, options.evaluation, client.resume, lambda row: row.state == AgentState.PAUSED)
+        return await _is_driven(client, wanted)
+
+    _note_driver("The evaluation continues.", _steer(options.evaluation, act))
+
+
+@click.command()
+@evaluation_argument
+@at_once_option
+@budget_option
+@retries_option
+@until_option
+@options_as(RetuneOptions)
+def retune(options: RetuneOptions) -> None:
+    """Change how an evaluation is carried out, from now on. `--until ""` takes a criterion back."""
+    wishes = {
+        "at_once": options.at_once,
+        "budget_usd": options.budget,
+        "retries": options.retries,
+        "until": options.until,
+    }
+    if all(value is None for value in wishes.values()):
+        raise UsageError("Nothing is to be changed.", remedy="Name -n, --budget, --retries or --until.")
+
+    async def act(client: Client, steering: Steering, wanted: Wanted) -> bool:
+        await steering.wish(**wishes)
+        return await _is_driven(client, wanted)
+
+    _note_driver("It holds from now on.", _steer(options.evaluation, act))
+
+
+@click.command()
+@evaluation_argument
+@click.option(
+    "--state", "outcomes", multiple=True, type=click.Choice([*OUTCOMES, RUNNING]),
+    help="Attempts that ended so; `running`: those under way.",
+)  # fmt: skip
+@click.option("--class", "causes", multiple=True, metavar="CODE", help="With this cause, or a failure of this code.")
+@click.option("--id", "instances", multiple=True, metavar="INSTANCE", help="Of these instances.")
+@click.option("--model", "models", multiple=True, help="With these models, as the results name them.")
+@options_as(RequeueOptions)
+def requeue(options: RequeueOptions) -> None:
+    """Begin attempts again that have ended, or are under way; the new results replace the old ones.
+
+    Each option narrows what is meant; repeat one to name several.
+    """
+    order = Requeue(
+        outcomes=options.outcomes, causes=options.causes, instances=options.instances, models=options.models
+    )
+    if order == Requeue():
+        raise UsageError("It is not said which attempts are meant.", remedy="Name --state, --class, --id or --model.")
+
+    async def act(client: Client, steering: Steering, wanted: Wanted) -> bool:
+        if wanted.wishes.state == "cancelled":
+            await steering.wish(state=RUNNING)
+        await steering.requeue(order)
+        return await _is_driven(client, wanted)
+
+    _note_driver("These attempts begin again.", _steer(options.evaluation, act))
+
+
+@click.command()
+@evaluation_argument
+@yes_option
+@options_as(CancelOptions)
+def cancel(options: CancelOptions) -> None:
+    """End an evaluation: attempts under way are stopped, and all that have no result end as not run."""
+    if not options.is_sure:
+        require_agreement("The attempts of this evaluation that have not ended", "cancelled")
+
+    async def act(client: Client, steering: Steering, wanted: Wanted) -> bool:
+        await steering.wish(state="cancelled")
+        is_driven = await _is_driven(client, wanted)
+        for _ in range(LOOKS if is_driven else 0):  # the driver stops its attempts itself, and writes their rows
+            if (await steering.read()).standing.get("state") == "cancelled":
+                break
+            await asyncio.sleep(LOOK_SECONDS)
+
+        async def stop(conversation_id: str) -> None:
+            await client.cancel(conversation_id)
+
+        await _ask_all(client, options.evaluation, stop, lambda row: row.state not in TERMINAL_STATES)
+        return is_driven
+
+    _note_driver("The evaluation is cancelled.", _steer(options.evaluation, act))
+
+
+@click.command()
+@evaluation_argument
+@json_option
+@options_as(StatusOptions)
+def status(options: StatusOptions) -> None:
+    """Show how an evaluation stands, as the command that carries it out has last said."""
+
+    async def act(client: Client, _: Steering, wanted: Wanted) -> tuple[Wanted, bool]:
+        return wanted, await _is_driven(client, wanted)
+
+    wanted, is_driven = _steer(options.evaluation, act)
+    if options.as_json:
+        wishes = wanted.wishes.model_dump(exclude_none=True)
+        print_json({"is_driven": is_driven, "wishes": wishes, "standing": dict(wanted.standing)})
+        return
+    standing = standing_from(wanted.standing)
+    print_text(standing.line if standing is not None else "It has not begun.")
+    if not is_driven:
+        note("No command carries it out now; `deckhands eval attach DIR` does.")
+
+
+COMMANDS = (pause, resume, retune, requeue, cancel, status)
+
+
+def _steer(evaluation: str, act: Callable[[Client, Steering, Wanted], Awaitable[T]]) -> T:
+    name, place = named(evaluation)
+
+    async def reach() -> T:
+        async with evaluation_client(FaceSettings.from_env(), place) as client:
+            steering = Steering(client.store, name)
+            wanted = await steering.read()
+            if wanted == Wanted() and name == evaluation:
+                raise UsageError(f"This store knows no evaluation {name}.", remedy="Name its directory, or its name.")
+            return await act(client, steering, wanted)
+
+    return asyncio.run(reach())
+
+
+async def _is_driven(client: Client, wanted: Wanted) -> bool:
+    """Say whether a command carries it out now."""
+    at = wanted.standing.get("at")
+    now = client.store.clock.now().timestamp()
+    is_over = wanted.standing.get("state") == "over"
+    return isinstance(at, int | float) and abs(now - at) < FRESH_SECONDS and not is_over
+
+
+def _note_driver(text: str, is_driven: bool) -> None:
+    rest = "" if is_driven else " No command carries it out now; `deckhands eval attach DIR` does."
+    note(text + rest)
+
+
+async def _ask_all(
+    client: Client, evaluation: str, ask: Callable[[str], Awaitable[None]], is_meant: Callable[[ConversationRow], bool]
+) -> int:
+    """Ask something of the conversations of attempts, and return of how many."""
+    number = 0
+    selected = Selected(client.store, Selection(labels={LABEL: named(evaluation)[0]}))
+
+    async def ids() -> AsyncIterator[str]:
+        async for page in selected.pages():
+            for row in page:
+                if is_meant(row) and not row.is_closed:
+                    yield row.conversation_id
+
+    async def one(conversation_id: str) -> None:
+        nonlocal number
+        with suppress(UsageError):  # it has ended meanwhile
+            await ask(conversation_id)
+            number += 1
+
+    await for_each(ids(), one)
+    return number
+
+
+def _works(row: ConversationRow) -> bool:
+    is_check = row.fields.get("agent") == CHECK_AGENT
+    return row.state not in TERMINAL_STATES and row.state != AgentState.PAUSED and not is_check

@@ -1,0 +1,141 @@
+"""A log as a dialogue: what the model read, what it said, which tools it called, and what they answered.
+
+Holds: turns are in the order of the log, but for the system prompt, which is the first. A call keeps the id that the
+model gave it, and its answer names that.
+Does not: show what a condensation forgot as forgotten: the dialogue is what happened, not one prompt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from broker.contract.actions import MessageAction, SystemMessageAction
+from broker.contract.double_texting import taken_back
+from broker.contract.events import ConversationCreated, Event, EventSource, ModelReply
+from broker.contract.kinds import Observation
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a tool."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message.
+
+    Attributes:
+        calls: of the assistant.
+        call_id: of a tool: which call it answers; `name`: of the tool.
+        thinking: what the model thought, where its provider says it.
+        reply: what the model answered, whole; of the assistant.
+    """
+
+    role: Role
+    content: str
+    at: datetime | None = None
+    calls: tuple[Call, ...] = ()
+    call_id: str = ""
+    name: str = ""
+    thinking: str = ""
+    images: tuple[str, ...] = ()
+    reply: ModelReply | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dialogue:
+    """What a log says to people who train or compare agents.
+
+    Attributes:
+        tools: the names of those that the agent had.
+    """
+
+    conversation_id: str
+    agent: str
+    model: str
+    version: str
+    tools: tuple[str, ...] = ()
+    turns: tuple[Turn, ...] = field(default=(), repr=False)
+
+    @property
+    def task(self) -> str:
+        """The first message of a person."""
+        return next((turn.content for turn in self.turns if turn.role == "user"), "")
+
+    @property
+    def last_words(self) -> str:
+        """What the agent said last: the message it finished with, or its last text."""
+        for turn in reversed(self.turns):
+            if turn.role != "assistant":
+                continue
+            for call in turn.calls:
+                if isinstance(message := call.arguments.get("message"), str) and call.name == "finish":
+                    return message
+            if turn.content:
+                return turn.content
+        return ""
+
+
+def dialogue_of(conversation_id: str, events: Sequence[Event]) -> Dialogue:
+    """Return a log as a dialogue.
+
+    Args:
+        events: whole, from the first one on.
+    """
+    without = taken_back(events)
+    kept = [event for event in events if event.id not in without]
+    created = next((event for event in kept if isinstance(event, ConversationCreated)), None)
+    system = next((event for event in kept if isinstance(event, SystemMessageAction)), None)
+    turns = [turn for event in kept if (turn := _turn(event)) is not None]
+    turns.sort(key=lambda turn: turn.role != "system")  # the log has the first message before it
+    replies = [turn.reply for turn in turns if turn.reply is not None]
+    return Dialogue(
+        conversation_id,
+        created.agent.name if created is not None else "",
+        replies[0].model if replies else "",
+        system.version if system is not None else "",
+        (system.tools or ()) if system is not None else (),
+        tuple(turns),
+    )
+
+
+def _turn(event: Event) -> Turn | None:
+    match event:
+        case SystemMessageAction():
+            return Turn("system", event.content, event.timestamp)
+        case MessageAction() if event.source is EventSource.USER:
+            return Turn("user", event.content, event.timestamp, images=tuple(event.image_urls or ()))
+        case ModelReply() if event.service == "agent":
+            calls = tuple(Call(call.id, call.name, _arguments(call.arguments)) for call in event.tool_calls)
+            blocks = (block.get("thinking") or block.get("text") for block in event.thinking_blocks)
+            thinking = "\n".join(text for text in blocks if isinstance(text, str))
+            return Turn("assistant", event.content, event.timestamp, calls, thinking=thinking, reply=event)
+        case Observation() if event.tool_call_metadata is not None:
+            called = event.tool_call_metadata
+            content = event.agent_text or event.content or event.sentence
+            return Turn("tool", content, event.timestamp, call_id=called.tool_call_id, name=called.function_name)
+    return None
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """Return the arguments of a call; a text that is no JSON object stands under `_raw`."""
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        return {"_raw": text}
+    return found if isinstance(found, dict) else {"_raw": text}
+
+
+def time_of(moment: datetime | None) -> str | None:
+    """Return a moment as ISO 8601 has it."""
+    return None if moment is None else moment.isoformat()

@@ -1,0 +1,65 @@
+"""Examples for whole bodies, put together from those of their parts.
+
+Holds: nothing is invented: each value is an example, a default or the only choice that a schema names.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+PARTS = "#/components/schemas/"
+
+
+class NoExample(Exception):
+    """A part has nothing to be shown by; its text names the part."""
+
+
+class Examples:
+    """What the schemas of a document are shown by.
+
+    Args:
+        schemas: the components of the document, by name.
+    """
+
+    def __init__(self, schemas: Mapping[str, Any]) -> None:
+        self._schemas = schemas
+
+    def of(self, schema: Mapping[str, Any], where: str = "body") -> Any:
+        """Return an example of a schema.
+
+        Raises:
+            NoExample: a part that has to be there has none.
+        """
+        if "$ref" in schema:
+            name = str(schema["$ref"]).removeprefix(PARTS)
+            return self.of({**self._schemas[name], **{k: v for k, v in schema.items() if k != "$ref"}}, name)
+        for found in ("example", "const", "default"):
+            if found in schema:
+                return copy.deepcopy(schema[found])
+        for several in ("examples", "enum"):
+            if schema.get(several):
+                return copy.deepcopy(schema[several][0])
+        for choices in ("anyOf", "oneOf", "allOf"):
+            if choices in schema:
+                return self.of(schema[choices][0], where)
+        if schema.get("type") == "object" and "properties" in schema:
+            return self._object(schema, where)
+        if schema.get("type") == "array" and "items" in schema:
+            return [self.of(schema["items"], f"{where}[]")]
+        if schema.get("type") == "boolean":
+            return True
+        if schema.get("type") == "null":
+            return None
+        raise NoExample(where)
+
+    def _object(self, schema: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """Return all that has to be there, and what has an example."""
+        needed = schema.get("required", ())
+        shown = {
+            name: part
+            for name, part in schema["properties"].items()
+            if name in needed or {"example", "examples"} & part.keys()
+        }
+        return {name: self.of(part, f"{where}.{name}") for name, part in shown.items()}

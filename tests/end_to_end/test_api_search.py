@@ -1,0 +1,76 @@
+"""The HTTP API as schemathesis sees it: all its checks, every operation, chains of requests, at a real server.
+
+Holds: at a push the same requests each time; `make soak` looks at the large bodies part by part too, and further.
+Does not: follow streams, which do not end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.door_parts import saying
+from tests.integration.command_line import script
+from tests.polling import unhurried
+from tests.served_stores import worker
+from tests.server_parts import Served, served
+
+ROOT = Path(__file__).resolve().parents[2]
+SETTINGS = ROOT / "tests" / "api_search.toml"
+STREAMS = "/stream$"
+LARGE = ("conversations_create", "conversations_change", "runs_wait", "schedules_add")
+"""Operations that take a whole task or agent: thousands of requests, if each of their parts is tried."""
+
+
+async def _search(server: Served, folder: Path, settings: Path, *options: str, limit: float) -> str:
+    token = await server.token("*", requests_per_minute=1_000_000)
+    command = (
+        *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(settings), "run", f"{server.url}/openapi.json"),
+        *("--checks", "all", "--exclude-path-regex", STREAMS, "--request-timeout", "60", "--no-color"),
+        *("--generation-database", "none", "--warnings", "off", "-H", f"Authorization: Bearer {token}", *options),
+    )
+    environment = {"PATH": str(Path(sys.executable).parent), "HOME": str(folder), "PYTHONPATH": str(ROOT)}
+    running = await asyncio.create_subprocess_exec(
+        *command,
+        cwd=folder,
+        env={**environment, "SCHEMATHESIS_HOOKS": "tests.api_search"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    printed, _ = await asyncio.wait_for(running.communicate(), unhurried(limit))
+    assert running.returncode == 0, printed.decode()[-20_000:]
+    return printed.decode()
+
+
+@pytest.fixture
+async def server(tmp_path: Path, programs: dict[str, str]) -> Served:  # type: ignore[misc]
+    async with AsyncExitStack() as stack:
+        found = await stack.enter_async_context(served(tmp_path / "log", programs))
+        default = script(tmp_path / "default.json", *saying("by default"))
+        environment = found.environment(tmp_path / "home", LLM_MODEL=default)
+        for module in ("controller_worker", "tool_worker"):
+            await stack.enter_async_context(worker(module, environment))
+        await found.working()
+        yield found
+
+
+async def test_a_short_search_finds_nothing(tmp_path: Path, server: Served) -> None:
+    left_out = "".join(
+        f'\n[[operations]]\ninclude-operation-id = "{name}"\n[operations.phases.coverage]\nenabled = false\n'
+        for name in LARGE
+    )
+    settings = tmp_path / "schemathesis.toml"
+    settings.write_text(SETTINGS.read_text() + left_out)
+    printed = await _search(server, tmp_path, settings, "--seed", "1", "-n", "3", limit=240)
+    assert "Stateful" in printed
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3_600)
+async def test_a_long_search_finds_nothing(tmp_path: Path, server: Served) -> None:
+    await _search(server, tmp_path, SETTINGS, "-n", "50", limit=3_000)

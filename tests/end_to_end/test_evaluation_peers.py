@@ -1,0 +1,191 @@
+"""Evaluations beside the real packages that they exchange files with: inspect_ai, SWE-bench's harness, Harbor."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.dataset_parts import mirror_in, swe_rows, write_rows
+from tests.integration.command_line import cluster, deckhands, environment, finish, run_command, script
+from tests.source_code import ROOT
+
+PEERS = ROOT / "build" / "peers"
+
+
+def peer(name: str) -> Path:
+    if not (PEERS / f"{name}.installed").exists():
+        pytest.skip(f"{name} is not installed in build/peers: run .ci/peers")
+    return PEERS / name
+
+
+def asked_of(name: str, program: str, *arguments: object, **variables: str) -> Any:
+    """Run a program with a peer, and return what it prints as JSON in its last line."""
+    done = subprocess.run(
+        (sys.executable, "-P", "-c", program, *map(str, arguments)),
+        env={**os.environ, "PYTHONPATH": f"{peer(name)}:{ROOT}", **variables},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """An evaluation of two SWE-bench rows: one is resolved by its own patch, one is not."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    commit = mirror_in(folder / "mirrors")
+    wrong = swe_rows(commit)[0]["patch"].replace("a + b", "a * b")
+    names = {"FAIL_TO_PASS": ["test_sum (tests.test_calc.Case)"], "PASS_TO_PASS": ["test_unit (tests.test_calc.Case)"]}
+    rows = [*swe_rows(commit, **names), *swe_rows(commit, instance_id="acme__calc-2", patch=wrong, **names)]
+    env = environment(folder / "home")
+    run = ("eval", "run", write_rows(folder, rows), "--model", "scripted", "--repositories", folder / "mirrors")
+    done = deckhands(*run, "--out", folder / "out", env=env)
+    assert done.code == 0, done
+    lines = (folder / "out" / "results.jsonl").read_text().splitlines()
+    outcomes = {row["instance"]: row["outcome"] for row in map(json.loads, lines)}
+    assert outcomes == {"acme__calc-1": "resolved", "acme__calc-2": "unresolved"}, lines
+    return folder, env
+
+
+def exported(evaluated: tuple[Path, dict[str, str]], form: str, *options: str) -> list[Path]:
+    folder, env = evaluated
+    done = deckhands("eval", "export", folder / "out", "--format", form, *options, env=env)
+    assert done.code == 0, done
+    return sorted((folder / "out" / "exports" / form).iterdir())
+
+
+def test_swe_benchs_harness_reads_the_predictions(evaluated: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    (path,) = exported(evaluated, "predictions")
+    program = (
+        "import json, sys\nfrom swebench.harness.utils import get_predictions_from_file\n"
+        "print(json.dumps(get_predictions_from_file(sys.argv[1], 'x', 'test')))"
+    )
+    found = {line["instance_id"]: line for line in asked_of("swebench", program, path)}
+    assert {line["model_name_or_path"] for line in found.values()} == {"scripted"}
+    mirror = evaluated[0] / "mirrors" / "acme__calc.git"
+    base = swe_rows(
+        "x", base_commit=json.loads((evaluated[0] / "rows.jsonl").read_text().splitlines()[0])["base_commit"]
+    )
+    subprocess.run(("git", "clone", "-q", mirror, tmp_path / "again"), check=True)
+    subprocess.run(("git", "checkout", "-q", base[0]["base_commit"]), cwd=tmp_path / "again", check=True)
+    patch = found["acme__calc-1"]["model_patch"].encode()
+    subprocess.run(("git", "apply", "--check", "-"), cwd=tmp_path / "again", input=patch, check=True)
+
+
+def test_inspects_reader_opens_the_log(evaluated: tuple[Path, dict[str, str]]) -> None:
+    (path,) = exported(evaluated, "inspect")
+    program = (
+        "import json, sys\nfrom inspect_ai.log import list_eval_logs, read_eval_log\n"
+        "log = read_eval_log(sys.argv[1])\nlisted = list_eval_logs(sys.argv[2])\n"
+        "sample = log.samples[0]\n"
+        "print(json.dumps([log.status, log.results.metrics['accuracy'].value, len(listed), sample.id,\n"
+        "    sample.scores['deckhands'].value, [m.role for m in sample.messages], sample.input[:20]]))"
+    )
+    status, accuracy, listed, first, value, roles, task = asked_of("inspect", program, path, path.parent)
+    assert (status, accuracy, listed, first, value) == ("success", 0.5, 1, "acme__calc-1", "C")
+    assert roles[:2] == ["system", "user"]
+    assert {"assistant", "tool"} <= set(roles)
+    assert task == "Your working directo"
+
+
+def test_harbors_models_take_the_trajectories(evaluated: tuple[Path, dict[str, str]]) -> None:
+    paths = exported(evaluated, "atif")
+    program = (
+        "import json, sys\nfrom harbor.models.trajectories import Trajectory\n"
+        "found = Trajectory.model_validate_json(open(sys.argv[1]).read())\n"
+        "print(json.dumps([found.agent.name, [step.source for step in found.steps],\n"
+        "    [result.content for step in found.steps if step.observation for result in step.observation.results]]))"
+    )
+    assert len(paths) == 2
+    agent, sources, results = asked_of("harbor", program, paths[0])
+    assert agent == "CodeActAgent"
+    assert sources[:2] == ["system", "user"]
+    assert set(sources[2:]) == {"agent"}
+    assert results
+
+
+def test_trajectories_are_imported_again_and_examples_have_an_answer_to_each_call(
+    evaluated: tuple[Path, dict[str, str]], tmp_path: Path
+) -> None:
+    paths = exported(evaluated, "openhands")
+    assert len(paths) == 2
+    done = deckhands("import", paths[0], "-o", tmp_path / "events.jsonl", env=evaluated[1])
+    assert done.code == 0, done
+    (path,) = exported(evaluated, "sft")
+    (line,) = map(json.loads, path.read_text().splitlines())  # only what is resolved
+    assert line["metadata"]["instance"] == "acme__calc-1"
+    messages = line["messages"]
+    calls = [call["id"] for message in messages for call in message.get("tool_calls", ())]
+    assert calls == [message["tool_call_id"] for message in messages if message["role"] == "tool"]
+    assert len(calls) == 2
+
+
+TASKS = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import Score, accuracy, match, scorer, includes
+from inspect_ai.util import sandbox
+from deckhands.bridges.inspect_solver import deckhands_agent
+
+SAMPLES = [Sample("What is 2 * 3?", target="6", id="six"), Sample("What is 2 * 4?", target="8", id="eight")]
+
+@scorer(metrics=[accuracy()])
+def greeted():
+    async def score(state, target):
+        return Score(value="C" if await sandbox().read_file("out.txt") == target.text else "I")
+    return score
+
+@task
+def products():
+    return Task(dataset=SAMPLES, scorer=includes())
+
+@task
+def greeting(model="", cluster=""):
+    samples = [Sample("Greet.", target="Hello, Ann\\n", files={"name.txt": "Ann\\n"})]
+    solver = deckhands_agent(model=model, cluster=cluster)
+    return Task(dataset=samples, solver=solver, scorer=greeted(), sandbox="local")
+"""
+
+
+def test_a_task_of_inspect_is_tried_by_our_agents_and_judged_by_its_scorer(tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text(TASKS)
+    model = script(tmp_path / "script.json", finish("It is 6."))
+    dataset = f"inspect:{tmp_path / 'tasks.py'}@products"
+    run = ("eval", "run", dataset, "--model", model, "--out", str(tmp_path / "out"), "--json")
+    env = environment(tmp_path / "home", PYTHONPATH=f"{peer('inspect')}:{ROOT}")
+    done = subprocess.run(
+        (sys.executable, "-P", "-m", "deckhands", *run), env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    assert {row["instance"]: row["outcome"] for row in rows} == {"six": "resolved", "eight": "unresolved"}
+    assert all("It is 6." in row["evidence"] for row in rows)
+
+
+def test_our_agent_is_a_solver_in_a_task_of_inspect(tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text(TASKS)
+    command = 'echo "Hello, $(cat name.txt)" > out.txt; rm name.txt'
+    model = script(tmp_path / "script.json", run_command(command, text="I greet."), finish("Greeted."))
+    program = (
+        "import json, sys, tasks\nfrom inspect_ai import eval\n"
+        "(log,) = eval(tasks.greeting(sys.argv[1], sys.argv[2]), model='mockllm/model', display='none',\n"
+        "    log_dir=sys.argv[3])\nassert log.status == 'success', log.error\nsample = log.samples[0]\n"
+        "print(json.dumps([log.results.scores[0].metrics['accuracy'].value, sample.output.completion,\n"
+        "    [m.role for m in sample.messages], sample.metadata['deckhands']['state']]))"
+    )
+    with cluster(tmp_path / "home"):
+        url = (tmp_path / "home" / "cluster" / "url").read_text().strip()
+        accuracy, said, roles, state = asked_of(
+            "inspect", f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{program}", model, url, tmp_path
+        )
+    assert (accuracy, said, state) == (1.0, "Greeted.", "finished")
+    assert roles == ["system", "user", "assistant", "tool", "assistant"]

@@ -1,0 +1,263 @@
+"""Evaluations that somebody steers while they run, through the store, as another process would."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from broker.contract.events import Limits
+from broker.contract.observations import CmdOutputObservation
+from broker.runtime.errors import UsageError
+from deckhands.client.client import Client
+from deckhands.client.forking import Point
+from deckhands.datasets.instances import Instance
+from deckhands.evaluation.evaluation import Evaluation
+from deckhands.evaluation.plan import LABEL, Plan
+from deckhands.evaluation.results import BeingWritten, Results, Row, read_results
+from deckhands.evaluation.running.siblings import compared
+from deckhands.evaluation.running.standing import Shown, Standing
+from deckhands.evaluation.running.steering import Requeue, Steering, Wanted, Wishes
+from tests.faults.harness import FaultCluster
+from tests.integration.command_line import finish, run_command, script
+from tests.polling import until
+
+
+def gated(gate: Path) -> dict[str, object]:
+    """A turn with a command that ends once a file is there."""
+    arguments = {"command": f"until [ -e {gate} ]; do sleep 0.05; done", "timeout": 300}
+    return {"tool_calls": [{"name": "execute_bash", "arguments": arguments}]}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Client]:
+    folder = tmp_path_factory.mktemp("cluster")
+    async with FaultCluster(folder).running() as cluster:
+        cluster.start_controller("c1")
+        cluster.start_tool("t1", DECKHANDS_CHECKPOINTS=str(folder / "checkpoints"), DECKHANDS_CHECKPOINT_EVERY="1")
+        yield cluster.client
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Iterator[Results]:
+    with Results(tmp_path / "results.jsonl") as results:
+        yield results
+
+
+def questions(*names: str) -> list[Instance]:
+    return [Instance(name, "What is 2 * 3?", answer="6") for name in names]
+
+
+class Running:
+    """An evaluation under way, and what it has said of itself."""
+
+    def __init__(self, client: Client, plan: Plan, results: Results) -> None:
+        self.steering = Steering(client.store, plan.name)
+        self.rows: list[Row] = []
+        self.standings: list[Standing] = []
+        evaluation = Evaluation(client, plan, results, on_row=self.rows.append, on_standing=self.standings.append)
+        self.task = asyncio.create_task(evaluation.run())
+
+    def attempts(self) -> Sequence[Shown]:
+        """Those under way now."""
+        return self.standings[-1].attempts if self.standings else ()
+
+    async def stands(self, **fields: object) -> None:
+        """Wait until it stands so."""
+        await until(
+            lambda: (
+                self.standings and all(getattr(self.standings[-1], name) == value for name, value in fields.items())
+            ),
+            what=str(fields),
+        )
+
+    async def ended(self) -> list[tuple[str, str, str]]:
+        """Wait until it has ended, and return its outcomes in order."""
+        await asyncio.wait_for(self.task, 60)
+        return [(row.instance, row.outcome, row.cause) for row in self.rows]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_paused_evaluation_begins_nothing_and_continues_where_it_was(
+    client: Client, results: Results, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    model = script(tmp_path / "m.json", gated(gate), run_command("true"), finish("6"))
+    running = Running(client, Plan("pause", questions("a", "b"), [model], at_once=1), results)
+    await running.stands(under_way=1)
+    await until(lambda: running.standings[-1].attempts[0].waits_for == "tool", what="attempt at work")
+    await running.steering.wish(state="paused")
+    await running.stands(state="paused")
+    gate.touch()
+
+    async def is_paused() -> bool:
+        rows = [row for row in await client.recent() if row.labels.get(LABEL) == "pause"]
+        return [row.state for row in rows] == ["paused"]
+
+    await until(is_paused, what="paused conversation")
+    assert running.rows == []
+    await running.steering.wish(state="running")
+    assert await running.ended() == [("a", "resolved", ""), ("b", "resolved", "")]
+    assert running.rows[0].waiting_seconds["paused"] > 0
+    assert running.rows[0].working_seconds > 0
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_cancelled_evaluation_ends_with_rows_for_all_and_comes_back_by_requeue(
+    client: Client, results: Results, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    model = script(tmp_path / "m.json", gated(gate), finish("6"))
+    plan = Plan("cancel", questions("a", "b", "c"), [model], at_once=1)
+    running = Running(client, plan, results)
+    await until(lambda: running.standings and running.standings[-1].attempts, what="attempt under way")
+    await running.steering.wish(state="cancelled")
+    assert sorted(await running.ended()) == [(name, "not-run", "cancelled") for name in ("a", "b", "c")]
+    (stopped,) = [row for row in running.rows if row.conversation_id]
+    assert (await client.wait_until_settled(stopped.conversation_id)).state == "stopped"
+
+    gate.touch()
+    await running.steering.wish(state="running")
+    await running.steering.requeue(Requeue(outcomes=("not-run",), instances=("a", "c")))
+    again = Running(client, plan, results)
+    assert sorted(await again.ended()) == [("a", "resolved", ""), ("c", "resolved", "")]
+    assert {row.round for row in again.rows} == {1}
+    kept = {row.instance: row.outcome for row in read_results(results.path)}
+    assert kept == {"a": "resolved", "b": "not-run", "c": "resolved"}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_attempts_under_way_begin_again_and_a_requeue_that_is_read_twice_counts_once(
+    client: Client, results: Results, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    model = script(tmp_path / "m.json", gated(gate), finish("6"))
+    running = Running(client, Plan("again", questions("a"), [model]), results)
+    await until(lambda: any(one.conversation_id for one in running.attempts()), what="attempt under way")
+    first = running.standings[-1].attempts[0].conversation_id
+    await running.steering.requeue(Requeue(outcomes=("running",), instances=("a",)))
+    await until(
+        lambda: any(one.conversation_id not in ("", first) for one in running.attempts()),
+        what="another conversation",
+    )
+    wanted = await running.steering.read()
+    assert (wanted.orders, wanted.rounds) == ({}, {(model, "a", 1): 1})
+    gate.touch()
+    assert await running.ended() == [("a", "resolved", "")]
+    assert running.rows[0].failures == []
+    assert (await client.wait_until_settled(first)).state == "stopped"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_budget_and_a_concurrency_of_the_store_hold_for_every_driver(
+    client: Client, results: Results, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    model = script(tmp_path / "m.json", gated(gate), finish("6"))
+    plan = Plan("tuned", questions(*"abcdef"), [model], at_once=1)
+    await Steering(client.store, "tuned").wish(at_once=2)
+    running = Running(client, plan, results)
+    await running.stands(under_way=2)
+    assert running.standings[-1].bound == "-n 2"
+    await running.steering.wish(at_once=3)
+    await running.stands(under_way=3)
+    await running.steering.wish(budget_usd=0.0)
+    await until(lambda: len(running.rows) == 3, what="attempts left out")
+    assert {(row.outcome, row.cause) for row in running.rows} == {("limit", "evaluation_budget")}
+    gate.touch()
+    assert [outcome for _, outcome, _ in await running.ended()][3:] == ["resolved"] * 3
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_it_ends_early_once_enough_is_known(client: Client, results: Results, tmp_path: Path) -> None:
+    right, wrong = (script(tmp_path / f"{name}.json", finish(name)) for name in ("6", "7"))
+    names = [f"q{number}" for number in range(30)]
+    plan = Plan("early", questions(*names), [right, wrong], at_once=4, until="decided")
+    running = Running(client, plan, results)
+    ended = await running.ended()
+    left_out = [cause for _, outcome, cause in ended if outcome == "not-run"]
+    assert len(ended) == plan.size
+    assert 0 < len(left_out) < plan.size
+    assert all("is better than" in cause for cause in left_out)
+    again = Running(client, plan, results)
+    assert await again.ended() == []
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_somebody_forged_in_the_store_is_as_if_it_were_not_there(client: Client) -> None:
+    steering, key = Steering(client.store, "forged"), client.store.all_shards[0].evaluation("forged")
+    fields = {
+        "state": "exploded",
+        "at_once": "-5",
+        "budget_usd": "much",
+        "standing": "[1",
+        "order:x": '{"outcomes": 3}',
+        "round:nonsense": "1",
+        'round:["m", "a", 1]': "many",
+        "retries": "2",
+    }
+    flat = [part for item in fields.items() for part in item]
+    await client.store.connection.call("HSET", key, *flat)
+    assert await steering.read() == Wanted(Wishes(retries=2))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_criterion_that_cannot_be_used_is_refused_before_anything_begins(
+    client: Client, results: Results
+) -> None:
+    plan = Plan("wrong", questions("a"), ["m"], until="decided")
+    with pytest.raises(UsageError, match="there is one"):
+        await Evaluation(client, plan, results).run()
+    with pytest.raises(UsageError, match="is no criterion"):
+        await Evaluation(client, replace(plan, until="soon"), results).run()
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_siblings_begin_in_the_middle_with_its_files_and_are_compared(
+    client: Client, results: Results, tmp_path: Path
+) -> None:
+    priced = {"prompt_tokens": 1_000, "completion_tokens": 10}
+    start = run_command("echo one > work.txt", usage=priced)
+    origin_model = script(tmp_path / "o.json", start, finish("no"))
+    origin = await client.submit("Write it.", model=origin_model)
+    await client.wait_until_settled(origin)
+    events = await client.events(origin)
+    at = next(event.id for event in events if isinstance(event, CmdOutputObservation))
+    writing = run_command("echo two >> work.txt")  # twice: instead of the first, it is told that files were restored
+    good = script(tmp_path / "a.json", run_command("false"), writing, writing, finish("yes"))
+    idle = script(tmp_path / "b.json", run_command("false"), finish("yes"))
+    instance = Instance("sib", "Write it.", check='test "$(cat work.txt)" = "$(printf \'one\\ntwo\')"')
+    plan = Plan("sib", [instance], [good, idle], attempts=2, origin=Point(origin, at))
+    await asyncio.wait_for(Running(client, plan, results).task, 60)
+    found = compared(tmp_path)
+    assert found["models"] == {
+        good: {"resolved": 2, "siblings": 2},
+        idle: {"resolved": 0, "siblings": 2},
+    }
+    assert found["comparisons"] == [{"models": (good, idle), "p_value": pytest.approx(1 / 3)}]
+    best = results.rows[good, "sib", 1]
+    assert found["best"]["model"] == good
+    assert best.iterations == 3  # without the one that it shares with its origin
+    assert best.prompt_tokens < 1_000
+    assert "+two" in (tmp_path / "best.patch").read_text()
+    labelled = [row for row in await client.recent() if row.labels.get(LABEL) == "sib"]
+    assert len(labelled) == 8  # four siblings and their checks
+    assert (await client.summary(origin)).message == "no"
+
+
+def test_one_command_at_a_time_writes_results(results: Results) -> None:
+    with pytest.raises(BeingWritten, match="carries out"):
+        Results(results.path)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_limits_of_attempts_still_hold(client: Client, results: Results, tmp_path: Path) -> None:
+    model = script(tmp_path / "m.json", *[run_command("true")] * 3)
+    plan = Plan("limits", questions("a"), [model], limits=Limits(max_iterations=1))
+    assert await Running(client, plan, results).ended() == [("a", "limit", "iterations")]
+    assert json.loads(results.path.read_text())["round"] == 0

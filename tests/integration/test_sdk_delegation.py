@@ -1,0 +1,81 @@
+"""Delegation between the two kinds of agents: outputs come back, and limits and costs add up, whoever delegates to whom."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from broker.contract.events import AgentSpec, Limits, LLMSpec
+from broker.contract.observations import AgentDelegateObservation
+from broker.specs.agent_state import AgentState
+from controller_worker.concerns.limits import steps_used
+from controller_worker.loop.delegates import conversation_id_of
+from tests.conversation_hands import CID, Hands
+from tests.polling import until
+from tests.sdk_parts import stand_in, taken_up, with_sdk
+
+LEGACY, SDK = "CodeActAgent", "CodeActAgentSDK"
+
+
+def turn(name: str, cost_usd: float, **arguments: str) -> dict[str, object]:
+    return {"tool_calls": [{"name": name, "arguments": arguments}], "cost_usd": cost_usd}
+
+
+@pytest.mark.parametrize(
+    ("parent", "helper"),
+    [(LEGACY, LEGACY), (LEGACY, SDK), (SDK, LEGACY), (SDK, SDK)],
+    ids=lambda name: name[12:] or "legacy",
+)
+async def test_outputs_and_metrics_of_a_delegate(hands: Hands, parent: str, helper: str) -> None:
+    with_sdk(hands, stand_in())
+    script = hands.folder / "helper.json"
+    looks = [turn("think", 0.25, thought="hm"), turn("finish", 0.5, message="it is in a.py")]
+    script.write_text(json.dumps({"turns": looks}))
+    spec = AgentSpec(
+        name=parent,
+        llm=LLMSpec(model=f"scripted/{hands.folder / 'script.json'}"),
+        enable_delegation=True,
+        delegates={"helper": AgentSpec(name=helper, llm=LLMSpec(model=f"scripted/{script}"))},
+    )
+    asks = turn("delegate", 1.0, agent="helper", task="look")
+    limits = Limits(max_iterations=10, max_budget_usd=20.0)
+    await hands.begin(asks, turn("finish", 2.0, message="done"), agent=spec, limits=limits)
+    first = await taken_up(hands)
+    await until(lambda: first.state.delegation.delegates and first.is_idle, what="a delegate")
+    delegate_id = conversation_id_of(CID, first.state.delegation.delegates[0].id)
+    second = await taken_up(hands, delegate_id)
+    await until(lambda: delegate_id in hands.gone, what="the delegate's end")
+    first.wake()
+    await until(lambda: CID in hands.gone, what="the parent's end")
+    (told,) = [event for event in await hands.events() if isinstance(event, AgentDelegateObservation)]
+    assert "it is in a.py" in told.content
+    assert (first.state.setup.agent.name, second.state.setup.agent.name) == (parent, helper)
+    assert first.state.lifecycle.agent_state is second.state.lifecycle.agent_state is AgentState.FINISHED
+    assert (steps_used(first.state), steps_used(second.state)) == (4, 2)
+    assert (first.state.usage.cost_usd, second.state.usage.cost_usd) == (3.75, 0.75)
+    assert first.state.delegation.spent_usd == 0.75
+    assert hands.services.sdk_sessions.count == 0
+
+
+@pytest.mark.parametrize("helper", [LEGACY, SDK])
+async def test_a_delegate_spends_no_more_than_its_share(hands: Hands, helper: str) -> None:
+    with_sdk(hands, stand_in())
+    script = hands.folder / "helper.json"
+    script.write_text(json.dumps({"turns": [turn("think", 0.0, thought=f"hm {n}") for n in range(20)]}))
+    spec = AgentSpec(
+        name=SDK,
+        llm=LLMSpec(model=f"scripted/{hands.folder / 'script.json'}"),
+        enable_delegation=True,
+        delegates={"helper": AgentSpec(name=helper, llm=LLMSpec(model=f"scripted/{script}"))},
+    )
+    asks = turn("delegate", 0.0, agent="helper", task="look")
+    await hands.begin(asks, agent=spec, limits=Limits(max_iterations=7))
+    first = await taken_up(hands)
+    await until(lambda: first.state.delegation.delegates and first.is_idle, what="a delegate")
+    share = first.state.delegation.delegates[0].iterations
+    delegate_id = conversation_id_of(CID, first.state.delegation.delegates[0].id)
+    second = await taken_up(hands, delegate_id)
+    await until(lambda: delegate_id in hands.gone, what="the delegate's end")
+    assert second.state.usage.iteration == share == 3
+    assert second.state.lifecycle.agent_state is AgentState.ERROR

@@ -1,0 +1,152 @@
+"""The loop of an SDK agent: the SDK asks, the core decides. Here a stand-in asks; `tests/end_to_end` has the SDK."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from broker.contract.actions import AgentFinishAction, CmdRunAction, MessageAction, SystemMessageAction
+from broker.contract.events import AgentSpec, Event, LLMSpec, ModelCallFailed, ModelReply
+from broker.contract.interventions import ConversationChanged
+from broker.specs.agent_state import AgentState
+from broker.specs.specs import Limits, SdkSpec
+from controller_worker.concerns.setup import agent_after
+from tests.controller_parts import said
+from tests.conversation_hands import BASH, CID, THINK, Hands
+from tests.polling import until
+from tests.sdk_parts import stand_in, taken_up, with_sdk
+
+SDK = "CodeActAgentSDK"
+NO_FALLBACK = SdkSpec(fallback_to_legacy=False)
+SAYS = {"text": "What now?"}
+
+
+def of(kind: type[Event], events: list[Event]) -> list[Any]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+async def ended(hands: Hands, *, times: int = 1) -> list[Event]:
+    await until(lambda: hands.gone.count(CID) == times, what="the end")
+    return await hands.events()
+
+
+async def test_every_call_of_the_sdk_becomes_an_action_and_every_result_is_an_observation(hands: Hands) -> None:
+    await with_sdk(hands, stand_in()).begin(THINK, BASH, BASH, name=SDK)
+    loop = await taken_up(hands)
+    for number in (1, 2):
+        await until(lambda number=number: _commands(loop) == number, what=f"command {number}")
+        assert not loop._call.is_running  # it is the result that the SDK waits for
+        await hands.observe(loop.state.tools.pending[0].id)
+        loop.wake()
+    events = await ended(hands)
+    assert [type(event) for event in events if isinstance(event, CmdRunAction | AgentFinishAction)] == [
+        *(CmdRunAction, CmdRunAction, AgentFinishAction)
+    ]
+    assert len(of(ModelReply, events)) == 4
+    assert hands.services.sdk_sessions.count == 0
+
+
+def _commands(loop: Any) -> int:
+    return loop.state.usage.iteration - 1 if loop.state.tools.pending else 0
+
+
+async def test_the_core_decides_how_many_steps_there_are(hands: Hands) -> None:
+    await with_sdk(hands, stand_in()).begin(*[THINK] * 9, name=SDK, limits=Limits(max_iterations=3))
+    await taken_up(hands)
+    events = await ended(hands)
+    assert len(of(ModelReply, events)) == 3
+    assert events[-1].agent_state is AgentState.ERROR
+
+
+async def test_a_person_who_answers_gets_a_fresh_program_with_the_answer_alone(hands: Hands) -> None:
+    await with_sdk(hands, stand_in()).begin(SAYS, THINK, name=SDK, headless=False)
+    await taken_up(hands)
+    await ended(hands)  # a question is no reason to keep a program
+    assert hands.services.sdk_sessions.count == 0
+    await hands.say("this way")
+    await taken_up(hands)
+    events = await ended(hands, times=2)
+    assert len(of(ModelReply, events)) == 3
+    assert isinstance(events[-2], AgentFinishAction)
+
+
+@pytest.mark.parametrize("habit", ["dying", "nonsense", "idle", "missing", "refused"])
+async def test_the_legacy_agent_continues_where_the_sdk_cannot_run(hands: Hands, habit: str) -> None:
+    await with_sdk(hands, stand_in(habit)).begin(THINK, name=SDK)
+    loop = await taken_up(hands)
+    events = await ended(hands)
+    (change,) = of(ConversationChanged, events)
+    assert (change.loop, change.by) == ("legacy", "deckhands")
+    assert loop.state.setup.agent.name == "CodeActAgent"
+    assert loop.state.lifecycle.agent_state is AgentState.FINISHED
+    assert hands.services.sdk_sessions.count == 0
+
+
+@pytest.mark.parametrize(
+    ("habit", "code"), [("missing", "llm_config"), ("refused", "authentication"), ("dying", "service_unavailable")]
+)
+async def test_without_a_fallback_the_failure_is_one_of_the_table(hands: Hands, habit: str, code: str) -> None:
+    await with_sdk(hands, stand_in(habit)).begin(THINK, name=SDK, sdk=NO_FALLBACK)
+    loop = await taken_up(hands)
+    await until(lambda: _has_failed(loop), what="the failure")
+    failure = of(ModelCallFailed, await hands.events())[0]
+    assert failure.code == code
+    assert (failure.retry_at is not None) is (code == "service_unavailable")
+
+
+def _has_failed(loop: Any) -> bool:
+    return loop.state.calls.wait is not None or loop.state.lifecycle.agent_state is AgentState.ERROR
+
+
+async def test_a_program_that_says_nothing_is_given_up_after_its_time(hands: Hands) -> None:
+    sdk = SdkSpec(timeout_seconds=0.2)
+    await with_sdk(hands, stand_in("silent")).begin(THINK, name=SDK, sdk=sdk)
+    await taken_up(hands)
+    (change,) = of(ConversationChanged, await ended(hands))
+    assert "did not ask within 0.2 s" in change.reason
+
+
+async def test_a_person_sends_a_conversation_to_the_other_loop_and_back(hands: Hands) -> None:
+    await with_sdk(hands, stand_in()).begin(SAYS, SAYS, SAYS, THINK, name=SDK, headless=False)
+    names = []
+    for number, loop in enumerate((None, "legacy", "sdk", None), 1):
+        if number > 1:
+            changes = [ConversationChanged(loop=loop)] if loop else []
+            await hands.log.append(CID, [*changes, said("and now?")])
+        held = await taken_up(hands)
+        events = await ended(hands, times=number)
+        names.append(held.state.setup.agent.name)
+    assert names == [SDK, "CodeActAgent", SDK, SDK]
+    assert held.state.setup.agent.llm.model.startswith("scripted/")  # all but the loop is as it was
+    assert [event.agent_class for event in of(SystemMessageAction, events)] == [SDK, "CodeActAgent", SDK]
+    assert len(of(ModelReply, events)) == 5
+
+
+async def test_no_worker_holds_more_programs_than_it_may(hands: Hands) -> None:
+    with_sdk(hands, stand_in(), limit=1)
+    await hands.begin(BASH, name=SDK)
+    first = await taken_up(hands)
+    await until(lambda: first.state.tools.pending, what="a command")
+    assert first._sdk.pid is not None
+    created = (await hands.events())[0]
+    other = "conversation-2"
+    await hands.log.create(created.model_copy(update={"conversation_id": other}), [await _task(hands)], key="begin")
+    second = await taken_up(hands, other)
+    await until(lambda: second.state.tools.pending, what="the other's command")
+    assert (first._sdk.pid, hands.services.sdk_sessions.count) == (None, 1)
+    await hands.observe(first.state.tools.pending[0].id)
+    first.wake()
+    await ended(hands)  # it got a place again
+    assert second._sdk.pid is None
+
+
+async def _task(hands: Hands) -> MessageAction:
+    return next(event for event in await hands.events() if isinstance(event, MessageAction))
+
+
+def test_a_change_of_the_loop_leaves_an_agent_without_a_counterpart_alone() -> None:
+    agent = AgentSpec(name="LocAgent", llm=LLMSpec(model="m"))
+    assert agent_after(ConversationChanged(loop="sdk"), agent) == agent
+    assert json.loads(ConversationChanged(loop="sdk").model_dump_json())["loop"] == "sdk"

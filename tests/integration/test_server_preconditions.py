@@ -1,0 +1,58 @@
+"""Changes over HTTP that are made only if nothing else has changed: ETags and `If-Match`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from broker.specs.specs import Tenancy
+from tests.server_parts import Served, served
+
+STALE = {"If-Match": '"0123456789abcdef0123456789abcdef"'}
+
+
+@pytest.fixture
+async def server(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Served]:
+    async with served(tmp_path / "log", programs, needs_match=True) as found:
+        yield found
+
+
+async def refusals_of(client: httpx2.AsyncClient, method: str, path: str, body: object) -> None:
+    """Without `If-Match` and with a stale ETag nothing is changed."""
+    for headers, status, code in (
+        ({}, 428, "precondition_required"),
+        (STALE, 412, "precondition_failed"),
+        ({"If-Match": "W/" + STALE["If-Match"]}, 412, "precondition_failed"),
+        ({"If-Match": "nonsense"}, 412, "precondition_failed"),
+    ):
+        answer = await client.request(method, path, json=body, headers=headers)
+        assert (answer.status_code, answer.json()["code"]) == (status, code), (path, headers)
+
+
+async def test_what_has_changed_since_it_was_read_is_not_changed_again(server: Served) -> None:
+    cid = await server.client.submit("do it", tenancy=Tenancy(tenant="acme"))
+    async with server.as_(await server.token("*")) as client:
+        planned = {"cron": "0 6 * * *", "request": {"task": "do it"}, "reason": "test"}
+        assert (await client.put("/schedules/nightly", json=planned)).status_code == 201
+        for method, shown, changed, body in (
+            ("PATCH", f"/conversations/{cid}", f"/conversations/{cid}", {"labels": {"a": "b"}, "reason": "test"}),
+            ("POST", "/schedules/nightly", "/schedules/nightly/pause", {"reason": "test"}),
+            ("PUT", "/budgets/tenant:acme", "/budgets/tenant:acme", {"limit_usd": 2, "reason": "test"}),
+        ):
+            read = (await client.get(shown)).headers["etag"]
+            assert (await client.get(shown)).headers["etag"] == read
+            await refusals_of(client, method, changed, body)
+            assert (await client.get(shown)).headers["etag"] == read
+            done = await client.request(method, changed, json=body, headers={"If-Match": f'"other", {read}'})
+            assert done.status_code < 300, done.text
+            late = await client.request(method, changed, json=body, headers={"If-Match": read})
+            assert late.status_code == 412, changed
+            blind = await client.request(method, changed, json=body, headers={"If-Match": "*"})
+            assert blind.status_code < 300, changed
+    async with server.as_(await server.token("other")) as client:
+        theirs = await client.get("/budgets/tenant:acme")
+        assert (theirs.status_code, theirs.json()["code"]) == (404, "unknown_account")
+        assert (await client.get("/budgets/tenant:other")).json()["limit_usd"] is None

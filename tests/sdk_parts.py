@@ -1,0 +1,38 @@
+"""What tests of SDK agents begin with: a worker's worth of services whose SDK is the stand-in, or the real one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from broker.runtime.clock import SystemClock
+from controller_worker.calls.models import Models
+from controller_worker.loop.conversation_loop import ConversationLoop
+from controller_worker.sdk.launch import PROGRAM
+from controller_worker.sdk.sessions import SandboxChoice, Sessions
+from controller_worker.services import Services
+from tests.conversation_hands import CID, Hands
+
+STAND_IN = str(Path(__file__).with_name("sdk_stand_in.py"))
+
+
+def stand_in(habit: str = "obedient") -> tuple[str, ...]:
+    """Return the program that stands in for the SDK's."""
+    return (sys.executable, "-I", "-S", STAND_IN, habit)
+
+
+def with_sdk(
+    hands: Hands, program: Sequence[str] = PROGRAM, *, limit: int = 8, sandbox: SandboxChoice = "none"
+) -> Hands:
+    """Give hands another program of the SDK."""
+    sessions = Sessions(limit, sandbox, program=program)
+    hands.services = Services(hands.store, hands.log, hands.owners, Models({}, SystemClock()), sdk_sessions=sessions)
+    return hands
+
+
+async def taken_up(hands: Hands, conversation_id: str = CID) -> ConversationLoop:
+    """Claim a conversation and let it run; it is not waited for."""
+    loop = await hands.claim(conversation_id)
+    loop.wake(has_new_events=False)
+    return loop

@@ -1,0 +1,66 @@
+"""A program that speaks to a controller worker as the SDK's does, without the SDK: `sdk_stand_in.py HABIT DESCRIPTOR`.
+
+Habits: `obedient` does what the SDK does; `silent` reads and says nothing; `dying` ends when it is told a query;
+`nonsense` says what is no JSON; `idle` ends each turn without asking; `missing` says that the SDK is not installed;
+`refused` says that the provider has refused its key.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from typing import Any
+
+FAILURES = {"missing": "ModuleNotFoundError", "refused": "authentication_failed"}
+
+
+def main(habit: str, descriptor: int) -> None:
+    with socket.socket(fileno=descriptor) as connection, connection.makefile("rb") as lines:
+
+        def say(**line: Any) -> None:
+            connection.sendall(json.dumps(line).encode() + b"\n")
+
+        asked, waits_for, replies, results = 0, [], [], {}
+        is_in_turn = False
+        for line in map(json.loads, lines):
+            if "query" in line:
+                match habit:
+                    case "dying":
+                        return
+                    case "nonsense":
+                        connection.sendall(b"no JSON\n")
+                    case "idle":
+                        say(ended="success", is_error=False, text="")
+                    case "missing" | "refused":
+                        say(failed={"error": FAILURES[habit], "text": "said the stand-in", "stderr": ""})
+                    case "obedient":
+                        is_in_turn, asked = True, asked + 1
+                        say(asks=asked)
+            elif "reply" in line:
+                replies.append(line["reply"])
+            elif "result" in line:
+                results[line["result"]["id"]] = line["result"]
+            while habit == "obedient" and is_in_turn:
+                if waits_for:
+                    if waits_for[0] not in results:
+                        break
+                    waits_for.pop(0)
+                    if waits_for:
+                        say(calls=waits_for[0])
+                    else:
+                        asked += 1
+                        say(asks=asked)
+                elif replies:
+                    waits_for = [call["id"] for call in replies.pop(0)["calls"]]
+                    if waits_for:
+                        say(calls=waits_for[0])
+                    else:
+                        is_in_turn = False
+                        say(ended="success", is_error=False, text="")
+                else:
+                    break
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

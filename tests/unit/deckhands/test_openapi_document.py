@@ -1,0 +1,54 @@
+"""The OpenAPI document: what a reader of it alone may rely on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema_rs
+import pytest
+from fastapi import FastAPI
+
+from deckhands.openapi.document import bodies_in, document_of, operation_id, operations_in
+from deckhands.openapi.examples import Examples, NoExample
+from deckhands.server.application import ROUTERS, needs_by_operation
+from deckhands.server.guard import PUBLIC
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    app = FastAPI(title="Deckhands", version="1", generate_unique_id_function=operation_id)
+    for router in ROUTERS:
+        app.include_router(router)
+    return document_of(app, needs_by_operation())
+
+
+def test_every_body_has_an_example_that_fits_its_schema(document: dict[str, Any]) -> None:
+    seen = set()
+    for name, content in bodies_in(document):
+        seen.add(name)
+        schema = {**content.get("schema", {}), "components": document["components"]}
+        shown = content["example"] if "example" in content else next(e["value"] for e in content["examples"].values())
+        validator = jsonschema_rs.Draft202012Validator(json.loads(json.dumps(schema)), validate_formats=True)
+        assert [error.message for error in validator.iter_errors(shown)] == [], name
+        if " request " in name:
+            assert shown, name
+    for path, method, operation in operations_in(document):
+        if method in ("post", "put", "patch") and "requestBody" in operation:
+            kinds = operation["requestBody"]["content"]
+            assert "application/octet-stream" in kinds or f"{method.upper()} {path} request application/json" in seen
+
+
+def test_every_operation_says_what_it_needs_and_how_it_fails(document: dict[str, Any]) -> None:
+    names = set()
+    for path, _, operation in operations_in(document):
+        assert operation["security"] == [] if path in PUBLIC else operation["x-scope"], path
+        assert operation["responses"]["default"]["content"], path
+        assert operation["operationId"] not in names
+        names.add(operation["operationId"])
+
+
+def test_a_part_without_an_example_is_named() -> None:
+    parts = {"Part": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}}
+    with pytest.raises(NoExample, match=r"^Part\.name$"):
+        Examples(parts).of({"$ref": "#/components/schemas/Part"})
