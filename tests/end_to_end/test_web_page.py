@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import urllib.request
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from broker.store.store import Store
 from deckhands.client.client import Client
 from tests.broker_parts import claim, enter
 from tests.browser_pages import CHROMIUM, opened, scripted
+from tests.integration.command_line import cluster as cluster_up
 from tests.integration.command_line import deckhands, environment
 from tests.polling import until
 from tests.server_parts import Served, served
@@ -242,3 +244,16 @@ async def test_a_link_enters_once_and_a_wrong_one_never(server: Served, tmp_path
         assert (await client.post("/entries", content=b"x")).status_code == 415  # it is checked like every body
         entry = await server.gateway.tickets.issue_entry("dh_a_b")
         assert (await client.get(f"/conversations/x/stream?ticket={entry}")).status_code == 401
+
+
+async def test_up_serves_the_page_of_its_cluster(tmp_path: Path) -> None:
+    def look() -> tuple[int, str]:
+        few = ("--controllers", "1", "--tools", "0", "--doors", "0", "--web", "--web-port", "0")
+        with cluster_up(tmp_path, *few, BROWSER="/bin/true") as running:
+            assert running.stderr is not None
+            address = next(line for line in running.stderr if "The page is" in line).rsplit(" ", 1)[1].strip()
+            with urllib.request.urlopen(address, timeout=60) as answer:
+                return answer.status, answer.read().decode()
+
+    status, text = await asyncio.to_thread(look)
+    assert (status, "<title>Deckhands</title>" in text) == (200, True)
