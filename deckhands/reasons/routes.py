@@ -51,7 +51,7 @@ class ShownWhy(BaseModel):
     conversation_id: str = Field(examples=[ID])
     state: str = Field(examples=["rate_limited"])
     wait_reason: str = Field(examples=["rate_limit"])
-    at: AwareDatetime
+    at: AwareDatetime = Field(examples=["2026-11-26T21:05:09Z"])
     links: list[ShownLink]
 
     @classmethod
