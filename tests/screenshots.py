@@ -128,6 +128,7 @@ async def take(folder: Path) -> None:
                 ):
                     async with opened(f"http://127.0.0.1:{port}/{path}", width=width, dark=is_dark) as page:
                         await page.locator("tbody tr, .why li").first.wait_for()
+                        await page.evaluate("scrollTo(0, 0)")
                         await page.screenshot(path=folder / f"{name}.png")
         finally:
             await gateway.aclose()
