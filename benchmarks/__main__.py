@@ -57,6 +57,9 @@ SCRIPTS: Mapping[str, Sequence[str]] = {
     "neighbours": ("--seconds", "0.5", "--quiet", "1"),
     "retiring": ("--conversations", "50"),
     "sdk_sessions": ("--sessions", "1", "--steps", "2"),
+    "eval_in_flight": ("--count", "20", "--latency", "0.2"),
+    "eval_kills": ("--count", "20", "--at-once", "10", "--latency", "0.3", "--controllers", "2", "--tools", "2"),
+    "eval_crowd": ("--count", "10", "--steps", "4", "--latency", "0.2", "--no-peer"),
 }
 """Benchmarks that print their own tables and run by themselves too, and with what they only show that they work."""
 QUIET_LOAD = 0.7
@@ -115,7 +118,7 @@ async def _peer(directory: Path, *, is_wanted: bool) -> AsyncIterator[Sdk | None
 
 def _run_script(name: str, arguments: Sequence[str]) -> None:
     print(f"\n## {name}\n", flush=True)
-    subprocess.run([sys.executable, HERE / f"{name}.py", *arguments], check=True)
+    subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *arguments], check=True, cwd=HERE.parent)
 
 
 def _noise() -> str:

@@ -21,7 +21,7 @@ from benchmarks.cluster import ROOT, model_environment, model_server_arguments, 
 from benchmarks.eval_in_flight import submitted
 from benchmarks.machine import cpu_seconds, load, peak_kib
 from benchmarks.submitter import ANSWER, RESULTS, USED, Spec
-from deckhands.evaluation.results import read_results
+from deckhands.attempts.results import read_results
 from tests.model_server.running_server import RunningModelServer
 
 PEER = ROOT / "build" / "inspect-venv" / "bin" / "python"

@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.cluster import ROOT, BenchCluster, running_cluster
 from benchmarks.machine import cpu_seconds, load, peak_kib, resident_kib
 from benchmarks.submitter import ANSWER, RESULTS, USED, Spec
-from deckhands.evaluation.results import read_results
+from deckhands.attempts.results import read_results
 from deckhands.monitoring.workers import workers
 
 SIGMA = 0.5

@@ -26,9 +26,9 @@ from benchmarks.eval_in_flight import submitted
 from benchmarks.machine import load
 from benchmarks.submitter import ANSWER, RESULTS, Spec
 from broker.conversations.selection import Selected, Selection
-from deckhands.evaluation.plan import LABEL
-from deckhands.evaluation.results import Row, read_results
-from deckhands.evaluation.statistics import summary_of
+from deckhands.attempts.plan import LABEL
+from deckhands.attempts.results import Row, read_results
+from deckhands.attempts.statistics import summary_of
 
 CODES = ("rate_limit", "internal", "service_unavailable", "timeout")
 

@@ -1,4 +1,4 @@
-"""An evaluation in a process of its own, as benchmarks start and kill it: `python -m benchmarks.submitter SPEC`.
+"""An evaluation in a separate process, which benchmarks start and kill: `python -m benchmarks.submitter SPEC`.
 
 SPEC is a file of JSON: `url`, `name`, `count`, `at_once`, `scripts`, `model`, `is_paced`. Instances are `i0` and so on;
 the answer of each is 6. Results are in `results.jsonl` beside it, what the process has used in `used.json`.
@@ -18,12 +18,12 @@ from benchmarks.machine import peak_kib, resident_kib
 from benchmarks.noop_tool import POOL
 from broker.contract.events import Limits
 from broker.store.store import open_store
+from deckhands.attempts.plan import Plan
+from deckhands.attempts.results import Results
+from deckhands.attempts.standing import Standing
 from deckhands.client.client import Client
 from deckhands.datasets.instances import Instance
 from deckhands.evaluation.evaluation import Evaluation
-from deckhands.evaluation.plan import Plan
-from deckhands.evaluation.results import Results
-from deckhands.evaluation.running.standing import Standing
 
 ANSWER = "6"
 TURN_SECONDS = 0.05

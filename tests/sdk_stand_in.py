@@ -1,6 +1,6 @@
 """A program that speaks to a controller worker as the SDK's does, without the SDK: `sdk_stand_in.py HABIT DESCRIPTOR`.
 
-Habits: `obedient` does what the SDK does; `silent` reads and says nothing; `dying` ends when it is told a query;
+Habits: `obedient` does what the SDK does; `silent` reads and says nothing; `dying` ends at its first query;
 `nonsense` says what is no JSON; `idle` ends each turn without asking; `missing` says that the SDK is not installed;
 `refused` says that the provider has refused its key.
 """

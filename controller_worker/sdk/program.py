@@ -1,7 +1,7 @@
 """The small program in which the Claude Agent SDK runs: `python -I -m controller_worker.sdk.program DESCRIPTOR`.
 
-It speaks to its controller worker over one socket, a JSON object a line. It is told what to offer (`begin`), what a
-person says (`query`), replies of the log (`reply`) and results of calls (`result`); it tells that the SDK asks for a
+It speaks with its controller worker over one socket, a JSON object a line. It reads what to offer (`begin`), what a
+person says (`query`), replies of the log (`reply`) and results of calls (`result`). It says that the SDK asks for a
 reply (`asks`), calls a tool (`calls`), has ended its turn (`ended`) or cannot continue (`failed`).
 
 Holds: it has no key, no address of a provider and no tool that does anything; what the SDK calls waits for a result of
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
 import signal
 import socket
@@ -21,6 +20,7 @@ import tempfile
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from controller_worker.sdk.endpoint import Endpoint
@@ -30,6 +30,7 @@ MAX_LINE_BYTES = 64 * 2**20
 TOOL_USE = "claudecode/toolUseId"
 """Where a call of a tool names the call of the reply that it comes from."""
 STDERR_LINES = 20
+FOLDER = "deckhands-sdk-"
 FOR_EVER_MS = str(2**31 - 1)
 
 ENVIRONMENT = {
@@ -176,8 +177,7 @@ async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[Mapping[str, Any
 
 async def _main(descriptor: int) -> None:
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=descriptor), limit=MAX_LINE_BYTES)
-    home = tempfile.mkdtemp(prefix="deckhands-sdk-")
-    os.environ["HOME"] = home
+    home = tempfile.mkdtemp(prefix=FOLDER)
     try:
         lines = _lines(reader)
         begun = await anext(lines)
@@ -189,8 +189,9 @@ async def _main(descriptor: int) -> None:
             await writer.drain()
     finally:
         shutil.rmtree(home, ignore_errors=True)
-        if "TMPDIR" in os.environ:  # it was made for this program; a worker that was killed does not remove it
-            shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
+        around = Path(home).parent
+        if around.name.startswith(FOLDER):  # it was made for this program; a worker that was killed does not remove it
+            shutil.rmtree(around, ignore_errors=True)
 
 
 if __name__ == "__main__":

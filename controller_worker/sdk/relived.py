@@ -1,4 +1,4 @@
-"""What a fresh program of the SDK is told of a log, so that it is where the conversation is: pure functions.
+"""What a fresh program of the SDK gets of a log, so that it is where the conversation is: pure functions.
 
 The prompt of a model is made from the log, so a program needs no more of it than the turn that it is in the middle of:
 the message that began the turn, the replies since, and the results of their calls. Of a long turn the latest replies
@@ -104,7 +104,7 @@ def told_reply(reply: ModelReply, model: str) -> dict[str, Any]:
 
 
 def told_result(number: str, observation: Observation | None) -> dict[str, Any]:
-    """Return the result of a call, as the SDK is told it; None: there is none, and nobody waits for it any more."""
+    """Return the result of a call, as the SDK gets it; None: there is none, and nobody waits for it any more."""
     text = SETTLED if observation is None else (observation.content or SETTLED)[:SHOWN_CHARS]
     return {"id": number, "text": text, "is_error": isinstance(observation, ErrorObservation)}
 

@@ -5,9 +5,9 @@ point where it asks. Then it is made as every call is, and its reply reaches the
 tool calls: they are observations, whichever worker has appended them.
 
 Holds: nothing that the SDK says is appended or run. A program that dies, hangs or says nonsense is replaced by one that
-is told the turn under way; after `MAX_STARTS` in a row that came to nothing, the legacy agent continues, or the call
+gets the turn under way; after `MAX_STARTS` in a row that came to nothing, the legacy agent continues, or the call
 fails like any other.
-Does not: outlive the worker's hold on the conversation; see `relived` for what the next program is told.
+Does not: outlive the worker's hold on the conversation; see `relived` for what the next program gets.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Session:
                     self._tell_result(event)
 
     def give_up(self) -> None:
-        """End the program; the next time it is wanted, a fresh one is told the turn under way.  Idempotent."""
+        """End the program; the next time it is wanted, a fresh one gets the turn under way.  Idempotent."""
         if self._runner is not None:
             self._runner.stop()
             self._runner = None

@@ -16,16 +16,16 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from broker.runtime.errors import UsageError
+from deckhands.attempts.results import BeingWritten, Results
 from deckhands.datasets.dataset import read_dataset
 from deckhands.datasets.instances import SHIPPED
 from deckhands.datasets.plugins import installed
 from deckhands.datasets.repositories import is_safe
 from deckhands.evaluation.answering import Asker
+from deckhands.evaluation.carrying_out import Tuning
+from deckhands.evaluation.detaching import detach
 from deckhands.evaluation.directory import RESULTS, SUMMARY, Asked, ask
 from deckhands.evaluation.evaluating import ROWS
-from deckhands.evaluation.results import BeingWritten, Results
-from deckhands.evaluation.running.carrying_out import Tuning
-from deckhands.evaluation.running.detaching import detach
 from deckhands.settings import FaceSettings
 
 PLACES = ("workspace", "hidden", "images")

@@ -268,8 +268,8 @@ class _Updates:
     def of(self, item: Item) -> bytes:
         """Return an item as server-sent events."""
         if item.kind == "problem":
-            message = f"{item.content['detail']} {item.content['remedy']}".strip()
-            return self._data({"error": {"code": FAILED, "message": message, "data": [item.content]}})
+            why = f"{item.content['detail']} {item.content['remedy']}".strip()
+            return self._data({"error": {"code": FAILED, "message": why, "data": [item.content]}})
         if item.kind == "event" and (said := described(item.content)):
             message = said_json(self._conversation_id, item.id, said)
             return self._update("statusUpdate", {"status": {"state": "TASK_STATE_WORKING", "message": message}})

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from pydantic.alias_generators import to_camel
 
 from broker.contract.actions import AgentFinishAction, MessageAction
@@ -29,7 +29,7 @@ MAX_PARTS = 100
 MAX_HISTORY = 1_000
 MESSAGE_ID = r"^[ -~]{1,200}$"
 ANSWER = "answer"
-EXAMPLE = {"messageId": "m-1", "role": "ROLE_USER", "parts": [{"text": "List the files"}]}
+EXAMPLE: dict[str, JsonValue] = {"messageId": "m-1", "role": "ROLE_USER", "parts": [{"text": "List the files"}]}
 
 
 class Wire(BaseModel):

@@ -8,19 +8,20 @@ from pathlib import Path
 import click
 
 from broker.runtime.errors import UsageError
+from deckhands.attempts.results import read_results
+from deckhands.attempts.statistics import comparison_of
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
 from deckhands.cli.verbs import options_as
 from deckhands.datasets.dataset import absolute
+from deckhands.evaluation.carrying_out import Tuning, carry_out, show
+from deckhands.evaluation.detaching import detach
 from deckhands.evaluation.directory import RESULTS, Asked, ask, asked_in, write_report
 from deckhands.evaluation.evaluating import model_here
 from deckhands.evaluation.exporting import export
 from deckhands.evaluation.redoing import check_redo, redo_option
-from deckhands.evaluation.results import read_results
-from deckhands.evaluation.running.carrying_out import Tuning, carry_out, show
-from deckhands.evaluation.running.detaching import detach
-from deckhands.evaluation.running.siblings import asked_of, compared
-from deckhands.evaluation.running.verbs import (
+from deckhands.evaluation.siblings import asked_of, compared
+from deckhands.evaluation.verbs import (
     COMMANDS,
     AtOnce,
     at_once_option,
@@ -28,7 +29,6 @@ from deckhands.evaluation.running.verbs import (
     retries_option,
     until_option,
 )
-from deckhands.evaluation.statistics import comparison_of
 from deckhands.reading.terminal import print_text
 
 SECTION = "Evaluate agents"

@@ -17,13 +17,13 @@ from anyio.from_thread import start_blocking_portal
 
 from broker.contract.events import AgentSpec, Limits
 from broker.runtime.errors import UsageError
+from deckhands.attempts.record import Record
+from deckhands.attempts.results import Results, Row
 from deckhands.cli.task_options import with_script_here
 from deckhands.datasets.dataset import absolute
+from deckhands.evaluation.carrying_out import SCRIPTED, Tuning, evaluate_plan, plan_of
 from deckhands.evaluation.directory import ASKED, RESULTS, Asked, ask, write_report
 from deckhands.evaluation.redoing import check_redo
-from deckhands.evaluation.results import Results, Row
-from deckhands.evaluation.running.carrying_out import SCRIPTED, Tuning, evaluate_plan, plan_of
-from deckhands.evaluation.running.record import Record
 from deckhands.settings import FaceSettings
 
 P = ParamSpec("P")
@@ -105,7 +105,7 @@ async def evaluate_async(
             on_row(row.model_dump())
 
         place = asked.home or asked.name
-        await evaluate_plan(settings, place, plan, results, tuning, on_row=keep, on_standing=record.standing)
+        await evaluate_plan(settings, place, plan, results, tuning=tuning, on_row=keep, on_standing=record.standing)
     return dict(write_report(directory))
 
 
@@ -123,6 +123,7 @@ def _blocking(work: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]:
             result: R = portal.call(partial(work, *arguments, **options))
             return result
 
+    call.__name__ = call.__qualname__ = work.__name__.removesuffix("_async")
     return call
 
 

@@ -21,21 +21,21 @@ from broker.runtime.errors import AdmissionRefused, DeckhandsError, UsageError
 from broker.runtime.ids import jitter
 from broker.specs.agent_state import AgentState
 from broker.specs.specs import GoalSpec, Tenancy
+from deckhands.attempts.driver import Driver, OnRow, OnStanding
+from deckhands.attempts.plan import LABEL
+from deckhands.attempts.plan import Attempt as Attempt  # noqa: PLC0414  (callers get it from here)
+from deckhands.attempts.plan import Plan as Plan  # noqa: PLC0414  (the same)
+from deckhands.attempts.results import CHECK_FAILED, Outcome, Results, Row
+from deckhands.attempts.times import times_of
+from deckhands.attempts.under_way import UnderWay
+from deckhands.attempts.watch import Lost, Seen, Settled
 from deckhands.client.client import Client
 from deckhands.client.forking import Point
 from deckhands.datasets.file_trees import MAX_BYTES, File, packed, patch_between, tree_of
 from deckhands.datasets.instances import Instance
 from deckhands.evaluation.answers import answer_in, is_same
-from deckhands.evaluation.plan import LABEL
-from deckhands.evaluation.plan import Attempt as Attempt  # noqa: PLC0414  (callers get it from here)
-from deckhands.evaluation.plan import Plan as Plan  # noqa: PLC0414  (the same)
-from deckhands.evaluation.results import CHECK_FAILED, Outcome, Results, Row
-from deckhands.evaluation.running.driver import Driver, OnRow, OnStanding
-from deckhands.evaluation.running.siblings import Shared, shared_by
-from deckhands.evaluation.running.times import times_of
-from deckhands.evaluation.running.under_way import UnderWay
-from deckhands.evaluation.running.watch import Lost, Seen, Settled
 from deckhands.evaluation.scoring import may_count, to_check, work_of
+from deckhands.evaluation.siblings import Shared, shared_by
 from deckhands.tasks.tasks import conversation_id_of
 from deckhands.transfers.packed_files import TooLarge
 

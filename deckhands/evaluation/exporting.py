@@ -18,13 +18,13 @@ import click
 
 from broker.contract.events import Event
 from broker.runtime.errors import UnknownConversation, UsageError
+from deckhands.attempts.results import OUTCOMES, Row, read_results
 from deckhands.cli.output import note
 from deckhands.cli.verbs import options_as
 from deckhands.client.client import Client
 from deckhands.datasets.file_trees import without_left_out
 from deckhands.evaluation.directory import RESULTS, Asked, asked_in
-from deckhands.evaluation.results import OUTCOMES, Row, read_results
-from deckhands.evaluation.running.reaching import evaluation_client
+from deckhands.evaluation.reaching import evaluation_client
 from deckhands.exports.atif import atif_of
 from deckhands.exports.dialogue import Dialogue, dialogue_of
 from deckhands.exports.inspect_log import inspect_log_of

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 import click
 
 from broker.runtime.errors import UsageError
+from deckhands.attempts.results import OUTCOMES
+from deckhands.attempts.steering import Requeue
 from deckhands.datasets.instances import Instance
-from deckhands.evaluation.results import OUTCOMES
-from deckhands.evaluation.running.steering import Requeue
 
 redo_option = click.option(
     "--redo", multiple=True, metavar="OUTCOME|ID",

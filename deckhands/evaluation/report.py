@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from deckhands.evaluation.results import OUTCOMES, Row
-from deckhands.evaluation.statistics import summary_of
+from deckhands.attempts.results import OUTCOMES, Row
+from deckhands.attempts.statistics import summary_of
 
 COLOURS = dict(zip(OUTCOMES, ("#2f855a", "#c05621", "#b7791f", "#6b46c1", "#718096", "#cbd5e0"), strict=True))
 BINS = 20

@@ -1,5 +1,5 @@
 """The OpenAPI document of the server: what FastAPI says of the routes, and what it cannot know.
 
-May import: server (what errors look like, what needs no key).
+May import: server.
 Start with: document.
 """

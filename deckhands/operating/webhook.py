@@ -118,7 +118,7 @@ def ls(options: ListOptions) -> None:
     found = on_cluster(lambda client: _book(client).all())
     if options.as_json:
         for hook in found:
-            print_json(hook.model_dump(mode="json", exclude={"secret"}))
+            print_json(hook.model_dump(mode="json", exclude={"secret", "token"}))
     elif found:
         rows = [_cells(hook) for hook in found]
         print_text("\n".join(table(HEAD, rows, columns=columns_of(sys.stdout), spare=SPARE)))

@@ -11,7 +11,7 @@ from deckhands.access.api_keys import Scope
 from deckhands.reasons.link import Cause, Link, Why
 from deckhands.server.conversations import Seen
 from deckhands.server.dependencies import GatewayOf, Reader
-from deckhands.server.models import ID
+from deckhands.server.models import ID, MOMENT
 
 routes = APIRouter(prefix="/conversations", tags=["conversations"])
 
@@ -51,7 +51,7 @@ class ShownWhy(BaseModel):
     conversation_id: str = Field(examples=[ID])
     state: str = Field(examples=["rate_limited"])
     wait_reason: str = Field(examples=["rate_limit"])
-    at: AwareDatetime = Field(examples=["2026-11-26T21:05:09Z"])
+    at: AwareDatetime = Field(examples=[MOMENT])
     links: list[ShownLink]
 
     @classmethod

@@ -16,9 +16,11 @@ from broker.log.status import status_of
 from broker.runtime.errors import DeckhandsError, UnknownConversation, UsageError
 from broker.runtime.tracing import checked_traceparent
 from broker.specs.agent_state import AgentState
+from broker.tools.tool_offers import ToolOffers
 from deckhands.client.client import Client
 from deckhands.reading.summary import summarize
 from deckhands.server.dependencies import (
+    OFFERS_SECONDS,
     ConversationId,
     GatewayOf,
     IdempotencyKey,
@@ -81,6 +83,8 @@ def _continued(request: Request, task: TaskRequest) -> TaskRequest:
 async def begin(gateway: Gateway, principal: Principal, task: TaskRequest, own: str | None) -> str:
     """Begin a conversation for somebody, and return its id.  Idempotent under the same key; see `Client.submit`."""
     request = _body(principal, task).model_copy(update={"idempotency_key": own})
+    if own is None and request.tools:  # a repeated request is answered whatever is offered by now
+        await ToolOffers(gateway.store).choose(request.tools, limit_seconds=OFFERS_SECONDS)
     return await gateway.client.submit_request(request)
 
 

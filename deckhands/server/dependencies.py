@@ -22,6 +22,8 @@ from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.problems import Problem, status_of_error
 
 MAX_REASON = 500
+OFFERS_SECONDS = 2.0
+"""So long a request waits for a tool that no worker offers yet."""
 
 
 class Needs:

@@ -8,12 +8,21 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from broker.specs.policies import ConfirmationPolicy
-from deckhands.client.beginning import OFFERS_LIMIT_SECONDS
 from deckhands.client.changing import Change
 from deckhands.client.client import Client
 from deckhands.client.secret_keeping import keep_secrets
 from deckhands.server.conversations import CONFLICT, Acts, Operated, Written, result_of
-from deckhands.server.dependencies import MATCHED, GatewayOf, IfMatch, Operator, Reader, Reason, Writer, etag_of
+from deckhands.server.dependencies import (
+    MATCHED,
+    OFFERS_SECONDS,
+    GatewayOf,
+    IfMatch,
+    Operator,
+    Reader,
+    Reason,
+    Writer,
+    etag_of,
+)
 from deckhands.server.models import ChangedConversation, Command, Done, Executed, NewSecrets
 
 routes = APIRouter(prefix="/conversations", tags=["conversations"])
@@ -55,7 +64,7 @@ async def change(
         reason=new.reason,
     )
     if wanted.has_parts or new.model is None:
-        await wanted.event(gateway.store, offers_limit_seconds=OFFERS_LIMIT_SECONDS)
+        await wanted.event(gateway.store, offers_limit_seconds=OFFERS_SECONDS)
     return await acts(
         principal,
         conversation_id,

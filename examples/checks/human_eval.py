@@ -20,9 +20,7 @@ def main() -> int:
     token = secrets.token_hex(16)
     child = [sys.executable, __file__, "--child"]
     try:
-        done = subprocess.run(
-            child, input=token, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
-        )
+        done = subprocess.run(child, input=token, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         print(f"The function took longer than {LIMIT_SECONDS:.0f} seconds.")
         return 1

@@ -71,9 +71,7 @@ def _django(asked: dict[str, Any]) -> dict[str, str]:
     labels = sorted({name.removeprefix("tests/").removesuffix(".py").replace("/", ".") for name in asked["files"]})
     command = [sys.executable, "tests/runtests.py", "--verbosity", "2", "--settings=test_sqlite", "--parallel", "1"]
     try:
-        done = subprocess.run(
-            [*command, *labels], capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
-        )
+        done = subprocess.run([*command, *labels], capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return {}
     written = done.stdout + done.stderr

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -30,7 +31,15 @@ LARGE = ("conversations_create", "conversations_change", "runs_wait", "schedules
 async def _search(server: Served, folder: Path, settings: Path, *options: str, limit: float) -> str:
     token = await server.token("*", requests_per_minute=1_000_000)
     command = (
-        *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(settings), "run", f"{server.url}/openapi.json"),
+        *(
+            sys.executable,
+            "-m",
+            "schemathesis.cli",
+            "--config-file",
+            str(settings),
+            "run",
+            f"{server.url}/openapi.json",
+        ),
         *("--checks", "all", "--exclude-path-regex", STREAMS, "--request-timeout", "60", "--no-color"),
         *("--generation-database", "none", "--warnings", "off", "-H", f"Authorization: Bearer {token}", *options),
     )
@@ -42,13 +51,18 @@ async def _search(server: Served, folder: Path, settings: Path, *options: str, l
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
-    printed, _ = await asyncio.wait_for(running.communicate(), unhurried(limit))
+    try:
+        printed, _ = await asyncio.wait_for(running.communicate(), unhurried(limit))
+    finally:
+        if running.returncode is None:
+            running.kill()
+            await running.communicate()
     assert running.returncode == 0, printed.decode()[-20_000:]
     return printed.decode()
 
 
 @pytest.fixture
-async def server(tmp_path: Path, programs: dict[str, str]) -> Served:  # type: ignore[misc]
+async def server(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Served]:
     async with AsyncExitStack() as stack:
         found = await stack.enter_async_context(served(tmp_path / "log", programs))
         default = script(tmp_path / "default.json", *saying("by default"))
@@ -59,6 +73,7 @@ async def server(tmp_path: Path, programs: dict[str, str]) -> Served:  # type: i
         yield found
 
 
+@pytest.mark.timeout(1_200)
 async def test_a_short_search_finds_nothing(tmp_path: Path, server: Served) -> None:
     left_out = "".join(
         f'\n[[operations]]\ninclude-operation-id = "{name}"\n[operations.phases.coverage]\nenabled = false\n'

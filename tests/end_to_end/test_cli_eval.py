@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deckhands.evaluation.results import read_results
+from deckhands.attempts.results import read_results
 from tests.integration.command_line import deckhands, environment, started
 from tests.polling import until
 

@@ -11,11 +11,11 @@ import pytest
 import pytest_asyncio
 
 from broker.contract.events import Limits
+from deckhands.attempts.plan import LABEL, Plan
+from deckhands.attempts.results import Results, Row
 from deckhands.client.client import Client
 from deckhands.datasets.instances import Instance
 from deckhands.evaluation.evaluation import Evaluation
-from deckhands.evaluation.plan import LABEL, Plan
-from deckhands.evaluation.results import Results, Row
 from tests.faults.harness import FaultCluster
 
 CHECK = "python3 -m unittest discover -s hidden_tests"

@@ -14,15 +14,15 @@ import pytest_asyncio
 from broker.contract.events import Limits
 from broker.contract.observations import CmdOutputObservation
 from broker.runtime.errors import UsageError
+from deckhands.attempts.plan import LABEL, Plan
+from deckhands.attempts.results import BeingWritten, Results, Row, read_results
+from deckhands.attempts.standing import Shown, Standing
+from deckhands.attempts.steering import Requeue, Steering, Wanted, Wishes
 from deckhands.client.client import Client
 from deckhands.client.forking import Point
 from deckhands.datasets.instances import Instance
 from deckhands.evaluation.evaluation import Evaluation
-from deckhands.evaluation.plan import LABEL, Plan
-from deckhands.evaluation.results import BeingWritten, Results, Row, read_results
-from deckhands.evaluation.running.siblings import compared
-from deckhands.evaluation.running.standing import Shown, Standing
-from deckhands.evaluation.running.steering import Requeue, Steering, Wanted, Wishes
+from deckhands.evaluation.siblings import compared
 from tests.faults.harness import FaultCluster
 from tests.integration.command_line import finish, run_command, script
 from tests.polling import until
@@ -228,7 +228,7 @@ async def test_siblings_begin_in_the_middle_with_its_files_and_are_compared(
     await client.wait_until_settled(origin)
     events = await client.events(origin)
     at = next(event.id for event in events if isinstance(event, CmdOutputObservation))
-    writing = run_command("echo two >> work.txt")  # twice: instead of the first, it is told that files were restored
+    writing = run_command("echo two >> work.txt")  # twice: the first only brings the notice that files were restored
     good = script(tmp_path / "a.json", run_command("false"), writing, writing, finish("yes"))
     idle = script(tmp_path / "b.json", run_command("false"), finish("yes"))
     instance = Instance("sib", "Write it.", check='test "$(cat work.txt)" = "$(printf \'one\\ntwo\')"')

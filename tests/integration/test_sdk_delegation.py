@@ -1,4 +1,4 @@
-"""Delegation between the two kinds of agents: outputs come back, and limits and costs add up, whoever delegates to whom."""
+"""Delegation between the two kinds of agents: outputs come back, and limits and costs add up in all four directions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 
 from broker.contract.events import AgentSpec, Limits, LLMSpec
 from broker.contract.observations import AgentDelegateObservation
+from broker.conversations.delegates import delegate_conversation
 from broker.specs.agent_state import AgentState
 from controller_worker.concerns.limits import steps_used
-from controller_worker.loop.delegates import conversation_id_of
 from tests.conversation_hands import CID, Hands
 from tests.polling import until
 from tests.sdk_parts import stand_in, taken_up, with_sdk
@@ -24,7 +24,7 @@ def turn(name: str, cost_usd: float, **arguments: str) -> dict[str, object]:
 
 @pytest.mark.parametrize(
     ("parent", "helper"),
-    [(LEGACY, LEGACY), (LEGACY, SDK), (SDK, LEGACY), (SDK, SDK)],
+    [pytest.param(LEGACY, LEGACY, marks=pytest.mark.soak), (LEGACY, SDK), (SDK, LEGACY), (SDK, SDK)],
     ids=lambda name: name[12:] or "legacy",
 )
 async def test_outputs_and_metrics_of_a_delegate(hands: Hands, parent: str, helper: str) -> None:
@@ -43,7 +43,7 @@ async def test_outputs_and_metrics_of_a_delegate(hands: Hands, parent: str, help
     await hands.begin(asks, turn("finish", 2.0, message="done"), agent=spec, limits=limits)
     first = await taken_up(hands)
     await until(lambda: first.state.delegation.delegates and first.is_idle, what="a delegate")
-    delegate_id = conversation_id_of(CID, first.state.delegation.delegates[0].id)
+    delegate_id = delegate_conversation(CID, first.state.delegation.delegates[0].id)
     second = await taken_up(hands, delegate_id)
     await until(lambda: delegate_id in hands.gone, what="the delegate's end")
     first.wake()
@@ -58,7 +58,7 @@ async def test_outputs_and_metrics_of_a_delegate(hands: Hands, parent: str, help
     assert hands.services.sdk_sessions.count == 0
 
 
-@pytest.mark.parametrize("helper", [LEGACY, SDK])
+@pytest.mark.parametrize("helper", [pytest.param(LEGACY, marks=pytest.mark.soak), SDK])
 async def test_a_delegate_spends_no_more_than_its_share(hands: Hands, helper: str) -> None:
     with_sdk(hands, stand_in())
     script = hands.folder / "helper.json"
@@ -74,7 +74,7 @@ async def test_a_delegate_spends_no_more_than_its_share(hands: Hands, helper: st
     first = await taken_up(hands)
     await until(lambda: first.state.delegation.delegates and first.is_idle, what="a delegate")
     share = first.state.delegation.delegates[0].iterations
-    delegate_id = conversation_id_of(CID, first.state.delegation.delegates[0].id)
+    delegate_id = delegate_conversation(CID, first.state.delegation.delegates[0].id)
     second = await taken_up(hands, delegate_id)
     await until(lambda: delegate_id in hands.gone, what="the delegate's end")
     assert second.state.usage.iteration == share == 3

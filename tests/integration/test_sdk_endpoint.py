@@ -1,6 +1,6 @@
 """The endpoint that the CLI of the SDK takes for its provider: who is answered, with what, and what never leaves it.
 
-Whoever finds its port may forge requests: another program of the machine, if there is no sandbox. Without the token it
+Another program of the machine that finds its port may forge requests, if there is no sandbox. Without the token it
 gets no reply and moves nothing.
 """
 

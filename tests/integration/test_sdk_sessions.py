@@ -10,7 +10,9 @@ import pytest
 from broker.contract.actions import AgentFinishAction, CmdRunAction, MessageAction, SystemMessageAction
 from broker.contract.events import AgentSpec, Event, LLMSpec, ModelCallFailed, ModelReply
 from broker.contract.interventions import ConversationChanged
+from broker.contract.observations import CmdOutputObservation
 from broker.specs.agent_state import AgentState
+from broker.specs.policies import ConfirmationPolicy
 from broker.specs.specs import Limits, SdkSpec
 from controller_worker.concerns.setup import agent_after
 from tests.controller_parts import said
@@ -60,6 +62,26 @@ async def test_the_core_decides_how_many_steps_there_are(hands: Hands) -> None:
     assert events[-1].agent_state is AgentState.ERROR
 
 
+async def test_a_command_that_a_person_confirms_runs_once(hands: Hands) -> None:
+    agent = AgentSpec(
+        name=SDK,
+        llm=LLMSpec(model=f"scripted/{hands.folder / 'script.json'}"),
+        confirmation=ConfirmationPolicy(mode="always"),
+    )
+    await with_sdk(hands, stand_in()).begin(BASH, agent=agent, headless=False)
+    await taken_up(hands)
+    await ended(hands)  # it waits for the person, and holds no program
+    assert not of(CmdOutputObservation, await hands.events())
+    await hands.ask("user_confirmed")
+    loop = await taken_up(hands)
+    await until(lambda: loop.state.tools.pending and loop.is_idle, what="the command")
+    await hands.observe(loop.state.tools.pending[0].id)
+    loop.wake()
+    events = await ended(hands, times=2)
+    assert len(of(ModelReply, events)) == 2
+    assert len(of(CmdOutputObservation, events)) == 1
+
+
 async def test_a_person_who_answers_gets_a_fresh_program_with_the_answer_alone(hands: Hands) -> None:
     await with_sdk(hands, stand_in()).begin(SAYS, THINK, name=SDK, headless=False)
     await taken_up(hands)
@@ -72,7 +94,10 @@ async def test_a_person_who_answers_gets_a_fresh_program_with_the_answer_alone(h
     assert isinstance(events[-2], AgentFinishAction)
 
 
-@pytest.mark.parametrize("habit", ["dying", "nonsense", "idle", "missing", "refused"])
+@pytest.mark.parametrize(
+    "habit",
+    ["missing", "dying", *(pytest.param(one, marks=pytest.mark.soak) for one in ("nonsense", "idle", "refused"))],
+)
 async def test_the_legacy_agent_continues_where_the_sdk_cannot_run(hands: Hands, habit: str) -> None:
     await with_sdk(hands, stand_in(habit)).begin(THINK, name=SDK)
     loop = await taken_up(hands)

@@ -18,10 +18,11 @@ from broker.contract.events import AgentSpec, LLMSpec
 from broker.conversations.selection import Selected, Selection
 from broker.coordination.membership import Membership, members
 from broker.coordination.unreadable import Unreadable
-from broker.runtime.errors import DeckhandsError, StoreMisconfigured
+from broker.runtime.errors import DeckhandsError, StoreMisconfigured, UsageError
 from broker.runtime.ids import new_worker_id
 from broker.store.connection import MultiplexedConnection
 from broker.store.store import open_store
+from broker.tools.tool_offers import ToolOffers
 from deckhands.client.client import Client
 from tests.polling import unhurried, until
 from tests.served_stores import (
@@ -104,6 +105,15 @@ async def test_the_worker_can_do_nothing_dangerous(log: Server) -> None:
     await (await open_store(log.admin)).aclose()
     await (await open_store(log.worker)).aclose()
     assert await allowed_of(REFUSED_COMMANDS, log.worker) == []
+
+
+async def test_who_begins_conversations_learns_that_a_tool_is_not_offered(log: Server) -> None:
+    await (await open_store(log.admin)).aclose()
+    for login in (log.worker, log.door, log.jobs, log.gateway):
+        store = await open_store(login)
+        with pytest.raises(UsageError, match="No tool worker offers the tool 'nothing'"):
+            await ToolOffers(store).choose(["nothing"])
+        await store.aclose()
 
 
 async def test_clients_choose_by_label_and_delete_with_the_rights_of_workers(log: Server) -> None:

@@ -28,6 +28,7 @@ def test_every_body_has_an_example_that_fits_its_schema(document: dict[str, Any]
     for name, content in bodies_in(document):
         seen.add(name)
         schema = {**content.get("schema", {}), "components": document["components"]}
+        assert content.keys() & {"example", "examples"}, f"{name} needs an example of each part: {content}"
         shown = content["example"] if "example" in content else next(e["value"] for e in content["examples"].values())
         validator = jsonschema_rs.Draft202012Validator(json.loads(json.dumps(schema)), validate_formats=True)
         assert [error.message for error in validator.iter_errors(shown)] == [], name

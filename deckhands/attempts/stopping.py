@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from broker.runtime.errors import UsageError
-from deckhands.evaluation.plan import Attempt
-from deckhands.evaluation.results import Row
-from deckhands.evaluation.statistics import resolved_by_instance, summary_of, wilson
+from deckhands.attempts.plan import Attempt
+from deckhands.attempts.results import Row
+from deckhands.attempts.statistics import resolved_by_instance, summary_of, wilson
 
 DECIDED = "decided"
 ENOUGH = "enough is known: "

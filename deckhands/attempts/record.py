@@ -16,8 +16,8 @@ from typing import Any, Self
 
 from broker.runtime.clock import SYSTEM_CLOCK
 from broker.runtime.errors import UsageError
-from deckhands.evaluation.results import Row
-from deckhands.evaluation.running.standing import Standing
+from deckhands.attempts.results import Row
+from deckhands.attempts.standing import Standing
 
 PROGRESS = "progress.jsonl"
 EVERY_SECONDS = 5.0

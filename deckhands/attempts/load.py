@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from broker.store.store import Store
-from deckhands.evaluation.running.pace import Calls, Hosts
+from deckhands.attempts.pace import Calls, Hosts
 from deckhands.monitoring.workers import Worker, workers
 
 REFUSED, ANSWERED = "rate_limit", "answered"

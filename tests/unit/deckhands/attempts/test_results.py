@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from broker.runtime.errors import UsageError
+from deckhands.attempts.results import Results, Row, read_results
+from deckhands.attempts.statistics import comparison_of, pass_at, summary_of, wilson
 from deckhands.evaluation.report import html_of
-from deckhands.evaluation.results import Results, Row, read_results
-from deckhands.evaluation.statistics import comparison_of, pass_at, summary_of, wilson
 
 
 def row(instance: str, outcome: str = "resolved", *, attempt: int = 1, **more: object) -> Row:

@@ -15,17 +15,17 @@ from dataclasses import replace
 
 from broker.runtime.clock import SYSTEM_CLOCK
 from broker.runtime.errors import UsageError
+from deckhands.attempts.load import ClusterLoad
+from deckhands.attempts.pace import HostPace, ModelPace
+from deckhands.attempts.plan import Attempt, Plan
+from deckhands.attempts.results import Outcome, Results, Row
+from deckhands.attempts.standing import Meter, Standing, standing_of
+from deckhands.attempts.steering import AttemptKey, Requeue, Steering, Wanted, Wishes
+from deckhands.attempts.stopping import ENOUGH, Until
+from deckhands.attempts.under_way import UnderWay, unscored
+from deckhands.attempts.watch import Watch
 from deckhands.client.client import Client
 from deckhands.client.many import for_each
-from deckhands.evaluation.plan import Attempt, Plan
-from deckhands.evaluation.results import Outcome, Results, Row
-from deckhands.evaluation.running.load import ClusterLoad
-from deckhands.evaluation.running.pace import HostPace, ModelPace
-from deckhands.evaluation.running.standing import Meter, Standing, standing_of
-from deckhands.evaluation.running.steering import AttemptKey, Requeue, Steering, Wanted, Wishes
-from deckhands.evaluation.running.stopping import ENOUGH, Until
-from deckhands.evaluation.running.under_way import UnderWay, unscored
-from deckhands.evaluation.running.watch import Watch
 
 LOOK_SECONDS = 1.0
 MANY_ROWS = 500

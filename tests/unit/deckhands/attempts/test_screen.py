@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from deckhands.evaluation.running.screen import Screen, lines_of
-from deckhands.evaluation.running.standing import Meter, Shown, Standing, standing_from
-from tests.unit.deckhands.evaluation.test_results import row
+from deckhands.attempts.screen import Screen, lines_of
+from deckhands.attempts.standing import Meter, Shown, Standing, standing_from
+from tests.unit.deckhands.attempts.test_results import row
 
 SHOWN = Shown(
     instance="add-1\x1b[2J",

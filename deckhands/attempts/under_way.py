@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Literal
 
-from deckhands.evaluation.plan import Attempt
-from deckhands.evaluation.results import Outcome, Row
-from deckhands.evaluation.running.watch import Seen
+from deckhands.attempts.plan import Attempt
+from deckhands.attempts.results import Outcome, Row
+from deckhands.attempts.watch import Seen
 
 Phase = Literal["begins", "works", "waits", "is scored"]
 

@@ -15,7 +15,7 @@ from broker.contract.events import (
 )
 from broker.contract.observations import AgentStateChangedObservation, CmdOutputMetadata, CmdOutputObservation
 from broker.specs.agent_state import AgentState
-from deckhands.evaluation.running.times import Times, times_of
+from deckhands.attempts.times import Times, times_of
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 

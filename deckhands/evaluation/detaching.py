@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from broker.runtime.errors import UsageError
+from deckhands.attempts.results import BeingWritten, Results
+from deckhands.attempts.screen import Screen
+from deckhands.attempts.standing import standing_from
+from deckhands.attempts.steering import Steering
 from deckhands.evaluation.directory import RESULTS
-from deckhands.evaluation.results import BeingWritten, Results
-from deckhands.evaluation.running.reaching import evaluation_client
-from deckhands.evaluation.running.screen import Screen
-from deckhands.evaluation.running.standing import standing_from
-from deckhands.evaluation.running.steering import Steering
+from deckhands.evaluation.reaching import evaluation_client
 from deckhands.settings import FaceSettings
 
 LOG = "driver.log"

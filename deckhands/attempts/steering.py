@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from broker.runtime.ids import new_key
 from broker.store.connection import texts_by_name
 from broker.store.store import Store
-from deckhands.evaluation.results import Row
+from deckhands.attempts.results import Row
 
 KEPT_SECONDS = 30 * 86_400
 MAX_AT_ONCE = 10_000

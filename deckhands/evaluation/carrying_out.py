@@ -10,23 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from broker.contract.events import AgentSpec, Limits
+from deckhands.attempts.plan import AT_ONCE, RETRIES, Plan
+from deckhands.attempts.record import Record
+from deckhands.attempts.results import BeingWritten, Results, Row
+from deckhands.attempts.screen import Screen
+from deckhands.attempts.standing import Standing
+from deckhands.attempts.steering import Steering
+from deckhands.attempts.stopping import ENOUGH, Until
 from deckhands.cli.connecting import cluster_client
 from deckhands.cli.output import note, print_json
 from deckhands.client.client import Client
 from deckhands.client.forking import Point
 from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec
 from deckhands.evaluation.answering import answer
+from deckhands.evaluation.detaching import follow
 from deckhands.evaluation.directory import RESULTS, Asked, write_report, write_scripts
 from deckhands.evaluation.evaluation import Evaluation
-from deckhands.evaluation.plan import AT_ONCE, RETRIES, Plan
 from deckhands.evaluation.redoing import orders_of
-from deckhands.evaluation.results import BeingWritten, Results, Row
-from deckhands.evaluation.running.detaching import follow
-from deckhands.evaluation.running.record import Record
-from deckhands.evaluation.running.screen import Screen
-from deckhands.evaluation.running.standing import Standing
-from deckhands.evaluation.running.steering import Steering
-from deckhands.evaluation.running.stopping import ENOUGH, Until
 from deckhands.home import Home, supervising
 from deckhands.reading.summary import ExitCode
 from deckhands.reading.terminal import print_text
@@ -90,7 +90,9 @@ def carry_out(directory: Path, asked: Asked, tuning: Tuning, *, follows: bool, a
             record.standing(standing)
             screen.show(standing)
 
-        asyncio.run(evaluate_plan(settings, place, plan, results, tuning, on_row=record.row, on_standing=on_standing))
+        asyncio.run(
+            evaluate_plan(settings, place, plan, results, tuning=tuning, on_row=record.row, on_standing=on_standing)
+        )
     summary = write_report(directory)
     answer(directory)
     if as_json is not None:
@@ -158,8 +160,8 @@ async def evaluate_plan(
     place: str,
     plan: Plan,
     results: Results,
-    tuning: Tuning,
     *,
+    tuning: Tuning,
     on_row: Callable[[Row], None],
     on_standing: Callable[[Standing], None],
 ) -> None:

@@ -19,12 +19,12 @@ from typing import Any
 
 from broker.contract.events import ConversationCreated, Event
 from broker.runtime.errors import UsageError
+from deckhands.attempts.results import Row, read_results
 from deckhands.cli.connecting import cluster_client
 from deckhands.client.client import Client
 from deckhands.client.forking import Point
 from deckhands.evaluation.directory import RESULTS, Asked, asked_in
-from deckhands.evaluation.results import Row, read_results
-from deckhands.evaluation.running.reaching import evaluation_client
+from deckhands.evaluation.reaching import evaluation_client
 from deckhands.reading.summary import summarize
 from deckhands.settings import FaceSettings
 

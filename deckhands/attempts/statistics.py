@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from deckhands.evaluation.results import OUTCOMES, Row
+from deckhands.attempts.results import OUTCOMES, Row
 
 Z = 1.959964
 """Of the normal distribution, for 95 %."""

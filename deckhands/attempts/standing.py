@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from deckhands.evaluation.plan import Plan
-from deckhands.evaluation.results import Row
-from deckhands.evaluation.running.pace import HostPace, ModelPace
-from deckhands.evaluation.running.under_way import UnderWay
+from deckhands.attempts.pace import HostPace, ModelPace
+from deckhands.attempts.plan import Plan
+from deckhands.attempts.results import Row
+from deckhands.attempts.under_way import UnderWay
 
 WINDOW_SECONDS = 120.0
 FEWEST_SECONDS = 1.0

@@ -14,18 +14,18 @@ from broker.conversations.conversations import ConversationRow
 from broker.conversations.selection import Selected, Selection
 from broker.runtime.errors import UsageError
 from broker.specs.agent_state import TERMINAL_STATES, AgentState
+from deckhands.attempts.plan import LABEL
+from deckhands.attempts.results import OUTCOMES
+from deckhands.attempts.standing import standing_from
+from deckhands.attempts.steering import MAX_AT_ONCE, Requeue, Steering, Wanted
+from deckhands.attempts.stopping import Until
 from deckhands.cli.choosing import require_agreement, yes_option
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
 from deckhands.cli.verbs import options_as
 from deckhands.client.client import Client
 from deckhands.client.many import for_each
-from deckhands.evaluation.plan import LABEL
-from deckhands.evaluation.results import OUTCOMES
-from deckhands.evaluation.running.reaching import FRESH_SECONDS, evaluation_client, named
-from deckhands.evaluation.running.standing import standing_from
-from deckhands.evaluation.running.steering import MAX_AT_ONCE, Requeue, Steering, Wanted
-from deckhands.evaluation.running.stopping import Until
+from deckhands.evaluation.reaching import FRESH_SECONDS, evaluation_client, named
 from deckhands.reading.terminal import print_text
 from deckhands.settings import FaceSettings
 

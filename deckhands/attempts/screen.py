@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Self
 
 from broker.runtime.clock import SYSTEM_CLOCK
+from deckhands.attempts.standing import Standing
 from deckhands.cli.output import note, table
-from deckhands.evaluation.running.standing import Standing
 from deckhands.reading.terminal import clean_line, fitted, is_redrawn, redraw_lines
 
 REDRAW_SECONDS = 0.5

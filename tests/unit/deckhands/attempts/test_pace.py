@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deckhands.evaluation.running.pace import (
+from deckhands.attempts.pace import (
     QUIET_SECONDS,
     START,
     STARTS_PER_WORKER,

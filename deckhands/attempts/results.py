@@ -43,7 +43,7 @@ class Row(BaseModel):
         round: how often somebody has requeued the attempt.
         seconds: from the first event of its conversation to the last: `working_seconds` and all `waiting_seconds`.
         working_seconds: while a model answered or a tool ran.
-        waiting_seconds: by reason, such as `worker`, `rate_limit` or `paused`; see `running.times`.
+        waiting_seconds: by reason, such as `worker`, `rate_limit` or `paused`; see `times`.
         scoring_seconds: the same of the check.
         left_out: files that the agent changed and that do not count.
         checked_id: the conversation in which the check ran.
