@@ -28,11 +28,11 @@ SETUP := $(VENV)/.setup-stamp
 CLAUDE := $(VENV)/.claude-stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run tools peers test end-to-end claude soak check docs lock bench faults orphans security clean
+.PHONY: help setup run tools peers test end-to-end claude soak check docs lock screenshots bench faults orphans security clean
 .SUFFIXES:
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo '  Variables: VENV=.venv  PYTHON=python3.12  PYTEST_ARGS="-k name -x"  MARKERS="not slow"  SEED=1  BENCH_ARGS=...'
 
@@ -76,6 +76,9 @@ lock: $(SETUP) ## Write requirements/ again: the pins of constraints.txt with th
 	@$(LOCK) --extra all -o requirements/run.txt
 	@$(LOCK) --extra dev -o requirements/dev.txt
 	@$(LOCK) --extra claude -o requirements/claude.txt
+
+screenshots: $(SETUP) tools ## Take the pictures of the web page for the docs
+	@$(BIN)/python -m tests.screenshots docs/pictures
 
 bench: $(SETUP) tools ## Run the benchmarks
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)

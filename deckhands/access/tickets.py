@@ -1,6 +1,7 @@
 """Tickets: what a page in a browser opens a stream with, because it cannot send a header with its key.
 
-Holds: a ticket opens one stream, for one key, within half a minute; the store has its hash.
+Holds: a ticket opens one stream, for one key, within half a minute; the store has its hash. A ticket that lets a page
+in is exchanged for a token once, within two minutes; until then the store holds that token.
 Keys: `deck:{0}:keys:ticket:<sha256>`.
 """
 
@@ -12,6 +13,9 @@ from hashlib import sha256
 from broker.store.store import Store
 
 TICKET_SECONDS = 30.0
+ENTRY_SECONDS = 120.0
+ENTRY = "entry:"
+"""What stands before the token in the value of a ticket that lets a page in."""
 
 
 class Tickets:
@@ -30,8 +34,23 @@ class Tickets:
 
     async def take(self, ticket: str) -> str:
         """Return whose ticket it is, and let it open nothing more; empty: it opens nothing."""
-        name = self._name(ticket)
-        found = await self._store.connection.call("GETDEL", name)  # once: a second call would find nothing
+        found = await self._taken(ticket)
+        return "" if found.startswith(ENTRY) else found
+
+    async def issue_entry(self, token: str) -> str:
+        """Return a new ticket that a page exchanges for a key's token, once and within two minutes."""
+        ticket = secrets.token_urlsafe(32)
+        command = ("SET", self._name(ticket), f"{ENTRY}{token}", "PX", int(ENTRY_SECONDS * 1000))
+        await self._store.persist(lambda: self._store.connection.call(*command))
+        return ticket
+
+    async def take_entry(self, ticket: str) -> str:
+        """Return the token behind such a ticket, which opens nothing more; empty: it opens nothing."""
+        found = await self._taken(ticket)
+        return found.removeprefix(ENTRY) if found.startswith(ENTRY) else ""
+
+    async def _taken(self, ticket: str) -> str:
+        found = await self._store.connection.call("GETDEL", self._name(ticket))  # once: another would find nothing
         return found.decode() if found is not None else ""
 
     def _name(self, ticket: str) -> str:

@@ -30,7 +30,7 @@ SECTIONS = (
     "Operate a cluster",
 )
 """The sections of `--help`, in order; one that is not listed comes last."""
-ROOMS = ("verbs", "operating", "evaluation", "reasons")
+ROOMS = ("verbs", "operating", "diagnosis", "evaluation", "reasons", "web")
 
 Options = TypeVar("Options")
 Result = TypeVar("Result")

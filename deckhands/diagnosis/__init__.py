@@ -1,5 +1,5 @@
 """What is wrong with a running cluster, and what to do about it: settings, functions, workers, queues, logs, orphans.
 
-May import: cluster, monitoring, reading.
+May import: cli, cluster, monitoring, reading.
 Start with: examination.
 """

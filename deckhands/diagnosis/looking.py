@@ -1,6 +1,6 @@
 """Looking at a store without changing it: connections that load no functions, and checks that lack a right.
 
-Holds: only commands that read. What a store user may not look at is a finding of its own, and hides no other.
+Holds: only commands that read. What a store user may not look at is a separate finding, and hides no other.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,16 +13,18 @@ from typing import TYPE_CHECKING
 import click
 
 from broker.runtime.errors import UsageError
+from broker.store.store import open_store
 from deckhands.cli.output import note
 from deckhands.cli.verbs import options_as
 from deckhands.client.running_cluster import open_cluster
 from deckhands.settings import FaceSettings
+from deckhands.web.open import page_of, show_page
 
 if TYPE_CHECKING:
     from deckhands.server.gateway import ServerOptions
 
 SECTION = "Operate a cluster"
-VERBS = {"serve": "Serve the cluster over HTTP: REST, server-sent events, WebSocket."}
+VERBS = {"serve": "Serve the cluster over HTTP: a web page, REST, server-sent events, WebSocket."}
 LIBRARIES = ("fastapi", "prometheus_client", "uvicorn", "websockets")
 PATIENCE_SECONDS = 5.0
 """How long a request waits for a store that does not answer."""
@@ -62,12 +66,7 @@ def serve(options: ServeOptions) -> None:
     While there are no API keys, programs of this machine may do everything, and others cannot reach the server. From
     the first `deckhands key add` on, every request needs a key.
     """
-    missing = [name for name in LIBRARIES if find_spec(name) is None]
-    if missing:
-        raise UsageError(
-            f"The server needs a package that is not installed: {missing[0]}.",
-            remedy="Install it with `pip install 'deckhands[server]'`.",
-        )
+    require_server()
     from deckhands.server.gateway import ServerOptions
 
     chosen = ServerOptions(
@@ -82,6 +81,35 @@ def serve(options: ServeOptions) -> None:
     asyncio.run(_serve(FaceSettings.from_env(), chosen))
 
 
+def require_server() -> None:
+    """Make sure that the server's packages are installed.
+
+    Raises:
+        UsageError: one is not.
+    """
+    missing = [name for name in LIBRARIES if find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"The server needs a package that is not installed: {missing[0]}.",
+            remedy="Install it with `pip install 'deckhands[server]'`.",
+        )
+
+
+@contextlib.asynccontextmanager
+async def page_of_cluster(url: str, archive: str, *, port: int) -> AsyncGenerator[None]:
+    """Serve a cluster of this machine on the loopback, and open its page, as long as the block lasts."""
+    from deckhands.server.gateway import Gateway, ServerOptions
+    from deckhands.server.serving import serving
+
+    gateway = Gateway(await open_store(url, patience_seconds=PATIENCE_SECONDS), archive, ServerOptions(port=port))
+    try:
+        async with serving(gateway) as chosen:
+            show_page(page_of(f"http://127.0.0.1:{chosen}"))
+            yield
+    finally:
+        await gateway.aclose()
+
+
 async def _serve(settings: FaceSettings, options: ServerOptions) -> None:
     from deckhands.server.gateway import Gateway
     from deckhands.server.serving import serve as serve_gateway
@@ -93,7 +121,8 @@ async def _serve(settings: FaceSettings, options: ServerOptions) -> None:
     def on_ready(port: int) -> None:
         scheme = "http" if options.certificate is None else "https"
         host = f"[{options.host}]" if ":" in options.host else options.host
-        note(f"Serving at {scheme}://{host}:{port}. Its API: {scheme}://{host}:{port}/openapi.json. Ctrl-C stops it.")
+        address = f"{scheme}://{host}:{port}"
+        note(f"Serving at {address}, where its page is. Its API: {address}/openapi.json. Ctrl-C stops it.")
         if not has_keys:
             note("There are no API keys: every program of this machine may do everything.")
         elif options.certificate is None and not options.is_loopback and not options.proxies:

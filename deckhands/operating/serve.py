@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shlex
 import sys
@@ -39,6 +40,7 @@ from deckhands.cluster.embedded_cluster import (
     worker_environment,
 )
 from deckhands.home import Home, supervising
+from deckhands.operating.gateway import page_of_cluster, require_server
 from deckhands.reading.terminal import counted, print_text
 from deckhands.runs.cluster_notices import warn_of_ignored_settings
 from deckhands.settings import FaceSettings
@@ -70,6 +72,8 @@ class UpOptions:
     port: int | None
     workspace_roots: tuple[str, ...]
     sandbox: str | None
+    web: bool
+    web_port: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,10 @@ class DoorOptions:
 @click.option("--port", type=click.IntRange(1, 65_535), help="Also offer the store on this port of 127.0.0.1.")
 @workspace_root_option
 @sandbox_option
+@click.option("--web", is_flag=True, help="Serve the web page and the API on 127.0.0.1, and open the page.")
+@click.option(
+    "--web-port", type=click.IntRange(0, 65_535), default=8900, show_default=True, help="0: any that is free."
+)
 @options_as(UpOptions)
 def up(options: UpOptions) -> None:
     """Run a cluster on this machine: a store, controller and tool workers, doors, jobs and a beat.
@@ -133,15 +141,18 @@ def up(options: UpOptions) -> None:
     )
     if settings.url is not None:
         note("DECKHANDS_URL names another store: commands that have this variable use that one, and not this cluster.")
+    if options.web:
+        require_server()
     with supervising(home.cluster, "A cluster"):
-        asyncio.run(_keep_up(home, spec, settings.model))
+        asyncio.run(_keep_up(home, spec, settings, web_port=options.web_port if options.web else None))
 
 
-async def _keep_up(home: Home, spec: ClusterSpec, model: str | None) -> None:
+async def _keep_up(home: Home, spec: ClusterSpec, settings: FaceSettings, *, web_port: int | None) -> None:
     stop = asyncio.Event()
     on_stop_signals(stop.set)
     cluster = Cluster(spec, on_notice=note)
     failures: asyncio.Task[None] | None = None
+    page = contextlib.AsyncExitStack()
     try:
         await cluster.start()
         with home.announced(cluster.url):
@@ -150,16 +161,19 @@ async def _keep_up(home: Home, spec: ClusterSpec, model: str | None) -> None:
             await asyncio.wait((ready, stopped), return_when=asyncio.FIRST_COMPLETED)
             if not stopped.done():
                 await ready
-                print_text(_greeting(cluster, model))
+                print_text(_greeting(cluster, settings.model))
                 for finding in await asyncio.to_thread(examine_retention, spec.environment):
                     if not finding.is_good:
                         note(f"{finding.name.capitalize()}: {finding.detail}")
                 failures = asyncio.create_task(_tell_failures(cluster.url))
+                if web_port is not None:
+                    await page.enter_async_context(page_of_cluster(cluster.url, settings.archive, port=web_port))
             await stopped
             ready.cancel()
     finally:
         if failures is not None:
             failures.cancel()
+        await page.aclose()
         await cluster.stop()
     note("Stopped.")
 

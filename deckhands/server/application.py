@@ -20,6 +20,7 @@ from deckhands.server.dependencies import Needs
 from deckhands.server.gateway import Gateway
 from deckhands.server.guard import Guard
 from deckhands.server.problems import add_problems
+from deckhands.web import routes as web
 from deckhands.webhooks import routes as webhooks
 
 VERSION = "1"
@@ -38,6 +39,7 @@ ROUTERS = (
     responses.routes,
     mcp_route.routes,
     a2a.routes,
+    web.routes,
 )
 DESCRIPTION = """Conversations with AI agents that work in a cluster of Deckhands.
 

@@ -2,7 +2,7 @@
 
 Holds: nothing of a body is read before its key is known; no request is longer, deeper or slower than it may be, and no
 answer waits for ever to be taken; a page of another site can call nothing, unless its origin is named.
-Does not: know routes, but for those that need no key, those that take files, and those that are streams.
+Does not: know routes, but for those that need no key, the web page among them, those that take files, and streams.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from broker.runtime.errors import DeckhandsError
 from deckhands.access.api_keys import Refused
 from deckhands.server.gateway import LOOPBACK_NAMES, Gateway, Principal
 from deckhands.server.problems import Problem, answer_to
+from deckhands.web.pages import Pages
 
-PUBLIC = frozenset({"/health", "/ready", "/openapi.json", "/.well-known/agent-card.json"})
+PUBLIC = frozenset({"/health", "/ready", "/openapi.json", "/entries", "/.well-known/agent-card.json"})
 STREAM = re.compile(r"/conversations/[^/]+/(stream|ws)")
 FILE = re.compile(r"/conversations/[^/]+/files/.*", re.DOTALL)
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"})
@@ -49,7 +50,7 @@ class Guard:
     """An ASGI application around another one."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
-        self._app, self._gateway = app, gateway
+        self._app, self._gateway, self._pages = app, gateway, Pages()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or answer it."""
@@ -61,11 +62,16 @@ class Guard:
         headers = Headers(scope=scope)
         try:
             self._check_origin(headers)
+            if self._pages.has(scope):
+                await self._pages(scope, receive, _with_headers(send))
+                return
             if scope["path"] not in PUBLIC:
                 principal = await self._principal(scope, headers)
                 scope.setdefault("state", {})["principal"] = principal
                 if scope["type"] == "http":
                     receive = await self._checked(scope, headers, receive, principal)
+            elif scope["type"] == "http":
+                receive = await self._checked(scope, headers, receive, Principal())
         except DeckhandsError as error:
             await _refuse(error, scope, receive, send)
             return

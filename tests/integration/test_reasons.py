@@ -146,7 +146,7 @@ async def test_a_quota_and_a_budget_say_where_one_stands(valkey_store: Store) ->
 
 @pytest.mark.parametrize("waits_for", ["nonsense", "tenant:" + "x" * 500, "deck:{0}:keys", "\x00", "*" * 300])
 async def test_what_a_forged_event_names_is_not_read_from_elsewhere(valkey_store: Store, waits_for: str) -> None:
-    """Whoever has the rights of a worker can write it."""
+    """Anybody with the rights of a worker can write it."""
     store = valkey_store
     await begin(store)
     await enter(store, "controller-1")

@@ -277,7 +277,7 @@ def test_who_has_it_and_where_it_waits() -> None:
     assert (queued.cause, queued.details["position"]) == (Cause.QUEUED, 4)
     assert causes(facts(controllers=0, place=PlaceInLine("ready", 3))) == ["state", "no_worker"]
     assert causes(facts(parked_until=LATER)) == ["state", "unclaimed"]
-    unread = MessageAction(content="go on", source=EventSource.USER)
+    unread = MessageAction(content="continue", source=EventSource.USER)
     assert causes(facts((RUNNING, unread), place=PlaceInLine("ready", 0))) == ["state", "message", "queued"]
 
 

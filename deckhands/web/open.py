@@ -1,0 +1,91 @@
+"""`deckhands open`: the web page of a server, in the browser of this machine."""
+
+from __future__ import annotations
+
+import webbrowser
+from dataclasses import dataclass
+from datetime import timedelta
+from urllib.parse import quote, urlsplit
+
+import click
+
+from broker.runtime.errors import UsageError
+from deckhands.access.api_keys import EVERY_TENANT, ApiKeys, Scope
+from deckhands.access.tickets import Tickets
+from deckhands.cli.abbreviations import CONVERSATION_ID
+from deckhands.cli.connecting import on_cluster
+from deckhands.cli.output import note
+from deckhands.cli.verbs import options_as
+from deckhands.client.client import Client
+from deckhands.reading.terminal import print_text
+
+SECTION = "Read conversations"
+VERBS = {"open": "Open the web page of a server, or of one conversation."}
+
+ADDRESS = "http://127.0.0.1:8900"
+LIFE = timedelta(hours=12)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenOptions:
+    """Options of `open`."""
+
+    conversation_id: str | None
+    server: str
+    link: bool
+    only_print: bool
+
+
+@click.command(name="open")
+@click.argument("conversation_id", metavar="[ID]", required=False, type=CONVERSATION_ID)
+@click.option("--server", default=ADDRESS, show_default=True, metavar="URL", help="Where `deckhands serve` listens.")
+@click.option("--link", is_flag=True, help="By a link that enters once, with a new key for twelve hours.")
+@click.option("--print", "only_print", is_flag=True, help="Print the address, and open nothing.")
+@options_as(OpenOptions)
+def open_(options: OpenOptions) -> None:
+    """Open the web page that `deckhands serve` or `deckhands up --web` shows, or one conversation there.
+
+    A server with API keys asks for one; the page keeps it until its tab is closed. With --link, nobody types a key: the
+    link is good for two minutes and once. It needs the server's store, as `deckhands key add` does.
+    """
+    address = page_of(options.server, options.conversation_id)
+    if options.link:
+        if options.conversation_id is not None:
+            raise UsageError("A link that enters leads to the list.", remedy="Leave out the id, or --link.")
+        ticket = on_cluster(_entry)
+        if ticket:
+            address += f"#/enter/{ticket}"
+        else:
+            note("There are no API keys, so nobody needs a link.")
+    if options.only_print:
+        print_text(address)
+    else:
+        show_page(address)
+
+
+async def _entry(client: Client) -> str:
+    """Return a ticket for a new key; empty if the server has no keys, of which a first one would shut others out."""
+    keys = ApiKeys(client.store)
+    if not await keys.any():
+        return ""
+    _, token = await keys.add("web page", tenant=EVERY_TENANT, scopes=Scope, life=LIFE)
+    return await Tickets(client.store).issue_entry(token)
+
+
+def show_page(address: str) -> None:
+    """Open the page in the browser of this machine, and say where it is."""
+    is_open = webbrowser.open(address)
+    note(f"The page is {'open' if is_open else 'at'}: {address}")
+
+
+def page_of(server: str, conversation_id: str | None = None) -> str:
+    """Return the address of the page, or of a conversation in it.
+
+    Raises:
+        UsageError: the server's address cannot be used.
+    """
+    parts = urlsplit(server)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise UsageError(f"The address {ascii(server)[:200]} is none of a server.", remedy=f"Write {ADDRESS}, or such.")
+    path = f"#/c/{quote(conversation_id)}" if conversation_id else ""
+    return f"{server.rstrip('/')}/{path}"

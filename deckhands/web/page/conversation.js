@@ -1,0 +1,167 @@
+// One conversation: its timeline as it grows, what it waits for, and what a person may do.
+
+import { ask, download, follow, place } from "./api.js";
+import { askFor, block, el, note, replace, usd } from "./dom.js";
+import { card, tasks } from "./events.js";
+import { why } from "./why.js";
+
+const WHY_MS = 3_000, NEAR_PX = 120, DRAWN = 2_000;
+const AT_REST = new Set(["finished", "rejected", "error", "stopped", "paused", "awaiting_user_input", "awaiting_user_confirmation"]);
+
+export function conversation({ main, signal, refused }, id, eventId) {
+  const events = [], byId = new Map();
+  const seen = { state: "loading", title: id, cost: 0, prompt: 0, completion: 0, steps: 0, asked: null, list: null, unpriced: false };
+  const delegates = new Map();
+  let waiting = [], isDrawing = false, isAtEnd = !eventId, whySoon = 0;
+
+  const title = el("h1", {}, id), facts = el("p", { class: "facts" });
+  const connection = document.getElementById("connection");
+  const question = el("section", { class: "card question", "aria-live": "polite", hidden: true });
+  const reasons = el("section", { class: "card" }), list = el("section", { class: "card", hidden: true }), below = el("section", { class: "card", hidden: true });
+  const timeline = el("div", { class: "timeline", role: "log", "aria-label": "Events", "aria-busy": "true" });
+  const earlier = el("button", { type: "button", hidden: true, onclick: () => drawEarlier() });
+  const writing = el("article", { class: "event model writing", hidden: true }, el("header", {}, el("strong", {}, "The model writes…")), el("pre", {}));
+  const text = el("textarea", { id: "message", rows: 2, required: true, placeholder: "The agent continues, whatever its state" });
+  const form = el("form", { class: "card say", onsubmit: (event) => { event.preventDefault(); say(); } },
+    el("label", { for: "message" }, "Message"), text, el("div", { class: "row end" }, el("button", { class: "main" }, "Send")));
+  const verb = (path, name, kind = "") => el("button", { type: "button", class: kind, onclick: () => act(path, name) }, name);
+  const buttons = { pause: verb("pause", "Pause"), interrupt: verb("interrupt", "Interrupt"), resume: verb("resume", "Resume"), cancel: verb("cancel", "Cancel", "danger") };
+  replace(main,
+    el("div", { class: "bar" }, title, el("span", { class: "grow" }), ...Object.values(buttons),
+      el("button", { type: "button", onclick: () => fork() }, "Fork"),
+      el("button", { type: "button", onclick: () => save() }, "Download")),
+    facts,
+    el("div", { class: "columns" }, el("div", { class: "wide" }, earlier, timeline, writing, question, form),
+      el("aside", { "aria-label": "About the conversation" }, reasons, list, below)));
+
+  function take(event) {
+    events.push(event);
+    switch (event.kind) {
+      case "conversation.created": seen.title = event.title || id; break;
+      case "observation.agent_state_changed": seen.state = event.agent_state; seen.asked = event.agent_state === "awaiting_user_confirmation" ? event.action_id : null; explain(); break;
+      case "model.reply":
+        if ((event.service || "agent") === "agent") seen.steps += 1;
+        seen.cost += event.cost_usd || 0;
+        seen.unpriced ||= event.cost_usd === undefined || event.cost_usd === null;
+        seen.prompt += event.usage?.prompt_tokens || 0;
+        seen.completion += event.usage?.completion_tokens || 0;
+        writing.hidden = true; writing.lastChild.textContent = "";
+        break;
+      case "action.task_tracking": case "observation.task_tracking": if (event.task_list?.length) seen.list = event.task_list; break;
+      case "action.delegate": delegates.set(event.id, { agent: event.agent, task: event.inputs?.task || "", end: "" }); break;
+      case "conversation.delegate_ended": { const one = delegates.get(event.delegate_id); if (one) { one.end = event.agent_state; one.id = event.conversation_id; } break; }
+    }
+    waiting.push(event);
+    if (!isDrawing) { isDrawing = true; requestAnimationFrame(draw); }
+  }
+
+  function draw() {
+    isDrawing = false;
+    const made = document.createDocumentFragment();
+    const skipped = Math.max(0, waiting.length - DRAWN);
+    const from = eventId && waiting[0] && eventId - waiting[0].id < skipped ? Math.max(0, eventId - waiting[0].id) : skipped;
+    for (const event of waiting.slice(from)) { const node = card(event, id); byId.set(event.id, node); made.append(node); }
+    waiting = [];
+    const isNear = innerHeight + scrollY > document.body.scrollHeight - NEAR_PX;
+    timeline.append(made);
+    timeline.setAttribute("aria-busy", "false");
+    head();
+    const target = byId.get(eventId);
+    if (target && !isAtEnd) { target.scrollIntoView({ block: "center" }); target.classList.add("aimed"); target.focus({ preventScroll: true }); isAtEnd = true; }
+    else if (isNear) scrollTo(0, document.body.scrollHeight);
+  }
+
+  function drawEarlier() {
+    const first = Math.min(...byId.keys()), some = events.slice(Math.max(0, first - 1 - DRAWN / 4), first - 1);
+    timeline.prepend(...some.map((event) => { const node = card(event, id); byId.set(event.id, node); return node; }));
+    head();
+  }
+
+  function head() {
+    document.title = `${seen.title} · Deckhands`;
+    title.textContent = "";
+    title.append(el("span", {}, seen.title));
+    const hidden = events.length - byId.size;
+    earlier.hidden = hidden <= 0;
+    earlier.textContent = `Show earlier events (${hidden.toLocaleString("en")})`;
+    replace(facts, el("span", { class: `state ${seen.state}`, id: "state" }, seen.state.replaceAll("_", " ")),
+      el("span", {}, `${seen.steps} steps`), el("span", {}, `${usd(seen.cost)}${seen.unpriced ? " at least" : ""}`),
+      el("span", {}, `${(seen.prompt + seen.completion).toLocaleString("en")} tokens`), el("span", {}, `${events.length} events`), el("span", { class: "mono dim" }, id));
+    const isRest = AT_REST.has(seen.state);
+    buttons.pause.hidden = buttons.interrupt.hidden = isRest;
+    buttons.resume.hidden = !["paused", "error", "stopped"].includes(seen.state);
+    buttons.cancel.hidden = ["finished", "rejected", "error", "stopped"].includes(seen.state);
+    ask_();
+    list.hidden = !seen.list;
+    if (seen.list) replace(list, el("h2", {}, "Tasks"), tasks(seen.list));
+    below.hidden = !delegates.size;
+    if (delegates.size) replace(below, el("h2", {}, "Delegates"), el("ul", {}, [...delegates].map(([at, one]) => el("li", {},
+      one.id ? el("a", { href: `#/c/${one.id}` }, one.agent) : el("a", { href: `#/c/${id}@${at}` }, one.agent), ` ${one.task.slice(0, 120)} `,
+      el("span", { class: `state ${one.end}` }, one.end || "at work")))));
+  }
+
+  /** Show the question that a person has to answer, once for each action. */
+  function ask_() {
+    const asked = seen.asked;
+    if (question.dataset.asked === String(asked ?? "")) return;
+    question.dataset.asked = String(asked ?? "");
+    question.hidden = asked === null || asked === undefined;
+    if (question.hidden) { replace(question); return; }
+    const action = events.find((event) => event.id === asked) || {};
+    replace(question, el("h2", {}, `Run action ${asked}?`),
+      block(action.command || action.code || action.content || JSON.stringify(action, null, 2)),
+      el("div", { class: "row" },
+        el("button", { type: "button", class: "main", id: "confirm", onclick: () => answer("confirm", { action_id: asked }) }, "Confirm"),
+        el("button", { type: "button", class: "danger", id: "reject", onclick: async () => {
+          const reason = await askFor(`Reject action ${asked}`, "Reason (the agent reads it and continues; empty: it waits)", { required: false, action: "Reject" });
+          if (reason !== null) answer("reject", { action_id: asked, reason });
+        } }, "Reject…")));
+  }
+
+  async function post(path, body) {
+    try { await ask(`${place(id)}/${path}`, { method: "POST", body }); return true; } catch (error) { refused(error); return false; }
+  }
+  async function answer(path, body) { if (await post(path, body)) { question.hidden = true; explain(); } }
+  async function say() { const content = text.value; if (content.trim() && await post("messages", { content })) text.value = ""; }
+  async function act(path, name) {
+    const reason = await askFor(name, "Reason (it stands in the log)", { action: name });
+    if (reason !== null) post(path, { reason });
+  }
+  async function fork() {
+    const model = await askFor("Fork from the last event", "Another model, or nothing for the same", { required: false, action: "Fork" });
+    if (model === null) return;
+    try {
+      const made = await ask(`${place(id)}/fork`, { method: "POST", body: model.trim() ? { model: model.trim() } : {} });
+      location.hash = `#/c/${made.conversation_id}`;
+    } catch (error) { refused(error); }
+  }
+  async function save() {
+    const content = new Blob(events.map((event) => `${JSON.stringify(event)}\n`), { type: "application/x-ndjson" });
+    const parts = [[content, `${id}.jsonl`]];
+    try { const patch = await download(`${place(id)}/patch`); if (patch.size) parts.push([patch, `${id}.patch`]); } catch { note("The workspace has no patch to download; the events are saved."); }
+    for (const [blob, name] of parts) {
+      const url = URL.createObjectURL(blob);
+      el("a", { href: url, download: name }).click();
+      setTimeout(() => URL.revokeObjectURL(url), 60_000);
+    }
+  }
+
+  /** Ask soon why it is where it is; several reasons to ask are one question. */
+  function explain() {
+    clearTimeout(whySoon);
+    whySoon = setTimeout(async () => {
+      try { await why(id, reasons, signal); } catch { /* the stream says what is wrong */ }
+      if (!signal.aborted && !AT_REST.has(seen.state)) whySoon = setTimeout(explain, WHY_MS);
+    }, 300);
+  }
+
+  const names = { live: "live", away: "the server is away, trying again", over: "archived" };
+  follow(id, {
+    event: take,
+    delta: (piece) => { writing.hidden = false; writing.lastChild.textContent = (writing.lastChild.textContent + (piece.text || "")).slice(-20_000); },
+    state: (state) => { connection.textContent = names[state]; connection.className = state; if (state === "live") explain(); },
+    problem: refused,
+  }, signal);
+  head();
+  signal.addEventListener("abort", () => { clearTimeout(whySoon); connection.textContent = ""; });
+}

@@ -1,0 +1,107 @@
+// The list: filtered by the server, a page at a time, so that any number of conversations stays quick.
+
+import { ask, place } from "./api.js";
+import { ago, askFor, el, note, replace, usd } from "./dom.js";
+
+const PAGE = 100, REFRESH_MS = 3_000, AT_ONCE = 8;
+const STATES = ["", "running", "waiting", "scheduled", "rate_limited", "awaiting_user_confirmation", "awaiting_user_input",
+  "paused", "finished", "error", "stopped", "rejected", "loading"];
+const filter = { state: "", label: "", text: "" };
+
+export function conversations({ main, signal, refused }) {
+  document.title = "Conversations · Deckhands";
+  const chosen = new Set(), cursors = [""];
+  let rows = [], next = null, isBusy = false;
+  const body = el("tbody", {}), count = el("span", { role: "status" });
+  const all = el("input", { type: "checkbox", "aria-label": "Choose all on this page", onchange: () => {
+    for (const row of shown()) all.checked ? chosen.add(row.conversation_id) : chosen.delete(row.conversation_id);
+    draw();
+  } });
+  const before = el("button", { type: "button", onclick: () => { cursors.pop(); load(); } }, "Newer");
+  const after = el("button", { type: "button", onclick: () => { cursors.push(next); load(); } }, "Older");
+  const pause = el("button", { type: "button", onclick: () => act("pause", "Pause") }, "Pause");
+  const cancel = el("button", { type: "button", class: "danger", onclick: () => act("cancel", "Cancel") }, "Cancel");
+  const state = el("select", { id: "state", onchange: () => { filter.state = state.value; restart(); } },
+    STATES.map((name) => el("option", { value: name, selected: name === filter.state }, name.replaceAll("_", " ") || "any")));
+  const label = el("input", { id: "label", placeholder: "team=billing", value: filter.label, onchange: () => { filter.label = label.value.trim(); restart(); } });
+  const text = el("input", { id: "text", type: "search", placeholder: "title or id", value: filter.text, oninput: () => { filter.text = text.value; draw(); } });
+  replace(main,
+    el("div", { class: "bar" }, el("h1", {}, "Conversations"), count),
+    el("form", { class: "bar filters", onsubmit: (event) => { event.preventDefault(); if (/^[a-z0-9_-]{20,}$/i.test(text.value)) location.hash = `#/c/${text.value}`; } },
+      el("label", { for: "text" }, "Search this page"), text, el("label", { for: "state" }, "State"), state,
+      el("label", { for: "label" }, "Label"), label,
+      el("span", { class: "grow" }), pause, cancel),
+    el("div", { class: "scroll" }, el("table", { class: "list" },
+      el("thead", {}, el("tr", {}, el("th", {}, all), ...["Conversation", "State", "Steps", "Cost", "Updated"].map((name) => el("th", { scope: "col", class: name === "Steps" || name === "Cost" ? "number" : undefined }, name)))),
+      body)),
+    el("div", { class: "bar" }, before, after));
+
+  const shown = () => {
+    const wanted = filter.text.toLowerCase();
+    return rows.filter((row) => !wanted || `${row.title} ${row.conversation_id}`.toLowerCase().includes(wanted));
+  };
+
+  function draw() {
+    replace(body, shown().map((row) => {
+      const box = el("input", { type: "checkbox", "aria-label": `Choose ${row.title || row.conversation_id}`, onchange: () => {
+        box.checked ? chosen.add(row.conversation_id) : chosen.delete(row.conversation_id);
+        buttons();
+      } });
+      box.checked = chosen.has(row.conversation_id);
+      const labels = Object.entries(row.labels).map(([name, value]) => el("span", { class: "label" }, `${name}=${value}`));
+      return el("tr", {},
+        el("td", {}, box),
+        el("td", {}, el("a", { href: `#/c/${row.conversation_id}` }, row.title || row.conversation_id), " ", labels,
+          el("div", { class: "dim mono" }, row.conversation_id, row.tenant ? ` · ${row.tenant}` : "")),
+        el("td", {}, el("span", { class: `state ${row.state}` }, row.state.replaceAll("_", " ")), row.wait_reason ? el("div", { class: "dim" }, `waits: ${row.wait_reason.replaceAll("_", " ")}`) : ""),
+        el("td", { class: "number" }, row.numbers.iterations || "0"),
+        el("td", { class: "number" }, usd(row.numbers.cost_usd || 0)),
+        el("td", { class: "nowrap" }, ago(row.updated)));
+    }));
+    if (!shown().length) replace(body, el("tr", {}, el("td", { colspan: 6, class: "empty" }, "No conversation. ", el("code", {}, "deckhands submit -t TASK"), " begins one.")));
+    buttons();
+  }
+
+  function buttons() {
+    pause.disabled = cancel.disabled = isBusy || !chosen.size;
+    before.disabled = cursors.length < 2;
+    after.disabled = !next;
+    count.textContent = chosen.size ? `${chosen.size} chosen` : `page ${cursors.length}`;
+  }
+
+  async function load() {
+    const query = new URLSearchParams({ limit: PAGE, cursor: cursors.at(-1) });
+    if (filter.state) query.append("state", filter.state);
+    for (const one of filter.label.split(/[ ,]+/).filter(Boolean)) query.append("label", one);
+    try {
+      const found = await ask(`/conversations?${query}`, { signal });
+      rows = found.conversations;
+      next = found.next_cursor;
+      if (!document.activeElement || !body.contains(document.activeElement)) draw();
+    } catch (error) { if (!signal.aborted) refused(error); }
+  }
+
+  function restart() { cursors.length = 1; chosen.clear(); load(); }
+
+  async function act(verb, name) {
+    const ids = [...chosen];
+    const reason = await askFor(`${name} ${ids.length} conversation${ids.length === 1 ? "" : "s"}`, "Reason (it stands in the log)", { action: name });
+    if (reason === null) return;
+    isBusy = true;
+    let done = 0, failed = "";
+    const work = async () => {
+      for (let id = ids.pop(); id !== undefined; id = ids.pop()) {
+        try { await ask(`${place(id)}/${verb}`, { method: "POST", body: { reason } }); done += 1; } catch (error) { failed = error.message; }
+      }
+    };
+    await Promise.all(Array.from({ length: AT_ONCE }, work));
+    isBusy = false;
+    chosen.clear();
+    note(failed ? `${done} done; the others were refused: ${failed}` : `${done} done.`, failed ? "bad" : "");
+    load();
+  }
+
+  load();
+  const timer = setInterval(() => { if (!document.hidden) load(); }, REFRESH_MS);
+  signal.addEventListener("abort", () => clearInterval(timer));
+}

@@ -1,0 +1,65 @@
+// Where one is: the address behind # names the page, and each page ends what it began when one leaves it.
+
+import { ask, keep, key, Problem } from "./api.js";
+import { cluster } from "./cluster.js";
+import { conversation } from "./conversation.js";
+import { conversations } from "./conversations.js";
+import { el, note, replace } from "./dom.js";
+
+const main = document.getElementById("main");
+let leaving = new AbortController();
+
+/** Exchange a one-time link for its key; the address forgets it at once. */
+async function enter(ticket) {
+  history.replaceState(null, "", "#/");
+  try { keep((await ask("/entries", { method: "POST", body: { ticket } })).token); } catch (error) { note(error.message, "bad"); }
+  show();
+}
+
+function show() {
+  leaving.abort();
+  leaving = new AbortController();
+  const where = decodeURIComponent(location.hash.slice(1)) || "/";
+  document.getElementById("leave").hidden = !key();
+  document.getElementById("connection").textContent = "";
+  const entry = /^\/enter\/([\w-]{20,100})$/.exec(where);
+  if (entry) { enter(entry[1]); return; }
+  const found = /^\/c\/([^@/]+)(?:@(\d+))?$/.exec(where);
+  for (const [name, isHere] of [["conversations", !where.startsWith("/cluster")], ["cluster", where === "/cluster"]]) {
+    const link = document.getElementById(`nav-${name}`);
+    if (isHere) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
+  }
+  const context = { main, signal: leaving.signal, refused };
+  if (found) conversation(context, found[1], Number(found[2] || 0));
+  else if (where === "/cluster") cluster(context);
+  else conversations(context);
+}
+
+/** Say what a page could not do; without a usable key, ask for one. */
+function refused(error) {
+  if (leaving.signal.aborted) return;
+  if (error instanceof Problem && error.status === 401) askForKey(error);
+  else note(error.message, "bad");
+}
+
+function askForKey(error) {
+  leaving.abort();
+  leaving = new AbortController();
+  document.title = "Deckhands";
+  const input = el("input", { id: "key", type: "password", autocomplete: "off", required: true, spellcheck: "false" });
+  replace(main, el("form", { class: "card narrow", onsubmit: async (event) => {
+    event.preventDefault();
+    keep(input.value.trim());
+    try { await ask("/conversations?limit=1"); show(); } catch (again) { keep(""); note(again.message, "bad"); }
+  } },
+  el("h1", {}, "API key"),
+  el("p", {}, key() ? error.message : "This server asks for a key. ", el("code", {}, "deckhands key add"), " makes one."),
+  el("label", { for: "key" }, "Key"), input,
+  el("p", { class: "dim" }, "It is kept until this tab is closed."),
+  el("button", { class: "main" }, "Enter")));
+  input.focus();
+}
+
+document.getElementById("leave").addEventListener("click", () => { keep(""); show(); });
+addEventListener("hashchange", () => { show(); main.focus(); });
+show();

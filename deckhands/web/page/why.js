@@ -1,0 +1,25 @@
+// Why a conversation does not get on: the chain of links, delegates below their parents.
+
+import { ask, place } from "./api.js";
+import { ago, block, el, replace, time } from "./dom.js";
+
+export async function why(id, panel, signal) {
+  const found = await ask(`${place(id)}/why`, { signal });
+  replace(panel, el("h2", {}, "Why it is here"), chain(found.links));
+}
+
+/** Return a sentence with its commands, which stand between backquotes, as code. */
+function marked(text) {
+  return text.split("`").map((part, at) => at % 2 ? el("code", {}, part) : part);
+}
+
+function chain(links) {
+  return el("ol", { class: "why" }, links.map((link) => el("li", {},
+    el("span", {}, link.text),
+    el("div", { class: "dim" }, link.since ? el("span", {}, "since ", time(link.since), ` (${ago(link.since)}) `) : "",
+      link.until ? el("span", {}, "until ", time(link.until)) : ""),
+    link.remedy ? el("div", { class: "remedy" }, "What changes it: ", marked(link.remedy)) : "",
+    link.lines.length ? block(link.lines.join("\n")) : "",
+    link.details.conversation_id ? el("a", { href: `#/c/${link.details.conversation_id}` }, "Open the delegate") : "",
+    link.links.length ? chain(link.links) : "")));
+}
