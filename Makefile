@@ -9,6 +9,8 @@ PYTEST_ARGS ?=
 JOBS ?= 6
 PARALLEL = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 BENCH_ARGS ?=
+# `make end-to-end PEERS=true` leaves out the packages that evaluations exchange files with; their tests are skipped.
+PEERS ?= .ci/peers $(BIN)
 # Workers and tests start hundreds of interpreters: without bytecode each of them compiles all that it imports.
 export PYTHONDONTWRITEBYTECODE =
 # Covers every platform and Python, and writes no name of an index. Use an index with all files of each package: with a
@@ -45,7 +47,7 @@ tools:
 	@.ci/tools
 
 peers: $(SETUP)
-	@.ci/peers $(BIN)
+	@$(PEERS)
 
 test: $(SETUP) tools ## Run the tests, without those of whole programs, the slow ones and the long searches
 	$(PARALLEL) --ignore=tests/end_to_end -m '$(MARKERS)' $(PYTEST_ARGS)

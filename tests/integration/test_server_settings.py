@@ -66,7 +66,7 @@ async def test_a_schedule_is_changed_only_as_it_was_read(server: Served) -> None
             ("DELETE", "/schedules/nightly?reason=x", {}),
         ):
             stale = await client.request(method, path, headers={"If-Match": read}, **sent)
-            assert (stale.status_code, stale.json()["code"]) == (412, "changed")
+            assert (stale.status_code, stale.json()["code"]) == (412, "precondition_failed")
         now = (await client.get("/schedules/nightly")).headers["etag"]
         assert now != read
         removed = await client.delete("/schedules/nightly?reason=x", headers={"If-Match": now})

@@ -18,9 +18,12 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from random import Random
 from typing import Any, NoReturn
+from unittest.mock import patch
 
+from broker.runtime import host_load
 from broker.testing.manual_clock import ManualClock
 
 PROCESS_ID = 4711
@@ -33,7 +36,7 @@ class NotSealed(AssertionError):
 
 @contextmanager
 def sealed(seed: int, clock: ManualClock) -> Iterator[None]:
-    """Run the block without a real clock, real chance, threads, sockets or programs."""
+    """Run the block without a real clock, real chance, threads, sockets, programs, or the load of the machine."""
     drawn = Random(seed)
 
     def nanoseconds() -> int:
@@ -66,6 +69,7 @@ def sealed(seed: int, clock: ManualClock) -> Iterator[None]:
     with ExitStack() as stack:
         for owner, name, replacement in replacements:
             stack.enter_context(_replaced(owner, name, replacement))
+        stack.enter_context(patch.object(host_load, "PROC", Path("/nowhere")))
         stack.enter_context(_uncollected())
         yield
 

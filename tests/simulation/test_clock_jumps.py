@@ -82,6 +82,8 @@ class SkewedCluster(Cluster):
             return status.is_terminal
 
         await self.until(ends)
+        while not self.announced or self.announced[-1][0] is not status.state:
+            await asyncio.sleep(0.01)  # the other reader has not got so far
         return status
 
     async def watch(self) -> None:

@@ -14,6 +14,7 @@ from random import Random
 from typing import Any
 from zlib import crc32
 
+import msgpack
 from hiredis import ReplyError
 
 from broker.coordination.membership import HEARTBEAT_SECONDS
@@ -202,8 +203,9 @@ class NotingServer(MemoryServer):
         if command[:2] == [b"FCALL", b"deck_append"] and reply[0] == b"appended" and reply[2] >= reply[1]:
             conversation_id = command[5].decode()
             self.written.append(Written(self._true_clock.monotonic(), conversation_id, reply[1], reply[2]))
-            if command[6] == b"owner":
-                self.tokens.setdefault(conversation_id, []).append(int(command[8]))
+            writer = msgpack.unpackb(command[6])
+            if writer["by"] == "owner":
+                self.tokens.setdefault(conversation_id, []).append(int(writer["token"]))
         return reply
 
     def _perform(self, command: Arguments) -> Any:

@@ -78,6 +78,7 @@ async def test_a_failure_for_good_is_not_tried_again(tmp_path: Path) -> None:
         code="authentication",
         content="The script fails with authentication.",
         last_error="STATUS$ERROR_LLM_AUTHENTICATION",
+        attempts=5,
     )
 
 
