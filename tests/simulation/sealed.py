@@ -21,7 +21,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any, NoReturn
-from unittest.mock import patch
 
 from broker.runtime import host_load
 from broker.testing.manual_clock import ManualClock
@@ -69,7 +68,7 @@ def sealed(seed: int, clock: ManualClock) -> Iterator[None]:
     with ExitStack() as stack:
         for owner, name, replacement in replacements:
             stack.enter_context(_replaced(owner, name, replacement))
-        stack.enter_context(patch.object(host_load, "PROC", Path("/nowhere")))
+        stack.enter_context(_machine_without_load())
         stack.enter_context(_uncollected())
         yield
 
@@ -90,6 +89,15 @@ def _replaced(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterato
         yield
     finally:
         setattr(owner, name, original)
+
+
+@contextmanager
+def _machine_without_load() -> Iterator[None]:
+    proc, host_load.PROC = host_load.PROC, Path("/nowhere")
+    try:
+        yield
+    finally:
+        host_load.PROC = proc
 
 
 @contextmanager

@@ -90,6 +90,7 @@ def _parts(part: type) -> st.SearchStrategy[Any]:
         "delegates": st.sampled_from([{}, {"Helper": AgentSpec(name="CodeActAgent")}]),
         "max_tokens": st.none() | st.integers(1, 10**9),
         "max_seconds": st.none() | st.floats(0.01, 1e6),
+        "timeout_seconds": st.floats(0.01, 1e6),
         "goal": st.none() | st.just(GoalSpec(check="make test", max_refusals=0, timeout_seconds=1.5)),
         "output": st.none() | st.just(OutputSpec(json_schema={"type": "object", "required": ["a"]})),
         "allow": st.just(()),
