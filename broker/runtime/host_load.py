@@ -20,11 +20,11 @@ class HostLoad:
     """Reads the load again and again; the CPU's share is that since the last reading.
 
     Args:
-        proc: where the kernel's files are; None: in `PROC`.
+        proc: where the kernel's files are.
     """
 
-    def __init__(self, proc: Path | None = None) -> None:
-        self._proc = PROC if proc is None else proc
+    def __init__(self, proc: Path = PROC) -> None:
+        self._proc = proc
         self._jiffies: tuple[int, int] | None = None
 
     def read(self) -> dict[str, float]:

@@ -18,11 +18,10 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from random import Random
 from typing import Any, NoReturn
 
-from broker.runtime import host_load
+from broker.runtime.host_load import HostLoad
 from broker.testing.manual_clock import ManualClock
 
 PROCESS_ID = 4711
@@ -58,6 +57,7 @@ def sealed(seed: int, clock: ManualClock) -> Iterator[None]:
         (os, "urandom", drawn.randbytes),
         (os, "getpid", lambda: PROCESS_ID),
         (socket, "gethostname", lambda: HOST_NAME),
+        (HostLoad, "read", lambda _: {}),
         (socket.socket, "__init__", _refusal("a socket")),
         (subprocess.Popen, "__init__", _refusal("a program")),
         (threading.Thread, "start", _refusal("a thread")),
@@ -68,7 +68,6 @@ def sealed(seed: int, clock: ManualClock) -> Iterator[None]:
     with ExitStack() as stack:
         for owner, name, replacement in replacements:
             stack.enter_context(_replaced(owner, name, replacement))
-        stack.enter_context(_machine_without_load())
         stack.enter_context(_uncollected())
         yield
 
@@ -89,15 +88,6 @@ def _replaced(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterato
         yield
     finally:
         setattr(owner, name, original)
-
-
-@contextmanager
-def _machine_without_load() -> Iterator[None]:
-    proc, host_load.PROC = host_load.PROC, Path("/nowhere")
-    try:
-        yield
-    finally:
-        host_load.PROC = proc
 
 
 @contextmanager
