@@ -17,6 +17,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from broker.contract.actions import MessageAction
 from broker.contract.events import ConversationCreated, Event
 from broker.runtime.errors import UsageError
 from deckhands.attempts.results import Row, read_results
@@ -59,6 +60,11 @@ async def shared_by(client: Client, point: Point) -> tuple[ConversationCreated, 
     events = point.cut(await client.events(point.conversation_id, is_whole=True))
     created = events[0]
     assert isinstance(created, ConversationCreated)
+    if not any(isinstance(event, MessageAction) for event in events):
+        raise UsageError(
+            f"The conversation {point.conversation_id} has no task up to the event {point.at}.",
+            remedy="Choose a later one; `logs ID` shows them.",
+        )
     return created, Shared.of(events)
 
 
@@ -77,6 +83,10 @@ def asked_of(
     """
     if (of is None) == (check is None):
         raise UsageError("It is not clear how siblings are scored.", remedy="Name either --of DIR or --check COMMAND.")
+    if check is not None and not check.strip():
+        raise UsageError("The check is empty.", remedy="Name a command with --check.")
+    if of is not None and hidden is not None:
+        raise UsageError("--hidden belongs to --check.", remedy="Siblings of an attempt are scored like the attempt.")
     point, settings = Point.parse(text), FaceSettings.from_env()
     earlier = asked_in(of) if of is not None else None
     home = (earlier.home or earlier.name) if earlier is not None else ""
