@@ -97,19 +97,25 @@ def asked_of(
             return (await shared_by(client, point))[0]
 
     created = asyncio.run(look())
+    instance = "" if earlier is None or of is None else _instance_of(point, created, earlier, of)
     chosen = tuple(models) or ((created.agent.llm.model,) if created.agent.llm.model else ())
     if not chosen:
         raise UsageError(f"The conversation {point.conversation_id} names no model.", remedy="Name one with --model.")
-    if earlier is None or of is None:
+    if earlier is None:
         assert check is not None
         dataset, only = str(write_dataset(out, point.conversation_id, check=check, hidden=hidden)), ""
         return Asked(name="", dataset=dataset, models=chosen, agent=created.agent.name, only=only, origin=text)
-    rows = {row.conversation_id: row.instance for row in read_results(of / RESULTS)}
-    instance = rows.get(point.conversation_id, created.title)
-    if instance not in {one.id for one in earlier.instances()}:
-        raise UsageError(f"{point.conversation_id} is no attempt of the evaluation in {of}.")
     which = {"only": f"^{re.escape(instance)}$", "part": "", "shuffle": False}
     return earlier.model_copy(update={"name": "", "models": chosen, "origin": text, "home": home, **which})
+
+
+def _instance_of(point: Point, created: ConversationCreated, asked: Asked, directory: Path) -> str:
+    """Return of which instance of an evaluation a conversation is an attempt."""
+    rows = {row.conversation_id: row.instance for row in read_results(directory / RESULTS)}
+    instance = rows.get(point.conversation_id, created.title)
+    if instance not in {one.id for one in asked.instances()}:
+        raise UsageError(f"{point.conversation_id} is no attempt of the evaluation in {directory}.")
+    return instance
 
 
 def write_dataset(directory: Path, name: str, *, check: str, hidden: Path | None) -> Path:
