@@ -36,7 +36,14 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 class Amount(click.FloatRange):
     """A number that is one: `nan` would compare with nothing, and `inf` is what an option means that is left out."""
 
-    def __init__(self, *, min: float, min_open: bool = False, max: float | None = None, may_be_infinite: bool = False):  # noqa: A002  (click's)
+    def __init__(
+        self,
+        *,
+        min: float,  # noqa: A002  (click's)
+        min_open: bool = False,
+        max: float | None = None,  # noqa: A002  (click's)
+        may_be_infinite: bool = False,
+    ) -> None:
         super().__init__(min=min, max=max, min_open=min_open)
         self._may_be_infinite = may_be_infinite
 
