@@ -13,7 +13,7 @@ from broker.specs.condenser_specs import DEFAULT_CONDENSER, NoOpCondenserSpec
 from broker.specs.llm_spec import LLMSpec
 from broker.specs.policies import ConfirmationPolicy
 from broker.specs.specs import AGENTS_WITHOUT_MODEL, AgentSpec, Limits, WorkspaceSpec
-from deckhands.cli.options import read_task
+from deckhands.cli.options import Amount, read_task
 from deckhands.cli.output import note
 from deckhands.cli.task_options import BROWSER_POOL, BROWSING_AGENTS, IPYTHON_POOL, with_script_here
 from deckhands.cli.verbs import options_as
@@ -62,13 +62,13 @@ class HeadlessOptions:
 @click.option("-c", "--agent-cls", "agent", help="The agent that does it.  [default: CodeActAgent]")
 @click.option("--config-file", type=click.Path(path_type=Path), help="By default config.toml, if it is there.")
 @click.option(
-    "-b", "--max-budget-per-task", "budget", type=click.FloatRange(min=0, min_open=True), help="The most, in USD."
+    "-b", "--max-budget-per-task", "budget", type=Amount(min=0, min_open=True), help="The most, in USD."
 )
 @click.option("-l", "--llm-config", help="The section [llm.NAME] of the configuration that names the model.")
 @click.option("--no-auto-continue", is_flag=True, help="End with code 5 when the agent asks something.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Amount(min=0, min_open=True),
     default=MAX_SECONDS,
     show_default=True,
     help="Stop after this many seconds.",

@@ -16,7 +16,7 @@ from broker.runtime.errors import UsageError
 from broker.runtime.ids import check_conversation_id
 from broker.specs.specs import AGENTS_WITHOUT_MODEL
 from deckhands.cli.abbreviations import CONVERSATION_ID
-from deckhands.cli.options import given_text, json_option, read_task
+from deckhands.cli.options import Amount, given_text, json_option, read_task
 from deckhands.cli.output import EventPrinter, note, outliving_reader
 from deckhands.cli.stop_signals import on_stop_signals
 from deckhands.cli.task_options import (
@@ -67,7 +67,7 @@ class RunOptions(TaskOptions):
     default=".",
     help="The directory to work on (by default the current one), git+https://…#REF, or an archive or bundle.",
 )
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Stop after this many seconds.")
+@click.option("--timeout", type=Amount(min=0, min_open=True), help="Stop after this many seconds.")
 @click.option(
     "--resume",
     "resumed_id",
