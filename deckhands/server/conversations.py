@@ -85,7 +85,7 @@ async def begin(gateway: Gateway, principal: Principal, task: TaskRequest, own: 
     request = _body(principal, task).model_copy(update={"idempotency_key": own})
     if own is None and request.tools:  # a repeated request is answered whatever is offered by now
         await ToolOffers(gateway.store).choose(request.tools, limit_seconds=OFFERS_SECONDS)
-    return await gateway.client.submit_request(request)
+    return await gateway.client.submit_request(request, role="server")
 
 
 async def begin_once(
