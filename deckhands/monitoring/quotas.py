@@ -33,10 +33,11 @@ _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class LimitStanding:
-    """One limit of one key: what is left of `limit` now, in its unit."""
+    """One limit of one key: `left` of the part of it that may be used `at_once`, in its unit."""
 
     name: str
     limit: float
+    at_once: float
     left: float
 
 
@@ -107,10 +108,10 @@ def _key(name: str, published: str, level: Mapping[str, Any], now: float) -> Key
     for what, title in DAILY.items():
         if limits.get(what):
             used = number(level.get(what)) if is_today else 0.0
-            found.append(LimitStanding(title, limits[what], max(0.0, limits[what] - used)))
+            found.append(LimitStanding(title, limits[what], limits[what], max(0.0, limits[what] - used)))
     if limits.get("concurrency"):
         most = max(1.0, float(int(limits["concurrency"] * share)))
-        found.append(LimitStanding("calls at once", limits["concurrency"], max(0.0, most - in_flight)))
+        found.append(LimitStanding("calls at once", limits["concurrency"], most, max(0.0, most - in_flight)))
     short = next((one.name for one in found if one.left < 1.0), "")
     binds = "the provider has asked to wait" if blocked > now else short
     return KeyStanding(name, in_flight, max(0.0, blocked - now), share, tuple(found), binds)
@@ -121,7 +122,7 @@ def _minutely(name: str, limit: float, burst: float, level: object, passed: floa
     size = max(1.0, limit * burst / 60)
     flow = (limit - size if limit > size else limit) / 60
     stored = size if level is None else _signed(level)
-    return LimitStanding(name, limit, max(0.0, min(size, stored + passed * flow)))
+    return LimitStanding(name, limit, size, max(0.0, min(size, stored + passed * flow)))
 
 
 def _signed(value: object) -> float:

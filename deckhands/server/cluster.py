@@ -99,10 +99,11 @@ class Budget(BaseModel):
 
 
 class QuotaLimit(BaseModel):
-    """One limit of a key, and what is left of it now."""
+    """One limit of a key: `left` of the part of it that may be used `at_once`."""
 
     name: str = Field(examples=["requests a minute"])
     limit: float = Field(examples=[600.0])
+    at_once: float = Field(examples=[10.0])
     left: float = Field(examples=[7.5])
 
 

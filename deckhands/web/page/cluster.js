@@ -3,7 +3,7 @@
 
 import { ask, text } from "./api.js";
 import { line, meter } from "./chart.js";
-import { duration, el, grid, replace, usd } from "./dom.js";
+import { duration, el, grid, named, replace, usd } from "./dom.js";
 
 const REFRESH_MS = 2_000, SAMPLE_MS = 5_000, KEPT = 720, WINDOW_MS = 30_000;
 const SAMPLE = /^(\w+)(?:\{(.*)\})? (\S+)$/;
@@ -37,6 +37,7 @@ async function sample() {
   const grown = (name) => [...values].reduce((total, [series, value]) => series.startsWith(`${name} `) && before.has(series) ? total + Math.max(0, value - before.get(series)) : total, 0);
   const rate = (name) => now > then ? (1000 * grown(name)) / (now - then) : 0;
   latest = found;
+  if (before === values) return;  // nothing to compare with yet
   history.push({ at: now, steps: rate(COUNTERS[0]), spend: 3600 * rate(COUNTERS[1]), takeovers: grown(COUNTERS[2]),
     running: sum(found, "deckhands_conversations", (labels) => label(labels, "state") === "running"),
     waiting: sum(found, "deckhands_queue_entries", (labels) => label(labels, "standing") !== "held"),
@@ -45,12 +46,12 @@ async function sample() {
 }
 
 const TILES = [
-  ["steps", "Steps by the second", (value) => value.toFixed(value < 10 ? 2 : 0)],
-  ["spend", "Spend by the hour", usd],
+  ["steps", "Steps per second", (value) => value.toFixed(value < 10 ? 2 : 0)],
+  ["spend", "Spend per hour", usd],
   ["running", "Conversations at work", (value) => value.toLocaleString("en")],
   ["waiting", "Waiting in queues", (value) => value.toLocaleString("en")],
   ["oldest", "Oldest in a queue", duration],
-  ["takeovers", "Takeovers in half a minute", (value) => value.toLocaleString("en")],
+  ["takeovers", "Takeovers in 30 s", (value) => value.toLocaleString("en")],
 ];
 
 function tiles() {
@@ -64,7 +65,7 @@ function tiles() {
 }
 
 export function cluster({ main, signal, refused }) {
-  document.title = "Cluster · Deckhands";
+  named("Cluster");
   const state = el("p", { class: "facts" }), shown = el("div", { class: "tiles" }), parts = el("div", { class: "cards" });
   let sees = true;
   replace(main, el("div", { class: "bar" }, el("h1", {}, "Cluster")), state, shown, parts);
@@ -90,7 +91,7 @@ export function cluster({ main, signal, refused }) {
       replace(parts,
         card("Budgets", found[4], budgets, ["Account", "Used", "#Spent", "#Limit", "#Waiting", "What binds"], (one) => [one.account, used(one), usd(one.spent_usd), one.limit_usd === null ? "none" : usd(one.limit_usd), one.waiting, binding(one)],
           "deckhands budget set ACCOUNT USD", "sets one."),
-        card("Quotas of models", found[3], quotas, ["Models", "Key", "What is left", "#Under way", "#Waiting", "What binds"], quotaRow, "DECKHANDS_QUOTAS", "names them."),
+        card("Quotas of models", found[3], quotas, ["Models", "Key", "Used", "#Under way", "#Waiting", "What binds"], quotaRow, "DECKHANDS_QUOTAS", "names them."),
         card("Queues", found[2], latest ? ages() : queues?.queues?.map((one) => [`${one.name} (${one.shard})`, one.waiting, one.in_line, one.pending, ""]), ["Queue", "#Waiting", "#In line", "#Taken up", "#Oldest"], (one) => one),
         card("Workers", found[1], workers, ["Worker", "Role", "Node", "Heartbeat"], (one) => [el("span", { class: "mono" }, one.worker_id), one.role, one.facts.node || "",
           one.left_seconds > 0 ? el("span", { class: "good" }, "alive") : el("span", { class: "bad" }, `silent for ${duration(-one.left_seconds)}`)], "deckhands up", "starts some."));
@@ -131,7 +132,7 @@ function quotaRow(one) {
   const keys = one.keys.length ? one.keys : [{ name: "", limits: [], in_flight: 0, binds: "not published yet" }];
   const stack = (make) => keys.map((key) => el("div", {}, make(key)));
   return [one.models, stack((key) => key.name),
-    stack((key) => key.limits.map((limit) => el("div", { class: "limit" }, meter(`${Math.round(limit.left).toLocaleString("en")} of ${limit.limit.toLocaleString("en")} ${limit.name} left`, 1 - limit.left / limit.limit),
+    stack((key) => key.limits.map((limit) => el("div", { class: "limit" }, meter(`${Math.floor(limit.left).toLocaleString("en")} of the ${Math.floor(limit.at_once).toLocaleString("en")} are left that may be used at once, of ${limit.limit.toLocaleString("en")} ${limit.name}`, 1 - limit.left / limit.at_once),
       el("span", { class: "dim" }, `${limit.limit.toLocaleString("en")} ${limit.name}`)))),
     stack((key) => String(key.in_flight)), one.waiting,
     stack((key) => key.binds ? el("span", { class: "warm" }, key.binds, key.blocked_seconds ? `: ${duration(key.blocked_seconds)}` : "", key.share < 1 ? ` (at ${Math.round(100 * key.share)} % of its limits)` : "") : "")];

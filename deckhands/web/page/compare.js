@@ -1,7 +1,7 @@
 // Two conversations side by side, such as two forks of one: what they share, and what each does from there.
 
 import { ask, download, place } from "./api.js";
-import { block, duration, el, grid, replace, usd } from "./dom.js";
+import { block, duration, el, grid, named, replace, usd } from "./dom.js";
 import { card, diff } from "./events.js";
 
 const PAGE = 50, MOST = 2_000, DRAWN = 500;
@@ -51,7 +51,7 @@ function figures(found) {
 }
 
 export async function compare({ main, signal, refused }, first, second) {
-  document.title = "Compare · Deckhands";
+  named("Compare");
   const ids = [first, second];
   replace(main, el("div", { class: "bar" }, el("h1", {}, "Two conversations")), el("p", { class: "dim", role: "status" }, "Reading…"));
   try {

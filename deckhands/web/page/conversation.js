@@ -2,7 +2,7 @@
 
 import { ask, download, follow, place } from "./api.js";
 import { composer } from "./composer.js";
-import { askFor, askForAll, el, note, replace, save, usd } from "./dom.js";
+import { askFor, askForAll, clean, el, named, note, replace, save, usd } from "./dom.js";
 import { card, tasks } from "./events.js";
 import { ask as askPerson } from "./question.js";
 import { why } from "./why.js";
@@ -80,7 +80,7 @@ export function conversation({ main, signal, refused }, id, eventId) {
   }
 
   function head() {
-    document.title = `${seen.title} · Deckhands`;
+    named(seen.title);
     title.textContent = "";
     title.append(el("span", {}, seen.title));
     const hidden = events.length - byId.size;
@@ -174,7 +174,7 @@ export function conversation({ main, signal, refused }, id, eventId) {
   const names = { live: "live", away: "the server is away, trying again", over: "archived" };
   follow(id, {
     event: take,
-    delta: (piece) => { writing.hidden = false; writing.lastChild.textContent = (writing.lastChild.textContent + (piece.text || "")).slice(-20_000); },
+    delta: (piece) => { writing.hidden = false; writing.lastChild.textContent = (writing.lastChild.textContent + clean(piece.text || "")).slice(-20_000); },
     state: (state) => { connection.textContent = names[state]; connection.className = state; if (state === "live") explain(); },
     problem: refused,
   }, signal);

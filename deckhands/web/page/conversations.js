@@ -1,7 +1,7 @@
 // The list: filtered by the server, a page at a time, so that any number of conversations stays quick.
 
 import { ask, place } from "./api.js";
-import { ago, askFor, el, note, replace, usd } from "./dom.js";
+import { ago, askFor, el, named, note, replace, usd } from "./dom.js";
 
 const PAGE = 100, REFRESH_MS = 3_000, AT_ONCE = 8;
 const STATES = ["", "running", "waiting", "scheduled", "rate_limited", "awaiting_user_confirmation", "awaiting_user_input",
@@ -9,7 +9,7 @@ const STATES = ["", "running", "waiting", "scheduled", "rate_limited", "awaiting
 const filter = { state: "", label: "", text: "", tenant: "", model: "", cost: "" };
 
 export function conversations({ main, signal, refused }) {
-  document.title = "Conversations · Deckhands";
+  named("Conversations");
   const chosen = new Set(), cursors = [""];
   let rows = [], next = null, isBusy = false;
   const body = el("tbody", {}), count = el("span", { role: "status" });
@@ -38,7 +38,7 @@ export function conversations({ main, signal, refused }) {
       el("label", { for: "text" }, "Search this page"), text, el("label", { for: "state" }, "State"), state,
       el("label", { for: "label" }, "Label"), label, el("label", { for: "tenant" }, "Tenant"), tenant, el("label", { for: "model" }, "Model"), model,
       el("label", { for: "cost" }, "Cost from $"), cost,
-      el("span", { class: "grow" }), compare, pause, requeue, cancel),
+      el("div", { class: "row actions" }, compare, pause, requeue, cancel)),
     el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Conversations" }, el("table", { class: "list" },
       el("thead", {}, el("tr", {}, el("td", {}, all), ...["Conversation", "State", "Steps", "Cost", "Updated"].map((name) => el("th", { scope: "col", class: name === "Steps" || name === "Cost" ? "number" : undefined }, name)))),
       body)),

@@ -1,6 +1,8 @@
 // Elements made from text. Nothing that was read is ever parsed as markup: texts become text nodes.
 
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]/g;
+/** Attributes that people read or hear. */
+const READ = new Set(["aria-label", "title", "alt", "placeholder"]);
 export const MOST_CHARS = 20_000;
 
 /** Spell out what a reader would not see or what would reorder a line: control, bidirectional and invisible characters. */
@@ -11,6 +13,11 @@ export function clean(text) {
   });
 }
 
+/** Name the page in the browser's tab. */
+export function named(text) {
+  document.title = `${clean(text).slice(0, 200)} · Deckhands`;
+}
+
 /** Make an element. Attributes that begin with `on` are listeners; children are nodes or texts. */
 export function el(name, attributes = {}, ...children) {
   const made = document.createElement(name);
@@ -18,7 +25,7 @@ export function el(name, attributes = {}, ...children) {
     if (value === undefined || value === null || value === false) continue;
     if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
     else if (key === "class") made.className = value;
-    else made.setAttribute(key, value === true ? "" : String(value));
+    else made.setAttribute(key, value === true ? "" : READ.has(key) ? clean(value) : String(value));
   }
   for (const child of children.flat(Infinity)) {
     if (child === undefined || child === null || child === "") continue;

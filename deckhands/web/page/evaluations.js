@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 import { histogram, share, stacked } from "./chart.js";
-import { ago, block, duration, el, grid, replace, usd } from "./dom.js";
+import { ago, block, duration, el, grid, named, replace, usd } from "./dom.js";
 
 const REFRESH_MS = 4_000, PAGE = 50;
 const OUTCOMES = ["resolved", "unresolved", "limit", "refused", "infra-abandoned", "not-run"];
@@ -36,7 +36,7 @@ function standing(one) {
 }
 
 export function evaluations({ main, signal, refused }) {
-  document.title = "Evaluations · Deckhands";
+  named("Evaluations");
   const body = el("div", { class: "list scroll", tabindex: 0, role: "region", "aria-label": "Evaluations" });
   replace(main, el("div", { class: "bar" }, el("h1", {}, "Evaluations"), el("span", { class: "dim" }, "carried out within the last month")), body);
   repeated(async () => {
@@ -78,8 +78,8 @@ export function evaluation({ main, signal, refused }, name) {
     if (meant.cause !== null) query.set("cause", meant.cause);
     outcome.value = meant.outcome; model.value = meant.model;
     cause.hidden = !meant.cause;
-    cause.textContent = meant.cause ? `cause: ${meant.cause} ✕` : "";
-    cause.setAttribute("aria-label", `Show other causes than ${meant.cause} too`);
+    replace(cause, meant.cause ? el("span", {}, `cause: ${meant.cause.slice(0, 100)} ✕`) : "");
+    cause.title = "Show other causes too";
     const found = await ask(`${address(name)}/attempts?${query}`, { signal });
     if (signal.aborted) return;
     count.textContent = `${found.total.toLocaleString("en")}${found.total > PAGE ? `, from ${meant.after + 1}` : ""}`;
@@ -96,7 +96,7 @@ export function evaluation({ main, signal, refused }, name) {
   repeated(async () => {
     const found = await ask(address(name), { signal });
     if (signal.aborted) return false;
-    document.title = `${found.dataset || name} · Deckhands`;
+    named(found.dataset || name);
     title.replaceChildren(el("span", {}, found.dataset || name));
     const rest = found.total - found.ended;
     replace(facts, standing(found), el("span", {}, `${found.ended.toLocaleString("en")} of ${found.total.toLocaleString("en")} attempts`), el("span", {}, usd(found.cost_usd)),
@@ -150,7 +150,7 @@ function failures(found, choose) {
     [el("span", { class: `outcome o-${one.outcome}` }, one.outcome), " ", el("button", { type: "button", class: "quiet", "aria-label": `Show attempts that ended as ${one.outcome} ${one.cause}`, onclick: () => {
       choose({ outcome: one.outcome, cause: one.cause });
       document.getElementById("attempts").scrollIntoView();
-    } }, one.cause || "by its score")], ...models.map((name) => (one.attempts[name] || 0).toLocaleString("en"))])));
+    } }, one.cause || (one.outcome === "unresolved" ? "by its score" : "show"))], ...models.map((name) => (one.attempts[name] || 0).toLocaleString("en"))])));
 }
 
 function details(one) {
