@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from broker.runtime.errors import UsageError
+from broker.specs.specs import NAME_PATTERN
 from deckhands.attempts.results import read_results
 from deckhands.attempts.statistics import comparison_of
 from deckhands.cli.options import Amount, json_option
@@ -54,6 +56,7 @@ class RunOptions:
     shuffle: bool
     seed: int
     repositories: Path | None
+    tenant: str
     redo: tuple[str, ...]
     retries: int | None
     until: str | None
@@ -137,6 +140,7 @@ for _command in (*COMMANDS, export):
     "--repositories", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="DIR",
     help="Mirrors or archives of the repositories that SWE-bench rows name.",
 )  # fmt: skip
+@click.option("--tenant", default="", metavar="NAME", help="Whose conversations and costs they are.")
 @redo_option
 @retries_option
 @until_option
@@ -165,6 +169,7 @@ def run(options: RunOptions) -> int:
         shuffle=options.shuffle,
         seed=options.seed,
         repositories=None if options.repositories is None else str(options.repositories.resolve()),
+        tenant=_tenant(options.tenant),
     )
     asked.instances()  # before anything is written
     tuning = _tuning(options)
@@ -222,6 +227,12 @@ def compare(options: CompareOptions) -> None:
         f"{len(found['only_first'])} only by the first, {len(found['only_second'])} only by the second; "
         f"p = {found['p_value']:.3g}"
     )
+
+
+def _tenant(name: str) -> str:
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise UsageError(f"--tenant {name!r} is no name.", remedy="Use letters, digits and _ . -")
+    return name
 
 
 @eval_.command()
