@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 FAILURES = {"missing": "ModuleNotFoundError", "refused": "authentication_failed"}
@@ -22,7 +23,7 @@ def main(habit: str, heard: str, descriptor: int) -> None:
     with (
         socket.socket(fileno=descriptor) as connection,
         connection.makefile("r", encoding="utf-8") as lines,
-        open(heard, "a", encoding="utf-8") as record,
+        Path(heard).open("a", encoding="utf-8") as record,
     ):
 
         def say(**line: Any) -> None:

@@ -105,17 +105,21 @@ def _order(options: HeadlessOptions) -> Order:
     task = read_task(None if options.file is not None else options.text, file=options.file)
     agent = with_sdk_choice(_agent(options, config, FaceSettings.from_env(environment)), config, environment)
     workspace = _workspace(config, settings.sandbox, agent)
+    if image := workspace.image:
+        environment.setdefault(IMAGES, image)
+    if workspace.sandbox == "docker":
+        _require_docker(environment)
     iterations = options.max_iterations or config.get("core", "max_iterations", MAX_ITERATIONS)
     budget = options.budget or config.get("core", "max_budget_per_task")
     for name, number in (("max_iterations", iterations), ("max_budget_per_task", budget), ("timeout", options.timeout)):
         if number is not None and not (math.isfinite(number) and number > 0):
             raise UsageError(f"{name} is {number}.", remedy="Use a number above 0.")
     root = _root(options.directory or config.get("core", "workspace_base"), environment)
+    if workspace.sandbox == "docker" and root.stat().st_uid == 0:
+        raise UsageError(
+            f"{root} belongs to root, and no program in a container may run as root.", remedy="Give it to another user."
+        )
     saved = config.get("core", "save_trajectory_path")
-    if image := workspace.image:
-        environment.setdefault(IMAGES, image)
-    if workspace.sandbox == "docker":
-        _require_docker(environment)
     return Order(
         task=task,
         contract=Contract(root, experiment),
