@@ -12,7 +12,7 @@ from broker.runtime.errors import UsageError
 from broker.specs.condenser_specs import DEFAULT_CONDENSER, NoOpCondenserSpec
 from broker.specs.llm_spec import LLMSpec
 from broker.specs.policies import ConfirmationPolicy
-from broker.specs.specs import AGENTS_WITHOUT_MODEL, AgentSpec, Limits, WorkspaceSpec
+from broker.specs.specs import AgentSpec, Limits, WorkspaceSpec, asks_model
 from deckhands.cli.options import Amount, read_task
 from deckhands.cli.output import note
 from deckhands.cli.task_options import BROWSER_POOL, BROWSING_AGENTS, IPYTHON_POOL, with_script_here
@@ -167,7 +167,7 @@ def _root(named: str | None, environment: dict[str, str]) -> Path:
 
 def _agent(options: HeadlessOptions, config: Config, settings: FaceSettings) -> AgentSpec:
     name = options.agent or config.get("core", "default_agent", "CodeActAgent")
-    if settings.model is None and not settings.has_profiles and name not in AGENTS_WITHOUT_MODEL:
+    if settings.model is None and not settings.has_profiles and asks_model(name):
         raise UsageError(
             "No model is configured.",
             remedy="Set LLM_MODEL and LLM_API_KEY, or `model` and `api_key` in the section [llm] of config.toml.",

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from broker.contract.events import Event
 from broker.runtime.errors import UsageError
 from broker.runtime.ids import check_conversation_id
-from broker.specs.specs import AGENTS_WITHOUT_MODEL
+from broker.specs.specs import asks_model
 from deckhands.cli.abbreviations import CONVERSATION_ID
 from deckhands.cli.options import Amount, given_text, json_option, read_task
 from deckhands.cli.output import EventPrinter, note, outliving_reader
@@ -123,7 +123,7 @@ def _task(settings: FaceSettings, options: RunOptions) -> Task:
     if place.path is not None:
         place = replace(place, path=own_directory(place.path, settings.environment))
     model = options.model or settings.model
-    if model is None and not settings.has_profiles and options.agent not in AGENTS_WITHOUT_MODEL:
+    if model is None and not settings.has_profiles and asks_model(options.agent):
         raise UsageError(
             "No model is configured.",
             remedy="Set LLM_MODEL and LLM_API_KEY (and LLM_BASE_URL for a server of your own), or pass --model. "
