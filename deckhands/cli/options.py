@@ -28,6 +28,9 @@ workspace_root_option = click.option(
     help="A directory below which conversations may name their workspace. May be repeated. By default "
     "DECKHANDS_WORKSPACE_ROOTS; without either, conversations may name no directory.",
 )
+plain_option = click.option(
+    "--plain", "is_plain", is_flag=True, help="Print plain lines on a terminal, too: no colour, no line that stays."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 
 
