@@ -99,13 +99,11 @@ def person(
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     kept = {name: text for name, text in env.items() if name not in ("COLUMNS", "LINES")}
     running = subprocess.Popen(
-        [str(part) for part in command],
+        ["setsid", "--ctty", *map(str, command)],  # its controlling terminal, whose Ctrl-C reaches it
         env={"TERM": "xterm-256color", **kept},
         stdin=its,
         stdout=its,
         stderr=its,
-        start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
     )
     os.close(its)
     try:
