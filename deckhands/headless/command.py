@@ -64,9 +64,7 @@ class HeadlessOptions:
 @click.option("-d", "--directory", help="The workspace, by default WORKSPACE_BASE. It is made if it is not there.")
 @click.option("-c", "--agent-cls", "agent", help="The agent that does it.  [default: CodeActAgent]")
 @click.option("--config-file", type=click.Path(path_type=Path), help="By default config.toml, if it is there.")
-@click.option(
-    "-b", "--max-budget-per-task", "budget", type=Amount(min=0, min_open=True), help="The most, in USD."
-)
+@click.option("-b", "--max-budget-per-task", "budget", type=Amount(min=0, min_open=True), help="The most, in USD.")
 @click.option("-l", "--llm-config", help="The section [llm.NAME] of the configuration that names the model.")
 @click.option("--no-auto-continue", is_flag=True, help="End with code 5 when the agent asks something.")
 @click.option(
