@@ -30,18 +30,21 @@ workspace_root_option = click.option(
     help="A directory below which conversations may name their workspace. May be repeated. By default "
     "DECKHANDS_WORKSPACE_ROOTS; without either, conversations may name no directory.",
 )
+plain_option = click.option(
+    "--plain", "is_plain", is_flag=True, help="Print plain lines on a terminal, too: no colour, no line that stays."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 
 
 class Amount(click.FloatRange):
     """A number that is one: `nan` would compare with nothing, and `inf` is what an option means that is left out."""
 
-    def __init__(
+    def __init__(  # the names are click's
         self,
         *,
-        min: float,  # noqa: A002  (click's)
+        min: float,  # noqa: A002
         min_open: bool = False,
-        max: float | None = None,  # noqa: A002  (click's)
+        max: float | None = None,  # noqa: A002
         may_be_infinite: bool = False,
     ) -> None:
         super().__init__(min=min, max=max, min_open=min_open)

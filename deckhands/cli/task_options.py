@@ -104,9 +104,7 @@ _OPTIONS = (
         show_default=True,
         help="The most iterations.",
     ),
-    click.option(
-        "-b", "--max-budget", type=Amount(min=0, min_open=True), help="The most it may spend, in USD."
-    ),
+    click.option("-b", "--max-budget", type=Amount(min=0, min_open=True), help="The most it may spend, in USD."),
     click.option("--max-tokens", type=click.IntRange(min=1), help="The most tokens of all model calls, in and out."),
     click.option(
         "--max-seconds",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import click
 
 from broker.runtime.errors import UsageError
+from broker.specs.specs import NAME_PATTERN
 from deckhands.attempts.results import read_results
 from deckhands.attempts.statistics import comparison_of
 from deckhands.cli.options import Amount, json_option
@@ -69,6 +71,7 @@ class RunOptions:
     shuffle: bool
     seed: int
     repositories: Path | None
+    tenant: str
     redo: tuple[str, ...]
     retries: int | None
     until: str | None
@@ -152,6 +155,7 @@ for _command in (*COMMANDS, export):
     "--repositories", type=Repositories(), metavar="DIR|docker",
     help="Mirrors or archives of the repositories that SWE-bench rows name, or the images of the docker engine here.",
 )  # fmt: skip
+@click.option("--tenant", default="", metavar="NAME", help="Whose conversations and costs they are.")
 @redo_option
 @retries_option
 @until_option
@@ -180,6 +184,7 @@ def run(options: RunOptions) -> int:
         shuffle=options.shuffle,
         seed=options.seed,
         repositories=None if options.repositories is None else repositories_here(options.repositories),
+        tenant=_tenant(options.tenant),
     )
     asked.instances()  # before anything is written
     tuning = _tuning(options)
@@ -237,6 +242,12 @@ def compare(options: CompareOptions) -> None:
         f"{len(found['only_first'])} only by the first, {len(found['only_second'])} only by the second; "
         f"p = {found['p_value']:.3g}"
     )
+
+
+def _tenant(name: str) -> str:
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise UsageError(f"--tenant {name!r} is no name.", remedy="Use letters, digits and _ . -")
+    return name
 
 
 @eval_.command()

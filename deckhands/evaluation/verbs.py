@@ -15,6 +15,7 @@ from broker.conversations.conversations import ConversationRow
 from broker.conversations.selection import Selected, Selection
 from broker.runtime.errors import UsageError
 from broker.specs.agent_state import TERMINAL_STATES, AgentState
+from deckhands.attempts.catalog import FRESH_SECONDS
 from deckhands.attempts.plan import LABEL
 from deckhands.attempts.results import OUTCOMES
 from deckhands.attempts.standing import standing_from
@@ -26,7 +27,7 @@ from deckhands.cli.output import note, print_json
 from deckhands.cli.verbs import options_as
 from deckhands.client.client import Client
 from deckhands.client.many import for_each
-from deckhands.evaluation.reaching import FRESH_SECONDS, evaluation_client, named
+from deckhands.evaluation.reaching import evaluation_client, named
 from deckhands.reading.terminal import print_text
 from deckhands.settings import FaceSettings
 
