@@ -62,7 +62,9 @@ async def test_attempts_and_checks_run_in_containers_of_the_image(tmp_path: Path
     plan = Plan("images", [instance], [right, wrong], retries=0)
     cluster = FaultCluster(tmp_path)
     async with cluster.running():
-        cluster.start_tool("t1", DECKHANDS_DOCKER_IMAGES=f"{repository},deckhands-test:*", DECKHANDS_NODE_DIR=str(tmp_path / "n"))
+        cluster.start_tool(
+            "t1", DECKHANDS_DOCKER_IMAGES=f"{repository},deckhands-test:*", DECKHANDS_NODE_DIR=str(tmp_path / "n")
+        )
         cluster.start_controller("c1")
         with Results(tmp_path / "results.jsonl") as results:
             await Evaluation(cluster.client, plan, results).run()
