@@ -320,3 +320,12 @@ def place_of(cursor: str) -> Place | None:
 def event_json(event: Event) -> Mapping[str, Any]:
     """Return an event as the server shows it."""
     return event.export()
+
+
+def chars_in(value: object) -> int:
+    """Return how long the texts in a value are together."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(chars_in, value.values()))
+    return sum(map(chars_in, value)) if isinstance(value, list | tuple) else 0
