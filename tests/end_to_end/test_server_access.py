@@ -316,8 +316,8 @@ async def test_the_metrics_of_the_cluster_have_those_of_the_server(server: Serve
     await begin(server.client.store, "c-metrics")
     async with server.as_("dh_wrong") as stranger:
         assert (await stranger.get("/conversations")).status_code == 401
-    async with server.as_(await server.token("*", body_bytes=10)) as client:
-        assert (await client.post("/conversations", json={"task": "too long for this key"})).status_code == 413
+    async with server.as_(await server.token("*", body_bytes=1_024)) as client:
+        assert (await client.post("/conversations", json={"task": "x" * 2_000})).status_code == 413
         found = await client.get("/metrics")
     assert (found.status_code, found.headers["content-type"]) == (200, CONTENT_TYPE)
     samples = samples_in(found.content)
