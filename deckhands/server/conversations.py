@@ -151,6 +151,8 @@ async def listing(
     *,
     label: Annotated[list[str], Query(description="KEY=VALUE; all must match")] = [],  # noqa: B006
     tenant: Annotated[str | None, Query(description="for keys of all tenants", max_length=64)] = None,
+    model: Annotated[str, Query(description="a part of the name of the model that answered last", max_length=300)] = "",
+    min_cost_usd: Annotated[float, Query(ge=0, le=1e9, description="what it has cost at least")] = 0.0,
     cursor: Annotated[str, Query(description="`next_cursor` of the page before", max_length=200)] = "",
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
 ) -> Response:
@@ -167,6 +169,8 @@ async def listing(
         labels_in({name: value for name, _, value in pairs}),
         frozenset(state),
         tenant if principal.sees_all else principal.tenant,
+        model,
+        min_cost_usd,
     )
     if not principal.sees_all and tenant not in (None, principal.tenant):
         return _listed([], None)

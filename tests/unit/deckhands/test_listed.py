@@ -29,7 +29,7 @@ def test_a_row_is_what_its_model_writes(not_before: datetime | None) -> None:
         labels={"team": "poets"},
         not_before=not_before,
         tenant="acme",
-        fields={"iterations": "3", "cost_usd": "0.1", "other": "x"},
+        fields={"iterations": "3", "cost_usd": "0.1", "model": "m", "other": "x"},
     )
     found = listed(row)
     assert Conversation.model_validate(found).model_dump(mode="json") == found
