@@ -52,7 +52,7 @@ def turns(count: int, **fields: Any) -> list[dict[str, Any]]:
 
 
 class Trial:
-    """One agent of a kind, the worker that holds it, and what its SDK was told."""
+    """One agent of a kind, the worker that holds it, and what has reached its SDK."""
 
     def __init__(self, hands: Hands, name: str) -> None:
         self.hands = hands
@@ -67,11 +67,11 @@ class Trial:
 
     @property
     def heard(self) -> str:
-        """What the SDK was told, as it came."""
+        """What has reached the SDK, as it came."""
         return self._heard.read_text()
 
     def told(self, what: str) -> list[Any]:
-        """Return what the SDK was told of a kind: `begin`, `query`, `reply`, `result`."""
+        """Return what has reached the SDK of a kind: `begin`, `query`, `reply`, `result`."""
         return [line[what] for line in map(json.loads, self.heard.splitlines()) if what in line]
 
     def use(self, habit: str) -> None:
