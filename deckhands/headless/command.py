@@ -12,8 +12,8 @@ from broker.runtime.errors import UsageError
 from broker.specs.condenser_specs import DEFAULT_CONDENSER, NoOpCondenserSpec
 from broker.specs.llm_spec import LLMSpec
 from broker.specs.policies import ConfirmationPolicy
-from broker.specs.specs import AGENTS_WITHOUT_MODEL, AgentSpec, Limits, WorkspaceSpec
-from deckhands.cli.options import read_task
+from broker.specs.specs import AgentSpec, Limits, WorkspaceSpec, asks_model
+from deckhands.cli.options import Amount, read_task
 from deckhands.cli.output import note
 from deckhands.cli.task_options import BROWSER_POOL, BROWSING_AGENTS, IPYTHON_POOL, with_script_here
 from deckhands.cli.verbs import options_as
@@ -64,14 +64,12 @@ class HeadlessOptions:
 @click.option("-d", "--directory", help="The workspace, by default WORKSPACE_BASE. It is made if it is not there.")
 @click.option("-c", "--agent-cls", "agent", help="The agent that does it.  [default: CodeActAgent]")
 @click.option("--config-file", type=click.Path(path_type=Path), help="By default config.toml, if it is there.")
-@click.option(
-    "-b", "--max-budget-per-task", "budget", type=click.FloatRange(min=0, min_open=True), help="The most, in USD."
-)
+@click.option("-b", "--max-budget-per-task", "budget", type=Amount(min=0, min_open=True), help="The most, in USD.")
 @click.option("-l", "--llm-config", help="The section [llm.NAME] of the configuration that names the model.")
 @click.option("--no-auto-continue", is_flag=True, help="End with code 5 when the agent asks something.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Amount(min=0, min_open=True),
     default=MAX_SECONDS,
     show_default=True,
     help="Stop after this many seconds.",
@@ -167,7 +165,7 @@ def _root(named: str | None, environment: dict[str, str]) -> Path:
 
 def _agent(options: HeadlessOptions, config: Config, settings: FaceSettings) -> AgentSpec:
     name = options.agent or config.get("core", "default_agent", "CodeActAgent")
-    if settings.model is None and not settings.has_profiles and name not in AGENTS_WITHOUT_MODEL:
+    if settings.model is None and not settings.has_profiles and asks_model(name):
         raise UsageError(
             "No model is configured.",
             remedy="Set LLM_MODEL and LLM_API_KEY, or `model` and `api_key` in the section [llm] of config.toml.",
