@@ -91,6 +91,8 @@ def test_troubleshooting_has_every_code_that_a_person_may_meet() -> None:
     codes = {code for one in sources for code in re.findall(r'^    code(?:: \S+)? = "(\w+)"', one.text, re.MULTILINE)}
     assert len(codes) > 60
     page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-    shown = {code for cell in re.findall(r"^\| (`.+?`) \|", page, re.MULTILINE) for code in re.findall(r"`(\w+)`", cell)}
+    shown = {
+        code for cell in re.findall(r"^\| (`.+?`) \|", page, re.MULTILINE) for code in re.findall(r"`(\w+)`", cell)
+    }
     assert sorted(codes - UNSHOWN - shown) == []
     assert codes >= UNSHOWN
