@@ -139,7 +139,7 @@ class AcpCall(Part):
 
 
 class AcpOption(Part):
-    """An answer that an ACP agent offers to its question; `option_kind` is `allow_once`, `reject_once` or a like one."""
+    """An answer that an ACP agent offers to its question; `option_kind` is `allow_once`, `reject_once` or another."""
 
     id: str
     name: str = ""

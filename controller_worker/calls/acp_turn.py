@@ -79,7 +79,7 @@ INTERRUPTED_BY_PERSON = "AGENT_ERROR$ERROR_ACTION_NOT_EXECUTED_INTERRUPTED"
 OF_PERSON = "The person: "
 SHOWN_CHARS = 500
 MODEL = "acp"
-"""What replies are said to come from where the agent does not say its name."""
+"""What replies are said to come from; the reports name the agent."""
 
 AcpAction = AcpTurnAction | AcpPermissionAction
 Calls = dict[str, dict[str, Any]]
@@ -184,7 +184,7 @@ def _completion(
         text=text,
         tool_calls=tuple(ToolCall(id="", name=name, arguments=json.dumps(given)) for name, given in calls.items()),
         thinking_blocks=(),
-        model=(report.agent if report is not None else "") or MODEL,
+        model=MODEL,
         response_id="",
         stop_reason=report.stop_reason if report is not None else "",
         usage=usage,
@@ -226,7 +226,7 @@ def _calls(spec: AcpSpec, course: Course, events: Sequence[Event], *, is_told: b
         asked = course.action
         return {TURN: {**fields, "permission": asked.permission, "option_id": asked.refusal_id}}
     if not course.session_id:
-        return {TURN: {**fields, "prompt": _history(events)}}
+        return {TURN: {**fields, "prompt": _history(events, INTERRUPTED)}}
     if getattr(outcome, "error_id", "") == INTERRUPTED_BY_PERSON:
         return {TURN: {**fields, "prompt": unread or CONTINUE}}
     why = outcome.content if outcome is not None and not isinstance(outcome, AcpObservation) else ""
@@ -251,11 +251,12 @@ def _end(stop_reason: str) -> Calls:
     return {}
 
 
-def _history(events: Iterable[Event]) -> str:
-    """Return what has happened as a prompt for a session that knows nothing of it."""
-    entries = [entry[:ENTRY_CHARS] for event in events if (entry := _entry(event))]
+def _history(events: Iterable[Event], why: str = "") -> str:
+    """Return what has happened as a prompt for a session that knows nothing of it; `why` if that is the task alone."""
+    entries = [entry for event in events if (entry := _entry(event))]
     if len(entries) <= 1:
-        return entries[0].removeprefix(OF_PERSON) if entries else CONTINUE
+        return "\n\n".join(filter(None, (why, *(entry.removeprefix(OF_PERSON) for entry in entries)))) or CONTINUE
+    entries = [entries[0], *(entry[:ENTRY_CHARS] for entry in entries[1:])]
     first, rest, left = entries[0], list[str](), HISTORY_CHARS
     for entry in reversed(entries[1:]):
         left -= len(entry)

@@ -133,6 +133,11 @@ class Report:
         """Whether it should be given before the agent goes on to say more."""
         return max(self._sizes.values()) > FULL_CHARS
 
+    @property
+    def has_words(self) -> bool:
+        """Whether the agent has said something."""
+        return bool(self._sizes["content"])
+
     def say(self, field: str, text: str) -> None:
         """Add to `content` or `thoughts`."""
         left = TEXT_LIMIT_CHARS - self._sizes[field]

@@ -262,8 +262,11 @@ class Session:
         if not isinstance(call_id, str) or call_id in self._ended:
             self._ignored += 1
             return
+        is_new = call_id not in self._calls
         call = self._call(call_id)
         call.add(told)
+        if is_new and self.report.has_words:
+            self.outcome = "working"  # what was said before a call is read before its outcome
         if call.has_ended:
             del self._calls[call_id]
             self._ended.append(call_id)
