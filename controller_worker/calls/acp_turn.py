@@ -127,7 +127,8 @@ class Course:
         if self.action is not None and event.cause == self.action.id:
             self.outcome = event
             if isinstance(event, AcpObservation):
-                self.failures = self.failures + 1 if event.state == "failed" else 0
+                if event.state != "lost":  # which is no news of whether it can work
+                    self.failures = self.failures + 1 if event.state == "failed" else 0
                 self._count(event)
             elif not isinstance(event, UserRejectObservation):
                 self.failures += 1

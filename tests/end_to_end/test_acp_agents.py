@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from broker.contract.actions import AgentFinishAction, MessageAction
-from broker.contract.events import AgentSpec, Event, EventSource, ModelReply, WorkspaceSpec
+from broker.contract.events import AgentSpec, Event, EventSource, ModelCallFailed, ModelReply, WorkspaceSpec
 from broker.contract.session_events import AcpObservation, AcpPermissionAction, AcpTurnAction
 from broker.contract.task_list import TaskTrackingObservation
 from broker.log.invariants import violations
@@ -43,6 +43,7 @@ async def begun(
     cluster: FaultCluster,
     *steps: str,
     habits: str = "load",
+    program: str = "",
     silence: float = 60.0,
     limits: Limits | None = None,
     **spec: Any,
@@ -51,7 +52,7 @@ async def begun(
     folder = cluster.root / "work" / f"folder-{len(list(cluster.root.glob('work/*')))}"
     folder.mkdir(parents=True)
     shutil.copy(AGENT, folder / "agent.py")
-    acp = AcpSpec(command=f"{sys.executable} agent.py {habits}", timeout_seconds=silence)
+    acp = AcpSpec(command=program or f"{sys.executable} agent.py {habits}", timeout_seconds=silence)
     cid = await cluster.client.submit(
         "\n".join(steps),
         agent=AgentSpec(name="AcpAgent", acp=acp, **spec),
@@ -243,13 +244,14 @@ async def test_an_agent_that_cannot_work_ends_in_an_error_that_says_why(
     failed = [report for report in of(events, AcpObservation) if report.state == "failed"]
     assert failed[-1].code == code
     assert says in failed[-1].reason
-    assert says in (await cluster.client.row(cid)).last_error
+    assert says in of(events, ModelCallFailed)[-1].content
     assert len(failed) <= 3
 
 
 async def test_a_program_that_is_no_agent_ends_in_an_error(cluster: FaultCluster) -> None:
-    cid = await begun(cluster, "hello", habits="; echo bye >&2; exit 3 #")
-    await settled(cluster, cid, "error")
+    cid = await begun(cluster, "hello", program="echo no agent >&2; exit 3")
+    failed = of(await settled(cluster, cid, "error"), AcpObservation)
+    assert failed[-1].reason == "The agent has ended (exit code 3). It said: no agent"
 
 
 async def test_a_flood_of_updates_uses_up_the_iterations_and_nothing_else(cluster: FaultCluster) -> None:

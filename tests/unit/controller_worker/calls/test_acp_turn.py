@@ -168,7 +168,7 @@ def test_what_is_taken_back_the_session_must_not_remember() -> None:
 
 def test_an_agent_that_fails_again_and_again_ends_the_work_until_a_person_wants_more() -> None:
     failed = report("failed", code="timeout", reason="silent")
-    events = (TASK, PROMPT, failed, PROMPT, failed, PROMPT, failed)
+    events = (TASK, PROMPT, failed, PROMPT, report("lost", session_id=""), PROMPT, failed, PROMPT, failed)
     assert turn(*events[:-2]).prompt.startswith(INTERRUPTED)
     error = said(SPEC, numbered(events), ())
     assert isinstance(error, ModelError)
