@@ -134,7 +134,8 @@ class AcpCall(Part):
     @property
     def shown(self) -> str:
         """What it does, for people."""
-        lines = [self.title or self.tool_kind, f"$ {self.command}" if self.command else ""]
+        title = self.title or self.tool_kind
+        lines = [title, f"$ {self.command}" if self.command and self.command != title else ""]
         return "\n".join([*filter(None, lines), *(diff.shown for diff in self.diffs)])
 
 
