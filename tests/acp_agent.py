@@ -19,7 +19,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 OPTIONS = [
@@ -219,7 +218,7 @@ class Agent:
         while not self.is_cancelled.is_set():
             with Path(path).open("a") as file:
                 file.write("x")
-            time.sleep(0.02)
+            self.is_cancelled.wait(0.02)
 
 
 if __name__ == "__main__":

@@ -269,7 +269,7 @@ class AcpObservation(Observation):
 
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
-        """See `Event.paragraphs`; what it has said is a message of its own."""
+        """See `Event.paragraphs`; what it has said is a separate message."""
         shown = [Paragraph(self.thoughts, "dim")]
         if self.call is not None:
             failed = "failed" if self.call.status == "failed" else ""

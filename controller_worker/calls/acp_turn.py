@@ -164,7 +164,7 @@ def said(spec: AcpSpec, events: Sequence[Event], later: Iterable[Event]) -> Comp
         return _completion("", calls, Usage(), 0.0)
     if report.plan is not None:
         calls = {PLAN: {"task_list": [item.model_dump(mode="json") for item in report.plan]}, **calls}
-    # Somebody who is not told what a turn has cost does not know it.
+    # An agent that does not say what a turn has cost leaves that unknown.
     cost_usd = course.cost_usd if course.cost_usd is not None or report.state == "ended" else 0.0
     text = report.content.strip()
     return _completion(text, calls, Usage(**report.usage.model_dump()), cost_usd, report)

@@ -130,7 +130,7 @@ class Report:
 
     @property
     def is_full(self) -> bool:
-        """Whether it should be given before the agent goes on to say more."""
+        """Whether it should be given before the agent says more."""
         return max(self._sizes.values()) > FULL_CHARS
 
     @property
