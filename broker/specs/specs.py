@@ -336,7 +336,7 @@ class Limits(Part):
     """
 
     max_iterations: int = Field(default=500, ge=1)
-    max_budget_usd: float | None = Field(default=None, gt=0)
+    max_budget_usd: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     max_tokens: int | None = Field(default=None, ge=1)
-    max_seconds: float | None = Field(default=None, gt=0)
+    max_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     max_delegate_level: int = Field(default=3, ge=0)

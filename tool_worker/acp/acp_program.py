@@ -20,9 +20,9 @@ import time
 if __name__ == "__main__":  # started by its path, with nothing but the standard library
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from tool_worker.acp.running_agent import AgentLost, RunningAgent
 from tool_worker.acp.client_requests import ClientRequests
 from tool_worker.acp.reports import Fields, fields_in, text_in
+from tool_worker.acp.running_agent import AgentLost, RunningAgent
 from tool_worker.acp.session import Session
 
 SESSION_FD = 3

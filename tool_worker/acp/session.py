@@ -11,9 +11,9 @@ import json
 from collections import deque
 from collections.abc import Callable
 
-from tool_worker.acp.running_agent import AgentLost
 from tool_worker.acp.client_requests import ClientRequests, Unanswerable
 from tool_worker.acp.reports import Call, Fields, Report, count_in, fields_in, permission_of, text_in, words_of
+from tool_worker.acp.running_agent import AgentLost
 
 PROTOCOL_VERSION = 1
 CALLS_LIMIT = 256
