@@ -24,6 +24,7 @@ from benchmarks import (
     recording,
     restoring,
     stepping,
+    top,
     tracing,
     tree,
 )
@@ -48,6 +49,7 @@ BENCHMARKS: Mapping[str, Callable[[Bench], Awaitable[Result]]] = {
     "tracing": tracing.measure,
     "streams": gateway.measure_streams,
     "listing": gateway.measure_listing,
+    "top": top.measure,
     "servers": agent_server.measure,
 }
 SCRIPTS: Mapping[str, Sequence[str]] = {

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 from broker.contract.actions import RiskyAction
@@ -89,9 +89,9 @@ def outliving_reader(on_gone: Callable[[], None] = lambda: None) -> Iterator[Non
 class EventPrinter:
     """Prints events, readable or as JSON."""
 
-    def __init__(self, *, as_json: bool) -> None:
+    def __init__(self, *, as_json: bool, is_plain: bool = False) -> None:
         self._as_json = as_json
-        self._renderer = Renderer(is_coloured=is_coloured(sys.stdout))
+        self._renderer = Renderer(is_coloured=is_coloured(sys.stdout) and not is_plain)
         self._call = self._kind = ""
         self._streamed: dict[str, str] = {}  # by call: pieces may be ahead of the events of earlier calls
         self._is_in_line = False
@@ -122,11 +122,31 @@ class EventPrinter:
             self._end_line()
             print_coloured([self._renderer.styled(f"[{piece.call} {piece.kind}] ", "dim")], err=True, end="")
             self._call, self._kind = piece.call, piece.kind
+        self._remember(piece)
+        self._is_in_line = True
+        print_text(piece.text, err=True, end="")
+
+    def note(self, text: str) -> None:
+        """Print a notice on standard error."""
+        note(text)
+
+    def close(self) -> None:
+        """Take away what is not to stay; plain lines stay."""
+
+    @asynccontextmanager
+    async def asking(self) -> AsyncIterator[None]:
+        """Leave the terminal to a person who answers."""
+        yield
+
+    @asynccontextmanager
+    async def live(self) -> AsyncIterator[None]:
+        """Keep up to date what is not to stay."""
+        yield
+
+    def _remember(self, piece: Piece) -> None:
         self._streamed[piece.call] = self._streamed.get(piece.call, "") + piece.text
         if len(self._streamed) > CALLS_REMEMBERED:
             del self._streamed[next(iter(self._streamed))]
-        self._is_in_line = True
-        print_text(piece.text, err=True, end="")
 
     def _end_line(self) -> None:
         """End the line of a reply that the model has written so far."""

@@ -30,7 +30,7 @@ SECTIONS = (
     "Operate a cluster",
 )
 """The sections of `--help`, in order; one that is not listed comes last."""
-ROOMS = ("verbs", "operating", "diagnosis", "evaluation", "reasons", "web")
+ROOMS = ("verbs", "operating", "diagnosis", "evaluation", "reasons", "terminal", "web")
 
 Options = TypeVar("Options")
 Result = TypeVar("Result")

@@ -12,7 +12,7 @@ from broker.runtime.errors import UsageError
 from broker.specs.specs import NAME_PATTERN
 from deckhands.attempts.results import read_results
 from deckhands.attempts.statistics import comparison_of
-from deckhands.cli.options import json_option
+from deckhands.cli.options import Amount, json_option
 from deckhands.cli.output import note, print_json
 from deckhands.cli.verbs import options_as
 from deckhands.datasets.dataset import absolute
@@ -130,8 +130,8 @@ for _command in (*COMMANDS, export):
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="For results and report.")
 @click.option("--agent", default="CodeActAgent", show_default=True, help="The agent that does the tasks.")
 @click.option("-i", "--max-iterations", type=click.IntRange(min=1), default=100, show_default=True)
-@click.option("-b", "--max-budget", type=click.FloatRange(min=0, min_open=True), help="Of one attempt, in USD.")
-@click.option("--max-seconds", type=click.FloatRange(min=0, min_open=True), help="How long an attempt may work.")
+@click.option("-b", "--max-budget", type=Amount(min=0, min_open=True), help="Of one attempt, in USD.")
+@click.option("--max-seconds", type=Amount(min=0, min_open=True), help="How long an attempt may work.")
 @click.option("--filter", "only", default="", metavar="REGEX", help="Only instances whose id or a tag matches.")
 @click.option("--slice", "part", default="", metavar="A:B", help="Only these, as in Python: :20, 20:40, -5:.")
 @click.option("--shuffle", is_flag=True, help="In an order that --seed decides.")

@@ -22,8 +22,9 @@ from deckhands.cli.connecting import (
     read_summary,
     read_wait_reason,
 )
-from deckhands.cli.options import json_option
+from deckhands.cli.options import json_option, plain_option
 from deckhands.cli.output import EventPrinter, note, print_json, summary_lines
+from deckhands.cli.screen_printer import printer_for
 from deckhands.cli.verbs import options_as
 from deckhands.client.errors import IsArchived
 from deckhands.client.forking import Point
@@ -65,6 +66,8 @@ class LogOptions:
 
     conversation_id: str
     follow: bool
+    is_whole: bool
+    is_plain: bool
     as_json: bool
 
 
@@ -112,12 +115,16 @@ def show(options: ShowOptions) -> None:
 @click.command()
 @conversation_argument
 @click.option("-f", "--follow", is_flag=True, help="Follow the conversation until it is over.")
+@click.option("--full", "is_whole", is_flag=True, help="On a terminal: fold no output and no diff.")
+@plain_option
 @json_option
 @options_as(LogOptions)
 def logs(options: LogOptions) -> int:
     """Show the events of a conversation in a readable form. With -f, exit with the code that `run` would have."""
     settings, conversation_id = FaceSettings.from_env(), options.conversation_id
-    printer = EventPrinter(as_json=options.as_json)
+    printer = printer_for(
+        as_json=options.as_json, is_plain=options.is_plain, is_whole=options.is_whole, has_status=options.follow
+    )
     if options.follow:
         with contextlib.suppress(RunIsOver, IsArchived):
             return int(asyncio.run(_follow(settings, conversation_id, printer)).exit_code)
@@ -162,6 +169,7 @@ async def _follow(settings: FaceSettings, conversation_id: str, printer: EventPr
     tally = Tally()
     async with (
         conversation_client(settings, conversation_id) as client,
+        printer.live(),
         contextlib.aclosing(client.tail(conversation_id, is_whole=True, is_lenient=True)) as events,
     ):
         async for event in events:

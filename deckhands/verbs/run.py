@@ -11,13 +11,15 @@ from functools import partial
 import click
 from click.core import ParameterSource
 
+from broker.contract.actions import RiskyAction
 from broker.contract.events import Event
 from broker.runtime.errors import UsageError
 from broker.runtime.ids import check_conversation_id
-from broker.specs.specs import AGENTS_WITHOUT_MODEL
+from broker.specs.specs import asks_model
 from deckhands.cli.abbreviations import CONVERSATION_ID
-from deckhands.cli.options import given_text, json_option, read_task
-from deckhands.cli.output import EventPrinter, note, outliving_reader
+from deckhands.cli.options import Amount, given_text, json_option, plain_option, read_task
+from deckhands.cli.output import EventPrinter, outliving_reader
+from deckhands.cli.screen_printer import printer_for
 from deckhands.cli.stop_signals import on_stop_signals
 from deckhands.cli.task_options import (
     TaskOptions,
@@ -43,7 +45,18 @@ from deckhands.verbs.secret import secret_values
 SECTION = "Start a conversation"
 VERBS = {"run": "Run one task on a directory, with a private store and workers."}
 
-OF_A_RESUMED_RUN = {"resumed_id", "argument", "text", "file", "timeout", "stream", "as_json", "recover", "model"}
+OF_A_RESUMED_RUN = {
+    "resumed_id",
+    "argument",
+    "text",
+    "file",
+    "timeout",
+    "stream",
+    "as_json",
+    "is_plain",
+    "recover",
+    "model",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +68,7 @@ class RunOptions(TaskOptions):
     resumed_id: str | None
     recover: str | None
     stream: bool
+    is_plain: bool
     as_json: bool
 
 
@@ -67,7 +81,7 @@ class RunOptions(TaskOptions):
     default=".",
     help="The directory to work on (by default the current one), git+https://…#REF, or an archive or bundle.",
 )
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Stop after this many seconds.")
+@click.option("--timeout", type=Amount(min=0, min_open=True), help="Stop after this many seconds.")
 @click.option(
     "--resume",
     "resumed_id",
@@ -81,6 +95,7 @@ class RunOptions(TaskOptions):
     help="With --resume, after a loop: drop what was repeated and wait or continue (go-on), or stop.",
 )
 @click.option("--stream", is_flag=True, help="Print the model's output as it arrives, on standard error.")
+@plain_option
 @json_option
 @options_as(RunOptions)
 def run(options: RunOptions) -> int:
@@ -90,7 +105,7 @@ def run(options: RunOptions) -> int:
     the agent, 4 out of time, 5 needs a person, 6 a limit was reached, 130 interrupted.
     """
     settings = FaceSettings.from_env()
-    printer = EventPrinter(as_json=options.as_json)
+    printer = printer_for(as_json=options.as_json, is_plain=options.is_plain)
     task = _task(settings, options)
     ending = asyncio.run(_run(settings, task, printer, is_streamed=options.stream))
     with outliving_reader():
@@ -123,7 +138,7 @@ def _task(settings: FaceSettings, options: RunOptions) -> Task:
     if place.path is not None:
         place = replace(place, path=own_directory(place.path, settings.environment))
     model = options.model or settings.model
-    if model is None and not settings.has_profiles and options.agent not in AGENTS_WITHOUT_MODEL:
+    if model is None and not settings.has_profiles and asks_model(options.agent):
         raise UsageError(
             "No model is configured.",
             remedy="Set LLM_MODEL and LLM_API_KEY (and LLM_BASE_URL for a server of your own), or pass --model. "
@@ -161,15 +176,21 @@ def _refuse_what_is_settled() -> None:
 
 async def _run(settings: FaceSettings, task: Task, printer: EventPrinter, *, is_streamed: bool) -> Ending:
     home = Home(settings.home)
-    watcher = Watcher(on_notice=note, on_piece=printer.piece if is_streamed else None)
+    watcher = Watcher(on_notice=printer.note, on_piece=printer.piece if is_streamed else None)
     watcher.on_event = partial(_show, watcher, printer)
     if sys.stdin.isatty():
-        watcher.ask = ask_at_terminal
-    watcher.on_start = lambda conversation_id: note(f"Conversation {conversation_id}")
-    on_stop_signals(partial(_interrupt, watcher))
-    if settings.url is not None:
-        return await run_on_cluster(settings.url, task, watcher)
-    return await run_privately(home, task, settings.environment, watcher)
+        watcher.ask = partial(_ask, printer)
+    watcher.on_start = lambda conversation_id: printer.note(f"Conversation {conversation_id}")
+    on_stop_signals(partial(_interrupt, watcher, printer))
+    async with printer.live():
+        if settings.url is not None:
+            return await run_on_cluster(settings.url, task, watcher)
+        return await run_privately(home, task, settings.environment, watcher)
+
+
+async def _ask(printer: EventPrinter, action: RiskyAction) -> bool:
+    async with printer.asking():
+        return await ask_at_terminal(action)
 
 
 def _show(watcher: Watcher, printer: EventPrinter, event: Event) -> None:
@@ -178,10 +199,11 @@ def _show(watcher: Watcher, printer: EventPrinter, event: Event) -> None:
         printer.event(event)
 
 
-def _interrupt(watcher: Watcher) -> None:
+def _interrupt(watcher: Watcher, printer: EventPrinter) -> None:
     """Stop in order the first time, at once the second time."""
     if watcher.interrupted.is_set():
         watcher.at_once()
+        printer.close()
         sys.stdout.flush()
         os._exit(ExitCode.INTERRUPTED)
     watcher.interrupted.set()

@@ -1,0 +1,138 @@
+"""What `run` and `logs` print on a terminal that a person reads: events as they come, and a line below that stays.
+
+Holds: without a terminal, with --plain, NO_COLOR or TERM=dumb, and for JSON, lines are printed as `EventPrinter` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+from broker.contract.actions import RiskyAction
+from broker.contract.events import Event
+from broker.log.live_text import Piece
+from broker.runtime.clock import SYSTEM_CLOCK
+from deckhands.cli.output import EventPrinter, note
+from deckhands.reading.live_area import LiveArea
+from deckhands.reading.rendering import Renderer
+from deckhands.reading.screen import ScreenRenderer
+from deckhands.reading.status_line import Standing
+from deckhands.reading.summary import Summary
+from deckhands.reading.terminal import clean, clean_line, is_coloured
+
+TICK_SECONDS = 0.5
+STARTING = "starting"
+
+WaitsFor = Callable[[], Awaitable[str]]
+
+
+class ScreenPrinter(EventPrinter):
+    """Prints events on a terminal, above a line that says how the conversation stands."""
+
+    def __init__(self, *, is_whole: bool = False, has_status: bool = True) -> None:
+        super().__init__(as_json=False)
+        self._renderer: Renderer = ScreenRenderer(is_whole=is_whole)
+        self._area = LiveArea(sys.stdout)
+        self._standing = Standing()
+        self._has_status = has_status
+        self._turn = 0
+        self._written = ""
+        """The line that the model is writing, as far as it has come."""
+
+    def event(self, event: Event) -> None:
+        """Print an event above the line."""
+        self._standing.add(event)
+        shown = "\n".join(self._streamed.values())
+        lines = self._renderer.lines(event, shown=shown)
+        if lines:
+            self._end_line()
+            self._area.above(lines)
+
+    def question(self, action: RiskyAction) -> None:
+        """Print the action that a person is asked to confirm, and how to answer."""
+        self._area.hide()
+        super().question(action)
+        self._area.unhide()
+
+    def piece(self, piece: Piece) -> None:
+        """Print the lines that the model has completed, and show the one that it is writing above the status."""
+        if piece.kind == "superseded":
+            self._streamed.pop(piece.call, None)
+            self._end_line()
+            self._area.above([self._renderer.styled(f"[{piece.call}: the call failed; another model is asked]", "dim")])
+            return
+        if piece.call != self._call or piece.kind != self._kind:
+            self._end_line()
+            self._area.above([self._renderer.styled(f"[{piece.call} {piece.kind}]", "dim")])
+            self._call, self._kind = piece.call, piece.kind
+        self._remember(piece)
+        *whole, self._written = (self._written + clean(piece.text)).split("\n")
+        self._area.above([self._words(line) for line in whole])
+        self._draw()
+
+    def note(self, text: str) -> None:
+        """Print a notice on standard error."""
+        if not sys.stderr.isatty():
+            note(text)
+            return
+        self._area.above([clean_line(text, limit=1_000)])
+
+    def summary(self, summary: Summary) -> None:
+        """Print a summary in the place of the line."""
+        self.close()
+        super().summary(summary)
+
+    def close(self) -> None:
+        """Take the line away."""
+        with suppress(OSError):
+            self._area.close()
+
+    @asynccontextmanager
+    async def asking(self) -> AsyncIterator[None]:
+        """Leave the place of the line to a person who answers."""
+        self._end_line()
+        self._area.hide()
+        try:
+            yield
+        finally:
+            self._area.unhide()
+
+    @asynccontextmanager
+    async def live(self) -> AsyncIterator[None]:
+        """Keep the line up to date."""
+        ticking = asyncio.ensure_future(self._tick())
+        try:
+            yield
+        finally:
+            ticking.cancel()
+            await asyncio.gather(ticking, return_exceptions=True)
+            self.close()
+
+    async def _tick(self) -> None:
+        with suppress(OSError):  # the terminal has gone; who prints next finds out, too
+            while self._has_status:
+                self._turn += 1
+                self._draw()
+                await asyncio.sleep(TICK_SECONDS)
+
+    def _draw(self) -> None:
+        status = self._standing.line(SYSTEM_CLOCK.now(), turn=self._turn)
+        writing = [self._written[-1_000:]] if self._written else []
+        self._area.show([*writing, status] if self._has_status else writing)
+
+    def _words(self, line: str) -> str:
+        return self._renderer.styled(line, "dim") if self._kind == "thinking" else line
+
+    def _end_line(self) -> None:
+        if self._written:
+            self._area.above([self._words(self._written)])
+        self._written = ""
+
+
+def printer_for(*, as_json: bool, is_plain: bool, is_whole: bool = False, has_status: bool = True) -> EventPrinter:
+    """Return what prints events here: for a person at a terminal, or plain lines."""
+    if as_json or is_plain or not is_coloured(sys.stdout):
+        return EventPrinter(as_json=as_json, is_plain=is_plain)
+    return ScreenPrinter(is_whole=is_whole, has_status=has_status)

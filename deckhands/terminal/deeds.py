@@ -1,0 +1,44 @@
+"""What a person at a terminal does to one conversation, and what is said when it was refused."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from broker.conversations.conversations import Conversations
+from broker.runtime.errors import DeckhandsError
+from deckhands.client.client import Client
+
+Deed = Callable[[Client, str], Awaitable[object]]
+
+
+async def _requeue(client: Client, conversation_id: str) -> None:
+    await Conversations(client.store).requeue(conversation_id)
+    await client.resume(conversation_id)
+
+
+DEEDS: Mapping[str, tuple[str, Deed]] = {
+    "pause": ("asked to pause", lambda client, cid: client.pause(cid)),
+    "interrupt": ("asked to stop what runs and pause", lambda client, cid: client.interrupt(cid)),
+    "resume": ("asked to continue", lambda client, cid: client.resume(cid)),
+    "cancel": ("asked to stop", lambda client, cid: client.cancel(cid)),
+    "requeue": ("can continue", _requeue),
+}
+"""By name: what is said of the conversation afterwards, and what is done."""
+
+
+async def do(client: Client, name: str, conversation_id: str) -> str:
+    """Do a deed of `DEEDS` and return what to say: that it was done, or why not."""
+    done, act = DEEDS[name]
+    return await said(
+        act(client, conversation_id),
+        f"{conversation_id} was {done}." if name != "requeue" else f"{conversation_id} {done}.",
+    )
+
+
+async def said(deed: Awaitable[object], done: str) -> str:
+    """Wait for a deed and return what to say about it."""
+    try:
+        await deed
+    except DeckhandsError as error:
+        return f"{error.message} {error.remedy}".strip()
+    return done

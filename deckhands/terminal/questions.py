@@ -1,0 +1,51 @@
+"""The small windows in which `top` asks: for a line of text, or whether something is really meant."""
+
+from __future__ import annotations
+
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Input, Static
+
+
+class Line(ModalScreen[str | None]):
+    """Asks for a line of text; None: it was given up."""
+
+    DEFAULT_CSS = """
+    Line, Sure { align: center middle; }
+    Line > Vertical, Sure > Vertical { width: 80%; height: auto; border: round $accent; padding: 0 1; }
+    """
+    BINDINGS = [Binding("escape", "dismiss(None)", "Give up")]  # noqa: RUF012
+
+    def __init__(self, question: str) -> None:
+        super().__init__()
+        self._question = question
+
+    def compose(self) -> ComposeResult:
+        """Lay out the question and the line."""
+        with Vertical():
+            yield Static(self._question, markup=False)
+            yield Input()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Take the line."""
+        self.dismiss(event.value)
+
+
+class Sure(ModalScreen[bool]):
+    """Asks whether something is really meant."""
+
+    BINDINGS = [  # noqa: RUF012
+        Binding("y", "dismiss(True)", "Yes"),
+        Binding("n,escape,enter", "dismiss(False)", "No"),
+    ]
+
+    def __init__(self, question: str) -> None:
+        super().__init__()
+        self._question = question
+
+    def compose(self) -> ComposeResult:
+        """Lay out the question."""
+        with Vertical():
+            yield Static(f"{self._question} [y/N]", markup=False)
