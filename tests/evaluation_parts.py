@@ -7,18 +7,20 @@ from collections.abc import Sequence
 from broker.store.store import Store
 from deckhands.attempts.catalog import About, Catalog
 from deckhands.attempts.results import Row
-from deckhands.attempts.standing import Standing
+from deckhands.attempts.standing import Shown, Standing
 from deckhands.attempts.steering import Steering
 
 
-def standing_of_rows(rows: Sequence[Row], *, total: int, state: str = "running") -> Standing:
+def standing_of_rows(
+    rows: Sequence[Row], *, total: int, state: str = "running", under_way: Sequence[Shown] = ()
+) -> Standing:
     """How an evaluation stands whose attempts that have ended are these."""
     return Standing(
         state=state,
         total=total,
         ended=len(rows),
-        under_way=0,
-        pending=total - len(rows),
+        under_way=len(under_way),
+        pending=total - len(rows) - len(under_way),
         outcomes={outcome: sum(row.outcome == outcome for row in rows) for outcome in {row.outcome for row in rows}},
         cost_usd=sum(row.cost_usd for row in rows),
         tokens=sum(row.prompt_tokens + row.completion_tokens for row in rows),
@@ -30,17 +32,25 @@ def standing_of_rows(rows: Sequence[Row], *, total: int, state: str = "running")
         limits={},
         found={},
         bound="-n 4",
+        attempts=under_way,
     )
 
 
 async def write_evaluation(
-    store: Store, name: str, rows: Sequence[Row], *, tenant: str = "", state: str = "running", total: int = 0
+    store: Store,
+    name: str,
+    rows: Sequence[Row],
+    *,
+    tenant: str = "",
+    state: str = "running",
+    total: int = 0,
+    under_way: Sequence[Shown] = (),
 ) -> None:
     """Write an evaluation as its driver does."""
     catalog = Catalog(store)
     models = tuple(dict.fromkeys(row.model for row in rows))
     await catalog.begin(name, About(tenant=tenant, dataset="shipped", models=models))
-    standing = standing_of_rows(rows, total=total or len(rows), state=state)
+    standing = standing_of_rows(rows, total=total or len(rows), state=state, under_way=under_way)
     now = store.clock.now().timestamp()
     await Steering(store, name).show({**standing.as_json(), "at": now})
     await catalog.put(name, rows)

@@ -29,7 +29,9 @@ from broker.log.event_log import Appended
 from broker.specs.agent_state import is_settled
 from broker.store.embedded import EmbeddedValkey
 from broker.store.store import Store, open_store
+from deckhands.attempts.catalog import Catalog
 from deckhands.attempts.results import Row
+from deckhands.attempts.standing import Shown
 from deckhands.client.client import Client
 from deckhands.server.gateway import Gateway, ServerOptions
 from deckhands.server.serving import serving
@@ -180,6 +182,22 @@ def attempts(number: int = 60) -> list[Row]:
     return rows
 
 
+def under_way(row: Row, seconds: float) -> Shown:
+    """An attempt that has not ended."""
+    return Shown(
+        instance=row.instance,
+        model=row.model,
+        attempt=1,
+        state="running",
+        waits_for="tool" if seconds > 40 else "",
+        worker="",
+        seconds=seconds,
+        iterations=int(seconds // 6),
+        cost_usd=seconds * 0.001,
+        conversation_id=row.conversation_id,
+    )
+
+
 QUOTAS = QuotaTable.parse("""
 [[quota]]
 model = "anthropic/*"
@@ -207,6 +225,8 @@ async def work(store: Store, ends: asyncio.Event) -> None:
         figures.add("cost_usd", rate * 0.009, MODELS[0])
         for each in (worker, tools):
             await each.tick(beat)
+        if await Catalog(store).find("nightly-shop") is not None:
+            await Catalog(store).put("nightly-shop", ())
         if ends.is_set():
             return
         await asyncio.sleep(1)
@@ -240,33 +260,38 @@ async def take(folder: Path) -> None:
                 store, fork, [state("running"), reply(prompt=1_900), said("I multiply in the line."), state("finished")]
             )
             await fill_cluster(store)
-            await write_evaluation(store, "nightly-shop", attempts()[:97], total=120, tenant="acme")
+            rows = attempts()
+            busy = [under_way(row, seconds) for row, seconds in zip(rows[97:101], (81.0, 46.5, 30.0, 4.2), strict=True)]
+            await write_evaluation(store, "nightly-shop", rows[:97], total=120, tenant="acme", under_way=busy)
             await write_evaluation(store, "release-4-2", attempts(30), state="over")
             ends = asyncio.Event()
             working = asyncio.create_task(work(store, ends))
             async with serving(gateway) as port:
-                for name, path, width, is_dark in (
-                    ("evaluations", "#/evaluations", 1280, False),
-                    ("evaluation", "#/e/nightly-shop", 1280, False),
-                    ("evaluation-dark", "#/e/nightly-shop", 1280, True),
-                    ("evaluation-narrow", "#/e/nightly-shop", 420, False),
-                    ("compare", f"#/compare/{shown}/{fork}", 1280, False),
-                    ("conversations-narrow", "", 420, True),
-                    ("conversations", "", 1280, False),
-                    ("conversation", f"#/c/{shown}", 1280, False),
-                    ("conversation-dark", f"#/c/{shown}", 1280, True),
-                    ("conversation-narrow", f"#/c/{shown}", 420, False),
-                    ("cluster", "#/cluster", 1280, False),
-                    ("cluster-dark", "#/cluster", 1280, True),
-                    ("cluster-narrow", "#/cluster", 420, False),
+                for name, path, width, height, is_dark in (
+                    ("evaluations", "#/evaluations", 1280, 420, False),
+                    ("evaluation", "#/e/nightly-shop", 1280, 1240, False),
+                    ("evaluation-dark", "#/e/nightly-shop", 1280, 1240, True),
+                    ("evaluation-narrow", "#/e/nightly-shop", 420, 1400, False),
+                    ("compare", f"#/compare/{shown}/{fork}", 1280, 900, False),
+                    ("conversations", "", 1280, 780, False),
+                    ("conversations-narrow", "", 420, 900, True),
+                    ("conversation", f"#/c/{shown}", 1280, 900, False),
+                    ("conversation-dark", f"#/c/{shown}", 1280, 900, True),
+                    ("conversation-narrow", f"#/c/{shown}", 420, 900, False),
+                    ("conversation-end", f"#/c/{shown}@14", 1280, 1100, False),
+                    ("cluster", "#/cluster", 1280, 960, False),
+                    ("cluster-dark", "#/cluster", 1280, 960, True),
+                    ("cluster-narrow", "#/cluster", 420, 1500, False),
                 ):
-                    async with opened(f"http://127.0.0.1:{port}/{path}", width=width, dark=is_dark) as page:
+                    async with opened(
+                        f"http://127.0.0.1:{port}/{path}", width=width, height=height, dark=is_dark
+                    ) as page:
                         await page.locator("tbody tr, .why li").first.wait_for()
                         if name.startswith("cluster"):
                             await asyncio.sleep(PLOTTED_SECONDS)
-                        await page.evaluate("scrollTo(0, 0)")
-                        is_whole = name.startswith(("evaluation", "cluster"))
-                        await page.screenshot(path=folder / f"{name}.png", full_page=is_whole)
+                        if not name.endswith("-end"):
+                            await page.evaluate("scrollTo(0, 0)")
+                        await page.screenshot(path=folder / f"{name}.png")
             ends.set()
             await working
         finally:

@@ -73,7 +73,7 @@ async def test_what_somebody_else_has_written_into_the_store_is_left_out(server:
     store, names = server.client.store, server.client.store.all_shards[0]
     await write_evaluation(store, "good-one", [row(1), row(2)], tenant="acme")
     fine = row(3).model_dump(mode="json")
-    strange = {
+    strange: dict[str | bytes, str | bytes] = {
         "no json": "{",
         json.dumps(["m", "i009", 1]): json.dumps(fine),  # under the name of another attempt
         json.dumps(["m", "i003", 1]): json.dumps(fine | {"seconds": 1e999}),

@@ -144,7 +144,8 @@ async def test_the_list_is_narrowed_by_tenant_model_and_cost_and_what_has_failed
     ):
         cid = made[title] = await server.client.submit("x", title=title, tenancy=Tenancy(tenant=tenant))
         ownership = await claim(store, "controller-1", cid)
-        fields = {"state": AgentState.ERROR.value, "cost_usd": cost, "model": model, "busy": ""}
+        fields: dict[str, str | int | float] = {"state": AgentState.ERROR.value, "cost_usd": cost, "model": model}
+        fields["busy"] = ""
         last_id = await server.client.log.last_id(cid)
         events = [state("running"), reply(), state(end, "it failed")]
         await server.client.log.append_as_owner(ownership, events, expected_last_id=last_id, fields=fields)

@@ -89,7 +89,7 @@ async def test_a_paused_evaluation_begins_nothing_and_continues_where_it_was(
 ) -> None:
     gate = tmp_path / "gate"
     model = script(tmp_path / "m.json", gated(gate), run_command("true"), finish("6"))
-    running = Running(client, Plan("pause", questions("a", "b"), [model], at_once=1), results)
+    running = Running(client, Plan("pause", questions("a", "b"), [model], at_once=1, tenant="acme", dataset="sums"), results)
     await running.stands(under_way=1)
     await until(lambda: running.standings[-1].attempts[0].waits_for == "tool", what="attempt at work")
     await running.steering.wish(state="paused")
@@ -110,6 +110,9 @@ async def test_a_paused_evaluation_begins_nothing_and_continues_where_it_was(
     assert found is not None
     assert found.standing is not None
     assert (found.standing.state, found.standing.outcomes) == ("over", {"resolved": 2})
+    assert (found.about.tenant, found.about.dataset, found.about.models) == ("acme", "sums", (model,))
+    rows = [row for row in await client.recent() if row.labels.get(LABEL) == "pause"]
+    assert [(row.tenant, row.model) for row in rows] == 2 * [("acme", model)]
     assert await Catalog(client.store).rows("pause") == running.rows
 
 

@@ -67,7 +67,7 @@ export function stacked(words, parts) {
 export function share(words, value, interval) {
   const made = picture(words, { class: "share", viewBox: "0 0 100 10" }, shape("rect", { class: "back", x: 0, y: 4, width: 100, height: 2 }));
   if (interval) made.append(shape("rect", { class: "interval", x: 100 * interval[0], y: 2.5, width: Math.max(1, 100 * (interval[1] - interval[0])), height: 5 }));
-  if (value !== null) made.append(shape("rect", { class: "mark", x: Math.min(98.5, 100 * value), y: 0, width: 1.5, height: 10 }));
+  if (value !== null) made.append(shape("rect", { class: "point", x: Math.min(98, 100 * value), y: 0, width: 2, height: 10 }));
   return made;
 }
 

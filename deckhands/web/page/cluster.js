@@ -60,7 +60,7 @@ function tiles() {
     const now = history.at(-1)?.[name] ?? 0, most = Math.max(0, ...history.map((one) => one[name]));
     return el("section", { class: "card tile" }, el("h2", {}, title), el("p", { class: "figure" }, history.length ? show(now) : "…"),
       line(`${title}: ${show(now)} now, ${show(most)} at most`, history.map((one) => [one.at, one[name]])),
-      el("p", { class: "axis dim" }, el("span", {}, minutes ? `${minutes} min ago` : ""), el("span", {}, `at most ${show(most)}`)));
+      el("p", { class: "axis dim" }, el("span", {}, minutes ? `${minutes} min` : ""), el("span", {}, `max ${show(most)}`)));
   });
 }
 

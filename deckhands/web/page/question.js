@@ -5,6 +5,7 @@ import { askFor, askForAll, block, el, replace } from "./dom.js";
 /** Fields of an action that say what it does, in the order in which a person reads them. */
 const FIELDS = ["path", "command", "code", "content", "patch", "file_text", "old_str", "new_str", "url", "browser_actions", "arguments", "insert_line", "cwd"];
 const NAMES = { old_str: "Text to replace", new_str: "New text", file_text: "Content", cwd: "Directory", browser_actions: "Browser actions", insert_line: "Line to insert behind" };
+const RISKS = ["low", "medium", "high"];
 const title = (name) => NAMES[name] || name[0].toUpperCase() + name.slice(1).replaceAll("_", " ");
 
 /** Return the fields that can be changed, with their values as texts. */
@@ -32,7 +33,7 @@ export function ask(panel, asked, action, answer, refused) {
   const id = { action_id: asked };
   replace(panel, el("h2", {}, `Run action ${asked}?`), action.path ? el("p", { class: "mono" }, action.path) : "",
     block(action.command && action.kind === "action.run" ? `$ ${action.command}` : action.code || action.content || action.file_text || action.patch || JSON.stringify(action, null, 2)),
-    action.security_risk && action.security_risk !== "unknown" ? el("p", { class: "dim" }, `Risk: ${String(action.security_risk).toLowerCase()}`) : "",
+    RISKS[action.security_risk] ? el("p", { class: action.security_risk === 2 ? "bad" : "dim" }, `Risk: ${RISKS[action.security_risk]}`) : "",
     el("div", { class: "row" },
       el("button", { type: "button", class: "main", id: "confirm", onclick: () => answer("confirm", id) }, "Confirm"),
       editable(action).length ? el("button", { type: "button", id: "edit", onclick: async () => {

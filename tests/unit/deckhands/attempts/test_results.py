@@ -9,7 +9,15 @@ import pytest
 
 from broker.runtime.errors import UsageError
 from deckhands.attempts.results import Results, Row, read_results
-from deckhands.attempts.statistics import comparison_of, pass_at, summary_of, wilson
+from deckhands.attempts.statistics import (
+    BINS,
+    comparison_of,
+    distribution_of,
+    failure_classes_of,
+    pass_at,
+    summary_of,
+    wilson,
+)
 from deckhands.evaluation.report import html_of
 
 
@@ -91,3 +99,25 @@ def test_the_page_shows_text_of_agents_as_text() -> None:
     page = html_of(hostile, [row("a", "unresolved", evidence=hostile, patch=hostile, cause=hostile, seconds=3.0)])
     assert "<script" not in page
     assert page.count("&lt;script&gt;") >= 4
+
+
+def test_distributions_have_the_same_bins_for_all_models_and_leave_out_what_was_not_run() -> None:
+    rows = [row(f"i{number}", cost_usd=number) for number in range(11)]
+    rows += [row("other", cost_usd=2.5, model="n"), row("left", "not-run", cost_usd=99.0)]
+    found = distribution_of(rows, lambda one: one.cost_usd)
+    assert (found.most, len(found.counts["m"]), sum(found.counts["m"])) == (10.0, BINS, 11)
+    assert [at for at, count in enumerate(found.counts["m"]) if count] == [*range(0, 20, 2), 19]
+    assert found.counts["n"].index(1) == 5
+    assert distribution_of([row("a")], lambda one: one.seconds).counts == {"m": [1, *[0] * (BINS - 1)]}
+    assert distribution_of([], lambda one: one.seconds).counts == {}
+
+
+def test_failures_are_counted_by_how_they_ended_the_most_frequent_first() -> None:
+    rows = [row("a"), row("b", "limit", cause="max_iterations"), row("c", "unresolved"), row("d", "unresolved")]
+    rows += [row("b", "limit", cause="max_iterations", model="n"), row("e", "limit", cause="max_budget")]
+    found = [(one.outcome, one.cause, one.attempts) for one in failure_classes_of(rows)]
+    assert found == [
+        ("limit", "max_iterations", {"m": 1, "n": 1}),
+        ("unresolved", "", {"m": 2}),
+        ("limit", "max_budget", {"m": 1}),
+    ]
