@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from broker.contract.actions import RiskyAction
 from broker.contract.events import Event
+from broker.coordination.transfers import TransferFailed
 from broker.log.live_text import LiveText, Piece
 from broker.runtime.clock import SYSTEM_CLOCK
 from broker.runtime.errors import DeckhandsError, EventsLost, StoreError, UsageError
@@ -253,7 +254,7 @@ class Chat:
         name, client = self._name(), self._place.client
         try:
             patch = await client.files.diff(name)
-        except UsageError:  # a person's own directory, whose original state only its version control knows
+        except TransferFailed:  # a person's own directory, whose original state only its version control knows
             await client.execute(name, OWN_DIFF)
             return
         text = patch.decode("utf-8", "backslashreplace")
