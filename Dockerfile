@@ -3,6 +3,7 @@
 #   docker build -t deckhands .
 #   docker build -t deckhands --secret id=pip_conf,src=pip.conf .     with a package index of your own
 #   docker build -t deckhands-tools --build-arg REQUIREMENTS=tools .  for tool workers: without the models' libraries
+#   docker build -t deckhands-claude --build-arg REQUIREMENTS=claude .  with the Claude Agent SDK, for SDK agents
 #
 # The base is Debian or Ubuntu with Python 3.11 to 3.13 and its venv module.
 ARG BASE_IMAGE=python:3.11-slim-bookworm

@@ -18,26 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster import ROOT, model_environment, model_server_arguments, running_cluster
-from benchmarks.eval_in_flight import submitted
-from benchmarks.machine import cpu_seconds, load, peak_kib
-from benchmarks.submitter import ANSWER, RESULTS, USED, Spec
+from benchmarks.eval_figures import Line, show
+from benchmarks.eval_in_flight import submitted, write_script
+from benchmarks.machine import cpu_seconds, peak_kib
+from benchmarks.submitter import RESULTS, USED, Spec
 from deckhands.attempts.results import read_results
 from tests.model_server.running_server import RunningModelServer
 
 PEER = ROOT / "build" / "inspect-venv" / "bin" / "python"
 PEER_LIMIT_SECONDS = 900.0
 MIB = 1_024
-
-
-def write_script(path: Path, steps: int) -> Path:
-    """Write a script of so many calls, whose answer is right."""
-    turns: list[dict[str, object]] = [
-        {"tool_calls": [{"name": "execute_bash", "arguments": {"command": f"true {number}"}}]}
-        for number in range(steps - 1)
-    ]
-    finish = {"name": "finish", "arguments": {"message": f"FINAL ANSWER: {ANSWER}"}}
-    path.write_text(json.dumps({"turns": [*turns, {"tool_calls": [finish]}]}))
-    return path
 
 
 async def ours(directory: Path, url: str, count: int) -> dict[str, Any]:
@@ -63,12 +53,19 @@ async def ours(directory: Path, url: str, count: int) -> dict[str, Any]:
         }
 
 
-def theirs(directory: Path, url: str, count: int) -> dict[str, Any] | str:
-    """Evaluate the samples with inspect_ai, installing it first if need be; a text: why that is not possible."""
+def peer_missing() -> str:
+    """Install inspect_ai if need be, and return why that is not possible; empty: it is there."""
     try:
         subprocess.run([ROOT / "benchmarks" / "peer" / "inspect.sh"], check=True, timeout=PEER_LIMIT_SECONDS)
     except (subprocess.SubprocessError, OSError) as error:
         return f"it cannot be installed ({error})"
+    return ""
+
+
+def theirs(directory: Path, url: str, count: int) -> dict[str, Any] | str:
+    """Evaluate the samples with inspect_ai; a text: why that is not possible."""
+    if why := peer_missing():
+        return why
     driver = ROOT / "benchmarks" / "peer" / "inspect_driver.py"
     command = [str(PEER), str(driver), str(count), str(directory / "logs")]
     env = os.environ | {"STUB_BASE_URL": f"{url}/v1", "STUB_API_KEY": "none"}
@@ -81,14 +78,14 @@ def theirs(directory: Path, url: str, count: int) -> dict[str, Any] | str:
     return found
 
 
-def show(name: str, found: dict[str, Any], ideal: float) -> None:
-    """Print what one of them has used."""
-    print(
-        f"{name}: wall {found['seconds']:.1f} s, {found['seconds'] / ideal:.2f} of ideal; CPU by step "
-        f"{1_000 * found['cpu'] / found['steps']:.1f} ms; memory {found['peak_kib'] / MIB:.0f} MiB; {found['right']} "
-        f"right, {found['steps']:,} steps",
-        flush=True,
-    )
+def lines_of(name: str, found: dict[str, Any], ideal: float, *, most: float | None = None) -> list[Line]:
+    """Return what one of them has used."""
+    return [
+        Line(f"{name}: right", found["right"]),
+        Line(f"{name}: wall ÷ ideal", round(found["seconds"] / ideal, 3), f"{found['seconds']:.1f} s", most),
+        Line(f"{name}: CPU by step", round(1_000 * found["cpu"] / found["steps"], 1), "ms"),
+        Line(f"{name}: memory at the most", round(found["peak_kib"] / MIB), "MiB"),
+    ]
 
 
 def main() -> None:
@@ -106,15 +103,15 @@ def main() -> None:
         server = RunningModelServer(model_server_arguments(script, latency_seconds=arguments.latency))
         try:
             found = asyncio.run(ours(directory, server.url, arguments.count))
-            show("Deckhands", found, ideal)
             peer = "left out" if arguments.no_peer else theirs(directory, server.url, arguments.count)
         finally:
             server.stop()
+    lines = lines_of("Deckhands", found, ideal, most=1.1)
     if isinstance(peer, str):
-        print(f"inspect_ai: {peer}")
+        lines.append(Line("inspect_ai", peer))
     else:
-        show(f"inspect_ai {peer['version']}", peer, ideal)
-    print(f"Load at the end: {load():.1f}.")
+        lines += lines_of(f"inspect_ai {peer['version']}", peer, ideal)
+    show("eval_crowd", f"{arguments.count} samples of {arguments.steps} steps, {arguments.latency:g} s each", lines)
     sys.exit(0 if found["right"] == arguments.count and not found["failures"] else 1)
 
 

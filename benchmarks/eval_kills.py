@@ -1,10 +1,12 @@
 """An evaluation whose workers and submitter are killed: `python -m benchmarks.eval_kills --count 500`.
 
-The same attempts run twice: undisturbed, and while `--killed` of the controllers and tool workers, and the submitter,
-get SIGKILL at times drawn from `--seed`. The dead workers stay dead; the submitter is started again. With `--faults`,
-one model call in so many fails (429, 500, 503, no answer), in both runs. Printed: attempts accounted for, attempts
-that were begun twice, whether scores are the same, and infrastructure failures per 1,000 conversations. Exits with 1
-if something is missing, doubled or different.
+The same attempts run twice on the local model server: undisturbed, and while `--killed` of the controllers and tool
+workers, and the submitter, get SIGKILL. The dead workers stay dead; the submitter is started again. Every other attempt
+is right. Printed: attempts accounted for, attempts that were begun twice, whether scores are the same, and model calls
+that were made again. inspect_ai then does the same attempts as an eval set, gets SIGKILL in their middle, and is called
+again; it is one process, so that is all there is to kill. With `--faults`, the model is a script inside the
+controllers, and one call in so many fails (429, 500, 503, no answer) in both runs, for infrastructure failures per
+1,000 conversations. Exits with 1 if something is missing, doubled or different.
 """
 
 from __future__ import annotations
@@ -15,41 +17,54 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.cluster import BenchCluster, running_cluster
-from benchmarks.eval_in_flight import submitted
-from benchmarks.machine import load
+from benchmarks.cluster import ROOT, BenchCluster, model_environment, model_server_arguments, running_cluster
+from benchmarks.eval_crowd import PEER, PEER_LIMIT_SECONDS, peer_missing
+from benchmarks.eval_figures import Line, show
+from benchmarks.eval_in_flight import submitted, write_script
 from benchmarks.submitter import ANSWER, RESULTS, Spec
 from broker.conversations.selection import Selected, Selection
 from deckhands.attempts.plan import LABEL
 from deckhands.attempts.results import Row, read_results
 from deckhands.attempts.statistics import summary_of
+from tests.model_server.running_server import RunningModelServer
 
 CODES = ("rate_limit", "internal", "service_unavailable", "timeout")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One run."""
+    """One run.
+
+    Attributes:
+        conversations: that were begun.
+        calls: that the model server received; None: there was none.
+    """
 
     rows: list[Row]
     conversations: int
     seconds: float
+    calls: int | None
 
-    def report(self, name: str, count: int) -> str:
-        """Return it as text."""
-        figures = summary_of(self.rows)["models"]["scripted"]
-        return (
-            f"{name}: {len(self.rows)} of {count} accounted for, {self.conversations - count} conversations more than "
-            f"attempts, {figures['outcomes']['resolved']} resolved, {self.seconds:.1f} s; infrastructure failures "
-            f"{figures['infrastructure_failures']}, {figures['infrastructure_failures_per_1000']:.1f} per 1,000 "
-            f"conversations; waited for retries {figures['waiting_seconds']}"
-        )
+    def lines(self, name: str, count: int, steps: int) -> list[Line]:
+        """Return what was found."""
+        (figures,) = summary_of(self.rows)["models"].values()
+        failures = figures["infrastructure_failures_per_1000"]
+        lines = [
+            Line(f"{name}: attempts with a result", len(self.rows), f"of {count:,}"),
+            Line(f"{name}: resolved", figures["outcomes"]["resolved"]),
+            Line(f"{name}: wall", round(self.seconds, 1), "s"),
+            Line(f"{name}: infrastructure failures", round(failures, 1), "per 1,000 conversations", 0),
+        ]
+        if self.calls is not None:
+            lines.append(Line(f"{name}: model calls more than needed", self.calls - count * steps, "", None))
+        return lines
 
     @property
     def scores(self) -> dict[tuple[str, str, int], str]:
@@ -75,19 +90,74 @@ def write_scripts(folder: Path, count: int, steps: int, latency: float, *, fault
 
 async def run(directory: Path, name: str, arguments: argparse.Namespace, *, kills: bool) -> Outcome:
     """Run all attempts once."""
-    count = arguments.count
-    async with running_cluster(directory / name) as cluster:
-        starts = [cluster.start_controller] * arguments.controllers + [cluster.start_noop_tool] * arguments.tools
-        pids = [await start() for start in starts]
-        spec = Spec(cluster.store.url, name, count, arguments.at_once, "scripted", scripts=str(directory / "scripts"))
-        path = spec.write(directory / f"{name}-out")
-        running, began = await submitted(path), time.monotonic()
-        if kills:
-            running = await _kill(pids, running, path, arguments)
-        while await running.wait() != 0:
-            running = await submitted(path)
-        seconds = time.monotonic() - began
-        return Outcome(read_results(path.parent / RESULTS), await _begun(cluster, name), seconds)
+    count, server, environment, model = arguments.count, None, dict[str, str](), "scripted"
+    if not arguments.faults:
+        script = write_script(directory / "script.json", arguments.steps)
+        server = RunningModelServer(model_server_arguments(script, latency_seconds=arguments.latency))
+        environment = model_environment("openai", server.url)
+        model = environment["LLM_MODEL"]
+    try:
+        async with running_cluster(directory / name) as cluster:
+            pids = [await cluster.start_controller(**environment) for _ in range(arguments.controllers)]
+            pids += [await cluster.start_noop_tool() for _ in range(arguments.tools)]
+            scripts = str(directory / "scripts") if server is None else ""
+            wrong = server is not None
+            spec = Spec(
+                cluster.store.url,
+                name,
+                count,
+                arguments.at_once,
+                model,
+                scripts=scripts,
+                is_every_other_wrong=wrong,
+            )
+            path = spec.write(directory / f"{name}-out")
+            running, began = await submitted(path), time.monotonic()
+            if kills:
+                running = await _kill(pids, running, path, arguments)
+            while await running.wait() != 0:
+                running = await submitted(path)
+            seconds = time.monotonic() - began
+            begun = await _begun(cluster, name)
+            calls = None if server is None else server.counts()["received"]
+            return Outcome(read_results(path.parent / RESULTS), begun, seconds, calls)
+    finally:
+        if server is not None:
+            server.stop()
+
+
+def peer(directory: Path, arguments: argparse.Namespace) -> list[Line]:
+    """Let inspect_ai do the same, killed in the middle and called again."""
+    if why := peer_missing():
+        return [Line("inspect_ai", why)]
+    script = write_script(directory / "script.json", arguments.steps)
+    server = RunningModelServer(model_server_arguments(script, latency_seconds=arguments.latency))
+    driver, log = ROOT / "benchmarks" / "peer" / "inspect_driver.py", directory / "inspect.log"
+    command = [str(PEER), str(driver), str(arguments.count), str(directory / "logs"), str(arguments.at_once)]
+    env = os.environ | {"STUB_BASE_URL": f"{server.url}/v1", "STUB_API_KEY": "none"}
+    needed, began = arguments.count * arguments.steps, time.monotonic()
+    try:
+        with log.open("wb") as out:
+            first = subprocess.Popen(command, cwd=directory, env=env, stdout=out, stderr=out)
+            while first.poll() is None and server.counts()["answered"] < needed // 2:
+                time.sleep(0.2)
+            first.kill()
+            first.wait()
+        done = subprocess.run(
+            command, check=False, capture_output=True, text=True, timeout=PEER_LIMIT_SECONDS, cwd=directory, env=env
+        )
+        calls = server.counts()["received"]
+    finally:
+        server.stop()
+    if done.returncode:
+        return [Line("inspect_ai", f"it has failed: {done.stderr.strip().splitlines()[-1:]}")]
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    return [
+        Line("inspect_ai, killed once: samples with a result", found["samples"], f"of {arguments.count:,}"),
+        Line("inspect_ai, killed once: right", found["right"]),
+        Line("inspect_ai, killed once: wall", round(time.monotonic() - began, 1), "s"),
+        Line("inspect_ai, killed once: model calls more than needed", calls - needed),
+    ]
 
 
 async def _kill(
@@ -102,7 +172,6 @@ async def _kill(
     victims = victims[: round(arguments.killed * len(pids))]
     wall = arguments.count / arguments.at_once * arguments.steps * arguments.latency
     pause = max(0.5, wall / (len(victims) + 2))
-    print(f"{len(victims)} of {len(pids)} workers and the submitter get SIGKILL, {pause:.1f} s apart.", flush=True)
     for number, pid in enumerate(victims):
         await asyncio.sleep(pause)
         os.kill(pid, signal.SIGKILL)
@@ -128,13 +197,20 @@ async def measure(directory: Path, arguments: argparse.Namespace) -> int:
         scripts, arguments.count, arguments.steps, arguments.latency, faults=arguments.faults, seed=arguments.seed
     )
     quiet = await run(directory, "undisturbed", arguments, kills=False)
-    print(quiet.report("Undisturbed", arguments.count), flush=True)
-    hurt = await run(directory, "disturbed", arguments, kills=True)
-    print(hurt.report("Killed", arguments.count))
+    hurt = await run(directory, "killed", arguments, kills=True)
     known = sum(row.conversations for row in hurt.rows)
     doubled = len(hurt.rows) - len(hurt.scores) + max(0, hurt.conversations - known)
     is_same = quiet.scores == hurt.scores
-    print(f"Doubled: {doubled}. Scores identical: {is_same}. Load {load():.1f}.")
+    lines = [
+        *quiet.lines("undisturbed", arguments.count, arguments.steps),
+        *hurt.lines("killed", arguments.count, arguments.steps),
+        Line("killed: attempts begun twice", doubled, "", 0),
+        Line("scores that differ", sum(hurt.scores.get(key) != score for key, score in quiet.scores.items()), "", 0),
+        *(() if arguments.no_peer or arguments.faults else await asyncio.to_thread(peer, directory, arguments)),
+    ]
+    number = round(arguments.killed * (arguments.controllers + arguments.tools))
+    title = f"{arguments.count} attempts; SIGKILL for {number} workers and the submitter"
+    show("eval_kills_faults" if arguments.faults else "eval_kills", title, lines)
     return 0 if len(hurt.scores) == arguments.count and not doubled and is_same else 1
 
 
@@ -150,6 +226,7 @@ def main() -> None:
     parser.add_argument("--killed", type=float, default=0.3, help="the share of workers")
     parser.add_argument("--faults", type=int, default=0, help="one call in so many fails; 0: none")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--no-peer", action="store_true")
     with tempfile.TemporaryDirectory() as folder:
         sys.exit(asyncio.run(measure(Path(folder), parser.parse_args())))
 

@@ -1,7 +1,7 @@
 """An evaluation in a separate process, which benchmarks start and kill: `python -m benchmarks.submitter SPEC`.
 
-SPEC is a file of JSON: `url`, `name`, `count`, `at_once`, `scripts`, `model`, `is_paced`. Instances are `i0` and so on;
-the answer of each is 6. Results are in `results.jsonl` beside it, what the process has used in `used.json`.
+SPEC is a file of JSON: see `Spec`. Instances are `i0` and so on; the answer of each is 6, unless there is a check.
+Results are in `results.jsonl` beside it, what the process has used in `used.json`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,22 @@ from deckhands.client.client import Client
 from deckhands.datasets.instances import Instance
 from deckhands.evaluation.evaluation import Evaluation
 
-ANSWER = "6"
+ANSWER, OTHER = "6", "7"
+TASK = "What is 2 * 3? (latency-key=i{})"
+"""The model server takes as long as the name says; see tests/model_server/latency.py."""
 TURN_SECONDS = 0.05
 RESULTS, USED = "results.jsonl", "used.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What is evaluated."""
+    """What is evaluated.
+
+    Attributes:
+        pool: of the tool workers; None: any.
+        check: a command that scores each attempt in a fresh workspace, instead of its answer.
+        is_every_other_wrong: the answer 6 is right for half of the instances only.
+    """
 
     url: str
     name: str
@@ -41,6 +49,9 @@ class Spec:
     model: str
     scripts: str = ""
     is_paced: bool = False
+    pool: str | None = POOL
+    check: str = ""
+    is_every_other_wrong: bool = False
 
     def write(self, folder: Path) -> Path:
         """Write it into a folder, and return the file."""
@@ -53,14 +64,20 @@ class Spec:
         """Return it as a plan."""
         return Plan(
             self.name,
-            [Instance(f"i{number}", "What is 2 * 3?", answer=ANSWER) for number in range(self.count)],
+            [self._instance(number) for number in range(self.count)],
             [self.model],
             at_once=self.at_once,
             limits=Limits(max_iterations=1_000),
             scripts=Path(self.scripts) if self.scripts else None,
             is_paced=self.is_paced,
-            pool=POOL,
+            pool=self.pool,
         )
+
+    def _instance(self, number: int) -> Instance:
+        name, task = f"i{number}", TASK.format(number)
+        if self.check:
+            return Instance(name, task, check=self.check)
+        return Instance(name, task, answer=OTHER if self.is_every_other_wrong and number % 2 == 0 else ANSWER)
 
 
 async def evaluate(path: Path) -> None:

@@ -27,9 +27,9 @@ from broker.contract.browser_events import BrowseInteractiveAction
 from broker.contract.code_search import CodeSearchAction
 from broker.contract.events import Action, Observation
 from broker.contract.file_events import FileEditAction, FileReadAction, FileReadSource, FileWriteAction
-from broker.contract.ipython_events import IPythonRunCellAction
 from broker.contract.observations import ErrorObservation
 from broker.contract.offered_tools import MCPAction, OfferedToolAction, ToolCallAction
+from broker.contract.session_events import IPythonRunCellAction
 from broker.coordination.action_streams import ActionClaimed
 from broker.runtime.errors import UsageError
 from broker.specs.tool_specs import ToolOffer

@@ -17,10 +17,18 @@ from functools import partial
 from pathlib import Path
 
 from broker.runtime.errors import UsageError
-from broker.runtime.settings import CONFIG_FILE, CONFIG_FILES_READ, PREFIX, BrokerSettings, joined_paths, split_paths
+from broker.runtime.settings import (
+    CONFIG_FILE,
+    CONFIG_FILES_READ,
+    PREFIX,
+    USE_SDK_AGENTS,
+    BrokerSettings,
+    joined_paths,
+    split_paths,
+)
 
 DOTENV, TOML = ".env", "deckhands.toml"
-OURS = (PREFIX, "LLM_", "LITELLM_", "SANDBOX_ENV_", "NO_CHANGE_TIMEOUT_SECONDS")
+OURS = (PREFIX, "LLM_", "LITELLM_", "SANDBOX_ENV_", "NO_CHANGE_TIMEOUT_SECONDS", USE_SDK_AGENTS)
 """How the names of variables begin that are taken from `.env`; everything else there is somebody else's."""
 REPOSITORIES = (".git", ".hg", ".svn", ".jj")
 TABLES = {"llm": "LLM_", "shell": "SANDBOX_ENV_"}

@@ -6,26 +6,40 @@ The conversations in them are made for it; their events are appended as workers 
 from __future__ import annotations
 
 import asyncio
+import base64
+import random
 import sys
 import tempfile
+import zlib
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 from broker.contract.actions import AgentDelegateAction, AgentFinishAction, CmdRunAction, MessageAction
+from broker.contract.browser_events import BrowserOutputObservation
 from broker.contract.events import ConfirmationStatus, Event, EventSource, ModelCallDeferred, Tenancy
 from broker.contract.file_events import FileEditObservation
 from broker.contract.task_list import TaskItem, TaskTrackingAction
+from broker.coordination.figures import Figures
+from broker.coordination.membership import Membership
+from broker.limits.governor import Governor
+from broker.limits.ledger import Ledger
+from broker.limits.quotas import QuotaTable
 from broker.log.event_log import Appended
 from broker.specs.agent_state import is_settled
 from broker.store.embedded import EmbeddedValkey
 from broker.store.store import Store, open_store
+from deckhands.attempts.results import Row
 from deckhands.client.client import Client
 from deckhands.server.gateway import Gateway, ServerOptions
 from deckhands.server.serving import serving
 from tests.broker_parts import claim, enter
 from tests.browser_pages import opened
+from tests.evaluation_parts import write_evaluation
 from tests.unit.deckhands.sample_log import command, output, reply, state
 
+PLOTTED_SECONDS = 45.0
+"""So long the plots of a cluster are watched before their picture is taken."""
 DIFF = """--- a/shop/cart.py
 +++ b/shop/cart.py
 @@ -11,7 +11,7 @@ class Cart:
@@ -97,6 +111,12 @@ async def fill(store: Store) -> str:
         reply(prompt=2_400),
         said("The total adds the price of each line once, whatever its count."),
         FileEditObservation(content="", path="shop/cart.py", prev_exist=True, diff=DIFF, cause=first + 4),
+        BrowserOutputObservation(
+            content="",
+            url="http://localhost:8000/cart",
+            trigger_by_action="browse",
+            screenshot=picture(640, 300, (11, 95, 165)),
+        ),
         AgentDelegateAction(agent="reviewer", inputs={"task": "Read the change, and say what is missing."}),
         reply(prompt=3_100),
         asked,
@@ -106,6 +126,103 @@ async def fill(store: Store) -> str:
     done = await client.submit("Tidy", title="Tidy the changelog", labels={"team": "web"})
     await write(store, done, [state("running"), reply(), AgentFinishAction(final_thought="Tidied."), state("finished")])
     return shown
+
+
+def picture(width: int, height: int, colour: Sequence[int]) -> str:
+    """A data URL of a PNG: a page with a bar on top and some lines of text."""
+
+    def row(y: int) -> bytes:
+        is_bar, is_line = y < 46, y % 34 < 12 and y > 90
+        short = width // 4 + (y // 34 * 137) % (width // 2)
+        pixels = (
+            colour if is_bar else (203, 210, 219) if is_line and 60 < x < 60 + short else (250, 251, 252)
+            for x in range(width)
+        )  # fmt: skip
+        return b"\0" + b"".join(bytes(pixel) for pixel in pixels)
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return len(content).to_bytes(4, "big") + kind + content + zlib.crc32(kind + content).to_bytes(4, "big")
+
+    header = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes((8, 2, 0, 0, 0))
+    content = zlib.compress(b"".join(map(row, range(height))))
+    png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", content) + chunk(b"IEND", b"")
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
+MODELS = ("anthropic/claude-sonnet-4-5", "openai/gpt-5")
+FAILURES = (
+    ("unresolved", ""),
+    ("limit", "max_iterations"),
+    ("unresolved", ""),
+    ("refused", ""),
+    ("limit", "max_budget"),
+)
+
+
+def attempts(number: int = 60) -> list[Row]:
+    """Results of two models, one better and dearer than the other."""
+    chance, rows = random.Random(7), []
+    for at in range(number):
+        for model, skill, price in zip(MODELS, (0.82, 0.68), (0.11, 0.06), strict=True):
+            is_right = chance.random() < skill
+            outcome, cause = ("resolved", "") if is_right else FAILURES[chance.randrange(len(FAILURES))]
+            seconds = chance.lognormvariate(4.4, 0.5)
+            fields = {"instance": f"shop-{at + 100}", "model": model, "attempt": 1, "outcome": outcome, "cause": cause}
+            fields |= {"iterations": chance.randint(4, 30), "cost_usd": price * chance.lognormvariate(0, 0.45)}
+            fields |= {
+                "seconds": seconds,
+                "working_seconds": 0.8 * seconds,
+                "waiting_seconds": {"rate_limit": 0.2 * seconds},
+            }
+            fields |= {"prompt_tokens": chance.randint(20_000, 200_000), "conversation_id": f"attempt-{at}"}
+            fields |= {"evidence": "" if is_right else "1 failed, 13 passed: tests/test_cart.py::test_total"}
+            rows.append(Row.model_validate(fields))
+    return rows
+
+
+QUOTAS = QuotaTable.parse("""
+[[quota]]
+model = "anthropic/*"
+requests_per_minute = 1000
+tokens_per_minute = 400000
+[[quota]]
+model = "openai/*"
+concurrency = 1
+requests_per_day = 50000
+""")
+
+
+async def work(store: Store, ends: asyncio.Event) -> None:
+    """Be workers that take steps, at a rate that changes."""
+    figures, chance = Figures(), random.Random(3)
+    about = {"node": "n1", "quotas": "\n".join(pool.model for pool in QUOTAS.pools)}
+    worker = Membership(store, "n1:controller:41", "controller", about=about, figures=figures)
+    tools = Membership(store, "n2:tool:17", "tool", about={"node": "n2", "pools": "bash"})
+    for each in (worker, tools):
+        await each.register()
+    rate = 6.0
+    for beat in count(1):
+        rate = max(1.0, rate + chance.uniform(-1.2, 1.3))
+        figures.add("steps", round(rate))
+        figures.add("cost_usd", rate * 0.009, MODELS[0])
+        for each in (worker, tools):
+            await each.tick(beat)
+        if ends.is_set():
+            return
+        await asyncio.sleep(1)
+
+
+async def fill_cluster(store: Store) -> None:
+    """Set budgets, and let calls use quotas."""
+    ledger, governor = Ledger(store), Governor(store, QUOTAS)
+    await governor.publish()
+    for number, cid in enumerate(("q1", "q2", "q3")):
+        pool = QUOTAS.pools[0 if number == 0 else 1]
+        await governor.reserve(pool, cid, "controller-1", input_tokens=5_200, output_tokens=900)
+    for account, limit, spent in (("tenant:acme", 25.0, 23.4), ("tenant:globex", 100.0, 18.75)):
+        await ledger.set_limit(account, limit)
+        key = store.all_shards[0].budget(account)
+        await store.connection.call("HSET", key, "spent", round(spent * 1e9))
 
 
 async def take(folder: Path) -> None:
@@ -118,18 +235,40 @@ async def take(folder: Path) -> None:
         gateway = Gateway(store, options=ServerOptions(port=0))
         try:
             shown = await fill(store)
+            fork = await Client(store).fork(shown, at=8, model=MODELS[1], title="The total of the cart: another try")
+            await write(
+                store, fork, [state("running"), reply(prompt=1_900), said("I multiply in the line."), state("finished")]
+            )
+            await fill_cluster(store)
+            await write_evaluation(store, "nightly-shop", attempts()[:97], total=120, tenant="acme")
+            await write_evaluation(store, "release-4-2", attempts(30), state="over")
+            ends = asyncio.Event()
+            working = asyncio.create_task(work(store, ends))
             async with serving(gateway) as port:
                 for name, path, width, is_dark in (
+                    ("evaluations", "#/evaluations", 1280, False),
+                    ("evaluation", "#/e/nightly-shop", 1280, False),
+                    ("evaluation-dark", "#/e/nightly-shop", 1280, True),
+                    ("evaluation-narrow", "#/e/nightly-shop", 420, False),
+                    ("compare", f"#/compare/{shown}/{fork}", 1280, False),
+                    ("conversations-narrow", "", 420, True),
                     ("conversations", "", 1280, False),
                     ("conversation", f"#/c/{shown}", 1280, False),
                     ("conversation-dark", f"#/c/{shown}", 1280, True),
                     ("conversation-narrow", f"#/c/{shown}", 420, False),
-                    ("cluster", "#/cluster", 1280, True),
+                    ("cluster", "#/cluster", 1280, False),
+                    ("cluster-dark", "#/cluster", 1280, True),
+                    ("cluster-narrow", "#/cluster", 420, False),
                 ):
                     async with opened(f"http://127.0.0.1:{port}/{path}", width=width, dark=is_dark) as page:
                         await page.locator("tbody tr, .why li").first.wait_for()
+                        if name.startswith("cluster"):
+                            await asyncio.sleep(PLOTTED_SECONDS)
                         await page.evaluate("scrollTo(0, 0)")
-                        await page.screenshot(path=folder / f"{name}.png")
+                        is_whole = name.startswith(("evaluation", "cluster"))
+                        await page.screenshot(path=folder / f"{name}.png", full_page=is_whole)
+            ends.set()
+            await working
         finally:
             await gateway.aclose()
             await valkey.stop()

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from broker.runtime.clock import SystemClock
-from controller_worker.calls.models import Models
 from controller_worker.loop.conversation_loop import ConversationLoop
 from controller_worker.sdk.launch import PROGRAM
 from controller_worker.sdk.sessions import SandboxChoice, Sessions
-from controller_worker.services import Services
 from tests.conversation_hands import CID, Hands
 
 STAND_IN = str(Path(__file__).with_name("sdk_stand_in.py"))
 
 
-def stand_in(habit: str = "obedient") -> tuple[str, ...]:
-    """Return the program that stands in for the SDK's."""
-    return (sys.executable, "-I", "-S", STAND_IN, habit)
+def stand_in(habit: str = "obedient", heard: Path | None = None) -> tuple[str, ...]:
+    """Return the program that stands in for the SDK's; it adds each line that it is told to a file, if one is named."""
+    return (sys.executable, "-I", "-S", STAND_IN, habit, *([] if heard is None else [str(heard)]))
 
 
 def with_sdk(
     hands: Hands, program: Sequence[str] = PROGRAM, *, limit: int = 8, sandbox: SandboxChoice = "none"
 ) -> Hands:
     """Give hands another program of the SDK."""
-    sessions = Sessions(limit, sandbox, program=program)
-    hands.services = Services(hands.store, hands.log, hands.owners, Models({}, SystemClock()), sdk_sessions=sessions)
+    hands.services = replace(hands.services, sdk_sessions=Sessions(limit, sandbox, program=program))
     return hands
 
 

@@ -1,4 +1,6 @@
-"""A program that speaks to a controller worker as the SDK's does, without the SDK: `sdk_stand_in.py HABIT DESCRIPTOR`.
+"""A program that speaks to a controller worker as the SDK's does, without the SDK.
+
+`sdk_stand_in.py HABIT [HEARD] DESCRIPTOR`; HEARD is a file to which it adds each line that it is told.
 
 Habits: `obedient` does what the SDK does; `silent` reads and says nothing; `dying` ends at its first query;
 `nonsense` says what is no JSON; `idle` ends each turn without asking; `missing` says that the SDK is not installed;
@@ -8,22 +10,31 @@ Habits: `obedient` does what the SDK does; `silent` reads and says nothing; `dyi
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 FAILURES = {"missing": "ModuleNotFoundError", "refused": "authentication_failed"}
 
 
-def main(habit: str, descriptor: int) -> None:
-    with socket.socket(fileno=descriptor) as connection, connection.makefile("rb") as lines:
+def main(habit: str, heard: str, descriptor: int) -> None:
+    with (
+        socket.socket(fileno=descriptor) as connection,
+        connection.makefile("r", encoding="utf-8") as lines,
+        Path(heard).open("a", encoding="utf-8") as record,
+    ):
 
         def say(**line: Any) -> None:
             connection.sendall(json.dumps(line).encode() + b"\n")
 
         asked, waits_for, replies, results = 0, [], [], {}
         is_in_turn = False
-        for line in map(json.loads, lines):
+        for text in lines:
+            record.write(text)
+            record.flush()
+            line = json.loads(text)
             if "query" in line:
                 match habit:
                     case "dying":
@@ -63,4 +74,4 @@ def main(habit: str, descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], sys.argv[2] if len(sys.argv) > 3 else os.devnull, int(sys.argv[-1]))

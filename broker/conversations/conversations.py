@@ -6,6 +6,7 @@ Does not: say anything that the log does not; the index is written along with it
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -29,7 +30,7 @@ class ConversationRow:
         labels: what a producer has written on it.
         tenant: whose it is, or empty.
         not_before: when it begins, by the store's clock when it was submitted; None: it does not wait.
-        fields: everything else its owner shows: iterations, cost_usd, prompt_tokens, …
+        fields: everything else its owner shows: iterations, cost_usd, prompt_tokens, model, …
     """
 
     conversation_id: str
@@ -46,6 +47,16 @@ class ConversationRow:
     not_before: datetime | None = None
     tenant: str = ""
     fields: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def model(self) -> str:
+        """The model that has answered last, or empty."""
+        return self.fields.get("model", "")
+
+    @property
+    def cost_usd(self) -> float:
+        """What it has cost so far."""
+        return _usd(self.fields.get("cost_usd", ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +78,8 @@ class Glimpse:
     wait_reason: str
     labels: Mapping[str, str]
     tenant: str
+    model: str
+    cost_usd: float
 
 
 class Conversations:
@@ -199,15 +212,25 @@ _INTERNAL = {
     "copied",
 }
 _NOT_SHOWN = _KNOWN | _INTERNAL
-_GLIMPSE = ("last_id", "state", "wait_reason", "labels", "tenant")
+_GLIMPSE = ("last_id", "state", "wait_reason", "labels", "tenant", "model", "cost_usd")
 
 
 def _glimpse(values: list[bytes | None]) -> Glimpse | None:
     last_id, *others = values
     if last_id is None:
         return None
-    state, wait_reason, labels, tenant = ((text or b"").decode(errors="backslashreplace") for text in others)
-    return Glimpse(state, wait_reason, _labels_in(labels), tenant)
+    state, wait_reason, labels, tenant, model, cost = (
+        (text or b"").decode(errors="backslashreplace") for text in others
+    )
+    return Glimpse(state, wait_reason, _labels_in(labels), tenant, model, _usd(cost))
+
+
+def _usd(text: str) -> float:
+    try:
+        cost = float(text)
+    except ValueError:
+        return 0.0
+    return cost if math.isfinite(cost) else 0.0
 
 
 def _row(conversation_id: str, flat: list[bytes]) -> ConversationRow | None:

@@ -37,16 +37,32 @@ class Selection:
         labels: all of them must match.
         states: one of them must match: of `AgentState`, `waiting` or `scheduled`; none: any.
         tenant: whose they are; None: anybody's.
+        model: a part of the name of the model that has answered last, in any case; empty: any.
+        min_cost_usd: what they have cost at least.
     """
 
     labels: Mapping[str, str] = field(default_factory=dict)
     states: frozenset[str] = frozenset()
     tenant: str | None = None
+    model: str = ""
+    min_cost_usd: float = 0.0
 
-    def has(self, state: str, labels: Mapping[str, str], *, wait_reason: str = "", tenant: str = "") -> bool:
+    def has(
+        self,
+        state: str,
+        labels: Mapping[str, str],
+        *,
+        wait_reason: str = "",
+        tenant: str = "",
+        model: str = "",
+        cost_usd: float = 0.0,
+    ) -> bool:
         """Say whether a conversation is meant."""
         is_theirs = self.tenant is None or self.tenant == tenant
-        return is_theirs and is_in(state, wait_reason, self.states) and self.labels.items() <= labels.items()
+        is_like = self.model.lower() in model.lower() and cost_usd >= self.min_cost_usd
+        return (
+            is_theirs and is_like and is_in(state, wait_reason, self.states) and self.labels.items() <= labels.items()
+        )
 
 
 EVERYTHING = Selection()
@@ -120,7 +136,14 @@ class Selected:
         return number
 
     def _is_meant(self, row: ConversationRow | Glimpse) -> bool:
-        return self._selection.has(row.state, row.labels, wait_reason=row.wait_reason, tenant=row.tenant)
+        return self._selection.has(
+            row.state,
+            row.labels,
+            wait_reason=row.wait_reason,
+            tenant=row.tenant,
+            model=row.model,
+            cost_usd=row.cost_usd,
+        )
 
     async def _index(self, names: ShardKeys) -> str:
         """Return the smallest index that has all of a shard's."""

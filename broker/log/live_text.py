@@ -2,8 +2,9 @@
 
 Keys: `…:live` (stream) has the latest pieces, `…:watched` (string) says that somebody watches; both expire.
 
-Holds: nothing here is ever needed: the whole reply comes in the log, once; a piece that is lost is not missed; nothing
-is written for a conversation that nobody watches.
+Holds: nothing here is ever needed: the whole reply comes in the log, once; by their places, a reader notices that
+pieces were lost, and waits for the log; nothing is written for a conversation that nobody watches; what is no piece is
+skipped.
 Does not: keep pieces longer than a minute, or promise that a watcher sees the first ones of a call that had begun.
 """
 
@@ -37,11 +38,14 @@ class Piece:
             one takes the place of all before.
         kind: `text`, `thinking` or `call`; `superseded` says that the call has failed and another model is asked.
         text: what was added.
+        at: how many characters the call has shown before, of all kinds, so that a reader who has fewer knows that some
+            were lost; a call that is made again begins at 0 again. None: not known, from a worker of an older version.
     """
 
     call: str
     kind: str
     text: str
+    at: int | None = None
 
 
 class LiveText:
@@ -94,7 +98,8 @@ class LiveText:
         for entry_id, fields in found[0][1] if found else ():
             if _place(entry_id) > _place(self._seen):  # `watch` and `rest` may both have asked
                 self._seen = entry_id
-                yield Piece(**json.loads(fields[1]))
+                if (piece := _read(fields[1])) is not None:
+                    yield piece
 
 
 def _place(entry_id: bytes) -> tuple[int, ...]:
@@ -103,4 +108,17 @@ def _place(entry_id: bytes) -> tuple[int, ...]:
 
 def _written(piece: Piece) -> bytes:
     text = piece.text[-PIECE_LIMIT_CHARS:]
-    return json.dumps({"call": piece.call, "kind": piece.kind, "text": text}).encode()
+    at = None if piece.at is None else piece.at + len(piece.text) - len(text)
+    return json.dumps({"call": piece.call, "kind": piece.kind, "text": text, "at": at}).encode()
+
+
+def _read(written: bytes) -> Piece | None:
+    """Return a piece; None: these bytes are none."""
+    try:
+        found = json.loads(written)
+        piece = Piece(found["call"], found["kind"], found["text"], found.get("at"))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
+    is_text = all(isinstance(part, str) for part in (piece.call, piece.kind, piece.text))
+    is_place = piece.at is None or (type(piece.at) is int and piece.at >= 0)
+    return piece if is_text and is_place else None

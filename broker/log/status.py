@@ -126,18 +126,23 @@ def listed(events: Sequence[Event]) -> dict[str, str | int | float]:
     replies = [event for event in events if isinstance(event, ModelReply)]
     ends = [event for event in events if isinstance(event, DelegateEnded)]
     usages, status = [reply.usage for reply in replies], status_of(events)
+    answered = model_of(events)
     changed = {
         name: value for event in events if isinstance(event, ConversationChanged) for name, value in relisted(event)
     }
-    return changed | {
-        "state": status.state.value,
-        "iterations": sum(reply.service == "agent" for reply in replies),
-        "cost_usd": round(sum(r.cost_usd or 0.0 for r in replies) + sum(e.cost_usd for e in ends), 8),
-        "has_unknown_cost": int(any(r.cost_usd is None for r in replies) or any(e.has_unknown_cost for e in ends)),
-        "prompt_tokens": sum(u.prompt_tokens for u in usages) + sum(e.prompt_tokens for e in ends),
-        "busy": "" if status.is_settled else "1",
-        "completion_tokens": sum(u.completion_tokens for u in usages) + sum(e.completion_tokens for e in ends),
-    }
+    return (
+        changed
+        | ({"model": answered} if answered else {})
+        | {
+            "state": status.state.value,
+            "iterations": sum(reply.service == "agent" for reply in replies),
+            "cost_usd": round(sum(r.cost_usd or 0.0 for r in replies) + sum(e.cost_usd for e in ends), 8),
+            "has_unknown_cost": int(any(r.cost_usd is None for r in replies) or any(e.has_unknown_cost for e in ends)),
+            "prompt_tokens": sum(u.prompt_tokens for u in usages) + sum(e.prompt_tokens for e in ends),
+            "busy": "" if status.is_settled else "1",
+            "completion_tokens": sum(u.completion_tokens for u in usages) + sum(e.completion_tokens for e in ends),
+        }
+    )
 
 
 def adopted(created: ConversationCreated, events: Sequence[Event]) -> dict[str, str | int | float]:
@@ -154,6 +159,12 @@ def copies(about: Mapping[str, str]) -> range:
     """Return the ids of the events that a conversation has from another log; what is no range counts as none."""
     found = COPIED.fullmatch(about.get("copied", ""))
     return range(int(found[1]), int(found[2]) + 1) if found else range(0)
+
+
+def model_of(events: Sequence[Event]) -> str:
+    """Return the model that has answered the agent last; empty: none of these events says so."""
+    replies = (event for event in reversed(events) if isinstance(event, ModelReply))
+    return next((reply.model for reply in replies if reply.service == "agent" and reply.model), "")
 
 
 def relisted(change: ConversationChanged) -> list[tuple[str, str]]:

@@ -77,6 +77,11 @@ class SharedClock:
         self._lead = (least + most) / 2 if self._lead is None else min(max(self._lead, least), most)
 
 
+def now_nanos() -> int:
+    """Return this machine's wall time in nanoseconds since the epoch."""
+    return time.time_ns()
+
+
 def from_millis(millis: int) -> datetime:
     """Turn the store's milliseconds since the epoch into an aware UTC time."""
     return datetime.fromtimestamp(millis / 1000, UTC)

@@ -63,6 +63,16 @@ def new_key() -> str:
     return secrets.token_hex(12)
 
 
+def new_trace_id() -> str:
+    """Make the id of a trace, 32 hexadecimal digits, as W3C Trace Context writes it."""
+    return secrets.token_hex(16)
+
+
+def new_span_id() -> str:
+    """Make the id of a span, 16 hexadecimal digits, as W3C Trace Context writes it."""
+    return secrets.token_hex(8)
+
+
 def id_at(place: str) -> str:
     """Return the task id, as Celery writes them, that belongs to a place: always the same."""
     return str(uuid5(NAMESPACE_OID, place))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from pydantic import Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from broker.runtime.errors import UsageError
@@ -181,7 +181,7 @@ class BrokerSettings(BaseSettings):
             ) from error
         resolved: dict[str, Any] = {"home": home, "celery_url": settings.celery_url or celery_url_beside(settings.url)}
         if not env.get(f"{PREFIX}PREFER_SDK_AGENTS", "").strip():
-            resolved["prefer_sdk_agents"] = env.get(USE_SDK_AGENTS, "").strip().lower() in ("1", "true", "yes", "on")
+            resolved["prefer_sdk_agents"] = _flag(USE_SDK_AGENTS, env.get(USE_SDK_AGENTS, "").strip() or "0")
         return settings.model_copy(update=resolved)
 
 
@@ -218,6 +218,14 @@ def _named(error: ValidationError) -> UsageError:
     if "ge" in limits:
         return UsageError(f"{name} is {found}.", remedy=f"It must be {limits['ge']:g} or more.")
     return UsageError(f"{name} is {found!r}.", remedy="It must be a number.")
+
+
+def _flag(name: str, text: str) -> bool:
+    """Return what a variable says that is not one of our fields."""
+    try:
+        return TypeAdapter(bool).validate_python(text)
+    except ValidationError:
+        raise UsageError(f"{name} is {ascii(text)[:100]}.", remedy="Use 1 or 0.") from None
 
 
 def logs_json(env: Mapping[str, str] = os.environ) -> bool:

@@ -2,27 +2,34 @@
 
 Holds: nothing is loaded and no span is made unless the standard variables name a collector; a collector that is away,
 slow or broken delays no step and fails none. A context that somebody forged can only put spans into another trace.
+Spans are ours until the SDK's batch processor has a batch, because its own spans cost a step several times as much.
 Does not: write down prompts, commands, results or secrets. An attribute is a name, a number or an id.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import logging
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from hashlib import sha256
-from typing import TYPE_CHECKING, Literal
+from types import SimpleNamespace, TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
+
+from broker.runtime.clock import now_nanos
+from broker.runtime.ids import new_span_id, new_trace_id
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.trace import Span, Tracer
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+    from opentelemetry.sdk.trace.sampling import Sampler
+    from opentelemetry.trace import SpanContext
 
 REPORTING = ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "opentelemetry.sdk._shared_internal")
 """The loggers that report spans that could not be sent; a filter of a logger does not hear of those below it."""
@@ -31,6 +38,13 @@ END_SECONDS = 2.0
 """How long the end of a process waits for the last spans to be sent."""
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+SCOPE = "deckhands"
+KINDS = {"internal": 1, "server": 2, "client": 3, "producer": 4, "consumer": 5}
+"""Kinds of spans, as OTLP numbers them."""
+FAILED = 2
+"""The status of a span that has failed, as OTLP numbers it."""
+HAS_IS_REMOTE, IS_REMOTE = 0x100, 0x200
+"""Flags of a span: it is known whether its parent is in another process, and it is."""
 
 Kind = Literal["internal", "server", "client", "producer", "consumer"]
 Value = str | list[str] | int | float | bool
@@ -50,40 +64,94 @@ def traceparent_of(conversation_id: str) -> str:
 
 
 class OpenSpan:
-    """A span under way; without a tracer it is none, and has the context that it was given."""
+    """A span under way. This one is not recorded: nobody traces, or it was not sampled."""
 
-    __slots__ = ("_span", "traceparent")
+    __slots__ = ("traceparent",)
 
-    def __init__(self, traceparent: str | None, span: Span | None = None) -> None:
+    def __init__(self, traceparent: str | None) -> None:
         self.traceparent = traceparent
-        self._span = span
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        pass
 
     def add(self, attributes: Mapping[str, Value]) -> None:
         """Say more about it."""
-        if self._span is not None:
-            self._span.set_attributes(_bounded(attributes))
 
     def fail(self, code: str) -> None:
         """Mark it as failed, with the error's code."""
-        if self._span is not None:
-            from opentelemetry.trace import Status, StatusCode
 
-            self._span.set_attribute("error.type", code[:MAX_TEXT_CHARS])
-            self._span.set_status(Status(StatusCode.ERROR))
+
+class RecordedSpan(OpenSpan):
+    """A span that is sent when it has ended.
+
+    Attributes:
+        parent_id: the span that it belongs to, 16 hexadecimal digits; empty: it begins a trace.
+        begun_ns, ended_ns: nanoseconds since the epoch; 0: not yet.
+        error: the code of its failure; empty: none.
+    """
+
+    __slots__ = ("_sink", "attributes", "begun_ns", "ended_ns", "error", "kind", "name", "parent_id")
+
+    context: ClassVar = SimpleNamespace(trace_flags=SimpleNamespace(sampled=True))
+    """What the SDK's batch processor asks a span."""
+
+    def __init__(
+        self,
+        traceparent: str,
+        sink: Callable[[RecordedSpan], None],
+        name: str,
+        kind: Kind,
+        *,
+        parent_id: str,
+        attributes: Mapping[str, Value],
+        begun_ns: int,
+    ) -> None:
+        self.traceparent: str = traceparent
+        self._sink, self.name, self.kind, self.parent_id = sink, name, kind, parent_id
+        self.attributes = dict(attributes)
+        self.begun_ns, self.ended_ns, self.error = begun_ns, 0, ""
+
+    @property
+    def trace_id(self) -> str:
+        """32 hexadecimal digits."""
+        return self.traceparent[3:35]
+
+    @property
+    def span_id(self) -> str:
+        """16 hexadecimal digits."""
+        return self.traceparent[36:52]
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is not None:
+            self.fail(getattr(error, "code", None) or type(error).__name__)
+        self.ended_ns = now_nanos()
+        self._sink(self)
+
+    def add(self, attributes: Mapping[str, Value]) -> None:
+        """Say more about it."""
+        self.attributes.update(attributes)
+
+    def fail(self, code: str) -> None:
+        """Mark it as failed, with the error's code."""
+        self.error = self.attributes["error.type"] = str(code)
 
 
 class Tracing:
     """The spans of one process.
 
     Args:
-        tracer: None makes no spans.
+        sink: takes each span when it has ended, at once; None makes no spans.
+        sampler: says which spans are recorded; None: all, but those whose parent was not.
     """
 
-    def __init__(self, tracer: Tracer | None = None) -> None:
-        self._tracer = tracer
-        self.is_on = tracer is not None
+    def __init__(self, sink: Callable[[RecordedSpan], None] | None = None, sampler: Sampler | None = None) -> None:
+        self._sink = sink
+        self._sampler = sampler
+        self.is_on = sink is not None
 
-    @contextlib.contextmanager
     def span(
         self,
         name: str,
@@ -92,34 +160,25 @@ class Tracing:
         kind: Kind = "internal",
         attributes: Mapping[str, Value] | None = None,
         begun: datetime | None = None,
-    ) -> Iterator[OpenSpan]:
+    ) -> OpenSpan:
         """Make a span of what is done within; an exception that leaves it marks it as failed, by its class.
 
         Args:
             parent: the context that it belongs to, if it is one; None begins a trace.
             begun: when it began; None: now.
         """
-        if self._tracer is None:
-            yield OpenSpan(parent)
-            return
-        from opentelemetry.trace import SpanKind
-
-        span = self._tracer.start_span(
-            name[:MAX_TEXT_CHARS],
-            _context(parent),
-            SpanKind[kind.upper()],
-            _bounded(attributes or {}),
-            start_time=None if begun is None else int(begun.timestamp() * 1_000_000_000),
-        )
-        found = span.get_span_context()
-        own = OpenSpan(f"00-{found.trace_id:032x}-{found.span_id:016x}-{int(found.trace_flags):02x}", span)
-        try:
-            yield own
-        except BaseException as error:
-            own.fail(getattr(error, "code", None) or type(error).__name__)
-            raise
-        finally:
-            span.end()
+        if self._sink is None:
+            return OpenSpan(parent)
+        found, said = checked_traceparent(parent), attributes or {}
+        trace_id, parent_id = (found[3:35], found[36:52]) if found is not None else (new_trace_id(), "")
+        is_sampled = found is None or int(found[53:], 16) & 1 == 1
+        if self._sampler is not None:
+            is_sampled = _is_sampled(self._sampler, found, trace_id, name, kind=kind, attributes=said)
+        own = f"00-{trace_id}-{new_span_id()}-0{is_sampled:d}"
+        if not is_sampled:
+            return OpenSpan(own)
+        begun_ns = now_nanos() if begun is None else int(begun.timestamp() * 1_000_000_000)
+        return RecordedSpan(own, self._sink, name, kind, parent_id=parent_id, attributes=said, begun_ns=begun_ns)
 
 
 @functools.cache
@@ -136,7 +195,7 @@ def tracing(role: str) -> Tracing:
     if not is_wanted or env.get("OTEL_SDK_DISABLED", "").lower() == "true" or env.get("OTEL_TRACES_EXPORTER") == "none":
         return Tracing()
     try:
-        return Tracing(_provider(role, is_named="OTEL_SERVICE_NAME" in env).get_tracer("deckhands"))
+        return _sending(role, is_named="OTEL_SERVICE_NAME" in env)
     except ImportError as error:
         _log.warning("no traces are sent, because packages are missing (pip install 'deckhands[otel]'): %s", error)
     except Exception:  # noqa: BLE001  (a variable of the SDK's that it cannot use must stop no work)
@@ -144,10 +203,10 @@ def tracing(role: str) -> Tracing:
     return Tracing()
 
 
-def _provider(role: str, *, is_named: bool) -> TracerProvider:
+def _sending(role: str, *, is_named: bool) -> Tracing:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace import TracerProvider, sampling
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     # The SDK reports a collector that is away at each attempt.
@@ -156,15 +215,142 @@ def _provider(role: str, *, is_named: bool) -> TracerProvider:
         logging.getLogger(name).addFilter(seldom)
     named = {} if is_named else {"service.name": "deckhands"}
     resource = Resource.create({**named, "deckhands.role": role, "process.pid": os.getpid()})
-    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    atexit.register(_end, provider)
-    return provider
+    sampler = TracerProvider(resource=resource, shutdown_on_exit=False).sampler
+    processor = BatchSpanProcessor(cast("SpanExporter", BatchExporter(OTLPSpanExporter(), resource)))
+    atexit.register(_end, processor)
+    sink = cast("Callable[[RecordedSpan], None]", processor.on_end)
+    return Tracing(sink, None if sampler is sampling.DEFAULT_ON else sampler)
 
 
-def _end(provider: TracerProvider) -> None:
+class BatchExporter:
+    """Writes spans of ours as OTLP, and sends them with the SDK's client.
+
+    An SDK whose client takes no bytes gets its own spans, and writes them itself.
+
+    Attributes:
+        is_fast: the client takes bytes.
+    """
+
+    def __init__(self, exporter: SpanExporter, resource: Resource) -> None:
+        self._exporter, self._resource = exporter, resource
+        self._send = getattr(getattr(exporter, "_client", None), "export", None)
+        self.is_fast = self._send is not None
+
+    def export(self, spans: Sequence[RecordedSpan]) -> None:
+        """Send spans, or report that they could not be sent."""
+        if self._send is None:
+            self._exporter.export([readable(span, self._resource) for span in spans])
+        else:
+            self._send(encoded(spans, self._resource))
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Nothing waits here."""
+        return self._exporter.force_flush(timeout_millis)
+
+    def shutdown(self) -> None:
+        """Send nothing more."""
+        self._exporter.shutdown()
+
+
+def encoded(spans: Iterable[RecordedSpan], resource: Resource) -> bytes:
+    """Return spans as the body of a request of OTLP, in protobuf."""
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    request = ExportTraceServiceRequest()
+    of_resource = request.resource_spans.add()
+    of_resource.schema_url = resource.schema_url
+    _put(of_resource.resource.attributes, resource.attributes)
+    of_scope = of_resource.scope_spans.add()
+    of_scope.scope.name = SCOPE
+    for span in spans:
+        message = of_scope.spans.add()
+        message.trace_id, message.span_id = bytes.fromhex(span.trace_id), bytes.fromhex(span.span_id)
+        message.flags = HAS_IS_REMOTE
+        if span.parent_id:
+            message.parent_span_id = bytes.fromhex(span.parent_id)
+            message.flags = HAS_IS_REMOTE | IS_REMOTE
+        message.name, message.kind = _sound(span.name), KINDS[span.kind]
+        message.start_time_unix_nano, message.end_time_unix_nano = span.begun_ns, span.ended_ns
+        message.status.code = FAILED if span.error else 0
+        _put(message.attributes, span.attributes)
+    return bytes(request.SerializeToString())
+
+
+def readable(span: RecordedSpan, resource: Resource) -> ReadableSpan:
+    """Return a span as one of the SDK's."""
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+    from opentelemetry.trace import SpanKind, Status, StatusCode
+
+    texts = {name: _sound(value) if isinstance(value, str) else value for name, value in span.attributes.items()}
+    return ReadableSpan(
+        name=_sound(span.name),
+        context=_span_context(span.traceparent, is_remote=False),
+        parent=_span_context(f"00-{span.trace_id}-{span.parent_id}-01") if span.parent_id else None,
+        resource=resource,
+        attributes=texts,
+        kind=SpanKind[span.kind.upper()],
+        status=Status(StatusCode.ERROR if span.error else StatusCode.UNSET),
+        start_time=span.begun_ns,
+        end_time=span.ended_ns,
+        instrumentation_scope=InstrumentationScope(SCOPE),
+    )
+
+
+def _put(into: Any, attributes: Mapping[str, Any]) -> None:
+    """Add attributes to the list of a message."""
+    for name, value in attributes.items():
+        pair = into.add()
+        pair.key = name
+        if isinstance(value, str):
+            pair.value.string_value = _sound(value)
+        elif isinstance(value, bool):
+            pair.value.bool_value = value
+        elif isinstance(value, int):
+            pair.value.int_value = value
+        elif isinstance(value, float):
+            pair.value.double_value = value
+        else:
+            texts = pair.value.array_value.values
+            for text in value:
+                texts.add().string_value = _sound(text)
+
+
+def _sound(text: str) -> str:
+    """Return a text that protobuf can hold: bounded, without lone surrogates."""
+    text = text[:MAX_TEXT_CHARS]
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def _is_sampled(
+    sampler: Sampler, parent: str | None, trace_id: str, name: str, *, kind: Kind, attributes: Mapping[str, Value]
+) -> bool:
+    from opentelemetry.sdk.trace.sampling import Decision
+    from opentelemetry.trace import SpanKind
+
+    found = sampler.should_sample(_context(parent), int(trace_id, 16), name, SpanKind[kind.upper()], attributes)
+    return found.decision is Decision.RECORD_AND_SAMPLE
+
+
+def _context(parent: str | None) -> Context:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import NonRecordingSpan, set_span_in_context
+
+    if parent is None:
+        return Context()
+    return set_span_in_context(NonRecordingSpan(_span_context(parent)), Context())
+
+
+def _span_context(traceparent: str, *, is_remote: bool = True) -> SpanContext:
+    from opentelemetry.trace import SpanContext, TraceFlags
+
+    _, trace_id, span_id, flags = traceparent.split("-")
+    return SpanContext(int(trace_id, 16), int(span_id, 16), is_remote, TraceFlags(int(flags, 16) & 1))
+
+
+def _end(processor: BatchSpanProcessor) -> None:
     """Send the last spans, as long as that takes at most."""
-    ending = threading.Thread(target=provider.shutdown, name="end of traces", daemon=True)
+    ending = threading.Thread(target=processor.shutdown, name="end of traces", daemon=True)
     ending.start()
     ending.join(END_SECONDS)
 
@@ -179,19 +365,3 @@ class _Seldom(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         is_first, self._has_reported = not self._has_reported, True
         return is_first or record.levelno < logging.WARNING
-
-
-def _context(parent: str | None) -> Context:
-    from opentelemetry.context import Context
-    from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
-
-    if checked_traceparent(parent) is None:
-        return Context()
-    assert parent is not None
-    _, trace_id, span_id, flags = parent.split("-")
-    found = SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=TraceFlags(int(flags, 16) & 1))
-    return set_span_in_context(NonRecordingSpan(found), Context())
-
-
-def _bounded(attributes: Mapping[str, Value]) -> dict[str, Value]:
-    return {name: value[:MAX_TEXT_CHARS] if isinstance(value, str) else value for name, value in attributes.items()}

@@ -26,6 +26,9 @@ LABEL_PATTERN = r"^[A-Za-z0-9_.-]{1,64}$"
 MAX_LABELS = 16
 MAX_NEED = 2**53
 
+ACP_AGENT, ACP_PREFIX = "AcpAgent", "acp:"
+"""The agent that is a program in the sandbox, and how it is named together with its command."""
+
 PriorityName = Literal["interactive", "normal", "batch"]
 """What goes first where something is scarce."""
 
@@ -136,11 +139,24 @@ class SdkSpec(Part):
     timeout_seconds: float = Field(default=120.0, gt=0, allow_inf_nan=False)
 
 
+class AcpSpec(Part):
+    """Which program an `AcpAgent` is: one that speaks the Agent Client Protocol on its standard streams.
+
+    Attributes:
+        command: a command line for bash, run in the sandbox of the workspace; secrets that it names are in its
+            environment.
+        timeout_seconds: how long the program may be silent while it works.
+    """
+
+    command: str = Field(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f]*\S[^\x00-\x1f\x7f]*$")
+    timeout_seconds: float = Field(default=900.0, gt=0, le=86_400, allow_inf_nan=False)
+
+
 class AgentSpec(Part):
     """An agent as data: its registered name, its model and its options.
 
     Attributes:
-        name: of an agent that the controller workers know.
+        name: of an agent that the controller workers know; `acp:COMMAND` stands for `AcpAgent` with that command.
         enable_cmd: offer the model `execute_bash`.
         enable_editor: offer the model `str_replace_editor`.
         enable_think: offer the model `think`.
@@ -172,6 +188,7 @@ class AgentSpec(Part):
         delegates: what those agents are, by name; an agent that is not named here is this one under that name.
         tools: what it may use besides its own tools, as it was offered when the conversation began.
         sdk: of an SDK agent; None: as `SdkSpec` has it.
+        acp: of an `AcpAgent`, which needs it.
     """
 
     name: str = "CodeActAgent"
@@ -206,11 +223,33 @@ class AgentSpec(Part):
     tool_concurrency: int = Field(default=1, ge=1, le=16)
     tools: tuple[ToolOffer, ...] = ()
     sdk: SdkSpec | None = None
+    acp: AcpSpec | None = None
     system_prompt_suffix: str = ""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _name_command(cls, fields: Any) -> Any:
+        name = fields.get("name") if isinstance(fields, dict) else None
+        if not isinstance(name, str) or not name.startswith(ACP_PREFIX):
+            return fields
+        given = fields.get("acp") or {}
+        acp = dict(given) if isinstance(given, dict | Part) else {}
+        return {**fields, "name": ACP_AGENT, "acp": {**acp, "command": name.removeprefix(ACP_PREFIX).strip()}}
 
-AGENTS_WITHOUT_MODEL = frozenset({"CheckAgent", "DummyAgent"})
+    @model_validator(mode="after")
+    def _has_command(self) -> AgentSpec:
+        if self.name == ACP_AGENT and self.acp is None:
+            raise ValueError(f"{ACP_AGENT} needs a command: name it {ACP_PREFIX}COMMAND")
+        return self
+
+
+AGENTS_WITHOUT_MODEL = frozenset({"CheckAgent", "DummyAgent", ACP_AGENT})
 """Who decides without asking one."""
+
+
+def asks_model(agent: str) -> bool:
+    """Say whether an agent, as it is named where a task is given, needs a model of ours."""
+    return agent not in AGENTS_WITHOUT_MODEL and not agent.startswith(ACP_PREFIX)
 
 
 class WorkspaceNeeds(Part):
@@ -297,7 +336,7 @@ class Limits(Part):
     """
 
     max_iterations: int = Field(default=500, ge=1)
-    max_budget_usd: float | None = Field(default=None, gt=0)
+    max_budget_usd: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     max_tokens: int | None = Field(default=None, ge=1)
-    max_seconds: float | None = Field(default=None, gt=0)
+    max_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     max_delegate_level: int = Field(default=3, ge=0)

@@ -37,7 +37,9 @@
     deck:{0}:schedules             hash     until removed  name of a schedule → what it begins, and when (JSON)
     deck:{0}:schedules:standing    hash     until removed  name of a schedule → how far it has come (JSON)
     deck:{0}:schedules:due         zset     until removed  name of a schedule → its next tick (ms)
+    deck:{0}:evaluations           zset     a month        evaluation → when its driver last said how it stands (ms)
     deck:{0}:evaluation:<name>     hash     a month        what somebody wants of an evaluation, and how it stands
+    deck:{0}:evaluation:<n>:rows   hash     a month        attempt → its result (JSON)
     deck:{0}:keys                  hash     until removed  id of an API key → what it may do (JSON)
     deck:{0}:keys:used             hash     until removed  id of an API key → when it was used last (ms)
     deck:{0}:keys:rate:<id>:<n>    string   two minutes    requests of a key in one minute
@@ -247,6 +249,15 @@ class ShardKeys:
     def schedules_due(self) -> str:
         """The next tick of each schedule."""
         return f"{self.root}:schedules:due"
+
+    @property
+    def evaluations(self) -> str:
+        """Which evaluations there are."""
+        return f"{self.root}:evaluations"
+
+    def evaluation_rows(self, name: str) -> str:
+        """The results of an evaluation's attempts."""
+        return f"{self.root}:evaluation:{name}:rows"
 
     def evaluation(self, name: str) -> str:
         """What somebody wants of an evaluation, and how it stands; all of them are in the first shard."""

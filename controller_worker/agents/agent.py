@@ -23,6 +23,11 @@ def is_sdk_agent(agent: Agent) -> bool:
     return getattr(agent, "is_sdk", False)
 
 
+def is_acp_agent(agent: Agent) -> bool:
+    """Say whether the loop of an agent is a program in the sandbox; an agent says so by its `is_acp`."""
+    return getattr(agent, "is_acp", False)
+
+
 class Agent(Protocol):
     """What decides, besides the model.
 

@@ -1,4 +1,7 @@
-"""A model that says nothing and costs nothing, for agents that decide without one."""
+"""A model that says nothing and costs nothing, for agents that decide without one.
+
+For an agent whose loop is a program in the sandbox it says what that has said, at the price that that has named.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,12 @@ MODEL = "silent"
 class SilentLLM:
     """The backend for the model `silent`."""
 
-    async def complete(self, request: ModelRequest) -> Completion:  # noqa: ARG002  (whatever it is asked)
-        """Return an empty reply. See `LLM.complete`."""
+    async def complete(self, request: ModelRequest) -> Completion:
+        """Return the answer that the request brings along, or an empty one. See `LLM.complete`."""
+        if isinstance(request.answer, Exception):
+            raise request.answer
+        if request.answer is not None:
+            return request.answer
         return Completion(
             text="",
             tool_calls=(),

@@ -95,8 +95,10 @@ async def count(
 
 def overflow(counted: PromptCount, config: LLMConfig, request: ModelRequest, *, attempt: int) -> ModelCallFailed | None:
     """Return what the log says in the place of a call whose prompt does not fit; None where it may, or another may."""
+    if counted.tokens is None:
+        return None
     window = max_input_tokens(config)
-    if counted.tokens is None or window is None or counted.tokens <= window:
+    if window is None or counted.tokens <= window:
         return None
     if any(fallback.is_for(ContextWindowError.code) for fallback in config.fallbacks):
         return None  # the call fails, and the fallback is asked

@@ -14,10 +14,10 @@ from typing import Literal
 from broker.contract.actions import CondensationAction
 from broker.contract.events import Event, LLMSpec, ModelReply
 from broker.specs.tool_specs import ToolSpec
-from controller_worker.agents.agent import Agent, sees_pages
+from controller_worker.agents.agent import Agent, is_acp_agent, sees_pages
 from controller_worker.agents.finish_tool import handed_in, turn_of
 from controller_worker.backends.silent import MODEL as SILENT_MODEL
-from controller_worker.calls import critic
+from controller_worker.calls import acp_turn, critic
 from controller_worker.calls.models import Models
 from controller_worker.calls.recollection import Recollection
 from controller_worker.concerns.acceptance import wants_verdict
@@ -74,6 +74,8 @@ async def _unrouted(
 ) -> Question | CondensationAction:
     if wants_verdict(state):
         return await _question_to_critic(state, recollection)
+    if is_acp_agent(agent):
+        return await _report_of_agent(state, recollection)
     llm = state.setup.agent.llm if getattr(agent, "asks_model", True) else LLMSpec(model=SILENT_MODEL)
     prompt = await recollection.prompt(
         state.version,
@@ -96,6 +98,17 @@ async def _unrouted(
     if output is not None and models.structures_output(llm):
         request = replace(request, output_schema=output.json_schema)
     return Question(llm, request, state.version)
+
+
+async def _report_of_agent(state: State, recollection: Recollection) -> Question:
+    spec = state.setup.agent.acp
+    assert spec is not None
+    events = (await recollection.view(state.version)).events
+    outcome = acp_turn.course_of(events).outcome
+    later = await recollection.behind(outcome.id, state.version) if outcome is not None else ()
+    request = _request(state, (Message("user"),), (), "agent")
+    request = replace(request, answer=acp_turn.said(spec, events, later))
+    return Question(LLMSpec(model=SILENT_MODEL), request, state.version)
 
 
 async def _question_to_critic(state: State, recollection: Recollection) -> Question:

@@ -75,6 +75,10 @@ class Recollection:
         """Return the View of the log up to `version`; see `prompt` for what is raised."""
         return (await self._fold_at(version)).view()
 
+    async def behind(self, event_id: int, version: int) -> Sequence[Event]:
+        """Return what the log has behind an event, up to `version`; see `prompt` for what is raised."""
+        return await self._log.read(self._conversation_id, after=event_id, until=version)
+
     async def _fold_at(self, version: int) -> ViewFold:
         if self._fold is None:
             self._fold = await self._read(version)

@@ -49,6 +49,7 @@ class _Gathered:
 
     Attributes:
         _run: the last piece, without its text; the pieces of one call and kind are one text, masked as such.
+        _shown: how many characters of each call have been shown.
     """
 
     def __init__(self, live: LiveText, call: str, masker: Masker) -> None:
@@ -57,6 +58,7 @@ class _Gathered:
         self._fallbacks = 0
         self._pieces: list[Piece] = []
         self._run: Piece | None = None
+        self._shown: dict[str, int] = {}
         self._masked = MaskedPieces(masker)
         self._timer: asyncio.TimerHandle | None = None
         self._showing: asyncio.Task[None] | None = None
@@ -83,7 +85,7 @@ class _Gathered:
         """Show what is left, after what is being shown."""
         if self._showing is not None:
             await self._showing
-        pieces = [*self._taken(), *self._ended()]
+        pieces = self._placed([*self._taken(), *self._ended()])
         if pieces:
             await self._live.show(pieces)
 
@@ -98,7 +100,7 @@ class _Gathered:
         if self._showing is not None and not self._showing.done():
             self._timer = asyncio.get_running_loop().call_later(GATHER_SECONDS, self._due)
             return
-        if pieces := self._taken():
+        if pieces := self._placed(self._taken()):
             self._showing = asyncio.create_task(self._live.show(pieces))
 
     def _taken(self) -> list[Piece]:
@@ -112,6 +114,15 @@ class _Gathered:
                 self._run = run
             found.append(replace(piece, text=self._masked.feed(piece.text)))
         return [piece for piece in found if piece.text or piece.kind == "superseded"]
+
+    def _placed(self, pieces: list[Piece]) -> list[Piece]:
+        """Return pieces with their places in what their call shows."""
+        found = []
+        for piece in pieces:
+            at = self._shown.get(piece.call, 0)
+            self._shown[piece.call] = at + len(piece.text)
+            found.append(replace(piece, at=at))
+        return found
 
     def _ended(self) -> list[Piece]:
         """Return what was held back of the run that has ended."""

@@ -6,7 +6,6 @@ Does not: write down prompts, replies or tool arguments.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 
 from broker.contract.events import Action, Event, ModelCallDeferred, ModelCallFailed
 from broker.runtime.tracing import OpenSpan, Tracing, Value
@@ -15,9 +14,7 @@ from controller_worker.core.effects import CallModel
 from controller_worker.llm.llm import Completion
 
 
-def call_span(
-    tracing: Tracing, traceparent: str | None, wanted: CallModel, question: Question
-) -> AbstractContextManager[OpenSpan]:
+def call_span(tracing: Tracing, traceparent: str | None, wanted: CallModel, question: Question) -> OpenSpan:
     """Return the span of a call."""
     if not tracing.is_on:
         return tracing.span("chat", None)

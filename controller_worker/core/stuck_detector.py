@@ -24,13 +24,13 @@ from typing import Any
 from broker.contract.actions import CondensationAction, MessageAction
 from broker.contract.codec import SHORTENED_END_CHARS
 from broker.contract.events import Action, BlobRef, Event, EventSource, ModelReply, Observation
-from broker.contract.ipython_events import IPythonRunCellAction, IPythonRunCellObservation
 from broker.contract.observations import (
     AgentCondensationObservation,
     CmdOutputObservation,
     ErrorObservation,
     FinishRefusedObservation,
 )
+from broker.contract.session_events import IPythonRunCellAction, IPythonRunCellObservation
 from broker.specs.policies import LoopPolicy
 
 CONDENSATIONS = 10

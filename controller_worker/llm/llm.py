@@ -51,6 +51,7 @@ class ModelRequest:
             `batching`. None for a call by the connection.
         output_schema: what the answer has to fit if it calls no tool, for models that can be held to it; None for
             none.
+        answer: what the model `silent` answers, or raises; None for an empty reply.
     """
 
     messages: Sequence[Message]
@@ -64,6 +65,7 @@ class ModelRequest:
     service: Literal["agent", "condenser", "critic"] = "agent"
     carry: Callable[[bytes], Awaitable[Any]] | None = None
     output_schema: Mapping[str, Any] | None = None
+    answer: Completion | Exception | None = None
 
     def __post_init__(self) -> None:
         if not self.messages:

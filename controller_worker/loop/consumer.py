@@ -47,6 +47,8 @@ CHECK_DISPATCH_AFTER_SECONDS = 6.0
 MAKE_ROOM_FOR = 256
 """How many conversations that only wait a full worker gives back each second: batch work first, then by how long."""
 SHOWN_LOST = 5
+QUOTAS_NAMED = 50
+"""Of how many quotas a worker says that it has them, for those who look on."""
 IGNORED_NAMED = 10
 """How many settings without effect a worker reports."""
 BEGIN_AT_ONCE = 32
@@ -152,6 +154,7 @@ class Incarnation:
             about={
                 "agents": ",".join(known_agents()),
                 "models": "\n".join(services.models.offered),
+                "quotas": "\n".join(pool.model for pool in services.quotas.pools[:QUOTAS_NAMED]),
                 "plugins": ",".join(f"{group}:{name}" for group, names in known_plugins().items() for name in names),
                 "ignored_settings": "\n".join(ignored_variables(settings.model_env)[:IGNORED_NAMED]),
                 "interactive": "1",

@@ -17,6 +17,7 @@ from broker.coordination.unreadable import CANNOT_BE_READ
 from broker.log.event_log import Appended, Closed, Conflict, Duplicate
 from broker.log.follower import check_remembered
 from broker.log.lost_tails import name_gap
+from broker.log.status import model_of
 from broker.runtime.errors import DeckhandsError, EventsLost
 from broker.runtime.failpoints import failpoint
 from broker.runtime.tracing import Value, traceparent_of
@@ -148,7 +149,8 @@ class OwnedLog:
         masked = await services.log.mask(self.ownership.conversation_id, wanted.events)
         now, wanted = services.store.clock.now(), replace(wanted, events=masked.events)
         commit = settle(self.state, wanted, now, traceparent=self.traceparent)
-        shown = index_fields(commit.state)
+        answered = model_of(commit.events)
+        shown = index_fields(commit.state) | ({"model": answered} if answered else {})
         # Messages change `busy` too, so what this owner wrote last says nothing about it.
         fields = {name: value for name, value in shown.items() if name == "busy" or self._listed.get(name) != value}
         failpoint("controller.before_append")

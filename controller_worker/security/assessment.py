@@ -17,6 +17,7 @@ from broker.contract.browser_events import BrowseInteractiveAction, BrowseURLAct
 from broker.contract.code_search import CodeSearchAction
 from broker.contract.events import ActionSecurityRisk, ConfirmationStatus, Event, WorkspaceSpec
 from broker.contract.file_events import ApplyPatchAction, FileEditAction, FileReadAction, FileWriteAction
+from broker.contract.session_events import AcpCall, AcpPermissionAction, AcpTurnAction
 from broker.contract.task_list import PlanAction
 from broker.specs.policies import ConfirmationPolicy
 from controller_worker.security.path_risk import WORKSPACE, reading_risk, writing_risk
@@ -44,8 +45,8 @@ def assessed(events: Iterable[Event], policy: ConfirmationPolicy, workspace: Wor
 
 
 def _is_examined(event: Event) -> TypeGuard[RiskyAction]:
-    # Who has to agree to a plan is said where the planning agent is.
-    return isinstance(event, RiskyAction) and not isinstance(event, PlanAction)
+    # Who has to agree to a plan is said where the planning agent is. An ACP agent asks before it acts.
+    return isinstance(event, RiskyAction) and not isinstance(event, PlanAction | AcpTurnAction)
 
 
 def risk_of(action: RiskyAction, policy: ConfirmationPolicy, workspace: WorkspaceSpec) -> ActionSecurityRisk:
@@ -89,6 +90,20 @@ def parsed_risk(action: RiskyAction, workspace: str) -> ActionSecurityRisk:
             return max((writing_risk(path, workspace) for path in paths), default=ActionSecurityRisk.HIGH)
         case BrowseURLAction() | BrowseInteractiveAction():
             return ActionSecurityRisk.MEDIUM
+        case AcpPermissionAction():
+            return _risk_of_call(action.call, workspace)
+    return ActionSecurityRisk.HIGH
+
+
+def _risk_of_call(call: AcpCall, workspace: str) -> ActionSecurityRisk:
+    """Return the risk of what an ACP agent says it wants to do; what it does not say in full is dangerous."""
+    paths = [*call.paths, *(diff.path for diff in call.diffs)]
+    if call.command:
+        return max([shell_risk(call.command, workspace), *(writing_risk(path, workspace) for path in paths)])
+    if call.tool_kind in ("edit", "delete", "move") and paths:
+        return max(writing_risk(path, workspace) for path in paths)
+    if call.tool_kind in ("read", "search") and paths:
+        return max(reading_risk(path, workspace) for path in paths)
     return ActionSecurityRisk.HIGH
 
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from broker.runtime.clock import SYSTEM_CLOCK
 from broker.runtime.errors import UsageError
+from deckhands.attempts.catalog import About, Catalog
 from deckhands.attempts.load import ClusterLoad
 from deckhands.attempts.pace import HostPace, ModelPace
 from deckhands.attempts.plan import Attempt, Plan
@@ -73,6 +74,8 @@ class Driver:
         self._stopped = ""
         self._judged_at = self._told_at = 0.0
         self._meter = Meter(results.rows.values())
+        self._catalog = Catalog(client.store)
+        self._uncatalogued: list[Row] = list(results.rows.values())
         self._changed = asyncio.Event()
         self._taking_in = asyncio.Lock()
 
@@ -86,6 +89,8 @@ class Driver:
         self._check()
         self._rounds = dict((await self._steering.read()).rounds)
         self._fill()
+        about = About(tenant=self.plan.tenant, dataset=self.plan.dataset, models=tuple(self.plan.models))
+        await self._catalog.begin(self.plan.name, about)
         await self._take_in()
         helpers = [asyncio.create_task(self.watch.run()), asyncio.create_task(self._look_again())]
         for helper in helpers:
@@ -169,6 +174,7 @@ class Driver:
         for row in rows:
             self._meter.add(row)
             self._on_row(row)
+        self._uncatalogued += rows
 
     def _leave_out(self, outcome: Outcome, cause: str, *, keeps_requeued: bool = False) -> None:
         """End what has not begun."""
@@ -211,6 +217,8 @@ class Driver:
         standing = self.standing()
         self._on_standing(standing)
         await self._steering.show({**standing.as_json(), "at": round(now, 3)})
+        rows, self._uncatalogued = self._uncatalogued, []
+        await self._catalog.put(self.plan.name, rows)
 
     def _tell(self, *, is_due: bool = False) -> None:
         now = SYSTEM_CLOCK.monotonic()

@@ -29,6 +29,8 @@ class Plan:
         budget_usd: no attempt begins once all of them together have spent so much.
         origin: what attempts begin as, instead of with the task of their instance: forks of this conversation.
         is_paced: False: as many as `at_once` are under way, whatever machines and models say.
+        tenant: whose conversations its attempts are; empty: nobody's in particular.
+        dataset: what it is shown under; its instances are in `instances`.
         pool: of the tool workers that have the workspaces of attempts; None: the usual one.
         until: when enough is known, as `stopping.Until` reads it; empty: when all attempts have ended.
     """
@@ -47,6 +49,8 @@ class Plan:
     until: str = ""
     is_paced: bool = True
     pool: str | None = None
+    tenant: str = ""
+    dataset: str = ""
 
     @property
     def size(self) -> int:

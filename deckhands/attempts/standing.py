@@ -88,10 +88,10 @@ class Standing:
 
     @property
     def bound_line(self) -> str:
-        """Which limit binds now."""
-        if self.state != "running":
-            return self.stopped or self.state
+        """Which limit binds now, and which limits were found."""
         found = "".join(f"; {model} hurts at {limit}" for model, limit in self.found.items())
+        if self.state != "running":
+            return (self.stopped or self.state) + found
         return f"limit {self.limit}, bound by {self.bound}{found}"
 
 

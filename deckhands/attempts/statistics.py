@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from deckhands.attempts.results import OUTCOMES, Row
@@ -143,3 +144,43 @@ def _sign_test(wins: int, losses: int) -> float:
     n = wins + losses
     tail: float = sum(math.comb(n, k) for k in range(min(wins, losses) + 1)) / 2.0**n
     return min(1.0, 2 * tail)
+
+
+BINS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """How often a value lies where: `counts` by model, in bins of the same width from 0 to `most`."""
+
+    most: float
+    counts: Mapping[str, Sequence[int]]
+
+
+def distribution_of(rows: Sequence[Row], value: Callable[[Row], float]) -> Distribution:
+    """Return how a value is distributed over attempts that were begun, with the same bins for each model."""
+    ran = [row for row in rows if row.outcome != "not-run"]
+    most = max((value(row) for row in ran), default=0.0)
+    counts: dict[str, list[int]] = {row.model: [0] * BINS for row in rows}
+    for row in ran:
+        counts[row.model][min(BINS - 1, int(value(row) / most * BINS)) if most > 0 else 0] += 1
+    return Distribution(most, counts)
+
+
+@dataclass(frozen=True, slots=True)
+class FailureClass:
+    """Attempts that ended in the same way: `attempts` by model."""
+
+    outcome: str
+    cause: str
+    attempts: Mapping[str, int]
+
+
+def failure_classes_of(rows: Iterable[Row]) -> list[FailureClass]:
+    """Return how the attempts ended that are not resolved, the most frequent way first."""
+    found: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for row in rows:
+        if row.outcome != "resolved":
+            found[row.outcome, row.cause][row.model] += 1
+    ordered = sorted(found.items(), key=lambda item: (-item[1].total(), item[0]))
+    return [FailureClass(outcome, cause, dict(counts)) for (outcome, cause), counts in ordered]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 from pydantic import ValidationError
@@ -32,6 +34,28 @@ plain_option = click.option(
     "--plain", "is_plain", is_flag=True, help="Print plain lines on a terminal, too: no colour, no line that stays."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
+
+
+class Amount(click.FloatRange):
+    """A number that is one: `nan` would compare with nothing, and `inf` is what an option means that is left out."""
+
+    def __init__(  # the names are click's
+        self,
+        *,
+        min: float,  # noqa: A002
+        min_open: bool = False,
+        max: float | None = None,  # noqa: A002
+        may_be_infinite: bool = False,
+    ) -> None:
+        super().__init__(min=min, max=max, min_open=min_open)
+        self._may_be_infinite = may_be_infinite
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number."""
+        found = float(super().convert(value, param, ctx))
+        if math.isnan(found) or (math.isinf(found) and not self._may_be_infinite):
+            self.fail(f"{value} cannot be used. Leave the option out for no limit.", param, ctx)
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from broker.specs.skills import skills_in
 from broker.specs.specs import CriticSpec, GoalSpec, OutputSpec, PlanSpec, Skill, WorkspaceNeeds
 from broker.specs.tool_specs import MAX_SCHEMA_CHARS
 from deckhands.cli.delegate_options import check_takes_tools, with_delegates
-from deckhands.cli.options import memory_of, sandbox_option
+from deckhands.cli.options import Amount, memory_of, sandbox_option
 from deckhands.tasks.places import Place, place_in
 from deckhands.tasks.tasks import output_of
 
@@ -80,7 +80,7 @@ class TaskOptions:
     allow: tuple[str, ...]
 
 
-_SIZE = click.FloatRange(min=0, min_open=True, max=1e6)
+_SIZE = Amount(min=0, min_open=True, max=1e6)
 _OPTIONS = (
     click.argument("argument", metavar="[TASK]", required=False),
     click.option("-t", "--task", "text", help="The task. Without one, standard input is read."),
@@ -104,13 +104,11 @@ _OPTIONS = (
         show_default=True,
         help="The most iterations.",
     ),
-    click.option(
-        "-b", "--max-budget", type=click.FloatRange(min=0, min_open=True), help="The most it may spend, in USD."
-    ),
+    click.option("-b", "--max-budget", type=Amount(min=0, min_open=True), help="The most it may spend, in USD."),
     click.option("--max-tokens", type=click.IntRange(min=1), help="The most tokens of all model calls, in and out."),
     click.option(
         "--max-seconds",
-        type=click.FloatRange(min=0, min_open=True),
+        type=Amount(min=0, min_open=True),
         help="How long the agent may work, in seconds.",
     ),
     click.option(

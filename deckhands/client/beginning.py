@@ -94,10 +94,15 @@ async def begin(
     key: str | None,
     awaited: str = "",
     offers_limit_seconds: float = OFFERS_LIMIT_SECONDS,
+    role: str = "client",
 ) -> Appended | Duplicate:
-    """Begin a conversation in a span of its submission, see `_begin`.  Idempotent under the same id and key."""
+    """Begin a conversation in a span of its submission, see `_begin`.  Idempotent under the same id and key.
+
+    Args:
+        role: what this process is, for the span.
+    """
     attributes = {"gen_ai.conversation.id": conversation_id, "gen_ai.agent.name": what.agent.name}
-    with tracing("client").span("submit", what.traceparent, kind="producer", attributes=attributes) as span:
+    with tracing(role).span("submit", what.traceparent, kind="producer", attributes=attributes) as span:
         traced = replace(what, traceparent=span.traceparent)
         return await _begin(
             log, secrets, traced, conversation_id, key=key, awaited=awaited, offers_limit_seconds=offers_limit_seconds

@@ -183,15 +183,18 @@ class Client(Steering):
         await begin(self._masked, self.secrets, beginning, conversation_id, key=idempotency_key)
         return conversation_id
 
-    async def submit_request(self, request: TaskRequest, *, conversation_id: str | None = None) -> str:
+    async def submit_request(
+        self, request: TaskRequest, *, conversation_id: str | None = None, role: str = "client"
+    ) -> str:
         """Start a conversation as a producer asked for it, and return its id; see `submit` for what is raised.
 
         Args:
             conversation_id: its id. None makes a new one, or takes the one that belongs to the request's key.
+            role: what this process is, for its span.
         """
         key = request.idempotency_key
         conversation_id = inputs.id_in(conversation_id, key)
-        await begin(self._masked, self.secrets, beginning_of(request), conversation_id, key=key)
+        await begin(self._masked, self.secrets, beginning_of(request), conversation_id, key=key, role=role)
         return conversation_id
 
     async def fork(

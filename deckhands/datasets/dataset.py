@@ -26,7 +26,13 @@ Row = Mapping[str, Any]
 
 
 def absolute(name: str) -> str:
-    """Return the name of a dataset as it is understood in any working directory."""
+    """Return the name of a dataset as it is understood in any working directory.
+
+    Raises:
+        UsageError: it is empty.
+    """
+    if not name.strip():
+        raise UsageError("The dataset has no name.", remedy=f"Name a file, a directory of tasks, or {SHIPPED!r}.")
     kind, has_argument, argument = name.partition(":")
     if has_argument and kind == INSPECT:
         path, _, task = argument.partition("@")

@@ -24,10 +24,11 @@ MAX_ID_CHARS = 256
 settings = BrokerSettings.from_env()
 arm(settings)
 app = make_door_app(settings.celery_url, settings.result_url)
-door = Door(settings, TaskResults(app))
+evaluations = Evaluations(settings.evaluations, settings.url)
+door = Door(settings, TaskResults(app), evaluations)
 loop_thread = add_loop(app, door)
 tasks = DoorTasks(app, door, loop_thread)
-app.register_task(evaluate_task(Evaluations(settings.evaluations, settings.url)))
+app.register_task(evaluate_task(evaluations))
 
 
 @inspect_command(name="conversations")  # type: ignore[untyped-decorator]

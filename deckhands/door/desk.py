@@ -83,6 +83,7 @@ class Desk:
             key=key,
             awaited=awaited,
             offers_limit_seconds=self.offers_limit_seconds,
+            role="door",
         )
 
     async def meta(self, conversation_id: str) -> dict[str, str]:

@@ -2,34 +2,45 @@
 
 Holds: a task is carried out in two halves, like a run. The first begins the evaluation, or finds it under way; when all
 attempts have ended, the command sends the second, which returns the summary. Either may come twice. A producer names
-places below the directory of evaluations only, and nothing of a request is run on the door's machine as a program.
-Does not: answer a task whose command was killed; the same task sent again continues the evaluation.
+places below the directory of evaluations only, and nothing of a request is run on the door's machine as a program. A
+command that ends before its evaluation does is started again, `MOST_STARTS` times; then the tasks that wait fail.
+Does not: start a command again that another machine's door has started, unless both have the same directory.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from broker.runtime.clock import SYSTEM_CLOCK
 from broker.runtime.errors import UsageError
-from deckhands.attempts.results import BeingWritten, Results
+from broker.runtime.ids import new_key
+from deckhands.attempts.record import PROGRESS
 from deckhands.datasets.dataset import read_dataset
 from deckhands.datasets.instances import SHIPPED
 from deckhands.datasets.plugins import installed
 from deckhands.datasets.repositories import is_safe
-from deckhands.evaluation.answering import Asker
+from deckhands.evaluation.answering import TASKS, Asker, answer, waiting_in
 from deckhands.evaluation.carrying_out import Tuning
-from deckhands.evaluation.detaching import detach
-from deckhands.evaluation.directory import RESULTS, SUMMARY, Asked, ask
+from deckhands.evaluation.detaching import LOG, detach, is_driven
+from deckhands.evaluation.directory import SUMMARY, Asked, ask
 from deckhands.evaluation.evaluating import ROWS
 from deckhands.settings import FaceSettings
 
 PLACES = ("workspace", "hidden", "images")
 MAX_ROWS = 10_000
+UPKEEP_SECONDS = 5.0
+FORSAKEN_AFTER_SECONDS = 20.0
+"""How long a task waits at least before its command is missed: one that has just begun needs some seconds."""
+MOST_STARTS = 5
+
+_log = logging.getLogger(__name__)
 
 
 class _Request(BaseModel):
@@ -53,6 +64,11 @@ class _Request(BaseModel):
     retries: int | None = Field(default=None, ge=0, le=100)
     until: str | None = Field(default=None, max_length=100)
 
+    @property
+    def tuning(self) -> Tuning:
+        """How it is carried out."""
+        return Tuning(at_once=self.concurrency, budget=self.budget_usd, retries=self.retries, until=self.until)
+
 
 class Evaluations:
     """What tasks ask of evaluations."""
@@ -63,8 +79,11 @@ class Evaluations:
 
     def take(
         self, task_id: str, previous: Sequence[Any], options: Mapping[str, Any], kept: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], Mapping[str, Any]] | None:
+    ) -> tuple[dict[str, Any] | UsageError, Mapping[str, Any]] | None:
         """Begin an evaluation, or return its summary and what was kept; None: it is under way.  Idempotent.
+
+        Returns:
+            An error in place of the summary: it was given up.
 
         Raises:
             UsageError: the request cannot be used; nothing was begun.
@@ -76,9 +95,11 @@ class Evaluations:
             )
         request = _parsed(previous, options)
         directory = self._root / request.out
-        asker = Asker.read(directory)
-        if asker is not None and asker.task_id == task_id and asker.is_over:
-            return json.loads((directory / SUMMARY).read_text(encoding="utf-8")), asker.kept
+        ended = Asker.over(directory, task_id)
+        if ended is not None:
+            if ended.failure:
+                return UsageError(ended.failure), ended.kept
+            return json.loads((directory / SUMMARY).read_text(encoding="utf-8")), ended.kept
         models = [request.models] if isinstance(request.models, str) else request.models
         asked = Asked(
             name="",
@@ -97,20 +118,64 @@ class Evaluations:
             if request.repositories is None
             else str(self._below("repositories", request.repositories)),
         )
-        tuning = Tuning(
-            at_once=request.concurrency, budget=request.budget_usd, retries=request.retries, until=request.until
-        )
         asked.instances()
-        tuning.check(len(models))
+        request.tuning.check(len(models))
         ask(directory, asked)
-        Asker(task_id=task_id, options=dict(options), kept=dict(kept)).write(directory)
+        is_new = Asker.waiting(directory, task_id) is None
+        # Before the look at the command: one that still runs answers whoever waits when it ends.
+        asker = Asker(task_id=task_id, options=dict(options), kept=dict(kept))
+        asker.write(directory)
         try:
-            Results(directory / RESULTS).__exit__()
-        except BeingWritten:
-            return None
-        environment = {**FaceSettings.from_env().environment, "DECKHANDS_URL": self._url}
-        detach(directory, tuning.as_arguments(), environment=environment)
+            if not is_driven(directory):
+                self._start(directory, request.tuning, is_new=is_new)
+        except UsageError:
+            asker.forget(directory)
+            raise
         return None
+
+    def _start(self, directory: Path, tuning: Tuning, *, is_new: bool) -> None:
+        """Start the command that carries out an evaluation.
+
+        Raises:
+            UsageError: it has ended at once; says why.
+        """
+        # What the task asked for was written into the store when it began; somebody may have changed it since.
+        progress = directory / PROGRESS
+        has_begun = not is_new and progress.exists() and progress.stat().st_size > 0
+        environment = {**FaceSettings.from_env().environment, "DECKHANDS_URL": self._url}
+        detach(directory, [] if has_begun else tuning.as_arguments(), environment=environment)
+
+    async def keep_up(self) -> None:
+        """Start commands again that have ended before their evaluations, for ever."""
+        while True:
+            await asyncio.sleep(UPKEEP_SECONDS)
+            try:
+                await asyncio.to_thread(self.look)
+            except Exception:  # noqa: BLE001  (the outer edge: the next look tries again)
+                _log.exception("evaluations cannot be kept up")
+
+    def look(self) -> None:
+        """Start commands again that have ended before their evaluations, and give up those that do so again and again.
+
+        Raises:
+            kombu.exceptions.OperationalError: the broker is away.
+        """
+        for tasks in sorted(self._root.glob(f"*/{TASKS}")) if self._root is not None else ():
+            directory, now = tasks.parent, SYSTEM_CLOCK.now().timestamp()
+            waiting = waiting_in(directory)
+            if not waiting or any(now - since < FORSAKEN_AFTER_SECONDS for _, since in waiting) or is_driven(directory):
+                continue
+            askers = [asker for asker, _ in waiting]
+            if all(asker.starts >= MOST_STARTS for asker in askers):
+                why = f"The command that carries out the evaluation {directory.name} has ended too early too often"
+                answer(directory, failure=f"{why}; {LOG} in its directory says more.")
+                continue
+            for asker in askers:
+                asker.model_copy(update={"starts": asker.starts + 1}).write(directory)
+            try:
+                self._start(directory, _parsed((), askers[0].options).tuning, is_new=False)
+            except UsageError as error:
+                _log.warning("%s", error.message)
 
     def _dataset(self, request: _Request, directory: Path) -> str:
         if isinstance(request.dataset, list):
@@ -132,17 +197,20 @@ class Evaluations:
                     )
         path = directory / ROWS
         text = "".join(json.dumps(row, sort_keys=True) + "\n" for row in rows)
-        if path.exists() and path.read_text(encoding="utf-8") != text:
-            raise UsageError(f"The request cannot be used: out: {directory.name} has another evaluation.")
+        if path.exists():
+            if path.read_text(encoding="utf-8") != text:
+                raise UsageError(f"The request cannot be used: out: {directory.name} has another evaluation.")
+            return str(path)
+        draft = directory / f"draft-{new_key()}.jsonl"
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-            read_dataset(path)
-        except UsageError:
-            path.unlink()
-            raise
+            draft.write_text(text, encoding="utf-8")
+            read_dataset(draft)
+            draft.replace(path)  # a command that reads it meanwhile never sees half of it
         except OSError as error:
             raise UsageError(f"{directory} cannot be written: {error.strerror}.") from error
+        finally:
+            draft.unlink(missing_ok=True)
         return str(path)
 
     def _below(self, name: str, text: str) -> Path:

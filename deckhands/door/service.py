@@ -21,6 +21,7 @@ from broker.runtime.ids import new_worker_id
 from broker.runtime.settings import BrokerSettings
 from broker.store.store import open_store
 from deckhands.door.desk import Desk
+from deckhands.door.evaluations import Evaluations
 from deckhands.door.inbox import Inbox
 from deckhands.door.lookout import Lookout
 from deckhands.door.orders import Orders
@@ -32,8 +33,8 @@ _log = logging.getLogger(__name__)
 class Door:
     """Everything a door worker does; a `LoopService`."""
 
-    def __init__(self, settings: BrokerSettings, results: TaskResults) -> None:
-        self._settings, self._results = settings, results
+    def __init__(self, settings: BrokerSettings, results: TaskResults, evaluations: Evaluations) -> None:
+        self._settings, self._results, self._evaluations = settings, results, evaluations
         self._is_open = asyncio.Event()
         self._life: _Life | None = None
         self.runs: Runs
@@ -50,7 +51,7 @@ class Door:
         self._is_open.set()
         try:
             while not stop.is_set():
-                self._life = life = _Life(desk, self.runs, settings)
+                self._life = life = _Life(desk, self.runs, settings, self._evaluations)
                 with HeartbeatThread(settings.url, life.membership) as heartbeat_thread:
                     await life.run(stop, on_beat=heartbeat_thread.loop_turned)
         finally:
@@ -71,11 +72,12 @@ class Door:
 class _Life:
     """One life of the worker under one name."""
 
-    def __init__(self, desk: Desk, runs: Runs, settings: BrokerSettings) -> None:
+    def __init__(self, desk: Desk, runs: Runs, settings: BrokerSettings, evaluations: Evaluations) -> None:
         self.worker_id = new_worker_id("door")
         self.lookout = Lookout(desk, runs, self.worker_id)
         self.inbox = Inbox(desk, self.worker_id)
         self._store, self._log = desk.store, desk.log
+        self._evaluations = evaluations
         self.membership = Membership(desk.store, self.worker_id, "door", ttl_seconds=settings.heartbeat_ttl_seconds)
 
     async def run(self, stop: asyncio.Event, *, on_beat: Callable[[int], None]) -> None:
@@ -89,6 +91,7 @@ class _Life:
                     group.create_task(self.lookout.report_progress()),
                     group.create_task(self.inbox.read()),
                     group.create_task(self.inbox.keep_up()),
+                    group.create_task(self._evaluations.keep_up()),
                 ]
                 tasks += [group.create_task(self.lookout.read_notices(names)) for names in self._store.all_shards]
                 group.create_task(cancel_when(stop, tasks))

@@ -221,6 +221,8 @@ def evaluate_task(evaluations: Evaluations) -> Task:
                 raise Ignore
             summary, before = found
             request.update({name: value for name, value in before.items() if name in KEPT})
+            if isinstance(summary, UsageError):
+                raise raised(refusal(summary))
             return summary
 
     return Evaluate()

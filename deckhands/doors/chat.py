@@ -1,8 +1,8 @@
 """Agents behind the API of OpenAI's chat completions.
 
-Holds: the text of an answer is what the agent said last, whole; what it does on the way is `reasoning_content`, which
-clients show apart or leave out. A client that goes away leaves a conversation that continues.
-Does not: hand out tokens as they are written; `GET /conversations/ID/stream?deltas=true` does.
+Holds: the text of an answer is what the agent said last; in a stream it is all that the agent says, as it is written,
+each word once. What it does on the way is `reasoning_content`, which clients show apart or leave out. A client that
+goes away leaves a conversation that continues.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 
+from broker.log.live_text import LiveText
 from broker.runtime.clock import SYSTEM_CLOCK
 from broker.runtime.errors import EventsLost, UsageError
 from deckhands.client.errors import NotSettled
 from deckhands.doors.chat_messages import CONVERSATION, ChatRequest
 from deckhands.doors.progress import described
+from deckhands.doors.spoken import Spoken
 from deckhands.server.cluster import agents, models
 from deckhands.server.conversations import begin_once, result_of
 from deckhands.server.dependencies import GatewayOf, IdempotencyKey, Reader, Writer, own_key
@@ -75,6 +77,7 @@ async def complete(
     *,
     chat: ChatRequest,
     timeout_seconds: Annotated[float, Query(gt=0, le=LONGEST_SECONDS)] = DEFAULT_SECONDS,
+    deltas: Annotated[bool, Query(description="false: a stream has only the answer, and has it whole")] = True,
     key: IdempotencyKey = None,
 ) -> Response:
     """Begin a conversation with the messages, or continue `metadata.conversation_id` with the user's new ones.
@@ -82,11 +85,20 @@ async def complete(
     The answer comes when the conversation has settled. After the timeout it has the finish reason `length`, and the
     conversation continues. `metadata.conversation_id` of the answer names it.
     """
-    turn = await turn_of(gateway, principal, request, chat, key)
+    is_live = bool(chat.stream) and deltas and not chat.is_formed
+    turn = await turn_of(gateway, principal, request, chat, key, is_live=is_live)
     headers = {"Location": f"/conversations/{turn.conversation_id}"}
     if chat.stream:
-        events = EventStream(gateway, principal, turn.conversation_id, after=turn.after, until_settled=True)
-        return SseResponse(gateway, events, headers, head=ALIVE, written=Chunks(turn, chat).of)
+        events = EventStream(
+            gateway,
+            principal,
+            turn.conversation_id,
+            after=turn.after,
+            deltas=is_live,
+            until_settled=True,
+            is_said_whole=True,
+        )
+        return SseResponse(gateway, events, headers, head=ALIVE, written=Chunks(turn, chat, is_live=is_live).of)
     with contextlib.suppress(NotSettled, EventsLost):
         await gateway.follower.wait_until_settled(turn.conversation_id, timeout_seconds=timeout_seconds)
     result = await result_of(gateway.client, turn.conversation_id)
@@ -113,10 +125,13 @@ class Turn:
     Args:
         after: the last event before it.
         before: the tokens that the conversation had used before: of prompts and of completions.
+        steps: the steps that it had taken.
     """
 
-    def __init__(self, conversation_id: str, model: str, after: int = 0, before: tuple[int, int] = (0, 0)) -> None:
-        self.conversation_id, self.after = conversation_id, after
+    def __init__(
+        self, conversation_id: str, model: str, *, after: int = 0, before: tuple[int, int] = (0, 0), steps: int = 0
+    ) -> None:
+        self.conversation_id, self.after, self.steps = conversation_id, after, steps
         self._model, self._before = model, before
         self._created = int(SYSTEM_CLOCK.now().timestamp())
 
@@ -137,38 +152,56 @@ class Turn:
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-async def turn_of(gateway: Gateway, principal: Principal, request: Request, chat: ChatRequest, key: str | None) -> Turn:
+async def turn_of(
+    gateway: Gateway,
+    principal: Principal,
+    request: Request,
+    chat: ChatRequest,
+    key: str | None,
+    *,
+    is_live: bool = False,
+) -> Turn:
     """Begin or continue a conversation.
+
+    Args:
+        is_live: what the agent says is wanted as it is written.
 
     Raises:
         UnknownConversation: there is none of this id, or it is another tenant's.
         UsageError, Problem: the messages cannot be used, or the conversation takes none.
     """
     if not chat.conversation_id:
-        return Turn(await begin_once(gateway, principal, request, chat.task(), key), chat.model)
+        return Turn(await begin_once(gateway, principal, request, chat.task(), key, is_watched=is_live), chat.model)
     conversation_id = await gateway.visible(principal, chat.conversation_id)
     text, images = chat.message()
     before = (await result_of(gateway.client, conversation_id)).summary
+    if is_live:
+        await LiveText(gateway.store, conversation_id).announce()
     client = gateway.acting(principal, "message", "", key=own_key(principal, key))
     try:
         await client.send_message(conversation_id, text, images=images, model=chat.model_of_agent)
     except UsageError as error:
         raise Problem(409, "conflict", error.message, remedy=error.remedy) from error
     used = before["prompt_tokens"], before["completion_tokens"]
-    return Turn(conversation_id, chat.model, before["last_event_id"], used)
+    after, steps = before["last_event_id"], before["iterations"]
+    return Turn(conversation_id, chat.model, after=after, before=used, steps=steps)
 
 
 def answer_in(summary: Mapping[str, Any], chat: ChatRequest) -> str:
     """Return what the agent said last, or its structured output as JSON where a form was asked for."""
-    is_formed = chat.response_format is not None and chat.response_format.json_schema is not None
-    return json.dumps(summary["outputs"], ensure_ascii=False) if is_formed else str(summary["message"])
+    return json.dumps(summary["outputs"], ensure_ascii=False) if chat.is_formed else str(summary["message"])
 
 
 class Chunks:
-    """The items of a stream, as chunks of a completion."""
+    """The items of a stream, as chunks of a completion.
 
-    def __init__(self, turn: Turn, chat: ChatRequest) -> None:
+    Args:
+        is_live: what the agent says is handed out as it is written.
+    """
+
+    def __init__(self, turn: Turn, chat: ChatRequest, *, is_live: bool) -> None:
         self._turn, self._chat = turn, chat
+        self._spoken = Spoken(turn.steps + 1) if is_live else None
         self._has_usage = chat.stream_options is not None and chat.stream_options.include_usage
         self._is_begun = False
 
@@ -178,15 +211,26 @@ class Chunks:
             return _data(as_openai(item.content))
         first = b"" if self._is_begun else self._chunk({"role": "assistant", "content": ""})
         self._is_begun = True
-        if item.kind == "event":
-            said = described(item.content)
-            return first + (self._chunk({"reasoning_content": f"{said}\n"}) if said else b"")
-        return first + self._end(item.content["summary"]) if item.kind == "end" else first
+        if item.kind == "end":
+            return first + self._end(item.content["summary"])
+        words = thought = ""
+        if self._spoken is None:
+            thought = described(item.content)
+        elif item.kind == "delta":
+            words = self._spoken.piece(item.content)
+        elif item.content["kind"] == "model.reply":
+            words = self._spoken.reply(item.content)
+        else:
+            thought = described(item.content, has_thought=False)
+        first += self._chunk({"content": words}) if words else b""
+        return first + (self._chunk({"reasoning_content": f"{thought}\n"}) if thought else b"")
 
     def _end(self, summary: Mapping[str, Any]) -> bytes:
         if summary["state"] == "error":
             return _data(as_openai(problem_of(AgentFailed(self._turn.conversation_id, summary))))
-        parts = [self._chunk({"content": answer_in(summary, self._chat)}), self._chunk({}, "stop")]
+        answer = answer_in(summary, self._chat)
+        rest = answer if self._spoken is None else self._spoken.end(answer)
+        parts = [self._chunk({"content": rest}) if rest else b"", self._chunk({}, "stop")]
         if self._has_usage:
             head = self._turn.head("chat.completion.chunk")
             parts.append(_data(head | {"choices": [], "usage": self._turn.usage(summary)}))

@@ -107,6 +107,11 @@ class ChatRequest(BaseModel):
         return (self.metadata or {}).get(CONVERSATION, "")
 
     @property
+    def is_formed(self) -> bool:
+        """Whether the answer is to be JSON of a schema."""
+        return self.response_format is not None and self.response_format.json_schema is not None
+
+    @property
     def agent(self) -> str:
         """The agent that the model's name chooses."""
         return self.model.partition("/")[0]

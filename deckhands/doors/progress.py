@@ -14,12 +14,17 @@ SAID = frozenset({"action.message", "action.finish", "action.reject", "action.sy
 SHOWN = ("command", "path", "code", "url", "query", "agent", "name", "tool")
 
 
-def described(event: Mapping[str, Any]) -> str:
-    """Return what an event says about an agent's work; empty: nothing of interest."""
+def described(event: Mapping[str, Any], *, has_thought: bool = True) -> str:
+    """Return what an event says about an agent's work; empty: nothing of interest.
+
+    Args:
+        has_thought: with what the agent has said to it.
+    """
     kind = str(event.get("kind", ""))
     if not kind.startswith("action.") or kind in SAID or event.get("source") != "agent":
         return ""
-    return "\n".join(part for part in (str(event.get("thought") or "").strip(), title_of(event)) if part)
+    thought = str(event.get("thought") or "").strip() if has_thought else ""
+    return "\n".join(part for part in (thought, title_of(event)) if part)
 
 
 def title_of(event: Mapping[str, Any]) -> str:

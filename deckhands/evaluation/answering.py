@@ -1,10 +1,16 @@
-"""Who waits for an evaluation: the Celery task that asked for it, if one did; see `deckhands.door.evaluations`.
+"""Who waits for an evaluation: the Celery tasks that asked for it; see `deckhands.door.evaluations`.
 
-task.json   in the directory of the evaluation: the task, what Celery keeps of it, and whether all attempts have ended
+tasks/ID.json        in the directory of the evaluation: a task that waits, and what Celery keeps of it
+tasks/ID.over.json   the same once all attempts have ended, or it was given up
+
+Holds: each task has its own file, so none of them replaces another one. A task that waits is forgotten only after it
+has been sent again, so one whose answer was lost on the way is answered once more.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,47 +18,113 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from broker.celery.door_app import make_door_app
 from broker.celery.door_results import TaskResults
+from broker.runtime.ids import new_key
 from broker.runtime.settings import BrokerSettings
 
-TASK = "task.json"
+TASKS = "tasks"
+WAITS, OVER = ".json", ".over.json"
+MAX_OVER = 1_000
+"""Of one evaluation; the oldest are forgotten."""
 EVALUATE = "deckhands.evaluate"
 
 
 class Asker(BaseModel):
-    """The task that asked last."""
+    """A task that asked.
+
+    Attributes:
+        options: its arguments; empty once it is over.
+        failure: why it was given up; empty: it was not.
+        starts: how often the command that carries out its evaluation was started again.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     task_id: str
-    options: dict[str, Any]
+    options: dict[str, Any] = {}
     kept: dict[str, Any] = {}
-    is_over: bool = False
+    failure: str = ""
+    starts: int = 0
 
     @classmethod
-    def read(cls, directory: Path) -> Self | None:
-        """Return it; None: no task asked, or what is written cannot be used."""
+    def waiting(cls, directory: Path, task_id: str) -> Self | None:
+        """Return a task that waits; None: it does not, or what is written cannot be used."""
+        return cls._read(_path(directory, task_id, WAITS))
+
+    @classmethod
+    def over(cls, directory: Path, task_id: str) -> Self | None:
+        """Return a task that waits no more; None: it does, or never asked."""
+        return cls._read(_path(directory, task_id, OVER))
+
+    @classmethod
+    def _read(cls, path: Path) -> Self | None:
         try:
-            return cls.model_validate_json((directory / TASK).read_bytes())
+            return cls.model_validate_json(path.read_bytes())
         except (OSError, ValidationError):
             return None
 
     def write(self, directory: Path) -> None:
-        """Write it down, in place of an earlier one."""
-        draft = directory / f"{TASK}.new"
-        draft.write_text(self.model_dump_json(), encoding="utf-8")
-        draft.replace(directory / TASK)
+        """Write down that it waits.  Idempotent."""
+        _write(self, _path(directory, self.task_id, WAITS))
+
+    def end(self, directory: Path, failure: str) -> None:
+        """Write down that it waits no more; `forget` says that it knows.  Idempotent."""
+        _forget_oldest(directory)
+        ended = self.model_copy(update={"options": {}, "failure": failure})
+        _write(ended, _path(directory, self.task_id, OVER))
+
+    def forget(self, directory: Path) -> None:
+        """Forget that it waited.  Idempotent."""
+        _path(directory, self.task_id, WAITS).unlink(missing_ok=True)
 
 
-def answer(directory: Path) -> None:
-    """Send the task that waits for an evaluation again: all attempts have ended, and its door returns the summary.
+def waiting_in(directory: Path) -> Sequence[tuple[Asker, float]]:
+    """Return the tasks that wait for an evaluation, and when each file was written, in seconds since 1970."""
+    found = []
+    for path in sorted((directory / TASKS).glob(f"*{WAITS}")):
+        if path.name.endswith(OVER):
+            continue
+        try:
+            found.append((Asker.model_validate_json(path.read_bytes()), path.stat().st_mtime))
+        except (OSError, ValidationError):
+            continue  # it was answered just now, or cannot be used
+    return found
+
+
+def answer(directory: Path, *, failure: str = "") -> None:
+    """Send the tasks that wait for an evaluation again: it is over, and a door returns the summary.  Idempotent.
+
+    Args:
+        failure: why it is given up instead.
 
     Raises:
-        kombu.exceptions.OperationalError: the broker is away.
+        kombu.exceptions.OperationalError: the broker is away; they still wait.
     """
-    asker = Asker.read(directory)
-    if asker is None or asker.is_over:
+    askers = [asker for asker, _ in waiting_in(directory)]
+    if not askers:
         return
-    asker.model_copy(update={"is_over": True}).write(directory)
     settings = BrokerSettings.from_env()
     results = TaskResults(make_door_app(settings.celery_url, settings.result_url))
-    results.send_second_half(asker.task_id, asker.kept, task=EVALUATE, options=asker.options)
+    for asker in askers:
+        asker.end(directory, failure)
+        results.send_second_half(asker.task_id, asker.kept, task=EVALUATE, options=asker.options)
+        asker.forget(directory)
+
+
+def _write(asker: Asker, path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    draft = path.with_suffix(f".{new_key()}")
+    draft.write_text(asker.model_dump_json(), encoding="utf-8")
+    draft.replace(path)
+
+
+def _path(directory: Path, task_id: str, ending: str) -> Path:
+    """Return the file of a task; its id is any text of a producer, and no name of a file."""
+    return directory / TASKS / f"{hashlib.sha256(task_id.encode(errors='replace')).hexdigest()[:32]}{ending}"
+
+
+def _forget_oldest(directory: Path) -> None:
+    over = list((directory / TASKS).glob(f"*{OVER}"))
+    if len(over) >= MAX_OVER:
+        over.sort(key=lambda path: path.stat().st_mtime)
+        for path in over[: len(over) - MAX_OVER + 1]:
+            path.unlink(missing_ok=True)

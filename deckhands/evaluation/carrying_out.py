@@ -123,6 +123,8 @@ def plan_of(directory: Path, asked: Asked, tuning: Tuning) -> Plan:
         budget_usd=tuning.budget,
         scripts=write_scripts(directory, instances) if SCRIPTED in asked.models else None,
         until=tuning.until or "",
+        tenant=asked.tenant,
+        dataset=Path(asked.dataset).name,
         origin=Point.parse(asked.origin) if asked.origin else None,
     )
 

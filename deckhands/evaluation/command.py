@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from broker.runtime.errors import UsageError
+from broker.specs.specs import NAME_PATTERN
 from deckhands.attempts.results import read_results
 from deckhands.attempts.statistics import comparison_of
-from deckhands.cli.options import json_option
+from deckhands.cli.options import Amount, json_option
 from deckhands.cli.output import note, print_json
 from deckhands.cli.verbs import options_as
 from deckhands.datasets.dataset import absolute
@@ -54,6 +56,7 @@ class RunOptions:
     shuffle: bool
     seed: int
     repositories: Path | None
+    tenant: str
     redo: tuple[str, ...]
     retries: int | None
     until: str | None
@@ -127,8 +130,8 @@ for _command in (*COMMANDS, export):
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="For results and report.")
 @click.option("--agent", default="CodeActAgent", show_default=True, help="The agent that does the tasks.")
 @click.option("-i", "--max-iterations", type=click.IntRange(min=1), default=100, show_default=True)
-@click.option("-b", "--max-budget", type=click.FloatRange(min=0, min_open=True), help="Of one attempt, in USD.")
-@click.option("--max-seconds", type=click.FloatRange(min=0, min_open=True), help="How long an attempt may work.")
+@click.option("-b", "--max-budget", type=Amount(min=0, min_open=True), help="Of one attempt, in USD.")
+@click.option("--max-seconds", type=Amount(min=0, min_open=True), help="How long an attempt may work.")
 @click.option("--filter", "only", default="", metavar="REGEX", help="Only instances whose id or a tag matches.")
 @click.option("--slice", "part", default="", metavar="A:B", help="Only these, as in Python: :20, 20:40, -5:.")
 @click.option("--shuffle", is_flag=True, help="In an order that --seed decides.")
@@ -137,6 +140,7 @@ for _command in (*COMMANDS, export):
     "--repositories", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="DIR",
     help="Mirrors or archives of the repositories that SWE-bench rows name.",
 )  # fmt: skip
+@click.option("--tenant", default="", metavar="NAME", help="Whose conversations and costs they are.")
 @redo_option
 @retries_option
 @until_option
@@ -165,6 +169,7 @@ def run(options: RunOptions) -> int:
         shuffle=options.shuffle,
         seed=options.seed,
         repositories=None if options.repositories is None else str(options.repositories.resolve()),
+        tenant=_tenant(options.tenant),
     )
     asked.instances()  # before anything is written
     tuning = _tuning(options)
@@ -222,6 +227,12 @@ def compare(options: CompareOptions) -> None:
         f"{len(found['only_first'])} only by the first, {len(found['only_second'])} only by the second; "
         f"p = {found['p_value']:.3g}"
     )
+
+
+def _tenant(name: str) -> str:
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise UsageError(f"--tenant {name!r} is no name.", remedy="Use letters, digits and _ . -")
+    return name
 
 
 @eval_.command()

@@ -35,6 +35,7 @@ class Asked(BaseModel):
 
     Attributes:
         origin: the conversation, and the event, that attempts are forks of; empty: they are none.
+        tenant: whose its conversations are; empty: nobody's in particular.
         home: the evaluation on whose private cluster that is; empty: its own.
     """
 
@@ -55,6 +56,7 @@ class Asked(BaseModel):
     repositories: str | None = None
     origin: str = ""
     home: str = ""
+    tenant: str = ""
 
     def instances(self) -> list[Instance]:
         """Return what is evaluated. Raises what `read_dataset` and `selected` do."""

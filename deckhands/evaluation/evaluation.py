@@ -181,7 +181,7 @@ class Evaluation:
                     images=images,
                     title=title,
                     labels={LABEL: self._plan.name},
-                    tenancy=Tenancy(experiment=self._plan.name, priority="batch"),
+                    tenancy=Tenancy(tenant=self._plan.tenant, experiment=self._plan.name, priority="batch"),
                     idempotency_key=key,
                 )
             except AdmissionRefused as refused:

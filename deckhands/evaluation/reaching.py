@@ -19,9 +19,6 @@ from deckhands.evaluation.directory import ASKED, asked_in
 from deckhands.home import Home, supervising
 from deckhands.settings import FaceSettings
 
-FRESH_SECONDS = 10.0
-"""A driver that has not said for so long how it stands is not at work."""
-
 
 def named(text: str) -> tuple[str, str]:
     """Return the name of an evaluation, given by its directory or its name, and whose private cluster it would use.

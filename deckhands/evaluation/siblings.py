@@ -17,6 +17,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from broker.contract.actions import MessageAction
 from broker.contract.events import ConversationCreated, Event
 from broker.runtime.errors import UsageError
 from deckhands.attempts.results import Row, read_results
@@ -59,6 +60,11 @@ async def shared_by(client: Client, point: Point) -> tuple[ConversationCreated, 
     events = point.cut(await client.events(point.conversation_id, is_whole=True))
     created = events[0]
     assert isinstance(created, ConversationCreated)
+    if not any(isinstance(event, MessageAction) for event in events):
+        raise UsageError(
+            f"The conversation {point.conversation_id} has no task up to the event {point.at}.",
+            remedy="Choose a later one; `logs ID` shows them.",
+        )
     return created, Shared.of(events)
 
 
@@ -77,6 +83,10 @@ def asked_of(
     """
     if (of is None) == (check is None):
         raise UsageError("It is not clear how siblings are scored.", remedy="Name either --of DIR or --check COMMAND.")
+    if check is not None and not check.strip():
+        raise UsageError("The check is empty.", remedy="Name a command with --check.")
+    if of is not None and hidden is not None:
+        raise UsageError("--hidden belongs to --check.", remedy="Siblings of an attempt are scored like the attempt.")
     point, settings = Point.parse(text), FaceSettings.from_env()
     earlier = asked_in(of) if of is not None else None
     home = (earlier.home or earlier.name) if earlier is not None else ""
@@ -87,19 +97,25 @@ def asked_of(
             return (await shared_by(client, point))[0]
 
     created = asyncio.run(look())
+    instance = "" if earlier is None or of is None else _instance_of(point, created, earlier, of)
     chosen = tuple(models) or ((created.agent.llm.model,) if created.agent.llm.model else ())
     if not chosen:
         raise UsageError(f"The conversation {point.conversation_id} names no model.", remedy="Name one with --model.")
-    if earlier is None or of is None:
+    if earlier is None:
         assert check is not None
         dataset, only = str(write_dataset(out, point.conversation_id, check=check, hidden=hidden)), ""
         return Asked(name="", dataset=dataset, models=chosen, agent=created.agent.name, only=only, origin=text)
-    rows = {row.conversation_id: row.instance for row in read_results(of / RESULTS)}
-    instance = rows.get(point.conversation_id, created.title)
-    if instance not in {one.id for one in earlier.instances()}:
-        raise UsageError(f"{point.conversation_id} is no attempt of the evaluation in {of}.")
     which = {"only": f"^{re.escape(instance)}$", "part": "", "shuffle": False}
     return earlier.model_copy(update={"name": "", "models": chosen, "origin": text, "home": home, **which})
+
+
+def _instance_of(point: Point, created: ConversationCreated, asked: Asked, directory: Path) -> str:
+    """Return of which instance of an evaluation a conversation is an attempt."""
+    rows = {row.conversation_id: row.instance for row in read_results(directory / RESULTS)}
+    instance = rows.get(point.conversation_id, created.title)
+    if instance not in {one.id for one in asked.instances()}:
+        raise UsageError(f"{point.conversation_id} is no attempt of the evaluation in {directory}.")
+    return instance
 
 
 def write_dataset(directory: Path, name: str, *, check: str, hidden: Path | None) -> Path:

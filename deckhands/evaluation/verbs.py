@@ -15,18 +15,19 @@ from broker.conversations.conversations import ConversationRow
 from broker.conversations.selection import Selected, Selection
 from broker.runtime.errors import UsageError
 from broker.specs.agent_state import TERMINAL_STATES, AgentState
+from deckhands.attempts.catalog import FRESH_SECONDS
 from deckhands.attempts.plan import LABEL
 from deckhands.attempts.results import OUTCOMES
 from deckhands.attempts.standing import standing_from
 from deckhands.attempts.steering import MAX_AT_ONCE, Requeue, Steering, Wanted
 from deckhands.attempts.stopping import Until
 from deckhands.cli.choosing import require_agreement, yes_option
-from deckhands.cli.options import json_option
+from deckhands.cli.options import Amount, json_option
 from deckhands.cli.output import note, print_json
 from deckhands.cli.verbs import options_as
 from deckhands.client.client import Client
 from deckhands.client.many import for_each
-from deckhands.evaluation.reaching import FRESH_SECONDS, evaluation_client, named
+from deckhands.evaluation.reaching import evaluation_client, named
 from deckhands.reading.terminal import print_text
 from deckhands.settings import FaceSettings
 
@@ -46,7 +47,10 @@ class AtOnce(click.ParamType):  # type: ignore[type-arg]
         """Return the ceiling."""
         if value == "auto":
             return MAX_AT_ONCE
-        return int(click.IntRange(1, MAX_AT_ONCE).convert(value, param, ctx))
+        try:
+            return int(click.IntRange(1, MAX_AT_ONCE).convert(value, param, ctx))
+        except click.BadParameter:
+            self.fail(f"{value!r} is neither `auto` nor a number from 1 to {MAX_AT_ONCE:,}.", param, ctx)
 
 
 class UntilText(click.ParamType):  # type: ignore[type-arg]
@@ -70,7 +74,7 @@ at_once_option = click.option(
     help="How many attempts may be under way at most; `auto`: as many as help. By default 4.",
 )  # fmt: skip
 budget_option = click.option(
-    "--budget", type=click.FloatRange(min=0),
+    "--budget", type=Amount(min=0, may_be_infinite=True),
     help="Begin no attempt once all of them have cost so much, in USD; `inf`: no limit.",
 )  # fmt: skip
 retries_option = click.option(

@@ -12,21 +12,24 @@ from broker.runtime.errors import UsageError
 from broker.specs.condenser_specs import DEFAULT_CONDENSER, NoOpCondenserSpec
 from broker.specs.llm_spec import LLMSpec
 from broker.specs.policies import ConfirmationPolicy
-from broker.specs.specs import AGENTS_WITHOUT_MODEL, AgentSpec, Limits, WorkspaceSpec
-from deckhands.cli.options import read_task
+from broker.specs.specs import AgentSpec, Limits, WorkspaceSpec, asks_model
+from deckhands.cli.options import Amount, read_task
 from deckhands.cli.output import note
 from deckhands.cli.task_options import BROWSER_POOL, BROWSING_AGENTS, IPYTHON_POOL, with_script_here
 from deckhands.cli.verbs import options_as
 from deckhands.client.known_agents import require_agent_here
 from deckhands.client.named_directory import own_directory, refuse_unfit
+from deckhands.cluster.diagnostics import reason_unconfined
 from deckhands.headless.config_file import VARIABLES, Config, read_config
 from deckhands.headless.contract import MAX_ITERATIONS, MAX_SECONDS, Contract, experiment_id
 from deckhands.headless.inside import PathDenied, path_inside
 from deckhands.headless.run import HeadlessExit, Order, run_headless
+from deckhands.headless.sdk_choice import with_sdk_choice
 from deckhands.home import Home
 from deckhands.settings import FaceSettings, read_configuration_files
 
 RUNTIMES = ("local", "docker")
+IMAGES = "DECKHANDS_DOCKER_IMAGES"
 ANALYZERS = ("llm",)
 OF_AGENT = (
     *("disabled_microagents", "enable_browsing", "enable_cmd", "enable_condensation_request", "enable_editor"),
@@ -61,14 +64,12 @@ class HeadlessOptions:
 @click.option("-d", "--directory", help="The workspace, by default WORKSPACE_BASE. It is made if it is not there.")
 @click.option("-c", "--agent-cls", "agent", help="The agent that does it.  [default: CodeActAgent]")
 @click.option("--config-file", type=click.Path(path_type=Path), help="By default config.toml, if it is there.")
-@click.option(
-    "-b", "--max-budget-per-task", "budget", type=click.FloatRange(min=0, min_open=True), help="The most, in USD."
-)
+@click.option("-b", "--max-budget-per-task", "budget", type=Amount(min=0, min_open=True), help="The most, in USD.")
 @click.option("-l", "--llm-config", help="The section [llm.NAME] of the configuration that names the model.")
 @click.option("--no-auto-continue", is_flag=True, help="End with code 5 when the agent asks something.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Amount(min=0, min_open=True),
     default=MAX_SECONDS,
     show_default=True,
     help="Stop after this many seconds.",
@@ -100,17 +101,23 @@ def _order(options: HeadlessOptions) -> Order:
     environment = config.environment(settings.environment, None if profile == "llm" else profile)
     experiment = experiment_id(options.name)
     task = read_task(None if options.file is not None else options.text, file=options.file)
-    agent = _agent(options, config, FaceSettings.from_env(environment))
+    agent = with_sdk_choice(_agent(options, config, FaceSettings.from_env(environment)), config, environment)
     workspace = _workspace(config, settings.sandbox, agent)
+    if image := workspace.image:
+        environment.setdefault(IMAGES, image)
+    if workspace.sandbox == "docker":
+        _require_docker(environment)
     iterations = options.max_iterations or config.get("core", "max_iterations", MAX_ITERATIONS)
     budget = options.budget or config.get("core", "max_budget_per_task")
     for name, number in (("max_iterations", iterations), ("max_budget_per_task", budget), ("timeout", options.timeout)):
         if number is not None and not (math.isfinite(number) and number > 0):
             raise UsageError(f"{name} is {number}.", remedy="Use a number above 0.")
     root = _root(options.directory or config.get("core", "workspace_base"), environment)
+    if workspace.sandbox == "docker" and root.stat().st_uid == 0:
+        raise UsageError(
+            f"{root} belongs to root, and no program in a container may run as root.", remedy="Give it to another user."
+        )
     saved = config.get("core", "save_trajectory_path")
-    if image := workspace.image:
-        environment.setdefault("DECKHANDS_DOCKER_IMAGES", image)
     return Order(
         task=task,
         contract=Contract(root, experiment),
@@ -123,6 +130,21 @@ def _order(options: HeadlessOptions) -> Order:
         home=Home(settings.home),
         environment=environment,
     )
+
+
+def _require_docker(environment: dict[str, str]) -> None:
+    """Refuse a run whose commands could not run, before it costs anything.  Blocks for a second or two.
+
+    Raises:
+        UsageError: no image is named, or there is no engine, or not the image; says which.
+    """
+    if not environment.get(IMAGES):
+        raise UsageError(
+            "RUNTIME is docker, and no image is named.",
+            remedy=f"Name one by base_container_image in [sandbox], SANDBOX_BASE_CONTAINER_IMAGE or {IMAGES}.",
+        )
+    if reason := reason_unconfined({**environment, "DECKHANDS_SANDBOX": "docker"}):
+        raise UsageError(f"RUNTIME is docker, and docker does not work here: {reason}.", remedy="Or use RUNTIME=local.")
 
 
 def _root(named: str | None, environment: dict[str, str]) -> Path:
@@ -143,7 +165,7 @@ def _root(named: str | None, environment: dict[str, str]) -> Path:
 
 def _agent(options: HeadlessOptions, config: Config, settings: FaceSettings) -> AgentSpec:
     name = options.agent or config.get("core", "default_agent", "CodeActAgent")
-    if settings.model is None and not settings.has_profiles and name not in AGENTS_WITHOUT_MODEL:
+    if settings.model is None and not settings.has_profiles and asks_model(name):
         raise UsageError(
             "No model is configured.",
             remedy="Set LLM_MODEL and LLM_API_KEY, or `model` and `api_key` in the section [llm] of config.toml.",

@@ -155,8 +155,10 @@ def _is_taken(config: Config, path: Path, section: str, name: str, known: Iterab
         return False
     if remedy := REFUSED[family].get(name):
         raise UsageError(f"{path}: [{section}] {name} is not supported.", remedy=remedy)
+    places = [other for other, keys in TAKEN.items() if name in keys]
+    hint = f" Did you mean [{places[0]}] {name}?" if places else _nearest(name, known)
     raise UsageError(
-        f"{path}: [{section}] {name} is not known.{_nearest(name, known)}",
+        f"{path}: [{section}] {name} is not known.{hint}",
         remedy="Correct the key, or remove it. docs/migrating-from-openhands.md lists the keys.",
     )
 

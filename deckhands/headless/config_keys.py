@@ -37,7 +37,11 @@ TAKEN: Mapping[str, Mapping[str, Kind]] = {
         "enable_prompt_extensions": "flag",
         "enable_som_visual_browsing": "flag",
         "enable_think": "flag",
+        "fallback_to_legacy": "flag",
         "llm_config": "text",
+        "prefer_sdk_agents": "flag",
+        "timeout_seconds": "number",
+        "use_orchestrator": "flag",
     },
     "sandbox": {
         "base_container_image": "text",

@@ -1,7 +1,7 @@
 """Files below a directory in which an agent may have changed anything, read and written from outside of its sandbox.
 
 Holds: no path leads out of the directory, by `..` or by a link, also not by one that is put there meanwhile; a file is
-replaced as a whole; nothing waits for a FIFO.
+replaced as a whole; nothing waits for a FIFO; what root makes belongs to the owner of the directory.
 Does not: follow links that stay inside, or create the directory.
 """
 
@@ -61,7 +61,7 @@ class Inside:
         """
         with self._folder_of(path) as (folder, name):
             temporary = f".{name[:100]}.{secrets.token_hex(6)}"
-            with os.fdopen(os.open(temporary, _NEW, 0o644, dir_fd=folder), "wb") as file:
+            with os.fdopen(self._new(temporary, folder), "wb") as file:
                 file.write(content)
             os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
 
@@ -70,7 +70,7 @@ class Inside:
         with self._folder_of(path) as (folder, name):
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=folder)
-            return os.fdopen(os.open(name, _NEW, 0o644, dir_fd=folder), "wb")
+            return os.fdopen(self._new(name, folder), "wb")
 
     def make(self, path: str) -> None:
         """Make a folder and those before it; raises what `write` does."""
@@ -137,6 +137,18 @@ class Inside:
                 ) from None
             yield
 
+    def _new(self, name: str, folder: int) -> int:
+        """Open a new file in an open folder."""
+        descriptor = os.open(name, _NEW, 0o644, dir_fd=folder)
+        self._give(descriptor)
+        return descriptor
+
+    def _give(self, descriptor: int) -> None:
+        """Where we are root, give what was made to the owner of the directory: commands in a container run as that."""
+        owner = self.root.stat()
+        if os.geteuid() == 0 and owner.st_uid != 0:
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
+
     @contextmanager
     def _folder_of(self, path: str, *, makes: bool = True) -> Iterator[tuple[int, str]]:
         """Yield the open folder of a file, and the file's name; -1 if it is not there and is not to be made."""
@@ -145,11 +157,15 @@ class Inside:
         try:
             descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             for folder in folders:
+                is_new = False
                 if makes:
                     with suppress(FileExistsError):
                         os.mkdir(folder, dir_fd=descriptor)
+                        is_new = True
                 try:
                     following = os.open(folder, _FOLDER, dir_fd=descriptor)
+                    if is_new:
+                        self._give(following)
                 except FileNotFoundError:
                     if makes:
                         raise

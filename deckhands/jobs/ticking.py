@@ -135,6 +135,7 @@ async def _begin(client: Client, request: TaskRequest, entry: Entry, tick: datet
         conversation_id,
         key=key,
         offers_limit_seconds=OFFERS_LIMIT_SECONDS,
+        role="jobs",
     )
     return conversation_id
 

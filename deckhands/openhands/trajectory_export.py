@@ -18,11 +18,11 @@ from broker.contract.browser_events import BrowseURLAction
 from broker.contract.code_search import CodeSearchAction
 from broker.contract.double_texting import taken_back
 from broker.contract.events import ConversationCreated, DelegateEnded, Event, EventSource, ModelReply
-from broker.contract.ipython_events import IPythonRunCellAction
 from broker.contract.kinds import Observation
 from broker.contract.observations import CmdOutputObservation
 from broker.contract.offered_tools import OfferedToolAction
 from broker.contract.recall import RecallAction
+from broker.contract.session_events import IPythonRunCellAction
 from deckhands.openhands.model_responses import reply_extension, response_of, unknown_response
 from deckhands.openhands.v0_kinds import EARLIER_EVENTS, EXTENSION, FAMILIES, HEAD, PLACES, STAND_INS, names_of
 from deckhands.reading.metrics import Metrics, metrics_of, with_delegate, with_reply

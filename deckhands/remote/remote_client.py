@@ -165,7 +165,7 @@ class RemoteClient:
         async with contextlib.aclosing(messages):
             async for kind, content in messages:
                 if kind == "delta":
-                    yield Piece(content["call"], content["kind"], content["text"])
+                    yield Piece(content["call"], content["kind"], content["text"], content.get("at"))
 
     async def summary(self, conversation_id: str) -> Summary:
         """Return the summary of a conversation; see `Client.summary`."""

@@ -55,7 +55,7 @@ CONTROLLER_LIMIT_SECONDS = 60.0
 PATIENCE_SECONDS = 10.0
 """How long the store may be silent. A private one is restarted in far less."""
 
-_HOPELESS = frozenset({"sandbox_unavailable", "sandbox_unsafe", "workspace_refused"})
+_HOPELESS = frozenset({"not_served", "sandbox_unavailable", "sandbox_unsafe", "workspace_refused"})
 """Codes of a tool worker's errors after which no command can ever run."""
 
 _RESUMABLE = frozenset({AgentState.PAUSED, AgentState.STOPPED, AgentState.ERROR})

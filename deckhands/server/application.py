@@ -11,6 +11,7 @@ from fastapi.routing import APIRoute, APIWebSocketRoute
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from deckhands.attempts import routes as evaluations
 from deckhands.doors import a2a, chat, mcp_route, responses
 from deckhands.doors.agent_tools import AgentTools
 from deckhands.openapi.document import document_of, operation_id
@@ -34,6 +35,7 @@ ROUTERS = (
     runs.routes,
     files.routes,
     schedules.routes,
+    evaluations.routes,
     webhooks.routes,
     chat.routes,
     responses.routes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from typing import Annotated, Any, Self
 
 from fastapi import APIRouter, Path, Query
@@ -15,6 +16,7 @@ from broker.runtime.errors import DeckhandsError
 from broker.store.connection import texts_by_name
 from broker.tools.tool_offers import ToolOffers
 from deckhands.monitoring.exposition import CONTENT_TYPE
+from deckhands.monitoring.quotas import quotas_of
 from deckhands.server.dependencies import MATCHED, AdminOfAll, GatewayOf, IfMatch, Reader, etag_of
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.models import MOMENT
@@ -94,6 +96,41 @@ class Budget(BaseModel):
         """Return an account of the ledger."""
         names = ("limit_usd", "spent_usd", "reserved_usd", "lost_usd", "left_usd", "calls", "waiting")
         return cls(account=account.name, **{name: getattr(account, name) for name in names})
+
+
+class QuotaLimit(BaseModel):
+    """One limit of a key: `left` of the part of it that may be used `at_once`."""
+
+    name: str = Field(examples=["requests a minute"])
+    limit: float = Field(examples=[600.0])
+    at_once: float = Field(examples=[10.0])
+    left: float = Field(examples=[7.5])
+
+
+class QuotaKey(BaseModel):
+    """One key of a quota.
+
+    Attributes:
+        name: the environment variable of controller workers that has it, or `own`.
+        blocked_seconds: how long the provider has asked to wait; 0: not at all.
+        share: of its limits that is used since the provider has refused calls; 1: all.
+        binds: the limit that lets no further call through now; empty: none does.
+    """
+
+    name: str = Field(examples=["own"])
+    in_flight: int = Field(examples=[3])
+    blocked_seconds: float = Field(examples=[0.0])
+    share: float = Field(examples=[1.0])
+    limits: list[QuotaLimit]
+    binds: str = Field(examples=["calls at once"])
+
+
+class ShownQuota(BaseModel):
+    """The quota of some models: `waiting` conversations stand in its queue."""
+
+    models: str = Field(examples=["openai/*"])
+    waiting: int = Field(examples=[2])
+    keys: list[QuotaKey]
 
 
 class NewLimit(BaseModel):
@@ -212,6 +249,12 @@ async def queues(gateway: GatewayOf, _principal: AdminOfAll) -> Queues:
 
 def _facts(flat: list[Any]) -> dict[str, str]:
     return texts_by_name([part if isinstance(part, bytes) else str(part or 0).encode() for part in flat])
+
+
+@routes.get("/quotas", summary="Show quotas")
+async def quotas(gateway: GatewayOf, _principal: AdminOfAll) -> list[ShownQuota]:
+    """Show what is left of the quotas of models, who waits for them, and which limit holds them up."""
+    return [ShownQuota.model_validate(asdict(found)) for found in await quotas_of(gateway.store)]
 
 
 @routes.get("/budgets", summary="List budgets")

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from broker.conversations.conversations import ConversationRow
 from broker.conversations.selection import SCHEDULED, WAITING, Place, Selected, Selection
 from broker.coordination.transfers import NoWorkspace
+from broker.log.live_text import LiveText
 from broker.log.status import status_of
 from broker.runtime.errors import DeckhandsError, UnknownConversation, UsageError
 from broker.runtime.tracing import checked_traceparent
@@ -50,7 +51,7 @@ from deckhands.server.models import (
     place_of,
 )
 from deckhands.server.problems import Problem, status_of_error
-from deckhands.tasks.inputs import labels_in
+from deckhands.tasks.inputs import id_in, labels_in
 from deckhands.tasks.requests import TaskRequest
 
 routes = APIRouter(prefix="/conversations", tags=["conversations"])
@@ -80,28 +81,46 @@ def _continued(request: Request, task: TaskRequest) -> TaskRequest:
     return task if found is None or task.traceparent else task.model_copy(update={"traceparent": found})
 
 
-async def begin(gateway: Gateway, principal: Principal, task: TaskRequest, own: str | None) -> str:
-    """Begin a conversation for somebody, and return its id.  Idempotent under the same key; see `Client.submit`."""
+async def begin(
+    gateway: Gateway, principal: Principal, task: TaskRequest, own: str | None, *, is_watched: bool = False
+) -> str:
+    """Begin a conversation for somebody, and return its id.  Idempotent under the same key; see `Client.submit`.
+
+    Args:
+        is_watched: somebody wants pieces of its replies, from the first one on.
+    """
     request = _body(principal, task).model_copy(update={"idempotency_key": own})
     if own is None and request.tools:  # a repeated request is answered whatever is offered by now
         await ToolOffers(gateway.store).choose(request.tools, limit_seconds=OFFERS_SECONDS)
-    return await gateway.client.submit_request(request)
+    conversation_id = id_in(None, own)
+    if is_watched:
+        await LiveText(gateway.store, conversation_id).announce()
+    return await gateway.client.submit_request(request, conversation_id=conversation_id, role="server")
 
 
 async def begin_once(
-    gateway: Gateway, principal: Principal, request: Request, task: TaskRequest, key: str | None
+    gateway: Gateway,
+    principal: Principal,
+    request: Request,
+    task: TaskRequest,
+    key: str | None,
+    *,
+    is_watched: bool = False,
 ) -> str:
     """Begin what a request asks for, and return the id; the same request under the same key means the same one.
+
+    Args:
+        is_watched: somebody wants pieces of its replies, from the first one on.
 
     Raises:
         KeyReused: the key belongs to another request.
     """
     own, task = own_key(principal, key), _continued(request, task)
     if own is None:
-        return await begin(gateway, principal, task, None)
+        return await begin(gateway, principal, task, None, is_watched=is_watched)
     await gateway.repeated.begin(own, await fingerprint(request))
     try:
-        return await begin(gateway, principal, task, own)
+        return await begin(gateway, principal, task, own, is_watched=is_watched)
     except DeckhandsError as error:
         if status_of_error(error) < 500:
             await gateway.repeated.forget(own)
@@ -132,6 +151,8 @@ async def listing(
     *,
     label: Annotated[list[str], Query(description="KEY=VALUE; all must match")] = [],  # noqa: B006
     tenant: Annotated[str | None, Query(description="for keys of all tenants", max_length=64)] = None,
+    model: Annotated[str, Query(description="a part of the name of the model that answered last", max_length=300)] = "",
+    min_cost_usd: Annotated[float, Query(ge=0, le=1e9, description="what it has cost at least")] = 0.0,
     cursor: Annotated[str, Query(description="`next_cursor` of the page before", max_length=200)] = "",
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
 ) -> Response:
@@ -148,6 +169,8 @@ async def listing(
         labels_in({name: value for name, _, value in pairs}),
         frozenset(state),
         tenant if principal.sees_all else principal.tenant,
+        model,
+        min_cost_usd,
     )
     if not principal.sees_all and tenant not in (None, principal.tenant):
         return _listed([], None)

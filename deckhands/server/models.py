@@ -50,6 +50,7 @@ class Conversation(BaseModel):
         wait_reason: why it waits, or empty.
         is_closed: it takes no more events.
         not_before: when it begins; null: it does not wait for a time.
+        model: the one that has answered last, or empty.
         numbers: what it has used up so far: iterations, cost_usd, prompt_tokens, …
     """
 
@@ -64,6 +65,7 @@ class Conversation(BaseModel):
     is_closed: bool = False
     not_before: AwareDatetime | None = None
     labels: dict[str, str] = Field(default_factory=dict, examples=[{"team": "billing"}])
+    model: str = Field(default="", examples=["anthropic/claude-sonnet-4-5"])
     numbers: dict[str, str] = Field(default_factory=dict, examples=[{"iterations": "3", "cost_usd": "0.012"}])
 
     @classmethod
@@ -81,6 +83,7 @@ class Conversation(BaseModel):
             is_closed=row.is_closed,
             not_before=row.not_before,
             labels=dict(row.labels),
+            model=row.model,
             numbers={name: row.fields[name] for name in NUMBERS if name in row.fields},
         )
 

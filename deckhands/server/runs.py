@@ -69,6 +69,6 @@ async def stream(
 
     The header `Location` names it; a stream that is cut off resumes at `GET /conversations/{id}/stream?until=settled`.
     """
-    conversation_id = await begin_once(gateway, principal, request, task, key)
+    conversation_id = await begin_once(gateway, principal, request, task, key, is_watched=deltas)
     events = EventStream(gateway, principal, conversation_id, deltas=deltas, until_settled=True)
     return SseResponse(gateway, events, {"Location": f"/conversations/{conversation_id}"})

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from broker.conversations.conversations import Conversations
 from broker.specs.policies import ConfirmationPolicy
 from deckhands.client.changing import Change
 from deckhands.client.client import Client
@@ -34,6 +35,19 @@ async def interrupt(principal: Operator, conversation_id: Operated, acts: Acts, 
     return await acts(
         principal, conversation_id, "interrupt", why.reason, lambda client: client.interrupt(conversation_id)
     )
+
+
+@routes.post("/{conversation_id}/requeue", status_code=202, response_model=Done, responses=CONFLICT)
+async def requeue(
+    gateway: GatewayOf, principal: Operator, conversation_id: Operated, acts: Acts, why: Reason
+) -> Response:
+    """Let a conversation continue that was paused, was stopped, has failed, or has crashed three workers."""
+
+    async def again(client: Client) -> None:
+        await Conversations(gateway.store).requeue(conversation_id)
+        await client.resume(conversation_id)
+
+    return await acts(principal, conversation_id, "requeue", why.reason, again)
 
 
 @routes.patch("/{conversation_id}", status_code=202, response_model=Done, responses=CONFLICT | MATCHED)

@@ -14,8 +14,10 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from broker.contract.actions import AgentFinishAction, MessageAction
+from broker.contract.events import Event, ModelReply
 from broker.log.live_text import LiveText
-from broker.runtime.errors import DeckhandsError, OutcomeUnknown, StoreUnavailable
+from broker.runtime.errors import CorruptEntry, DeckhandsError, OutcomeUnknown, StoreUnavailable
 from broker.runtime.ids import jitter, shortened
 from deckhands.reading.summary import Tally
 from deckhands.server.gateway import Gateway, Principal
@@ -53,6 +55,7 @@ class EventStream:
         deltas: hand out pieces of replies too.
         is_whole: hand out long texts whole.
         until_settled: end with a summary when the conversation has settled.
+        is_said_whole: hand out what the agent says whole, and so the message of the summary.
     """
 
     def __init__(
@@ -65,9 +68,10 @@ class EventStream:
         deltas: bool = False,
         until_settled: bool = False,
         is_whole: bool = False,
+        is_said_whole: bool = False,
     ) -> None:
         self._gateway, self._principal, self._conversation_id = gateway, principal, conversation_id
-        self._after, self._deltas, self._is_whole = after, deltas, is_whole
+        self._after, self._deltas, self._is_whole, self._is_said_whole = after, deltas, is_whole, is_said_whole
         self._tally = Tally() if until_settled else None
         self._queue: asyncio.Queue[Item] = asyncio.Queue(QUEUED)
         self._room = asyncio.Semaphore(EVENTS_AHEAD)
@@ -156,7 +160,8 @@ class EventStream:
         )
         try:
             async with contextlib.aclosing(events):
-                async for event in events:
+                async for found in events:
+                    event = await self._whole(found) if self._is_said_whole else found
                     await self._room.acquire()
                     await self._queue.put(Item("event", dict(event_json(event)), event.id))
                     self._after = event.id
@@ -168,6 +173,13 @@ class EventStream:
             return False
         await self._queue.put(Item("end", {"reason": "archived", **self._summary()}))
         return True
+
+    async def _whole(self, event: Event) -> Event:
+        """Return an event whole, if it is what the agent says."""
+        if isinstance(event, ModelReply | MessageAction | AgentFinishAction):
+            with contextlib.suppress(CorruptEntry):
+                return await self._gateway.follower.log.blobs.whole(self._conversation_id, event)
+        return event
 
     async def _is_over(self) -> bool:
         """Say whether the conversation has settled, and if so end the stream."""
@@ -183,13 +195,13 @@ class EventStream:
         return {"summary": self._tally.summary().as_json()} if self._tally is not None else {}
 
     async def _pump_deltas(self) -> None:
-        """Hand out the pieces of replies that the reader has room for; one that is lost is not missed."""
+        """Hand out the pieces of replies that the reader has room for; by their places it knows of those it missed."""
         while True:
             live = LiveText(self._gateway.follower.store, self._conversation_id)
             try:
                 async with contextlib.aclosing(live.watch()) as pieces:
                     async for piece in pieces:
-                        content = {"call": piece.call, "kind": piece.kind, "text": piece.text}
+                        content = {"call": piece.call, "kind": piece.kind, "text": piece.text, "at": piece.at}
                         with contextlib.suppress(asyncio.QueueFull):
                             self._queue.put_nowait(Item("delta", content))
             except (StoreUnavailable, OutcomeUnknown):

@@ -15,9 +15,9 @@ from broker.contract.actions import RiskyAction
 from broker.contract.events import Event
 from broker.runtime.errors import UsageError
 from broker.runtime.ids import check_conversation_id
-from broker.specs.specs import AGENTS_WITHOUT_MODEL
+from broker.specs.specs import asks_model
 from deckhands.cli.abbreviations import CONVERSATION_ID
-from deckhands.cli.options import given_text, json_option, plain_option, read_task
+from deckhands.cli.options import Amount, given_text, json_option, plain_option, read_task
 from deckhands.cli.output import EventPrinter, outliving_reader
 from deckhands.cli.screen_printer import printer_for
 from deckhands.cli.stop_signals import on_stop_signals
@@ -81,7 +81,7 @@ class RunOptions(TaskOptions):
     default=".",
     help="The directory to work on (by default the current one), git+https://…#REF, or an archive or bundle.",
 )
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Stop after this many seconds.")
+@click.option("--timeout", type=Amount(min=0, min_open=True), help="Stop after this many seconds.")
 @click.option(
     "--resume",
     "resumed_id",
@@ -151,7 +151,7 @@ def new_task(settings: FaceSettings, options: TaskOptions, workspace: str, text:
     if place.path is not None:
         place = replace(place, path=own_directory(place.path, settings.environment))
     model = options.model or settings.model
-    if model is None and not settings.has_profiles and options.agent not in AGENTS_WITHOUT_MODEL:
+    if model is None and not settings.has_profiles and asks_model(options.agent):
         raise UsageError(
             "No model is configured.",
             remedy="Set LLM_MODEL and LLM_API_KEY (and LLM_BASE_URL for a server of your own), or pass --model. "

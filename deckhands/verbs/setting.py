@@ -14,7 +14,7 @@ from broker.specs.policies import ConfirmationPolicy
 from deckhands.cli.abbreviations import conversation_argument
 from deckhands.cli.choosing import labels_of
 from deckhands.cli.connecting import on_conversation
-from deckhands.cli.options import ConversationOptions, json_option
+from deckhands.cli.options import Amount, ConversationOptions, json_option
 from deckhands.cli.output import note, print_json
 from deckhands.cli.verbs import options_as
 from deckhands.client.changing import Change
@@ -74,9 +74,9 @@ reason_option = click.option("--reason", default="", help="Why; it is in the log
 @click.option("--confirm", help="Which actions a person must confirm: never, always, risky, or a plug-in.")
 @click.option("--analyzer", help="Who judges risks: none, llm, shell, ensemble, or a plug-in.")
 @click.option("-i", "--max-iterations", type=click.IntRange(min=1), help="The most iterations.")
-@click.option("--max-budget", type=click.FloatRange(min=0, min_open=True), help="The most US dollars.")
+@click.option("--max-budget", type=Amount(min=0, min_open=True), help="The most US dollars.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="The most tokens.")
-@click.option("--max-seconds", type=click.FloatRange(min=0, min_open=True), help="The most seconds of work.")
+@click.option("--max-seconds", type=Amount(min=0, min_open=True), help="The most seconds of work.")
 @click.option("--tool", "tools", multiple=True, help="Add a tool, or a pattern of tools. May be repeated.")
 @click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="Replace all labels. May be repeated.")
 @by_option

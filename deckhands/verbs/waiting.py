@@ -21,7 +21,7 @@ from broker.conversations.selection import Selected
 from broker.runtime.errors import CorruptEntry, UnknownConversation, UsageError
 from deckhands.cli.choosing import Chosen, chosen_options
 from deckhands.cli.connecting import cluster_client
-from deckhands.cli.options import json_option
+from deckhands.cli.options import Amount, json_option
 from deckhands.cli.output import cost_text, note, outliving_reader, print_json, table
 from deckhands.cli.progress import Progress
 from deckhands.cli.verbs import options_as
@@ -63,7 +63,7 @@ class ResultsOptions(Chosen):
 
 @click.command()
 @chosen_options
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Wait no longer than this many seconds.")
+@click.option("--timeout", type=Amount(min=0, min_open=True), help="Wait no longer than this many seconds.")
 @json_option
 @options_as(WaitOptions)
 def wait(options: WaitOptions) -> int:

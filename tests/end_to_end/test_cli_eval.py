@@ -72,3 +72,28 @@ def test_another_evaluation_is_not_overwritten(tmp_path: Path) -> None:
     assert "has another evaluation" in done.err
     nowhere = deckhands("eval", "attach", tmp_path / "nowhere", env=env)
     assert (nowhere.code, "has no evaluation" in nowhere.err) == (2, True)
+
+
+def test_other_endings_of_an_attempt_are_scored_like_it(tmp_path: Path) -> None:
+    env, out = environment(tmp_path / "home"), tmp_path / "out"
+    one = ("eval", "run", "shipped", "--model", "scripted", "--slice", ":1", "--out", out, "--until", "")
+    assert deckhands(*one, env=env).code == 0
+    (row,) = read_results(out / "results.jsonl")
+    forked = tmp_path / "forked"
+    done = deckhands(
+        "eval", "fork", f"{row.conversation_id}@3", "--of", out, "-n", "2", "--out", forked, "--json", env=env
+    )
+    assert done.code == 0, done
+    (found,) = done.json
+    assert [one["resolved"] for one in found["models"].values()] == [2]
+    assert {one.instance for one in read_results(forked / "results.jsonl")} == {row.instance}
+    again = ("eval", "fork", "--of", out, "--out", tmp_path / "no")
+    for point, error in (
+        (f"{row.conversation_id}@1", "has no task up to the event 1"),
+        (f"{row.conversation_id}@999", "there is no event 999"),
+        (f"{row.checked_id}@3", "is no attempt of the evaluation"),
+        ("nobody@3", "No conversation with the id"),
+    ):
+        refused = deckhands(*again, point, env=env)
+        assert (refused.code, error in refused.err) == (2, True), refused
+    assert not (tmp_path / "no").exists()

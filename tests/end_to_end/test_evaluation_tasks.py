@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import pytest_asyncio
 from celery.result import AsyncResult
 
+from deckhands.door.evaluations import MOST_STARTS
+from deckhands.evaluation.answering import waiting_in
 from tests.door_parts import Producer, all_present
 from tests.faults.harness import FaultCluster
 from tests.integration.command_line import finish, script
@@ -44,7 +49,7 @@ async def test_the_result_is_the_summary_and_a_second_task_finds_it(producer: Pr
     options = {"dataset": ROWS, "models": model, "out": "one", "concurrency": 1}
     result = producer.send("evaluate", kwargs=options)
     out = producer.cluster.root / "evaluations" / "one"
-    await until((out / "task.json").exists, limit=LIMIT_SECONDS, what="the first half")
+    await until(lambda: any(out.glob("tasks/*.json")), limit=LIMIT_SECONDS, what="the first half")
     producer.cluster.kill("d1")  # the evaluation does not need the door; its answer does
     producer.cluster.start_door("d2", DECKHANDS_EVALUATIONS=str(out.parent))
     summary = await result_of(result)
@@ -53,6 +58,58 @@ async def test_the_result_is_the_summary_and_a_second_task_finds_it(producer: Pr
     rows = (out / "results.jsonl").read_bytes()
     assert await result_of(producer.send("evaluate", kwargs=options)) == summary
     assert (out / "results.jsonl").read_bytes() == rows
+
+
+async def test_each_task_that_asks_meanwhile_is_answered(producer: Producer) -> None:
+    model = script(producer.cluster.root / "meanwhile.json", finish("6"), latency_seconds=1.0)
+    options = {"dataset": ROWS, "models": model, "out": "several", "concurrency": 1}
+    results = [producer.send("evaluate", kwargs=options) for _ in range(3)]
+    summaries = [await result_of(result) for result in results]
+    assert summaries[0]["models"][model]["outcomes"]["resolved"] == 1
+    assert summaries == [summaries[0]] * 3
+
+
+async def test_a_command_that_is_killed_is_started_again(producer: Producer) -> None:
+    model = script(producer.cluster.root / "killed.json", finish("6"), latency_seconds=5.0)
+    options = {"dataset": ROWS, "models": model, "out": "killed", "concurrency": 2}
+    result = producer.send("evaluate", kwargs=options)
+    out = producer.cluster.root / "evaluations" / "killed"
+    await until((out / "progress.jsonl").exists, limit=LIMIT_SECONDS, what="the command")
+    for pid in commands_in(out):
+        os.kill(pid, signal.SIGKILL)
+    summary = await result_of(result)
+    assert summary["models"][model]["outcomes"]["resolved"] == 1
+    assert len((out / "results.jsonl").read_bytes().splitlines()) == 2
+    assert not waiting_in(out)
+
+
+async def test_a_command_that_ends_too_early_again_and_again_is_given_up(producer: Producer) -> None:
+    model = script(producer.cluster.root / "lost.json", finish("6"), latency_seconds=60.0)
+    out = producer.cluster.root / "evaluations" / "lost"
+    result = producer.send("evaluate", kwargs={"dataset": ROWS, "models": model, "out": "lost"})
+    await until((out / "progress.jsonl").exists, limit=LIMIT_SECONDS, what="the command")
+    ((asker, _),) = waiting_in(out)
+    asker.model_copy(update={"starts": MOST_STARTS}).write(out)
+    os.utime(next(out.glob("tasks/*.json")), (0, 0))
+    for pid in commands_in(out):
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(Exception, match="too early too often"):
+        await result_of(result)
+    assert not waiting_in(out)
+
+
+async def test_the_id_of_a_task_names_no_file(producer: Producer) -> None:
+    model = script(producer.cluster.root / "named.json", finish("6"))
+    options = {"dataset": ROWS, "models": model, "out": "named", "concurrency": 2}
+    summary = await result_of(producer.send("evaluate", kwargs=options, task_id="../../../elsewhere"))
+    assert summary["models"][model]["outcomes"]["resolved"] == 1
+    assert not list(producer.cluster.root.parent.rglob("elsewhere*"))
+
+
+def commands_in(directory: Path) -> list[int]:
+    """Return the processes that carry out the evaluation of a directory."""
+    found = [one for one in psutil.process_iter(["cmdline"]) if str(directory) in (one.info["cmdline"] or ())]
+    return [one.pid for one in found]
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from deckhands.headless.bridge import Bridge
+from tests.docker_image import image
 from tests.end_to_end.test_cli_run import running_below
 from tests.integration.command_line import environment, finish, run_command, script
 from tests.polling import until
@@ -40,6 +44,12 @@ def env_for(home, model: str, **variables: str) -> dict[str, str]:
 
 def files_of(workspace) -> list[str]:
     return sorted(str(path.relative_to(workspace)) for path in workspace.rglob("*") if path.is_file())
+
+
+def logged(workspace, kind: str) -> list[dict[str, Any]]:
+    """Return the events of a kind in the log of the run."""
+    lines = (workspace / "logs/count/events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["kind"] == kind]
 
 
 def block_of_page(language: str) -> str:
@@ -131,3 +141,47 @@ def test_limits_and_questions_have_their_codes(home, place, tmp_path):
     assert bridge.run("Look.", name="count", max_iterations=2).reason == "limit_reached"
     asking = Bridge(place, environment=env_for(home, script(tmp_path / "n.json", {"text": "What?"})))
     assert asking.run("Look.", name="count", arguments=["--no-auto-continue"]).reason == "needs_person"
+
+
+def test_a_browser_that_the_environment_enables(home, place, tmp_path):
+    (place / "hours.html").write_text("<h1>Open at 9</h1>")
+    look = {"tool_calls": [{"name": "browser", "arguments": {"code": f"goto('file://{place}/hours.html')"}}]}
+    env = env_for(home, script(tmp_path / "m.json", look, WRITE, finish("Done.")), ENABLE_BROWSER="true")
+    done = Bridge(place, environment=env).run("When does it open?", name="count")
+    assert (done.success, done.reason) == (True, "finished"), done
+    (page,) = logged(place, "observation.browse")
+    assert "heading 'Open at 9'" in page["content"]
+    assert running_below(home) == []
+
+
+def test_the_sdk_agent_that_a_configuration_prefers(home, place, tmp_path):
+    config = tmp_path / "my.toml"
+    config.write_text("[agent]\nprefer_sdk_agents = true\nfallback_to_legacy = true\ntimeout_seconds = 300\n")
+    env = env_for(home, script(tmp_path / "m.json", WRITE, finish("Done.")))
+    done = Bridge(place, environment=env).run("Count.", name="count", arguments=["--config-file", str(config)])
+    assert (done.success, done.reason) == (True, "finished"), done
+    (created,) = logged(place, "conversation.created")
+    assert created["agent"]["name"] == "CodeActAgentSDK"
+    assert created["agent"]["sdk"] == {"fallback_to_legacy": True, "timeout_seconds": 300.0}
+    # Where the SDK is not installed, the legacy agent has done it, and the log says why.
+    assert [change["loop"] for change in logged(place, "conversation.changed")] in ([], ["legacy"])
+
+
+def test_a_run_in_docker_without_an_engine_says_so(home, place):
+    env = env_for(home, "openai/none", RUNTIME="docker", SANDBOX_BASE_CONTAINER_IMAGE="some/image")
+    done = Bridge(place, environment=env | {"DECKHANDS_DOCKER_HOST": "tcp://127.0.0.1:1"}).run("Count.", name="count")
+    assert (done.exit_code, done.reason) == (2, "usage"), done
+    assert "RUNTIME is docker, and docker does not work here: no docker engine answers" in done.stdout_tail
+    assert files_of(place) == []
+
+
+@pytest.mark.docker
+def test_a_run_in_docker(home, place, tmp_path):
+    if os.geteuid() == 0:
+        os.chown(place, 4321, 4321)
+    write = run_command(f"""echo '{{"status": "'$(hostname)'"}}' > {FINAL}""")
+    env = env_for(home, script(tmp_path / "m.json", write, finish("Done.")), RUNTIME="docker")
+    done = Bridge(place, environment=env | {"SANDBOX_BASE_CONTAINER_IMAGE": image()}).run("Count.", name="count")
+    assert (done.success, done.reason) == (True, "finished"), done
+    assert json.loads((place / FINAL).read_text())["status"] != socket.gethostname()
+    assert {path.stat().st_uid for path in place.rglob("*")} == {place.stat().st_uid}

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from broker.contract.events import Observation
-from broker.contract.ipython_events import IPythonRunCellAction, IPythonRunCellObservation
 from broker.contract.observations import ErrorObservation
+from broker.contract.session_events import IPythonRunCellAction, IPythonRunCellObservation
 from tests.integration.workspace_hosts import LIMIT_SECONDS, gone, main_pid, opened, processes
 from tests.polling import until
 from tool_worker.launch.host_folder import HostFolder

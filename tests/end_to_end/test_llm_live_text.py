@@ -14,7 +14,7 @@ from pathlib import Path
 from broker.contract.actions import MessageAction
 from broker.contract.events import EventSource
 from broker.log.event_log import EventLog
-from broker.log.live_text import LiveText, Piece
+from broker.log.live_text import PIECE_LIMIT_CHARS, LiveText, Piece
 from broker.secrets.masking import MASK
 from broker.secrets.secrets import Secrets
 from broker.store.connection import MultiplexedConnection
@@ -51,9 +51,9 @@ async def test_who_looks_on_sees_pieces(valkey_store: Store) -> None:
         for delta in (Delta("thinking", "Hm."), Delta("text", "Good "), Delta("text", "day, 你"), Delta("call", "f {")):
             request.on_delta(delta)
     assert await asyncio.wait_for(watching, 20) == [
-        Piece("3.1", "thinking", "Hm."),
-        Piece("3.1", "text", "Good day, 你"),
-        Piece("3.1", "call", "f {"),
+        Piece("3.1", "thinking", "Hm.", 0),
+        Piece("3.1", "text", "Good day, 你", 3),
+        Piece("3.1", "call", "f {", 14),
     ]
 
 
@@ -63,7 +63,7 @@ async def test_pieces_come_while_the_reply_is_on_its_way(valkey_store: Store) ->
     async with shown(valkey_store, EventLog(valkey_store), REQUEST, attempt=2, is_watched=True) as request:
         assert request.on_delta is not None
         request.on_delta(Delta("text", "first"))
-        assert await asyncio.wait_for(watching, 20) == [Piece("3.2", "text", "first")]
+        assert await asyncio.wait_for(watching, 20) == [Piece("3.2", "text", "first", 0)]
         request.on_delta(Delta("text", "second"))
 
 
@@ -74,9 +74,9 @@ async def test_what_a_failed_call_has_shown_is_void_once_another_is_asked(valkey
         for delta in (Delta("text", "half a"), Delta("superseded", ""), Delta("text", "whole")):
             request.on_delta(delta)
     assert await live.rest() == [
-        Piece("3.1", "text", "half a"),
-        Piece("3.1", "superseded", ""),
-        Piece("3.1.1", "text", "whole"),
+        Piece("3.1", "text", "half a", 0),
+        Piece("3.1", "superseded", "", 6),
+        Piece("3.1.1", "text", "whole", 0),
     ]
 
 
@@ -93,6 +93,23 @@ async def test_nothing_of_it_is_kept(valkey_store: Store) -> None:
     assert await valkey_store.connection.call("XLEN", keys.live) <= 700
     assert 0 < await valkey_store.connection.call("PTTL", keys.live) <= 60_000
     assert 0 < await valkey_store.connection.call("PTTL", keys.watched) <= 30_000
+
+
+async def test_a_piece_says_where_it_stands_whatever_was_cut_off_and_what_is_none_is_skipped(
+    valkey_store: Store,
+) -> None:
+    async with shown(valkey_store, EventLog(valkey_store), REQUEST, attempt=1, is_watched=True) as request:
+        assert request.on_delta is not None
+        request.on_delta(Delta("text", "x" * (PIECE_LIMIT_CHARS + 5)))
+    live = valkey_store.keys("c1").live
+    good = {"call": "1.1", "kind": "text", "text": "a", "at": 1}
+    for forged in ("", "{", "[]", "{}", "1", *(json.dumps({**good, name: []}) for name in good), "[" * 100_000):
+        await valkey_store.connection.call("XADD", live, "*", "p", forged)
+    await valkey_store.connection.call("XADD", live, "*", "p", json.dumps(good))
+    assert await LiveText(valkey_store, "c1").rest() == [
+        Piece("3.1", "text", "x" * PIECE_LIMIT_CHARS, 5),
+        Piece("1.1", "text", "a", 1),
+    ]
 
 
 async def test_what_came_after_the_last_look_is_not_missed(valkey_store: Store) -> None:

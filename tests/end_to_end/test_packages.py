@@ -9,7 +9,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from broker.contract.ipython_events import IPythonRunCellAction, IPythonRunCellObservation
+from broker.contract.session_events import IPythonRunCellAction, IPythonRunCellObservation
 from tests.integration.workspace_hosts import Output, opened, output
 from tool_worker.launch.session_programs import session_programs
 from tool_worker.tools.ipython import RunCell

@@ -146,6 +146,7 @@ async def test_a_request_continues_the_trace_of_its_header_and_no_forged_one(
     continued, other = (receiver.of(cid, "submit")[0] for cid in begun)
     assert [continued.trace_id, continued.parent_id] == OUTER.split("-")[1:3]
     assert other.trace_id != continued.trace_id
+    assert (continued.role, other.role) == ("server", "server")
     assert other.parent_id == ""
     created = (await cluster.client.events(begun[0]))[0]
     assert isinstance(created, ConversationCreated)

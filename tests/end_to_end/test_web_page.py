@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import signal
 import socket
 import sys
 import urllib.request
+import zipfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ from playwright.async_api import Page
 
 from broker.contract.actions import CmdRunAction, MessageAction
 from broker.contract.events import EventSource
+from broker.contract.observations import CmdOutputObservation
 from broker.runtime.child import Child
 from broker.specs.agent_state import AgentState
 from broker.store.store import Store
@@ -27,6 +30,7 @@ from tests.browser_pages import CHROMIUM, opened, scripted
 from tests.integration.command_line import cluster as cluster_up
 from tests.integration.command_line import deckhands, environment
 from tests.polling import until
+from tests.screenshots import picture
 from tests.server_parts import Served, served
 from tests.unit.deckhands.sample_log import output, state
 
@@ -135,6 +139,47 @@ async def test_a_run_is_followed_live_over_a_server_that_is_killed_and_an_action
         await page.locator(".event.user", has_text="Thank you").wait_for()
         await page.get_by_role("link", name="Conversations").click()
         await page.get_by_role("link", name="Look around").wait_for()
+
+
+async def test_a_person_edits_an_action_sends_a_picture_compares_a_fork_and_takes_an_archive_home(
+    cluster: Cluster,
+) -> None:
+    finish = {"tool_calls": [{"name": "finish", "arguments": {"message": "All is well."}}]}
+    agent = scripted(cluster.folder, [bash("echo original"), finish, finish, finish], confirm=True)
+    cid = await cluster.client.submit("look around", agent=agent, headless=False, title="Edited")
+    await cluster.client.wait_until_settled(cid, timeout_seconds=LIMIT_SECONDS)
+    image = cluster.folder / "point.png"
+    image.write_bytes(base64.b64decode(picture(20, 10, (200, 30, 30)).partition(",")[2]))
+    async with opened(f"{cluster.url}/#/c/{cid}") as page:
+        await page.get_by_role("button", name="Edit…").click()
+        await page.get_by_role("textbox", name="Command").fill("echo edited > made.txt; cat made.txt")
+        await page.get_by_role("button", name="Run it so").click()
+        await page.locator("#state.finished").wait_for()
+        events = await cluster.client.events(cid)
+        ran = [event.content for event in events if isinstance(event, CmdOutputObservation)]
+        assert len(ran) == 1
+        assert ran[0].rstrip().endswith("edited")
+        await page.locator("#pictures").set_input_files(str(image))
+        await page.get_by_role("img", name="point.png").wait_for()
+        await page.get_by_role("textbox", name="Message").fill("What is this?")
+        await page.get_by_role("button", name="Send").click()
+        shown = page.locator(".event.user", has_text="What is this?").get_by_role("img")
+        await shown.wait_for()
+        assert await shown.evaluate("one => one.naturalWidth") == 20
+        await cluster.client.wait_until_settled(cid, timeout_seconds=LIMIT_SECONDS)
+        asked = [event for event in await cluster.client.events(cid) if isinstance(event, MessageAction)]
+        assert [url[:22] for url in asked[-1].image_urls or ()] == ["data:image/png;base64,"]
+        async with page.expect_download() as download:
+            await page.get_by_role("button", name="Download").click()
+        with zipfile.ZipFile(await (await download.value).path()) as archive:
+            assert archive.testzip() is None
+            lines = archive.read(f"{cid}/events.jsonl").decode().splitlines()
+            assert [json.loads(line)["id"] for line in lines][:3] == [1, 2, 3]
+            assert archive.read(f"{cid}/workspace/made.txt") == b"edited\n"
+        fork = await cluster.client.fork(cid, at=3, title="Forked")
+        await page.goto(f"{cluster.url}/#/compare/{cid}/{fork}")
+        await page.get_by_text("They share their first").wait_for()
+        assert await page.locator(".side").count() == 2
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from broker.contract.events import Observation
-from broker.contract.ipython_events import IPythonRunCellObservation
+from broker.contract.session_events import IPythonRunCellObservation
 from tests.faults.harness import FaultCluster
 
 POOLS = {"DECKHANDS_POOLS": "bash,ipython"}

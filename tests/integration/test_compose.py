@@ -23,6 +23,7 @@ from tool_worker.sandbox.seccomp import REFUSED
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "compose.yaml"
 OUTSIDE = ROOT / "deploy" / "compose.outside.yaml"
+CLAUDE = ROOT / "deploy" / "compose.claude.yaml"
 NO_SANDBOX = ROOT / "deploy" / "compose.none.yaml"
 SYSTEM_CALLS = ROOT / "deploy" / "seccomp.json"
 PRODUCERS = ROOT / "deploy" / "compose.producers.yaml"
@@ -154,6 +155,17 @@ def test_every_conversation_has_a_sandbox_of_its_own_unless_somebody_says_otherw
     assert yaml.safe_load(text.replace("!override", ""))["services"] == {
         "tools": {"security_opt": ORDINARY, "environment": {"DECKHANDS_SANDBOX": "none"}}
     }
+
+
+def test_sdk_agents_have_an_image_and_a_sandbox_and_change_nothing_else() -> None:
+    text = CLAUDE.read_text()
+    (service,) = yaml.safe_load(text.replace("!override", ""))["services"].values()
+    assert set(service) == {"image", "build", "security_opt", "environment"}
+    assert service["security_opt"] == FOR_BUBBLEWRAP
+    assert service["build"] == {"args": {"REQUIREMENTS": "claude"}}
+    pinned, with_sdk = ((ROOT / "requirements" / f"{name}.txt").read_text() for name in ("run", "claude"))
+    assert "\nclaude-agent-sdk==" in with_sdk
+    assert set(pinned.splitlines()) < set(with_sdk.splitlines())  # it can serve as the image of every service
 
 
 def test_quotas_and_servers_are_files_that_say_nothing_until_somebody_fills_them() -> None:

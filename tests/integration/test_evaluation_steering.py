@@ -14,6 +14,7 @@ import pytest_asyncio
 from broker.contract.events import Limits
 from broker.contract.observations import CmdOutputObservation
 from broker.runtime.errors import UsageError
+from deckhands.attempts.catalog import Catalog
 from deckhands.attempts.plan import LABEL, Plan
 from deckhands.attempts.results import BeingWritten, Results, Row, read_results
 from deckhands.attempts.standing import Shown, Standing
@@ -105,6 +106,11 @@ async def test_a_paused_evaluation_begins_nothing_and_continues_where_it_was(
     assert await running.ended() == [("a", "resolved", ""), ("b", "resolved", "")]
     assert running.rows[0].waiting_seconds["paused"] > 0
     assert running.rows[0].working_seconds > 0
+    found = await Catalog(client.store).find("pause")
+    assert found is not None
+    assert found.standing is not None
+    assert (found.standing.state, found.standing.outcomes) == ("over", {"resolved": 2})
+    assert await Catalog(client.store).rows("pause") == running.rows
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -109,7 +109,7 @@ async def test_a_piece_of_a_reply_arrives_before_the_reply(server: Served) -> No
             return bool(await server.client.store.connection.call("EXISTS", watched))
 
         await until(is_watched, what="somebody who watches")
-        await live.show([Piece("1.1", "text", "Hel")])
+        await live.show([Piece("1.1", "text", "Hel", 0)])
         name, found = "", {}
         async for line in stream.aiter_lines():
             if line.startswith("event: "):
@@ -117,7 +117,7 @@ async def test_a_piece_of_a_reply_arrives_before_the_reply(server: Served) -> No
             if line.startswith("data: ") and name == "delta":
                 found = httpx2.Response(200, content=line[6:]).json()
                 break
-    assert found == {"call": "1.1", "kind": "text", "text": "Hel"}
+    assert found == {"call": "1.1", "kind": "text", "text": "Hel", "at": 0}
 
 
 async def test_each_key_has_its_own_size_of_bodies(server: Served) -> None:

@@ -9,17 +9,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
 from broker.contract import codec
 from broker.contract.actions import CmdRunAction
 from broker.contract.events import ConversationCreated, WorkspaceSpec
 from broker.contract.observations import ErrorObservation
 from broker.coordination.action_streams import ActionClaimed, ActionDelivery
 from broker.log.event_log import EventLog
-from broker.runtime.tracing import Tracing
+from broker.runtime.tracing import RecordedSpan, Tracing
 from broker.store.store import Store
 from tests.integration.workspace_hosts import opened
 from tool_worker.worker.traced import TracedExecutor
@@ -43,12 +39,10 @@ def calls_of(function: Any) -> Iterator[list[str]]:
 
 
 async def test_an_action_is_decoded_once_with_traces_and_without(memory_store: Store, tmp_path: Path) -> None:
-    spans = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(spans))
+    spans: list[RecordedSpan] = []
     log = EventLog(memory_store)
     async with opened(tmp_path) as workspaces:
-        for number, tracing in enumerate((Tracing(), Tracing(provider.get_tracer("test")))):
+        for number, tracing in enumerate((Tracing(), Tracing(spans.append))):
             name = f"conversation-{number}"
             await log.create(ConversationCreated(conversation_id=name))
             await log.append(name, [CmdRunAction(command="echo hi")])
@@ -57,17 +51,15 @@ async def test_an_action_is_decoded_once_with_traces_and_without(memory_store: S
             with calls_of(codec.decode) as decoded:
                 await executor.execute(delivery, ActionClaimed(1))
             assert decoded == ["_decoded"], name
-    assert [span.name for span in spans.get_finished_spans()] == ["execute_tool action.run", "action"]
+    assert [span.name for span in spans] == ["execute_tool action.run", "action"]
 
 
 async def test_an_action_that_cannot_be_read_is_answered_and_traced(memory_store: Store, tmp_path: Path) -> None:
-    spans = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(spans))
+    spans: list[RecordedSpan] = []
     log = EventLog(memory_store)
     await log.create(ConversationCreated(conversation_id="damaged"))
     async with opened(tmp_path) as workspaces:
-        tracing = Tracing(provider.get_tracer("test"))
+        tracing = Tracing(spans.append)
         executor = TracedExecutor(log, workspaces, worker_id="tool-1", spans=tracing)
         await executor.execute(
             ActionDelivery("damaged", 7, b"\x01\x00half an entry", WorkspaceSpec(), ""), ActionClaimed(1)
@@ -75,4 +67,4 @@ async def test_an_action_that_cannot_be_read_is_answered_and_traced(memory_store
     answer = (await log.read("damaged"))[-1]
     assert isinstance(answer, ErrorObservation)
     assert answer.error_id == "corrupt_entry"
-    assert [span.name for span in spans.get_finished_spans()] == ["action"]
+    assert [span.name for span in spans] == ["action"]

@@ -174,6 +174,22 @@ async def test_the_hard_limit_holds_for_noisy_and_for_blocking_commands(run: Ter
     assert answer.state == "hard_timeout"
 
 
+async def test_an_interrupt_between_two_programs_of_a_command_is_not_lost(run: Terminal) -> None:
+    for _ in range(20):
+        assert (await run("while true; do echo x; sleep 0.0001; done", timeout=0.05)).state == "hard_timeout"
+        assert (await run.type("C-c", timeout=20)).exit_code == 130
+
+
+async def test_a_program_that_ends_well_when_it_is_interrupted_is_interrupted_once(
+    run: Terminal, workspace: Path
+) -> None:
+    program = "import time\nopen('begun', 'w')\ntry: time.sleep(100)\nexcept KeyboardInterrupt: print('done')"
+    await run(f'python3 -c "{program}"; sleep 1; echo next', no_change_timeout=0.1)
+    await until((workspace / "begun").exists)
+    answer = await run.type("C-c")
+    assert (answer.content, answer.exit_code) == ("done\nnext", 0)
+
+
 async def test_a_limit_begins_when_the_command_does_and_not_while_it_waits_for_its_turn(
     run: Terminal, workspace: Path
 ) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from broker.runtime.errors import DeckhandsError
 from controller_worker.backends.scripted import Script
 from tests.model_server.faults import Fault, FaultPlan
+from tests.model_server.latency import Latency
 from tests.model_server.quota import Quota
 from tests.model_server.scripts import builtin_script
 from tests.model_server.server import ModelServer, serve
@@ -27,6 +28,9 @@ def main() -> None:
     source.add_argument("--script", type=Path, help="a file as in docs/scripted-models.md")
     source.add_argument("--builtin", default="finish", help="finish, say:TEXT, bash:N or forever")
     parser.add_argument("--latency", type=float, help="seconds per reply, instead of the script's")
+    parser.add_argument(
+        "--latency-sigma", type=float, default=0.0, help="log-normal around --latency, by `latency-key=NAME` of a task"
+    )
     parser.add_argument("--model", action="append", default=[], help="a name it knows, repeatable; none: all")
     parser.add_argument("--key", help="the only key it accepts; none: all")
     parser.add_argument("--faults", help="a plan as JSON: a list of faults, see tests/model_server/faults.py")
@@ -47,7 +51,7 @@ def main() -> None:
 async def _run(arguments: argparse.Namespace, script: Script, faults: list[dict[str, object]] | None) -> None:
     server = ModelServer(
         script,
-        latency_seconds=arguments.latency,
+        latency=Latency(arguments.latency, arguments.latency_sigma),
         models=arguments.model,
         key=arguments.key,
         records=arguments.records,

@@ -22,6 +22,7 @@ from controller_worker.backends.scripted import Script
 from tests.model_server import chat_format, messages_format, responses_format
 from tests.model_server.batches import BatchShelf
 from tests.model_server.faults import STATUS_FAULTS, Fault, FaultPlan, spoil_body, spoil_turn, stopped
+from tests.model_server.latency import Latency
 from tests.model_server.quota import Quota, retry_after
 
 FORMATS: Mapping[str, ModuleType] = {module.PATH: module for module in (chat_format, messages_format, responses_format)}
@@ -80,7 +81,7 @@ class ModelServer:
         self,
         script: Script,
         *,
-        latency_seconds: float | None = None,
+        latency: Latency | None = None,
         models: Sequence[str] = (),
         key: str | None = None,
         records: int = 200,
@@ -89,7 +90,7 @@ class ModelServer:
         batch_seconds: float = 0.2,
     ) -> None:
         self._script = script
-        self._latency_seconds = script.latency_seconds if latency_seconds is None else latency_seconds
+        self._latency = latency or Latency()
         self._models = tuple(models)
         self._key = key
         self._records: deque[Record] = deque(maxlen=records)
@@ -158,8 +159,11 @@ class ModelServer:
         refused_for = self._quota.enter(key, turn.usage.prompt_tokens + turn.usage.completion_tokens)
         if refused_for is not None:
             return _refuse(wire, "rate_limit", retry_after=retry_after(refused_for))
+        seconds = turn.latency_seconds
+        if seconds is None:
+            seconds = self._latency.of_request(record.body, number)
         try:
-            await asyncio.sleep(self._latency_seconds if turn.latency_seconds is None else turn.latency_seconds)
+            await asyncio.sleep(self._script.latency_seconds if seconds is None else seconds)
         finally:
             self._quota.leave(key)
         if fault is not None and fault.kind in STATUS_FAULTS:

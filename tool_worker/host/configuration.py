@@ -95,8 +95,13 @@ class HostConfiguration:
     @property
     def programs(self) -> dict[str, list[str]]:
         """Every tool that a program carries out: our own, and what `sessions` names."""
-        code = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "search", "code_program.py")
-        return {"code": [sys.executable, "-I", "-S", code, self.packages], **self.sessions}
+        package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        own = [sys.executable, "-I", "-S"]
+        return {
+            "code": [*own, os.path.join(package, "search", "code_program.py"), self.packages],
+            "acp": [*own, os.path.join(package, "acp", "acp_program.py")],
+            **self.sessions,
+        }
 
     def encode(self) -> bytes:
         """Return what `decode` reads."""

@@ -91,6 +91,25 @@ def children(pid: int) -> frozenset[int]:
         return frozenset()
 
 
+def command_line(pid: int) -> bytes:
+    """Return the arguments of a process, each with a NUL behind it; empty for one that has ended."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def handles_interrupts(pid: int) -> bool:
+    """Say whether SIGINT does not simply end a process: it catches or ignores it."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            masks = [line.split()[1] for line in file if line.startswith((b"SigIgn:", b"SigCgt:"))]
+    except OSError:
+        return False
+    return any(int(mask, 16) & 1 << signal.SIGINT - 1 for mask in masks)
+
+
 def kill(pid: int) -> None:
     """Send SIGKILL to a process, if it is still there."""
     try:

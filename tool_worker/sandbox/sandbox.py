@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
-HOST_ROOMS = ("host", "shell", "editor", "text_files", "search")
+HOST_ROOMS = ("host", "shell", "editor", "text_files", "search", "acp")
 """The rooms of this package whose code runs in a workspace host."""
 DOCUMENT_PROGRAM = "sessions/document_text.py"
 """What `search` starts to read a PDF: with a library, which no host has."""

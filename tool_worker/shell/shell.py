@@ -19,7 +19,7 @@ import termios
 from tool_worker.host.children import Children
 from tool_worker.host.compiled import signal, socket
 from tool_worker.host.configuration import HostConfiguration
-from tool_worker.host.descendants import children, kill, present_tick, started_since
+from tool_worker.host.descendants import children, command_line, handles_interrupts, kill, present_tick, started_since
 from tool_worker.host.hardening import lower_limits
 from tool_worker.host.loop import BufferedWriter, Loop
 from tool_worker.shell.command_marks import CommandEnd, Mark, MarkScanner, begin_line, end_line
@@ -42,6 +42,10 @@ ENDED = "ended"
 
 KILL_ROUNDS = 50
 """How often to look for more of what a command started; a fork bomb wins longer only until the workspace is closed."""
+
+REPEAT_SECONDS = 0.2
+REPEATS = 20
+"""When Ctrl-C is pressed again that nobody got, and how often: see `press`."""
 
 HANG_CHECK_SECONDS = 2.5
 UNRESPONSIVE_SECONDS = {SUBMITTED: 30.0, BEGUN: 5.0}
@@ -117,6 +121,9 @@ class Shell:
         self._to_bash = BufferedWriter(loop, self._commands.fileno())
         self._to_program = BufferedWriter(loop, self._master)
         self._hang_check = loop.timer(self._check_responsive)
+        self._repeat = loop.timer(self._press_again)
+        self._repeats_left = 0
+        self._pressed_for = 0
         loop.on_readable(self._master, self._read)
         reaper.watch(self.pid, self._exited)
 
@@ -156,10 +163,16 @@ class Shell:
         return True
 
     def press(self, key: str) -> None:
-        """Press Ctrl and this key, for the running program."""
-        self._type(bytes([ord(key.upper()) & 0x1F]))
+        """Press Ctrl and this key, for the running program.
+
+        Ctrl-C reaches nobody where one program of the command has just ended, or the next is not yet more than a copy
+        of bash: the command continues as if nothing had happened. It is pressed again then, until somebody gets it.
+        """
         if key.upper() == "C":
-            self._ask_for_end_again()
+            self._repeats_left = REPEATS
+            self._press_interrupt()
+        else:
+            self._type(bytes([ord(key.upper()) & 0x1F]))
 
     def interrupt(self) -> None:
         """Send SIGINT to the foreground, whatever state the terminal is in."""
@@ -207,6 +220,31 @@ class Shell:
             self._to_program.write(keys)
         else:
             self._typed_early += keys
+
+    def _press_interrupt(self) -> None:
+        group = os.tcgetpgrp(self._master)
+        is_handled = self._has_handler(group)
+        self._type(b"\x03")
+        self._ask_for_end_again()
+        is_interrupt = self.state == BEGUN and termios.tcgetattr(self._slave)[3] & termios.ISIG
+        if is_interrupt and self._repeats_left and not (is_handled and self._has_handler(group)):
+            self._repeats_left -= 1
+            self._pressed_for = group
+            self._repeat.set(self._loop.now() + REPEAT_SECONDS)
+
+    def _press_again(self) -> None:
+        """Press Ctrl-C again where the command still runs and another program than the one that it was meant for."""
+        group = os.tcgetpgrp(self._master)
+        if self.state == BEGUN and (group != self._pressed_for or self._has_started(group)):
+            self._press_interrupt()
+
+    def _has_handler(self, group: int) -> bool:
+        """Say whether a program that handles interrupts leads this group: what happens then is for it to say."""
+        return self._has_started(group) and handles_interrupts(group)
+
+    def _has_started(self, group: int) -> bool:
+        """Say whether a program leads this group: not bash, nor a copy of it that has yet to become the program."""
+        return command_line(group) not in (b"", command_line(self.pid))
 
     def _ask_for_end_again(self) -> None:
         # The interrupt may arrive when the command has just ended and discard the line that says so.
@@ -270,6 +308,7 @@ class Shell:
             return
         self.state = IDLE
         self._hang_check.set(None)
+        self._repeat.set(None)
         self._to_program.clear()
         end = CommandEnd(mark.fields)
         self._previous_exit_code = end.exit_code
@@ -288,6 +327,7 @@ class Shell:
                 break
         last_state, self.state = self.state, ENDED
         self._loop.drop(self._hang_check)
+        self._loop.drop(self._repeat)
         self._to_bash.clear()
         self._to_program.clear()
         self._loop.on_readable(self._master, None)

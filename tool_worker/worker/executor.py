@@ -350,7 +350,8 @@ class Executor:
     async def _with_secrets(self, conversation_id: str, request: HostRequest) -> Mapping[str, Any]:
         """Return a request's arguments, with those secrets in a command's environment that the command names."""
         secrets = self._log.secrets
-        if secrets is None or request.tool != "bash" or request.arguments["is_input"]:
+        is_command = request.tool == "acp" or (request.tool == "bash" and not request.arguments["is_input"])
+        if secrets is None or not is_command:
             return request.arguments
         wanted = await secrets.wanted_by(conversation_id, request.arguments["command"])
         return {**request.arguments, "env": wanted} if wanted else request.arguments

@@ -37,11 +37,14 @@ export async function ask(path, { method = "GET", body, signal } = {}) {
   return answer.status === 204 ? null : answer.json();
 }
 
-export async function download(path) {
+async function got(path) {
   const answer = await fetch(path, { headers: headers(), credentials: "omit" });
   if (!answer.ok) throw await problem(answer);
-  return answer.blob();
+  return answer;
 }
+
+export const download = async (path) => (await got(path)).blob();
+export const text = async (path) => (await got(path)).text();
 
 export const place = (id) => `/conversations/${encodeURIComponent(id)}`;
 

@@ -1,11 +1,14 @@
 // One conversation: its timeline as it grows, what it waits for, and what a person may do.
 
 import { ask, download, follow, place } from "./api.js";
-import { askFor, block, el, note, replace, usd } from "./dom.js";
+import { composer } from "./composer.js";
+import { askFor, askForAll, clean, el, named, note, replace, save, usd } from "./dom.js";
 import { card, tasks } from "./events.js";
+import { ask as askPerson } from "./question.js";
 import { why } from "./why.js";
+import { zipped } from "./zip.js";
 
-const WHY_MS = 3_000, NEAR_PX = 120, DRAWN = 2_000;
+const WHY_MS = 3_000, NEAR_PX = 120, DRAWN = 2_000, MOST_FILES = 500;
 const AT_REST = new Set(["finished", "rejected", "error", "stopped", "paused", "awaiting_user_input", "awaiting_user_confirmation"]);
 
 export function conversation({ main, signal, refused }, id, eventId) {
@@ -21,15 +24,14 @@ export function conversation({ main, signal, refused }, id, eventId) {
   const timeline = el("div", { class: "timeline", role: "log", "aria-label": "Events", "aria-busy": "true" });
   const earlier = el("button", { type: "button", hidden: true, onclick: () => drawEarlier() });
   const writing = el("article", { class: "event model writing", hidden: true }, el("header", {}, el("strong", {}, "The model writes…")), el("pre", {}));
-  const text = el("textarea", { id: "message", rows: 2, required: true, placeholder: "The agent continues, whatever its state" });
-  const form = el("form", { class: "card say", onsubmit: (event) => { event.preventDefault(); say(); } },
-    el("label", { for: "message" }, "Message"), text, el("div", { class: "row end" }, el("button", { class: "main" }, "Send")));
+  const form = composer((content, images) => post("messages", { content, ...(images.length ? { images } : {}) }));
   const verb = (path, name, kind = "") => el("button", { type: "button", class: kind, onclick: () => act(path, name) }, name);
   const buttons = { pause: verb("pause", "Pause"), interrupt: verb("interrupt", "Interrupt"), resume: verb("resume", "Resume"), cancel: verb("cancel", "Cancel", "danger") };
   replace(main,
     el("div", { class: "bar" }, title, el("span", { class: "grow" }), ...Object.values(buttons),
-      el("button", { type: "button", onclick: () => fork() }, "Fork"),
-      el("button", { type: "button", onclick: () => save() }, "Download")),
+      el("button", { type: "button", onclick: () => fork() }, "Fork…"),
+      el("button", { type: "button", onclick: () => beside() }, "Compare…"),
+      el("button", { type: "button", onclick: (event) => archive(event.currentTarget) }, "Download")),
     facts,
     el("div", { class: "columns" }, el("div", { class: "wide" }, earlier, timeline, writing, question, form),
       el("aside", { "aria-label": "About the conversation" }, reasons, list, below)));
@@ -37,7 +39,7 @@ export function conversation({ main, signal, refused }, id, eventId) {
   function take(event) {
     events.push(event);
     switch (event.kind) {
-      case "conversation.created": seen.title = event.title || id; break;
+      case "conversation.created": seen.title = event.title || id; seen.origin = event.forked_from || ""; break;
       case "observation.agent_state_changed": seen.state = event.agent_state; seen.asked = event.agent_state === "awaiting_user_confirmation" ? event.action_id : null; explain(); break;
       case "model.reply":
         if ((event.service || "agent") === "agent") seen.steps += 1;
@@ -78,7 +80,7 @@ export function conversation({ main, signal, refused }, id, eventId) {
   }
 
   function head() {
-    document.title = `${seen.title} · Deckhands`;
+    named(seen.title);
     title.textContent = "";
     title.append(el("span", {}, seen.title));
     const hidden = events.length - byId.size;
@@ -86,7 +88,8 @@ export function conversation({ main, signal, refused }, id, eventId) {
     earlier.textContent = `Show earlier events (${hidden.toLocaleString("en")})`;
     replace(facts, el("span", { class: `state ${seen.state}`, id: "state" }, seen.state.replaceAll("_", " ")),
       el("span", {}, `${seen.steps} steps`), el("span", {}, `${usd(seen.cost)}${seen.unpriced ? " at least" : ""}`),
-      el("span", {}, `${(seen.prompt + seen.completion).toLocaleString("en")} tokens`), el("span", {}, `${events.length} events`), el("span", { class: "mono dim" }, id));
+      el("span", {}, `${(seen.prompt + seen.completion).toLocaleString("en")} tokens`), el("span", {}, `${events.length} events`),
+      seen.origin ? el("span", {}, "fork of ", el("a", { href: `#/c/${seen.origin}` }, seen.origin)) : "", el("span", { class: "mono dim" }, id));
     const isRest = AT_REST.has(seen.state);
     buttons.pause.hidden = buttons.interrupt.hidden = isRest;
     buttons.resume.hidden = !["paused", "error", "stopped"].includes(seen.state);
@@ -107,43 +110,46 @@ export function conversation({ main, signal, refused }, id, eventId) {
     question.dataset.asked = String(asked ?? "");
     question.hidden = asked === null || asked === undefined;
     if (question.hidden) { replace(question); return; }
-    const action = events.find((event) => event.id === asked) || {};
-    replace(question, el("h2", {}, `Run action ${asked}?`),
-      block(action.command || action.code || action.content || JSON.stringify(action, null, 2)),
-      el("div", { class: "row" },
-        el("button", { type: "button", class: "main", id: "confirm", onclick: () => answer("confirm", { action_id: asked }) }, "Confirm"),
-        el("button", { type: "button", class: "danger", id: "reject", onclick: async () => {
-          const reason = await askFor(`Reject action ${asked}`, "Reason (the agent reads it and continues; empty: it waits)", { required: false, action: "Reject" });
-          if (reason !== null) answer("reject", { action_id: asked, reason });
-        } }, "Reject…")));
+    askPerson(question, asked, events.find((event) => event.id === asked) || {}, answer, refused);
   }
 
   async function post(path, body) {
     try { await ask(`${place(id)}/${path}`, { method: "POST", body }); return true; } catch (error) { refused(error); return false; }
   }
   async function answer(path, body) { if (await post(path, body)) { question.hidden = true; explain(); } }
-  async function say() { const content = text.value; if (content.trim() && await post("messages", { content })) text.value = ""; }
   async function act(path, name) {
     const reason = await askFor(name, "Reason (it stands in the log)", { action: name });
     if (reason !== null) post(path, { reason });
   }
   async function fork() {
-    const model = await askFor("Fork from the last event", "Another model, or nothing for the same", { required: false, action: "Fork" });
-    if (model === null) return;
+    const last = events.at(-1)?.id || 1;
+    const given = await askForAll("Fork", [{ name: "at", label: `From event (1 to ${last})`, value: String(eventId || last) }, { name: "model", label: "Another model, or nothing for the same" }], { action: "Fork" });
+    if (given === null) return;
     try {
-      const made = await ask(`${place(id)}/fork`, { method: "POST", body: model.trim() ? { model: model.trim() } : {} });
+      const at = Number(given.at), model = given.model.trim();
+      const made = await ask(`${place(id)}/fork`, { method: "POST", body: { ...(at && at !== last ? { at } : {}), ...(model ? { model } : {}) } });
       location.hash = `#/c/${made.conversation_id}`;
     } catch (error) { refused(error); }
   }
-  async function save() {
-    const content = new Blob(events.map((event) => `${JSON.stringify(event)}\n`), { type: "application/x-ndjson" });
-    const parts = [[content, `${id}.jsonl`]];
-    try { const patch = await download(`${place(id)}/patch`); if (patch.size) parts.push([patch, `${id}.patch`]); } catch { note("The workspace has no patch to download; the events are saved."); }
-    for (const [blob, name] of parts) {
-      const url = URL.createObjectURL(blob);
-      el("a", { href: url, download: name }).click();
-      setTimeout(() => URL.revokeObjectURL(url), 60_000);
-    }
+  async function beside() {
+    const other = await askFor("Compare with another conversation", "Its id", { value: (seen.origin || "").split("@")[0], action: "Compare" });
+    if (other?.trim()) location.hash = `#/compare/${other.trim()}/${id}`;
+  }
+  /** Save the events, the patch and the files as one ZIP; what there is none of is left out. */
+  async function archive(button) {
+    button.disabled = true;
+    const files = [[`${id}/events.jsonl`, new Blob(events.map((event) => `${JSON.stringify(event)}\n`))]];
+    try {
+      const patch = await download(`${place(id)}/patch`);
+      if (patch.size) files.push([`${id}/workspace.patch`, patch]);
+      for (const one of (await ask(`${place(id)}/files`, { signal })).slice(0, MOST_FILES)) {
+        if (one.kind === "link") continue;
+        const content = await download(`${place(id)}/files/${encodeURIComponent(one.name)}`);
+        files.push([`${id}/workspace/${one.name}${one.kind === "directory" ? ".tar" : ""}`, content]);
+      }
+    } catch { note("The workspace cannot be read now; the archive is without what is missing of it."); }
+    try { save(await zipped(files), `${id}.zip`); } catch (error) { refused(error); }
+    button.disabled = false;
   }
 
   /** Ask soon why it is where it is; several reasons to ask are one question. */
@@ -155,10 +161,20 @@ export function conversation({ main, signal, refused }, id, eventId) {
     }, 300);
   }
 
+  /** j and k lead to the next event and the one before. */
+  function keyed(event) {
+    const step = { j: 1, k: -1 }[event.key];
+    if (!step || event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input, textarea, select, dialog")) return;
+    const here = document.activeElement.closest?.(".timeline > .event");
+    const next = here ? (step > 0 ? here.nextElementSibling : here.previousElementSibling) : step > 0 ? timeline.firstElementChild : timeline.lastElementChild;
+    if (next) { next.focus(); next.scrollIntoView({ block: "nearest" }); event.preventDefault(); }
+  }
+  addEventListener("keydown", keyed, { signal });
+
   const names = { live: "live", away: "the server is away, trying again", over: "archived" };
   follow(id, {
     event: take,
-    delta: (piece) => { writing.hidden = false; writing.lastChild.textContent = (writing.lastChild.textContent + (piece.text || "")).slice(-20_000); },
+    delta: (piece) => { writing.hidden = false; writing.lastChild.textContent = (writing.lastChild.textContent + clean(piece.text || "")).slice(-20_000); },
     state: (state) => { connection.textContent = names[state]; connection.className = state; if (state === "live") explain(); },
     problem: refused,
   }, signal);

@@ -1,15 +1,15 @@
 // The list: filtered by the server, a page at a time, so that any number of conversations stays quick.
 
 import { ask, place } from "./api.js";
-import { ago, askFor, el, note, replace, usd } from "./dom.js";
+import { ago, askFor, el, named, note, replace, usd } from "./dom.js";
 
 const PAGE = 100, REFRESH_MS = 3_000, AT_ONCE = 8;
 const STATES = ["", "running", "waiting", "scheduled", "rate_limited", "awaiting_user_confirmation", "awaiting_user_input",
   "paused", "finished", "error", "stopped", "rejected", "loading"];
-const filter = { state: "", label: "", text: "" };
+const filter = { state: "", label: "", text: "", tenant: "", model: "", cost: "" };
 
 export function conversations({ main, signal, refused }) {
-  document.title = "Conversations · Deckhands";
+  named("Conversations");
   const chosen = new Set(), cursors = [""];
   let rows = [], next = null, isBusy = false;
   const body = el("tbody", {}), count = el("span", { role: "status" });
@@ -20,19 +20,27 @@ export function conversations({ main, signal, refused }) {
   const before = el("button", { type: "button", onclick: () => { cursors.pop(); load(); } }, "Newer");
   const after = el("button", { type: "button", onclick: () => { cursors.push(next); load(); } }, "Older");
   const pause = el("button", { type: "button", onclick: () => act("pause", "Pause") }, "Pause");
+  const requeue = el("button", { type: "button", title: "Let them continue that were paused, stopped, have failed or crashed", onclick: () => act("requeue", "Requeue") }, "Requeue");
+  const compare = el("button", { type: "button", title: "Choose two", onclick: () => { location.hash = `#/compare/${[...chosen].join("/")}`; } }, "Compare");
   const cancel = el("button", { type: "button", class: "danger", onclick: () => act("cancel", "Cancel") }, "Cancel");
   const state = el("select", { id: "state", onchange: () => { filter.state = state.value; restart(); } },
     STATES.map((name) => el("option", { value: name, selected: name === filter.state }, name.replaceAll("_", " ") || "any")));
-  const label = el("input", { id: "label", placeholder: "team=billing", value: filter.label, onchange: () => { filter.label = label.value.trim(); restart(); } });
+  const narrow = (name, placeholder, more = {}) => {
+    const input = el("input", { id: name, placeholder, value: filter[name], autocomplete: "off", ...more, onchange: () => { if (input.reportValidity()) { filter[name] = input.value.trim(); restart(); } } });
+    return input;
+  };
+  const label = narrow("label", "team=billing"), tenant = narrow("tenant", "acme", { maxlength: 64 }), model = narrow("model", "a part of its name", { maxlength: 300 });
+  const cost = narrow("cost", "0.50", { type: "number", min: 0, step: "any" });
   const text = el("input", { id: "text", type: "search", placeholder: "title or id", value: filter.text, oninput: () => { filter.text = text.value; draw(); } });
   replace(main,
     el("div", { class: "bar" }, el("h1", {}, "Conversations"), count),
     el("form", { class: "bar filters", onsubmit: (event) => { event.preventDefault(); if (/^[a-z0-9_-]{20,}$/i.test(text.value)) location.hash = `#/c/${text.value}`; } },
       el("label", { for: "text" }, "Search this page"), text, el("label", { for: "state" }, "State"), state,
-      el("label", { for: "label" }, "Label"), label,
-      el("span", { class: "grow" }), pause, cancel),
-    el("div", { class: "scroll" }, el("table", { class: "list" },
-      el("thead", {}, el("tr", {}, el("th", {}, all), ...["Conversation", "State", "Steps", "Cost", "Updated"].map((name) => el("th", { scope: "col", class: name === "Steps" || name === "Cost" ? "number" : undefined }, name)))),
+      el("label", { for: "label" }, "Label"), label, el("label", { for: "tenant" }, "Tenant"), tenant, el("label", { for: "model" }, "Model"), model,
+      el("label", { for: "cost" }, "Cost from $"), cost,
+      el("div", { class: "row actions" }, compare, pause, requeue, cancel)),
+    el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Conversations" }, el("table", { class: "list" },
+      el("thead", {}, el("tr", {}, el("td", {}, all), ...["Conversation", "State", "Steps", "Cost", "Updated"].map((name) => el("th", { scope: "col", class: name === "Steps" || name === "Cost" ? "number" : undefined }, name)))),
       body)),
     el("div", { class: "bar" }, before, after));
 
@@ -52,7 +60,7 @@ export function conversations({ main, signal, refused }) {
       return el("tr", {},
         el("td", {}, box),
         el("td", {}, el("a", { href: `#/c/${row.conversation_id}` }, row.title || row.conversation_id), " ", labels,
-          el("div", { class: "dim mono" }, row.conversation_id, row.tenant ? ` · ${row.tenant}` : "")),
+          el("div", { class: "dim mono" }, row.conversation_id, row.tenant ? ` · ${row.tenant}` : "", row.model ? ` · ${row.model}` : "")),
         el("td", {}, el("span", { class: `state ${row.state}` }, row.state.replaceAll("_", " ")), row.wait_reason ? el("div", { class: "dim" }, `waits: ${row.wait_reason.replaceAll("_", " ")}`) : ""),
         el("td", { class: "number" }, row.numbers.iterations || "0"),
         el("td", { class: "number" }, usd(row.numbers.cost_usd || 0)),
@@ -63,7 +71,8 @@ export function conversations({ main, signal, refused }) {
   }
 
   function buttons() {
-    pause.disabled = cancel.disabled = isBusy || !chosen.size;
+    pause.disabled = requeue.disabled = cancel.disabled = isBusy || !chosen.size;
+    compare.disabled = chosen.size !== 2;
     before.disabled = cursors.length < 2;
     after.disabled = !next;
     count.textContent = chosen.size ? `${chosen.size} chosen` : `page ${cursors.length}`;
@@ -72,6 +81,9 @@ export function conversations({ main, signal, refused }) {
   async function load() {
     const query = new URLSearchParams({ limit: PAGE, cursor: cursors.at(-1) });
     if (filter.state) query.append("state", filter.state);
+    if (filter.tenant) query.append("tenant", filter.tenant);
+    if (filter.model) query.append("model", filter.model);
+    if (filter.cost) query.append("min_cost_usd", filter.cost);
     for (const one of filter.label.split(/[ ,]+/).filter(Boolean)) query.append("label", one);
     try {
       const found = await ask(`/conversations?${query}`, { signal });

@@ -1,6 +1,8 @@
 // Elements made from text. Nothing that was read is ever parsed as markup: texts become text nodes.
 
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]/g;
+/** Attributes that people read or hear. */
+const READ = new Set(["aria-label", "title", "alt", "placeholder"]);
 export const MOST_CHARS = 20_000;
 
 /** Spell out what a reader would not see or what would reorder a line: control, bidirectional and invisible characters. */
@@ -11,6 +13,11 @@ export function clean(text) {
   });
 }
 
+/** Name the page in the browser's tab. */
+export function named(text) {
+  document.title = `${clean(text).slice(0, 200)} · Deckhands`;
+}
+
 /** Make an element. Attributes that begin with `on` are listeners; children are nodes or texts. */
 export function el(name, attributes = {}, ...children) {
   const made = document.createElement(name);
@@ -18,9 +25,9 @@ export function el(name, attributes = {}, ...children) {
     if (value === undefined || value === null || value === false) continue;
     if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
     else if (key === "class") made.className = value;
-    else made.setAttribute(key, value === true ? "" : String(value));
+    else made.setAttribute(key, value === true ? "" : READ.has(key) ? clean(value) : String(value));
   }
-  for (const child of children.flat()) {
+  for (const child of children.flat(Infinity)) {
     if (child === undefined || child === null || child === "") continue;
     made.append(child instanceof Node ? child : document.createTextNode(clean(child)));
   }
@@ -71,20 +78,52 @@ export function note(text, kind = "") {
   setTimeout(() => made.remove(), kind === "bad" ? 12_000 : 5_000);
 }
 
-/** Ask for a line of text; null if nothing is to be done. */
-export function askFor(title, label, { value = "", required = true, action = "OK" } = {}) {
+/** Return a table. A column whose name begins with # has numbers; a cell is a text, a node or several of them. */
+export function grid(head, rows) {
+  const kinds = head.map((name) => name.startsWith("#") ? "number" : undefined);
+  return el("table", {}, el("thead", {}, el("tr", {}, head.map((name, at) => el("th", { scope: "col", class: kinds[at] }, name.replace(/^#/, ""))))),
+    el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell, at) => el("td", { class: kinds[at] }, cell))))));
+}
+
+export function duration(seconds) {
+  const whole = Math.max(0, Number(seconds) || 0);
+  if (whole < 10) return `${whole.toFixed(1)} s`;
+  if (whole < 60) return `${Math.round(whole)} s`;
+  return whole < 3600 ? `${Math.floor(whole / 60)} min ${Math.floor(whole % 60)} s` : `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
+}
+
+/** Save a blob as a file. */
+export function save(blob, name) {
+  const url = URL.createObjectURL(blob);
+  el("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 60_000);
+}
+
+/** Ask for some texts: `fields` are {name, label, value, required, isLong}. Their values by name; null: cancelled. */
+export function askForAll(title, fields, { action = "OK", says = "" } = {}) {
   return new Promise((resolve) => {
-    const input = el("input", { id: "asked", value, required, maxlength: 500, autocomplete: "off" });
-    const dialog = el("dialog", { "aria-labelledby": "asked-title" },
+    const inputs = fields.map((one) => el(one.isLong ? "textarea" : "input", { id: `asked-${one.name}`, required: one.required, maxlength: one.isLong ? 200_000 : 500, autocomplete: "off",
+      spellcheck: one.isLong ? "false" : undefined, class: one.isLong ? "mono" : undefined, rows: one.isLong ? Math.min(14, Math.max(2, String(one.value || "").split("\n").length)) : undefined }));
+    inputs.forEach((input, at) => { input.value = fields[at].value || ""; });
+    const dialog = el("dialog", { "aria-labelledby": "asked-title", class: fields.some((one) => one.isLong) ? "broad" : undefined },
       el("form", { method: "dialog", onsubmit: (event) => { event.preventDefault(); dialog.close("yes"); } },
-        el("h2", { id: "asked-title" }, title),
-        el("label", { for: "asked" }, label), input,
+        el("h2", { id: "asked-title" }, title), says ? el("p", { class: "dim" }, says) : "",
+        fields.map((one, at) => [el("label", { for: inputs[at].id }, one.label), inputs[at]]),
         el("div", { class: "row end" },
           el("button", { type: "button", class: "quiet", onclick: () => dialog.close("") }, "Cancel"),
           el("button", { class: "main" }, action))));
-    dialog.addEventListener("close", () => { dialog.remove(); resolve(dialog.returnValue === "yes" ? input.value : null); });
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      resolve(dialog.returnValue === "yes" ? Object.fromEntries(fields.map((one, at) => [one.name, inputs[at].value])) : null);
+    });
     document.body.append(dialog);
     dialog.showModal();
-    input.focus();
+    inputs[0].focus();
   });
+}
+
+/** Ask for a line of text; null if nothing is to be done. */
+export async function askFor(title, label, { value = "", required = true, action = "OK" } = {}) {
+  const found = await askForAll(title, [{ name: "text", label, value, required }], { action });
+  return found && found.text;
 }

@@ -1,9 +1,11 @@
 // Where one is: the address behind # names the page, and each page ends what it began when one leaves it.
 
 import { ask, keep, key, Problem } from "./api.js";
+import { compare } from "./compare.js";
 import { cluster } from "./cluster.js";
 import { conversation } from "./conversation.js";
 import { conversations } from "./conversations.js";
+import { evaluation, evaluations } from "./evaluations.js";
 import { el, note, replace } from "./dom.js";
 
 const main = document.getElementById("main");
@@ -25,12 +27,18 @@ function show() {
   const entry = /^\/enter\/([\w-]{20,100})$/.exec(where);
   if (entry) { enter(entry[1]); return; }
   const found = /^\/c\/([^@/]+)(?:@(\d+))?$/.exec(where);
-  for (const [name, isHere] of [["conversations", !where.startsWith("/cluster")], ["cluster", where === "/cluster"]]) {
+  const evaluated = /^\/e\/([\w-]{1,64})$/.exec(where), compared = /^\/compare\/([^@/]+)\/([^@/]+)$/.exec(where);
+  const place = where === "/cluster" ? "cluster" : evaluated || where === "/evaluations" ? "evaluations" : "conversations";
+  for (const name of ["conversations", "evaluations", "cluster"]) {
+    const isHere = name === place;
     const link = document.getElementById(`nav-${name}`);
     if (isHere) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
   }
   const context = { main, signal: leaving.signal, refused };
   if (found) conversation(context, found[1], Number(found[2] || 0));
+  else if (evaluated) evaluation(context, evaluated[1]);
+  else if (compared) compare(context, compared[1], compared[2]);
+  else if (where === "/evaluations") evaluations(context);
   else if (where === "/cluster") cluster(context);
   else conversations(context);
 }
@@ -60,6 +68,6 @@ function askForKey(error) {
   input.focus();
 }
 
-document.getElementById("leave").addEventListener("click", () => { keep(""); show(); });
+document.getElementById("leave").addEventListener("click", () => { keep(""); location.reload(); });
 addEventListener("hashchange", () => { show(); main.focus(); });
 show();

@@ -71,6 +71,8 @@ def test_a_greater_share_includes_a_smaller_one() -> None:
 def test_settings_by_the_names_that_openhands_has() -> None:
     assert BrokerSettings.from_env({"OPENHANDS_USE_SDK_AGENTS": "true"}).prefer_sdk_agents
     assert not BrokerSettings.from_env({"OPENHANDS_USE_SDK_AGENTS": "0"}).prefer_sdk_agents
+    with pytest.raises(UsageError, match="OPENHANDS_USE_SDK_AGENTS is 'maybe'"):
+        BrokerSettings.from_env({"OPENHANDS_USE_SDK_AGENTS": "maybe"})
     assert not BrokerSettings.from_env(
         {"OPENHANDS_USE_SDK_AGENTS": "1", "DECKHANDS_PREFER_SDK_AGENTS": "0"}
     ).prefer_sdk_agents

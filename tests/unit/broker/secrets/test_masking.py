@@ -184,7 +184,7 @@ def test_a_value_that_is_written_out_is_found(secret: str, encode: Callable[[str
 
 
 @pytest.mark.parametrize("encode", WRITTEN_OUT.values(), ids=WRITTEN_OUT)
-@pytest.mark.parametrize("step", [1, 7, 64, 1000])
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.soak), 7, 64, 1000])
 def test_a_value_that_is_written_out_is_found_in_pieces(step: int, encode: Callable[[str], str]) -> None:
     masker = Masker([PLAIN])
     text = f"before {encode(PLAIN)} after, and then some more\n" * 12

@@ -11,8 +11,8 @@ from broker.contract.browser_events import BrowseInteractiveAction
 from broker.contract.code_search import GLOB, GREP
 from broker.contract.events import ActionSecurityRisk, AgentSpec, ModelReply, WorkspaceSpec
 from broker.contract.file_events import STR_REPLACE_EDITOR
-from broker.contract.ipython_events import IPythonRunCellAction
 from broker.contract.observations import ErrorObservation
+from broker.contract.session_events import IPythonRunCellAction
 from broker.contract.task_list import TASK_TRACKER
 from broker.runtime.errors import UsageError
 from broker.specs.condenser_specs import NoOpCondenserSpec

@@ -25,7 +25,6 @@ from broker.contract.events import (
     with_id,
 )
 from broker.contract.file_events import FileEditAction
-from broker.contract.ipython_events import IPythonRunCellAction, IPythonRunCellObservation
 from broker.contract.observations import (
     AgentThinkObservation,
     CmdOutputMetadata,
@@ -34,6 +33,7 @@ from broker.contract.observations import (
     NullObservation,
 )
 from broker.contract.offered_tools import MCPAction
+from broker.contract.session_events import IPythonRunCellAction, IPythonRunCellObservation
 from broker.specs.policies import LoopPolicy
 from controller_worker.core.stuck_detector import (
     Loop,

@@ -22,7 +22,6 @@ from broker.contract.actions import (
     NullAction,
 )
 from broker.contract.events import ConversationCreated, Event, EventSource, with_id
-from broker.contract.ipython_events import IPythonRunCellAction, IPythonRunCellObservation
 from broker.contract.observations import (
     AgentThinkObservation,
     CmdOutputMetadata,
@@ -31,6 +30,7 @@ from broker.contract.observations import (
     NullObservation,
 )
 from broker.contract.recall import RecallAction, RecallObservation, RecallType
+from broker.contract.session_events import IPythonRunCellAction, IPythonRunCellObservation
 from controller_worker.concerns.loops import loop_of
 from controller_worker.core.controller import apply
 from controller_worker.core.state import State

@@ -7,9 +7,9 @@ import pytest
 from broker.contract.browser_events import BrowserOutputObservation, FileDownloadObservation
 from broker.contract.events import Observation
 from broker.contract.file_events import FileEditObservation
-from broker.contract.ipython_events import IMAGE_PLACEHOLDER, IPythonRunCellObservation
 from broker.contract.observations import TRUNCATION_MARKER, MCPObservation
 from broker.contract.recall import RecallObservation, RecallType
+from broker.contract.session_events import IMAGE_PLACEHOLDER, IPythonRunCellObservation
 from broker.contract.task_list import TaskTrackingObservation
 from controller_worker.memory.observation_text import (
     NO_SCREENSHOT_NOTE,

@@ -12,6 +12,7 @@ from controller_worker.llm.config import NOT_HERE, LLMConfig
 from deckhands.headless.command import OF_AGENT
 from deckhands.headless.config_file import read_config
 from deckhands.headless.config_keys import LLM_KEYS, REFUSED, SECTIONS_REFUSED, TAKEN, WITHOUT_EFFECT
+from deckhands.headless.sdk_choice import VARIABLES_OF
 from tests.source_code import ROOT
 
 PAGE = (ROOT / "docs" / "migrating-from-openhands.md").read_text()
@@ -66,6 +67,8 @@ def test_variables_of_shells_and_the_name_for_git(tmp_path):
     ("text", "message"),
     [
         ("[core]\nmax_iteration = 3", "max_iteration is not known. Did you mean max_iterations?"),
+        ("[core]\nprefer_sdk_agents = true", "Did you mean [agent] prefer_sdk_agents?"),
+        ("[agent]\nfallback_to_legacy = 'no'", "fallback_to_legacy is 'no'."),
         ("[llm]\nmodl = 'x'", "modl is not known. Did you mean model?"),
         ("[llm.spare]\nmodl = 'x'", "modl is not known. Did you mean model?"),
         ("[cores]\nx = 1", "is not known. Did you mean core?"),
@@ -119,7 +122,7 @@ def test_the_tables_are_those_of_what_they_name():
     assert set(LLMConfig.model_fields) >= LLM_KEYS
     assert WITHOUT_EFFECT["llm"] == dict(NOT_HERE)
     assert set(AgentSpec.model_fields) >= set(OF_AGENT)
-    assert set(TAKEN["agent"]) == {*OF_AGENT, "llm_config"}
+    assert set(TAKEN["agent"]) == {*OF_AGENT, *VARIABLES_OF, "llm_config"}
     for section, keys in TAKEN.items():
         assert not set(keys) & (set(WITHOUT_EFFECT[section]) | set(REFUSED[section]))
     assert not set(SECTIONS_REFUSED) & {*TAKEN, "llm"}

@@ -12,10 +12,10 @@ from broker.contract.actions import AgentFinishAction, AgentThinkAction, CmdRunA
 from broker.contract.browser_events import BrowseInteractiveAction, BrowseURLAction
 from broker.contract.events import ModelCallFailed, ToolCallMetadata
 from broker.contract.file_events import FileEditAction, FileReadAction, FileReadObservation, FileWriteAction
-from broker.contract.ipython_events import IPythonRunCellAction
 from broker.contract.observations import ErrorObservation
 from broker.contract.offered_tools import MCPAction
 from broker.contract.recall import RecallObservation
+from broker.contract.session_events import IPythonRunCellAction
 from broker.contract.task_list import TaskItem, TaskTrackingAction
 from deckhands.reading.rendering import Renderer
 from deckhands.reading.terminal import clean, clean_line

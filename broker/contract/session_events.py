@@ -1,0 +1,277 @@
+"""Sessions beside the shell: cells of an IPython kernel (OpenHands 3.2, 3.3, 10.5), and turns of an ACP agent.
+
+An ACP agent is a program in the workspace's sandbox that speaks the Agent Client Protocol. Its turn is a chain of
+actions: the first one prompts it, each further one lets it continue, and each observation is one report of it, which
+ends with a finished tool call, a question, or the turn.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from broker.contract.actions import RiskyAction
+from broker.contract.events import Action, JsonObject, Observation, Part, TokenUsage, WorkspaceUse
+from broker.contract.kinds import Paragraph
+from broker.contract.task_list import TaskItem
+from broker.specs.tool_arguments import required_text, risk_in, seconds_in
+from broker.specs.tool_schemas import SECURITY_RISK
+from broker.specs.tool_specs import ToolSpec
+
+IMAGE_PLACEHOLDER = "![image](data:image/png;base64, ...) already displayed to user"
+
+_INLINE_IMAGE = re.compile(r"^.*!\[image\]\(data:image/png;base64,.*$", re.MULTILINE)
+
+EXECUTE_IPYTHON_CELL = ToolSpec(
+    name="execute_ipython_cell",
+    description=(
+        "Run a cell of Python code in the conversation's IPython kernel. Variables and imports live from cell to "
+        "cell; magics such as %pip and %timeit work, and packages that bash installs with pip can be imported; "
+        "pictures are shown. The kernel follows the shell's directory. A cell is interrupted after 120 seconds, or "
+        "after `timeout`. A cell that is just `%restart` gives a new kernel."
+    ),
+    parameters={
+        "type": "object",
+        "properties": {
+            "code": {"type": "string", "description": "The code."},
+            "timeout": {"type": "number", "description": "Seconds after which the cell is interrupted. Default 120."},
+            "security_risk": SECURITY_RISK,
+        },
+        "required": ["code", "security_risk"],
+    },
+)
+
+
+class IPythonRunCellAction(RiskyAction):
+    """Run a cell in the conversation's IPython kernel."""
+
+    kind: Literal["action.run_ipython"] = "action.run_ipython"
+    tool_spec: ClassVar[ToolSpec] = EXECUTE_IPYTHON_CELL
+    enabled_by: ClassVar[str] = "enable_jupyter"
+    code: str
+    include_extra: bool = True
+    kernel_init_code: str = ""
+
+    @classmethod
+    def from_call(cls, arguments: Mapping[str, Any]) -> Action:
+        """See `Action.from_call`."""
+        return cls(
+            code=required_text(arguments, "code", EXECUTE_IPYTHON_CELL.name),
+            # Differs: the original's tool has no such argument, and a long cell could not be run.
+            timeout=seconds_in(arguments, "timeout"),
+            security_risk=risk_in(arguments),
+        )
+
+    @property
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Event.paragraphs`."""
+        return (Paragraph(self.thought), Paragraph(self.code, "cyan", ">>> "))
+
+    @property
+    def asked(self) -> tuple[Paragraph, ...]:
+        """See `Action.asked`."""
+        return (Paragraph(self.code, "cyan", "  "),)
+
+
+class IPythonRunCellObservation(Observation):
+    """The output of a cell."""
+
+    kind: Literal["observation.run_ipython"] = "observation.run_ipython"
+    workspace_use: ClassVar[WorkspaceUse] = WorkspaceUse.CHANGED
+    code: str
+    image_urls: tuple[str, ...] | None = None
+
+    @property
+    def agent_text(self) -> str:
+        """See `Observation.agent_text`."""
+        return _INLINE_IMAGE.sub(IMAGE_PLACEHOLDER, self.content)
+
+
+class AcpDiff(Part):
+    """A change of a file, as the agent reports it; `old_text` is None for a new file."""
+
+    path: str
+    old_text: str | None = None
+    new_text: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The lines that it takes out and puts in."""
+        removed = [f"- {line}" for line in (self.old_text or "").splitlines()]
+        return "\n".join([self.path, *removed, *(f"+ {line}" for line in self.new_text.splitlines())])
+
+
+class AcpCall(Part):
+    """A tool call of an ACP agent. All of it is what the agent says: it has run the tool itself, in the sandbox.
+
+    Attributes:
+        tool_kind: `read`, `edit`, `delete`, `move`, `search`, `execute`, `think`, `fetch` or `other`.
+        status: `pending`, `in_progress`, `completed` or `failed`.
+        arguments: what it passes to its tool; empty where it does not say.
+        text: the output.
+        paths: files that it concerns.
+    """
+
+    title: str = ""
+    tool_kind: str = "other"
+    status: str = "pending"
+    arguments: JsonObject = Field(default_factory=dict)
+    text: str = ""
+    diffs: tuple[AcpDiff, ...] = ()
+    paths: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> str:
+        """The command line of a call that names one, else empty."""
+        command = self.arguments.get("command")
+        if isinstance(command, list):
+            command = " ".join(map(str, command))
+        return command if isinstance(command, str) else ""
+
+    @property
+    def shown(self) -> str:
+        """What it does, for people."""
+        lines = [self.title or self.tool_kind, f"$ {self.command}" if self.command else ""]
+        return "\n".join([*filter(None, lines), *(diff.shown for diff in self.diffs)])
+
+
+class AcpOption(Part):
+    """An answer that an ACP agent offers to its question; `option_kind` is `allow_once`, `reject_once` or a like one."""
+
+    id: str
+    name: str = ""
+    option_kind: str = ""
+
+
+class AcpPermission(Part):
+    """A question of an ACP agent: whether it may make a call.
+
+    Attributes:
+        number: of the question, counted by the program that runs the agent.
+    """
+
+    number: int
+    call: AcpCall = AcpCall()
+    options: tuple[AcpOption, ...] = ()
+
+    def option(self, *kinds: str) -> str:
+        """Return the id of the first option of these kinds, the kinds by preference; empty: there is none."""
+        found = [option.id for kind in kinds for option in self.options if option.option_kind == kind]
+        return found[0] if found else ""
+
+
+class AcpTurnAction(RiskyAction):
+    """Prompt an ACP agent, or let it continue until its next report. Nobody is asked: what it wants to do it asks for.
+
+    Attributes:
+        command: the command line that starts it.
+        prompt: what it is to do; empty: it continues with its turn.
+        session_id: the session that it is to continue; empty: a new one.
+        permission: the question that is answered, refused; 0: none.
+        option_id: with what; empty: it is cancelled.
+        timeout: seconds that it may be silent.
+    """
+
+    kind: Literal["action.acp_turn"] = "action.acp_turn"
+    is_shown_to_people: ClassVar[bool] = False
+    command: str
+    prompt: str = ""
+    session_id: str = ""
+    permission: int = 0
+    option_id: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """One line for a person."""
+        return "Prompting the ACP agent" if self.prompt else "The ACP agent continues"
+
+
+class AcpPermissionAction(RiskyAction):
+    """Let an ACP agent make the call that it has asked about, and continue until its next report.
+
+    Attributes:
+        call: what it has asked about.
+        refusal_id: the option with which it is refused; empty: the question is then cancelled.
+
+    The others: see `AcpTurnAction`.
+    """
+
+    kind: Literal["action.acp_permission"] = "action.acp_permission"
+    command: str
+    session_id: str = ""
+    permission: int
+    option_id: str = ""
+    refusal_id: str = ""
+    call: AcpCall = AcpCall()
+
+    @property
+    def sentence(self) -> str:
+        """One line for a person."""
+        return f"Allowing the ACP agent: {self.call.title or self.call.tool_kind}"
+
+    @property
+    def asked(self) -> tuple[Paragraph, ...]:
+        """See `Action.asked`."""
+        return (Paragraph(self.call.shown, "cyan", "  "),)
+
+
+class AcpObservation(Observation):
+    """A report of an ACP agent: what it has said and done since the one before.
+
+    Attributes:
+        content: what it has said.
+        state: `working`; `permission`: it asks; `ended`: its turn has ended; `lost`: its session cannot be continued;
+            `failed`: it has ended, hangs, or does not speak the protocol.
+        session_id: its session; empty where there is none that could be continued.
+        thoughts: what it has thought.
+        plan: its plan, if that has changed.
+        call: a tool call that has ended.
+        stop_reason: why its turn has ended, in the words of the protocol.
+        code: of a failure, see `controller_worker.llm.errors`.
+        reason: of a failure or a loss, in words.
+        usage: tokens of the turn that has ended, as the agent counts them.
+        cost_usd: what the session has cost so far, as the agent counts it; None: it does not say.
+        agent: its name and version.
+        ignored: how much of what it said could not be understood.
+    """
+
+    kind: Literal["observation.acp"] = "observation.acp"
+    workspace_use: ClassVar[WorkspaceUse] = WorkspaceUse.CHANGED
+    state: Literal["working", "permission", "ended", "lost", "failed"]
+    session_id: str = ""
+    thoughts: str = ""
+    plan: tuple[TaskItem, ...] | None = None
+    call: AcpCall | None = None
+    permission: AcpPermission | None = None
+    stop_reason: str = ""
+    code: str = ""
+    reason: str = ""
+    usage: TokenUsage = TokenUsage()
+    cost_usd: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    agent: str = ""
+    ignored: int = 0
+
+    @property
+    def sentence(self) -> str:
+        """One line for a person."""
+        what = f": {self.call.title}" if self.call is not None else f": {self.reason}" if self.reason else ""
+        return f"The ACP agent reports ({self.state}){what}"
+
+    @property
+    def agent_text(self) -> str:
+        """See `Observation.agent_text`."""
+        done = f"{self.call.shown}\n[{self.call.status}]\n{self.call.text}" if self.call is not None else ""
+        return "\n".join(filter(None, (self.content, done, self.reason))) or f"[{self.state}]"
+
+    @property
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        """See `Event.paragraphs`; what it has said is a message of its own."""
+        shown = [Paragraph(self.thoughts, "dim")]
+        if self.call is not None:
+            failed = "failed" if self.call.status == "failed" else ""
+            shown += [Paragraph(self.call.shown, "cyan"), Paragraph(self.call.text, "dim", "  ")]
+            shown += [Paragraph(failed, "red", "  ")]
+        return (*shown, Paragraph(self.reason, "red", "  ! "))

@@ -1,0 +1,76 @@
+"""AcpAgent: an agent whose loop is a program that speaks the Agent Client Protocol, in the sandbox of the workspace.
+
+No model of ours is asked. What stands for a reply is made from the agent's latest report (`calls.acp_turn`): its words,
+and one call that names what follows. So a log is replayed like that of any other agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from broker.contract.actions import AgentFinishAction, AgentRejectAction, MessageAction
+from broker.contract.events import Action, AgentSpec, Event, EventSource, ModelReply, ToolCallMetadata, WorkspaceSpec
+from broker.contract.session_events import AcpPermissionAction, AcpTurnAction
+from broker.contract.task_list import TaskItem, TaskTrackingAction
+from broker.specs.tool_arguments import json_in
+from broker.specs.tool_specs import ToolSpec
+
+PLAN, TURN, PERMISSION, WAIT, REJECT = "acp_plan", "acp_turn", "acp_permission", "acp_wait", "acp_reject"
+"""What follows a report; without any of these the agent is done."""
+
+
+class AcpAgent:
+    """The agent that a program in the sandbox is.
+
+    Attributes:
+        is_acp: its replies are made from reports.
+    """
+
+    asks_model = False
+    is_acp = True
+
+    def __init__(self, spec: AgentSpec) -> None:
+        """Take a specification; which program it is the replies say."""
+
+    @property
+    def tools(self) -> Sequence[ToolSpec]:
+        """No tools of ours: the program has its own."""
+        return ()
+
+    def system_prompt(self, workspace: WorkspaceSpec) -> str:  # noqa: ARG002  (nobody reads it)
+        """Return the text a conversation begins with."""
+        return "The loop of this agent is a program that speaks the Agent Client Protocol."
+
+    def events_of(self, reply: ModelReply, task_list: Sequence[TaskItem] = ()) -> list[Event]:
+        """Return what a reply leads to; see `Agent.events_of`."""
+        events: list[Event] = []
+        calls = {call.name: json_in(call.arguments) for call in reply.tool_calls}
+        if PLAN in calls:
+            plan = TaskTrackingAction.model_validate({"command": "plan", "task_list": calls[PLAN]["task_list"]})
+            answer = plan.answer(task_list).model_copy(
+                update={"source": EventSource.AGENT, "cause": reply.id + len(events) + 1}
+            )
+            events += [plan, answer]
+        if reply.content and (TURN in calls or PERMISSION in calls or WAIT in calls):
+            events.append(
+                MessageAction(content=reply.content, source=EventSource.AGENT, wait_for_response=WAIT in calls)
+            )
+        if TURN in calls:
+            events.append(_called(AcpTurnAction.model_validate(calls[TURN]), reply, TURN))
+        elif PERMISSION in calls:
+            events.append(_called(AcpPermissionAction.model_validate(calls[PERMISSION]), reply, PERMISSION))
+        elif REJECT in calls:
+            events.append(AgentRejectAction(outputs={"reason": reply.content or calls[REJECT]["reason"]}))
+        elif WAIT not in calls:
+            events.append(AgentFinishAction(final_thought=reply.content))
+        elif not reply.content:
+            events.append(
+                MessageAction(content=calls[WAIT]["reason"], source=EventSource.AGENT, wait_for_response=True)
+            )
+        return events
+
+
+def _called(action: Action, reply: ModelReply, name: str) -> Action:
+    call = next(call for call in reply.tool_calls if call.name == name)
+    metadata = ToolCallMetadata(function_name=name, tool_call_id=call.id, reply_id=reply.id)
+    return action.model_copy(update={"tool_call_metadata": metadata})

@@ -1,0 +1,178 @@
+"""Which evaluations a store knows, and the results of their attempts, for those who look on from elsewhere.
+
+Holds: the driver writes and everybody else reads. What cannot be read counts as not there: any producer that can write
+the store may write here. Everything is kept for a month after a driver has last written.
+Does not: replace `results.jsonl`, which has the patches and the whole evidence, and by which an evaluation continues.
+Keys: `deck:{0}:evaluations`; of `deck:{0}:evaluation:<name>` the field `about`; `deck:{0}:evaluation:<name>:rows`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from broker.runtime.clock import from_millis
+from broker.runtime.ids import is_conversation_id
+from broker.store.store import Store
+from deckhands.attempts.results import Row
+from deckhands.attempts.standing import Standing, standing_from
+from deckhands.attempts.steering import KEPT_SECONDS
+from deckhands.monitoring.readings import ask, number, pairs, text
+
+MAX_ROWS = 20_000
+"""Of one evaluation; later ones are in its directory alone."""
+MAX_EVIDENCE_CHARS = 4_000
+AT_ONCE = 500
+FRESH_SECONDS = 10.0
+"""A driver that has not said for so long how it stands is not at work."""
+LATEST_MS = 4e13
+"""In the year 3237; a later time is garbage."""
+
+
+class About(BaseModel):
+    """What an evaluation is; `tenant` is empty if it is nobody's in particular."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    tenant: str = Field(default="", max_length=64)
+    dataset: str = Field(default="", max_length=500)
+    models: tuple[str, ...] = Field(default=(), max_length=1_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """An evaluation as a list shows it.
+
+    Attributes:
+        standing: how it stood at `at`; None: it cannot be read.
+        is_driven: whether a driver has said so within the last `FRESH_SECONDS`.
+    """
+
+    name: str
+    about: About
+    standing: Standing | None
+    at: datetime
+    is_driven: bool
+
+
+class Catalog:
+    """The evaluations of a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._shard = store.all_shards[0]
+
+    async def begin(self, name: str, about: About) -> None:
+        """Write down what an evaluation is.  Idempotent."""
+        key = self._shard.evaluation(name)
+        await self._write([("HSET", key, "about", about.model_dump_json()), ("EXPIRE", key, KEPT_SECONDS)])
+        await self.put(name, ())
+
+    async def put(self, name: str, rows: Iterable[Row]) -> None:
+        """Write down results, and that a driver is at work. Patches and long evidence are left out.  Idempotent."""
+        now_ms = round(self._store.clock.now().timestamp() * 1000)
+        index, key = self._shard.evaluations, self._shard.evaluation_rows(name)
+        fields = [part for row in rows for part in (json.dumps(row.key), _shortened(row).model_dump_json())]
+        for start in range(0, len(fields), 2 * AT_ONCE):
+            (kept,) = await self._ask([("HLEN", key)])
+            if number(kept) >= MAX_ROWS:
+                break
+            some = fields[start : start + 2 * AT_ONCE]
+            await self._write([("HSET", key, *some), ("EXPIRE", key, KEPT_SECONDS)])
+        long_ago = now_ms - 1000 * KEPT_SECONDS
+        await self._write(
+            [
+                ("ZADD", index, now_ms, name),
+                ("ZREMRANGEBYSCORE", index, "-inf", long_ago),
+                ("EXPIRE", key, KEPT_SECONDS),
+            ]
+        )
+
+    async def latest(self, *, tenant: str | None, limit: int) -> list[Listed]:
+        """Return evaluations, those first that a driver has written of last.
+
+        Args:
+            tenant: whose; None: everybody's.
+            limit: how many at most; as many as 1,000 are looked at.
+        """
+        index = self._shard.evaluations
+        (flat,) = await self._ask([("ZREVRANGE", index, 0, 999, "WITHSCORES")])
+        scored = [(name, number(at)) for name, at in pairs(flat).items() if is_conversation_id(name)]
+        found: list[Listed] = []
+        for start in range(0, len(scored), 50):
+            some = scored[start : start + 50]
+            keys = [self._shard.evaluation(name) for name, _ in some]
+            replies = await self._ask([("HMGET", key, "about", "standing") for key in keys])
+            listed = [self._listed(name, at, reply) for (name, at), reply in zip(some, replies, strict=True)]
+            found += [one for one in listed if one is not None and tenant in (None, one.about.tenant)]
+            if len(found) >= limit:
+                break
+        return found[:limit]
+
+    async def find(self, name: str) -> Listed | None:
+        """Return an evaluation; None: there is none of this name."""
+        if not is_conversation_id(name):
+            return None
+        key = self._shard.evaluation(name)
+        at, reply = await self._ask([("ZSCORE", self._shard.evaluations, name), ("HMGET", key, "about", "standing")])
+        return None if at is None else self._listed(name, number(at), reply)
+
+    async def rows(self, name: str) -> list[Row]:
+        """Return the results that there are, by model, instance and attempt."""
+        key, cursor = self._shard.evaluation_rows(name), b"0"
+        found: dict[str, Row] = {}
+        while len(found) < MAX_ROWS + AT_ONCE:
+            (reply,) = await self._ask([("HSCAN", key, cursor, "COUNT", AT_ONCE)])
+            cursor, flat = reply or (b"0", [])
+            for field, value in pairs(flat).items():
+                row = _row(text(value))
+                if row is not None and json.dumps(row.key) == field:
+                    found[field] = row
+            if cursor == b"0":
+                break
+        return sorted(found.values(), key=lambda row: row.key)
+
+    def _listed(self, name: str, at_ms: float, reply: Sequence[bytes | None] | None) -> Listed | None:
+        about, standing = map(text, reply or (None, None))
+        if not about or not 0 <= at_ms <= LATEST_MS:
+            return None
+        try:
+            known = About.model_validate_json(about)
+        except ValidationError:
+            return None
+        at = from_millis(round(at_ms))
+        age = (self._store.clock.now() - at).total_seconds()
+        return Listed(name, known, _standing(standing), at, is_driven=age < FRESH_SECONDS)
+
+    async def _ask(self, commands: Sequence[Sequence[str | int | bytes]]) -> list[Any]:
+        return await self._store.persist(lambda: ask(self._store.connection, commands))
+
+    async def _write(self, commands: Sequence[Sequence[str | int]]) -> None:
+        await self._store.persist(lambda: self._store.connection.call_many(commands))
+
+
+def _shortened(row: Row) -> Row:
+    return row.model_copy(update={"patch": "", "evidence": row.evidence[:MAX_EVIDENCE_CHARS]})
+
+
+def _row(content: str) -> Row | None:
+    try:
+        row = Row.model_validate_json(content)
+    except ValidationError:
+        return None
+    numbers = (row.cost_usd, row.seconds, row.working_seconds, row.scoring_seconds, *row.waiting_seconds.values())
+    return row if all(map(math.isfinite, numbers)) else None
+
+
+def _standing(content: str) -> Standing | None:
+    try:
+        fields = json.loads(content)
+    except ValueError:
+        return None
+    return standing_from(fields) if isinstance(fields, Mapping) else None

@@ -1,0 +1,139 @@
+"""What an agent says, as it is written: each word once and in order, from pieces that may be lost and the replies.
+
+Holds: what has been handed out is never handed out again, and nothing is left out. After a piece that was lost, the
+rest of its reply comes from the log. Only a call that failed after it had shown something else leaves that behind.
+Does not: read or write anything.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+FINISH = re.compile(r'finish \s*\{\s*"message"\s*:\s*"')
+"""How a call that ends the work begins, as pieces show it, up to its message."""
+AHEAD = 512
+"""Pieces that are kept until the reply before theirs has been read; more wait for the log."""
+STRING = re.compile(r'(?:[^"\\]|\\(?:u[0-9a-fA-F]{4}|[^u]))*')
+LONE_SURROGATE = re.compile("[\ud800-\udfff]$")
+GAP = "\n\n"
+"""Between one reply and the next."""
+
+
+class Spoken:
+    """The words of one answer.
+
+    Args:
+        step: the first step of the answer, from 1.
+
+    Attributes:
+        _call: the call that writes the reply of this step.
+        _runs: what it has shown by kind (text, tool calls, thinking), as far as nothing is missing.
+        _is_whole: nothing is missing.
+        _said: what has been handed out of this reply.
+        _has_said: something of an earlier one has been.
+        _last: what the last recorded reply says, and its parts.
+        _ahead: pieces of the next step, which came before the reply of this one.
+    """
+
+    def __init__(self, step: int = 1) -> None:
+        self._last: set[str] = set()
+        self._ahead: list[Mapping[str, Any]] = []
+        self._runs: dict[str, str] = {}
+        self._said, self._call, self._has_said = "", "", False
+        self._begin(step)
+
+    def piece(self, piece: Mapping[str, Any]) -> str:
+        """Take in a piece of a reply, and return what can be handed out now."""
+        call, kind, text, at = piece["call"], piece["kind"], piece["text"], piece["at"]
+        if not call.startswith(f"{self._step}."):
+            if call.startswith(f"{self._step + 1}.") and len(self._ahead) < AHEAD:
+                self._ahead.append(piece)
+            return ""
+        if call != self._call or at == 0:
+            self._call, self._runs, self._is_whole = call, {}, True  # another call, or the same one made again
+        self._is_whole = self._is_whole and at == sum(map(len, self._runs.values()))
+        if not self._is_whole:
+            return ""
+        self._runs[kind] = self._runs.get(kind, "") + text
+        found = _joined(self._runs.get("text", ""), _message_in(self._runs.get("call", ""))).lstrip()
+        return self._handed_out(found[len(self._said) :]) if found.startswith(self._said) else ""
+
+    def reply(self, event: Mapping[str, Any]) -> str:
+        """Take in a recorded reply, and return what of it has not been handed out."""
+        if event.get("service", "agent") != "agent":
+            return ""
+        parts = (str(event.get("content") or ""), _finish_of(event))
+        whole = _joined(*parts)
+        self._last = {_bare(each) for each in (whole, *parts)}
+        rest = _rest_behind(self._said, whole)
+        found = self._handed_out(GAP + whole if rest is None else rest)
+        ahead = self._ahead
+        self._begin(int(event.get("iteration") or 0) + 1)
+        return found + "".join(map(self.piece, ahead))
+
+    def end(self, answer: str) -> str:
+        """Return what is missing of the answer, which may be no reply of a model."""
+        return "" if _bare(answer) in self._last else self._handed_out(answer)
+
+    def _begin(self, step: int) -> None:
+        self._has_said = self._has_said or bool(self._said)
+        self._step, self._call, self._is_whole, self._said = step, "", True, ""
+        self._runs, self._ahead = {}, []
+
+    def _handed_out(self, text: str) -> str:
+        """Note that a text is handed out; replies are apart from each other."""
+        text = text if self._said else text.lstrip()
+        first = GAP if text and self._has_said and not self._said else ""
+        self._said += text
+        return first + text
+
+
+def _joined(*parts: str) -> str:
+    return GAP.join(part for part in parts if part.strip())
+
+
+def _message_in(call: str) -> str:
+    """Return the message of a finish as far as it has been written; empty: it is none, or has no message yet."""
+    begun = FINISH.match(call)
+    if begun is None:
+        return ""
+    written = STRING.match(call, begun.end())
+    assert written is not None
+    try:
+        return LONE_SURROGATE.sub("", str(json.loads(f'"{written.group()}"', strict=False)))
+    except ValueError:
+        return ""
+
+
+def _finish_of(event: Mapping[str, Any]) -> str:
+    """Return the message of the finish that a reply asks for; empty: none."""
+    for call in event.get("tool_calls") or ():
+        if call.get("name") == "finish":
+            try:
+                found = json.loads(call.get("arguments") or "", strict=False)
+            except (ValueError, RecursionError):
+                return ""
+            message = found.get("message") if isinstance(found, dict) else None
+            return message if isinstance(message, str) else ""
+    return ""
+
+
+def _rest_behind(said: str, whole: str) -> str | None:
+    """Return what of a text is not said yet; None: what is said is not its beginning, whatever space is in it."""
+    if whole.startswith(said):
+        return whole[len(said) :]
+    place = 0
+    for character in _bare(said):
+        while place < len(whole) and whole[place].isspace():
+            place += 1
+        if not whole.startswith(character, place):
+            return None
+        place += 1
+    return whole[place:].lstrip() if said[-1:].isspace() else whole[place:]
+
+
+def _bare(text: str) -> str:
+    return "".join(text.split())

@@ -1,0 +1,46 @@
+// What an agent asks a person: its action, to be confirmed as it is or with other values, or rejected with a reason.
+
+import { askFor, askForAll, block, el, replace } from "./dom.js";
+
+/** Fields of an action that say what it does, in the order in which a person reads them. */
+const FIELDS = ["path", "command", "code", "content", "patch", "file_text", "old_str", "new_str", "url", "browser_actions", "arguments", "insert_line", "cwd"];
+const NAMES = { old_str: "Text to replace", new_str: "New text", file_text: "Content", cwd: "Directory", browser_actions: "Browser actions", insert_line: "Line to insert behind" };
+const title = (name) => NAMES[name] || name[0].toUpperCase() + name.slice(1).replaceAll("_", " ");
+
+/** Return the fields that can be changed, with their values as texts. */
+function editable(action) {
+  return FIELDS.filter((name) => action[name] !== undefined && action[name] !== null && action[name] !== "").map((name) => {
+    const value = action[name], isText = typeof value === "string";
+    return { name, label: isText ? title(name) : `${title(name)} (JSON)`, value: isText ? value : JSON.stringify(value, null, 2), isText, isLong: true };
+  });
+}
+
+/** Ask for other values, and return those that differ; null: cancelled. */
+async function edited(asked, action, refused) {
+  const fields = editable(action), given = await askForAll(`Edit action ${asked}`, fields, { action: "Run it so", says: "The agent reads what ran instead." });
+  if (given === null) return null;
+  try {
+    return Object.fromEntries(fields.filter((one) => given[one.name] !== one.value).map((one) => [one.name, one.isText ? given[one.name] : JSON.parse(given[one.name])]));
+  } catch (error) {
+    refused(error);
+    return null;
+  }
+}
+
+/** Show what is asked in `panel`; `answer` sends the verb with its body. */
+export function ask(panel, asked, action, answer, refused) {
+  const id = { action_id: asked };
+  replace(panel, el("h2", {}, `Run action ${asked}?`), action.path ? el("p", { class: "mono" }, action.path) : "",
+    block(action.command && action.kind === "action.run" ? `$ ${action.command}` : action.code || action.content || action.file_text || action.patch || JSON.stringify(action, null, 2)),
+    action.security_risk && action.security_risk !== "unknown" ? el("p", { class: "dim" }, `Risk: ${String(action.security_risk).toLowerCase()}`) : "",
+    el("div", { class: "row" },
+      el("button", { type: "button", class: "main", id: "confirm", onclick: () => answer("confirm", id) }, "Confirm"),
+      editable(action).length ? el("button", { type: "button", id: "edit", onclick: async () => {
+        const changes = await edited(asked, action, refused);
+        if (changes !== null) answer("confirm", { ...id, edited: changes });
+      } }, "Edit…") : "",
+      el("button", { type: "button", class: "danger", id: "reject", onclick: async () => {
+        const reason = await askFor(`Reject action ${asked}`, "Reason (the agent reads it and continues; empty: it waits)", { required: false, action: "Reject" });
+        if (reason !== null) answer("reject", { ...id, reason });
+      } }, "Reject…")));
+}

@@ -1,0 +1,97 @@
+"""Evaluations over HTTP, read with the rights of a server: those of the key's tenant, whatever stands in the store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from deckhands.attempts.catalog import MAX_EVIDENCE_CHARS, Catalog
+from deckhands.attempts.results import Row
+from tests.evaluation_parts import write_evaluation
+from tests.server_parts import Served, served
+
+
+@pytest.fixture
+async def server(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Served]:
+    async with served(tmp_path / "log", programs) as found:
+        yield found
+
+
+def row(number: int, outcome: str = "resolved", **fields: object) -> Row:
+    known: dict[str, object] = {"instance": f"i{number:03}", "model": "m", "attempt": 1, "outcome": outcome}
+    known |= {"cost_usd": number / 100, "seconds": float(number), "conversation_id": f"conversation-{number}"}
+    return Row.model_validate(known | fields)
+
+
+async def test_a_tenant_sees_its_own_evaluations_with_their_figures_and_attempts(server: Served) -> None:
+    store = server.client.store
+    rows = [row(number) for number in range(6)]
+    rows += [row(6, "limit", cause="max_iterations"), row(7, "unresolved", evidence="x" * 9_000, patch="secret")]
+    await write_evaluation(store, "theirs", [row(1, model="other")], tenant="other")
+    await write_evaluation(store, "nobodys", [row(1)])
+    await write_evaluation(store, "own-one", rows, tenant="acme", total=10)
+    async with server.as_(await server.token()) as client:
+        (listed,) = (await client.get("/evaluations")).json()
+        assert (listed["name"], listed["tenant"], listed["total"], listed["ended"]) == ("own-one", "acme", 10, 8)
+        assert listed["is_driven"] is True
+        found = (await client.get("/evaluations/own-one")).json()
+        assert found["outcomes"] == {"resolved": 6, "unresolved": 1, "limit": 1}
+        (figures,) = found["figures"]
+        assert (figures["model"], figures["attempts"], figures["pass_at_1"]) == ("m", 8, 0.75)
+        assert {one["value"]: sum(one["counts"]["m"]) for one in found["distributions"]} == {
+            "cost_usd": 8,
+            "seconds": 8,
+        }
+        assert [(one["outcome"], one["cause"], one["attempts"]) for one in found["failure_classes"]] == [
+            ("limit", "max_iterations", {"m": 1}),
+            ("unresolved", "", {"m": 1}),
+        ]
+        path = "/evaluations/own-one/attempts"
+        first = (await client.get(f"{path}?limit=3")).json()
+        assert ([one["instance"] for one in first["attempts"]], first["total"]) == (["i000", "i001", "i002"], 8)
+        last = (await client.get(f"{path}?limit=300&after={first['next_after']}")).json()
+        assert (len(last["attempts"]), last["next_after"]) == (5, None)
+        (failed,) = (await client.get(f"{path}?outcome=limit&cause=max_iterations")).json()["attempts"]
+        assert failed["conversation_id"] == "conversation-6"
+        (unsolved,) = (await client.get(f"{path}?outcome=unresolved&cause=&instance=07")).json()["attempts"]
+        assert len(unsolved["evidence"]) == MAX_EVIDENCE_CHARS
+        assert "patch" not in unsolved
+        for other in ("theirs", "nobodys", "missing", "own-one:rows", "..%2fown-one"):
+            for suffix in ("", "/attempts"):
+                answer = await client.get(f"/evaluations/{other}{suffix}")
+                assert answer.status_code == 404, other
+        assert (await client.get(f"{path}?outcome=nonsense")).status_code == 422
+    async with server.as_(await server.token("*")) as client:
+        assert {one["name"] for one in (await client.get("/evaluations")).json()} == {"theirs", "nobodys", "own-one"}
+
+
+async def test_what_somebody_else_has_written_into_the_store_is_left_out(server: Served) -> None:
+    """A producer with rights to the store can write there; a list and a page do not break by it."""
+    store, names = server.client.store, server.client.store.all_shards[0]
+    await write_evaluation(store, "good-one", [row(1), row(2)], tenant="acme")
+    fine = row(3).model_dump(mode="json")
+    strange = {
+        "no json": "{",
+        json.dumps(["m", "i009", 1]): json.dumps(fine),  # under the name of another attempt
+        json.dumps(["m", "i003", 1]): json.dumps(fine | {"seconds": 1e999}),
+        "\udcff".encode(errors="surrogateescape"): b"\xff\xfe",
+    }
+    call = store.connection.call
+    await call("HSET", names.evaluation_rows("good-one"), *[part for item in strange.items() for part in item])
+    await call(
+        "ZADD", names.evaluations, 5e14, "far-off", 7, "no-hash", 8, "bad:name", 9, "wrong-type", 10, "bad-about"
+    )
+    await call("SET", names.evaluation("wrong-type"), "x")
+    await call("HSET", names.evaluation("far-off"), "about", "{}")
+    await call("HSET", names.evaluation("bad-about"), "about", "[1]", "standing", '{"state": 1}')
+    await call("HSET", names.evaluation("good-one"), "standing", '{"state": "over", "total": -1}')
+    async with server.as_(await server.token("*")) as client:
+        (listed,) = (await client.get("/evaluations")).json()
+        assert (listed["name"], listed["state"], listed["is_driven"]) == ("good-one", "", False)
+        found = (await client.get("/evaluations/good-one")).json()
+        assert found["figures"][0]["attempts"] == 2
+        assert (await client.get("/evaluations/wrong-type")).status_code == 404
+    assert [one.instance for one in await Catalog(store).rows("good-one")] == ["i001", "i002"]

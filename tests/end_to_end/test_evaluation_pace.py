@@ -1,0 +1,58 @@
+"""`-n auto` against a provider that refuses calls above so many a second: the limit is found, and costs no attempt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deckhands.attempts.plan import Plan
+from deckhands.attempts.results import Results
+from deckhands.attempts.standing import Standing
+from deckhands.attempts.steering import MAX_AT_ONCE
+from deckhands.datasets.instances import Instance
+from deckhands.evaluation.evaluation import Evaluation
+from tests.faults.harness import FaultCluster
+from tests.model_server.running_server import RunningModelServer
+
+MODEL = "openai/scripted"
+ATTEMPTS, CALLS_PER_MINUTE = 160, 480
+
+
+@pytest.mark.asyncio
+async def test_429s_of_a_real_server_are_where_the_limit_is_found(tmp_path: Path) -> None:
+    finish = {"name": "finish", "arguments": {"message": "FINAL ANSWER: 6"}}
+    (tmp_path / "script.json").write_text(json.dumps({"turns": [{"tool_calls": [finish]}]}))
+    options = ("--latency", "1", "--requests-per-minute", str(CALLS_PER_MINUTE), "--records", "0")
+    server = RunningModelServer(("--script", str(tmp_path / "script.json"), *options))
+    standings: list[Standing] = []
+    plan = Plan(
+        "pace",
+        [Instance(f"i{number}", "What is 2 * 3?", answer="6") for number in range(ATTEMPTS)],
+        [MODEL],
+        at_once=MAX_AT_ONCE,
+    )
+    try:
+        async with FaultCluster(tmp_path / "cluster").running() as cluster:
+            cluster.start_controller(
+                "c1", LLM_MODEL=MODEL, LLM_BASE_URL=f"{server.url}/v1", LLM_API_KEY="none", LLM_BACKEND="openai"
+            )
+            with Results(tmp_path / "results.jsonl") as results:
+                await Evaluation(cluster.client, plan, results, on_standing=standings.append).run()
+                rows = list(results.rows.values())
+        counts = server.counts()
+    finally:
+        server.stop()
+    assert [row.outcome for row in rows] == ["resolved"] * ATTEMPTS
+    assert not [row.failures for row in rows if row.failures]
+    assert counts["refused"] > 0  # the server did refuse
+    last = standings[-1]
+    assert last.refused > 0
+    found = [one for one in standings if MODEL in one.found]
+    assert found, "no limit was found"
+    assert 1 <= last.found[MODEL] < ATTEMPTS
+    assert any(f"429s: they came at {one.found[MODEL]} at once" in one.bound for one in found)
+    grown = max(one.limits[MODEL] for one in standings if not one.found)
+    assert min(one.limits[MODEL] for one in found) < grown
+    assert last.line.endswith(f"over; {MODEL} hurts at {last.found[MODEL]}")

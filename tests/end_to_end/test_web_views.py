@@ -1,0 +1,172 @@
+"""The views of evaluations, of the cluster and of the list in a real Chromium, with content of strangers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from broker.specs.agent_state import AgentState
+from broker.specs.specs import Tenancy
+from deckhands.attempts.results import Row
+from tests.broker_parts import claim, enter
+from tests.browser_pages import CHROMIUM, opened
+from tests.evaluation_parts import write_evaluation
+from tests.polling import until
+from tests.screenshots import fill_cluster, work
+from tests.server_parts import Served, served
+from tests.unit.deckhands.sample_log import reply, state
+
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium on this machine")
+
+HOSTILE = "<script>window.broken = 1</script><img src=x onerror='window.broken=1'>\x1b[31m\u202eabc"
+
+
+TOO_WIDE = """() => {
+  const width = document.documentElement.clientWidth;
+  if (document.documentElement.scrollWidth <= width) return [];
+  return [...document.querySelectorAll("main *")].filter((one) => one.getBoundingClientRect().right > width && !one.closest(".scroll"))
+    .map((one) => `${one.tagName} ${one.className} ${one.textContent.slice(0, 60)}`);
+}"""
+"""What stands out of a narrow screen, but for what can be scrolled by itself."""
+
+
+@pytest.fixture
+async def server(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Served]:
+    async with served(tmp_path / "log", programs) as found:
+        yield found
+
+
+def hostile(number: int, conversation_id: str) -> Row:
+    return Row(
+        instance=f"{HOSTILE}{number}",
+        model=HOSTILE,
+        attempt=1,
+        outcome="limit",
+        cause=HOSTILE,
+        evidence=HOSTILE + "x" * 3_000,
+        failures=[HOSTILE],
+        tries=2,
+        waiting_seconds={HOSTILE: 1.0},
+        left_out=[HOSTILE],
+        conversation_id=conversation_id,
+        seconds=10.0 * number,
+        cost_usd=0.1,
+    )
+
+
+async def test_one_gets_from_an_evaluation_by_a_class_of_failures_to_the_conversation_of_an_attempt(
+    server: Served,
+) -> None:
+    store = server.client.store
+    cid = await server.client.submit("x", title="The attempt", tenancy=Tenancy(tenant="acme"))
+    rows = [Row(instance=f"fine-{number:03}", model="m", attempt=1, outcome="resolved") for number in range(70)]
+    await write_evaluation(store, "hostile-one", [*rows, hostile(1, cid), hostile(2, cid)], tenant="acme", total=100)
+    await write_evaluation(store, "of-another", rows, tenant="other")
+    token = await server.token()
+    async with opened(f"{server.url}/#/evaluations", width=420, height=800, dark=True) as page:
+        await page.get_by_label("Key").fill(token)
+        await page.get_by_role("button", name="Enter").click()
+        await page.get_by_role("link", name="Evaluations").click()
+        await page.get_by_role("link", name="shipped").wait_for()
+        assert await page.locator("tbody tr").count() == 1
+        await page.get_by_role("link", name="shipped").click()
+        await page.locator("#attempts tbody tr").first.wait_for()
+        await page.get_by_role("button", name="Next").click()
+        await page.locator("#attempts tbody tr", has_text="fine-060").wait_for()
+        await page.get_by_role("button", name="Show attempts that ended as limit").click()
+        await page.locator("#attempts tbody tr", has_text="fine-060").wait_for(state="detached")
+        assert await page.locator("#attempts > .scroll > table > tbody > tr").count() == 2
+        await page.locator("#attempts summary").first.click()
+        text = await page.locator("main").inner_text()
+        assert "\\x1b[31m" in text
+        assert "\\u202e" in text
+        assert "\u202e" not in text
+        assert await page.evaluate("window.broken") is None
+        assert await page.locator("main script, main img").count() == 0
+        assert await page.evaluate(TOO_WIDE) == []
+        await page.get_by_role("link", name="Conversation of").first.click()
+        await page.get_by_role("heading", name="The attempt").wait_for()
+        await page.goto(f"{server.url}/#/e/of-another")
+        await page.get_by_text("There is no such evaluation.").wait_for()
+
+
+async def test_the_cluster_shows_its_pace_and_what_binds_it(server: Served) -> None:
+    store = server.client.store
+    await enter(store, "controller-1")
+    await fill_cluster(store)
+    await server.client.submit("<b>x</b>")
+    ends = asyncio.Event()
+    working = asyncio.create_task(work(store, ends))
+    try:
+        async with opened(f"{server.url}/#/cluster") as page:
+            await page.get_by_role("cell", name="calls at once", exact=True).wait_for()
+            await page.get_by_role("img", name="94 % of $25.00").wait_for()
+            await page.locator(".tile .line").first.wait_for(state="attached")
+            steps = page.locator(".tile", has_text="Steps per second").locator(".figure")
+
+            async def has_pace() -> bool:
+                text = await steps.inner_text()
+                return text not in ("…", "0.00")
+
+            await until(has_pace, limit=60.0, what="steps per second")
+            await page.get_by_role("link", name="Conversations").click()
+            await page.get_by_role("heading", name="Conversations").wait_for()
+            await page.get_by_role("link", name="Cluster").click()
+            await page.locator(".tile .line").first.wait_for(state="attached")  # what was seen before is still there
+    finally:
+        ends.set()
+        await working
+
+
+async def test_a_tenant_sees_no_figures_of_the_whole_cluster(server: Served) -> None:
+    await fill_cluster(server.client.store)
+    token = await server.token("acme")
+    async with opened(f"{server.url}/#/cluster") as page:
+        await page.evaluate("token => sessionStorage.setItem('deckhands.key', token)", token)
+        await page.reload()
+        await page.get_by_role("cell", name="tenant:acme").wait_for()
+        await page.get_by_text("Figures of the whole cluster need a key").wait_for()
+        assert "globex" not in await page.locator("main").inner_text()
+
+
+async def test_the_list_is_narrowed_by_tenant_model_and_cost_and_what_has_failed_is_requeued(server: Served) -> None:
+    store = server.client.store
+    await enter(store, "controller-1")
+    made = {}
+    for title, tenant, model, cost, end in (
+        ("Dear", "acme", "acme/large", 2.5, "error"),
+        ("Cheap", "acme", "acme/large", 0.1, "error"),
+        ("Other model", "acme", "acme/small", 3.0, "error"),
+        ("Other tenant", "other", "acme/large", 4.0, "error"),
+    ):
+        cid = made[title] = await server.client.submit("x", title=title, tenancy=Tenancy(tenant=tenant))
+        ownership = await claim(store, "controller-1", cid)
+        fields = {"state": AgentState.ERROR.value, "cost_usd": cost, "model": model, "busy": ""}
+        last_id = await server.client.log.last_id(cid)
+        events = [state("running"), reply(), state(end, "it failed")]
+        await server.client.log.append_as_owner(ownership, events, expected_last_id=last_id, fields=fields)
+    async with opened(f"{server.url}/") as page:
+        await page.get_by_role("link", name="Dear").wait_for()
+        for name, value, gone in (("Tenant", "acme", "Other tenant"), ("Model", "LARGE", "Other model")):
+            await page.get_by_role("textbox", name=name).fill(value)
+            await page.get_by_role("textbox", name=name).press("Tab")
+            await page.get_by_role("link", name=gone).wait_for(state="detached")
+        await page.get_by_label("Cost from $").fill("0.5")
+        await page.get_by_label("Cost from $").press("Tab")
+        await page.get_by_role("link", name="Cheap").wait_for(state="detached")
+        assert await page.locator("tbody tr").count() == 1
+        await page.get_by_label("Choose Dear").check()
+        await page.get_by_role("button", name="Requeue").click()
+        await page.get_by_label("Reason").fill("the provider is back")
+        await page.get_by_role("dialog").get_by_role("button", name="Requeue").click()
+        await page.get_by_text("1 done.").wait_for()
+    found = [event for event in await server.client.events(made["Dear"]) if event.kind == "conversation.operator_acted"]
+    assert [event.model_dump()["action"] for event in found] == ["requeue"]
+    async with server.as_(await server.token("other")) as client:
+        everything = (await client.get("/conversations?min_cost_usd=0.5")).json()["conversations"]
+        assert [one["title"] for one in everything] == ["Other tenant"]
+        for query in ("min_cost_usd=-1", "min_cost_usd=nan", f"model={'x' * 301}"):
+            assert (await client.get(f"/conversations?{query}")).status_code == 422, query

@@ -1,0 +1,46 @@
+"""Evaluations in a store, written as a driver writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from broker.store.store import Store
+from deckhands.attempts.catalog import About, Catalog
+from deckhands.attempts.results import Row
+from deckhands.attempts.standing import Standing
+from deckhands.attempts.steering import Steering
+
+
+def standing_of_rows(rows: Sequence[Row], *, total: int, state: str = "running") -> Standing:
+    """How an evaluation stands whose attempts that have ended are these."""
+    return Standing(
+        state=state,
+        total=total,
+        ended=len(rows),
+        under_way=0,
+        pending=total - len(rows),
+        outcomes={outcome: sum(row.outcome == outcome for row in rows) for outcome in {row.outcome for row in rows}},
+        cost_usd=sum(row.cost_usd for row in rows),
+        tokens=sum(row.prompt_tokens + row.completion_tokens for row in rows),
+        usd_per_minute=0.0,
+        tokens_per_minute=0.0,
+        eta_seconds=None,
+        refused=0,
+        limit=4,
+        limits={},
+        found={},
+        bound="-n 4",
+    )
+
+
+async def write_evaluation(
+    store: Store, name: str, rows: Sequence[Row], *, tenant: str = "", state: str = "running", total: int = 0
+) -> None:
+    """Write an evaluation as its driver does."""
+    catalog = Catalog(store)
+    models = tuple(dict.fromkeys(row.model for row in rows))
+    await catalog.begin(name, About(tenant=tenant, dataset="shipped", models=models))
+    standing = standing_of_rows(rows, total=total or len(rows), state=state)
+    now = store.clock.now().timestamp()
+    await Steering(store, name).show({**standing.as_json(), "at": now})
+    await catalog.put(name, rows)

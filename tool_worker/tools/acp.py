@@ -1,0 +1,89 @@
+"""Turns of ACP agents: what the program beside the shell is asked, and its reports (`tool_worker.acp`).
+
+Holds: a report is what the agent says, and the agent runs what a model says: whatever is in it becomes an observation
+or, where it cannot be one, a failed report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from broker.contract.events import Observation
+from broker.contract.observations import ErrorObservation
+from broker.contract.session_events import AcpObservation, AcpPermissionAction, AcpTurnAction
+from broker.specs.plain_json import plain_json, replace_surrogates
+from tool_worker.tools.tool import HostRequest, Tool
+
+CALL_SECONDS = 120.0
+"""After so long the program itself has to have answered."""
+
+
+class Prompt(Tool):
+    """Prompt an agent, or let it continue."""
+
+    action = AcpTurnAction
+
+    def request(self, action: AcpTurnAction) -> HostRequest:
+        """See `Tool.request`."""
+        return _request(action, {"prompt": action.prompt})
+
+    def observe(self, action: AcpTurnAction, result: Mapping[str, Any]) -> Observation:
+        """See `Tool.observe`."""
+        return _observation(action.session_id, result)
+
+
+class Permit(Tool):
+    """Let an agent make a call."""
+
+    action = AcpPermissionAction
+
+    def request(self, action: AcpPermissionAction) -> HostRequest:
+        """See `Tool.request`."""
+        return _request(action, {})
+
+    def observe(self, action: AcpPermissionAction, result: Mapping[str, Any]) -> Observation:
+        """See `Tool.observe`."""
+        return _observation(action.session_id, result)
+
+
+def _request(action: AcpTurnAction | AcpPermissionAction, more: Mapping[str, Any]) -> HostRequest:
+    arguments = {
+        "command": action.command,
+        "session_id": action.session_id,
+        "permission": action.permission,
+        "option_id": action.option_id,
+        "silence_seconds": action.timeout,
+        "timeout": CALL_SECONDS,
+    }
+    return HostRequest("acp", {**arguments, **more})
+
+
+def _observation(session_id: str, result: Mapping[str, Any]) -> Observation:
+    if result.get("is_error"):
+        return ErrorObservation(content=str(result.get("content")), error_id="session_ended")
+    try:
+        return AcpObservation.model_validate(_plain(dict(result["report"])))
+    except (ValidationError, ValueError, TypeError, KeyError) as error:
+        reason = replace_surrogates(f"The report of the agent cannot be recorded: {type(error).__name__}.")
+        return AcpObservation(state="failed", session_id=session_id, code="malformed_reply", reason=reason)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as the log can hold it; arguments of a call that it cannot hold are left out."""
+    if isinstance(value, str):
+        return replace_surrogates(value)
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(name): _arguments(item) if name == "arguments" else _plain(item) for name, item in value.items()}
+    return value
+
+
+def _arguments(value: Any) -> dict[str, Any]:
+    try:
+        return dict(plain_json(value))
+    except (ValueError, TypeError, RecursionError):
+        return {}
