@@ -12,11 +12,12 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 
 from broker.contract.actions import RiskyAction
-from broker.contract.events import Event
+from broker.contract.events import Event, ModelReply
 from broker.coordination.transfers import TransferFailed
 from broker.log.live_text import LiveText, Piece
 from broker.runtime.clock import SYSTEM_CLOCK
 from broker.runtime.errors import DeckhandsError, EventsLost, StoreError, UsageError
+from broker.runtime.ids import new_conversation_id
 from broker.specs.policies import ConfirmationPolicy
 from deckhands.cli.output import summary_lines
 from deckhands.cli.screen_printer import ScreenPrinter
@@ -31,6 +32,8 @@ from deckhands.terminal.slash import Typed, answer_in, help_lines, parsed
 from deckhands.verbs.control import WAYS
 
 OLD_EVENTS_SHOWN = 60
+NEW_EVENTS = 2
+"""So many events a conversation has that has only just begun."""
 QUESTION = "Run it? [y/n, or why not]"
 REST_LIMIT_SECONDS = 15.0
 LOOK_SECONDS = 0.05
@@ -48,6 +51,7 @@ class Chat:
         self._prompt = prompt
         self._printer = printer
         self._following: list[asyncio.Task[None]] = []
+        self._live = LiveText(place.client.store, place.conversation_id or new_conversation_id())
         self._actions: dict[int, RiskyAction] = {}
         self._shown_question = 0
         self._is_leaving = self._is_warned = False
@@ -158,7 +162,8 @@ class Chat:
     # What comes from the conversation.
 
     def _follow(self) -> None:
-        self._following = [asyncio.ensure_future(self._events()), asyncio.ensure_future(self._pieces())]
+        self._live = LiveText(self._place.client.store, self._place.conversation_id)
+        self._following = [asyncio.ensure_future(self._events())]
 
     async def _unfollow(self) -> None:
         for task in self._following:
@@ -170,6 +175,9 @@ class Chat:
         name, after = self._place.conversation_id, 0
         try:
             last = await self._place.client.log.last_id(name)
+            if last > NEW_EVENTS:
+                await self._live.rest()  # what was written before somebody looked comes as events
+            self._following.append(asyncio.ensure_future(self._pieces()))
             while True:
                 try:
                     async with contextlib.aclosing(self._place.client.tail(name, after=after, is_whole=True)) as events:
@@ -183,6 +191,8 @@ class Chat:
 
     async def _take_in(self, event: Event, *, is_old: bool) -> None:
         self._place.record(event)
+        if isinstance(event, ModelReply):  # all of its parts come before what follows from it
+            await self._show_rest()
         if isinstance(event, RiskyAction):
             self._actions = {event.id: event, **dict(list(self._actions.items())[:20])}
         if is_old:
@@ -196,11 +206,15 @@ class Chat:
             self._prompt.show([])
 
     async def _pieces(self) -> None:
-        live = LiveText(self._place.client.store, self._place.conversation_id)
         with contextlib.suppress(StoreError):
-            async with contextlib.aclosing(live.watch()) as pieces:
+            async with contextlib.aclosing(self._live.watch()) as pieces:
                 async for piece in pieces:
                     self._write(piece)
+
+    async def _show_rest(self) -> None:
+        with contextlib.suppress(StoreError):
+            for piece in await self._live.rest():
+                self._write(piece)
 
     def _write(self, piece: Piece) -> None:
         if piece.kind != "call":  # which the event shows as what it does

@@ -60,7 +60,9 @@ def _see_the_list(seen: Person, done: str, asking: str, waiting: str) -> None:
     assert row.startswith("awaiting user confirmation"), row
     seen.type("s")
     seen.waits_for("AGEv")
-    seen.type("/awaiting")
+    seen.type("/")
+    seen.waits_for("words that all have to be there")
+    seen.type("awaiting")
     seen.waits_for("Filter: awaiting · 1 conversation", gone=waiting)
     seen.type("\r")
 
@@ -79,7 +81,9 @@ def _refuse_an_action(seen: Person, asking: str) -> None:
 def _cancel(seen: Person, waiting: str) -> None:
     seen.type("\x1b")
     seen.waits_for("Conversations: 3", waiting)
-    seen.type("/scheduled\r")
+    seen.type("/")
+    seen.waits_for("words that all have to be there")
+    seen.type("scheduled\r")
     seen.waits_for("Filter: scheduled · 1 conversation")
     seen.type("x")
     seen.waits_for(f"Stop {waiting}", "[y/N]")
