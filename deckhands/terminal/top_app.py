@@ -193,7 +193,7 @@ class Top(App[None]):
 
     def _hide_filter(self) -> None:
         self.query_one("#filter", Input).display = False
-        self._list.focus()
+        self.screen.set_focus(self._list)
         self._arrange()
 
     def action_sort(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.integration.command_line import COMMAND, environment, script
 from tests.terminal_parts import Person, person
 
-LEFT = re.compile(rb"\x1b\]|\xc2[\x80-\x9f]|\xe2\x80\xae")
+LEFT = re.compile(rb"\x1b\]0;|\xc2[\x80-\x9f]|\xe2\x80\xae")
 EVIL = r"printf '\033]0;evil\007\033[2J \302\23331m \342\200\256abc\n'"
 PIXEL = bytes.fromhex("89504e470d0a1a0a0000000d49484452")
 

@@ -15,7 +15,7 @@ from tests.terminal_parts import Person, person
 
 ALWAYS = ConfirmationPolicy(mode="always")
 HOSTILE = "evil \x1b]0;title\x07\x1b[2J\x9b31m\u202eabc [bold]x[/bold]"
-LEFT = re.compile(rb"\x1b\]|\xc2[\x80-\x9f]|\xe2\x80\xae")
+LEFT = re.compile(rb"\x1b\]0;|\xc2[\x80-\x9f]|\xe2\x80\xae")
 """What a title or an agent may not have sent: OSC, C1, bidi."""
 
 
@@ -65,6 +65,7 @@ def _see_the_list(seen: Person, done: str, asking: str, waiting: str) -> None:
     seen.type("awaiting")
     seen.waits_for("Filter: awaiting · 1 conversation", gone=waiting)
     seen.type("\r")
+    seen.waits_for("Open", gone="words that all")
 
 
 def _refuse_an_action(seen: Person, asking: str) -> None:
@@ -75,7 +76,7 @@ def _refuse_an_action(seen: Person, asking: str) -> None:
     seen.waits_for("Why not?")
     seen.type("not that way\r")
     seen.waits_for("The action was refused.")
-    seen.waits_for("asks to run action", "finish")
+    seen.waits_for("Action has been rejected by the user", "The conversation is finished")
 
 
 def _cancel(seen: Person, waiting: str) -> None:

@@ -15,7 +15,7 @@ from deckhands.monitoring.workers import Worker
 from deckhands.reading.terminal import width_of
 from deckhands.terminal.conversation_list import heading, row_text
 from deckhands.terminal.overview import Facts, cluster_lines, conversation_line, queue_line, worker_line
-from deckhands.terminal.roster import FIELDS, ROWS_AT_ONCE, SORTS, Roster, Row, arranged, row_of
+from deckhands.terminal.roster import FIELDS, SORTS, Roster, Row, arranged, row_of
 
 ROWS = [
     Row("c-1", "running", steps=3, cost_usd=0.5, updated=30.0, created=1.0, title="b", words="c-1 running b acme"),
@@ -106,9 +106,9 @@ async def begin(store: Store, *names: str) -> None:
 
 
 async def test_many_conversations_are_looked_at_a_few_at_a_time(store: Store):
-    names = [f"c-{number:03}" for number in range(ROWS_AT_ONCE + 100)]
+    names = [f"c-{number:03}" for number in range(40)]
     await begin(store, *names)
-    roster = Roster(store)
+    roster = Roster(store, rows_at_once=20, others_at_once=5)
     async for _ in roster.load():
         pass
     assert set(roster.rows) == set(names)
@@ -116,8 +116,7 @@ async def test_many_conversations_are_looked_at_a_few_at_a_time(store: Store):
     await begin(store, "new-1", "new-2")
     assert await roster.look([], [])
     assert {"new-1", "new-2"} <= set(roster.rows)
-    for name in names:
-        await store.connection.call("HSET", store.keys(name).meta, "iterations", "7")
+    await store.connection.call_many([("HSET", store.keys(name).meta, "iterations", "7") for name in names])
     assert await roster.look(["c-001", "c-002"], [])
     assert roster.rows["c-001"].steps == roster.rows["c-002"].steps == 7
     looks = 0
