@@ -89,7 +89,9 @@ async def test_a_paused_evaluation_begins_nothing_and_continues_where_it_was(
 ) -> None:
     gate = tmp_path / "gate"
     model = script(tmp_path / "m.json", gated(gate), run_command("true"), finish("6"))
-    running = Running(client, Plan("pause", questions("a", "b"), [model], at_once=1, tenant="acme", dataset="sums"), results)
+    running = Running(
+        client, Plan("pause", questions("a", "b"), [model], at_once=1, tenant="acme", dataset="sums"), results
+    )
     await running.stands(under_way=1)
     await until(lambda: running.standings[-1].attempts[0].waits_for == "tool", what="attempt at work")
     await running.steering.wish(state="paused")
