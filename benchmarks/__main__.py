@@ -61,8 +61,11 @@ SCRIPTS: Mapping[str, Sequence[str]] = {
     "neighbours": ("--seconds", "0.5", "--quiet", "1"),
     "retiring": ("--conversations", "50"),
     "sdk_sessions": ("--sessions", "1", "--steps", "2"),
-    "eval_in_flight": ("--count", "20", "--latency", "0.2"),
-    "eval_kills": ("--count", "20", "--at-once", "10", "--latency", "0.3", "--controllers", "2", "--tools", "2"),
+    "eval_in_flight": ("--count", "20", "--latency", "0.2", "--write-as", "eval_in_flight_smoke"),
+    "eval_workspaces": ("--count", "2", "--latency", "0.1"),
+    "eval_kills": (
+        *("--count", "20", "--at-once", "10", "--latency", "0.3", "--controllers", "2", "--tools", "2", "--no-peer"),
+    ),
     "eval_crowd": ("--count", "10", "--steps", "4", "--latency", "0.2", "--no-peer"),
 }
 """Benchmarks that print their own tables and run by themselves too, and with what they only show that they work."""

@@ -98,10 +98,10 @@ class BenchCluster:
                 return
             await asyncio.sleep(POLL_SECONDS)
 
-    async def until_stepping(self, conversation_id: str) -> None:
+    async def until_stepping(self, conversation_id: str, *, limit_seconds: float = READY_LIMIT_SECONDS) -> None:
         """Wait until a conversation has made its first step."""
         index = Conversations(self.client.store)
-        async with asyncio.timeout(READY_LIMIT_SECONDS):
+        async with asyncio.timeout(limit_seconds):
             while (await index.row(conversation_id)).fields.get("iterations", "0") == "0":
                 await asyncio.sleep(POLL_SECONDS)
 

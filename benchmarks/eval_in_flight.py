@@ -20,7 +20,14 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.cluster import ROOT, BenchCluster, model_environment, model_server_arguments, running_cluster
+from benchmarks.cluster import (
+    READY_LIMIT_SECONDS,
+    ROOT,
+    BenchCluster,
+    model_environment,
+    model_server_arguments,
+    running_cluster,
+)
 from benchmarks.eval_figures import Line, ideal_seconds, percentile, show
 from benchmarks.machine import cpu_seconds, peak_kib, resident_kib
 from benchmarks.submitter import ANSWER, RESULTS, USED, Spec
@@ -102,7 +109,8 @@ async def _measured(directory: Path, arguments: argparse.Namespace, environment:
         tool, store = await cluster.start_noop_tool(), await cluster.store_pid()
         for _ in pids:  # the client of the model is loaded at its first use
             warm = f"scripted/{directory / 'script.json'}" if arguments.model_inside else model
-            await cluster.until_stepping(await cluster.submit(model=warm))
+            limit = READY_LIMIT_SECONDS + 2 * arguments.latency
+            await cluster.until_stepping(await cluster.submit(model=warm), limit_seconds=limit)
         base = {pid: resident_kib(pid) for pid in (*pids, store)}
         before = {pid: cpu_seconds(pid) for pid in (*pids, tool, store)}
         spec = Spec(

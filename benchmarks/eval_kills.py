@@ -35,6 +35,7 @@ from deckhands.attempts.results import Row, read_results
 from deckhands.attempts.statistics import summary_of
 from tests.model_server.running_server import RunningModelServer
 
+LOOK_SECONDS = 0.1
 CODES = ("rate_limit", "internal", "service_unavailable", "timeout")
 
 
@@ -114,7 +115,7 @@ async def run(directory: Path, name: str, arguments: argparse.Namespace, *, kill
             path = spec.write(directory / f"{name}-out")
             running, began = await submitted(path), time.monotonic()
             if kills:
-                running = await _kill(pids, running, path, arguments)
+                running = await _kill(pids, running, path, arguments, server)
             while await running.wait() != 0:
                 running = await submitted(path)
             seconds = time.monotonic() - began
@@ -140,7 +141,7 @@ def peer(directory: Path, arguments: argparse.Namespace) -> list[Line]:
         with log.open("wb") as out:
             first = subprocess.Popen(command, cwd=directory, env=env, stdout=out, stderr=out)
             while first.poll() is None and server.counts()["answered"] < needed // 2:
-                time.sleep(0.2)
+                time.sleep(LOOK_SECONDS)
             first.kill()
             first.wait()
         done = subprocess.run(
@@ -161,7 +162,11 @@ def peer(directory: Path, arguments: argparse.Namespace) -> list[Line]:
 
 
 async def _kill(
-    pids: list[int], running: asyncio.subprocess.Process, path: Path, arguments: argparse.Namespace
+    pids: list[int],
+    running: asyncio.subprocess.Process,
+    path: Path,
+    arguments: argparse.Namespace,
+    server: RunningModelServer | None,
 ) -> asyncio.subprocess.Process:
     """Kill a share of the workers, of each role fewer than all, and the submitter in their midst."""
     chance = random.Random(arguments.seed)
@@ -170,17 +175,30 @@ async def _kill(
     victims = [pid for pid in pids if pid not in spared]
     chance.shuffle(victims)
     victims = victims[: round(arguments.killed * len(pids))]
-    wall = arguments.count / arguments.at_once * arguments.steps * arguments.latency
-    pause = max(0.5, wall / (len(victims) + 2))
     for number, pid in enumerate(victims):
-        await asyncio.sleep(pause)
+        await _until_done((number + 1) / (len(victims) + 2), running, arguments, server)
         os.kill(pid, signal.SIGKILL)
         if number == len(victims) // 2 and running.returncode is None:
             running.kill()
             await running.wait()
-            await asyncio.sleep(pause / 2)
             running = await submitted(path)
     return running
+
+
+async def _until_done(
+    share: float,
+    running: asyncio.subprocess.Process,
+    arguments: argparse.Namespace,
+    server: RunningModelServer | None,
+) -> None:
+    """Wait until such a share of the work is done; without a server, about as long as that takes."""
+    if server is None:
+        wall = arguments.count / arguments.at_once * arguments.steps * arguments.latency
+        await asyncio.sleep(max(0.5, wall * arguments.killed / 2))
+        return
+    needed = share * arguments.count * arguments.steps
+    while running.returncode is None and (await asyncio.to_thread(server.counts))["answered"] < needed:
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 async def _begun(cluster: BenchCluster, name: str) -> int:

@@ -41,7 +41,7 @@ class ControllerVariables(BrokerSettings):
         ),
     ] = ""
     sdk_sessions: Annotated[
-        Count, Field(description="programs of the Claude Agent SDK that a controller worker holds at once, 300 MB each")
+        Count, Field(description="programs of the Claude Agent SDK that a controller worker holds at once, 200 MB each")
     ] = 8
     sdk_sandbox: Annotated[
         Literal["auto", "bwrap", "none"],

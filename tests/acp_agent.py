@@ -1,6 +1,6 @@
 """A scripted ACP agent: it does what its prompt says, a step a line. Standard library only, so that it runs in sandboxes.
 
-Usage: python3 acp_agent.py [load] [fresh-cost]
+Usage: python3 acp_agent.py [load] [again]; it can load its session, and does its steps again after an interruption.
 
 Each line of a prompt that begins with `!` is a step:
 
@@ -19,7 +19,7 @@ import os
 import subprocess
 import sys
 import threading
-import time
+from pathlib import Path
 
 OPTIONS = [
     {"optionId": "yes", "name": "Allow", "kind": "allow_once"},
@@ -33,6 +33,7 @@ class Agent:
 
     def __init__(self, habits: list[str]) -> None:
         self.can_load = "load" in habits
+        self.repeats = "again" in habits
         self.session = ""
         self.number = 0
         self.calls = 0
@@ -94,7 +95,10 @@ class Agent:
 
     def turn(self, number: int, text: str) -> None:
         steps = [line.strip()[1:] for line in text.splitlines() if line.strip().startswith("!")]
-        if not steps:
+        if text.startswith(("You were interrupted", "An earlier session")) and not self.repeats:
+            self.say("I continue.")
+            steps = []
+        elif not steps:
             self.say(f"You said: {text}")
         stop = "end_turn"
         for step in steps:
@@ -136,7 +140,7 @@ class Agent:
         self.update("tool_call_update", toolCallId=call_id, status=status, content=content)
 
     def run(self, call_id: str, command: str) -> None:
-        done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True)
+        done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False)
         self.end(call_id, done.stdout + done.stderr, "failed" if done.returncode else "completed")
 
     def call(self, text: str) -> None:
@@ -146,8 +150,7 @@ class Agent:
     def edit(self, text: str) -> None:
         path, _, new = text.partition("|")
         call_id = self.begin(f"Edit {path}", "edit", locations=[{"path": path}])
-        with open(path, "w") as file:
-            file.write(new)
+        Path(path).write_text(new)
         diff = {"type": "diff", "path": path, "oldText": None, "newText": new}
         self.update("tool_call_update", toolCallId=call_id, status="completed", content=[diff])
 
@@ -213,9 +216,9 @@ class Agent:
     def tick(self, path: str) -> None:
         """Write into a file for ever, and never say anything."""
         while not self.is_cancelled.is_set():
-            with open(path, "a") as file:
+            with Path(path).open("a") as file:
                 file.write("x")
-            time.sleep(0.02)
+            self.is_cancelled.wait(0.02)
 
 
 if __name__ == "__main__":

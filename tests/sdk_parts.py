@@ -16,7 +16,7 @@ STAND_IN = str(Path(__file__).with_name("sdk_stand_in.py"))
 
 
 def stand_in(habit: str = "obedient", heard: Path | None = None) -> tuple[str, ...]:
-    """Return the program that stands in for the SDK's; it adds each line that it is told to a file, if one is named."""
+    """Return the program that stands in for the SDK's; it adds each line that reaches it to a file, if one is named."""
     return (sys.executable, "-I", "-S", STAND_IN, habit, *([] if heard is None else [str(heard)]))
 
 

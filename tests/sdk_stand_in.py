@@ -1,6 +1,6 @@
 """A program that speaks to a controller worker as the SDK's does, without the SDK.
 
-`sdk_stand_in.py HABIT [HEARD] DESCRIPTOR`; HEARD is a file to which it adds each line that it is told.
+`sdk_stand_in.py HABIT [HEARD] DESCRIPTOR`; HEARD is a file to which it adds each line that reaches it.
 
 Habits: `obedient` does what the SDK does; `silent` reads and says nothing; `dying` ends at its first query;
 `nonsense` says what is no JSON; `idle` ends each turn without asking; `missing` says that the SDK is not installed;

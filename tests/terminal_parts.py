@@ -39,6 +39,7 @@ class Person:
 
     def __post_init__(self) -> None:
         self.screen = pyte.HistoryScreen(self.columns, self.rows, history=10_000)
+        self.screen.write_process_input = self.type  # a terminal says where its cursor is
         self._stream = pyte.ByteStream(self.screen)
 
     def type(self, text: str) -> None:
@@ -94,7 +95,7 @@ class Person:
 def person(
     command: Sequence[str | Path], env: Mapping[str, str], *, columns: int = 100, rows: int = 30
 ) -> Iterator[Person]:
-    """Start a command on a terminal of its own; it is ended with the block."""
+    """Start a command on its own terminal; it is ended with the block."""
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     kept = {name: text for name, text in env.items() if name not in ("COLUMNS", "LINES")}

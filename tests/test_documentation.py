@@ -77,3 +77,22 @@ def test_every_file_that_a_page_names_exists(path: str) -> None:
     named = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]+)`", (ROOT / path).read_text(encoding="utf-8"))
     missing = sorted({name for name in named if not (ROOT / name).exists()} - MADE_BY_USERS - made_on(ROOT / path))
     assert not missing, f"{path} names what is not there: {missing}"
+
+
+UNSHOWN = {
+    *("model_error", "sandbox", "store", "workspace"),  # of a family; an error has the code of its member
+    *("edit_refused", "editor", "file_access", "file_rejected", "invalid_parameter", "missing_parameter", "no_text"),
+    *("failpoint",),  # the editor's are for the model, and this one is for tests
+}
+
+
+def test_troubleshooting_has_every_code_that_a_person_may_meet() -> None:
+    sources = [one for one in tracked_sources() if one.path.endswith(".py") and one.path.split("/")[0] in MAY_IMPORT]
+    codes = {code for one in sources for code in re.findall(r'^    code(?:: \S+)? = "(\w+)"', one.text, re.MULTILINE)}
+    assert len(codes) > 60
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    shown = {
+        code for cell in re.findall(r"^\| (`.+?`) \|", page, re.MULTILINE) for code in re.findall(r"`(\w+)`", cell)
+    }
+    assert sorted(codes - UNSHOWN - shown) == []
+    assert codes >= UNSHOWN

@@ -134,12 +134,13 @@ class AcpCall(Part):
     @property
     def shown(self) -> str:
         """What it does, for people."""
-        lines = [self.title or self.tool_kind, f"$ {self.command}" if self.command else ""]
+        title = self.title or self.tool_kind
+        lines = [title, f"$ {self.command}" if self.command and self.command != title else ""]
         return "\n".join([*filter(None, lines), *(diff.shown for diff in self.diffs)])
 
 
 class AcpOption(Part):
-    """An answer that an ACP agent offers to its question; `option_kind` is `allow_once`, `reject_once` or a like one."""
+    """An answer that an ACP agent offers to its question; `option_kind` is `allow_once`, `reject_once` or another."""
 
     id: str
     name: str = ""
@@ -268,7 +269,7 @@ class AcpObservation(Observation):
 
     @property
     def paragraphs(self) -> tuple[Paragraph, ...]:
-        """See `Event.paragraphs`; what it has said is a message of its own."""
+        """See `Event.paragraphs`; what it has said is a separate message."""
         shown = [Paragraph(self.thoughts, "dim")]
         if self.call is not None:
             failed = "failed" if self.call.status == "failed" else ""

@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
+from types import MappingProxyType
 
 from broker.runtime.clock import from_millis
 from broker.runtime.errors import UnknownConversation
@@ -17,6 +19,8 @@ from broker.store.connection import texts_by_name
 from broker.store.store import Store
 
 SCANNED_AT_ONCE = 1_000
+LABELS_KEPT = 1_000
+"""So many different sets of labels are remembered as values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +215,7 @@ _INTERNAL = {
     "not_before_ms",
     "copied",
 }
-_NOT_SHOWN = _KNOWN | _INTERNAL
+_NOT_SHOWN = frozenset(name.encode() for name in _KNOWN | _INTERNAL)
 _GLIMPSE = ("last_id", "state", "wait_reason", "labels", "tenant", "model", "cost_usd")
 
 
@@ -234,35 +238,45 @@ def _usd(text: str) -> float:
 
 
 def _row(conversation_id: str, flat: list[bytes]) -> ConversationRow | None:
-    meta = texts_by_name(flat)
-    if "last_id" not in meta:
+    # Only what is shown is decoded: a page has hundreds of rows, each with a dozen fields that are not.
+    found = dict(zip(flat[::2], flat[1::2], strict=True))
+    if b"last_id" not in found:
         return None
+
+    def text(name: bytes) -> str:
+        return found[name].decode(errors="backslashreplace") if name in found else ""
+
     return ConversationRow(
         conversation_id=conversation_id,
-        title=meta.get("title", ""),
-        state=meta.get("state", ""),
-        wait_reason=meta.get("wait_reason", ""),
-        last_event_id=int(meta["last_id"]),
-        created=from_millis(int(meta.get("created_ms", "0"))),
-        updated=from_millis(int(meta.get("updated_ms", "0"))),
-        owner=meta.get("owner", ""),
-        node=meta.get("node", ""),
-        is_closed="closed" in meta,
-        labels=_labels_in(meta.get("labels", "")),
-        not_before=_not_before(meta),
-        tenant=meta.get("tenant", ""),
-        fields={key: value for key, value in meta.items() if key not in _NOT_SHOWN},
+        title=text(b"title"),
+        state=text(b"state"),
+        wait_reason=text(b"wait_reason"),
+        last_event_id=int(found[b"last_id"]),
+        created=from_millis(int(found.get(b"created_ms", b"0"))),
+        updated=from_millis(int(found.get(b"updated_ms", b"0"))),
+        owner=text(b"owner"),
+        node=text(b"node"),
+        is_closed=b"closed" in found,
+        labels=dict(_labels_in(text(b"labels"))),
+        not_before=_not_before(text(b"planned"), text(b"not_before_ms")),
+        tenant=text(b"tenant"),
+        fields={
+            name.decode(errors="backslashreplace"): value.decode(errors="backslashreplace")
+            for name, value in found.items()
+            if name not in _NOT_SHOWN
+        },
     )
 
 
-def _not_before(meta: Mapping[str, str]) -> datetime | None:
-    due = meta.get("not_before_ms", "")
-    return from_millis(int(due)) if meta.get("planned") == "waiting" and due.isdigit() else None
+def _not_before(planned: str, due_ms: str) -> datetime | None:
+    return from_millis(int(due_ms)) if planned == "waiting" and due_ms.isdigit() else None
 
 
-def _labels_in(text: str) -> dict[str, str]:
+@lru_cache(maxsize=LABELS_KEPT)
+def _labels_in(text: str) -> Mapping[str, str]:
+    """Return labels from their JSON; conversations of one run have the same."""
     try:
         found = json.loads(text) if text else {}
     except (ValueError, RecursionError):  # a damaged hash concerns no other conversation
-        return {}
-    return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else {}
+        return MappingProxyType({})
+    return MappingProxyType({str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {})

@@ -75,7 +75,7 @@ class OpenSpan:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        pass
+        """End it."""
 
     def add(self, attributes: Mapping[str, Value]) -> None:
         """Say more about it."""

@@ -148,7 +148,7 @@ class AcpSpec(Part):
         timeout_seconds: how long the program may be silent while it works.
     """
 
-    command: str = Field(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f]*\S[^\x00-\x1f\x7f]*$")
+    command: str = Field(max_length=4096, pattern=r"^ *[^\x00-\x20\x7f][^\x00-\x1f\x7f]*$")
     timeout_seconds: float = Field(default=900.0, gt=0, le=86_400, allow_inf_nan=False)
 
 

@@ -79,7 +79,7 @@ INTERRUPTED_BY_PERSON = "AGENT_ERROR$ERROR_ACTION_NOT_EXECUTED_INTERRUPTED"
 OF_PERSON = "The person: "
 SHOWN_CHARS = 500
 MODEL = "acp"
-"""What replies are said to come from where the agent does not say its name."""
+"""What replies are said to come from; the reports name the agent."""
 
 AcpAction = AcpTurnAction | AcpPermissionAction
 Calls = dict[str, dict[str, Any]]
@@ -127,7 +127,8 @@ class Course:
         if self.action is not None and event.cause == self.action.id:
             self.outcome = event
             if isinstance(event, AcpObservation):
-                self.failures = self.failures + 1 if event.state == "failed" else 0
+                if event.state != "lost":  # which is no news of whether it can work
+                    self.failures = self.failures + 1 if event.state == "failed" else 0
                 self._count(event)
             elif not isinstance(event, UserRejectObservation):
                 self.failures += 1
@@ -163,7 +164,7 @@ def said(spec: AcpSpec, events: Sequence[Event], later: Iterable[Event]) -> Comp
         return _completion("", calls, Usage(), 0.0)
     if report.plan is not None:
         calls = {PLAN: {"task_list": [item.model_dump(mode="json") for item in report.plan]}, **calls}
-    # Somebody who is not told what a turn has cost does not know it.
+    # An agent that does not say what a turn has cost leaves that unknown.
     cost_usd = course.cost_usd if course.cost_usd is not None or report.state == "ended" else 0.0
     text = report.content.strip()
     return _completion(text, calls, Usage(**report.usage.model_dump()), cost_usd, report)
@@ -184,7 +185,7 @@ def _completion(
         text=text,
         tool_calls=tuple(ToolCall(id="", name=name, arguments=json.dumps(given)) for name, given in calls.items()),
         thinking_blocks=(),
-        model=(report.agent if report is not None else "") or MODEL,
+        model=MODEL,
         response_id="",
         stop_reason=report.stop_reason if report is not None else "",
         usage=usage,
@@ -226,7 +227,7 @@ def _calls(spec: AcpSpec, course: Course, events: Sequence[Event], *, is_told: b
         asked = course.action
         return {TURN: {**fields, "permission": asked.permission, "option_id": asked.refusal_id}}
     if not course.session_id:
-        return {TURN: {**fields, "prompt": _history(events)}}
+        return {TURN: {**fields, "prompt": _history(events, INTERRUPTED)}}
     if getattr(outcome, "error_id", "") == INTERRUPTED_BY_PERSON:
         return {TURN: {**fields, "prompt": unread or CONTINUE}}
     why = outcome.content if outcome is not None and not isinstance(outcome, AcpObservation) else ""
@@ -251,11 +252,12 @@ def _end(stop_reason: str) -> Calls:
     return {}
 
 
-def _history(events: Iterable[Event]) -> str:
-    """Return what has happened as a prompt for a session that knows nothing of it."""
-    entries = [entry[:ENTRY_CHARS] for event in events if (entry := _entry(event))]
+def _history(events: Iterable[Event], why: str = "") -> str:
+    """Return what has happened as a prompt for a session that knows nothing of it; `why` if that is the task alone."""
+    entries = [entry for event in events if (entry := _entry(event))]
     if len(entries) <= 1:
-        return entries[0].removeprefix(OF_PERSON) if entries else CONTINUE
+        return "\n\n".join(filter(None, (why, *(entry.removeprefix(OF_PERSON) for entry in entries)))) or CONTINUE
+    entries = [entries[0], *(entry[:ENTRY_CHARS] for entry in entries[1:])]
     first, rest, left = entries[0], list[str](), HISTORY_CHARS
     for entry in reversed(entries[1:]):
         left -= len(entry)

@@ -23,7 +23,8 @@ from controller_worker.llm.llm import Delta, ModelRequest
 from controller_worker.wires.event_stream import read_events, stream_limits, until_headers, whole_reply
 from controller_worker.wires.provider_errors import StreamedError, failure_of_choice, model_error
 
-CONNECTIONS_LIMIT = 2_000
+CONNECTIONS_LIMIT = 10_000
+"""Of one client. Fewer than a worker holds conversations, and calls would wait for each other unseen."""
 IDLE_CONNECTION_SECONDS = 30.0
 
 _UNREAD = {"X-Stainless-Raw-Response": "stream"}

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from broker.conversations.conversations import Conversations
 from broker.runtime.errors import StoreError, UnknownConversation, UsageError
 from broker.runtime.ids import is_conversation_id
 from deckhands.cli.connecting import cluster_client
 from deckhands.client.errors import NoCluster
+from deckhands.client.running_cluster import open_cluster
 from deckhands.home import Home
 from deckhands.reading.terminal import clean_line
 from deckhands.settings import FaceSettings
@@ -24,6 +27,9 @@ from deckhands.settings import FaceSettings
 WHOLE_ID_CHARS = 26
 """Ids that we make have so many characters; shorter ones are names of a producer's own, or beginnings."""
 MAX_CANDIDATES = 10
+MAX_COMPLETED = 30
+COMPLETION_LIMIT_SECONDS = 1.0
+"""How long a person who presses Tab waits for the cluster."""
 
 
 class Ambiguous(UsageError):
@@ -86,6 +92,31 @@ class _ConversationId(click.ParamType):  # type: ignore[type-arg]
         """Return the text with the whole id."""
         head, mark, rest = str(value).partition(self._mark) if self._mark else (str(value), "", "")
         return f"{whole_id(head)}{mark}{rest}"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[Any]]:  # noqa: ARG002
+        """Return the conversations whose ids begin so, with state and title; none where that takes long or fails."""
+        if self._mark and self._mark in incomplete:
+            return []
+        found: dict[str, str] = {}
+        with suppress(Exception):  # a person who types is never shown why nothing is completed
+            settings = FaceSettings.from_env()
+            runs = [path.name for path in Home(settings.home).run_folders() if path.name.startswith(incomplete)]
+            found = dict.fromkeys(runs[:MAX_COMPLETED], "run of this machine")
+            found |= asyncio.run(_completed(settings, incomplete))
+        return [CompletionItem(name, help=clean_line(what, limit=60)) for name, what in found.items()]
+
+
+async def _completed(settings: FaceSettings, text: str) -> dict[str, str]:
+    """Return conversations of the cluster whose ids begin so; the newest if nothing was typed."""
+    async with asyncio.timeout(COMPLETION_LIMIT_SECONDS):
+        store = await open_cluster(settings=settings, patience_seconds=COMPLETION_LIMIT_SECONDS)
+        try:
+            index = Conversations(store)
+            limit = MAX_COMPLETED
+            rows = await (index.beginning_with(text, limit=limit) if text else index.recent(limit=limit))
+        finally:
+            await store.aclose()
+    return {row.conversation_id: f"{row.state}  {row.title}" for row in rows if is_conversation_id(row.conversation_id)}
 
 
 CONVERSATION_ID = _ConversationId()

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from broker.contract.events import AgentSpec, LLMSpec
 from broker.runtime.errors import UsageError
+from broker.specs.specs import ACP_AGENT, ACP_PREFIX
 
 MAX_FILE_BYTES = 2**20
 MAX_DELEGATES = 32
@@ -20,7 +21,7 @@ NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 OF_OWN_TOOLS = frozenset(
     {
         *("BrowsingAgent", "CheckAgent", "DummyAgent", "LocAgent", "PlanningAgent", "ReadOnlyAgent"),
-        *("BrowsingAgentSDK", "ReadOnlyAgentSDK", "VisualBrowsingAgent"),
+        *("BrowsingAgentSDK", "ReadOnlyAgentSDK", "VisualBrowsingAgent", ACP_AGENT),
     }
 )
 """Agents whose tools are always the same: what would add one does nothing for them."""
@@ -34,7 +35,7 @@ def check_takes_tools(agent: str, option: str) -> None:
     Raises:
         UsageError: names both.
     """
-    if agent in OF_OWN_TOOLS:
+    if agent in OF_OWN_TOOLS or agent.startswith(ACP_PREFIX):
         raise UsageError(
             f"{option} does nothing for {agent}, whose tools are fixed.", remedy="Use it with CodeActAgent."
         )

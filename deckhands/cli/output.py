@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from broker.contract.actions import RiskyAction
@@ -28,7 +28,6 @@ from deckhands.reading.terminal import (
     print_ascii,
     print_coloured,
     print_text,
-    redraw,
     width_of,
 )
 
@@ -53,27 +52,6 @@ def note(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     except OSError:
         return
-
-
-@contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Yield what shows how many bytes of how many are done: in one line of a terminal, which is gone at the end."""
-    has_shown = False
-
-    def show(done: int, total: int | None) -> None:
-        nonlocal has_shown
-        if sys.stderr.isatty():
-            has_shown = True
-            of_all = f" of {total / 2**20:,.0f}" if total is not None else ""
-            with suppress(OSError):
-                redraw(f"{what} {done / 2**20:,.0f}{of_all} MiB")
-
-    try:
-        yield show
-    finally:
-        if has_shown:
-            with suppress(OSError):
-                redraw("")
 
 
 @contextmanager

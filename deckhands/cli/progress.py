@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Self
 
 from broker.runtime.clock import SYSTEM_CLOCK
 from deckhands.cli.output import note
-from deckhands.reading.terminal import is_redrawn, redraw
+from deckhands.reading.status_line import span
+from deckhands.reading.terminal import fitted, is_redrawn, redraw
 
 BAR_COLUMNS = 24
 REDRAW_SECONDS = 0.1
 LINE_SECONDS = 5.0
+LEAST_SECONDS = 1.0
+"""Before so much time nobody can say how fast it is."""
 
 
 class Progress:
@@ -28,7 +34,7 @@ class Progress:
         self._what = what
         self._total = total
         self._is_bar = is_redrawn(sys.stderr)
-        self._shown_at = SYSTEM_CLOCK.monotonic()
+        self._began = self._shown_at = SYSTEM_CLOCK.monotonic()
         self._has_line = False
 
     def __enter__(self) -> Self:
@@ -37,7 +43,7 @@ class Progress:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         """Leave the last word on the screen, also where the command fails."""
         if self._is_bar and self._has_line:
-            redraw(self.text())
+            self._redraw()
             note("")
 
     def add(self, number: int = 1) -> None:
@@ -49,14 +55,62 @@ class Progress:
         self._shown_at = now
         self._has_line = True
         if self._is_bar:
-            redraw(self.text())
+            self._redraw()
         else:
             note(self.text())
 
     def text(self) -> str:
         """Return it as a line."""
         if self._total is None:
-            return f"{self.done:,} {self._what}"
-        filled = BAR_COLUMNS * min(self.done, self._total) // max(self._total, 1)
-        bar = f"[{'#' * filled}{'-' * (BAR_COLUMNS - filled)}] " if self._is_bar else ""
-        return f"{bar}{self.done:,} of {self._total:,} {self._what}"
+            counted = f"{self.done:,} {self._what}"
+        else:
+            counted = f"{self.done:,} of {self._total:,} {self._what}"
+        if not self._is_bar:
+            return counted
+        seconds = SYSTEM_CLOCK.monotonic() - self._began
+        return bar_line(counted, self.done, self._total, seconds)
+
+    def _redraw(self) -> None:
+        redraw(fitted(self.text(), max(1, shutil.get_terminal_size().columns - 1)))
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int | None], None]]:
+    """Yield what shows how many bytes of how many are done: a bar on a terminal, which is gone at the end."""
+    began, has_shown = SYSTEM_CLOCK.monotonic(), False
+
+    def show(done: int, total: int | None) -> None:
+        nonlocal has_shown
+        if is_redrawn(sys.stderr):
+            has_shown = True
+            of_all = f" of {total / 2**20:,.0f}" if total is not None else ""
+            counted = f"{what} {done / 2**20:,.0f}{of_all} MiB"
+            scale = total / 2**20 if total is not None else None
+            line = bar_line(counted, done / 2**20, scale, SYSTEM_CLOCK.monotonic() - began)
+            with suppress(OSError):
+                redraw(fitted(line, max(1, shutil.get_terminal_size().columns - 1)))
+
+    try:
+        yield show
+    finally:
+        if has_shown:
+            with suppress(OSError):
+                redraw("")
+
+
+def bar_line(counted: str, done: float, total: float | None, seconds: float) -> str:
+    """Return a bar, what is counted, how fast it is and how long it takes from now on.
+
+    Args:
+        done, total: in any unit; a total of None: nobody knows.
+        seconds: since it began.
+    """
+    if total is None:
+        pace = f" · {done / seconds:,.1f}/s" if seconds >= LEAST_SECONDS else ""
+        return f"{counted}{pace} · {span(seconds)}"
+    filled = int(BAR_COLUMNS * min(done, total) // max(total, 1))
+    share = 100 * min(done, total) / total if total else 100
+    left = ""
+    if 0 < done < total and seconds >= LEAST_SECONDS:
+        left = f" · {span(seconds * (total - done) / done)} left"
+    return f"[{'#' * filled}{'-' * (BAR_COLUMNS - filled)}] {share:3.0f} % {counted} · {span(seconds)}{left}"

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
+from typing import Protocol
 
 from broker.contract.actions import RiskyAction
-from broker.contract.events import Event
+from broker.contract.events import Event, ModelReply
 from broker.log.live_text import Piece
 from broker.runtime.clock import SYSTEM_CLOCK
 from deckhands.cli.output import EventPrinter, note
@@ -25,30 +26,65 @@ from deckhands.reading.terminal import clean, clean_line, is_coloured
 TICK_SECONDS = 0.5
 STARTING = "starting"
 
-WaitsFor = Callable[[], Awaitable[str]]
+
+class Area(Protocol):
+    """Lines at the bottom of a terminal; see `LiveArea`."""
+
+    def show(self, lines: Sequence[str]) -> None:
+        """Put lines in the place of those that are there."""
+
+    def above(self, lines: Iterable[str]) -> None:
+        """Print lines above."""
+
+    def hide(self) -> None:
+        """Take the lines away until `unhide`."""
+
+    def unhide(self) -> None:
+        """Bring the lines back."""
+
+    def close(self) -> None:
+        """Take the lines away."""
 
 
 class ScreenPrinter(EventPrinter):
-    """Prints events on a terminal, above a line that says how the conversation stands."""
+    """Prints events on a terminal, above a line that says how the conversation stands.
 
-    def __init__(self, *, is_whole: bool = False, has_status: bool = True) -> None:
+    Args:
+        area: where the line is; None: the last line of the terminal.
+    """
+
+    def __init__(self, *, is_whole: bool = False, has_status: bool = True, area: Area | None = None) -> None:
         super().__init__(as_json=False)
         self._renderer: Renderer = ScreenRenderer(is_whole=is_whole)
-        self._area = LiveArea(sys.stdout)
+        self._area: Area = area if area is not None else LiveArea(sys.stdout)
         self._standing = Standing()
         self._has_status = has_status
         self._turn = 0
         self._written = ""
         """The line that the model is writing, as far as it has come."""
 
+    @property
+    def standing(self) -> Standing:
+        """How the conversation stands, as far as it was printed."""
+        return self._standing
+
     def event(self, event: Event) -> None:
         """Print an event above the line."""
         self._standing.add(event)
+        if isinstance(event, ModelReply):  # which is whole now
+            self._end_line()
         shown = "\n".join(self._streamed.values())
         lines = self._renderer.lines(event, shown=shown)
         if lines:
             self._end_line()
             self._area.above(lines)
+
+    def forget(self) -> None:
+        """Begin with another conversation."""
+        self._end_line()
+        self._standing = Standing()
+        self._streamed.clear()
+        self._call = self._kind = ""
 
     def question(self, action: RiskyAction) -> None:
         """Print the action that a person is asked to confirm, and how to answer."""
@@ -65,7 +101,8 @@ class ScreenPrinter(EventPrinter):
             return
         if piece.call != self._call or piece.kind != self._kind:
             self._end_line()
-            self._area.above([self._renderer.styled(f"[{piece.call} {piece.kind}]", "dim")])
+            mark = "~" if piece.kind == "thinking" else f"[{piece.call}]" if piece.kind == "call" else ""
+            self._area.above([self._renderer.styled(mark, "dim")])
             self._call, self._kind = piece.call, piece.kind
         self._remember(piece)
         *whole, self._written = (self._written + clean(piece.text)).split("\n")
@@ -126,9 +163,11 @@ class ScreenPrinter(EventPrinter):
         return self._renderer.styled(line, "dim") if self._kind == "thinking" else line
 
     def _end_line(self) -> None:
-        if self._written:
-            self._area.above([self._words(self._written)])
-        self._written = ""
+        if not self._written:
+            return
+        written, self._written = self._written, ""
+        self._draw()
+        self._area.above([self._words(written)])
 
 
 def printer_for(*, as_json: bool, is_plain: bool, is_whole: bool = False, has_status: bool = True) -> EventPrinter:

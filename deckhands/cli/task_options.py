@@ -20,6 +20,7 @@ from broker.specs.specs import CriticSpec, GoalSpec, OutputSpec, PlanSpec, Skill
 from broker.specs.tool_specs import MAX_SCHEMA_CHARS
 from deckhands.cli.delegate_options import check_takes_tools, with_delegates
 from deckhands.cli.options import Amount, memory_of, sandbox_option
+from deckhands.client.known_agents import check_command_of
 from deckhands.tasks.places import Place, place_in
 from deckhands.tasks.tasks import output_of
 
@@ -88,7 +89,12 @@ _OPTIONS = (
         "-f", "--file", type=click.Path(path_type=Path), help="A file that holds the task; - is standard input."
     ),
     click.option("--title", default="", help="A name for listings; by default the first line of the task."),
-    click.option("--agent", default="CodeActAgent", show_default=True, help="The agent that does it."),
+    click.option(
+        "--agent",
+        default="CodeActAgent",
+        show_default=True,
+        help="The agent that does it; acp:COMMAND for a program that speaks the Agent Client Protocol.",
+    ),
     click.option(
         "--plan",
         type=click.Choice(["ask", "auto"]),
@@ -302,6 +308,7 @@ def agent_of(options: TaskOptions, model: str | None) -> AgentSpec:
     ):
         if is_given:
             check_takes_tools(options.agent, option)
+    check_command_of(options.agent)
     policy = ConfirmationPolicy(mode=options.confirm)
     plan = PlanSpec(executor=options.agent, needs_approval=options.plan == "ask") if options.plan else None
     agent = AgentSpec(

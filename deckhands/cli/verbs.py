@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 SECTIONS = (
     "Start a conversation",
@@ -102,6 +103,12 @@ class VerbGroup(click.Group):
         """Import a verb; None if there is no such verb."""
         verb = verbs().get(cmd_name)
         return verb.command() if verb else None
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[Any]]:
+        """Return the verbs that begin so, without importing them, and the options."""
+        found = [CompletionItem(verb.name, help=verb.summary) for verb in verbs().values()]
+        begun = [item for item in found if str(item.value).startswith(incomplete)]
+        return begun + (click.Command.shell_complete(self, ctx, incomplete) if incomplete.startswith("-") else [])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -10,6 +10,8 @@ from collections.abc import Collection
 from importlib.util import find_spec
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from broker.contract.events import AgentSpec
 from broker.coordination.membership import members
 from broker.runtime.errors import UsageError
@@ -29,6 +31,21 @@ def agents_here() -> frozenset[str]:
     texts = [file.read_text("utf-8") for place in places for file in Path(place).glob("*.py")]
     built_in = {name for text in texts for name in re.findall(r"^class (\w+Agent(?:SDK)?)\b", text, re.MULTILINE)}
     return frozenset(built_in | set(entry_points(ENTRY_POINTS).names)) if built_in else frozenset()
+
+
+def check_command_of(agent: str) -> None:
+    """Refuse `acp:COMMAND` without a command that could be run.
+
+    Raises:
+        UsageError: there is none, or it has control characters or too many.
+    """
+    try:
+        AgentSpec(name=agent)
+    except ValidationError as error:
+        raise UsageError(
+            f"The agent {ascii(agent)[:200]} has no command that could be run.",
+            remedy="Write acp: and one line for bash that starts an ACP agent, such as acp:claude-agent-acp.",
+        ) from error
 
 
 def require_agent_here(agent: AgentSpec) -> None:

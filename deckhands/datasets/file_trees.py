@@ -110,10 +110,11 @@ def _walked(directory: Path) -> dict[str, File]:
     return found
 
 
-def packed(tree: Tree, *, network: bool = True) -> tuple[WorkspaceSpec, bytes | None]:
-    """Return a workspace that begins with these files, and what is uploaded for it."""
+def packed(tree: Tree, *, network: bool = True, image: str = "") -> tuple[WorkspaceSpec, bytes | None]:
+    """Return a workspace that begins with these files, in a container of an image if one is named, and the upload."""
+    empty = WorkspaceSpec(network=network, sandbox="docker" if image else "auto", image=image)
     if not tree:
-        return WorkspaceSpec(network=network), None
+        return empty, None
     raw = io.BytesIO()
     with gzip.GzipFile(fileobj=raw, mode="wb", mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as tar:
         for name, file in sorted(tree.items()):
@@ -122,7 +123,7 @@ def packed(tree: Tree, *, network: bool = True) -> tuple[WorkspaceSpec, bytes | 
             tar.addfile(entry, io.BytesIO(file.content))
     content = raw.getvalue()
     source = UploadedSource(name="workspace.tar.gz", format="tar", parcel=content_name(content))
-    return WorkspaceSpec(source=source, network=network), content
+    return empty.model_copy(update={"source": source}), content
 
 
 def patch_between(before: Tree, after: Tree) -> str:

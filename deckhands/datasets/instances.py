@@ -31,6 +31,7 @@ class Instance:
         answer: what the agent has to say at the end; compared as `answers.is_same` says.
         judge: says whether what the agent said last is right, and why, if neither check nor answer does.
         images: of the task: paths or addresses.
+        image: of the containers that attempts and checks run in; empty: the sandbox is the node's.
         turns: how a scripted model solves it; empty: no script comes with it.
     """
 
@@ -44,6 +45,7 @@ class Instance:
     judge: Judge | None = None
     images: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
+    image: str = ""
     turns: tuple[dict[str, Any], ...] = field(default=(), repr=False)
 
 

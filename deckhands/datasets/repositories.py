@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from broker.runtime.errors import UsageError
+from deckhands.datasets.docker_images import InImage
 from deckhands.datasets.file_trees import MAX_BYTES, MAX_FILES, File, Files, tree_of
 
 ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
@@ -105,7 +106,7 @@ class Archive:
 class Patched:
     """The files that a patch touches, as they are behind it, and further ones."""
 
-    before: Commit | Archive
+    before: Commit | Archive | InImage
     patch: str
     names: tuple[str, ...]
     further: tuple[tuple[str, File], ...] = ()

@@ -5,7 +5,7 @@
 
 Source: https://github.com/SWE-bench/SWE-bench. Sets of the same form (Lite, Verified, SWE-Gym, …) work too.
 Holds: the tests run in a workspace of the commit, the agent's changes, and the files of the test patch, laid over last.
-Does not: install what a repository needs; the node, or the image of its sandbox, has to have that.
+Does not: install what a repository needs; the node, or the image of its instance, has to have that.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator
 
 from broker.runtime.errors import UsageError
+from deckhands.datasets.docker_images import DOCKER, ENTER, InImage, image_of
 from deckhands.datasets.file_trees import File
 from deckhands.datasets.human_eval import CHECKS, FOLDER, scripted
 from deckhands.datasets.instances import ID, Instance
@@ -44,6 +45,7 @@ class _Row(BaseModel):
     pass_to_pass: list[str] = Field(alias="PASS_TO_PASS", default=[])
     patch: str = ""
     difficulty: str | None = None
+    image: str = Field(default="", validation_alias=AliasChoices("image_name", "docker_image", "image"))
 
     @field_validator("fail_to_pass", "pass_to_pass", mode="before")
     @classmethod
@@ -60,9 +62,8 @@ def swe_bench_instance(row: Mapping[str, Any], repositories: Path | None) -> Ins
     """
     found = _Row.model_validate(row)
     if repositories is None:
-        raise ValueError(f"its repository {found.repo} is not known: name the directory by --repositories DIR")
-    before = files_of_instance(repositories, found.instance_id, found.repo, found.base_commit)
-    assert isinstance(before, Commit | Archive)
+        raise ValueError(f"its repository {found.repo} is not known: name --repositories DIR, or --repositories docker")
+    before, image = _before(found, repositories)
     left, deleted = touched_by(found.test_patch)
     wrong = [name for name in (*left, *deleted) if not is_safe(name)]
     if wrong:
@@ -78,7 +79,7 @@ def swe_bench_instance(row: Mapping[str, Any], repositories: Path | None) -> Ins
         (f"{FOLDER}/asked.json", File(json.dumps(asked).encode())),
     )
     hidden = Patched(before, found.test_patch, (*left, *deleted), further) if found.test_patch.strip() else None
-    if hidden is not None:
+    if hidden is not None and not image:  # an image is read when an attempt begins
         try:
             hidden.read()
         except UsageError as error:
@@ -89,7 +90,18 @@ def swe_bench_instance(row: Mapping[str, Any], repositories: Path | None) -> Ins
         TASK.format(repo=found.repo, issue=found.problem_statement.strip()),
         workspace=before,
         hidden=hidden or Patched(before, "", (), further),
-        check=f"python3 {FOLDER}/run.py",
+        check=f"{ENTER if image else ''}python3 {FOLDER}/run.py",
+        image=image,
         tags=(found.repo, *([found.difficulty] if found.difficulty else [])),
         turns=scripted(f"echo {gold} | base64 -d | git apply -") if found.patch else (),
     )
+
+
+def _before(row: _Row, repositories: Path) -> tuple[Commit | Archive | InImage, str]:
+    """Return where the files are, and the image of the containers; empty: there is none."""
+    if str(repositories) == DOCKER:
+        image = image_of(row.instance_id, row.image)
+        return InImage(image), image
+    before = files_of_instance(repositories, row.instance_id, row.repo, row.base_commit)
+    assert isinstance(before, Commit | Archive)
+    return before, ""

@@ -21,6 +21,7 @@ from deckhands.cli.connecting import cluster_client
 from deckhands.cli.output import note, print_json
 from deckhands.client.client import Client
 from deckhands.client.forking import Point
+from deckhands.client.known_agents import check_command_of
 from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec
 from deckhands.evaluation.answering import answer
 from deckhands.evaluation.detaching import follow
@@ -107,6 +108,7 @@ def plan_of(directory: Path, asked: Asked, tuning: Tuning) -> Plan:
     Raises:
         UsageError: the dataset or the tuning cannot be used.
     """
+    check_command_of(asked.agent)
     instances = asked.instances()
     tuning.check(len(asked.models))
     return Plan(

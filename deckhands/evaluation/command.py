@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -16,10 +17,11 @@ from deckhands.cli.options import Amount, json_option
 from deckhands.cli.output import note, print_json
 from deckhands.cli.verbs import options_as
 from deckhands.datasets.dataset import absolute
+from deckhands.datasets.docker_images import DOCKER
 from deckhands.evaluation.carrying_out import Tuning, carry_out, show
 from deckhands.evaluation.detaching import detach
 from deckhands.evaluation.directory import RESULTS, Asked, ask, asked_in, write_report
-from deckhands.evaluation.evaluating import model_here
+from deckhands.evaluation.evaluating import model_here, repositories_here
 from deckhands.evaluation.exporting import export
 from deckhands.evaluation.redoing import check_redo, redo_option
 from deckhands.evaluation.siblings import asked_of, compared
@@ -35,6 +37,19 @@ from deckhands.reading.terminal import print_text
 
 SECTION = "Evaluate agents"
 VERBS = {"eval": "Evaluate agents on a dataset: run, steer, report, compare, export, fork."}
+
+
+class Repositories(click.Path):
+    """A directory, or `docker`."""
+
+    name = "repositories"
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, exists=True, file_okay=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return it as a path; `docker` is none."""
+        return Path(DOCKER) if value == DOCKER else super().convert(value, param, ctx)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +152,8 @@ for _command in (*COMMANDS, export):
 @click.option("--shuffle", is_flag=True, help="In an order that --seed decides.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option(
-    "--repositories", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="DIR",
-    help="Mirrors or archives of the repositories that SWE-bench rows name.",
+    "--repositories", type=Repositories(), metavar="DIR|docker",
+    help="Mirrors or archives of the repositories that SWE-bench rows name, or the images of the docker engine here.",
 )  # fmt: skip
 @click.option("--tenant", default="", metavar="NAME", help="Whose conversations and costs they are.")
 @redo_option
@@ -168,7 +183,7 @@ def run(options: RunOptions) -> int:
         part=options.part,
         shuffle=options.shuffle,
         seed=options.seed,
-        repositories=None if options.repositories is None else str(options.repositories.resolve()),
+        repositories=None if options.repositories is None else repositories_here(options.repositories),
         tenant=_tenant(options.tenant),
     )
     asked.instances()  # before anything is written

@@ -21,6 +21,7 @@ from deckhands.attempts.record import Record
 from deckhands.attempts.results import Results, Row
 from deckhands.cli.task_options import with_script_here
 from deckhands.datasets.dataset import absolute
+from deckhands.datasets.docker_images import DOCKER
 from deckhands.evaluation.carrying_out import SCRIPTED, Tuning, evaluate_plan, plan_of
 from deckhands.evaluation.directory import ASKED, RESULTS, Asked, ask, write_report
 from deckhands.evaluation.redoing import check_redo
@@ -74,7 +75,7 @@ async def evaluate_async(
     directory = Path(out)
     names = _names(models)
     limits = Limits() if limits is None else limits
-    mirrors = None if repositories is None else str(Path(repositories).resolve())  # noqa: ASYNC240
+    mirrors = None if repositories is None else repositories_here(repositories)
     asked = Asked(
         name="",
         dataset=_written(dataset, directory),
@@ -129,6 +130,11 @@ def _blocking(work: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]:
 
 evaluate = _blocking(evaluate_async)
 """The blocking twin, for programs that are not asynchronous."""
+
+
+def repositories_here(place: str | PathLike[str]) -> str:
+    """Return where repositories are, as it is understood in any working directory; `docker` is no directory."""
+    return DOCKER if str(place) == DOCKER else str(Path(place).resolve())
 
 
 def model_here(model: str) -> str:

@@ -126,7 +126,7 @@ class Evaluation:
 
     async def _begin(self, one: UnderWay, begun_with: dict[str, File]) -> None:
         plan, attempt, instance = self._plan, one.attempt, one.attempt.instance
-        workspace, upload = await asyncio.to_thread(packed, begun_with)
+        workspace, upload = await asyncio.to_thread(partial(packed, begun_with, image=instance.image))
         if plan.pool is not None:
             workspace = workspace.model_copy(update={"pool": plan.pool})
         model = attempt.model
@@ -248,7 +248,7 @@ class Evaluation:
     async def _checked(self, instance: Instance, row: Row, tree: dict[str, File]) -> Row:
         """Run the check in a workspace of these files. Idempotent."""
         assert instance.check is not None
-        workspace, upload = await asyncio.to_thread(partial(packed, tree, network=False))
+        workspace, upload = await asyncio.to_thread(partial(packed, tree, network=False, image=instance.image))
         check = instance.check if instance.setup is None else f"{instance.setup} && {instance.check}"
         agent = AgentSpec(
             name="CheckAgent", llm=LLMSpec(), goal=GoalSpec(check=check, max_refusals=0, timeout_seconds=CHECK_SECONDS)

@@ -1,5 +1,5 @@
 """The headless hand-off: what a program that launched OpenHands headless launches instead, and a bridge that does so.
 
-May import: cli, client, openhands, reading, runs, tasks.
+May import: cli, client, cluster, openhands, reading, runs, tasks.
 Start with: command.
 """

@@ -17,7 +17,7 @@ from deckhands.cli.options import Amount, read_task
 from deckhands.cli.output import note
 from deckhands.cli.task_options import BROWSER_POOL, BROWSING_AGENTS, IPYTHON_POOL, with_script_here
 from deckhands.cli.verbs import options_as
-from deckhands.client.known_agents import require_agent_here
+from deckhands.client.known_agents import check_command_of, require_agent_here
 from deckhands.client.named_directory import own_directory, refuse_unfit
 from deckhands.cluster.diagnostics import reason_unconfined
 from deckhands.headless.config_file import VARIABLES, Config, read_config
@@ -165,6 +165,7 @@ def _root(named: str | None, environment: dict[str, str]) -> Path:
 
 def _agent(options: HeadlessOptions, config: Config, settings: FaceSettings) -> AgentSpec:
     name = options.agent or config.get("core", "default_agent", "CodeActAgent")
+    check_command_of(name)
     if settings.model is None and not settings.has_profiles and asks_model(name):
         raise UsageError(
             "No model is configured.",

@@ -126,6 +126,7 @@ OF_WORKERS = (
     _worker("jobs", "counter", "jobs", "Jobs that have succeeded", "job"),
     _worker("failed_jobs", "counter", "failed_jobs", "Jobs that have failed or were stopped", "job"),
     _worker("streams", "gauge", "streams", "Streams of events that a server has open"),
+    _worker("http_refusals", "counter", "http_refusals", "Requests answered with an error by a server", "status"),
     _worker("loop_lag_seconds", "gauge", "loop_lag_seconds", "By how much the loop was late at most in 15 seconds"),
     _worker("loop_late_seconds", "counter", "loop_late_seconds", "Seconds by which the loop was late, in all"),
     _worker("host_cpu", "gauge", "host_cpu", "The share of the worker's machine's CPU that is busy"),

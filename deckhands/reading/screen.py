@@ -45,6 +45,10 @@ class ScreenRenderer(Renderer):
         found = super().lines(event, shown=shown)
         return ["", *found] if found and isinstance(event, Action) else found
 
+    def diff(self, patch: str) -> list[str]:
+        """Return the lines of a patch in their colours, whole."""
+        return [self.styled(line, self._style_of(line)) for line in clean(patch).rstrip("\n").split("\n")]
+
     def _reasoning(self, reply: ModelReply) -> list[str]:
         """Return what the model has thought before its reply, as far as its provider tells."""
         if reply.service != "agent":

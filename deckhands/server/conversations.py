@@ -39,7 +39,6 @@ from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.models import (
     Begun,
     Confirmation,
-    Conversation,
     ConversationPage,
     Done,
     Fork,
@@ -48,6 +47,7 @@ from deckhands.server.models import (
     Result,
     Resumption,
     cursor_of,
+    listed,
     place_of,
 )
 from deckhands.server.problems import Problem, status_of_error
@@ -180,8 +180,9 @@ async def listing(
 
 def _listed(rows: Sequence[ConversationRow], place: Place | None) -> Response:
     """Return a page; checked once, where the rows are read, for a long page is asked for often."""
-    page = ConversationPage(conversations=[Conversation.of(row) for row in rows], next_cursor=cursor_of(place))
-    return Response(page.model_dump_json(), media_type="application/json")
+    page = {"conversations": [listed(row) for row in rows], "next_cursor": cursor_of(place)}
+    text = json.dumps(page, ensure_ascii=False, separators=(",", ":"))
+    return Response(text.encode("utf-8", "replace"), media_type="application/json")
 
 
 async def seen(gateway: GatewayOf, principal: Reader, conversation_id: ConversationId) -> str:

@@ -12,13 +12,14 @@ from broker.runtime.errors import CorruptEntry, UnknownConversation
 from deckhands.client.client import Client
 from deckhands.server.conversations import Seen
 from deckhands.server.dependencies import GatewayOf, Reader
-from deckhands.server.models import EVENT, EventPage, event_json
+from deckhands.server.models import EVENT, EventPage, chars_in, event_json
 from deckhands.server.problems import Problem
 
 routes = APIRouter(prefix="/conversations/{conversation_id}/events", tags=["events"])
 SCANNED = 2_000
 """At so many events looked at, a page that not enough of them belong to ends."""
-
+PAGE_CHARS = 256 * 1024
+"""So long may the texts of a page be together, or it has one event."""
 WHOLE_EVENTS = 50
 
 
@@ -51,23 +52,25 @@ async def page(
 ) -> EventPage:
     """List events in order, from the store or the archive. Long texts have only their head and tail; see one event.
 
-    With `kind`, a page may hold fewer than `limit`; continue with `next_after` until it is null.
+    A page may hold fewer than `limit`, if texts are long or with `kind`; continue with `next_after` until it is null.
     """
     limit = min(limit, WHOLE_EVENTS) if whole else limit
-    found: list[Event] = []
-    place = after
+    found: list[dict[str, Any]] = []
+    place, room = after, PAGE_CHARS
     while len(found) < limit and place - after < SCANNED:
         wanted = limit if not kind or whole else 500
         events = await _read(gateway.client, conversation_id, place, wanted, is_whole=whole)
         for event in events:
-            if len(found) == limit:
-                break
-            place = event.id
             if not kind or event.kind in kind:
-                found.append(event)
-        if len(events) < wanted and (not events or place == events[-1].id):
-            return EventPage(events=[dict(event_json(event)) for event in found])
-    return EventPage(events=[dict(event_json(event)) for event in found], next_after=place)
+                content = dict(event_json(event))
+                room -= chars_in(content)
+                if len(found) == limit or (found and room < 0):
+                    return EventPage(events=found, next_after=place)
+                found.append(content)
+            place = event.id
+        if len(events) < wanted:
+            return EventPage(events=found)
+    return EventPage(events=found, next_after=place)
 
 
 SINGLE: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {"example": EVENT}}}}

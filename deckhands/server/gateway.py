@@ -7,6 +7,7 @@ tenants sees all. An action on a conversation names its author in the log of tha
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
@@ -119,6 +120,7 @@ class Gateway:
         follower: of streams, which wait until it is back.
         exposition: the metrics of the cluster, and of this server.
         streams: those that are open.
+        refusals: how many requests were answered with an error, by the status.
         is_stopping: set when the server is about to end.
     """
 
@@ -133,6 +135,7 @@ class Gateway:
     operations: Operations = field(init=False)
     exposition: Exposition = field(init=False)
     streams: set[object] = field(init=False, default_factory=set)
+    refusals: Counter[str] = field(init=False, default_factory=Counter)
     is_stopping: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -207,7 +210,8 @@ class Gateway:
         await self.operations.record(principal.author, principal.tenant, action, target, reason)
 
     def _figures(self) -> dict[str, dict[str, float]]:
-        return {"streams": {"": float(len(self.streams))}}
+        refusals = {status: float(count) for status, count in self.refusals.items()}
+        return {"streams": {"": float(len(self.streams))}, "http_refusals": refusals}
 
     async def aclose(self) -> None:
         """Close the connection to the store."""

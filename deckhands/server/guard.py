@@ -59,6 +59,7 @@ class Guard:
             return
         if scope["type"] == "http":
             send = _taken_in_time(scope, send, 2 * self._gateway.options.slow_seconds)
+        send = self._counted(send)
         headers = Headers(scope=scope)
         try:
             self._check_origin(headers)
@@ -76,6 +77,18 @@ class Guard:
             await _refuse(error, scope, receive, send)
             return
         await self._app(scope, receive, _with_headers(send))
+
+    def _counted(self, send: Send) -> Send:
+        """Return a way to send that counts answers that are errors."""
+
+        async def forward(message: Message) -> None:
+            if message["type"] in ("http.response.start", "websocket.http.response.start"):
+                status = int(message["status"])
+                if status >= 400:
+                    self._gateway.refusals[str(status)] += 1
+            await send(message)
+
+        return forward
 
     def _check_origin(self, headers: Headers) -> None:
         host, origin = headers.get("host", ""), headers.get("origin")

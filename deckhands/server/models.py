@@ -8,7 +8,8 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from datetime import datetime
+from typing import Annotated, Any
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator
 
@@ -68,24 +69,29 @@ class Conversation(BaseModel):
     model: str = Field(default="", examples=["anthropic/claude-sonnet-4-5"])
     numbers: dict[str, str] = Field(default_factory=dict, examples=[{"iterations": "3", "cost_usd": "0.012"}])
 
-    @classmethod
-    def of(cls, row: ConversationRow) -> Self:
-        """Return a row of the index."""
-        return cls(
-            conversation_id=row.conversation_id,
-            title=row.title,
-            state=row.state,
-            wait_reason=row.wait_reason,
-            version=row.last_event_id,
-            tenant=row.tenant,
-            created=row.created,
-            updated=row.updated,
-            is_closed=row.is_closed,
-            not_before=row.not_before,
-            labels=dict(row.labels),
-            model=row.model,
-            numbers={name: row.fields[name] for name in NUMBERS if name in row.fields},
-        )
+
+def listed(row: ConversationRow) -> dict[str, Any]:
+    """Return a row of the index as a `Conversation` in JSON, without the cost of a model for each row of a page."""
+    return {
+        "conversation_id": row.conversation_id,
+        "title": row.title,
+        "state": row.state,
+        "wait_reason": row.wait_reason,
+        "version": row.last_event_id,
+        "tenant": row.tenant,
+        "created": _moment(row.created),
+        "updated": _moment(row.updated),
+        "is_closed": row.is_closed,
+        "not_before": None if row.not_before is None else _moment(row.not_before),
+        "labels": dict(row.labels),
+        "model": row.model,
+        "numbers": {name: row.fields[name] for name in NUMBERS if name in row.fields},
+    }
+
+
+def _moment(moment: datetime) -> str:
+    """Return a time of UTC as the models write it."""
+    return f"{moment.isoformat()[:-6]}Z"
 
 
 NUMBERS = ("iterations", "cost_usd", "has_unknown_cost", "prompt_tokens", "completion_tokens")
@@ -323,3 +329,12 @@ def place_of(cursor: str) -> Place | None:
 def event_json(event: Event) -> Mapping[str, Any]:
     """Return an event as the server shows it."""
     return event.export()
+
+
+def chars_in(value: object) -> int:
+    """Return how long the texts in a value are together."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(chars_in, value.values()))
+    return sum(map(chars_in, value)) if isinstance(value, list | tuple) else 0

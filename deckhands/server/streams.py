@@ -21,13 +21,15 @@ from broker.runtime.errors import CorruptEntry, DeckhandsError, OutcomeUnknown, 
 from broker.runtime.ids import jitter, shortened
 from deckhands.reading.summary import Tally
 from deckhands.server.gateway import Gateway, Principal
-from deckhands.server.models import event_json
+from deckhands.server.models import chars_in, event_json
 from deckhands.server.problems import Problem, problem_of
 
 QUEUED = 100
 """So many items are read ahead of the reader."""
 EVENTS_AHEAD = 16
-"""So many of them may be events, which can be long: it is what a reader that takes nothing costs."""
+"""So many of them may be events."""
+CHARS_AHEAD = 64 * 1024
+"""So long may they be together, or one is longer: three times as much is what a reader that takes nothing costs."""
 PAUSE_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
@@ -40,11 +42,13 @@ class Item:
     Attributes:
         kind: `event`; `delta`, a piece of a reply; `problem`, why the stream ends; `end`: nothing more comes.
         id: of an event; 0: it has none, and does not count for resuming.
+        chars: how long an event is, about.
     """
 
     kind: Literal["event", "delta", "problem", "end"]
     content: dict[str, Any]
     id: int = 0
+    chars: int = 0
 
 
 class EventStream:
@@ -74,7 +78,8 @@ class EventStream:
         self._after, self._deltas, self._is_whole, self._is_said_whole = after, deltas, is_whole, is_said_whole
         self._tally = Tally() if until_settled else None
         self._queue: asyncio.Queue[Item] = asyncio.Queue(QUEUED)
-        self._room = asyncio.Semaphore(EVENTS_AHEAD)
+        self._events_ahead = self._chars_ahead = 0
+        self._has_room = asyncio.Event()
         self._quiet = gateway.options.quiet_seconds * shortened()
         self._checked = asyncio.get_running_loop().time()
 
@@ -132,8 +137,23 @@ class EventStream:
 
     def _taken(self, item: Item) -> Item:
         if item.kind == "event":
-            self._room.release()
+            self._events_ahead -= 1
+            self._chars_ahead -= item.chars
+            self._has_room.set()
         return item
+
+    async def _put(self, event: Event) -> None:
+        """Hand out an event, once there is room for it."""
+        content = dict(event_json(event))
+        item = Item("event", content, event.id, chars_in(content))
+        while self._events_ahead and (
+            self._events_ahead >= EVENTS_AHEAD or self._chars_ahead + item.chars > CHARS_AHEAD
+        ):
+            self._has_room.clear()
+            await self._has_room.wait()
+        self._events_ahead += 1
+        self._chars_ahead += item.chars
+        await self._queue.put(item)
 
     async def _pump_events(self) -> None:
         """Read the log into the queue, until there is nothing more to come."""
@@ -162,8 +182,7 @@ class EventStream:
             async with contextlib.aclosing(events):
                 async for found in events:
                     event = await self._whole(found) if self._is_said_whole else found
-                    await self._room.acquire()
-                    await self._queue.put(Item("event", dict(event_json(event)), event.id))
+                    await self._put(event)
                     self._after = event.id
                     if self._tally is not None:
                         self._tally.add(event)

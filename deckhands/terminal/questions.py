@@ -30,6 +30,7 @@ class Line(ModalScreen[str | None]):
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Take the line."""
+        event.stop()
         self.dismiss(event.value)
 
 

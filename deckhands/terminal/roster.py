@@ -59,10 +59,17 @@ class Row:
 
 
 class Roster:
-    """The conversations of a store."""
+    """The conversations of a store.
 
-    def __init__(self, store: Store) -> None:
+    Args:
+        rows_at_once: how many conversations one look asks for, beside new ones.
+        others_at_once: how many of them are left to those that nobody sees and no worker has.
+    """
+
+    def __init__(self, store: Store, *, rows_at_once: int = ROWS_AT_ONCE, others_at_once: int = OTHERS_AT_ONCE) -> None:
         self.rows: dict[str, Row] = {}
+        self._rows_at_once = rows_at_once
+        self._others_at_once = others_at_once
         self._store = store
         self._newest = [0.0] * len(store.all_shards)
         self._owned_turn = self._others_turn = 0
@@ -98,13 +105,13 @@ class Roster:
             StoreError: the store does not answer.
         """
         new = await self._new(list(islice(workers, MOST_OWNERS)))
-        wanted = dict.fromkeys(seen[:ROWS_AT_ONCE])
+        wanted = dict.fromkeys(seen[: self._rows_at_once])
         wanted.update(dict.fromkeys(new))
-        room = ROWS_AT_ONCE - OTHERS_AT_ONCE - len(wanted)
+        room = self._rows_at_once - self._others_at_once - len(wanted)
         owned, self._owned_turn = _turn(self._owned, self._owned_turn, max(0, room))
         wanted.update(dict.fromkeys(owned))
         others = list(self.rows)
-        rest, self._others_turn = _turn(others, self._others_turn, OTHERS_AT_ONCE)
+        rest, self._others_turn = _turn(others, self._others_turn, self._others_at_once)
         wanted.update(dict.fromkeys(rest))
         return await self._read(list(wanted))
 

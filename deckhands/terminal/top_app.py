@@ -173,7 +173,7 @@ class Top(App[None]):
         field = self.query_one("#filter", Input)
         field.display = True
         field.value = self._words
-        field.focus()
+        self.screen.set_focus(field)  # at once: what is typed next belongs there
 
     def action_unfilter(self) -> None:
         """Show all conversations again."""
@@ -182,16 +182,18 @@ class Top(App[None]):
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Filter while the words are typed."""
-        self._words = event.value
-        self._arrange()
+        if event.input.id == "filter":  # other screens ask for lines, too
+            self._words = event.value
+            self._arrange()
 
-    def on_input_submitted(self) -> None:
+    def on_input_submitted(self, event: Input.Submitted) -> None:
         """Keep the filter and return to the list."""
-        self._hide_filter()
+        if event.input.id == "filter":
+            self._hide_filter()
 
     def _hide_filter(self) -> None:
         self.query_one("#filter", Input).display = False
-        self._list.focus()
+        self.screen.set_focus(self._list)
         self._arrange()
 
     def action_sort(self) -> None:

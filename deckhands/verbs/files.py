@@ -13,7 +13,8 @@ from broker.runtime.errors import UsageError
 from deckhands.cli.abbreviations import conversation_argument, whole_id
 from deckhands.cli.connecting import on_conversation
 from deckhands.cli.options import ConversationOptions, json_option
-from deckhands.cli.output import note, print_json, progress
+from deckhands.cli.output import note, print_json
+from deckhands.cli.progress import progress
 from deckhands.cli.verbs import options_as
 from deckhands.reading.summary import ExitCode
 from deckhands.reading.terminal import counted, print_patch

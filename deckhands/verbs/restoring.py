@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from dataclasses import dataclass
 
 import click
@@ -11,6 +12,7 @@ from deckhands.cli.abbreviations import CONVERSATION_ID
 from deckhands.cli.connecting import cluster_client
 from deckhands.cli.options import json_option
 from deckhands.cli.output import note, print_json
+from deckhands.cli.progress import Progress
 from deckhands.cli.verbs import options_as
 from deckhands.reading.terminal import print_text
 from deckhands.settings import FaceSettings
@@ -42,12 +44,16 @@ def restore(options: RestoreOptions) -> None:
 
 
 async def _restore(settings: FaceSettings, options: RestoreOptions) -> None:
+    ids, shows_ids = options.conversation_ids, sys.stdout.isatty()
     async with cluster_client(settings) as client:
-        for conversation_id in options.conversation_ids:
-            is_new = await client.restore(conversation_id)
-            if options.as_json:
-                print_json({"conversation_id": conversation_id, "restored": is_new})
-                continue
-            if not is_new:
-                note(f"{conversation_id} is in the store already.")
-            print_text(conversation_id)
+        with Progress("conversations restored", len(ids)) as progress:
+            for conversation_id in ids:
+                is_new = await client.restore(conversation_id)
+                if not shows_ids:  # on a terminal, the ids that are printed say how far it has got
+                    progress.add()
+                if options.as_json:
+                    print_json({"conversation_id": conversation_id, "restored": is_new})
+                    continue
+                if not is_new:
+                    note(f"{conversation_id} is in the store already.")
+                print_text(conversation_id)

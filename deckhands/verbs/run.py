@@ -134,7 +134,20 @@ def _task(settings: FaceSettings, options: RunOptions) -> Task:
     if options.recover:
         raise UsageError("--recover needs a run to resume.", remedy="Name it with --resume ID.")
     text = read_task(options.argument, options.text, file=options.file)
-    place = place_of(options.workspace, options)
+    task = new_task(settings, options, options.workspace, text)
+    return replace(task, time_limit_seconds=options.timeout)
+
+
+def new_task(settings: FaceSettings, options: TaskOptions, workspace: str, text: str) -> Task:
+    """Return the task that the options of a command describe.
+
+    Args:
+        workspace: the directory, address or file to work on.
+
+    Raises:
+        UsageError: it cannot be used, or no model is configured.
+    """
+    place = place_of(workspace, options)
     if place.path is not None:
         place = replace(place, path=own_directory(place.path, settings.environment))
     model = options.model or settings.model
@@ -153,7 +166,6 @@ def _task(settings: FaceSettings, options: RunOptions) -> Task:
         tools=options.tools,
         secrets=secret_values(settings, options.secrets),
         title=options.title,
-        time_limit_seconds=options.timeout,
     )
     if settings.url is not None:
         return task

@@ -94,8 +94,14 @@ def results(options: ResultsOptions) -> None:
     if options.conversation_ids:
         options.check()
     options.selection()  # a label that cannot be used is refused before a file is made
-    with _written(options.output) as write, outliving_reader():
-        number, others = asyncio.run(_results(options, write=write))
+    with _written(options.output) as write, Progress("results written") as progress, outliving_reader():
+
+        def write_one(result: dict[str, Any]) -> None:
+            assert write is not None
+            write(result)
+            progress.add()
+
+        number, others = asyncio.run(_results(options, write=write_one if write is not None else None))
     if others:
         note(f"{counted(others, 'conversation')} without a result: not settled, or damaged.")
     if options.output is not None:

@@ -317,10 +317,15 @@ async def test_rubbish_in_the_place_of_keys_opens_nothing(server: Served) -> Non
 
 async def test_the_metrics_of_the_cluster_have_those_of_the_server(server: Served) -> None:
     await begin(server.client.store, "c-metrics")
-    async with server.as_(await server.token("*")) as client:
+    async with server.as_("dh_wrong") as stranger:
+        assert (await stranger.get("/conversations")).status_code == 401
+    async with server.as_(await server.token("*", body_bytes=1_024)) as client:
+        assert (await client.post("/conversations", json={"task": "x" * 2_000})).status_code == 413
         found = await client.get("/metrics")
     assert (found.status_code, found.headers["content-type"]) == (200, CONTENT_TYPE)
     samples = samples_in(found.content)
     assert value_of(samples, "deckhands_scrape_failures") == 0
     assert value_of(samples, "deckhands_conversations") >= 1
     assert ("deckhands_streams", frozenset({("role", "server"), ("worker", "server")})) in samples
+    for status in ("401", "413"):
+        assert value_of(samples, "deckhands_http_refusals_total", status=status) >= 1

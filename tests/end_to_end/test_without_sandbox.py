@@ -88,6 +88,18 @@ def test_a_run_that_was_refused_goes_on_without_a_sandbox(env, tmp_path):
 
 
 @pytest.mark.soak
+def test_a_run_that_nothing_here_serves_ends_at_its_first_action(env, tmp_path):
+    (workspace := tmp_path / "workspace").mkdir()
+    model = script(tmp_path / "m.json", *[run_command("true")] * 3, finish("Done."))
+    without_engine = env | {"DECKHANDS_DOCKER_HOST": "tcp://127.0.0.1:1"}
+    arguments = ("run", "-t", "x", "-w", workspace, "--sandbox", "docker", "--model", model, "--json")
+    done = deckhands(*arguments, env=without_engine)
+    assert done.code == 1, done
+    assert "lacks the sandbox docker" in done.err
+    assert sum(event["kind"].startswith("action.run") for event in done.json) <= 1
+
+
+@pytest.mark.soak
 def test_a_cluster_says_that_it_refuses(env):
     with started("up", env=env, before=WITHOUT_BWRAP) as running:
         assert running.stderr is not None

@@ -29,6 +29,7 @@ ROOM_BYTES = 96 * 2**20
 CPU_SECONDS = 20.0
 QUIET_SECONDS = 10.0
 """More than the limits of this server, and less than the half minute for which a connection that does nothing is kept."""
+LATE_AT_MOST = 20
 LARGE = 300
 """Events of 30 KB each: more than the buffers of a connection take."""
 
@@ -58,10 +59,13 @@ class Besieged:
         assert sum(self.process.cpu_times()[:2]) - cpu < CPU_SECONDS
 
     async def answers(self) -> None:
-        """See that others are served meanwhile."""
+        """See that others are served meanwhile; this process may itself be too late with a request, beside all peers."""
         async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=LIMIT) as client:
+            late = 0
             for _ in range(5):
-                assert (await client.get("/conversations")).status_code == 200
+                while (status := (await client.get("/conversations")).status_code) == 408 and late < LATE_AT_MOST:
+                    late += 1
+                assert status == 200
 
     async def status(self, request: bytes) -> int:
         """The status of the answer to a request, which may come before all of it was sent."""

@@ -52,11 +52,16 @@ def turns(count: int, **fields: Any) -> list[dict[str, Any]]:
 
 
 class Trial:
-    """One agent of a kind, the worker that holds it, and what its SDK was told."""
+    """One agent of a kind, the worker that holds it, and what has reached its SDK.
+
+    Attributes:
+        hears: whether there is a stand-in that writes down what reaches it.
+    """
 
     def __init__(self, hands: Hands, name: str) -> None:
         self.hands = hands
         self.name = name
+        self.hears = name == SDK
         self._heard = hands.folder / "heard"
         self._heard.touch()
         self.use("obedient")
@@ -67,11 +72,11 @@ class Trial:
 
     @property
     def heard(self) -> str:
-        """What the SDK was told, as it came."""
+        """What has reached the SDK, as it came."""
         return self._heard.read_text()
 
     def told(self, what: str) -> list[Any]:
-        """Return what the SDK was told of a kind: `begin`, `query`, `reply`, `result`."""
+        """Return what has reached the SDK of a kind: `begin`, `query`, `reply`, `result`."""
         return [line[what] for line in map(json.loads, self.heard.splitlines()) if what in line]
 
     def use(self, habit: str) -> None:
@@ -157,7 +162,7 @@ async def test_neither_the_log_nor_the_sdk_has_a_secret(trial: Trial) -> None:
     for text in (written, trial.heard):
         assert [form for form in forms(CANARY) if form in text] == []
     assert written.count(MASK) >= 4
-    assert len([line for line in trial.heard.splitlines() if MASK in line]) == (3 if trial.is_sdk else 0)
+    assert len([line for line in trial.heard.splitlines() if MASK in line]) == (3 if trial.hears else 0)
 
 
 # Hooks
@@ -181,7 +186,7 @@ async def test_a_hook_forbids_an_action_and_a_finish(trial: Trial) -> None:
     # The model reads why its finish was refused, as every prompt is made from the log; to the SDK the call is settled.
     vetoed = ("The action was not carried out: not on my machine", True)
     expected = [vetoed, ("The call is settled.", False), ("a.txt", False)]
-    assert results == (expected if trial.is_sdk else [])
+    assert results == (expected if trial.hears else [])
 
 
 async def test_a_hook_forbids_a_model_call(trial: Trial) -> None:
@@ -224,7 +229,7 @@ async def test_a_short_wait_for_a_models_quota_keeps_the_program(trial: Trial) -
     loop.wake()
     await trial.rest(loop)
     assert await trial.kinds() == ["model.reply", "action.finish", ENDED]
-    assert len(trial.told("begin")) == trial.is_sdk
+    assert len(trial.told("begin")) == trial.hears
 
 
 async def test_a_long_wait_for_a_models_quota_holds_no_program(trial: Trial) -> None:
@@ -274,7 +279,7 @@ async def test_tools_that_the_agent_does_not_have_are_neither_offered_nor_run(tr
     await trial.rest()
     assert (await trial.kinds())[:2] == ["model.reply", "observation.error"]
     offered = [tool["name"] for begun in trial.told("begin") for tool in begun["tools"]]
-    assert ("finish" in offered, "execute_bash" in offered) == (trial.is_sdk, False)
+    assert ("finish" in offered, "execute_bash" in offered) == (trial.hears, False)
 
 
 async def test_so_many_tools_run_at_once_as_the_agent_may(trial: Trial) -> None:
@@ -343,7 +348,7 @@ async def test_a_person_rejects_with_a_reason_and_accepts_another(trial: Trial) 
     assert loop.state.lifecycle.agent_state is AgentState.FINISHED
     # A fresh program after each wait, and each of them is where the log ends.
     texts = [result["text"] for result in trial.told("result")]
-    assert texts == ([rejected.content, rejected.content, "a.txt"] if trial.is_sdk else [])
+    assert texts == ([rejected.content, rejected.content, "a.txt"] if trial.hears else [])
 
 
 async def test_a_person_edits_what_is_to_run(trial: Trial) -> None:
@@ -356,7 +361,7 @@ async def test_a_person_edits_what_is_to_run(trial: Trial) -> None:
     assert events[pending.id - 1].wire()["command"] == "ls -l"
     await trial.answer(loop, "total 0")
     assert loop.state.lifecycle.agent_state is AgentState.FINISHED
-    assert ("total 0" in [result["text"] for result in trial.told("result")]) is trial.is_sdk
+    assert ("total 0" in [result["text"] for result in trial.told("result")]) is trial.hears
 
 
 # Pause and stop

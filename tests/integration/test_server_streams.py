@@ -19,8 +19,9 @@ from broker.contract.events import AgentSpec, LLMSpec
 from broker.store.embedded import EmbeddedValkey
 from broker.store.store import open_store
 from deckhands.client.client import Client
-from deckhands.server.gateway import Gateway, ServerOptions
+from deckhands.server.gateway import Gateway, Principal, ServerOptions
 from deckhands.server.serving import serving
+from deckhands.server.streams import EventStream
 from tests.polling import unhurried
 from tests.served_stores import worker
 from tests.server_parts import Served, served
@@ -53,6 +54,39 @@ async def read_sse(url: str, path: str, *, after: int, until: int, headers: dict
             if until in found:
                 break
     return found
+
+
+async def test_long_events_are_read_ahead_of_a_reader_few_at_a_time(server: Served) -> None:
+    cid = await server.client.submit("do it")
+    await server.client.log.append(cid, [state("running", reason="x" * 30_000)] * 40)
+    batches: list[list[int]] = []
+    stream = EventStream(Gateway(server.client.store), Principal(), cid)
+    async with contextlib.aclosing(stream.batches()) as found, asyncio.timeout(unhurried(LIMIT)):
+        async for batch in found:
+            batches.append([item.id for item in batch])
+            for _ in range(10):
+                await server.client.log.last_id(cid)  # meanwhile, what may be read ahead is
+            if batch and batch[-1].id >= 42:
+                break
+    ids = [event_id for batch in batches for event_id in batch]
+    assert ids == list(range(1, len(ids) + 1))
+    assert max(map(len, batches[1:])) <= 2
+
+
+async def test_a_page_of_long_events_ends_early_and_leads_on(server: Served) -> None:
+    cid = await server.client.submit("do it")
+    await server.client.log.append(cid, [state("running", reason="x" * 30_000)] * 20)
+    pages: list[list[int]] = []
+    after: int | None = 0
+    async with server.as_(await server.token("*")) as client:
+        while after is not None:
+            page = (await client.get(f"/conversations/{cid}/events?after={after}&limit=1000")).json()
+            pages.append([event["id"] for event in page["events"]])
+            after = page["next_after"]
+    ids = [event_id for page in pages for event_id in page]
+    assert ids == list(range(1, len(ids) + 1))
+    assert len(ids) >= 22
+    assert 3 <= len(pages) <= 4
 
 
 async def test_a_reader_has_every_event_once_through_restarts_of_server_and_store(tmp_path: Path) -> None:

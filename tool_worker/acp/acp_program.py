@@ -14,14 +14,15 @@ import os
 import select
 import socket
 import sys
+import tempfile
 import time
 
 if __name__ == "__main__":  # started by its path, with nothing but the standard library
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from tool_worker.acp.agent_process import AgentLost, AgentProcess
 from tool_worker.acp.client_requests import ClientRequests
 from tool_worker.acp.reports import Fields, fields_in, text_in
+from tool_worker.acp.running_agent import AgentLost, RunningAgent
 from tool_worker.acp.session import Session
 
 SESSION_FD = 3
@@ -44,7 +45,7 @@ class Program:
     def __init__(self, line: socket.socket) -> None:
         self._line = line
         self._received = b""
-        self._process: AgentProcess | None = None
+        self._process: RunningAgent | None = None
         self._session: Session | None = None
         self._requests: ClientRequests | None = None
         self._call = 0
@@ -166,9 +167,11 @@ class Program:
             self._lose(lost)
 
     def _start(self, asked: Fields, wanted: str) -> None:
-        environment = {**os.environ, **{str(k): str(v) for k, v in fields_in(asked.get("env")).items()}}
+        # Its own directory for temporary files marks what it has started, see `session_program`.
+        given = {**fields_in(asked.get("variables")), "TMPDIR": tempfile.gettempdir(), **fields_in(asked.get("env"))}
+        environment = {str(name): str(value) for name, value in given.items()}
         directory = os.getcwd()
-        process = AgentProcess(str(asked.get("command") or ""), environment, directory)
+        process = RunningAgent(str(asked.get("command") or ""), environment, directory)
         self._process = process
         self._requests = ClientRequests(environment, directory)
 

@@ -130,8 +130,13 @@ class Report:
 
     @property
     def is_full(self) -> bool:
-        """Whether it should be given before the agent goes on to say more."""
+        """Whether it should be given before the agent says more."""
         return max(self._sizes.values()) > FULL_CHARS
+
+    @property
+    def has_words(self) -> bool:
+        """Whether the agent has said something."""
+        return bool(self._sizes["content"])
 
     def say(self, field: str, text: str) -> None:
         """Add to `content` or `thoughts`."""

@@ -11,9 +11,9 @@ import json
 from collections import deque
 from collections.abc import Callable
 
-from tool_worker.acp.agent_process import AgentLost
 from tool_worker.acp.client_requests import ClientRequests, Unanswerable
 from tool_worker.acp.reports import Call, Fields, Report, count_in, fields_in, permission_of, text_in, words_of
+from tool_worker.acp.running_agent import AgentLost
 
 PROTOCOL_VERSION = 1
 CALLS_LIMIT = 256
@@ -262,8 +262,11 @@ class Session:
         if not isinstance(call_id, str) or call_id in self._ended:
             self._ignored += 1
             return
+        is_new = call_id not in self._calls
         call = self._call(call_id)
         call.add(told)
+        if is_new and self.report.has_words:
+            self.outcome = "working"  # what was said before a call is read before its outcome
         if call.has_ended:
             del self._calls[call_id]
             self._ended.append(call_id)

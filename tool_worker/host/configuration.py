@@ -103,6 +103,11 @@ class HostConfiguration:
             **self.sessions,
         }
 
+    def given_to(self, tool: str) -> dict[str, object]:
+        """Return what each call of a program says of the workspace."""
+        variables = {"variables": self.environment} if tool == "acp" else {}
+        return {"memory": self.memory, **variables}
+
     def encode(self) -> bytes:
         """Return what `decode` reads."""
         return dumps(vars(self)).encode("ascii")

@@ -286,7 +286,7 @@ class Server:
         execution.waiting.append((client, request))
         self._executions[execution.action_id] = execution
         execution.session = program.ask(
-            {**arguments, "cwd": self._terminals.main.working_dir, "memory": self._configuration.memory},
+            {**arguments, "cwd": self._terminals.main.working_dir, **self._configuration.given_to(tool)},
             lambda: self._record_begin(execution),
             lambda result: self._finish(execution, result),
         )

@@ -1,4 +1,4 @@
-"""Spans as they are sent: what the SDK would have written of its own, and only those that are sampled."""
+"""Spans as they are sent: what the SDK writes of its spans, and only those that are sampled."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_swe_bench_rows_that_cannot_be_used_are_listed_by_line(tmp_path: Path) -
     assert why["line 4"].startswith("test_patch: ")
     assert why["line 5"].startswith("FAIL_TO_PASS")
     assert "no relative path" in why["line 6"]
-    with pytest.raises(UsageError, match=r"line 1: .*name the directory by --repositories"):
+    with pytest.raises(UsageError, match=r"line 1: .*name --repositories DIR"):
         read_dataset(path)
 
 

@@ -95,3 +95,15 @@ def test_a_path_inside(tmp_path, text, found):
 def test_a_path_that_leads_out(tmp_path, text):
     with pytest.raises(PathDenied, match="is not inside the workspace"):
         path_inside(tmp_path, text, what="X")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files for others")
+def test_what_root_makes_belongs_to_the_owner_of_the_workspace(tmp_path):
+    root = tmp_path / "place"
+    root.mkdir()
+    os.chown(root, 4321, 4322)
+    contract = prepare(root)
+    Inside(root).create(f"{contract.logs}/run.log").close()
+    owners = {(path.stat().st_uid, path.stat().st_gid) for path in root.rglob("*")}
+    assert owners == {(4321, 4322)}
+    assert (root / contract.logs / "run.log").is_file()

@@ -36,7 +36,7 @@ class AgentLost(Exception):
         self.code = code
 
 
-class AgentProcess:
+class RunningAgent:
     """One agent, from its start to its end.
 
     Args:

@@ -1,0 +1,97 @@
+"""The slash commands of `deckhands chat`: their names, what they do in a line, and how a line that is typed is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from broker.runtime.errors import UsageError
+
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "help": ("", "lists these commands"),
+    "status": ("", "shows the state, the model, tokens, cost and the workspace"),
+    "cost": ("", "shows tokens and cost, by model"),
+    "why": ("", "says why it does not get on"),
+    "model": ("[NAME]", "shows the model, or continues with another one"),
+    "image": ("PATH", "adds a picture to the next message"),
+    "diff": ("", "shows what was changed in the workspace"),
+    "exec": ("COMMAND", "runs a command in the workspace, which the agent does not see; `!COMMAND` does the same"),
+    "pause": ("", "starts nothing new"),
+    "interrupt": ("", "stops what runs now, and pauses; Ctrl-C does the same"),
+    "resume": ("[ID]", "continues after a pause, or moves to another conversation"),
+    "confirm": ("never|risky|always", "which actions you are asked about from now on"),
+    "recover": ("wait|go-on|stop", "gets the agent out of a loop"),
+    "fork": ("[EVENT]", "continues in a copy of the conversation up to an event"),
+    "new": ("", "starts over with the next message"),
+    "quit": ("", "leaves; the conversation stays, and `deckhands chat ID` continues it. Ctrl-D does the same"),
+}
+"""By name: what follows the name, and what the command does."""
+OTHER_NAMES = {"exit": "quit", "q": "quit", "?": "help", "stop": "interrupt", "h": "help"}
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """A line that a person has typed.
+
+    Attributes:
+        command: one of `COMMANDS`; empty: the line is a message, or an answer.
+        text: what follows the command, or the whole line.
+    """
+
+    command: str
+    text: str
+
+
+def parsed(line: str) -> Typed:
+    """Return what a line means. A message may begin with a slash if it is a path: `/etc/hosts`.
+
+    Raises:
+        UsageError: there is no such command.
+    """
+    text = line.strip()
+    if text.startswith("!"):
+        return Typed("exec", text[1:].strip())
+    head, _, rest = text.partition(" ")
+    name = head[1:].lower()
+    if not text.startswith("/") or "/" in name or "\n" in head:
+        return Typed("", text)
+    name = OTHER_NAMES.get(name, name)
+    if name not in COMMANDS:
+        raise UsageError(f"There is no command {ascii(head)[1:-1][:60]}.", remedy="/help lists them.")
+    return Typed(name, rest.strip())
+
+
+def help_lines() -> list[str]:
+    """Return the commands as lines, and what keys do."""
+    width = max(len(f"/{name} {follows}") for name, (follows, _) in COMMANDS.items())
+    lines = [f"  {f'/{name} {follows}'.ljust(width)}  {what}" for name, (follows, what) in COMMANDS.items()]
+    return [
+        *lines,
+        "  Enter sends, Alt-Enter begins another line, Up shows what you have typed before. What you send while the",
+        "  agent works is read at its next step.",
+    ]
+
+
+YES = frozenset(("y", "yes", "ok"))
+NO = frozenset(("n", "no"))
+
+
+def answer_in(text: str) -> tuple[bool, str]:
+    """Return whether an action may run, and the reason if not: `y`, `n`, `n because …`, or any other words as a reason.
+
+    An empty line is no answer, and neither of these.
+
+    Raises:
+        UsageError: the line is empty.
+    """
+    words = text.strip()
+    if not words:
+        raise UsageError(
+            "Nothing was answered.", remedy="y runs it, n refuses it; other words refuse it with a reason."
+        )
+    if words.lower() in YES:
+        return True, ""
+    if words.lower() in NO:
+        return False, ""
+    head, _, rest = words.partition(" ")
+    return False, rest.strip() if head.lower().rstrip(",:") in NO else words

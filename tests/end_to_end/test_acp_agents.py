@@ -1,0 +1,255 @@
+"""ACP agents on a cluster: questions, limits, and SIGKILL for workers, hosts and agents; a scripted agent in a workspace.
+
+What the log has is not done again; what the agent does by itself between two reports is the agent's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from broker.contract.actions import AgentFinishAction, MessageAction
+from broker.contract.events import AgentSpec, Event, EventSource, ModelCallFailed, ModelReply, WorkspaceSpec
+from broker.contract.session_events import AcpObservation, AcpPermissionAction, AcpTurnAction
+from broker.contract.task_list import TaskTrackingObservation
+from broker.log.invariants import violations
+from broker.specs.policies import ConfirmationPolicy
+from broker.specs.specs import AcpSpec, Limits
+from tests.faults.harness import FaultCluster
+
+AGENT = Path(__file__).resolve().parents[1] / "acp_agent.py"
+ALWAYS = ConfirmationPolicy(mode="always")
+LIMIT_SECONDS = 120.0
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[FaultCluster]:
+    async with FaultCluster(tmp_path).running() as running:
+        running.start_controller()
+        running.start_tool()
+        yield running
+
+
+async def begun(
+    cluster: FaultCluster,
+    *steps: str,
+    habits: str = "load",
+    program: str = "",
+    silence: float = 60.0,
+    limits: Limits | None = None,
+    **spec: Any,
+) -> str:
+    """Begin a conversation of the scripted agent in a new workspace."""
+    folder = cluster.root / "work" / f"folder-{len(list(cluster.root.glob('work/*')))}"
+    folder.mkdir(parents=True)
+    shutil.copy(AGENT, folder / "agent.py")
+    acp = AcpSpec(command=program or f"{sys.executable} agent.py {habits}", timeout_seconds=silence)
+    cid = await cluster.client.submit(
+        "\n".join(steps),
+        agent=AgentSpec(name="AcpAgent", acp=acp, **spec),
+        workspace=WorkspaceSpec(path=str(folder), sandbox="none"),
+        limits=limits or Limits(),
+    )
+    (cluster.root / f"{cid}.where").write_text(str(folder))
+    return cid
+
+
+async def settled(cluster: FaultCluster, cid: str, state: str = "finished") -> list[Event]:
+    """Wait until it has come to rest, and return its log."""
+    await cluster.settle([cid], limit=LIMIT_SECONDS)
+    row, events = await cluster.client.row(cid), await cluster.client.events(cid)
+    assert row.state == state, [event.sentence for event in events[-6:]]
+    assert not violations(events, conversation_id=cid, last_event_id=row.last_event_id)
+    return events
+
+
+def of(events: Sequence[Event], kind: type[Any]) -> list[Any]:
+    return [event for event in events if isinstance(event, kind)]
+
+
+def words(events: Sequence[Event]) -> str:
+    """Return what the agent has said."""
+    said = [event.content for event in of(events, MessageAction) if event.source is EventSource.AGENT]
+    return " ".join([*said, *(event.final_thought for event in of(events, AgentFinishAction))])
+
+
+def agents(cluster: FaultCluster) -> list[psutil.Process]:
+    """Return the processes of scripted agents, not the shells that have started them."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            is_agent = process.cmdline()[1:2] == ["agent.py"]
+            if is_agent and Path(process.cwd()).is_relative_to(cluster.root):
+                found.append(process)
+    return found
+
+
+async def until_file(cluster: FaultCluster, path: Path) -> None:
+    await cluster.until(path.exists, limit=LIMIT_SECONDS, what=str(path))
+
+
+def where(cluster: FaultCluster, cid: str) -> Path:
+    return Path((cluster.root / f"{cid}.where").read_text())
+
+
+async def test_a_turn_becomes_events(cluster: FaultCluster) -> None:
+    cid = await begun(
+        cluster,
+        *("!think Let me see.", "!plan look|repair", "!say I begin.", "!call List|ls agent.py", "!edit new.txt|one"),
+        *("!ask Remove|rm new.txt", "!terminal echo out; exit 3", "!write {}/w.txt|by us", "!cost 0.25", "!say Done."),
+    )
+    events = await settled(cluster, cid)
+    reports = of(events, AcpObservation)
+    calls = [report.call for report in reports if report.call is not None]
+    assert [call.title for call in calls] == ["List", "Edit new.txt", "Remove", "Terminal"]
+    assert calls[0].text == "agent.py\n"
+    assert (calls[1].diffs[0].path, calls[1].diffs[0].new_text) == ("new.txt", "one")
+    assert calls[3].text == "out\n"
+    assert [item.title for item in of(events, TaskTrackingObservation)[-1].task_list] == ["look", "repair"]
+    assert "Let me see." in "".join(report.thoughts for report in reports)
+    assert of(events, AcpPermissionAction)[0].call.command == "rm new.txt"
+    assert not (where(cluster, cid) / "new.txt").exists()
+    assert words(events).startswith("I begin.")
+    assert "exit: 3" in words(events)
+    assert sum(reply.cost_usd or 0 for reply in of(events, ModelReply)) == pytest.approx(0.25)
+    await cluster.client.send_message(cid, "Thanks")
+    events = await settled(cluster, cid)
+    assert words(events).endswith("You said: Thanks")
+    assert len({report.session_id for report in of(events, AcpObservation)}) == 1
+
+
+async def test_a_person_is_asked_and_may_refuse(cluster: FaultCluster) -> None:
+    cid = await begun(cluster, "!ask First|touch first", "!ask Second|touch second", "!say End.", confirmation=ALWAYS)
+    for answer in (cluster.client.confirm, cluster.client.reject):
+        await settled(cluster, cid, "awaiting_user_confirmation")
+        await (answer(cid) if answer == cluster.client.confirm else cluster.client.reject(cid, reason="Never."))
+        await cluster.until(lambda: _is_not_asking(cluster, cid), limit=LIMIT_SECONDS)
+    events = await settled(cluster, cid)
+    assert (where(cluster, cid) / "first").exists()
+    assert not (where(cluster, cid) / "second").exists()
+    assert "End." in words(events)
+    assert any("Never." in prompt.prompt for prompt in of(events, AcpTurnAction))
+
+
+async def _is_not_asking(cluster: FaultCluster, cid: str) -> bool:
+    return (await cluster.client.row(cid)).state != "awaiting_user_confirmation" or len(
+        [event for event in await cluster.client.events(cid) if isinstance(event, AcpPermissionAction)]
+    ) > 2
+
+
+@pytest.mark.parametrize("victim", ["t1", "c1"])
+async def test_a_worker_that_dies_in_a_call_costs_nothing(cluster: FaultCluster, victim: str) -> None:
+    cid = await begun(cluster, "!call One|echo 1 >> trace; sleep 2; echo 2 >> trace", "!call Two|echo 3 >> trace")
+    await until_file(cluster, where(cluster, cid) / "trace")
+    cluster.kill(victim)
+    (cluster.start_tool if victim == "t1" else cluster.start_controller)("survivor")
+    events = await settled(cluster, cid)
+    assert (where(cluster, cid) / "trace").read_text().split() == ["1", "2", "3"]
+    assert [report.call.title for report in of(events, AcpObservation) if report.call] == ["One", "Two"]
+    assert len([turn for turn in of(events, AcpTurnAction) if turn.prompt]) == 1
+
+
+@pytest.mark.parametrize("habits", ["load", ""])
+async def test_a_killed_agent_continues_in_its_session_or_reads_what_happened(
+    cluster: FaultCluster, habits: str
+) -> None:
+    cid = await begun(cluster, "!call One|echo 1 >> trace", "!call Two|echo 2 >> trace; sleep 600", habits=habits)
+    trace = where(cluster, cid) / "trace"
+    await cluster.until(lambda: trace.exists() and "2" in trace.read_text(), limit=LIMIT_SECONDS, what="the call")
+    for agent in agents(cluster):
+        agent.kill()
+    events = await settled(cluster, cid)
+    prompts = [turn for turn in of(events, AcpTurnAction) if turn.prompt]
+    sessions = [report.session_id for report in of(events, AcpObservation) if report.session_id]
+    if habits:
+        assert len(set(sessions)) == 1
+        assert prompts[-1].prompt.startswith("You were interrupted.")
+        assert "REPLAYED" not in words(events)
+    else:
+        assert len(set(sessions)) == 2
+        assert "You ran (completed): One" in prompts[-1].prompt
+    assert trace.read_text().split() == ["1", "2"]
+    titles = Counter(report.call.title for report in of(events, AcpObservation) if report.call)
+    assert titles["One"] == 1
+
+
+async def test_a_killed_host_takes_its_agent_along_and_the_next_one_continues(cluster: FaultCluster) -> None:
+    cid = await begun(cluster, "!call One|touch trace; sleep 600")
+    await until_file(cluster, where(cluster, cid) / "trace")
+    [agent] = agents(cluster)
+    host = next(parent for parent in agent.parents() if "tool_worker/host" in " ".join(parent.cmdline()))
+    host.kill()
+    events = await settled(cluster, cid)
+    assert any(turn.prompt.startswith("You were interrupted.") for turn in of(events, AcpTurnAction))
+    assert not agent.is_running() or agent.status() == psutil.STATUS_ZOMBIE
+
+
+async def test_a_cancelled_conversation_leaves_no_agent_at_work(cluster: FaultCluster) -> None:
+    cid = await begun(cluster, "!ignore-cancel", "!tick ticks")
+    ticks = where(cluster, cid) / "ticks"
+    await until_file(cluster, ticks)
+    await cluster.client.cancel(cid, wait_seconds=LIMIT_SECONDS)
+    await cluster.until(lambda: not agents(cluster), limit=LIMIT_SECONDS, what="the end of the agent")
+    assert (await cluster.client.row(cid)).state == "stopped"
+
+
+async def test_a_paused_agent_rests_and_continues(cluster: FaultCluster) -> None:
+    cid = await begun(cluster, "!call One|touch trace", "!ask Two|touch second", "!say End.", confirmation=ALWAYS)
+    await settled(cluster, cid, "awaiting_user_confirmation")
+    [agent] = agents(cluster)
+    await cluster.until(lambda: agent.status() == psutil.STATUS_STOPPED, limit=LIMIT_SECONDS, what="its rest")
+    await cluster.client.confirm(cid)
+    assert "End." in words(await settled(cluster, cid))
+
+
+async def test_an_interrupted_turn_is_cancelled_and_its_session_lives_on(cluster: FaultCluster) -> None:
+    cid = await begun(cluster, "!call One|touch trace", "!hang")
+    await cluster.until_kind(cid, "observation.acp", limit=LIMIT_SECONDS)
+    await cluster.client.interrupt(cid)
+    await settled(cluster, cid, "paused")
+    await cluster.client.send_message(cid, "Now this")
+    events = await settled(cluster, cid)
+    assert words(events).endswith("You said: Now this")
+    assert len({report.session_id for report in of(events, AcpObservation)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("step", "code", "says"),
+    [
+        ("!exit 4", "service_unavailable", "exit code 4"),
+        ("!long 5000000", "malformed_reply", "a line of more than"),
+        ("!hang", "timeout", "said nothing for 2 s"),
+        ("!error -32000|Log in first", "authentication", "Log in first"),
+    ],
+)
+async def test_an_agent_that_cannot_work_ends_in_an_error_that_says_why(
+    cluster: FaultCluster, step: str, code: str, says: str
+) -> None:
+    cid = await begun(cluster, step, silence=2.0, habits="again")
+    events = await settled(cluster, cid, "error")
+    failed = [report for report in of(events, AcpObservation) if report.state == "failed"]
+    assert failed[-1].code == code
+    assert says in failed[-1].reason
+    assert says in of(events, ModelCallFailed)[-1].content
+    assert len(failed) <= 3
+
+
+async def test_a_program_that_is_no_agent_ends_in_an_error(cluster: FaultCluster) -> None:
+    cid = await begun(cluster, "hello", program="echo no agent >&2; exit 3")
+    failed = of(await settled(cluster, cid, "error"), AcpObservation)
+    assert failed[-1].reason == "The agent has ended (exit code 3). It said: no agent"
+
+
+async def test_a_flood_of_updates_uses_up_the_iterations_and_nothing_else(cluster: FaultCluster) -> None:
+    cid = await begun(cluster, *["!flood 20000"] * 10, limits=Limits(max_iterations=5))
+    events = await settled(cluster, cid, "error")
+    assert len(of(events, AcpObservation)) <= 5
+    assert max(len(report.thoughts) for report in of(events, AcpObservation)) <= 64 * 1024

@@ -1,0 +1,50 @@
+"""What a person types to `deckhands chat`: commands, messages and answers."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.runtime.errors import UsageError
+from deckhands.terminal.chat_session import Chat
+from deckhands.terminal.slash import COMMANDS, OTHER_NAMES, Typed, answer_in, help_lines, parsed
+
+
+@pytest.mark.parametrize(
+    ("line", "command", "text"),
+    [
+        ("fix the test", "", "fix the test"),
+        ("/help", "help", ""),
+        ("/MODEL gpt-9 ", "model", "gpt-9"),
+        ("/?", "help", ""),
+        ("/exit", "quit", ""),
+        ("!ls -l", "exec", "ls -l"),
+        ("/etc/hosts is wrong", "", "/etc/hosts is wrong"),
+        ("  two\nlines ", "", "two\nlines"),
+        ("", "", ""),
+    ],
+)
+def test_a_line_is_a_command_or_a_message(line: str, command: str, text: str):
+    assert parsed(line) == Typed(command, text)
+
+
+@pytest.mark.parametrize("line", ["/nonsense", "/", "/\x1b[2J"])
+def test_an_unknown_command_is_refused_without_what_a_terminal_obeys(line: str):
+    with pytest.raises(UsageError) as refused:
+        parsed(line)
+    assert "\x1b" not in refused.value.message
+    assert "/help" in refused.value.remedy
+
+
+def test_an_answer_agrees_or_refuses_with_a_reason():
+    assert answer_in(" Y ") == answer_in("yes") == (True, "")
+    assert answer_in("n") == answer_in("NO") == (False, "")
+    assert answer_in("n: too risky") == answer_in("no, too risky") == answer_in("too risky") == (False, "too risky")
+    with pytest.raises(UsageError):
+        answer_in(" ")
+
+
+def test_every_command_is_listed_and_done():
+    listed = "\n".join(help_lines())
+    assert all(f"/{name}" in listed for name in COMMANDS)
+    assert all(callable(getattr(Chat, f"_{name}")) for name in COMMANDS)
+    assert set(OTHER_NAMES.values()) <= set(COMMANDS)
