@@ -251,7 +251,7 @@ class AcpObservation(Observation):
     code: str = ""
     reason: str = ""
     usage: TokenUsage = TokenUsage()
-    cost_usd: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    cost_usd: float | None = None
     agent: str = ""
     ignored: int = 0
 

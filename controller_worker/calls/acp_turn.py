@@ -13,6 +13,7 @@ Does not: know whether what the agent did between its last report and its death 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -138,11 +139,12 @@ class Course:
     def _count(self, report: AcpObservation) -> None:
         if report.session_id != self.session_id:
             self.session_id, self._total_usd = report.session_id, 0.0
-        self.cost_usd = report.cost_usd
-        if report.cost_usd is not None:
+        self.cost_usd = None
+        total = report.cost_usd
+        if total is not None and math.isfinite(total) and total >= 0:  # no report gives anything back
             # An agent that has been started again may count from nothing.
-            before = self._total_usd if report.cost_usd >= self._total_usd else 0.0
-            self._total_usd, self.cost_usd = report.cost_usd, report.cost_usd - before
+            before = self._total_usd if total >= self._total_usd else 0.0
+            self._total_usd, self.cost_usd = total, total - before
 
 
 def said(spec: AcpSpec, events: Sequence[Event], later: Iterable[Event]) -> Completion | ModelError:
@@ -167,7 +169,8 @@ def said(spec: AcpSpec, events: Sequence[Event], later: Iterable[Event]) -> Comp
     # An agent that does not say what a turn has cost leaves that unknown.
     cost_usd = course.cost_usd if course.cost_usd is not None or report.state == "ended" else 0.0
     text = report.content.strip()
-    return _completion(text, calls, Usage(**report.usage.model_dump()), cost_usd, report)
+    usage = Usage(**{name: max(count, 0) for name, count in report.usage.model_dump().items()})
+    return _completion(text, calls, usage, cost_usd, report)
 
 
 def course_of(events: Iterable[Event]) -> Course:

@@ -6,6 +6,7 @@ or, where it cannot be one, a failed report.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -77,6 +78,8 @@ def _plain(value: Any) -> Any:
         return replace_surrogates(value)
     if isinstance(value, list):
         return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     if isinstance(value, dict):
         return {str(name): _arguments(item) if name == "arguments" else _plain(item) for name, item in value.items()}
     return value

@@ -26,7 +26,7 @@ from broker.runtime.errors import CorruptEntry, EventUnfit, StoreTooNew, Unknown
 from broker.specs.condenser_specs import DEFAULT_CONDENSER, AmortizedForgettingCondenserSpec, NoOpCondenserSpec
 from broker.specs.plain_json import plain_json, replace_surrogates
 from broker.specs.policies import ConfirmationPolicy, LoopPolicy
-from broker.specs.specs import GoalSpec, MemorySpec, OutputSpec, Skill, WorkspaceSpec
+from broker.specs.specs import AcpSpec, GoalSpec, MemorySpec, OutputSpec, Skill, WorkspaceSpec
 from broker.specs.tool_specs import OutcomePolicy, ToolOffer
 from broker.specs.workspace_sources import GitSource, UploadedSource
 from tests.exploring import examples
@@ -54,6 +54,8 @@ def _values(name: str, field: FieldInfo) -> st.SearchStrategy[Any]:
     annotation = field.annotation
     if name == "thinking_blocks":
         return st.lists(json_objects, max_size=2).map(tuple)
+    if name == "acp":
+        return st.none() | st.just(AcpSpec(command="an-agent --acp"))
     if name == "labels":
         return st.none() | st.dictionaries(
             st.text("ab9", min_size=1, max_size=9), st.text("ab9", max_size=9), max_size=3
@@ -147,12 +149,12 @@ st.register_type_strategy(
         settings=st.none() | json_objects,
     ),
 )
-for _part in set(Part.__subclasses__()) - {Skill, Note, WorkspaceSpec}:
+for _part in set(Part.__subclasses__()) - {Skill, Note, WorkspaceSpec, AcpSpec}:
     st.register_type_strategy(_part, _parts(_part))
 
 
 def test_every_kind_is_known() -> None:
-    assert len(KINDS) == 72
+    assert len(KINDS) == 75
     assert all(kind.partition(".")[0] in ("action", "observation", "conversation", "model") for kind in KINDS)
 
 

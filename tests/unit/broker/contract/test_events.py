@@ -94,6 +94,8 @@ def test_kinds_are_not_derived_from_classes() -> None:
 def test_which_kinds_a_tool_worker_runs() -> None:
     runnable = {kind for kind, event_class in Event.KINDS.items() if event_class.runnable}
     assert runnable == {
+        "action.acp_permission",
+        "action.acp_turn",
         "action.apply_patch",
         "action.browse",
         "action.browse_interactive",
@@ -159,6 +161,7 @@ def test_which_kinds_come_from_the_files_of_a_workspace() -> None:
     used = {use: {kind for kind, cls in Event.KINDS.items() if cls.workspace_use is use} for use in WorkspaceUse}
     assert used[WorkspaceUse.READ] == {"observation.read"}
     assert used[WorkspaceUse.CHANGED] == {
+        "observation.acp",
         "observation.browse",
         "observation.download",
         "observation.edit",

@@ -192,6 +192,9 @@ def test_costs_are_counted_once_for_each_session() -> None:
     assert costs == pytest.approx([0.5, 0.2, 0.1, 0.2])
     assert completion(*events[:-1]).usage.prompt_tokens == 3
     assert completion(TASK, PROMPT, report("ended")).cost_usd is None
+    taken_over = report("ended", cost_usd=-5.0, usage=TokenUsage(prompt_tokens=-9))
+    assert completion(TASK, PROMPT, taken_over).cost_usd is None
+    assert completion(TASK, PROMPT, taken_over).usage.prompt_tokens == 0
 
 
 def test_a_command_is_named_with_the_agent() -> None:
