@@ -145,7 +145,9 @@ def core_below_and_above(source: Source) -> Iterator[Finding]:
 def may_import(package: str, room: str) -> frozenset[str]:
     """Return the rooms of its package that a room may import, as the docstring of the room says."""
     path = ROOT / package / room / "__init__.py"
-    line = re.search(r"^May import: ([^.]*)\.$", path.read_text(encoding="utf-8") if path.exists() else "", re.MULTILINE)
+    line = re.search(
+        r"^May import: ([^.]*)\.$", path.read_text(encoding="utf-8") if path.exists() else "", re.MULTILINE
+    )
     return frozenset(re.split(r",\s+", line.group(1))) if line else frozenset()
 
 
