@@ -3,10 +3,11 @@
 Each attempt asks the local model server, whose replies take log-normal times around `--latency` seconds, and has the
 no-op tool in between. Ideal is how long the server's replies alone would take with as many attempts at once. Memory is
 what controllers and submitter hold at the most beyond what they hold after one conversation. How late loops are is
-sampled: twenty times a second in the submitter, once a second in a controller and in the store's client here.
+sampled: twenty times a second in the submitter, once a second in a controller.
 
-With `--count 500 --at-once 250 --steps 4 --latency 15 --sigma 0` attempts take 60 s, and two rounds of them show what
-scheduling costs. `--model-inside` leaves the server out: the script runs inside the controllers.
+With `--count 500 --at-once 250 --latency 20 --sigma 0.2` attempts take a minute and more, and the share of the wall
+that is not the model's is what scheduling costs. `--model-inside` leaves the server out: the script runs inside the
+controllers.
 """
 
 from __future__ import annotations

@@ -145,8 +145,8 @@ def core_below_and_above(source: Source) -> Iterator[Finding]:
 def may_import(package: str, room: str) -> frozenset[str]:
     """Return the rooms of its package that a room may import, as the docstring of the room says."""
     path = ROOT / package / room / "__init__.py"
-    line = re.search(r"^May import: (.*)\.$", path.read_text(encoding="utf-8") if path.exists() else "", re.MULTILINE)
-    return frozenset(line.group(1).split(", ")) if line else frozenset()
+    line = re.search(r"^May import: ([^.]*)\.$", path.read_text(encoding="utf-8") if path.exists() else "", re.MULTILINE)
+    return frozenset(re.split(r",\s+", line.group(1))) if line else frozenset()
 
 
 def room_entrance(source: Source) -> Iterator[Finding]:
@@ -401,7 +401,7 @@ CELERY_DOOR = Door(
 MODEL_DOOR = Door(MODEL_LIBRARIES, MODEL_FILES, "call a model through the Llm protocol in controller_worker/llm")
 ASGI_DOOR = Door(
     {"starlette", "fastapi", "uvicorn"},
-    r"deckhands/((server|doors|monitoring|openapi)/\w+|(webhooks|reasons|web)/routes)\.py",
+    r"deckhands/((server|doors|monitoring|openapi)/\w+|(webhooks|reasons|web)/(\w+_)?routes)\.py",
     "only servers speak ASGI",
 )
 ENVIRONMENT_DOOR = Door({"os.environ", "os.environb", "os.getenv"}, ENVIRONMENT_FILES, "read it in a settings file")

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -40,8 +41,8 @@ from tests.browser_pages import opened
 from tests.evaluation_parts import write_evaluation
 from tests.unit.deckhands.sample_log import command, output, reply, state
 
-PLOTTED_SECONDS = 45.0
-"""So long the plots of a cluster are watched before their picture is taken."""
+PLOTTED = "() => (document.querySelector('.tile .line')?.getAttribute('points') || '').split(' ').length >= 9"
+"""The plots of a cluster have enough points for a picture."""
 DIFF = """--- a/shop/cart.py
 +++ b/shop/cart.py
 @@ -11,7 +11,7 @@ class Cart:
@@ -229,7 +230,8 @@ async def work(store: Store, ends: asyncio.Event) -> None:
             await Catalog(store).put("nightly-shop", ())
         if ends.is_set():
             return
-        await asyncio.sleep(1)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(ends.wait(), 1.0)
 
 
 async def fill_cluster(store: Store) -> None:
@@ -288,7 +290,7 @@ async def take(folder: Path) -> None:
                     ) as page:
                         await page.locator("tbody tr, .why li").first.wait_for()
                         if name.startswith("cluster"):
-                            await asyncio.sleep(PLOTTED_SECONDS)
+                            await page.wait_for_function(PLOTTED)
                         if not name.endswith("-end"):
                             await page.evaluate("scrollTo(0, 0)")
                         await page.screenshot(path=folder / f"{name}.png")

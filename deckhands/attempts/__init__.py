@@ -1,5 +1,5 @@
 """The attempts of an evaluation: which begins when, what people want of them meanwhile, how they stand and have ended.
 
-May import: cli, client, datasets, monitoring, reading, server.
+May import: cli, client, datasets, monitoring, reading.
 Start with: driver.
 """

@@ -122,7 +122,7 @@ class Evaluations:
         request.tuning.check(len(models))
         ask(directory, asked)
         is_new = Asker.waiting(directory, task_id) is None
-        # Before the look at the command: one that still runs answers whoever waits when it ends.
+        # Before the look at the command: one that still runs answers all tasks that wait when it ends.
         asker = Asker(task_id=task_id, options=dict(options), kept=dict(kept))
         asker.write(directory)
         try:

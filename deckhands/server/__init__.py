@@ -1,6 +1,5 @@
 """The server: a cluster over HTTP, with OpenAPI, streams of events, and API keys.
 
-May import: access, attempts, client, doors, monitoring, openapi, reading, reasons, schedules, tasks, transfers, web,
-webhooks.
+May import: access, client, doors, monitoring, openapi, reading, reasons, schedules, tasks, transfers, web, webhooks.
 Start with: application.
 """

@@ -11,7 +11,6 @@ from fastapi.routing import APIRoute, APIWebSocketRoute
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from deckhands.attempts import routes as evaluations
 from deckhands.doors import a2a, chat, mcp_route, responses
 from deckhands.doors.agent_tools import AgentTools
 from deckhands.openapi.document import document_of, operation_id
@@ -21,6 +20,7 @@ from deckhands.server.dependencies import Needs
 from deckhands.server.gateway import Gateway
 from deckhands.server.guard import Guard
 from deckhands.server.problems import add_problems
+from deckhands.web import evaluation_routes
 from deckhands.web import routes as web
 from deckhands.webhooks import routes as webhooks
 
@@ -35,7 +35,7 @@ ROUTERS = (
     runs.routes,
     files.routes,
     schedules.routes,
-    evaluations.routes,
+    evaluation_routes.routes,
     webhooks.routes,
     chat.routes,
     responses.routes,

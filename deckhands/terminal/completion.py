@@ -1,4 +1,4 @@
-"""`deckhands completion`: what a shell is told so that it completes verbs, options and ids of conversations."""
+"""`deckhands completion`: the script by which a shell completes verbs, options and ids of conversations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a chat runs: on a private store and workers that end with it, or on a cluster that goes on without it."""
+"""Where a chat runs: on a private store and workers that end with it, or on a cluster that outlives it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The web page of a server: what one sees of conversations in a browser, as plain files without a build.
+"""The web page of a server: what one sees of conversations and evaluations in a browser, as plain files.
 
-May import: access, cli, client, reading, server.
+May import: access, attempts, cli, client, monitoring, reading, server.
 Start with: pages.
 """

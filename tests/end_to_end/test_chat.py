@@ -41,7 +41,7 @@ def test_a_person_talks_with_an_agent_leaves_and_comes_back(tmp_path: Path) -> N
     )
     env = environment(home)
     chat = [*COMMAND, "chat", "--sandbox", "none", "-w", folder, "--model", model]
-    with person(chat, env, rows=40) as seen:
+    with person(chat, env, columns=160, rows=45) as seen:
         seen.waits_for("type what is to be done · /help", limit=90)
         _use_commands(seen, tmp_path)
         seen.type("do it\r")

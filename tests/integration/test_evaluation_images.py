@@ -12,6 +12,7 @@ from broker.runtime.errors import UsageError
 from deckhands.attempts.plan import Plan
 from deckhands.attempts.results import Results
 from deckhands.datasets.dataset import read_dataset
+from deckhands.datasets.file_trees import tree_of
 from deckhands.evaluation.evaluation import Evaluation
 from tests.dataset_parts import swe_rows, write_rows
 from tests.docker_image import image
@@ -79,10 +80,8 @@ async def test_attempts_and_checks_run_in_containers_of_the_image(tmp_path: Path
 def test_files_are_copied_and_no_container_is_left(tmp_path: Path, repository: str) -> None:
     rows = swe_rows("0123456789", image_name=repository, test_patch=TEST_PATCH)
     (instance,) = read_dataset(write_rows(tmp_path, rows), repositories=DOCKER)
-    assert instance.workspace is not None
-    files = instance.workspace.read()
-    assert sorted(files) == ["calc.py", "tests/test_calc.py"]
-    assert b"test_add" in instance.hidden.read()["tests/test_calc.py"].content
+    assert sorted(tree_of(instance.workspace)) == ["calc.py", "tests/test_calc.py"]
+    assert b"test_add" in tree_of(instance.hidden)["tests/test_calc.py"].content
     left = ["docker", "ps", "--all", "--quiet", "--filter", f"ancestor={repository}"]
     assert not subprocess.run(left, check=True, capture_output=True, text=True).stdout.split()
 

@@ -40,10 +40,16 @@ LOOK_SECONDS = 0.05
 
 
 class Program:
-    """The agent of one workspace."""
+    """The agent of one workspace.
 
-    def __init__(self, line: socket.socket) -> None:
+    Args:
+        line: To the workspace host.
+        rest_seconds: How long the agent runs while nobody calls.
+    """
+
+    def __init__(self, line: socket.socket, rest_seconds: float = REST_SECONDS) -> None:
         self._line = line
+        self._rest_seconds = rest_seconds
         self._received = b""
         self._process: RunningAgent | None = None
         self._session: Session | None = None
@@ -118,9 +124,10 @@ class Program:
         self._heard_at, self._silent_before = time.monotonic(), 0.0
 
     def _rest(self) -> None:
-        if self._process is not None and self._rest_at and time.monotonic() >= self._rest_at and not self._call:
-            self._process.stop()
+        if self._rest_at and time.monotonic() >= self._rest_at and not self._call:
             self._rest_at = 0.0
+            if self._process is not None:
+                self._process.stop()
 
     def _receive(self) -> bool:
         chunk = self._line.recv(65536)
@@ -220,7 +227,7 @@ class Program:
         number, self._call, self._cancel_at = self._call, 0, 0.0
         now = time.monotonic()
         self._silent_before += now - self._heard_at
-        self._rest_at = now + REST_SECONDS
+        self._rest_at = now + self._rest_seconds
         answer = {"call": number, "result": {"content": "", "report": fields}}
         self._line.sendall(json.dumps(answer).encode("ascii") + b"\n")
 

@@ -108,7 +108,7 @@ def test_models_that_the_table_lacks_do_not_read_it_each_time() -> None:
         "    if event == 'open' and str(arguments[0]).endswith(model_table.TABLE_FILE):\n"
         "        opened.append(arguments[0])\n"
         "sys.addaudithook(note)\n"
-        "assert not any(model_table.look_up(f'scripted//work/{number}.json') for number in range(50))\n"
+        "assert not any(model_table.look_up(f'scripted//scripts/{number}.json') for number in range(50))\n"
         "print(len(opened))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
