@@ -171,7 +171,7 @@ BUILT_IN = sorted(AGENTS)
 
 
 def test_agents_by_name() -> None:
-    assert len(BUILT_IN) == 11
+    assert len(BUILT_IN) == 12
     assert isinstance(create_agent(AgentSpec(name="CodeActAgent")), CodeActAgent)
 
 
