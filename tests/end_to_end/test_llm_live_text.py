@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pyte
+
 from broker.contract.actions import MessageAction
 from broker.contract.events import EventSource
 from broker.log.event_log import EventLog
@@ -191,9 +193,10 @@ def test_on_a_terminal_a_streamed_reply_is_printed_once(
     path = script(tmp_path / "m.json", acting, finish("All is done now.")).removeprefix("scripted/")
     server = model_server("--script", path)
     env = environment(tmp_path / "home", LLM_MODEL="openai/gpt-4o", LLM_BASE_URL=server.url + "/v1", LLM_API_KEY="k")
-    shown = on_terminal(
-        *("run", "-t", "Do it.", "-w", str(workspace), "--sandbox", "none", "--stream"), env=env, columns=120
-    )
+    run = ("run", "-t", "Do it.", "-w", str(workspace), "--sandbox", "none", "--stream")
+    screen = pyte.Screen(120, 100)  # what stays: the line that is being written is redrawn
+    pyte.Stream(screen).feed(on_terminal(*run, env=env, columns=120).replace("\n", "\r\n"))
+    shown = "\n".join(screen.display)
     assert shown.count("First I look around.") == 1, shown
     assert shown.count("All is done now.") == 1, shown
     assert shown.count("$ echo out of it") == 1, shown
