@@ -75,7 +75,7 @@ class Person:
         ]
         return [*above, *self.lines]
 
-    def waits_for(self, *texts: str, limit: float = 60.0, gone: str = "") -> None:
+    def waits_for(self, *texts: str, limit: float = 30.0, gone: str = "") -> None:
         """Look until the screen shows all of some texts, and no longer another."""
         until = time.monotonic() + unhurried(limit)
         while not (all(text in self.text for text in texts) and (not gone or gone not in self.text)):
