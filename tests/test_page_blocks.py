@@ -45,7 +45,7 @@ RUN = {"bash", "console", "python"}
 DATA = {"csv", "json", "jsonl", "markdown", "toml", "yaml"}
 PROSE = {"text"}
 """What a program prints, or a model writes."""
-MAX_NOT_RUN = 28
+MAX_NOT_RUN = 29
 BLOCKS = [block for page in pages() if page not in RUN_ELSEWHERE for block in blocks_of(page)]
 NOT_RUN = [block for block in BLOCKS if block.not_run]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -214,6 +214,8 @@ def check(words: list[str]) -> None:
         case "make", targets:
             known = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
             assert {target for target in targets if "=" not in target} <= set(known), targets
+        case "python", ["-m", module, *_]:
+            assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), module
         case "pip", ["install", package]:
             extras = re.findall(r"\[(.+)\]", package)
             assert all(set(extra.split(",")) <= PROJECT["optional-dependencies"].keys() for extra in extras)

@@ -11,9 +11,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
-import click
-
-from deckhands.reading.terminal import clean, fitted
+from deckhands.reading.terminal import clean, draw, fitted
 
 _ERASE_BELOW = "\r\x1b[J"
 
@@ -66,4 +64,4 @@ class LiveArea:
         below = "".join(f"\x1b[2m{line}\x1b[0m\n" for line in shown).removesuffix("\n")
         self._drawn = len(shown)
         if whole := away + text + below:
-            click.echo(whole, file=self._stream, nl=False, color=True)
+            draw(whole, on=self._stream)

@@ -101,6 +101,17 @@ def redraw_lines(lines: Sequence[str], before: int) -> None:
     click.echo(f"{up}{body}\x1b[J", nl=False, err=True, color=True)
 
 
+def draw(text: str, *, on: TextIO | None = None) -> None:
+    """Send text that consists of cleaned parts and of sequences of ours.
+
+    Args:
+        on: A terminal; None: standard output, whatever it is now.
+    """
+    stream = sys.stdout if on is None else on
+    stream.write(text)
+    stream.flush()
+
+
 def ask(question: str) -> None:
     """Print a question on standard error; the answer is typed behind it."""
     sys.stderr.write(clean(question))

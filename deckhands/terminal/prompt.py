@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.styles import Style
 
-from deckhands.reading.terminal import clean_line
+from deckhands.reading.terminal import clean_line, draw
 from deckhands.terminal.slash import COMMANDS
 
 REDRAW_SECONDS = 0.5
@@ -91,7 +90,7 @@ class Prompt:
     def above(self, lines: Iterable[str]) -> None:
         """Print lines above; each was cleaned, and may have our colours."""
         if text := "".join(f"{line}\n" for line in lines):
-            sys.stdout.write(text)
+            draw(text)
 
     def hide(self) -> None:
         """Nothing has to be hidden: the person always types at the same place."""

@@ -44,7 +44,7 @@ KILL_ROUNDS = 50
 """How often to look for more of what a command started; a fork bomb wins longer only until the workspace is closed."""
 
 REPEAT_SECONDS = 0.2
-REPEATS = 20
+REPEATS = 24
 """When Ctrl-C is pressed again that nobody got, and how often: see `press`."""
 
 HANG_CHECK_SECONDS = 2.5
@@ -227,15 +227,17 @@ class Shell:
         self._type(b"\x03")
         self._ask_for_end_again()
         is_interrupt = self.state == BEGUN and termios.tcgetattr(self._slave)[3] & termios.ISIG
-        if is_interrupt and self._repeats_left and not (is_handled and self._has_handler(group)):
+        if is_interrupt and self._repeats_left > 0 and not is_handled:
             self._repeats_left -= 1
             self._pressed_for = group
             self._repeat.set(self._loop.now() + REPEAT_SECONDS)
 
     def _press_again(self) -> None:
-        """Press Ctrl-C again where the command still runs and another program than the one that it was meant for."""
+        """Press Ctrl-C again where the command still runs, but not the program that it was meant for."""
         group = os.tcgetpgrp(self._master)
-        if self.state == BEGUN and (group != self._pressed_for or self._has_started(group)):
+        if group == self._pressed_for == self.pid:
+            self._repeats_left -= 2  # bash loses few, and may have been given a trap
+        if self.state == BEGUN and (group != self._pressed_for or group == self.pid or self._has_started(group)):
             self._press_interrupt()
 
     def _has_handler(self, group: int) -> bool:
