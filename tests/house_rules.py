@@ -292,7 +292,9 @@ def no_lingering_state(source: Source) -> Iterator[Finding]:
 
 def no_sleep(source: Source) -> Iterator[Finding]:
     sleeps = {"time.sleep", "asyncio.sleep", "anyio.sleep", "trio.sleep"}
-    yielding = {id(node.func) for node in source.nodes(ast.Call) if [ast.unparse(arg) for arg in node.args] == ["0"]}
+    yielding = {
+        id(node.func) for node in source.nodes(ast.Call) if [getattr(arg, "value", None) for arg in node.args] == [0]
+    }
     for node in source.nodes(ast.Attribute, ast.Name):
         name = source.resolve(node)
         if name in sleeps and not (id(node) in yielding and name != "time.sleep"):

@@ -50,9 +50,9 @@ class Source:
     def tree(self) -> ast.Module:
         return ast.parse(self.text, filename=self.path)
 
-    @cached_property
+    @property
     def imports(self) -> tuple[Import, ...]:
-        return tuple(self._imports_below(self.tree, is_late=False))
+        return self._walked[0]
 
     @cached_property
     def _bindings(self) -> dict[str, str]:
@@ -69,35 +69,38 @@ class Source:
 
     def nodes(self, *types: type[ast.AST]) -> Iterator[ast.AST]:
         """Every node of these types, in no particular order."""
-        return (node for kind, found in self._nodes.items() if issubclass(kind, types) for node in found)
+        return (node for kind, found in self._walked[1].items() if issubclass(kind, types) for node in found)
 
     @cached_property
-    def _nodes(self) -> dict[type[ast.AST], list[ast.AST]]:
+    def _walked(self) -> tuple[tuple[Import, ...], dict[type[ast.AST], list[ast.AST]]]:
+        """What is imported, in order, and the nodes by type; walked once, because there are twenty rules."""
+        imports: list[Import] = []
         found: dict[type[ast.AST], list[ast.AST]] = {}
-        for node in ast.walk(self.tree):  # once: there are twenty rules
+        waiting: list[tuple[ast.AST, bool]] = [(self.tree, False)]
+        while waiting:
+            node, is_late = waiting.pop()
             found.setdefault(type(node), []).append(node)
-        return found
+            imports += self._imports_of(node, is_late=is_late)
+            is_late = is_late or isinstance(node, Function | ast.Lambda) or _is_type_checking(node)
+            waiting += [(child, is_late) for child in reversed([*ast.iter_child_nodes(node)])]
+        return tuple(imports), found
 
     def public_definitions(self) -> Iterator[Definition]:
         """Functions and classes of the module, and the methods of its public classes, without a leading underscore."""
         return _public_below(self.tree)
 
-    def _imports_below(self, parent: ast.AST, *, is_late: bool) -> Iterator[Import]:
-        for node in ast.iter_child_nodes(parent):
-            if isinstance(node, ast.Import):
-                for alias in node.names:
-                    root = alias.name.partition(".")[0]
-                    bound_to = alias.name if alias.asname else root
-                    yield Import(alias.name, alias.asname or root, bound_to, node.lineno, is_late)
-            elif isinstance(node, ast.ImportFrom):
-                for alias in node.names:
-                    name = f"{self._absolute(node)}.{alias.name}"
-                    yield Import(name, alias.asname or alias.name, name, node.lineno, is_late)
-            else:
-                if isinstance(node, ast.Call) and (name := _dynamic_import(node)):
-                    yield Import(name, "", "", node.lineno, is_late)
-                is_deferred = isinstance(node, Function | ast.Lambda) or _is_type_checking(node)
-                yield from self._imports_below(node, is_late=is_late or is_deferred)
+    def _imports_of(self, node: ast.AST, *, is_late: bool) -> Iterator[Import]:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                root = alias.name.partition(".")[0]
+                bound_to = alias.name if alias.asname else root
+                yield Import(alias.name, alias.asname or root, bound_to, node.lineno, is_late)
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                name = f"{self._absolute(node)}.{alias.name}"
+                yield Import(name, alias.asname or alias.name, name, node.lineno, is_late)
+        elif isinstance(node, ast.Call) and (name := _dynamic_import(node)):
+            yield Import(name, "", "", node.lineno, is_late)
 
     def _absolute(self, node: ast.ImportFrom) -> str:
         if not node.level:
@@ -134,7 +137,8 @@ def _public_below(parent: ast.AST) -> Iterator[Definition]:
 
 
 def _dynamic_import(call: ast.Call) -> str:
-    is_import = ast.unparse(call.func).rpartition(".")[2] in {"import_module", "__import__"}
+    called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    is_import = called in {"import_module", "__import__"}
     if is_import and call.args and isinstance(call.args[0], ast.Constant) and isinstance(call.args[0].value, str):
         return call.args[0].value
     return ""

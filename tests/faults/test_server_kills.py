@@ -23,7 +23,7 @@ from tests.polling import unhurried, until
 
 LIMIT = 60.0
 MESSAGES = 10
-CROWD = [30, pytest.param(500, marks=pytest.mark.soak)]
+CROWD = [10, pytest.param(500, marks=pytest.mark.soak)]
 
 
 @dataclass
