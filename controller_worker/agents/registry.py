@@ -11,6 +11,7 @@ import controller_worker.agents
 from broker.contract.events import AgentSpec
 from broker.runtime.errors import UsageError
 from broker.runtime.modules import classes_in
+from broker.specs.specs import ACP_AGENT, ACP_PREFIX
 from broker.tools.plugins import entry_points
 from controller_worker.agents.agent import Agent
 from controller_worker.security.plugins import check_plugins
@@ -61,5 +62,6 @@ def check_agent(name: str, *, besides: Collection[str] = ()) -> None:
     """
     known = known_agents()
     if name not in known:
-        named = ", ".join((*sorted(besides), *(agent for agent in known if agent not in besides)))
+        others = [agent for agent in known if agent not in besides and agent != ACP_AGENT]
+        named = ", ".join((*sorted(besides), *others, f"{ACP_PREFIX}COMMAND"))
         raise UsageError(f"There is no agent named {name!r}.", remedy=f"Known agents: {named}.")

@@ -16,6 +16,7 @@ from broker.contract.events import AgentSpec
 from broker.coordination.membership import members
 from broker.runtime.errors import UsageError
 from broker.specs.policies import ANALYZERS, BUILT_IN_ANALYZERS, BUILT_IN_MODES, ConfirmationPolicy
+from broker.specs.specs import ACP_AGENT, ACP_PREFIX
 from broker.store.store import Store
 from broker.tools.plugins import entry_points
 
@@ -99,9 +100,8 @@ async def require_plugins(store: Store, policy: ConfirmationPolicy | None, *, an
 
 def _require(agent: AgentSpec, known: Collection[str]) -> None:
     for name in sorted(_asked_for(agent) - set(known)):
-        raise UsageError(
-            f"There is no agent named {ascii(name)[:100]}.", remedy=f"Known agents: {', '.join(sorted(known))}."
-        )
+        named = ", ".join(sorted({*known, f"{ACP_PREFIX}COMMAND"} - {ACP_AGENT}))
+        raise UsageError(f"There is no agent named {ascii(name)[:100]}.", remedy=f"Known agents: {named}.")
 
 
 def _asked_for(agent: AgentSpec) -> set[str]:

@@ -312,6 +312,6 @@ def alive_in(folder: Path) -> list[int]:
 def test_progress_is_a_bar_on_a_terminal(env: dict[str, str], tmp_path: Path) -> None:
     path = tasks_file(tmp_path / "t.jsonl", *({"id": f"t{n}", "task": "x"} for n in range(500)))
     shown = on_terminal("submit", "--from", str(path), env=env)
-    assert re.search(r"\[#*-*\] [0-9]+ of 500 tasks submitted", shown)
-    assert "[########################] 500 of 500 tasks submitted" in shown
+    assert re.search(r"\[#*-*\] +[0-9]+ % [0-9]+ of 500 tasks submitted", shown)
+    assert "[########################] 100 % 500 of 500 tasks submitted" in shown
     assert "500 tasks submitted, 0 had been submitted before." in shown

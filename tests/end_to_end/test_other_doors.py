@@ -270,7 +270,7 @@ async def editing(server: Served, editor: Editor, *options: str, home: Path) -> 
     """An editor with the real program behind it."""
     environment = {"PATH": os.environ["PATH"], "HOME": str(home), "DECKHANDS_HOME": str(home)}
     command = (sys.executable, "-m", "deckhands", "acp", "--cluster", server.log.worker, *options)
-    async with acp.spawn_running_agent(editor, *command, env=environment) as (agent, _process):
+    async with acp.spawn_agent_process(editor, *command, env=environment) as (agent, _process):
         started = await agent.initialize(protocol_version=acp.PROTOCOL_VERSION)
         assert started.agent_capabilities.load_session
         yield agent

@@ -20,7 +20,8 @@ def rules(tmp_path: Path, text: str = '[[rule]]\nage = "1d"\nthen = "delete"\n')
 def test_doctor_says_it(tmp_path: Path) -> None:
     env = environment(tmp_path, DECKHANDS_RETENTION=rules(tmp_path))
     found = {finding["name"]: finding for finding in deckhands("doctor", "--json", env=env).json}
-    assert found["retention"] == {"name": "retention", "is_good": False, "is_needed": False, "detail": FOR_GOOD}
+    noticed = {"name": "retention", "is_good": False, "is_needed": False, "detail": FOR_GOOD, "remedy": ""}
+    assert found["retention"] == noticed
     assert "archive" not in found
     env |= {"DECKHANDS_ARCHIVE": str(tmp_path / "archive"), "DECKHANDS_RETENTION": rules(tmp_path, "")}
     found = {finding["name"]: finding for finding in deckhands("doctor", "--json", env=env).json}

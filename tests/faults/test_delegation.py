@@ -167,7 +167,7 @@ async def test_an_agent_that_does_not_exist_is_an_observation(cluster: FaultClus
     await cluster.check([cid], commands=0)
     (error,) = [event for event in await cluster.client.events(cid) if event.kind == "observation.error"]
     assert error.sentence.startswith(
-        "There is no agent named 'NoSuchAgent'. Known agents: AcpAgent, BrowsingAgent, BrowsingAgentSDK, CheckAgent, "
+        "There is no agent named 'NoSuchAgent'. Known agents: BrowsingAgent, BrowsingAgentSDK, CheckAgent, CodeActAgent,"
     )
 
 

@@ -77,7 +77,7 @@ async def test_the_error_for_an_unknown_delegate_names_the_configured_ones_first
     await hands.go()
     (error,) = [event for event in await hands.events() if isinstance(event, ErrorObservation)]
     assert error.content.startswith(
-        "There is no agent named 'Nobody'. Known agents: scout, tester, AcpAgent, BrowsingAgent, BrowsingAgentSDK, "
+        "There is no agent named 'Nobody'. Known agents: scout, tester, BrowsingAgent, BrowsingAgentSDK, CheckAgent, CodeActAgent, "
     )
 
 
