@@ -32,7 +32,7 @@ def detach(directory: Path, options: Sequence[str], *, environment: Mapping[str,
         environment: of the command; None: as here.
 
     Raises:
-        UsageError: it has ended at once; says why.
+        UsageError: it has ended at once; says why. One that was killed is no error: it can be started again.
     """
     log = directory / LOG
     command = [sys.executable, "-P", "-m", "deckhands", "eval", "attach", str(directory), *options]
@@ -52,7 +52,7 @@ def detach(directory: Path, options: Sequence[str], *, environment: Mapping[str,
     except subprocess.TimeoutExpired:
         child.returncode = 0  # it is not waited for
         return child.pid
-    if code:
+    if code > 0:
         said = log.read_bytes()[begins:].decode(errors="replace").strip().splitlines()[-LAST_LINES:]
         raise UsageError(f"The evaluation has not begun: {' '.join(said) or f'exit code {code}'}.")
     return child.pid
