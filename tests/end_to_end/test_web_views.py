@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from broker.contract.actions import AgentDelegateAction
+from broker.conversations.delegates import delegate_conversation
+from broker.log.event_log import Appended
 from broker.specs.agent_state import AgentState
 from broker.specs.specs import Tenancy
 from deckhands.attempts.results import Row
@@ -119,6 +122,29 @@ async def test_the_cluster_shows_its_pace_and_what_binds_it(server: Served) -> N
     finally:
         ends.set()
         await working
+
+
+async def test_delegates_are_a_tree_with_what_they_have_handed_on_below_them(server: Served) -> None:
+    async def hands_on(conversation_id: str, agent: str) -> str:
+        asked = AgentDelegateAction(agent=agent, inputs={"task": f"{HOSTILE} for {agent}"})
+        appended = await server.client.log.append(conversation_id, [asked])
+        assert isinstance(appended, Appended)
+        below = delegate_conversation(conversation_id, appended.last_id)
+        return await server.client.submit("Part of it", conversation_id=below)
+
+    above = await server.client.submit("All of it")
+    scout = await hands_on(above, "Scout")
+    async with opened(f"{server.url}/#/c/{above}") as page:
+        tree = page.locator("aside ul ul ul").first
+        await page.get_by_role("link", name="Scout").wait_for()
+        tester = await hands_on(scout, "Tester")
+        digger = await hands_on(tester, "Digger")  # seen though the page's own conversation has no event of it
+        await tree.get_by_role("link", name="Digger").wait_for(timeout=60_000)
+        assert await tree.get_by_role("link", name="Digger").get_attribute("href") == f"#/c/{digger}"
+        assert "\\x1b[31m" in await tree.inner_text()
+        assert await page.evaluate("window.broken") is None
+        await tree.get_by_role("link", name="Digger").click()
+        await page.get_by_role("heading", name="Part of it").wait_for()
 
 
 async def test_a_tenant_sees_no_figures_of_the_whole_cluster(server: Served) -> None:

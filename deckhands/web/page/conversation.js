@@ -2,6 +2,7 @@
 
 import { ask, download, follow, place } from "./api.js";
 import { composer } from "./composer.js";
+import { tree } from "./delegates.js";
 import { askFor, askForAll, clean, el, named, note, replace, save, usd } from "./dom.js";
 import { card, tasks } from "./events.js";
 import { ask as askPerson } from "./question.js";
@@ -14,13 +15,14 @@ const AT_REST = new Set(["finished", "rejected", "error", "stopped", "paused", "
 export function conversation({ main, signal, refused }, id, eventId) {
   const events = [], byId = new Map();
   const seen = { state: "loading", title: id, cost: 0, prompt: 0, completion: 0, steps: 0, asked: null, list: null, unpriced: false };
-  const delegates = new Map();
+  const delegates = tree(id, signal);
   let waiting = [], isDrawing = false, isAtEnd = !eventId, whySoon = 0;
 
   const title = el("h1", {}, id), facts = el("p", { class: "facts" });
   const connection = document.getElementById("connection");
   const question = el("section", { class: "card question", "aria-live": "polite", hidden: true });
-  const reasons = el("section", { class: "card" }), list = el("section", { class: "card", hidden: true }), below = el("section", { class: "card", hidden: true });
+  const reasons = el("section", { class: "card" }), list = el("section", { class: "card", hidden: true });
+  const below = el("section", { class: "card", hidden: true }, el("h2", {}, "Delegates"), delegates.node);
   const timeline = el("div", { class: "timeline", role: "log", "aria-label": "Events", "aria-busy": "true" });
   const earlier = el("button", { type: "button", hidden: true, onclick: () => drawEarlier() });
   const writing = el("article", { class: "event model writing", hidden: true }, el("header", {}, el("strong", {}, "The model writes…")), el("pre", {}));
@@ -50,8 +52,7 @@ export function conversation({ main, signal, refused }, id, eventId) {
         writing.hidden = true; writing.lastChild.textContent = "";
         break;
       case "action.task_tracking": case "observation.task_tracking": if (event.task_list?.length) seen.list = event.task_list; break;
-      case "action.delegate": delegates.set(event.id, { agent: event.agent, task: event.inputs?.task || "", end: "" }); break;
-      case "conversation.delegate_ended": { const one = delegates.get(event.delegate_id); if (one) { one.end = event.agent_state; one.id = event.conversation_id; } break; }
+      case "action.delegate": case "conversation.delegate_ended": delegates.take(event); break;
     }
     waiting.push(event);
     if (!isDrawing) { isDrawing = true; requestAnimationFrame(draw); }
@@ -98,9 +99,6 @@ export function conversation({ main, signal, refused }, id, eventId) {
     list.hidden = !seen.list;
     if (seen.list) replace(list, el("h2", {}, "Tasks"), tasks(seen.list));
     below.hidden = !delegates.size;
-    if (delegates.size) replace(below, el("h2", {}, "Delegates"), el("ul", {}, [...delegates].map(([at, one]) => el("li", {},
-      one.id ? el("a", { href: `#/c/${one.id}` }, one.agent) : el("a", { href: `#/c/${id}@${at}` }, one.agent), ` ${one.task.slice(0, 120)} `,
-      el("span", { class: `state ${one.end}` }, one.end || "at work")))));
   }
 
   /** Show the question that a person has to answer, once for each action. */
