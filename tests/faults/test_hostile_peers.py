@@ -27,7 +27,7 @@ HURRIED_SECONDS = 1.0
 ROOM_BYTES = 96 * 2**20
 """What all the peers of a test together may cost in memory; what they send or ask for is several times as much."""
 CPU_SECONDS = 20.0
-QUIET_SECONDS = 10.0
+QUIET_SECONDS = 60.0
 """More than the limits of this server, and less than the half minute for which a connection that does nothing is kept."""
 LATE_AT_MOST = 20
 LARGE = 300

@@ -124,7 +124,7 @@ class TestAgentAndModel:
     def test_an_agent_that_there_is_not(self, env, tmp_path):
         (tmp_path / "work").mkdir()
         done = deckhands("run", "-t", "x", "--agent", "NoAgent", "-w", tmp_path / "work", env=env)
-        known = ", ".join(sorted(AGENTS))
+        known = ", ".join(sorted({*AGENTS, "acp:COMMAND"} - {"AcpAgent"}))
         assert done == Done(2, "", f"deckhands: There is no agent named 'NoAgent'.\n  Known agents: {known}.\n")
         assert not (tmp_path / "home" / "runs").exists()
 

@@ -282,9 +282,10 @@ async def test_an_unknown_agent_is_an_error_of_its_conversation(hands: Hands) ->
     events = await hands.events()
     change = events[-1]
     assert isinstance(change, AgentStateChangedObservation)
+    known = ", ".join(sorted({*AGENTS, "acp:COMMAND"} - {"AcpAgent"}))
     assert (change.agent_state, change.reason) == (
         AgentState.ERROR,
-        "UsageError: There is no agent named 'NoSuchAgent'. Known agents: " + ", ".join(sorted(AGENTS)) + ".",
+        f"UsageError: There is no agent named 'NoSuchAgent'. Known agents: {known}.",
     )
     assert status_of(events).is_settled
     row = await Conversations(hands.store).row(CID)

@@ -178,7 +178,8 @@ def test_agents_by_name() -> None:
 def test_an_unknown_agent_is_named_with_those_there_are() -> None:
     with pytest.raises(UsageError) as raised:
         create_agent(AgentSpec(name="NoSuchAgent"))
-    assert str(raised.value) == f"There is no agent named 'NoSuchAgent'. Known agents: {', '.join(BUILT_IN)}."
+    known = ", ".join(sorted({*BUILT_IN, "acp:COMMAND"} - {"AcpAgent"}))
+    assert str(raised.value) == f"There is no agent named 'NoSuchAgent'. Known agents: {known}."
 
 
 def test_cells_are_offered_where_they_are_switched_on() -> None:
