@@ -47,10 +47,17 @@ async def tick(number: int, seconds: float = TOOL_SECONDS) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """What part of the steps the heavier tenant got: while first actions wait in the line of their pool, and later."""
+    """What part of the actions the heavier tenant got.
+
+    Attributes:
+        first: while first actions waited in the line of their pool.
+        later: afterwards.
+        whole: of all.
+    """
 
     first: float
     later: float
+    whole: float
 
 
 @dataclass(slots=True)
@@ -90,14 +97,14 @@ async def measure(bench: Bench) -> Result:
     figures += [
         Figure(f"share of the tenant with weight 3 of 4, {what} scarce{when}", "%", Spread.of([share], scale=100))
         for what, found in shares.items()
-        for when, share in ((", first actions", found.first), ("", found.later))
+        for when, share in ((", first actions", found.first), (", later", found.later), ("", found.whole))
     ]
     note = (
         f"{crowd:,} batch conversations step without end; {people} conversations of people, one after another, each "
         f"from before its submission until a follower sees the event. Pauses are those of {SAMPLED} of the batch "
-        f"conversations, from their beginning to the end. Shares: of all steps of {seconds} s, and of those made until "
-        f"each of {2 * each} conversations has carried out its first action. One controller and one "
-        "tool worker."
+        f"conversations, from their beginning to the end. Shares: of all actions until {seconds} s after the "
+        f"last first action of {2 * each} conversations, and of those up to this one and behind it. One "
+        "controller and one tool worker."
     )
     return Result("Fairness", figures, note)
 
@@ -142,21 +149,25 @@ async def _share(cluster: BenchCluster, each: int, seconds: float, places: int, 
         for tenant, own in ids.items():
             own.append(await _submit(cluster.client, script, priority="batch", tenant=tenant))
     # The first action of a conversation waits in the line of its pool, all others in the line of its node.
-    begun = await _made(cluster, ids)
     await _until_all_made(cluster, [*ids["heavy"], *ids["light"]], SETTLED_STEPS)
-    before = await _made(cluster, ids)
     await asyncio.sleep(seconds)
-    made = await _made(cluster, ids)
-    return Shares(_share_of_heavy(begun, before), _share_of_heavy(before, made))
+    done = {tenant: [await _times_of_actions(cluster.client, cid) for cid in own] for tenant, own in ids.items()}
+    settled = max(times[0] for found in done.values() for times in found)
+    ended = settled + seconds
+    return Shares(*(_share_of_heavy(done, *span) for span in ((0.0, settled), (settled, ended), (0.0, ended))))
 
 
-def _share_of_heavy(before: Mapping[str, int], after: Mapping[str, int]) -> float:
-    made = {tenant: after[tenant] - before[tenant] for tenant in before}
+def _share_of_heavy(done: Mapping[str, Sequence[Sequence[float]]], begin: float, end: float) -> float:
+    made = {tenant: sum(begin < time <= end for times in found for time in times) for tenant, found in done.items()}
     return made["heavy"] / sum(made.values())
 
 
-async def _made(cluster: BenchCluster, ids: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    return {tenant: sum(await _steps(cluster.client, own)) for tenant, own in ids.items()}
+async def _times_of_actions(client: Client, cid: str) -> list[float]:
+    """Return when the actions of a conversation had been carried out, in seconds of the epoch."""
+    events = await client.events(cid)
+    return [
+        event.timestamp.timestamp() for event in events if isinstance(event, ToolCallObservation) and event.timestamp
+    ]
 
 
 async def _start(cluster: BenchCluster, *, places: int, **environment: str) -> None:

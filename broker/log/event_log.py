@@ -31,14 +31,7 @@ from broker.log.fencing import Ownership
 from broker.log.follower import Follower
 from broker.log.masked import NOTHING_MASKED, NOTHING_TO_HIDE, Masked
 from broker.log.status import adopted, listed_at_first
-from broker.runtime.errors import (
-    ConversationBusy,
-    ConversationMoved,
-    CorruptEntry,
-    EventsLost,
-    UnknownConversation,
-    UsageError,
-)
+from broker.runtime.errors import ConversationMoved, CorruptEntry, EventsLost, UnknownConversation, UsageError
 from broker.runtime.ids import check_conversation_id, new_key
 from broker.secrets.masking import Masker
 from broker.secrets.secrets import Secrets
@@ -386,13 +379,8 @@ class EventLog:
         shown = {name: replace_surrogates(masker.wire(value)) for name, value in fields.items()} if fields else {}
         arguments = append_arguments(conversation_id, writer, entries, cancels, shown)
         reply = await self.store.function("deck_append", (names.root, names.shard.root), *arguments)
-        if reply == ["missing"]:
-            raise UnknownConversation(conversation_id)
         check_reply(reply)
-        if reply == ["busy"]:
-            raise ConversationBusy(conversation_id)
-        checksum = codec.checksum_of(entries[-1].data if entries else b"")
-        return None if reply == ["exists"] else outcome_of(reply, checksum)
+        return outcome_of(reply, conversation_id, codec.checksum_of(entries[-1].data if entries else b""))
 
     async def _entry(self, conversation_id: str, event: Event, masker: Masker) -> bytes:
         wire = event.wire()
