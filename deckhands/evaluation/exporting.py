@@ -141,7 +141,9 @@ async def _inspect_logs(client: Client, asked: Asked, rows: Sequence[Row], out: 
     for model, found in attempts.items():
         log = inspect_log_of(asked.name, Path(asked.dataset).stem, model, found)
         moment = re.sub(r"[:.]", "-", log["eval"]["created"])
-        written.append(_written(out / f"{moment}_{_file_name(model)}_{asked.name}.json", _json(log)))
+        # inspect takes the task and its id from the first part and the last
+        parts = (_file_name(text).replace("_", "-") for text in (log["eval"]["task"], model))
+        written.append(_written(out / f"{'_'.join((moment, *parts, asked.name))}.json", _json(log)))
     return written
 
 

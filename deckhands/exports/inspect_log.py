@@ -2,7 +2,9 @@
 
 Source: the JSON form of its logs, version 2 (inspect_ai 0.3). The package is not needed to write them.
 Holds: a sample is an instance, an epoch is an attempt. An attempt that the infrastructure failed is a sample with an
-error, and counts in no metric.
+error, and counts in no metric. An event of a model has only those messages that no earlier event has: with whole
+prompts, a log would grow with the square of the steps.
+Does not: have attempts that were not run.
 """
 
 from __future__ import annotations
@@ -10,10 +12,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from deckhands.exports.dialogue import Dialogue, Turn, time_of
+from deckhands.exports.dialogue import Call, Dialogue, Turn, time_of
 
 SCORER = "deckhands"
 LIMITS = {"iterations": "message", "tokens": "token", "time": "time", "budget": "cost", "evaluation_budget": "cost"}
@@ -29,6 +31,7 @@ def inspect_log_of(name: str, dataset: str, model: str, attempts: Sequence[tuple
         name: of the evaluation.
         attempts: rows, with the dialogues of those that have begun.
     """
+    attempts = [(row, dialogue) for row, dialogue in attempts if row["outcome"] != "not-run"]
     samples = [_sample(row, dialogue) for row, dialogue in attempts]
     counted = [row for row, _ in attempts if row["outcome"] != "infra-abandoned"]
     ids = list(dict.fromkeys(str(row["instance"]) for row, _ in attempts))
@@ -82,6 +85,7 @@ def _sample(row: Row, dialogue: Dialogue | None) -> Fields:
         "input": dialogue.task if dialogue is not None else "",
         "target": "",
         "messages": [inspect_message(turn) for turn in turns],
+        "events": _events(turns),
         "output": {
             "model": row["model"],
             "choices": [
@@ -100,10 +104,58 @@ def _sample(row: Row, dialogue: Dialogue | None) -> Fields:
             sample["error"] = {"message": text, "traceback": text, "traceback_ansi": text}
         case outcome:
             value = "C" if outcome == "resolved" else "I"
-            sample["scores"] = {SCORER: {"value": value, "answer": said[:1_000], "explanation": row["evidence"]}}
+            score = {"value": value, "answer": said[:1_000], "explanation": row["evidence"]}
+            sample["scores"] = {SCORER: score}
+            sample["events"].append(_event("score", moments, max(moments, default=NEVER), score=score, scorer=SCORER))
             if outcome == "limit":
                 sample["limit"] = {"type": LIMITS.get(str(row["cause"]), "custom"), "limit": 0}
     return sample
+
+
+def _events(turns: Sequence[Turn]) -> list[Fields]:
+    """Return what the transcript of a sample shows: the calls of the model, and those of tools.
+
+    `inspect view` says of a sample without events that they were too large.
+    """
+    moments = [turn.at for turn in turns if turn.at is not None]
+    asked: dict[str, tuple[Call, datetime]] = {}
+    unseen: list[Fields] = []
+    events: list[Fields] = []
+    for turn in turns:
+        at = turn.at or NEVER
+        message = inspect_message(turn)
+        if turn.role == "assistant" and turn.reply is not None:
+            reply = turn.reply
+            output: Fields = {
+                "model": reply.model,
+                "choices": [{"message": message, "stop_reason": _stop_reason(turn)}],
+            }
+            sent, made = reply.usage.prompt_tokens, reply.usage.completion_tokens
+            output["usage"] = {"input_tokens": sent, "output_tokens": made, "total_tokens": sent + made}
+            begun = at - timedelta(seconds=reply.latency_seconds)
+            fields = {"model": reply.model, "input": unseen, "output": output, "completed": time_of(at)}
+            events.append(
+                _event("model", moments, begun, **fields, tools=[], tool_choice="auto", config={})
+                | {"working_time": reply.latency_seconds}
+            )
+            asked |= {call.id: (call, at) for call in turn.calls}
+            unseen = []
+            continue
+        unseen.append(message)
+        if turn.role == "tool" and turn.call_id in asked:
+            call, begun = asked[turn.call_id]
+            fields = {"id": call.id, "function": call.name, "arguments": call.arguments, "result": turn.content}
+            events.append(_event("tool", moments, begun, **fields, completed=time_of(at)))
+    return events
+
+
+def _event(kind: str, moments: Sequence[datetime], at: datetime, **fields: Any) -> Fields:
+    begun = min(moments, default=at)
+    return {"event": kind, "timestamp": time_of(at), "working_start": max(0.0, (at - begun).total_seconds()), **fields}
+
+
+def _stop_reason(turn: Turn) -> str:
+    return "tool_calls" if turn.calls else "stop"
 
 
 def inspect_message(turn: Turn) -> Fields:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
+from tests.browser_pages import CHROMIUM, opened
 from tests.dataset_parts import mirror_in, swe_rows, write_rows
-from tests.integration.command_line import cluster, deckhands, environment, finish, run_command, script
+from tests.faults.server_process import free_port
+from tests.integration.command_line import cluster, deckhands, environment, finish, read_until, run_command, script
 from tests.source_code import ROOT
 
 PEERS = ROOT / "build" / "peers"
@@ -95,6 +102,58 @@ def test_inspects_reader_opens_the_log(evaluated: tuple[Path, dict[str, str]]) -
     assert roles[:2] == ["system", "user"]
     assert {"assistant", "tool"} <= set(roles)
     assert task == "Your working directo"
+
+
+@contextmanager
+def viewed(folder: Path, home: Path) -> Iterator[str]:
+    """The address of the real `inspect view` over a directory of logs."""
+    address = f"http://127.0.0.1:{(port := free_port())}"
+    command = (sys.executable, "-P", "-m", "inspect_ai", "view", "start", "--log-dir", folder, "--port", str(port))
+    variables = {**os.environ, "PYTHONPATH": str(peer("inspect")), "HOME": str(home), "XDG_DATA_HOME": str(home)}
+    with subprocess.Popen(
+        command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as running:
+        try:
+            read_until(running, "Running on")
+            yield address
+        finally:
+            running.terminate()
+
+
+def got(address: str) -> Any:
+    with urllib.request.urlopen(address, timeout=60) as response:
+        return json.loads(response.read())
+
+
+def test_inspects_viewer_lists_the_log_and_gives_it_out(evaluated: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    (path,) = exported(evaluated, "inspect")
+    name = json.loads((evaluated[0] / "out" / "evaluation.json").read_text())["name"]
+    with viewed(path.parent, tmp_path) as address:
+        (listed,) = got(f"{address}/api/logs")["files"]
+        assert (listed["task"], listed["task_id"]) == ("rows", name)
+        log = got(f"{address}/api/logs/{quote(listed['name'], safe='')}")
+    assert [sample["id"] for sample in log["samples"]] == ["acme__calc-1", "acme__calc-2"]
+    kinds = [event["event"] for event in log["samples"][0]["events"]]
+    assert kinds == ["model", "tool", "model", "score"]
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium on this machine")
+async def test_inspects_page_shows_the_samples_their_transcripts_and_their_scores(
+    evaluated: tuple[Path, dict[str, str]], tmp_path: Path
+) -> None:
+    (path,) = await asyncio.to_thread(exported, evaluated, "inspect")  # it starts a loop itself
+    with viewed(path.parent, tmp_path) as address:
+        async with opened(address) as page:
+            await page.get_by_text("acme__calc-2").first.wait_for()
+            await page.get_by_text("acme__calc-1").first.click()
+            await page.get_by_role("tab", name="Transcript").click()
+            await page.get_by_text("git apply").first.wait_for()
+            await page.get_by_text("turn 2/2").first.wait_for()
+            assert await page.get_by_text("exceeds the browser's size limit").count() == 0
+            await page.get_by_role("tab", name="Messages").click()
+            await page.get_by_text("You are a software engineer").first.wait_for()
+            await page.get_by_role("tab", name="Scoring").click()
+            await page.get_by_text("Explanation", exact=True).first.wait_for()
 
 
 def test_harbors_models_take_the_trajectories(evaluated: tuple[Path, dict[str, str]]) -> None:

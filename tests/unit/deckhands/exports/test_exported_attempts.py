@@ -85,10 +85,24 @@ def test_each_call_of_an_example_is_answered_in_place() -> None:
 def test_what_the_infrastructure_failed_is_an_error_and_counts_in_no_metric_of_inspect() -> None:
     abandoned = {**ROW, "instance": "two", "outcome": "infra-abandoned", "cause": "provider"}
     limited = {**ROW, "instance": "three", "outcome": "limit", "cause": "time"}
-    log = inspect_log_of("e", "data", "m", [(ROW, dialogue()), (abandoned, None), (limited, None)])
+    left = {**ROW, "instance": "four", "outcome": "not-run", "cause": "cancelled"}
+    log = inspect_log_of("e", "data", "m", [(ROW, dialogue()), (abandoned, None), (limited, None), (left, None)])
     assert log["results"]["scores"][0]["metrics"]["accuracy"]["value"] == 0.5
     one, two, three = log["samples"]
     assert one["scores"]["deckhands"]["value"] == "C"
     assert "scores" not in two
     assert "provider" in two["error"]["message"]
     assert three["limit"]["type"] == "time"
+
+
+def test_the_transcript_of_inspect_has_each_message_once() -> None:
+    log = inspect_log_of("e", "data", "m", [(ROW, dialogue())])
+    first, tool, second, third, score = log["samples"][0]["events"]
+    assert [message["role"] for message in first["input"]] == ["system", "user"]
+    assert first["output"]["choices"][0]["stop_reason"] == "tool_calls"
+    assert first["output"]["usage"]["total_tokens"] == 17
+    assert (tool["id"], tool["function"], tool["arguments"]) == ("a", "execute_bash", {"command": "ls"})
+    assert tool["result"].startswith("x.py")
+    assert [message["role"] for message in second["input"]] == ["tool"]
+    assert third["input"] == []
+    assert (score["event"], score["score"]["value"]) == ("score", "C")
