@@ -27,6 +27,7 @@ class Plan:
         at_once: how many attempts may be under way at most.
         retries: how often an attempt that the infrastructure has failed is begun again.
         budget_usd: no attempt begins once all of them together have spent so much.
+        critic: the model that judges attempts; empty: none does. It decides about instances that nothing else scores.
         origin: what attempts begin as, instead of with the task of their instance: forks of this conversation.
         is_paced: False: as many as `at_once` are under way, whatever machines and models say.
         tenant: whose conversations its attempts are; empty: nobody's in particular.
@@ -45,6 +46,7 @@ class Plan:
     retries: int = RETRIES
     budget_usd: float | None = None
     scripts: Path | None = None
+    critic: str = ""
     origin: Point | None = None
     until: str = ""
     is_paced: bool = True

@@ -24,8 +24,8 @@ SAYS_NOTHING = frozenset({"infra-abandoned", "not-run"})
 """Outcomes that say nothing about the agent."""
 
 
-CHECK_FAILED = "check_"
-"""How the code of a failure begins that was one of a check."""
+CHECK_FAILED, CRITIC_FAILED = "check_", "critic_"
+"""How the code of a failure begins that was one of a check, or of a critic."""
 
 
 class BeingWritten(UsageError):
@@ -46,7 +46,9 @@ class Row(BaseModel):
         waiting_seconds: by reason, such as `worker`, `rate_limit` or `paused`; see `times`.
         scoring_seconds: the same of the check.
         left_out: files that the agent changed and that do not count.
-        checked_id: the conversation in which the check ran.
+        checked_id: the conversation in which the check ran; `critic_id`: in which a critic judged the attempt.
+        score: what a critic gave it, from 0 to 10; None: none has judged it. `verdict` has its reason.
+        critic_cost_usd: of the critic, which is no part of `cost_usd`.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -59,6 +61,7 @@ class Row(BaseModel):
     evidence: str = ""
     conversation_id: str = ""
     checked_id: str = ""
+    critic_id: str = ""
     round: int = 0
     tries: int = 1
     failures: list[str] = []
@@ -74,6 +77,9 @@ class Row(BaseModel):
     tags: list[str] = []
     left_out: list[str] = []
     patch: str = ""
+    score: float | None = None
+    verdict: str = ""
+    critic_cost_usd: float = 0.0
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -87,11 +93,11 @@ class Row(BaseModel):
 
     @property
     def conversations(self) -> int:
-        """How many conversations it took, those of its checks included."""
+        """How many conversations it took, those of its checks and critics included."""
         if not self.conversation_id and not self.failures:
             return 0
-        checks = sum(code.startswith(CHECK_FAILED) for code in self.failures) + bool(self.checked_id)
-        return self.tries + checks
+        others = sum(code.startswith((CHECK_FAILED, CRITIC_FAILED)) for code in self.failures)
+        return self.tries + others + bool(self.checked_id) + bool(self.critic_id)
 
 
 class Results:

@@ -206,6 +206,7 @@ class Client(Steering):
         workspace: inputs.Directory | None = None,
         title: str = "",
         labels: Mapping[str, str] | None = None,
+        tenancy: Tenancy | None = None,
         idempotency_key: str | None = None,
     ) -> str:
         """Start a conversation with the events of another, continue from there, and return its id.
@@ -217,6 +218,7 @@ class Client(Steering):
             model: another model; the origin's if None.
             workspace: where to work; the origin's if None. Files are not part of a log, see `forking`.
             labels: instead of the origin's.
+            tenancy: who it is for; the origin's if None.
 
         Raises:
             UsageError, AdmissionRefused: no such conversation or event, or see `submit`.
@@ -225,7 +227,7 @@ class Client(Steering):
         fork_id = inputs.id_in(None, idempotency_key)
         place = None if workspace is None else inputs.directory_in(workspace)
         named = None if labels is None else inputs.labels_in(labels)
-        created = fork_of(events, fork_id, model=model, workspace=place, title=title, labels=named)
+        created = fork_of(events, fork_id, model=model, workspace=place, title=title, labels=named, tenancy=tenancy)
         key = f"fork:{created.forked_from}"
         try:
             await check(self.store, fork_id, created.tenancy.tenant if created.tenancy else "")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from broker.contract.events import ConversationCreated, Event, LLMSpec, ModelSwitched, WorkspaceSpec
+from broker.contract.events import ConversationCreated, Event, LLMSpec, ModelSwitched, Tenancy, WorkspaceSpec
 from broker.contract.interventions import ConversationChanged
 from broker.runtime.errors import UsageError
 from deckhands.reading.terminal import counted
@@ -60,6 +60,7 @@ def fork_of(
     workspace: WorkspaceSpec | None = None,
     title: str = "",
     labels: Mapping[str, str] | None = None,
+    tenancy: Tenancy | None = None,
 ) -> ConversationCreated:
     """Return the first event of a fork.
 
@@ -70,6 +71,7 @@ def fork_of(
         workspace: where to work. None: the directory that was named for the origin, or otherwise a new one.
         title: if empty, the origin's with the number of the event.
         labels: the origin's if None.
+        tenancy: the origin's if None.
     """
     created = events[0]
     assert isinstance(created, ConversationCreated)
@@ -88,6 +90,7 @@ def fork_of(
         "not_before": None,
         "expires": None,
         **({} if labels is None else {"labels": dict(labels)}),
+        **({} if tenancy is None else {"tenancy": tenancy}),
         "parent": None,  # a fork of a delegate reports to no parent
     }
     return created.model_copy(update=changes)

@@ -25,7 +25,7 @@ from deckhands.client.known_agents import check_command_of
 from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec
 from deckhands.evaluation.answering import answer
 from deckhands.evaluation.detaching import follow
-from deckhands.evaluation.directory import RESULTS, Asked, write_report, write_scripts
+from deckhands.evaluation.directory import RESULTS, SIBLINGS, Asked, write_report, write_scripts
 from deckhands.evaluation.evaluation import Evaluation
 from deckhands.evaluation.redoing import orders_of
 from deckhands.home import Home, supervising
@@ -126,7 +126,8 @@ def plan_of(directory: Path, asked: Asked, tuning: Tuning) -> Plan:
         scripts=write_scripts(directory, instances) if SCRIPTED in asked.models else None,
         until=tuning.until or "",
         tenant=asked.tenant,
-        dataset=Path(asked.dataset).name,
+        dataset=Path(asked.dataset).name or SIBLINGS,
+        critic=asked.critic,
         origin=Point.parse(asked.origin) if asked.origin else None,
     )
 

@@ -19,12 +19,13 @@ from deckhands.cli.verbs import options_as
 from deckhands.datasets.dataset import absolute
 from deckhands.datasets.docker_images import DOCKER
 from deckhands.evaluation.carrying_out import Tuning, carry_out, show
+from deckhands.evaluation.critic import MAX_SCORE
 from deckhands.evaluation.detaching import detach
 from deckhands.evaluation.directory import RESULTS, Asked, ask, asked_in, write_report
 from deckhands.evaluation.evaluating import model_here, repositories_here
 from deckhands.evaluation.exporting import export
 from deckhands.evaluation.redoing import check_redo, redo_option
-from deckhands.evaluation.siblings import asked_of, compared
+from deckhands.evaluation.siblings import Scoring, asked_of, compared
 from deckhands.evaluation.verbs import (
     COMMANDS,
     AtOnce,
@@ -120,6 +121,8 @@ class ForkOptions:
     origin: Path | None
     check: str | None
     hidden: Path | None
+    critic: str
+    tenant: str
     at_once: int | None
     as_json: bool
 
@@ -262,6 +265,13 @@ def _tenant(name: str) -> str:
 )
 @click.option("--check", help="A command in the workspace of each sibling, copied; exit code 0 means right.")
 @click.option("--hidden", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Files for the check.")
+@click.option(
+    "--critic", default="", metavar="M",
+    help="A model that judges each sibling: it decides, or with a check, says which of those that are right is best.",
+)  # fmt: skip
+@click.option(
+    "--tenant", default="", metavar="NAME", help="Whose conversations and costs they are; by default those of RUN."
+)
 @click.option("--concurrency", "at_once", type=AtOnce(), help="How many at once; `auto` or a number. By default 4.")
 @json_option
 @options_as(ForkOptions)
@@ -269,13 +279,20 @@ def fork(options: ForkOptions) -> int:
     """Try other endings of a conversation from EVENT on, compare them, and name the best.
 
     Each sibling begins with the events up to EVENT, and with the files of the checkpoint nearest to it. It is scored
-    like the attempt of an evaluation that RUN is (--of), or by --check.
+    like the attempt of an evaluation that RUN is (--of), by --check, or by a model (--critic).
     """
     models = [name for text in options.models for name in text.split(",")]
     if not all(models) or len(set(models)) < len(models):
         raise UsageError("--model has an empty name, or a name twice.", remedy="Write --model A,B.")
     models = list(map(model_here, models))
-    asked = asked_of(options.point, models, options.out, of=options.origin, check=options.check, hidden=options.hidden)
+    scoring = Scoring(
+        of=options.origin,
+        check=options.check,
+        hidden=options.hidden,
+        critic=model_here(options.critic) if options.critic else "",
+        tenant=_tenant(options.tenant),
+    )
+    asked = asked_of(options.point, models, options.out, scoring)
     asked = ask(options.out, asked.model_copy(update={"attempts": options.siblings}))
     tuning = Tuning(at_once=options.at_once, budget=None, retries=None, until=None)
     code = carry_out(options.out, asked, tuning, follows=False, as_json=None if options.as_json else False)
@@ -286,9 +303,14 @@ def fork(options: ForkOptions) -> int:
     for pair in found["comparisons"]:
         print_text(f"{' and '.join(pair['models'])}: p = {pair['p_value']:.3g}")
     best = found["best"]
-    print_text(
-        "The check accepts none." if best is None else f"The best is {best['conversation_id']}, {best['model']}."
-    )
+    if scoring.critic:
+        print_text(f"The critic cost ${found['critic_cost_usd']:.4f}.")
+    if best is None:
+        print_text("None is right, so none is the best.")
+        return code
+    print_text(f"The best is {best['conversation_id']}, {best['model']}.")
+    if best["score"] is not None:
+        print_text(f"The critic gave it {best['score']:g} of {MAX_SCORE}: {best['verdict']}")
     return code
 
 

@@ -20,6 +20,7 @@ from broker.runtime.errors import UsageError
 from broker.runtime.ids import new_conversation_id, new_key
 from deckhands.attempts.results import read_results
 from deckhands.attempts.statistics import summary_of
+from deckhands.client.forking import Point
 from deckhands.datasets.dataset import read_dataset
 from deckhands.datasets.instances import Instance, selected
 from deckhands.evaluation.report import html_of
@@ -28,12 +29,16 @@ ASKED, RESULTS, SUMMARY, REPORT, SCRIPTS = (
     *("evaluation.json", "results.jsonl", "summary.json"),
     *("report.html", "scripts"),
 )
+SIBLINGS = "siblings"
+"""What is shown as the dataset of siblings that nothing but a critic scores."""
 
 
 class Asked(BaseModel):
     """What was asked for, in all that decides what an attempt is; see the options of `deckhands eval run`.
 
     Attributes:
+        dataset: empty for siblings that nothing but a critic scores.
+        critic: the model that judges siblings; empty: none does.
         origin: the conversation, and the event, that attempts are forks of; empty: they are none.
         tenant: whose its conversations are; empty: nobody's in particular.
         home: the evaluation on whose private cluster that is; empty: its own.
@@ -57,9 +62,13 @@ class Asked(BaseModel):
     origin: str = ""
     home: str = ""
     tenant: str = ""
+    critic: str = ""
 
     def instances(self) -> list[Instance]:
         """Return what is evaluated. Raises what `read_dataset` and `selected` do."""
+        if not self.dataset:
+            name = Point.parse(self.origin).conversation_id
+            return [Instance(name, f"Continue {name}.")]
         file = Path(self.dataset)
         found = _read(self.dataset, self.repositories, file.stat().st_mtime_ns if file.is_file() else new_key())
         return selected(found, only=self.only, part=self.part, shuffle=self.shuffle, seed=self.seed)

@@ -25,15 +25,17 @@ from deckhands.attempts.driver import Driver, OnRow, OnStanding
 from deckhands.attempts.plan import LABEL
 from deckhands.attempts.plan import Attempt as Attempt  # noqa: PLC0414  (callers get it from here)
 from deckhands.attempts.plan import Plan as Plan  # noqa: PLC0414  (the same)
-from deckhands.attempts.results import CHECK_FAILED, Outcome, Results, Row
+from deckhands.attempts.results import CHECK_FAILED, CRITIC_FAILED, Outcome, Results, Row
 from deckhands.attempts.times import times_of
 from deckhands.attempts.under_way import UnderWay
 from deckhands.attempts.watch import Lost, Seen, Settled
 from deckhands.client.client import Client
 from deckhands.client.forking import Point
-from deckhands.datasets.file_trees import MAX_BYTES, File, packed, patch_between, tree_of
+from deckhands.datasets.file_trees import MAX_BYTES, File, Tree, packed, patch_between, tree_of
 from deckhands.datasets.instances import Instance
 from deckhands.evaluation.answers import answer_in, is_same
+from deckhands.evaluation.critic import LIMITS as CRITIC_LIMITS
+from deckhands.evaluation.critic import critic_agent, question_about, to_judge, verdict_of
 from deckhands.evaluation.scoring import may_count, to_check, work_of
 from deckhands.evaluation.siblings import Shared, shared_by
 from deckhands.tasks.tasks import conversation_id_of
@@ -147,11 +149,18 @@ class Evaluation:
         if self._shared is None:
             self._shared = (await shared_by(self._client, origin))[1]
         title = f"{one.attempt.instance.id} {one.attempt.number}"
+        tenancy = Tenancy(tenant=self._plan.tenant, experiment=self._plan.name, priority="batch")
         labels = {LABEL: self._plan.name}
         while True:
             try:
                 await self._client.fork(
-                    origin.conversation_id, at=origin.at, model=model, title=title, labels=labels, idempotency_key=key
+                    origin.conversation_id,
+                    at=origin.at,
+                    model=model,
+                    title=title,
+                    labels=labels,
+                    tenancy=tenancy,
+                    idempotency_key=key,
                 )
             except AdmissionRefused as refused:
                 await asyncio.sleep(refused.retry_after_seconds * (0.5 + jitter()))
@@ -200,8 +209,7 @@ class Evaluation:
         if instance.judge is not None:
             is_right, why = await instance.judge(summary.message)
             return self._row(one, "resolved" if is_right else "unresolved", settled, evidence=why)
-        if instance.check is None:
-            assert instance.answer is not None
+        if instance.answer is not None and instance.check is None:
             given = answer_in(summary.message)
             outcome: Outcome = "resolved" if is_same(given, instance.answer) else "unresolved"
             return self._row(one, outcome, settled, evidence=given)
@@ -216,7 +224,11 @@ class Evaluation:
             row = self._row(one, "unresolved", settled)
             row.left_out = list(work.left_out)
             row.patch = await asyncio.to_thread(patch_between, begun_with, work.tree)
-        return await self._checked(instance, row, to_check(work, hidden))
+        if instance.check is not None:
+            row = await self._checked(instance, row, to_check(work, hidden))
+        if not self._plan.critic or not row.counts:
+            return row
+        return await self._judged(instance, row, settled, work.tree)
 
     async def _files_of(self, conversation_id: str, begun_with: dict[str, File]) -> dict[str, File]:
         """Return what an agent has left.
@@ -270,6 +282,32 @@ class Evaluation:
         row.outcome = "resolved" if summary.state == AgentState.FINISHED else "unresolved"
         row.evidence = written[-1][-MAX_EVIDENCE_CHARS:] if written else ""
         row.checked_id, row.scoring_seconds = checked_id, summary.duration_seconds
+        return row
+
+    async def _judged(self, instance: Instance, row: Row, settled: Settled, tree: Tree) -> Row:
+        """Have a critic judge what an attempt has left; it decides if there is no check. Idempotent."""
+        workspace, upload = await asyncio.to_thread(partial(packed, to_judge(tree), network=False))
+        task = question_about(settled.events, settled.summary.message, row.patch)
+        agent = critic_agent(self._plan.critic)
+        title = f"Critic of {instance.id}"
+        for number in range(self._plan.retries + 1):
+            key = f"{row.conversation_id}/critic/{number}"
+            critic_id = await self._submit(key, task, agent, workspace, upload, title=title, limits=CRITIC_LIMITS)
+            judged = (await self._settled(critic_id, Seen())).summary
+            row.critic_cost_usd = round(row.critic_cost_usd + judged.cost_usd, 8)
+            code = judged.error_code or ""
+            if judged.state in (AgentState.FINISHED, AgentState.REJECTED) or code in LIMITS or code in AGENTS_FAULT:
+                break
+            row.failures.append(f"{CRITIC_FAILED}{code or judged.state}")
+            await _back_off(number + 1)
+        else:
+            row.outcome, row.cause = "infra-abandoned", row.failures[-1]
+            return row
+        verdict = verdict_of(judged.outputs, code or judged.state)
+        row.critic_id, row.score, row.verdict = critic_id, verdict.score, verdict.reason
+        if instance.check is None:
+            row.outcome = "resolved" if verdict.is_accepted else "unresolved"
+            row.evidence = verdict.reason
         return row
 
     def _row(self, one: UnderWay, outcome: Outcome, settled: Settled, *, cause: str = "", evidence: str = "") -> Row:

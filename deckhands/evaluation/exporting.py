@@ -23,7 +23,7 @@ from deckhands.cli.output import note
 from deckhands.cli.verbs import options_as
 from deckhands.client.client import Client
 from deckhands.datasets.file_trees import without_left_out
-from deckhands.evaluation.directory import RESULTS, Asked, asked_in
+from deckhands.evaluation.directory import RESULTS, SIBLINGS, Asked, asked_in
 from deckhands.evaluation.reaching import evaluation_client
 from deckhands.exports.atif import atif_of
 from deckhands.exports.dialogue import Dialogue, dialogue_of
@@ -139,7 +139,7 @@ async def _inspect_logs(client: Client, asked: Asked, rows: Sequence[Row], out: 
         attempts[row.model].append((row.model_dump(), dialogue))
     written = []
     for model, found in attempts.items():
-        log = inspect_log_of(asked.name, Path(asked.dataset).stem, model, found)
+        log = inspect_log_of(asked.name, Path(asked.dataset).stem or SIBLINGS, model, found)
         moment = re.sub(r"[:.]", "-", log["eval"]["created"])
         # inspect takes the task and its id from the first part and the last
         parts = (_file_name(text).replace("_", "-") for text in (log["eval"]["task"], model))

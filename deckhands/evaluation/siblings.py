@@ -1,8 +1,8 @@
 """Siblings: several endings of one conversation from an event in its middle, compared, and the best of them.
 
 Holds: a sibling costs what it has done itself: what it shares with its origin counts for none of them. Among those that
-the check accepts, the best is the one that cost least, then the one with fewer steps.
-Does not: judge siblings that the check rejects: then there is no best one.
+are right, the best is the one that a critic gave most, then the one that cost least, then the one with fewer steps.
+Does not: choose among siblings of which none is right: then there is no best one.
 """
 
 from __future__ import annotations
@@ -68,25 +68,52 @@ async def shared_by(client: Client, point: Point) -> tuple[ConversationCreated, 
     return created, Shared.of(events)
 
 
-def asked_of(
-    text: str, models: Sequence[str], out: Path, *, of: Path | None, check: str | None, hidden: Path | None
-) -> Asked:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scoring:
+    """How siblings are scored, and for whom.
+
+    Attributes:
+        of: the directory of the evaluation that their origin is an attempt of: like that attempt.
+        check: a command in the workspace of each; `hidden`: files for it.
+        critic: a model that judges them; empty: none.
+        tenant: whose they are; empty: that evaluation's, or else the origin's.
+    """
+
+    of: Path | None = None
+    check: str | None = None
+    hidden: Path | None = None
+    critic: str = ""
+    tenant: str = ""
+
+    def require_clear(self) -> None:
+        """Raise UsageError if it is not clear how siblings are scored."""
+        if self.of is not None and self.check is not None:
+            raise UsageError(
+                "It is not clear how siblings are scored.", remedy="Name either --of DIR or --check COMMAND."
+            )
+        if self.of is None and self.check is None and not self.critic:
+            raise UsageError(
+                "It is not clear how siblings are scored.",
+                remedy="Name --of DIR, --check COMMAND, or a model with --critic.",
+            )
+        if self.check is not None and not self.check.strip():
+            raise UsageError("The check is empty.", remedy="Name a command with --check.")
+        if self.hidden is not None and self.check is None:
+            raise UsageError("--hidden belongs to --check.", remedy="Name a command with --check, or leave it out.")
+
+
+def asked_of(text: str, models: Sequence[str], out: Path, scoring: Scoring) -> Asked:
     """Return what is asked for by siblings of a conversation.
 
     Args:
         text: the conversation, as ID or ID@EVENT.
         models: of the siblings; empty: the origin's.
-        of: the directory of the evaluation that it is an attempt of.
 
     Raises:
         UsageError, UnknownConversation: it is not clear how siblings are scored, or there is no such event.
     """
-    if (of is None) == (check is None):
-        raise UsageError("It is not clear how siblings are scored.", remedy="Name either --of DIR or --check COMMAND.")
-    if check is not None and not check.strip():
-        raise UsageError("The check is empty.", remedy="Name a command with --check.")
-    if of is not None and hidden is not None:
-        raise UsageError("--hidden belongs to --check.", remedy="Siblings of an attempt are scored like the attempt.")
+    scoring.require_clear()
+    of = scoring.of
     point, settings = Point.parse(text), FaceSettings.from_env()
     earlier = asked_in(of) if of is not None else None
     home = (earlier.home or earlier.name) if earlier is not None else ""
@@ -97,24 +124,45 @@ def asked_of(
             return (await shared_by(client, point))[0]
 
     created = asyncio.run(look())
-    instance = "" if earlier is None or of is None else _instance_of(point, created, earlier, of)
+    _require_own_directory(created, scoring.tenant)
+    instance = "" if earlier is None or of is None else _instance_of(point, created, earlier, of, scoring.critic)
     chosen = tuple(models) or ((created.agent.llm.model,) if created.agent.llm.model else ())
     if not chosen:
         raise UsageError(f"The conversation {point.conversation_id} names no model.", remedy="Name one with --model.")
+    fields = {"name": "", "models": chosen, "origin": text, "critic": scoring.critic}
     if earlier is None:
-        assert check is not None
-        dataset, only = str(write_dataset(out, point.conversation_id, check=check, hidden=hidden)), ""
-        return Asked(name="", dataset=dataset, models=chosen, agent=created.agent.name, only=only, origin=text)
+        tenant = scoring.tenant or (created.tenancy.tenant if created.tenancy is not None else "")
+        dataset = ""
+        if scoring.check is not None:
+            dataset = str(write_dataset(out, point.conversation_id, check=scoring.check, hidden=scoring.hidden))
+        return Asked.model_validate({**fields, "dataset": dataset, "agent": created.agent.name, "tenant": tenant})
     which = {"only": f"^{re.escape(instance)}$", "part": "", "shuffle": False}
-    return earlier.model_copy(update={"name": "", "models": chosen, "origin": text, "home": home, **which})
+    return earlier.model_copy(update={**fields, "home": home, "tenant": scoring.tenant or earlier.tenant, **which})
 
 
-def _instance_of(point: Point, created: ConversationCreated, asked: Asked, directory: Path) -> str:
+def _require_own_directory(created: ConversationCreated, tenant: str) -> None:
+    """Raise UsageError if siblings of a tenant may not work where their origin does: it is bound to another one."""
+    path, owner = created.workspace.path, created.tenancy.tenant if created.tenancy is not None else ""
+    if path and tenant and tenant != owner:
+        raise UsageError(
+            f"{created.conversation_id} works in {path}, which conversations of {owner or 'no tenant'} use; those of "
+            f"{tenant} may not.",
+            remedy="Leave --tenant out.",
+        )
+
+
+def _instance_of(point: Point, created: ConversationCreated, asked: Asked, directory: Path, critic: str) -> str:
     """Return of which instance of an evaluation a conversation is an attempt."""
     rows = {row.conversation_id: row.instance for row in read_results(directory / RESULTS)}
     instance = rows.get(point.conversation_id, created.title)
-    if instance not in {one.id for one in asked.instances()}:
+    found = {one.id: one for one in asked.instances()}
+    if instance not in found:
         raise UsageError(f"{point.conversation_id} is no attempt of the evaluation in {directory}.")
+    if critic and found[instance].check is None:
+        raise UsageError(
+            f"The instance {instance} is scored by what the agent says; a critic judges files.",
+            remedy="Leave --critic out, or leave --of out: then the critic decides.",
+        )
     return instance
 
 
@@ -150,16 +198,23 @@ def compared(directory: Path) -> dict[str, Any]:
         "comparisons": [
             {"models": pair, "p_value": fisher(*pair, resolved, scored)} for pair in combinations(models, 2)
         ],
+        "critic_cost_usd": round(math.fsum(row.critic_cost_usd for row in rows), 8),
         "best": None
         if best is None
-        else {"conversation_id": best.conversation_id, "model": best.model, "cost_usd": best.cost_usd},
+        else {
+            "conversation_id": best.conversation_id,
+            "model": best.model,
+            "cost_usd": best.cost_usd,
+            "score": best.score,
+            "verdict": best.verdict,
+        },
     }
 
 
 def best_of(rows: Sequence[Row]) -> Row | None:
-    """Return the best of some attempts; None: the check accepts none."""
+    """Return the best of some attempts; None: none is right."""
     right = [row for row in rows if row.outcome == "resolved"]
-    return min(right, key=lambda row: (row.cost_usd, row.iterations, row.key), default=None)
+    return min(right, key=lambda row: (-(row.score or 0.0), row.cost_usd, row.iterations, row.key), default=None)
 
 
 def fisher(first: str, second: str, resolved: Mapping[str, int], scored: Mapping[str, int]) -> float:

@@ -115,5 +115,22 @@ def test_other_endings_are_tried_from_the_middle_of_a_run(tmp_path: Path) -> Non
         assert done.code == 0, done
         assert done.json[0]["models"] == {other: {"resolved": 2, "siblings": 2}}
         assert done.json[0]["best"]["model"] == other
+        output = {"score": 7, "accepted": True, "reason": "It is there."}
+        says = {"tool_calls": [{"name": "finish", "arguments": {"message": "Judged.", "output": output}}]}
+        judge = script(tmp_path / "judge.json", {**says, "cost_usd": 0.25})
+        bound = deckhands(*forked, "--critic", judge, "--tenant", "acme", env=env)
+        assert (bound.code, "those of acme may not" in bound.err) == (2, True), bound
+        free = deckhands("submit", "-t", "Count.", "--model", origin, env=env).out.strip()
+        deckhands("logs", "-f", free, env=env)
+        forked = ("eval", "fork", f"{free}@{at}", "--model", other, "-n", "2", "--out", tmp_path / "judged")
+        judging = (*forked, "--critic", judge, "--tenant", "acme")
+        judged = deckhands(*judging, env=env)
+        assert judged.code == 0, judged
+        assert "The critic cost $0.5000." in judged.out
+        assert "The critic gave it 7 of 10: It is there." in judged.out
+        assert deckhands(*judging, env=env).out == judged.out  # it is complete
+        (row, _) = map(json.loads, (tmp_path / "judged" / "results.jsonl").read_text().splitlines())
+        for name in (row["conversation_id"], row["critic_id"]):
+            assert deckhands("export", name, env=env).json[0]["tenancy"]["tenant"] == "acme"
         gone = deckhands("eval", "fork", f"{run}@999", "--out", out, "--check", "true", env=env)
         assert (gone.code, "there is no event 999" in gone.err) == (2, True)

@@ -38,11 +38,15 @@ def main() -> None:
     parser.add_argument("--requests-per-minute", type=float, default=0, help="of each key; 0: no limit")
     parser.add_argument("--tokens-per-minute", type=float, default=0, help="of each key, in and out; 0: no limit")
     parser.add_argument("--concurrency", type=int, default=0, help="calls of each key at once; 0: no limit")
+    parser.add_argument(
+        "--by-text", nargs=2, action="append", default=[], metavar=("TEXT", "FILE"), help="a script for what has TEXT"
+    )
     parser.add_argument("--batch-seconds", type=float, default=0.2, help="how long a batch takes")
     arguments = parser.parse_args()
     try:
         script = Script.load(arguments.script) if arguments.script else builtin_script(arguments.builtin)
         faults = json.loads(arguments.faults) if arguments.faults else None
+        arguments.by_text = [(text, Script.load(Path(file))) for text, file in arguments.by_text]
     except (DeckhandsError, ValueError) as error:
         parser.error(str(error))
     asyncio.run(_run(arguments, script, faults))
@@ -56,6 +60,7 @@ async def _run(arguments: argparse.Namespace, script: Script, faults: list[dict[
         key=arguments.key,
         records=arguments.records,
         batch_seconds=arguments.batch_seconds,
+        by_text=arguments.by_text,
         faults=None if faults is None else FaultPlan([Fault.model_validate(fault) for fault in faults]),
         quota=Quota(
             arguments.requests_per_minute, arguments.tokens_per_minute, arguments.concurrency, clock=time.monotonic

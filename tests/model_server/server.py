@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pydantic_core
 from aiohttp import web
 
-from controller_worker.backends.scripted import Script
+from controller_worker.backends.scripted import Script, Turn
 from tests.model_server import chat_format, messages_format, responses_format
 from tests.model_server.batches import BatchShelf
 from tests.model_server.faults import STATUS_FAULTS, Fault, FaultPlan, spoil_body, spoil_turn, stopped
@@ -72,6 +72,7 @@ class Asked(NamedTuple):
     number: int
     is_stream: bool
     stops: tuple[str, ...]
+    script: int
 
 
 class ModelServer:
@@ -88,8 +89,10 @@ class ModelServer:
         faults: FaultPlan | None = None,
         quota: Quota | None = None,
         batch_seconds: float = 0.2,
+        by_text: Sequence[tuple[str, Script]] = (),
     ) -> None:
         self._script = script
+        self._by_text = [(text.encode(), other) for text, other in by_text]
         self._latency = latency or Latency()
         self._models = tuple(models)
         self._key = key
@@ -154,7 +157,8 @@ class ModelServer:
         fault = self._plan.next(number)
         record.fault = fault.kind if fault else None
         await self._notify()
-        turn = self._script.turn(number)
+        script = next((other for text, other in self._by_text if text in record.body), self._script)
+        turn = script.turn(number)
         key = request.headers.get("x-api-key") or request.headers.get("Authorization", "")
         refused_for = self._quota.enter(key, turn.usage.prompt_tokens + turn.usage.completion_tokens)
         if refused_for is not None:
@@ -163,7 +167,7 @@ class ModelServer:
         if seconds is None:
             seconds = self._latency.of_request(record.body, number)
         try:
-            await asyncio.sleep(self._script.latency_seconds if seconds is None else seconds)
+            await asyncio.sleep(script.latency_seconds if seconds is None else seconds)
         finally:
             self._quota.leave(key)
         if fault is not None and fault.kind in STATUS_FAULTS:
@@ -174,14 +178,14 @@ class ModelServer:
             fault is None or fault.kind not in ("not_streamed", "error_as_reply")
         )
         stops = tuple(body.get("stop") or body.get("stop_sequences") or ())
-        content = self._render(Asked(request.path, body["model"], number, is_stream, stops), fault)
+        content = self._render(Asked(request.path, body["model"], number, is_stream, stops, id(script)), turn, fault)
         content_type = "text/event-stream" if is_stream else "application/json"
         if fault is None or fault.kind not in _OF_THE_WAY:
             content_type = _WRONG_TYPES.get(fault.kind if fault is not None else "", content_type)
             return web.Response(body=content, content_type=content_type, headers=self._quota.headers(key))
         return await _travel_badly(request, fault, content, content_type)
 
-    def _render(self, asked: Asked, fault: Fault | None) -> bytes:
+    def _render(self, asked: Asked, turn: Turn, fault: Fault | None) -> bytes:
         wire, number, model = FORMATS[asked.path], asked.number, asked.model
         if fault is None and asked in self._bodies:
             return self._bodies[asked]
@@ -191,7 +195,7 @@ class ModelServer:
             return empty
         if kind == "error_as_reply":
             return bytes(wire.error("rate_limit")[1])
-        turn = stopped(spoil_turn(kind, self._script.turn(number)), asked.stops)
+        turn = stopped(spoil_turn(kind, turn), asked.stops)
         body: bytes = (wire.stream if asked.is_stream else wire.reply)(turn, number, model)
         if kind == "error_event":
             return bytes(body[: body.index(b"\n\n") + 2] + wire.error_event())

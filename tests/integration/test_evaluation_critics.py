@@ -1,0 +1,137 @@
+"""Siblings that a critic judges: a model over HTTP that reads what each has left, and gives it a score."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from broker.contract.observations import CmdOutputObservation
+from broker.specs.specs import Tenancy
+from deckhands.attempts.plan import LABEL, Plan
+from deckhands.attempts.results import Results, Row
+from deckhands.client.client import Client
+from deckhands.client.forking import Point
+from deckhands.datasets.file_trees import File, FixedFiles
+from deckhands.datasets.instances import Instance
+from deckhands.evaluation.evaluation import Evaluation
+from deckhands.evaluation.siblings import compared
+from tests.faults.harness import FaultCluster
+from tests.integration.command_line import finish, run_command, script
+from tests.model_server.running_server import RunningModelServer
+
+pytest_plugins = ("tests.model_server.fixtures",)
+
+
+def verdict(score: int, reason: str, *, accepted: bool = True) -> dict[str, Any]:
+    """A turn that gives a verdict."""
+    output = {"score": score, "accepted": accepted, "reason": reason}
+    return {"tool_calls": [{"name": "finish", "arguments": {"message": "Judged.", "output": output}}]}
+
+
+JUDGE = "anthropic/judge"
+SOUGHT = {"tool_calls": [{"name": "grep", "arguments": {"pattern": "four|two"}}]}
+
+
+@pytest.fixture(scope="module")
+def critic(
+    tmp_path_factory: pytest.TempPathFactory, shared_model_server: Callable[..., RunningModelServer]
+) -> RunningModelServer:
+    """A model that looks at a file and judges by the changes: `four` is better than `two`, `none` is wrong."""
+    folder = tmp_path_factory.mktemp("critic")
+    says = {
+        "+four": (SOUGHT, verdict(9, "It is clear.")),
+        "+two": (SOUGHT, verdict(5, "It is clumsy.")),
+        "+none": (verdict(1, "Nothing is done.", accepted=False),),
+        "+odd": (finish("I will not judge."),) * 5,
+    }
+    options: list[str] = []
+    for number, (text, turns) in enumerate(says.items()):
+        script(path := folder / f"{number}.json", *turns)
+        options += ["--by-text", text, str(path)]
+    return shared_model_server(*options)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(tmp_path_factory: pytest.TempPathFactory, critic: RunningModelServer) -> AsyncIterator[Client]:
+    folder = tmp_path_factory.mktemp("cluster")
+    async with FaultCluster(folder).running() as cluster:
+        cluster.start_controller("c1", LLM_BASE_URL=critic.url, LLM_API_KEY="k", LLM_NATIVE_TOOL_CALLING="true")
+        cluster.start_tool("t1", DECKHANDS_CHECKPOINTS=str(folder / "checkpoints"), DECKHANDS_CHECKPOINT_EVERY="1")
+        yield cluster.client
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Iterator[Results]:
+    with Results(tmp_path / "results.jsonl") as results:
+        yield results
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def origin(client: Client, tmp_path_factory: pytest.TempPathFactory) -> Point:
+    """A conversation, after its first command."""
+    model = script(tmp_path_factory.mktemp("origin") / "m.json", run_command("echo one > work.txt"), finish("no"))
+    begun = await client.submit("Count on.", model=model, tenancy=Tenancy(tenant="acme"))
+    await client.wait_until_settled(begun)
+    events = await client.events(begun)
+    return Point(begun, next(event.id for event in events if isinstance(event, CmdOutputObservation)))
+
+
+def sibling(folder: Path, word: str) -> str:
+    """A model that adds a word; its first turn only brings the notice that files were restored."""
+    writes = run_command(f"echo {word} >> work.txt")
+    return script(folder / f"{word}.json", run_command("true"), writes, writes, finish(f"I wrote {word}."))
+
+
+async def judged(client: Client, plan: Plan, results: Results) -> dict[str, Row]:
+    await asyncio.wait_for(Evaluation(client, plan, results).run(), 60)
+    return {Path(row.model).stem: row for row in results.rows.values()}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_critic_decides_and_the_best_is_the_one_that_it_gave_most(
+    client: Client, results: Results, origin: Point, critic: RunningModelServer, tmp_path: Path
+) -> None:
+    critic.clear()
+    models = [sibling(tmp_path, word) for word in ("two", "four", "none", "odd")]
+    plan = Plan("judged", [Instance("sib", "Count on.")], models, origin=origin, critic=JUDGE, tenant="other")
+    rows = await judged(client, plan, results)
+    found = {word: (row.outcome, row.score, row.verdict) for word, row in rows.items()}
+    assert found["four"] == ("resolved", 9.0, "It is clear.")
+    assert found["two"] == ("resolved", 5.0, "It is clumsy.")
+    assert found["none"] == ("unresolved", 1.0, "Nothing is done.")
+    assert found["odd"][:2] == ("unresolved", 0.0)
+    assert "gave no verdict: output_not_valid" in found["odd"][2]
+    best = compared(tmp_path)["best"]
+    assert (Path(best["model"]).stem, best["score"], best["verdict"]) == ("four", 9.0, "It is clear.")
+    assert "+four" in (tmp_path / "best.patch").read_text()
+    asked = [request["body"] for request in critic.requests() if "+four" in json.dumps(request["body"])]
+    assert "<TASK>\\nCount on.\\n</TASK>" in json.dumps(asked[0])
+    assert "<REPORT>\\nI wrote four.\\n</REPORT>" in json.dumps(asked[0])
+    assert "work/work.txt" in json.dumps(asked[1]["messages"][-1])  # it has the files
+    assert {tool["name"] for tool in asked[0]["tools"]} == {"think", "finish", "grep", "glob", "view"}
+    labelled = [row for row in await client.recent() if row.labels.get(LABEL) == "judged"]
+    assert len(labelled) == 8  # four siblings and their critics
+    assert {row.tenant for row in labelled} == {"other"}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_beside_a_check_a_critic_only_says_which_is_best(
+    client: Client, results: Results, origin: Point, critic: RunningModelServer, tmp_path: Path
+) -> None:
+    critic.clear()
+    models = [sibling(tmp_path, word) for word in ("two", "none")]
+    hidden = FixedFiles({"secret.txt": File(b"kept from critics")})
+    instance = Instance("sib", "Count on.", check="test -e secret.txt && grep -q none work.txt", hidden=hidden)
+    plan = Plan("checked", [instance], models, origin=origin, critic=JUDGE)
+    rows = await judged(client, plan, results)
+    assert (rows["none"].outcome, rows["none"].score) == ("resolved", 1.0)
+    assert (rows["two"].outcome, rows["two"].score) == ("unresolved", 5.0)
+    assert Path(compared(tmp_path)["best"]["model"]).stem == "none"
+    assert "secret" not in json.dumps(critic.requests())
+    assert sum(row.conversations for row in rows.values()) == 6
