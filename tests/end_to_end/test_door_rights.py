@@ -20,11 +20,14 @@ from broker.contract.events import AgentSpec, LLMSpec
 from broker.coordination.membership import members
 from broker.specs.policies import ConfirmationPolicy
 from broker.store.store import open_store
+from deckhands.attempts.catalog import Catalog
+from deckhands.attempts.steering import Requeue, Steering
 from deckhands.client.client import Client
 from deckhands.door.desk import conversation_of_task
 from tests.door_parts import saying
 from tests.faults.harness import steps
 from tests.inbox_parts import put, replies
+from tests.integration.command_line import finish, run_command
 from tests.polling import unhurried, until
 from tests.served_stores import LIMIT_SECONDS, PRODUCER, Server, allowed_of, refusals, serving, worker
 
@@ -91,6 +94,7 @@ async def cluster(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Clu
             "DECKHANDS_HOME": str(tmp_path / "home"),
             "DECKHANDS_SANDBOX": "none",
             "DECKHANDS_WORKSPACE_ENDS_WITH_WORKER": "1",
+            "DECKHANDS_EVALUATIONS": str(tmp_path / "evaluations"),
         }
         for module, url in (
             ("controller_worker", log.worker),
@@ -169,6 +173,51 @@ async def _asking(cluster: Cluster) -> str:
     summary = await cluster.client.wait_until_settled(found, timeout_seconds=LIMIT)
     assert summary.state == "awaiting_user_confirmation"
     return found
+
+
+async def test_an_evaluation_runs_and_is_scored_with_the_rights_of_a_door(cluster: Cluster) -> None:
+    writes = run_command("cat given.txt > copy.txt; echo more >> copy.txt")
+    model = cluster.options([writes, finish("It is 6.")])["model"]
+    rows = [
+        {
+            "id": "copied",
+            "task": "Copy it.",
+            "workspace": {"given.txt": "given\n"},
+            "setup": "echo ready > ready.txt",
+            "hidden": {"expected.txt": "given\nmore\n"},
+            "check": "test -e ready.txt && cmp copy.txt expected.txt",
+        },
+        {"id": "unlike", "task": "Copy it.", "check": "test -e none.txt"},
+        {"id": "six", "task": "2 * 3?", "answer": "It is 6."},
+    ]
+    options = {"dataset": rows, "models": model, "out": "one", "attempts": 2, "budget_usd": 5.0, "until": "ci=1%"}
+    summary = await cluster.value(cluster.send("evaluate", kwargs=options))
+    out = cluster.folder / "evaluations" / "one"
+    found = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    outcomes = {(row["instance"], row["attempt"]): row["outcome"] for row in found}
+    expected = {"copied": "resolved", "unlike": "unresolved", "six": "resolved"}
+    assert outcomes == {(name, number): expected[name] for name in expected for number in (1, 2)}, found
+    assert all("+more" in row["patch"] for row in found if row["instance"] == "copied")
+    assert summary["models"][model]["infrastructure_failures"] == 0
+    assert await cluster.value(cluster.send("evaluate", kwargs=options)) == summary  # it is found again
+    assert await refusals(cluster.log) == []
+
+
+async def test_an_evaluation_is_steered_while_it_runs_with_the_rights_of_a_door(cluster: Cluster) -> None:
+    model = cluster.options([{**run_command("true"), "latency_seconds": 1.0}, finish("6")])["model"]
+    rows = [{"id": f"q{number}", "task": "2 * 3?", "answer": "6"} for number in range(3)]
+    options = {"dataset": rows, "models": model, "out": "steered", "concurrency": 1}
+    result = cluster.send("evaluate", kwargs=options)
+    out = cluster.folder / "evaluations" / "steered"
+    await until((out / "progress.jsonl").exists, limit=LIMIT, what="the command")
+    name = json.loads((out / "evaluation.json").read_text())["name"]
+    steering = Steering(cluster.client.store, name)
+    await steering.wish(at_once=3)
+    await steering.requeue(Requeue(outcomes=("running",)))
+    summary = await cluster.value(result)
+    assert summary["models"][model]["outcomes"]["resolved"] == 3
+    assert await Catalog(cluster.client.store).find(name) is not None
+    assert await refusals(cluster.log) == []
 
 
 async def test_a_door_can_do_nothing_beyond_its_work(cluster: Cluster) -> None:
