@@ -23,14 +23,20 @@ import yaml
 
 from broker.runtime.errors import UsageError
 from deckhands.datasets.dockerfile import INSTALLERS, Built, built
-from deckhands.datasets.file_trees import File, FixedFiles, tree_of
+from deckhands.datasets.file_trees import File, FixedFiles, packed, tree_of
 from deckhands.datasets.human_eval import CHECKS, FOLDER, scripted
 from deckhands.datasets.instances import ID, Instance
+from deckhands.datasets.task_settings import Settings, settings_of
 
 MARKS = ("task.toml", "task.yaml")
 SCRIPT = CHECKS / "harbor.py"
 WHERE = "Your working directory stands for {directory}: where the task says {directory}/x, use x in it.\n\n"
 BUILT = ".openhands/built"
+OF_EVERY_SERVICE = frozenset({"build", "image", "container_name", "command"})
+"""What the one service of a task says, and a workspace does not need."""
+MAX_SOLUTION_CHARS = 90_000
+"""Packed, as a word of a command."""
+_SPECIAL = re.compile(r'["`\\]')
 
 
 def find_tasks(directory: Path) -> list[Path]:
@@ -63,21 +69,27 @@ def harbor_instance(folder: Path) -> Instance:
     if not instruction.strip():
         raise ValueError("it has no instruction")
     environment = folder / "environment" if is_harbor else folder
-    _check_services(environment)
+    services = _services_left_out(environment)
     if not (environment / "Dockerfile").is_file():
         raise ValueError("it has no Dockerfile: a ready-made image cannot be used")
-    made = built(environment / "Dockerfile")
+    settings = settings_of(about)
+    made = built(environment / "Dockerfile", directory=settings.directory)
+    made.variables |= settings.variables
+    if (folder / "trajectory.json").is_file():
+        raise ValueError("trajectory.json cannot be had: a conversation begins with its task")
     metadata = about.get("metadata", about)
     tags = [metadata.get("difficulty"), metadata.get("category"), *(metadata.get("tags") or [])]
+    turns, without = _solution(folder, made.directory, settings, is_harbor=is_harbor)
     return Instance(
         folder.name,
         WHERE.format(directory=made.directory) + instruction.strip(),
         workspace=FixedFiles(made.files),
-        hidden=FixedFiles(_hidden(folder, made, is_harbor=is_harbor)),
+        hidden=FixedFiles(_hidden(folder, made, settings, is_harbor=is_harbor)),
         setup=_setup(made),
         check=f"python3 {FOLDER}/run.py",
         tags=tuple(dict.fromkeys(str(tag) for tag in tags if tag)),
-        turns=_solution(folder / ("solution/solve.sh" if is_harbor else "solution.sh"), made.directory),
+        turns=turns,
+        left_out=(*made.left_out, *settings.ignored, *services, *without),
     )
 
 
@@ -91,27 +103,36 @@ def _about(folder: Path, *, is_harbor: bool) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _check_services(environment: Path) -> None:
+def _services_left_out(environment: Path) -> list[str]:
+    """Return what of a service beside the Dockerfile is ignored.
+
+    Raises:
+        ValueError: there are several.
+    """
+    left_out = []
     for name in ("docker-compose.yaml", "docker-compose.yml"):
         if (environment / name).is_file():
             found = yaml.safe_load(_text(environment / name))
             services = found.get("services", {}) if isinstance(found, Mapping) else {}
             if len(services) > 1:
                 raise ValueError(f"{name}: it has {len(services)} services, and a workspace starts none")
+            for service in services.values():
+                keys = sorted(set(service if isinstance(service, Mapping) else ()) - OF_EVERY_SERVICE)
+                left_out += [f"{name}: {key} is ignored" for key in keys]
+    return left_out
 
 
-def _hidden(folder: Path, made: Built, *, is_harbor: bool) -> dict[str, File]:
+def _hidden(folder: Path, made: Built, settings: Settings, *, is_harbor: bool) -> dict[str, File]:
     tests = tree_of(folder / "tests")
     runner = folder / ("tests/test.sh" if is_harbor else "run-tests.sh")
     installs = runner.is_file() and any(INSTALLERS.search(line.strip()) for line in _text(runner).splitlines())
+    asked: dict[str, object] = {"directory": made.directory, "variables": dict(settings.check)}
     if "test_outputs.py" in tests and (installs or not is_harbor):
-        asked = {"directory": made.directory, "pytest": "test_outputs.py"}
+        asked["pytest"] = "test_outputs.py"
     elif not is_harbor or not runner.is_file():
         raise ValueError(f"it has neither {runner.name} nor tests/test_outputs.py")
     elif installs:
         raise ValueError(f"tests/{runner.name} installs programs, and a check has no network")
-    else:
-        asked = {"directory": made.directory}
     found = {f"{FOLDER}/tests/{name}": file for name, file in tests.items()}
     return found | {
         f"{FOLDER}/run.py": File(SCRIPT.read_bytes()),
@@ -121,19 +142,48 @@ def _hidden(folder: Path, made: Built, *, is_harbor: bool) -> dict[str, File]:
 
 def _setup(made: Built) -> str | None:
     """Return what runs in every shell (variables) and what only the agent's first one does (commands)."""
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in made.variables.items() if name.isidentifier()]
+    variables = {name: value for name, value in made.variables.items() if name.isidentifier()}
+    lines = [f"export {name}={_quoted(value, made.directory)}" for name, value in variables.items()]
     if made.commands:
-        here = [re.sub(rf"(?<![\w./-]){re.escape(made.directory)}(?![\w.-])", "$PWD", text) for text in made.commands]
+        here = [_turned(text, made.directory) for text in made.commands]
         commands = " && ".join(f"( {text} )" for text in here)
         lines.append(f"test -e {FOLDER} || test -e {BUILT} || {{ {commands} && touch {BUILT}; }}")
     return " && ".join(lines) or None
 
 
-def _solution(path: Path, directory: str) -> tuple[dict[str, Any], ...]:
+def _turned(text: str, directory: str) -> str:
+    """Return a text of a shell with the workspace in place of the directory that it stands for."""
+    return re.sub(rf"(?<![\w./-]){re.escape(directory)}(?![\w.-])", "$PWD", text)
+
+
+def _quoted(value: str, directory: str) -> str:
+    """Return the value of a variable for a shell; other variables in it are put in, as a Dockerfile does."""
+    turned = _turned(value, directory)
+    return f'"{re.sub(_SPECIAL, _escaped, turned)}"' if "$" in turned else shlex.quote(turned)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"\\{found[0]}"
+
+
+def _solution(
+    folder: Path, directory: str, settings: Settings, *, is_harbor: bool
+) -> tuple[tuple[dict[str, Any], ...], list[str]]:
+    """Return a script that carries a solution out, and what is left out of it."""
+    path = folder / ("solution/solve.sh" if is_harbor else "solution.sh")
     if not path.is_file():
-        return ()
-    packed = base64.b64encode(path.read_bytes()).decode()
-    return scripted(f'echo {packed} | base64 -d | sed "s#{directory}#$PWD#g" | bash')
+        return (), [f"{path.name} is missing, so no script comes with the task"]
+    files = tree_of(path.parent) if is_harbor else {path.name: tree_of(folder)[path.name]}
+    _, content = packed(files)
+    text = base64.b64encode(content or b"").decode()
+    if len(text) > MAX_SOLUTION_CHARS:
+        return (), [f"the solution has {len(text):,} characters: too much for a script"]
+    exports = "".join(f"export {name}={shlex.quote(value)}; " for name, value in settings.solution.items())
+    return scripted(
+        f'solution="$(mktemp -d)"; echo {text} | base64 -d | tar -xz -C "$solution"; {exports}'
+        f'grep -rIlZ . "$solution" | xargs -0 sed -i "s#{directory}\\b#$PWD#g; s#/solution/#$solution/#g"; '
+        f'bash "$solution/{path.name}"'
+    ), []
 
 
 def _text(path: Path) -> str:

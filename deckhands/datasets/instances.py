@@ -14,6 +14,7 @@ from deckhands.datasets.file_trees import Files
 
 SHIPPED = "shipped"
 MAX_ID_CHARS = 100
+NAMED = 3
 ID = rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_ID_CHARS - 1}}}$"
 Judge = Callable[[str], Awaitable[tuple[bool, str]]]
 
@@ -32,6 +33,7 @@ class Instance:
         judge: says whether what the agent said last is right, and why, if neither check nor answer does.
         images: of the task: paths or addresses.
         image: of the containers that attempts and checks run in; empty: the sandbox is the node's.
+        left_out: what its published form says and an attempt does not have.
         turns: how a scripted model solves it; empty: no script comes with it.
     """
 
@@ -46,7 +48,21 @@ class Instance:
     images: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     image: str = ""
+    left_out: tuple[str, ...] = ()
     turns: tuple[dict[str, Any], ...] = field(default=(), repr=False)
+
+
+def left_out_of(instances: Sequence[Instance]) -> list[str]:
+    """Return what instances do not have of their published form, a line for each thing, with their names."""
+    names: dict[str, list[str]] = {}
+    for one in instances:
+        for what in dict.fromkeys(one.left_out):
+            names.setdefault(what, []).append(one.id)
+    lines = []
+    for what, found in names.items():
+        more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+        lines.append(f"{', '.join(found[:NAMED])}{more}: {what}")
+    return lines
 
 
 def selected(

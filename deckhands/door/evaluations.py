@@ -23,7 +23,7 @@ from broker.runtime.errors import UsageError
 from broker.runtime.ids import new_key
 from deckhands.attempts.record import PROGRESS
 from deckhands.datasets.dataset import read_dataset
-from deckhands.datasets.instances import SHIPPED
+from deckhands.datasets.instances import SHIPPED, left_out_of
 from deckhands.datasets.plugins import installed
 from deckhands.datasets.repositories import is_safe
 from deckhands.evaluation.answering import TASKS, Asker, answer, waiting_in
@@ -118,7 +118,8 @@ class Evaluations:
             if request.repositories is None
             else str(self._below("repositories", request.repositories)),
         )
-        asked.instances()
+        for line in left_out_of(asked.instances()):
+            _log.warning("%s", line)
         request.tuning.check(len(models))
         ask(directory, asked)
         is_new = Asker.waiting(directory, task_id) is None

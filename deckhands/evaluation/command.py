@@ -18,6 +18,7 @@ from deckhands.cli.output import note, print_json
 from deckhands.cli.verbs import options_as
 from deckhands.datasets.dataset import absolute
 from deckhands.datasets.docker_images import DOCKER
+from deckhands.datasets.instances import left_out_of
 from deckhands.evaluation.carrying_out import Tuning, carry_out, show
 from deckhands.evaluation.critic import MAX_SCORE
 from deckhands.evaluation.detaching import detach
@@ -189,10 +190,12 @@ def run(options: RunOptions) -> int:
         repositories=None if options.repositories is None else repositories_here(options.repositories),
         tenant=_tenant(options.tenant),
     )
-    asked.instances()  # before anything is written
+    instances = asked.instances()  # before anything is written
+    for line in left_out_of(instances):
+        note(line)
     tuning = _tuning(options)
     tuning.check(len(models))
-    check_redo(options.redo, asked.instances())
+    check_redo(options.redo, instances)
     asked = ask(options.out, asked)
     if options.is_detached:
         pid = detach(options.out, tuning.as_arguments())

@@ -6,6 +6,7 @@ Holds: what is asked for, and what has ended, is in `out`. A second call with th
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, wraps
@@ -22,10 +23,13 @@ from deckhands.attempts.results import Results, Row
 from deckhands.cli.task_options import with_script_here
 from deckhands.datasets.dataset import absolute
 from deckhands.datasets.docker_images import DOCKER
+from deckhands.datasets.instances import left_out_of
 from deckhands.evaluation.carrying_out import SCRIPTED, Tuning, evaluate_plan, plan_of
 from deckhands.evaluation.directory import ASKED, RESULTS, Asked, ask, write_report
 from deckhands.evaluation.redoing import check_redo
 from deckhands.settings import FaceSettings
+
+_log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -92,7 +96,10 @@ async def evaluate_async(
         repositories=mirrors,
     )
     tuning = Tuning(at_once=concurrency, budget=budget_usd, retries=retries, until=until, redo=tuple(redo))
-    check_redo(redo, asked.instances())
+    instances = asked.instances()
+    for line in left_out_of(instances):
+        _log.warning("%s", line)
+    check_redo(redo, instances)
     tuning.check(len(names))
     asked = ask(directory, asked)
     plan = plan_of(directory, asked, tuning)

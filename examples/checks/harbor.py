@@ -6,6 +6,7 @@ Holds: where the tests write a reward, that decides, as Harbor has it; else the 
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -40,7 +41,8 @@ def main() -> int:
         else:
             command = ["bash", str(HERE / "tests" / "test.sh")]
         try:
-            done = subprocess.run(command, timeout=LIMIT_SECONDS, check=False)
+            variables = {**os.environ, **asked.get("variables", {})}
+            done = subprocess.run(command, timeout=LIMIT_SECONDS, env=variables, check=False)
         except subprocess.TimeoutExpired:
             print(f"The tests took longer than {LIMIT_SECONDS:.0f} seconds.")
             return 1

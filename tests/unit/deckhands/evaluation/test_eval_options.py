@@ -9,6 +9,7 @@ import pytest
 
 from broker.runtime.errors import UsageError
 from deckhands.evaluation.command import eval_
+from tests.dataset_parts import harbor_task
 
 SHIPPED = ("run", "shipped", "--model", "scripted", "--slice", ":1")
 FORK = ("fork", "some@3", "--model", "m")
@@ -54,6 +55,16 @@ def test_what_cannot_be_used_is_refused(tmp_path: Path, arguments: tuple[str, ..
         eval_.main([*arguments, "--out", str(out)], standalone_mode=False)
     assert error in f"{raised.value} {getattr(raised.value, 'message', '')}"
     assert not out.exists()
+
+
+def test_what_a_task_does_not_have_here_is_said_before_anything_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = harbor_task(tmp_path / "hello")
+    arguments = ["run", str(folder), "--model", "scripted", "--until", "decided", "--out", str(tmp_path / "out")]
+    with pytest.raises(UsageError, match="there is one"):
+        eval_.main(arguments, standalone_mode=False)
+    assert "hello: FROM debian:13 is ignored: the programs are those of the node" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("value", "error"), [("nan", "nan cannot be used"), ("-1", "is not in the range")])
