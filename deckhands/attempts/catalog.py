@@ -8,6 +8,7 @@ Keys: `deck:{0}:evaluations`; of `deck:{0}:evaluation:<name>` the field `about`;
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +23,7 @@ from broker.runtime.ids import is_conversation_id
 from broker.store.store import Store
 from deckhands.attempts.results import Row
 from deckhands.attempts.standing import Standing, standing_from
-from deckhands.attempts.steering import KEPT_SECONDS
+from deckhands.attempts.steering import KEPT_SECONDS, AttemptKey
 from deckhands.monitoring.readings import ask, number, pairs, text
 
 MAX_ROWS = 20_000
@@ -130,13 +131,23 @@ class Catalog:
         while len(found) < MAX_ROWS + AT_ONCE:
             (reply,) = await self._ask([("HSCAN", key, cursor, "COUNT", AT_ONCE)])
             cursor, flat = reply or (b"0", [])
-            for field, value in pairs(flat).items():
-                row = _row(text(value))
-                if row is not None and json.dumps(row.key) == field:
-                    found[field] = row
+            found |= await asyncio.to_thread(_rows, pairs(flat))  # a loop that parsed would not answer meanwhile
             if cursor == b"0":
                 break
         return sorted(found.values(), key=lambda row: row.key)
+
+    async def some_rows(self, name: str, keys: Sequence[AttemptKey]) -> list[Row]:
+        """Return those of some results that are still there, in the order of their keys.
+
+        Args:
+            keys: up to 500.
+        """
+        if not keys:
+            return []
+        fields = list(map(json.dumps, keys))
+        (reply,) = await self._ask([("HMGET", self._shard.evaluation_rows(name), *fields)])
+        found = _rows({field: value for field, value in zip(fields, reply or (), strict=False) if value is not None})
+        return [found[field] for field in fields if field in found]
 
     def _listed(self, name: str, at_ms: float, reply: Sequence[bytes | None] | None) -> Listed | None:
         about, standing = map(text, reply or (None, None))
@@ -159,6 +170,12 @@ class Catalog:
 
 def _shortened(row: Row) -> Row:
     return row.model_copy(update={"patch": "", "evidence": row.evidence[:MAX_EVIDENCE_CHARS]})
+
+
+def _rows(values: Mapping[str, Any]) -> dict[str, Row]:
+    """Return the rows that can be read, and stand under their own names."""
+    rows = {field: _row(text(value)) for field, value in values.items()}
+    return {field: row for field, row in rows.items() if row is not None and json.dumps(row.key) == field}
 
 
 def _row(content: str) -> Row | None:

@@ -11,6 +11,7 @@ from fastapi.routing import APIRoute, APIWebSocketRoute
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from broker.runtime.clock import SYSTEM_CLOCK
 from deckhands.doors import a2a, chat, mcp_route, responses
 from deckhands.doors.agent_tools import AgentTools
 from deckhands.openapi.document import document_of, operation_id
@@ -22,6 +23,7 @@ from deckhands.server.guard import Guard
 from deckhands.server.problems import add_problems
 from deckhands.web import evaluation_routes
 from deckhands.web import routes as web
+from deckhands.web.overviews import Overviews
 from deckhands.webhooks import routes as webhooks
 
 VERSION = "1"
@@ -63,6 +65,7 @@ def make_app(gateway: Gateway) -> FastAPI:
     )
     app.state.gateway = gateway
     app.state.agent_tools = AgentTools(gateway)
+    app.state.overviews = Overviews(SYSTEM_CLOCK)
     for router in ROUTERS:
         app.include_router(router)
     add_problems(app, [*routes_of(), *app.routes])

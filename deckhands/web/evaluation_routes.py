@@ -5,24 +5,31 @@ Holds: a key sees the evaluations of its tenant alone; any other is answered as 
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import AwareDatetime, BaseModel, Field
 
 from deckhands.attempts.catalog import Catalog, Listed
 from deckhands.attempts.results import OUTCOMES, Outcome, Row
 from deckhands.attempts.standing import Shown, Standing
-from deckhands.attempts.statistics import distribution_of, failure_classes_of, summary_of
 from deckhands.monitoring.readings import number
 from deckhands.server.dependencies import GatewayOf, Reader
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.models import ID, MOMENT
 from deckhands.server.problems import Problem
+from deckhands.web.overviews import Overview, Overviews
 
 routes = APIRouter(prefix="/evaluations", tags=["evaluations"])
+
+
+def _overviews_of(request: Request) -> Overviews:
+    found: Overviews = request.app.state.overviews
+    return found
+
+
+OverviewsOf = Annotated[Overviews, Depends(_overviews_of)]
 EvaluationName = Annotated[str, Path(max_length=64, description="the name of an evaluation", examples=[ID])]
 MODEL = "anthropic/claude-sonnet-4-5"
 
@@ -228,17 +235,19 @@ async def _visible(gateway: Gateway, principal: Principal, name: str) -> Listed:
 
 
 @routes.get("/{evaluation}", summary="Show an evaluation")
-async def show(gateway: GatewayOf, principal: Reader, evaluation: EvaluationName) -> EvaluationDetails:
+async def show(
+    gateway: GatewayOf, principal: Reader, overviews: OverviewsOf, evaluation: EvaluationName
+) -> EvaluationDetails:
     """Show how an evaluation stands, with the figures of the attempts that have ended."""
     listed = await _visible(gateway, principal, evaluation)
-    rows = await Catalog(gateway.store).rows(evaluation)
-    return await asyncio.to_thread(_details, listed, rows)
+    return _details(listed, await overviews.of(Catalog(gateway.store), listed))
 
 
 @routes.get("/{evaluation}/attempts", summary="List attempts that have ended")
 async def attempts(
     gateway: GatewayOf,
     principal: Reader,
+    overviews: OverviewsOf,
     evaluation: EvaluationName,
     outcome: Annotated[list[Outcome], Query(description="one of them")] = [],  # noqa: B006
     *,
@@ -249,16 +258,17 @@ async def attempts(
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
 ) -> AttemptPage:
     """List attempts that have ended, by model, instance and number. Patches are in the evaluation's directory."""
-    await _visible(gateway, principal, evaluation)
+    catalog = Catalog(gateway.store)
+    overview = await overviews.of(catalog, await _visible(gateway, principal, evaluation))
     meant = [
-        row
-        for row in await Catalog(gateway.store).rows(evaluation)
-        if (not outcome or row.outcome in outcome)
-        and cause in (None, row.cause)
-        and model in (None, row.model)
-        and instance in row.instance
+        one.key
+        for one in overview.entries
+        if (not outcome or one.outcome in outcome)
+        and cause in (None, one.cause)
+        and model in (None, one.model)
+        and instance in one.instance
     ]
-    shown = [ShownAttempt.of(row) for row in meant[after : after + limit]]
+    shown = [ShownAttempt.of(row) for row in await catalog.some_rows(evaluation, meant[after : after + limit])]
     following = after + limit if after + limit < len(meant) else None
     return AttemptPage(attempts=shown, total=len(meant), next_after=following)
 
@@ -293,23 +303,20 @@ def _standing_fields(standing: Standing | None) -> dict[str, Any]:
     }
 
 
-def _details(listed: Listed, rows: Sequence[Row]) -> EvaluationDetails:
-    """Put the figures together; in a thread, for an evaluation may have thousands of attempts."""
+def _details(listed: Listed, overview: Overview) -> EvaluationDetails:
     standing = listed.standing
-    spread = {"cost_usd": distribution_of(rows, lambda row: row.cost_usd)}
-    spread["seconds"] = distribution_of(rows, lambda row: row.seconds)
     fields = _fields_of(listed) | {
         "attempts": [UnderWay.of(one) for one in (standing.attempts if standing is not None else ())],
-        "figures": [_figures(model, found) for model, found in summary_of(rows)["models"].items()],
+        "figures": [_figures(model, found) for model, found in overview.models.items()],
         "distributions": [
             ShownDistribution(
                 value=name, most=one.most, counts={model: list(each) for model, each in one.counts.items()}
             )
-            for name, one in spread.items()
+            for name, one in overview.distributions.items()
         ],
         "failure_classes": [
             ShownFailureClass(outcome=one.outcome, cause=one.cause, attempts=dict(one.attempts))
-            for one in failure_classes_of(rows)
+            for one in overview.failure_classes
         ],
     }
     return EvaluationDetails.model_validate(fields)

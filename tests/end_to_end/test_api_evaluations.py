@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.store.connection import MultiplexedConnection
 from deckhands.attempts.catalog import MAX_EVIDENCE_CHARS, Catalog
 from deckhands.attempts.results import Row
 from tests.evaluation_parts import write_evaluation
@@ -66,6 +67,38 @@ async def test_a_tenant_sees_its_own_evaluations_with_their_figures_and_attempts
         assert (await client.get(f"{path}?outcome=nonsense")).status_code == 422
     async with server.as_(await server.token("*")) as client:
         assert {one["name"] for one in (await client.get("/evaluations")).json()} == {"theirs", "nobodys", "own-one"}
+
+
+async def test_ten_thousand_attempts_are_read_once_and_shown_in_pages(server: Served) -> None:
+    store, many = server.client.store, 10_000
+    outcomes = ("resolved", "unresolved")
+    rows = [row(number, outcomes[number % 2], evidence="x" * MAX_EVIDENCE_CHARS) for number in range(many)]
+    await write_evaluation(store, "big-one", rows, tenant="acme", state="over")
+    async with server.as_(await server.token()) as client:
+        answer = await client.get("/evaluations/big-one", timeout=120)
+        assert answer.json()["figures"][0]["attempts"] == many
+        assert len(answer.content) < 10_000
+        scans = await scans_of(server)
+        path = "/evaluations/big-one/attempts"
+        page = await client.get(f"{path}?outcome=unresolved&limit=50&after=4950")
+        assert [one["instance"] for one in page.json()["attempts"]][-1] == "i9999"
+        assert (page.json()["total"], page.json()["next_after"]) == (many // 2, None)
+        assert len(page.content) < 50 * (MAX_EVIDENCE_CHARS + 1_000)
+        assert (await client.get(f"{path}?limit=501")).status_code == 422
+        assert (await client.get("/evaluations/big-one")).json() == answer.json()
+        assert await scans_of(server) == scans
+        await Catalog(store).put("big-one", [row(0, "unresolved", round=1)])
+        again = (await client.get("/evaluations/big-one", timeout=120)).json()
+        assert await scans_of(server) > scans
+        assert again["figures"][0]["outcomes"] == {"resolved": many // 2 - 1, "unresolved": many // 2 + 1}
+
+
+async def scans_of(server: Served) -> int:
+    """How often rows were read."""
+    admin = MultiplexedConnection(server.log.admin)
+    stats = (await admin.call("INFO", "commandstats")).decode()
+    await admin.aclose()
+    return int(stats.partition("cmdstat_hscan:calls=")[2].partition(",")[0] or 0)
 
 
 async def test_what_somebody_else_has_written_into_the_store_is_left_out(server: Served) -> None:

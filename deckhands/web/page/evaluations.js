@@ -66,7 +66,7 @@ export function evaluation({ main, signal, refused }, name) {
   const attempts = el("section", { class: "card", id: "attempts" }, el("div", { class: "bar" }, el("h2", {}, "Attempts that have ended"), count, el("span", { class: "grow" }),
     el("label", { for: "outcome" }, "Outcome"), outcome, cause, el("label", { for: "model" }, "Model"), model, el("label", { for: "instance" }, "Instance"), instance),
   rows, el("div", { class: "bar" }, before, after));
-  let ended = -1;
+  let ended = "";
   replace(main, el("p", { class: "crumbs" }, el("a", { href: "#/evaluations" }, "Evaluations")), el("div", { class: "bar" }, title), facts, progress, models, el("div", { class: "cards" }, spread, classes), under, attempts);
 
   function choose(more) { Object.assign(meant, more, { after: 0 }); list().catch(refused); }
@@ -103,8 +103,9 @@ export function evaluation({ main, signal, refused }, name) {
       el("span", {}, `${found.tokens.toLocaleString("en")} tokens`), found.eta_seconds === null ? "" : el("span", {}, `${duration(found.eta_seconds)} left`),
       found.is_driven && found.bound ? el("span", {}, `bound by ${found.bound}`) : "", found.stopped ? el("span", {}, found.stopped) : "", el("span", { class: "mono dim" }, name));
     replace(progress, bar(found.outcomes, rest), legend(found.outcomes, rest));
-    if (found.ended !== ended) {
-      ended = found.ended;
+    const known = `${found.ended} ${found.figures.reduce((sum, one) => sum + one.attempts, 0)}`;  // figures may come later
+    if (known !== ended) {
+      ended = known;
       replace(models, el("h2", {}, "Models"), figures(found.figures));
       replace(spread, el("h2", {}, "Distributions"), found.distributions.map(distribution));
       replace(classes, el("h2", {}, "How attempts failed"), failures(found.failure_classes, choose));
