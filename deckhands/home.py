@@ -133,12 +133,16 @@ def disk_full(folder: Path) -> StoreUnavailable:
     )
 
 
+class Supervised(UsageError):
+    """Another process is at work in a folder."""
+
+
 @contextmanager
 def supervising(folder: Path, what: str) -> Iterator[None]:
     """Be the only supervisor of a folder while the block runs. The kernel releases the lock if this process dies.
 
     Raises:
-        UsageError: another one is at work; names its pid.
+        Supervised: another one is at work; names its pid.
         StoreUnavailable: the disk is full.
     """
     with _reporting_full_disk(folder):
@@ -148,7 +152,7 @@ def supervising(folder: Path, what: str) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             pid = os.pread(lock, 16, 0).decode().strip()
-            raise UsageError(
+            raise Supervised(
                 f"{what} is already running in {folder} (pid {pid}).",
                 remedy=f"Stop it with `kill {pid}`, or set DECKHANDS_HOME to another directory.",
             ) from error

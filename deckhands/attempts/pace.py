@@ -75,7 +75,7 @@ class Hosts:
         if (self.io_stalled or 0.0) > STALLED_IO:
             return f"disks of a host: work stalls {self.io_stalled:.0%} of the time"
         if self.starting >= STARTS_PER_WORKER * max(1, self.tool_workers):
-            return f"{self.starting} sandboxes start"
+            return f"{self.starting} sandboxes that start"
         return ""
 
 

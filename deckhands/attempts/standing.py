@@ -18,6 +18,7 @@ from deckhands.attempts.under_way import UnderWay
 WINDOW_SECONDS = 120.0
 FEWEST_SECONDS = 1.0
 MAX_SHOWN = 100
+UNBOUND = "nothing:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,8 @@ class Standing:
         found = "".join(f"; {model} hurts at {limit}" for model, limit in self.found.items())
         if self.state != "running":
             return (self.stopped or self.state) + found
+        if self.bound.startswith(UNBOUND):
+            return f"limit {self.limit},{self.bound.removeprefix(UNBOUND)}{found}"
         return f"limit {self.limit}, bound by {self.bound}{found}"
 
 
@@ -210,17 +213,17 @@ def _bound(
     models: Mapping[str, ModelPace],
 ) -> str:
     if not pending:
-        return "nothing: all have begun"
+        return f"{UNBOUND} all have begun"
     if under_way >= plan.at_once:
         return f"-n {plan.at_once}"
     if under_way >= hosts.pace.limit:
-        return hosts.bound or "nothing: it grows"
+        return hosts.bound or f"{UNBOUND} it grows"
     held = [
         f"{name}: {model.bound}"
         for name, model in models.items()
         if model.bound and running.get(name, 0) >= model.pace.limit
     ]
-    return "; ".join(held) or hosts.bound or "nothing: it grows"
+    return "; ".join(held) or hosts.bound or f"{UNBOUND} it grows"
 
 
 def _shown(one: UnderWay, now: float) -> Shown:

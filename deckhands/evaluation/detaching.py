@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from broker.runtime.errors import UsageError
+from broker.runtime.errors import OutcomeUnknown, StoreUnavailable, UsageError
 from deckhands.attempts.results import BeingWritten, Results
 from deckhands.attempts.screen import Screen
 from deckhands.attempts.standing import standing_from
@@ -75,7 +75,7 @@ async def _follow(directory: Path, name: str, place: str) -> None:
                         if standing is not None:
                             screen.show(standing)
                         await asyncio.sleep(LOOK_SECONDS)
-            except UsageError:  # its private store is not up yet, or no more
+            except (UsageError, StoreUnavailable, OutcomeUnknown):  # its private store is not up yet, or no more
                 await asyncio.sleep(LOOK_SECONDS)
 
 

@@ -24,7 +24,7 @@ from deckhands.cli.verbs import options_as
 from deckhands.client.client import Client
 from deckhands.datasets.file_trees import without_left_out
 from deckhands.evaluation.directory import RESULTS, SIBLINGS, Asked, asked_in
-from deckhands.evaluation.reaching import evaluation_client
+from deckhands.evaluation.reaching import in_store
 from deckhands.exports.atif import atif_of
 from deckhands.exports.dialogue import Dialogue, dialogue_of
 from deckhands.exports.inspect_log import inspect_log_of
@@ -70,8 +70,10 @@ def export(options: ExportOptions) -> None:
 
 
 async def _export(asked: Asked, rows: list[Row], form: str, out: Path) -> list[Path]:
-    async with evaluation_client(FaceSettings.from_env(), asked.home or asked.name) as client:
+    async def written(client: Client) -> list[Path]:
         return await write_export(client, asked, rows, form, out)
+
+    return await in_store(FaceSettings.from_env(), asked.home or asked.name, written)
 
 
 def chosen(directory: Path, form: str, outcomes: Sequence[str]) -> list[Row]:

@@ -6,18 +6,23 @@ the home directory; if that is not up, it is brought up for as long as it takes.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
-from broker.runtime.errors import StoreUnavailable, UsageError
+from broker.runtime.errors import OutcomeUnknown, StoreUnavailable, UsageError
 from broker.runtime.ids import is_conversation_id
 from broker.store.embedded import EmbeddedValkey
 from deckhands.cli.connecting import cluster_client
 from deckhands.client.client import Client
 from deckhands.evaluation.directory import ASKED, asked_in
-from deckhands.home import Home, supervising
+from deckhands.home import Home, Supervised, supervising
 from deckhands.settings import FaceSettings
+
+TRIES, AGAIN_SECONDS = 20, 0.5
+T = TypeVar("T")
 
 
 def named(text: str) -> tuple[str, str]:
@@ -61,3 +66,27 @@ async def evaluation_client(settings: FaceSettings, name: str) -> AsyncIterator[
         return
     async with client:
         yield client
+
+
+async def in_store(settings: FaceSettings, name: str, act: Callable[[Client], Awaitable[T]]) -> T:
+    """Do something in the store that an evaluation uses, and return what it returns.
+
+    A private store ends with the command that carries the evaluation out. If that happens meanwhile, it is done again,
+    in the store that is brought up then.
+
+    Args:
+        act: has to be idempotent.
+
+    Raises:
+        NoCluster, StoreError: the store cannot be reached.
+    """
+    is_private = Home(settings.home).evaluation_folder(name).is_dir()
+    for number in range(1, TRIES + 1):
+        try:
+            async with evaluation_client(settings, name) as client:
+                return await act(client)
+        except (StoreUnavailable, OutcomeUnknown, Supervised):
+            if not is_private or number == TRIES:
+                raise
+            await asyncio.sleep(AGAIN_SECONDS)
+    raise AssertionError("the last try returns or raises")

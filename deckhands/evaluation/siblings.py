@@ -25,7 +25,7 @@ from deckhands.cli.connecting import cluster_client
 from deckhands.client.client import Client
 from deckhands.client.forking import Point
 from deckhands.evaluation.directory import RESULTS, Asked, asked_in
-from deckhands.evaluation.reaching import evaluation_client
+from deckhands.evaluation.reaching import in_store
 from deckhands.reading.summary import summarize
 from deckhands.settings import FaceSettings
 
@@ -118,12 +118,14 @@ def asked_of(text: str, models: Sequence[str], out: Path, scoring: Scoring) -> A
     earlier = asked_in(of) if of is not None else None
     home = (earlier.home or earlier.name) if earlier is not None else ""
 
-    async def look() -> ConversationCreated:
-        connected = evaluation_client(settings, home) if home else cluster_client(settings)
-        async with connected as client:
-            return (await shared_by(client, point))[0]
+    async def look(client: Client) -> ConversationCreated:
+        return (await shared_by(client, point))[0]
 
-    created = asyncio.run(look())
+    async def look_there() -> ConversationCreated:
+        async with cluster_client(settings) as client:
+            return await look(client)
+
+    created = asyncio.run(in_store(settings, home, look) if home else look_there())
     _require_own_directory(created, scoring.tenant)
     instance = "" if earlier is None or of is None else _instance_of(point, created, earlier, of, scoring.critic)
     chosen = tuple(models) or ((created.agent.llm.model,) if created.agent.llm.model else ())

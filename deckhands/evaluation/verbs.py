@@ -1,38 +1,44 @@
-"""`deckhands eval pause`, `resume`, `retune`, `requeue`, `cancel` and `status`: steer an evaluation while it runs."""
+"""`deckhands eval pause`, `resume`, `retune`, `requeue`, `cancel`, `status` and `logs`: steer an evaluation."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from broker.contract.events import Event
 from broker.conversations.conversations import ConversationRow
 from broker.conversations.selection import Selected, Selection
 from broker.runtime.errors import UsageError
+from broker.runtime.ids import is_conversation_id
 from broker.specs.agent_state import TERMINAL_STATES, AgentState
 from deckhands.attempts.catalog import FRESH_SECONDS
 from deckhands.attempts.plan import LABEL
-from deckhands.attempts.results import OUTCOMES
+from deckhands.attempts.results import OUTCOMES, read_results
 from deckhands.attempts.standing import standing_from
 from deckhands.attempts.steering import MAX_AT_ONCE, Requeue, Steering, Wanted
 from deckhands.attempts.stopping import Until
 from deckhands.cli.choosing import require_agreement, yes_option
-from deckhands.cli.options import Amount, json_option
+from deckhands.cli.options import Amount, json_option, plain_option
 from deckhands.cli.output import note, print_json
+from deckhands.cli.screen_printer import printer_for
 from deckhands.cli.verbs import options_as
 from deckhands.client.client import Client
 from deckhands.client.many import for_each
-from deckhands.evaluation.reaching import evaluation_client, named
+from deckhands.evaluation.directory import RESULTS, asked_in
+from deckhands.evaluation.reaching import in_store, named
 from deckhands.reading.terminal import print_text
 from deckhands.settings import FaceSettings
 
 CHECK_AGENT = "CheckAgent"
 RUNNING = "running"
+MAX_NAMED = 10
 LOOKS, LOOK_SECONDS = 20, 0.25
 
 T = TypeVar("T")
@@ -107,6 +113,16 @@ class StatusOptions:
     """Options of `status`."""
 
     evaluation: str
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """Options of `logs`."""
+
+    directory: Path
+    attempt: str
+    is_plain: bool
     as_json: bool
 
 
@@ -260,25 +276,59 @@ def status(options: StatusOptions) -> None:
         return
     standing = standing_from(wanted.standing)
     print_text(standing.line if standing is not None else "It has not begun.")
-    if not is_driven:
+    if not is_driven and not (standing is not None and standing.state == "over"):
         note("No command carries it out now; `deckhands eval attach DIR` does.")
 
 
-COMMANDS = (pause, resume, retune, requeue, cancel, status)
+@click.command()
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("attempt", metavar="INSTANCE|ID")
+@plain_option
+@json_option
+@options_as(LogOptions)
+def logs(options: LogOptions) -> None:
+    """Show the events of an attempt of the evaluation in DIR, or of its check, also from its private cluster.
+
+    It is named by its instance, if there is one attempt at it, or by the id of a conversation.
+    """
+    asked = asked_in(options.directory)
+    conversation_id = _conversation_of(options.directory, options.attempt)
+
+    async def read(client: Client) -> Sequence[Event]:
+        return await client.events(conversation_id, is_whole=True)
+
+    events = asyncio.run(in_store(FaceSettings.from_env(), asked.home or asked.name, read))
+    printer = printer_for(as_json=options.as_json, is_plain=options.is_plain, is_whole=False, has_status=False)
+    for event in events:
+        printer.event(event)
+
+
+def _conversation_of(directory: Path, attempt: str) -> str:
+    rows = read_results(directory / RESULTS) if (directory / RESULTS).is_file() else []
+    found = [row.conversation_id for row in rows if row.instance == attempt and row.conversation_id]
+    if len(found) > 1:
+        raise UsageError(
+            f"There are {len(found)} attempts at {attempt}.", remedy=f"Name one of {', '.join(found[:MAX_NAMED])}."
+        )
+    if not found and not is_conversation_id(attempt):
+        raise UsageError(f"No attempt at {attempt!r} has ended.", remedy="`results.jsonl` has those that have.")
+    return found[0] if found else attempt
+
+
+COMMANDS = (pause, resume, retune, requeue, cancel, status, logs)
 
 
 def _steer(evaluation: str, act: Callable[[Client, Steering, Wanted], Awaitable[T]]) -> T:
     name, place = named(evaluation)
 
-    async def reach() -> T:
-        async with evaluation_client(FaceSettings.from_env(), place) as client:
-            steering = Steering(client.store, name)
-            wanted = await steering.read()
-            if wanted == Wanted() and name == evaluation:
-                raise UsageError(f"This store knows no evaluation {name}.", remedy="Name its directory, or its name.")
-            return await act(client, steering, wanted)
+    async def steered(client: Client) -> T:
+        steering = Steering(client.store, name)
+        wanted = await steering.read()
+        if wanted == Wanted() and name == evaluation:
+            raise UsageError(f"This store knows no evaluation {name}.", remedy="Name its directory, or its name.")
+        return await act(client, steering, wanted)
 
-    return asyncio.run(reach())
+    return asyncio.run(in_store(FaceSettings.from_env(), place, steered))
 
 
 async def _is_driven(client: Client, wanted: Wanted) -> bool:

@@ -79,6 +79,13 @@ def test_other_endings_of_an_attempt_are_scored_like_it(tmp_path: Path) -> None:
     one = ("eval", "run", "shipped", "--model", "scripted", "--slice", ":1", "--out", out, "--until", "")
     assert deckhands(*one, env=env).code == 0
     (row,) = read_results(out / "results.jsonl")
+    status = deckhands("eval", "status", out, env=env)
+    assert ("1 resolved" in status.out, status.err) == (True, "")  # it is over, so nothing is to be attached
+    for name, said in ((row.instance, "Repaired."), (row.conversation_id, "Repaired."), (row.checked_id, "OK")):
+        shown = deckhands("eval", "logs", out, name, env=env)
+        assert (shown.code, said in shown.out) == (0, True), shown
+    unknown = deckhands("eval", "logs", out, "no such", env=env)
+    assert (unknown.code, "No attempt at 'no such' has ended" in unknown.err) == (2, True)
     forked = tmp_path / "forked"
     done = deckhands(
         "eval", "fork", f"{row.conversation_id}@3", "--of", out, "-n", "2", "--out", forked, "--json", env=env
@@ -87,6 +94,8 @@ def test_other_endings_of_an_attempt_are_scored_like_it(tmp_path: Path) -> None:
     (found,) = done.json
     assert [one["resolved"] for one in found["models"].values()] == [2]
     assert {one.instance for one in read_results(forked / "results.jsonl")} == {row.instance}
+    several = deckhands("eval", "logs", forked, row.instance, env=env)
+    assert (several.code, "There are 2 attempts" in several.err) == (2, True)
     again = ("eval", "fork", "--of", out, "--out", tmp_path / "no")
     for point, error in (
         (f"{row.conversation_id}@1", "has no task up to the event 1"),

@@ -101,7 +101,7 @@ export function evaluation({ main, signal, refused }, name) {
     const rest = found.total - found.ended;
     replace(facts, standing(found), el("span", {}, `${found.ended.toLocaleString("en")} of ${found.total.toLocaleString("en")} attempts`), el("span", {}, usd(found.cost_usd)),
       el("span", {}, `${found.tokens.toLocaleString("en")} tokens`), found.eta_seconds === null ? "" : el("span", {}, `${duration(found.eta_seconds)} left`),
-      found.is_driven && found.bound ? el("span", {}, `bound by ${found.bound}`) : "", found.stopped ? el("span", {}, found.stopped) : "", el("span", { class: "mono dim" }, name));
+      found.is_driven && found.bound && !found.bound.startsWith("nothing:") ? el("span", {}, `bound by ${found.bound}`) : "", found.stopped ? el("span", {}, found.stopped) : "", el("span", { class: "mono dim" }, name));
     replace(progress, bar(found.outcomes, rest), legend(found.outcomes, rest));
     const known = `${found.ended} ${found.figures.reduce((sum, one) => sum + one.attempts, 0)}`;  // figures may come later
     if (known !== ended) {

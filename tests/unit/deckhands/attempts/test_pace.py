@@ -42,7 +42,7 @@ def test_a_small_ceiling_holds_from_the_beginning() -> None:
         (Hosts(memory_free=0.12), "memory of a host: 12% is free"),
         (Hosts(memory_stalled=0.2), "memory of a host: work stalls 20% of the time"),
         (Hosts(io_stalled=0.7), "disks of a host: work stalls 70% of the time"),
-        (Hosts(starting=2 * STARTS_PER_WORKER, tool_workers=2), "8 sandboxes start"),
+        (Hosts(starting=2 * STARTS_PER_WORKER, tool_workers=2), "8 sandboxes that start"),
     ],
 )
 def test_what_is_short_on_a_host_stops_growth_and_is_named(hosts: Hosts, bound: str) -> None:
