@@ -100,11 +100,6 @@ class Retention(BaseModel):
         """The least age at which anything leaves the store; None: nothing does."""
         return min((rule.age for rule in self.rule if rule.age is not None), default=None)
 
-    @property
-    def names_tenants(self) -> bool:
-        """Whether a rule asks for the tenant."""
-        return any(rule.tenant is not None for rule in self.rule)
-
     def rule_for(self, *, tenant: str, labels: Mapping[str, str], state: str) -> Rule | None:
         """Return the rule that counts for a conversation; None: it is kept."""
         return next((rule for rule in self.rule if rule.fits(tenant=tenant, labels=labels, state=state)), None)

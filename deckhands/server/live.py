@@ -75,13 +75,7 @@ class SseResponse(Response):
         """Write the stream until it ends, or the reader goes away."""
         abort: Callable[[], None] = scope.get("state", {}).get("abort", lambda: None)
         writing = asyncio.create_task(self._write(send, abort))
-        reading = asyncio.create_task(_until_gone(receive))
-        try:
-            await asyncio.wait((writing, reading), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (writing, reading):
-                task.cancel()
-            await asyncio.gather(writing, reading, return_exceptions=True)
+        await _until_one_ends(writing, asyncio.create_task(_until_gone(receive)))
         if not writing.cancelled() and (error := writing.exception()) is not None:
             raise error
 
@@ -213,8 +207,13 @@ async def follow_ws(
         until_settled=wanted.is_until_settled,
         is_whole=wanted.is_whole,
     )
-    writing = asyncio.create_task(_write_ws(socket, gateway, stream))
-    reading = asyncio.create_task(_read_ws(socket))
+    await _until_one_ends(
+        asyncio.create_task(_write_ws(socket, gateway, stream)), asyncio.create_task(_read_ws(socket))
+    )
+
+
+async def _until_one_ends(writing: asyncio.Task[None], reading: asyncio.Task[None]) -> None:
+    """Wait until the writer or the reader of a stream has ended, and end the other."""
     try:
         await asyncio.wait((writing, reading), return_when=asyncio.FIRST_COMPLETED)
     finally:
