@@ -1,4 +1,4 @@
-"""`deckhands doctor`: what this machine can do, whether the store is reachable, and what is wrong with its cluster."""
+"""`deckhands doctor`: what this machine can do, whether the store is reachable, and problems of its cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a store is set as it has to be, who gets into it, and which functions it has."""
+"""Whether a store has the right settings, who can connect to it, and which functions it has."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEPLOY = "Run `deckhands ls` with the admin's store user, or the job `setup`, wh
 
 
 def settings_findings(facts: Mapping[str, str]) -> list[Finding]:
-    """Judge a server by what it says of itself (INFO)."""
+    """Judge a server by its answer to INFO."""
     findings = []
     policy = facts.get("maxmemory_policy", "")
     if policy not in ("", "noeviction"):
@@ -46,7 +46,7 @@ def settings_findings(facts: Mapping[str, str]) -> list[Finding]:
 
 
 async def rights_findings(url: str) -> list[Finding]:
-    """Look whether somebody without a password gets into the store. Nothing is said of a socket of this machine."""
+    """Check whether clients without a password can connect to the store. Skips a socket of this machine."""
     parts = urlsplit(url)
     if parts.scheme not in ("redis", "rediss") or not parts.hostname:
         return []
@@ -80,7 +80,7 @@ async def functions_findings(connection: Connection) -> list[Finding]:
 
 
 def _problem(library: str, stamp: str) -> Finding | None:
-    """Return what is wrong with a library by its stamp, `VERSION:HASH:OLDEST CALLER`; None: nothing."""
+    """Return what is wrong with a library, by its stamp `VERSION:HASH:OLDEST CALLER`; None if nothing is."""
     version, _, rest = stamp.partition(":")
     if not version.isdigit():
         return broken(FUNCTIONS, f"the store does not say which version of {library} it has", DEPLOY)

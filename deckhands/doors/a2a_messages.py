@@ -1,8 +1,8 @@
-"""What A2A's clients send and get, and what it means here: a task is a conversation, and its context too.
+"""What A2A's clients send and receive. A task is a conversation, and so is its context.
 
 Source: A2A protocol 1.0, the JSON of its Protocol Buffers.
 
-Holds: parts that no agent can read are refused; who may do what is decided elsewhere.
+Holds: parts that no agent can read are refused; rights are checked elsewhere.
 Does not: begin anything.
 """
 

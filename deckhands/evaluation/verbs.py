@@ -59,7 +59,7 @@ class UntilText(click.ParamType):  # type: ignore[type-arg]
     name = "ci=3%|decided"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return it as it is, if it is one."""
+        """Return a criterion unchanged, if it is valid."""
         if value != "":
             try:
                 Until.parse(str(value), 2)

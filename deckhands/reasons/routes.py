@@ -1,4 +1,4 @@
-"""Why a conversation does not get on, over HTTP."""
+"""Why a conversation makes no progress, over HTTP."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ShownLink(BaseModel):
 
     @classmethod
     def of(cls, link: Link) -> Self:
-        """Return a link as it is shown."""
+        """Return a link in the form of the API."""
         return cls.model_validate(link.as_json())
 
 
@@ -56,7 +56,7 @@ class ShownWhy(BaseModel):
 
     @classmethod
     def of(cls, why: Why) -> Self:
-        """Return an explanation as it is shown."""
+        """Return an explanation in the form of the API."""
         return cls.model_validate(why.as_json())
 
 

@@ -1,4 +1,4 @@
-"""`deckhands why`: the chain from what one sees of a conversation to its cause."""
+"""`deckhands why`: the chain from a conversation's state to the cause."""
 
 from __future__ import annotations
 

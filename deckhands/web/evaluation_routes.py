@@ -1,6 +1,6 @@
-"""Evaluations over HTTP: which there are, how they stand and have ended, and their attempts.
+"""Evaluations over HTTP: the list, the progress and the figures of each, and its attempts.
 
-Holds: a key sees the evaluations of its tenant alone; any other is answered as one that does not exist.
+Holds: a key sees only the evaluations of its tenant; any other looks like one that does not exist.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class UnderWay(BaseModel):
 
     @classmethod
     def of(cls, shown: Shown) -> Self:
-        """Return it without its worker, which is nobody's business but the operators'."""
+        """Return an attempt without its worker, which only operators may know."""
         return cls(
             instance=shown.instance,
             model=shown.model,
@@ -294,7 +294,7 @@ def _standing_fields(standing: Standing | None) -> dict[str, Any]:
 
 
 def _details(listed: Listed, rows: Sequence[Row]) -> EvaluationDetails:
-    """Put the figures together; in a thread, for an evaluation may have thousands of attempts."""
+    """Compute the figures; called in a thread, because an evaluation may have thousands of attempts."""
     standing = listed.standing
     spread = {"cost_usd": distribution_of(rows, lambda row: row.cost_usd)}
     spread["seconds"] = distribution_of(rows, lambda row: row.seconds)

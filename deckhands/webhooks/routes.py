@@ -1,6 +1,6 @@
-"""Webhooks over HTTP: who has a key for a tenant keeps those of that tenant.
+"""Webhooks over HTTP: a key manages the webhooks of its tenant.
 
-Holds: a webhook of another tenant is answered as one that does not exist; a secret is answered once.
+Holds: a webhook of another tenant looks like one that does not exist; a secret is shown once.
 """
 
 from __future__ import annotations
