@@ -129,7 +129,8 @@ class Results:
                 row = Row.model_validate_json(line)
             except ValidationError as error:
                 raise UsageError(
-                    f"{path} has a line that is no result: {line[:80]!r}.", remedy="Name another directory with --out."
+                    f"{path} has a line that is no result: {line[:80]!r}.",
+                    remedy="Name another directory with --out.",
                 ) from error
             self._keep(row)
             size += len(line) + 1
@@ -164,7 +165,7 @@ def read_results(path: Path) -> list[Row]:
     """Return the rows of a file, one for each attempt.
 
     Raises:
-        UsageError: it cannot be read, or has a line that is no row.
+        UsageError: it cannot be read, or has a line that is not a row.
     """
     if not path.is_file():
         raise UsageError(f"There is no {path}.", remedy="Name the directory of an evaluation.")

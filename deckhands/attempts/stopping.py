@@ -48,7 +48,7 @@ class Until:
         """Read a criterion.
 
         Raises:
-            UsageError: it is none, or compares models where there is one.
+            UsageError: it is not one, or compares models although there is only one.
         """
         if text == DECIDED:
             if models < 2:

@@ -28,12 +28,12 @@ def settings_findings(facts: Mapping[str, str]) -> list[Finding]:
         findings.append(broken(SETTINGS, text, "Set `maxmemory-policy noeviction` on it."))
     used, limit = number(facts.get("used_memory")), number(facts.get("maxmemory"))
     if limit and used >= FULL_SHARE * limit:
-        detail = f"{used / limit:.0%} of maxmemory are used; when it is full, no conversation gets on"
+        detail = f"{used / limit:.0%} of maxmemory is used; when it is full, no conversation makes progress"
         findings.append(found(SETTINGS, detail, "Archive or delete conversations (docs/archive.md), or give it more."))
     elif not limit and "maxmemory" in facts:
         total = number(facts.get("total_system_memory"))
         if total and used >= FULL_SHARE * total:
-            detail = f"{used / total:.0%} of the machine's memory are used, and maxmemory sets no bound"
+            detail = f"{used / total:.0%} of the machine's memory is used, and maxmemory sets no bound"
             findings.append(found(SETTINGS, detail, "Set `maxmemory`, so that writes are refused before it is killed."))
     for name, what in PERSISTING.items():
         if facts.get(name, "ok") != "ok":
@@ -56,10 +56,10 @@ async def rights_findings(url: str) -> list[Finding]:
     try:
         await stranger.call("PING")
     except DeckhandsError:
-        return [good(RIGHTS, "nobody gets in without a password")]
+        return [good(RIGHTS, "no client can connect without a password")]
     finally:
         await stranger.aclose()
-    detail = "everybody who reaches its port gets in without a password"
+    detail = "every client that reaches its port can connect without a password"
     return [found(RIGHTS, detail, "Give its users passwords, as deploy/serve-valkey does, or keep its port to itself.")]
 
 

@@ -126,7 +126,9 @@ def _versions(alive: Sequence[SeenWorker]) -> list[Finding]:
         return [good(VERSIONS, f"all as here, {installed_version()}")] if alive else []
     told = _named(f"{worker.worker_id} ({worker.version.split(' ')[0] or 'older'})" for worker in others)
     detail = f"{counted(len(others), 'worker')} of another version than here ({installed_version()}): {told}"
-    return [found(VERSIONS, detail, "Complete the upgrade; versions work side by side meanwhile (docs/deployment.md).")]
+    return [
+        found(VERSIONS, detail, "Complete the upgrade; versions work side by side until then (docs/deployment.md).")
+    ]
 
 
 def _clocks(alive: Sequence[SeenWorker]) -> list[Finding]:
@@ -163,7 +165,7 @@ def judged_queues(queues: Mapping[str, Depth]) -> list[Finding]:
         detail = f"{name}: {depth.waiting + depth.in_line:,.0f} wait, the first for {depth.oldest_seconds:,.0f} s"
         findings.append(found(QUEUES, detail, f"Add {kind} workers. A pool that none serves waits for ever."))
     waiting = sum(depth.waiting + depth.in_line for depth in queues.values())
-    return findings or [good(QUEUES, f"{waiting:,.0f} wait, none for longer than {QUEUE_SECONDS:.0f} s")]
+    return findings or [good(QUEUES, f"{waiting:,.0f} wait, none longer than {QUEUE_SECONDS:.0f} s")]
 
 
 def _named(names: Iterable[str]) -> str:

@@ -75,7 +75,7 @@ class A2AMessage(Wire):
 
 
 class PushConfig(Wire):
-    """Where the client hears of a task. `token` comes back in the header `X-A2A-Notification-Token`."""
+    """Where to notify the client about a task. `token` comes back in the header `X-A2A-Notification-Token`."""
 
     task_id: str = Field(default="", max_length=100, examples=[ID])
     id: str = Field(default="", max_length=100)
@@ -85,7 +85,7 @@ class PushConfig(Wire):
 
 
 class Configuration(Wire):
-    """How a message is answered: at once, or when the agent needs somebody."""
+    """When to answer a message: at once, or when the agent needs a person."""
 
     return_immediately: bool = False
     history_length: int = Field(default=0, ge=0, le=MAX_HISTORY)

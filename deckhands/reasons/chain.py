@@ -21,7 +21,7 @@ Explanation = Callable[[Facts], list[Link]]
 
 
 def why_of(facts: Facts) -> Why:
-    """Return why a conversation is where it is."""
+    """Return why a conversation is in its current state."""
     state, waits_for = facts.history.status.state, facts.wait_reason
     links = [_seen(facts), *_causes(facts)]
     return Why(facts.conversation_id, state.value, waits_for, facts.now, tuple(links))

@@ -56,7 +56,7 @@ def retry(facts: Facts) -> list[Link]:
         failure.timestamp,
         failure.retry_at,
         REMEDIES.get(failure.code)
-        or f"It is made again by itself; `deckhands message {facts.conversation_id} TEXT` makes it at once.",
+        or f"It is retried automatically; `deckhands message {facts.conversation_id} TEXT` retries it at once.",
         {"code": failure.code, "attempt": failure.attempt + 1, "attempts": failure.attempts},
     )
     return [link]

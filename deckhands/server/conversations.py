@@ -110,7 +110,7 @@ async def begin_once(
     """Begin what a request asks for, and return the id; the same request under the same key means the same one.
 
     Args:
-        is_watched: somebody wants pieces of its replies, from the first one on.
+        is_watched: a reader wants pieces of its replies, from the first one on.
 
     Raises:
         KeyReused: the key belongs to another request.
@@ -158,7 +158,7 @@ async def listing(
 ) -> Response:
     """List the conversations of the key's tenant in the store, newest first.
 
-    What begins or is deleted meanwhile makes no page skip or repeat another. A page may hold fewer than `limit`.
+    Pages skip and repeat nothing while conversations begin or are deleted. A page may hold fewer than `limit`.
     """
     if unknown := sorted(set(state) - STATES):
         raise UsageError(

@@ -67,7 +67,7 @@ Why = Annotated[str, Query(alias="reason", min_length=1, max_length=MAX_REASON, 
 
 
 class Reason(BaseModel):
-    """Why something is done to a conversation; it stands in the log."""
+    """The reason for an action on a conversation; the log records it."""
 
     reason: str = Field(min_length=1, max_length=MAX_REASON, examples=["the customer has changed their mind"])
 

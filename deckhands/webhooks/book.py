@@ -273,7 +273,7 @@ class WebhookBook:
                 return Webhook.model_validate_json(text), text
         except ValueError:
             pass
-        raise UnknownWebhook("There is no such webhook.", remedy="`deckhands webhook ls` lists those there are.")
+        raise UnknownWebhook("There is no such webhook.", remedy="`deckhands webhook ls` lists them.")
 
     async def _put(self, webhook_id: str, known: bytes, text: bytes) -> str:
         arguments = (webhook_id, known, text, MAX_WEBHOOKS)

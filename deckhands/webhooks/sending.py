@@ -86,7 +86,7 @@ async def address_of(url: str, rules: AddressRules) -> str:
     if not addresses or not all(map(rules.may_reach, addresses)):
         raise AddressRefused(
             f"The host {host[:200]} of the webhook has an address that is not public.",
-            remedy="DECKHANDS_WEBHOOK_PRIVATE names networks that may be reached nevertheless.",
+            remedy="DECKHANDS_WEBHOOK_PRIVATE names private networks that are allowed.",
         )
     if parts.scheme == "http" and AddressRules().may_reach(addresses[0]):
         raise AddressRefused("A webhook on the internet needs TLS.", remedy="Write https://…")
