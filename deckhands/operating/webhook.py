@@ -12,7 +12,7 @@ from broker.runtime.ids import check_conversation_id
 from broker.runtime.settings import BrokerSettings
 from broker.specs.specs import Tenancy
 from deckhands.cli.connecting import on_cluster
-from deckhands.cli.options import json_option
+from deckhands.cli.options import ListOptions, json_option
 from deckhands.cli.output import note, print_json, table
 from deckhands.cli.verbs import options_as
 from deckhands.client.client import Client
@@ -37,13 +37,6 @@ class AddOptions:
     tenant: str
     events: tuple[str, ...]
     conversation_id: str
-    as_json: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ListOptions:
-    """Options of `webhook ls`."""
-
     as_json: bool
 
 
