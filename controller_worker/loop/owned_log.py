@@ -182,7 +182,7 @@ class OwnedLog:
         return commit
 
     async def save_snapshot(self, *, every_events: int = EVERY_EVENTS) -> None:
-        """Keep a snapshot, if the log has grown by so many events since the latest.
+        """Keep a snapshot, if the log has grown by this many events since the latest.
 
         Raises:
             Gone: the conversation has another owner.

@@ -46,7 +46,7 @@ def _several(value: Any) -> Any:
 
 
 class Rule(BaseModel):
-    """What becomes of some conversations.
+    """A rule about what to do with some conversations.
 
     Attributes:
         tenant: of any of these tenants; "" is a conversation without one. None: of any.

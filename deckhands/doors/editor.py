@@ -67,11 +67,11 @@ class EditorAgent:
         self._editor: acp.Client
 
     def on_connect(self, conn: acp.Client) -> None:
-        """Remember whom to tell."""
+        """Keep the connection to the editor."""
         self._editor = conn
 
     async def initialize(self, protocol_version: int, **_: Any) -> InitializeResponse:
-        """Say what there is."""
+        """Name the agent and what it can do."""
         able = PromptCapabilities(image=True, embedded_context=True)
         return InitializeResponse(
             protocol_version=min(protocol_version, acp.PROTOCOL_VERSION),

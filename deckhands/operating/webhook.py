@@ -1,4 +1,4 @@
-"""`deckhands webhook`: addresses that learn what becomes of conversations."""
+"""`deckhands webhook`: addresses to notify about conversations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from deckhands.webhooks.sending import address_of, rules_of
 from deckhands.webhooks.webhook import SETTLED, Delivery, Webhook, checked_choice
 
 SECTION = "Operate a cluster"
-VERBS = {"webhook": "Tell other programs by HTTP what becomes of conversations: add, list and remove webhooks."}
+VERBS = {"webhook": "Notify other programs about conversations over HTTP: add, list and remove webhooks."}
 HEAD = ("WEBHOOK", "TENANT", "URL", "EVENTS", "CONVERSATION", "STATE")
 SPARE = ("CONVERSATION", "EVENTS")
 DELIVERY_HEAD = ("DELIVERY", "CONVERSATION", "EVENT", "TYPE", "STATE", "ATTEMPTS", "STATUS", "ERROR")
@@ -58,7 +58,7 @@ class DeliveriesOptions:
 
 @click.group()
 def webhook() -> None:
-    """Tell other programs by HTTP what becomes of conversations.
+    """Notify other programs about conversations over HTTP.
 
     The cluster needs a jobs worker and a beat, which `deckhands up` starts.
     """
@@ -66,7 +66,7 @@ def webhook() -> None:
 
 @webhook.command()
 @click.argument("url")
-@click.option("--tenant", default="*", show_default=True, help="Whose conversations it hears of; '*': everybody's.")
+@click.option("--tenant", default="*", show_default=True, help="The tenant whose conversations it reports; '*': all.")
 @click.option(
     "--event",
     "events",
@@ -75,7 +75,7 @@ def webhook() -> None:
     show_default=True,
     help="conversation.settled, conversation.waiting, conversation.state_changed, or a kind of event. May be repeated.",
 )
-@click.option("--conversation", "conversation_id", default="", metavar="ID", help="The only one that it hears of.")
+@click.option("--conversation", "conversation_id", default="", metavar="ID", help="The only conversation to report.")
 @json_option
 @options_as(AddOptions)
 def add(options: AddOptions) -> None:
