@@ -83,7 +83,7 @@ retries_option = click.option(
 )  # fmt: skip
 until_option = click.option(
     "--until", type=UntilText(), metavar="ci=3%|decided",
-    help="Stop once each model's pass@1 is known this well, or the first model is known to be better or worse.",
+    help="Begin no more once each model's pass@1 is known this well, or the first is known to be better or worse.",
 )  # fmt: skip
 
 
