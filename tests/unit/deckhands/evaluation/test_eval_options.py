@@ -41,7 +41,7 @@ FORK = ("fork", "some@3", "--model", "m")
         ((*FORK, "--of", "DIR", "--hidden", "."), "belongs to --check"),
         ((*FORK, "--critic", "c", "--hidden", "."), "belongs to --check"),
         ((*FORK, "--critic", "c", "--of", "DIR", "--check", "true"), "how siblings are scored"),
-        ((*FORK, "--check", "true", "--tenant", "a b"), "is no name"),
+        ((*FORK, "--check", "true", "--tenant", "a b"), "is not a name"),
         ((*FORK, "--of", "nowhere"), "has no evaluation"),
         (("fork", "some@x", "--model", "m", "--check", "true"), "is not an event"),
         (("fork", "some@0", "--model", "m", "--check", "true"), "is not an event"),
