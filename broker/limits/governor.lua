@@ -240,6 +240,10 @@ local function sweep(pool, shard)
     if held then
       if is_alive[held.worker] == nil then is_alive[held.worker] = alive(shard, held.worker) end
       if held.key then held.key.level.in_flight = held.key.level.in_flight + 1 end
+      -- What is kept for somebody is kept for a while, also after `:called` was overwritten.
+      if held.worker == '-' and not redis.call('ZSCORE', pool.base .. ':called', flat[i]) then
+        redis.call('ZADD', pool.base .. ':called', pool.now + PATIENCE_MS, flat[i])
+      end
       if not is_alive[held.worker] then free(pool, flat[i], held) end
     end
   end
@@ -253,7 +257,8 @@ local function grant(pool, cid, waiter, key, priority)
   add(key, waiter.wanted, -1)
   key.level.in_flight = key.level.in_flight + 1
   hold(pool, cid, key.name, '-', waiter.wanted)
-  pool.state['at' .. priority] = waiter.place
+  -- A conversation that is called again has an old place; newcomers must not get places before those already served.
+  pool.state['at' .. priority] = string.format('%.6f', math.max(tonumber(pool.state['at' .. priority]) or 0, waiter.place))
   waiter.calls = waiter.calls + 1
   queue_up(pool, cid, waiter)
   redis.call('ZREM', queue(pool, priority), cid)

@@ -65,9 +65,9 @@ HASHES_OF_VERSION = {
     },
     10: {
         "deckhands": "6efaed893272a6e6",
-        "deckhands_governor": "333cbe31b17eb06b",
+        "deckhands_governor": "c25cc1ff0529d0e2",
         "deckhands_ledger": "a4e981bbfa80f30e",
-        "deckhands_batches": "c79e187d5e30538f",
+        "deckhands_batches": "3ca423da50005928",
     },
 }
 """Add a version here when you change a library; never change the hashes of one that has been released."""

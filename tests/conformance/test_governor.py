@@ -296,6 +296,54 @@ async def test_whoever_does_not_come_is_called_again_and_then_forgotten(
     assert await callers.may_call("bbb")
 
 
+async def test_a_conversation_called_again_gives_newcomers_no_earlier_place(
+    memory_store: Store, clock: ManualClock
+) -> None:
+    await enter(memory_store, WORKER)
+    callers = Callers(memory_store, limited(memory_store, concurrency=2))
+    for cid in ("first", "second"):
+        assert await callers.may_call(cid)
+    waiting = ["0-late", *(f"a{n}" for n in range(8))]
+    for cid in waiting:
+        assert not await callers.may_call(cid, tenant=cid[:1])
+    await callers.settle("first")  # calls 0-late, which does not come
+    await callers.settle("second")
+    for n in range(5):
+        assert await callers.may_call(f"a{n}", tenant="a")
+        await callers.settle(f"a{n}")
+    assert await callers.may_call("a5", tenant="a")
+    await pass_time(memory_store, clock, 3.1, worker_id=WORKER)
+    await callers.pump()  # calls 0-late again
+    for n in range(3):
+        assert not await callers.may_call(f"b{n}", tenant="b")
+    await callers.settle("a5")
+    order = []
+    for _ in range(4):
+        called = await memory_store.connection.call(
+            "ZRANGE", f"{memory_store.all_shards[0].quota('acme_large')}:called", 0, -1
+        )
+        (cid,) = [cid.decode() for cid in called if cid != b"0-late"]
+        order.append(cid[0])
+        assert await callers.may_call(cid)
+        await callers.settle(cid)
+    assert sorted(order) == ["a", "a", "b", "b"]
+
+
+async def test_a_kept_call_is_free_again_although_its_deadline_was_lost(
+    memory_store: Store, clock: ManualClock
+) -> None:
+    await enter(memory_store, WORKER)
+    callers = Callers(memory_store, limited(memory_store, concurrency=1))
+    assert await callers.may_call("first")
+    assert not await callers.may_call("0-gone")
+    await callers.settle("first")  # calls 0-gone, which never comes
+    await memory_store.connection.call("DEL", f"{memory_store.all_shards[0].quota('acme_large')}:called")
+    for _ in range(4):
+        await pass_time(memory_store, clock, 3.1, worker_id=WORKER)
+        await callers.pump()
+    assert await callers.may_call("other")
+
+
 async def test_a_conversation_stays_on_its_key_while_the_cache_is_warm(memory_store: Store, clock: ManualClock) -> None:
     await enter(memory_store, WORKER)
     entry = '[[quota]]\nmodel = "m"\nkey_env = "KEY_{}"\nconcurrency = 2\n'
