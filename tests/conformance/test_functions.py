@@ -64,7 +64,7 @@ HASHES_OF_VERSION = {
         "deckhands_batches": "d59fa74626167beb",
     },
     10: {
-        "deckhands": "6efaed893272a6e6",
+        "deckhands": "70d6d5a6d3f3c71f",
         "deckhands_governor": "c25cc1ff0529d0e2",
         "deckhands_ledger": "a4e981bbfa80f30e",
         "deckhands_batches": "3ca423da50005928",
