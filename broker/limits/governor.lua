@@ -368,6 +368,32 @@ local function enter(pool, cid, args)
     wanted = amounts(tonumber(args[3]), tonumber(args[4]))})
 end
 
+-- A conversation that asks again may want more or less than before: its prompt has changed meanwhile. What it was called
+-- for and is too little now is given back, and it waits in its old place. Returns what is held for it.
+local function resize(pool, cid, held, wanted)
+  local waiter = about(pool, cid)
+  if waiter then
+    waiter.wanted = wanted
+    if not held then
+      if redis.call('ZSCORE', queue(pool, waiter.priority), cid) then queue_up(pool, cid, waiter) end
+      return nil
+    end
+  end
+  if not held or not held.key then return held end
+  if held.wanted.input == wanted.input and held.wanted.output == wanted.output then return held end
+  free(pool, cid, held)
+  add(held.key, held.wanted, 1)
+  if held.worker == '-' and waiter and wait_of(held.key, wanted, pool.now) > 0 then
+    queue_up(pool, cid, waiter)
+    return nil
+  end
+  add(held.key, wanted, -1)
+  held.key.level.in_flight = held.key.level.in_flight + 1
+  hold(pool, cid, held.name, held.worker, wanted)
+  held.wanted = wanted
+  return held
+end
+
 -- deck_quota_reserve: may this conversation call now? If not, it has its place in the queue and is woken in its turn.
 -- ARGV cid, worker, input tokens, output tokens, priority, tenant, weight
 -- returns {'granted', next_ms, key, 0, woken …} {'waiting', next_ms, '', for about how many ms, woken …} {'unknown'}
@@ -380,6 +406,7 @@ local function reserve(keys, args)
     free(pool, cid, held)  -- its former owner's, who may have called
     held = nil
   end
+  held = resize(pool, cid, held, amounts(tonumber(args[3]), tonumber(args[4])))
   local waiter = about(pool, cid)
   if not held and not waiter then enter(pool, cid, args) end
   if not held and waiter and not redis.call('ZSCORE', queue(pool, waiter.priority), cid) then

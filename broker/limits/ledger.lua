@@ -19,6 +19,7 @@
 local SWEEP_MS, MAX_DEPTH = 500, 24
 local PATIENCE_MS = 3000       -- how long room is kept for a conversation that was woken, and when it is woken again
 local MAX_WAKES = 3            -- how often a conversation is woken that does not come
+local CHANGES_CHARS = 1000     -- how much is remembered of the keys of the latest changes of a limit
 local MAX_SCAN = 64            -- how many of a queue are looked at: as many are served at once, later ones behind them
 
 local function budget(shard, account) return shard .. ':budget:' .. account end
@@ -354,8 +355,9 @@ local function change_limit(keys, args)
   local shard, accounts = keys[1], accounts_from(args, 4)
   enroll(shard, accounts)
   local key = budget(shard, accounts[1])
-  if get(key, 'change') ~= args[1] then
-    redis.call('HSET', key, 'change', args[1])
+  local known = get(key, 'change') or ''
+  if not string.find(' ' .. known .. ' ', ' ' .. args[1] .. ' ', 1, true) then
+    redis.call('HSET', key, 'change', string.sub(args[1] .. ' ' .. known, 1, CHANGES_CHARS))
     if args[3] == '' then
       redis.call('HDEL', key, 'limit')
     elseif args[2] == 'add' then

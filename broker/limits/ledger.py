@@ -208,12 +208,12 @@ class Ledger:
         return Account(
             name=account,
             parent=fields.get("parent", ""),
-            limit_usd=int(fields["limit"]) / NANO if "limit" in fields else None,
-            spent_usd=int(fields.get("spent", 0)) / NANO,
-            reserved_usd=int(fields.get("reserved", 0)) / NANO,
-            lost_usd=int(fields.get("lost", 0)) / NANO,
-            calls=int(fields.get("calls", 0)),
-            lost_calls=int(fields.get("lost_calls", 0)),
+            limit_usd=_whole(fields["limit"]) / NANO if "limit" in fields else None,
+            spent_usd=_whole(fields.get("spent", "")) / NANO,
+            reserved_usd=_whole(fields.get("reserved", "")) / NANO,
+            lost_usd=_whole(fields.get("lost", "")) / NANO,
+            calls=_whole(fields.get("calls", "")),
+            lost_calls=_whole(fields.get("lost_calls", "")),
             waiting=waiting,
         )
 
@@ -260,3 +260,8 @@ def _checked(usd: float) -> float:
     if not 0 <= usd <= LARGEST_USD:  # NaN fails too
         raise UsageError(f"{usd:g} USD cannot be a budget.", remedy=f"Use 0 to {LARGEST_USD:,} USD.")
     return usd
+
+
+def _whole(text: str) -> int:
+    """Read a field of an account; what is no whole number is 0, as for the functions."""
+    return int(text) if re.fullmatch(r"-?[0-9]{1,19}", text) else 0

@@ -65,8 +65,8 @@ HASHES_OF_VERSION = {
     },
     10: {
         "deckhands": "70d6d5a6d3f3c71f",
-        "deckhands_governor": "c25cc1ff0529d0e2",
-        "deckhands_ledger": "a4e981bbfa80f30e",
+        "deckhands_governor": "e5e0b38becffe591",
+        "deckhands_ledger": "99d9843d7f63078f",
         "deckhands_batches": "3ca423da50005928",
     },
 }

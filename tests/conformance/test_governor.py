@@ -344,6 +344,41 @@ async def test_a_kept_call_is_free_again_although_its_deadline_was_lost(
     assert await callers.may_call("other")
 
 
+async def test_a_prompt_that_has_grown_in_the_queue_waits_for_all_its_tokens(
+    memory_store: Store, clock: ManualClock
+) -> None:
+    await enter(memory_store, WORKER)
+    callers = Callers(memory_store, limited(memory_store, input_tokens_per_minute=60_000))
+    assert await callers.may_call("first", tokens=(1_000, 0))  # all that the bucket holds
+    assert not await callers.may_call("grows", tokens=(10, 0))
+    answer = await callers.reserve("grows", tokens=(900, 0))
+    assert isinstance(answer, InQueue)
+    assert 0.9 <= answer.eta_seconds <= 1.0
+    await pass_time(memory_store, clock, 0.5, worker_id=WORKER)
+    assert not await callers.may_call("grows", tokens=(900, 0))
+    await pass_time(memory_store, clock, 0.5, worker_id=WORKER)
+    assert await callers.may_call("grows", tokens=(900, 0))
+    assert not await callers.may_call("next", tokens=(100, 0))
+
+
+async def test_a_prompt_that_has_grown_since_it_was_called_has_its_place_and_waits(
+    memory_store: Store, clock: ManualClock
+) -> None:
+    await enter(memory_store, WORKER)
+    callers = Callers(memory_store, limited(memory_store, input_tokens_per_minute=60_000))
+    assert await callers.may_call("first", tokens=(1_000, 0))
+    assert not await callers.may_call("grows", tokens=(100, 0))
+    assert not await callers.may_call("next", tokens=(50, 0))
+    await pass_time(memory_store, clock, 0.11, worker_id=WORKER)
+    await callers.pump()  # calls `grows`, for 100
+    assert not await callers.may_call("grows", tokens=(900, 0))
+    assert not await callers.may_call("next", tokens=(50, 0))
+    await pass_time(memory_store, clock, 0.85, worker_id=WORKER)
+    assert await callers.may_call("grows", tokens=(900, 0))
+    await callers.settle("grows", input_tokens=900)
+    assert not await callers.may_call("next", tokens=(100, 0))
+
+
 async def test_a_conversation_stays_on_its_key_while_the_cache_is_warm(memory_store: Store, clock: ManualClock) -> None:
     await enter(memory_store, WORKER)
     entry = '[[quota]]\nmodel = "m"\nkey_env = "KEY_{}"\nconcurrency = 2\n'

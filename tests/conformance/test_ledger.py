@@ -65,6 +65,25 @@ async def test_a_top_up_whose_reply_was_lost_counts_once(store: Store) -> None:
         assert (await ledger.account(TENANT)).limit_usd == expected
 
 
+async def test_a_top_up_whose_reply_was_lost_counts_once_although_another_came_between(store: Store) -> None:
+    ledger = Ledger(store)
+    await ledger.set_limit(TENANT, 1.0)
+    root = store.all_shards[0].root
+    for key in ("change-1", "change-2", "change-1", "change-2"):
+        await store.function("deck_budget_limit", (root,), key, "add", nano(2.0), TENANT)
+    assert (await ledger.account(TENANT)).limit_usd == 5.0
+
+
+async def test_an_account_with_a_number_that_cannot_be_read_hides_no_other(store: Store) -> None:
+    ledger = Ledger(store)
+    for account in (TENANT, "tenant:rival"):
+        await ledger.set_limit(account, 1.0)
+    await store.connection.call("HSET", store.all_shards[0].budget(TENANT), "limit", "much", "spent", "1.5")
+    found = {account.name: account for account in await ledger.accounts()}
+    assert (found[TENANT].limit_usd, found[TENANT].spent_usd) == (0.0, 0.0)  # as for those who want to spend
+    assert found["tenant:rival"].limit_usd == 1.0
+
+
 async def test_the_worst_case_is_reserved(store: Store) -> None:
     await enter(store, "w1")
     ledger = Ledger(store)
