@@ -184,6 +184,23 @@ class Ledger:
         """Look after what dead workers had reserved; twice a second at most for all workers."""
         await self._call("deck_budget_sweep")
 
+    async def forget(self, conversation_id: str) -> None:
+        """Forget the account of a conversation that is deleted; those above it keep what it has spent.  Idempotent.
+
+        One that has a limit and one with a call under way are kept.
+        """
+        keys, account = (self._shard.root,), conversation_account(conversation_id)
+        await self._store.function("deck_budget_forget", keys, conversation_id, account)
+
+    async def adopt(self, accounts: Sequence[str], *, total_usd: float) -> None:
+        """Make the account of a conversation that comes back: what its log has come to is charged already.  Idempotent.
+
+        Args:
+            accounts: its own and those above it, see `accounts_of`; empty: nobody keeps a budget for it.
+        """
+        if accounts:
+            await self._store.function("deck_budget_adopt", (self._shard.root,), nano(total_usd), *accounts[:2])
+
     async def set_limit(self, account: str, limit_usd: float | None) -> Account:
         """Set the limit of an account, which need not exist yet; None takes it away.
 

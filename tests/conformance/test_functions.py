@@ -66,7 +66,7 @@ HASHES_OF_VERSION = {
     10: {
         "deckhands": "70d6d5a6d3f3c71f",
         "deckhands_governor": "e5e0b38becffe591",
-        "deckhands_ledger": "99d9843d7f63078f",
+        "deckhands_ledger": "7bfa95a90249af60",
         "deckhands_batches": "3ca423da50005928",
     },
 }
