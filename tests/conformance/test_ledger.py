@@ -82,6 +82,8 @@ async def test_an_account_with_a_number_that_cannot_be_read_hides_no_other(store
     found = {account.name: account for account in await ledger.accounts()}
     assert (found[TENANT].limit_usd, found[TENANT].spent_usd) == (0.0, 0.0)  # as for those who want to spend
     assert found["tenant:rival"].limit_usd == 1.0
+    changed = await asyncio.wait_for(ledger.set_limit(TENANT, 2.0, check=lambda account: None), 10)
+    assert changed.limit_usd == 2.0
 
 
 async def test_an_account_goes_with_its_conversation_and_what_it_spent_stays(store: Store) -> None:
