@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -16,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.integration.test_compose import COMPOSE, PRODUCERS
+from tests.integration.test_compose import COMPOSE, made_env
 
 LIMIT_SECONDS = 120.0
+DOWN_LIMIT_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -30,12 +32,13 @@ class Project:
     flower_port: int
     queue_port: int
     gateway_port: int
+    overrides: tuple[Path, ...]
 
     def compose(self, *arguments: str, limit: float = LIMIT_SECONDS, **options: Any) -> str:
         """Run `docker compose` and return what it prints."""
         command = ["docker", "compose", "-p", self.folder.name, "--env-file", str(self.folder / ".env")]
         command += ["--profile", "gateway"]
-        for file in (COMPOSE, PRODUCERS, self.folder / "scripts.yaml"):
+        for file in (COMPOSE, *self.overrides, self.folder / "scripts.yaml"):
             command += ["-f", str(file)]
         command += arguments
         ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=limit, **options)
@@ -61,6 +64,32 @@ class Project:
 
     def events(self, conversation_id: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.deckhands("export", conversation_id).splitlines()]
+
+    def down(self) -> None:
+        """Remove it with its volumes, and keep what its containers logged."""
+        (self.folder / "containers.log").write_text(self.compose("logs", "--no-color", "--timestamps"))
+        self.compose("down", "--volumes", "--timeout", "20", limit=DOWN_LIMIT_SECONDS)
+
+
+def project_in(folder: Path, *overrides: Path, **settings: object) -> Project:
+    """Write the files of a project into a folder, and return it; nothing is started.
+
+    Args:
+        overrides: files for compose beside compose.yaml.
+        settings: further lines of `.env`.
+    """
+    env = made_env(folder)
+    passwords = dict(re.findall(r"(\w+)_PASSWORD=(\w+)", env.read_text()))
+    flower, queue, gateway, store = (free_port() for _ in range(4))
+    ports = {"FLOWER_PORT": flower, "QUEUE_PORT": queue, "GATEWAY_PORT": gateway, "STORE_PORT": store}
+    with env.open("a") as file:
+        file.writelines(f"{name}={value}\n" for name, value in (ports | settings).items())
+    write_scripts(folder)
+    return Project(folder, passwords, flower, queue, gateway, overrides)
+
+
+def image_is_there(image: str) -> bool:
+    return subprocess.run(["docker", "image", "inspect", image], check=False, capture_output=True).returncode == 0
 
 
 def engine_answers() -> bool:

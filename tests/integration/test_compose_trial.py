@@ -25,12 +25,12 @@ from tests.integration.compose_project import (
     Project,
     docker,
     engine_answers,
-    free_port,
+    image_is_there,
     outputs,
+    project_in,
     until_health,
-    write_scripts,
 )
-from tests.integration.test_compose import STAYING, made_env
+from tests.integration.test_compose import PRODUCERS, STAYING
 from tests.polling import until
 
 BUILD_LIMIT_SECONDS = 900
@@ -72,17 +72,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     if not engine_answers():
         pytest.skip("no docker engine with compose answers here")
     folder = tmp_path_factory.mktemp("deckhands-trial")
-    env = made_env(folder)
-    passwords = dict(re.findall(r"(\w+)_PASSWORD=(\w+)", env.read_text()))
-    project = Project(folder, passwords, free_port(), free_port(), free_port())
     image = os.environ.get("IMAGE", "deckhands:latest")
     rules = folder / "retention.toml"
     rules.write_text('[[rule]]\nlabels = {stays = "no"}\nage = "1s"\n')
-    with env.open("a") as file:
-        file.write(f"FLOWER_PORT={project.flower_port}\nGATEWAY_PORT={project.gateway_port}\nIMAGE={image}\n")
-        file.write(f"QUEUE_PORT={project.queue_port}\nSTORE_PORT={free_port()}\nRETENTION_FILE={rules}\n")
-    write_scripts(folder)
-    if subprocess.run(["docker", "image", "inspect", image], check=False, capture_output=True).returncode != 0:
+    project = project_in(folder, PRODUCERS, IMAGE=image, RETENTION_FILE=rules)
+    if not image_is_there(image):
         project.compose("build", "controller", limit=BUILD_LIMIT_SECONDS)
     try:
         project.compose("up", "-d", "--no-build", "--wait", "store", limit=UP_LIMIT_SECONDS)
@@ -94,8 +88,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
         )
         yield project
     finally:
-        (folder / "containers.log").write_text(project.compose("logs", "--no-color", "--timestamps"))
-        project.compose("down", "--volumes", "--timeout", "20", limit=UP_LIMIT_SECONDS)
+        project.down()
 
 
 def test_every_service_is_healthy_and_nobody_is_root(project: Project) -> None:
