@@ -43,6 +43,7 @@ from deckhands.server.models import (
     ConversationPage,
     Done,
     Fork,
+    NewConversation,
     NewMessage,
     Rejection,
     Result,
@@ -95,9 +96,11 @@ async def begin(
     if own is None and request.tools:  # a repeated request is answered whatever is offered by now
         await ToolOffers(gateway.store).choose(request.tools, limit_seconds=OFFERS_SECONDS)
     conversation_id = id_in(None, own)
+    await gateway.uploads.claim(principal.tenant, conversation_id, task.place().source)
     if is_watched:
         await LiveText(gateway.store, conversation_id).announce()
-    return await gateway.client.submit_request(request, conversation_id=conversation_id, role="server")
+    images = task.images if isinstance(task, NewConversation) else ()
+    return await gateway.client.submit_request(request, images=images, conversation_id=conversation_id, role="server")
 
 
 async def begin_once(
@@ -131,14 +134,14 @@ async def begin_once(
 
 @routes.post("", status_code=201, response_model=Begun, summary="Begin a conversation")
 async def create(
-    gateway: GatewayOf, principal: Writer, request: Request, task: TaskRequest, key: IdempotencyKey = None
+    gateway: GatewayOf, principal: Writer, request: Request, task: NewConversation, key: IdempotencyKey = None
 ) -> Response:
     """Begin a conversation with a task. It takes the fields of docs/producing-work.md, but for `idempotency_key`."""
     own = own_key(principal, key)
-    task = _continued(request, task)
+    traced = _continued(request, task)
 
     async def act() -> dict[str, str]:
-        return {"conversation_id": await begin(gateway, principal, task, own)}
+        return {"conversation_id": await begin(gateway, principal, traced, own)}
 
     answer = await once(gateway, request, own, act, status=201)
     answer.headers["Location"] = f"/conversations/{json.loads(bytes(answer.body))['conversation_id']}"

@@ -21,6 +21,7 @@ from deckhands.access.api_keys import DEFAULT_BODY_BYTES, EVERY_TENANT, ApiKey, 
 from deckhands.access.operations import Operations
 from deckhands.access.repeated import Repeated
 from deckhands.access.tickets import Tickets
+from deckhands.access.uploads import Uploads
 from deckhands.client.client import Client
 from deckhands.monitoring.exposition import Exposition
 
@@ -133,6 +134,7 @@ class Gateway:
     tickets: Tickets = field(init=False)
     repeated: Repeated = field(init=False)
     operations: Operations = field(init=False)
+    uploads: Uploads = field(init=False)
     exposition: Exposition = field(init=False)
     streams: set[object] = field(init=False, default_factory=set)
     refusals: Counter[str] = field(init=False, default_factory=Counter)
@@ -146,6 +148,7 @@ class Gateway:
             "tickets": Tickets(self.store),
             "repeated": Repeated(self.store),
             "operations": Operations(self.store),
+            "uploads": Uploads(self.store),
             "exposition": Exposition(self.store, own=self._figures, sees_inbox=False),
         }
         for name, part in made.items():

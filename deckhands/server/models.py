@@ -24,7 +24,7 @@ from broker.specs.policies import PLUGIN_NAME, ConfirmationPolicy
 from broker.specs.timing import MessagePolicy
 from deckhands.server.dependencies import MAX_REASON
 from deckhands.tasks.images import MAX_IMAGES
-from deckhands.tasks.requests import MAX_SECRETS, MAX_TOOLS
+from deckhands.tasks.requests import MAX_SECRETS, MAX_TOOLS, TaskRequest
 from deckhands.tasks.tasks import MAX_TASK_CHARS
 
 ID = "01K9QGZ1T2V3W4X5Y6Z7A8B9C0"
@@ -41,6 +41,16 @@ class Begun(BaseModel):
     """A conversation that has begun."""
 
     conversation_id: str = Field(examples=[ID])
+
+
+class NewConversation(TaskRequest):
+    """A task, with pictures.
+
+    Attributes:
+        images: pictures that belong to the task: addresses, or data URLs.
+    """
+
+    images: Annotated[tuple[ImageUrl, ...], Field(max_length=MAX_IMAGES)] = ()
 
 
 class Conversation(BaseModel):
@@ -299,6 +309,19 @@ class Uploaded(BaseModel):
 
     files: int = Field(examples=[1])
     size_bytes: int = Field(examples=[1204])
+
+
+class LaidBy(BaseModel):
+    """What was uploaded for a conversation that has not begun yet.
+
+    Attributes:
+        parcel: how `workspace.source` names it.
+        kept_seconds: how long it waits for its conversation.
+    """
+
+    parcel: str = Field(examples=["9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"])
+    size_bytes: int = Field(examples=[1204])
+    kept_seconds: int = Field(examples=[3_600])
 
 
 def cursor_of(place: Place | None) -> str | None:
