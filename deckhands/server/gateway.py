@@ -28,6 +28,9 @@ from deckhands.monitoring.exposition import Exposition
 DEFAULT_PORT = 8_900
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
+Refusal = tuple[str, str]
+"""A status, and why a request was refused before the application saw it; empty: it did."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
@@ -121,7 +124,7 @@ class Gateway:
         follower: of streams, which wait until it is back.
         exposition: the metrics of the cluster, and of this server.
         streams: those that are open.
-        refusals: how many requests were answered with an error, by the status.
+        refusals: how many requests were answered with an error.
         is_stopping: set when the server is about to end.
     """
 
@@ -137,7 +140,7 @@ class Gateway:
     uploads: Uploads = field(init=False)
     exposition: Exposition = field(init=False)
     streams: set[object] = field(init=False, default_factory=set)
-    refusals: Counter[str] = field(init=False, default_factory=Counter)
+    refusals: Counter[Refusal] = field(init=False, default_factory=Counter)
     is_stopping: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -213,7 +216,7 @@ class Gateway:
         await self.operations.record(principal.author, principal.tenant, action, target, reason)
 
     def _figures(self) -> dict[str, dict[str, float]]:
-        refusals = {status: float(count) for status, count in self.refusals.items()}
+        refusals = {f"{status} {reason}": float(count) for (status, reason), count in self.refusals.items()}
         return {"streams": {"": float(len(self.streams))}, "http_refusals": refusals}
 
     async def aclose(self) -> None:

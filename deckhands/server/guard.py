@@ -87,7 +87,7 @@ class Guard:
             if message["type"] in ("http.response.start", "websocket.http.response.start"):
                 status = int(message["status"])
                 if status >= 400:
-                    self._gateway.refusals[str(status)] += 1
+                    self._gateway.refusals[str(status), ""] += 1
             await send(message)
 
         return forward
