@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from broker.tools.custom_tools import custom_tool
 from deckhands.client.client import Client
 
 TOOL_SECONDS = 0.002
+SLOW_SECONDS = 0.02
 STEPS = 500
 """More than any conversation makes."""
 SETTLED_STEPS = 2
@@ -38,10 +39,25 @@ SAMPLED = 200
 
 
 @custom_tool(outcome="idempotent")
-async def tick(number: int) -> str:
+async def tick(number: int, seconds: float = TOOL_SECONDS) -> str:
     """Take a moment."""
-    await asyncio.sleep(TOOL_SECONDS)
+    await asyncio.sleep(seconds)
     return str(number)
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """What part of the actions the heavier tenant got.
+
+    Attributes:
+        first: while first actions waited in the line of their pool.
+        later: afterwards.
+        whole: of all.
+    """
+
+    first: float
+    later: float
+    whole: float
 
 
 @dataclass(slots=True)
@@ -61,10 +77,15 @@ async def measure(bench: Bench) -> Result:
     seconds = bench.choose(smoke=2, short=20, full=60)
     async with running_cluster(bench.directory / "people") as cluster:
         waits = await _people(cluster, crowd, people)
+    each = bench.choose(smoke=20, short=400, full=400)
     shares = {}
-    for what, places in (("controller", 64), ("tool worker", 2)):
+    for what, places, tool_seconds in (
+        ("controller", 64, TOOL_SECONDS),
+        ("tool worker", 2, TOOL_SECONDS),
+        ("slow tool worker", 2, SLOW_SECONDS),
+    ):
         async with running_cluster(bench.directory / what.replace(" ", "-")) as cluster:
-            shares[what] = await _share(cluster, bench.choose(smoke=20, short=200, full=200), seconds, places)
+            shares[what] = await _share(cluster, each, seconds, places, tool_seconds)
     figures = [
         Figure("a person's first reply of the model, p50", "ms", _percentile(waits.first_reply, 0.5)),
         Figure("a person's first reply of the model, p95", "ms", _percentile(waits.first_reply, 0.95), 300),
@@ -74,14 +95,16 @@ async def measure(bench: Bench) -> Result:
         Figure("steps of batch conversations a second", "", Spread.of([waits.steps_a_second])),
     ]
     figures += [
-        Figure(f"share of the tenant with weight 3 of 4, {what} scarce", "%", Spread.of([share], scale=100))
-        for what, share in shares.items()
+        Figure(f"share of the tenant with weight 3 of 4, {what} scarce{when}", "%", Spread.of([share], scale=100))
+        for what, found in shares.items()
+        for when, share in ((", first actions", found.first), (", later", found.later), ("", found.whole))
     ]
     note = (
         f"{crowd:,} batch conversations step without end; {people} conversations of people, one after another, each "
         f"from before its submission until a follower sees the event. Pauses are those of {SAMPLED} of the batch "
-        f"conversations, from their beginning to the end. Shares: of all steps of {seconds} s. One controller and one "
-        "tool worker."
+        f"conversations, from their beginning to the end. Shares: of all actions until {seconds} s after the "
+        f"last first action of {2 * each} conversations, and of those up to this one and behind it. One "
+        "controller and one tool worker."
     )
     return Result("Fairness", figures, note)
 
@@ -117,21 +140,34 @@ async def _one_person(client: Client, script: Path, waits: Waits) -> None:
                 return
 
 
-async def _share(cluster: BenchCluster, each: int, seconds: float, places: int) -> float:
-    """Return the share of the heavier tenant's steps while both have work that waits."""
+async def _share(cluster: BenchCluster, each: int, seconds: float, places: int, tool_seconds: float) -> Shares:
+    """Return the shares of the heavier tenant's steps while both have work that waits."""
     await _start(cluster, places=places, DECKHANDS_TENANTS=WEIGHTS)
-    script, _ = _scripts(cluster.directory)
+    script, _ = _scripts(cluster.directory, tool_seconds)
     ids: dict[str, list[str]] = {"heavy": [], "light": []}
     for _ in range(each):
         for tenant, own in ids.items():
             own.append(await _submit(cluster.client, script, priority="batch", tenant=tenant))
-    # The first action of a conversation waits in the line of its pool, all others in the line of its node. A worker
-    # reads both in turn, so while first actions wait, the weights hold in each line and not over both.
+    # The first action of a conversation waits in the line of its pool, all others in the line of its node.
     await _until_all_made(cluster, [*ids["heavy"], *ids["light"]], SETTLED_STEPS)
-    before = {tenant: sum(await _steps(cluster.client, own)) for tenant, own in ids.items()}
     await asyncio.sleep(seconds)
-    made = {tenant: sum(await _steps(cluster.client, own)) - before[tenant] for tenant, own in ids.items()}
+    done = {tenant: [await _times_of_actions(cluster.client, cid) for cid in own] for tenant, own in ids.items()}
+    settled = max(times[0] for found in done.values() for times in found)
+    ended = settled + seconds
+    return Shares(*(_share_of_heavy(done, *span) for span in ((0.0, settled), (settled, ended), (0.0, ended))))
+
+
+def _share_of_heavy(done: Mapping[str, Sequence[Sequence[float]]], begin: float, end: float) -> float:
+    made = {tenant: sum(begin < time <= end for times in found for time in times) for tenant, found in done.items()}
     return made["heavy"] / sum(made.values())
+
+
+async def _times_of_actions(client: Client, cid: str) -> list[float]:
+    """Return when the actions of a conversation had been carried out, in seconds of the epoch."""
+    events = await client.events(cid)
+    return [
+        event.timestamp.timestamp() for event in events if isinstance(event, ToolCallObservation) and event.timestamp
+    ]
 
 
 async def _start(cluster: BenchCluster, *, places: int, **environment: str) -> None:
@@ -168,12 +204,15 @@ async def _steps(client: Client, ids: Sequence[str]) -> list[int]:
     return [int(row.fields.get("iterations", "0")) for row in rows]
 
 
-def _scripts(folder: Path) -> tuple[Path, Path]:
+def _scripts(folder: Path, tool_seconds: float = TOOL_SECONDS) -> tuple[Path, Path]:
     """Write what batch conversations do, and what people's do."""
     found = []
     for name, count in (("batch", STEPS), ("person", 1)):
         calls = [
-            {"tool_calls": [{"name": "tick", "arguments": {"number": n}}], "usage": {"prompt_tokens": 100}}
+            {
+                "tool_calls": [{"name": "tick", "arguments": {"number": n, "seconds": tool_seconds}}],
+                "usage": {"prompt_tokens": 100},
+            }
             for n in range(count)
         ]
         end = {"tool_calls": [{"name": "finish", "arguments": {"message": "Done."}}]}

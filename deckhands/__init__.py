@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from broker.coordination.transfers import TransferFailed
     from broker.runtime.errors import (
         ConversationBusy,
+        ConversationMoved,
         DeckhandsError,
         StoreError,
         StoreUnavailable,
@@ -45,6 +46,7 @@ __all__ = [
     "Conversation",
     "ConversationBusy",
     "ConversationFailed",
+    "ConversationMoved",
     "DeckhandsError",
     "Event",
     "LLMSpec",
@@ -70,6 +72,7 @@ _MODULES = {
     "broker.contract.events": ("AgentSpec", "Event", "LLMSpec", "Limits", "WorkspaceSpec"),
     "broker.runtime.errors": (
         "ConversationBusy",
+        "ConversationMoved",
         "DeckhandsError",
         "StoreError",
         "StoreUnavailable",

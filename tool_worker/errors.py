@@ -135,3 +135,12 @@ class SandboxUnsafe(SandboxError):
     """The self-test got out of the sandbox."""
 
     code = "sandbox_unsafe"
+
+
+class StoppedBeforeItBegan(DeckhandsError):
+    """An action was ordered to stop while its workspace was being opened."""
+
+    code = "cancelled"
+
+    def __init__(self) -> None:
+        super().__init__("The action was not run: it was stopped before it began.")

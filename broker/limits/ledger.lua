@@ -348,13 +348,16 @@ local function sweep_now(keys, args)
 end
 
 -- deck_budget_limit: set a limit, or change it by an amount.
--- ARGV key of this very change, 'set' or 'add', amount or '' for no limit, account, parent …
--- returns {'changed', limit or '', woken …}
+-- ARGV key of this very change, 'set', 'add' or 'from <limit>', amount or '' for no limit, account, parent …
+--      'from <limit>': set it if it is this one; 'from ': if there is none
+-- returns {'changed', limit or '', woken …} {'other', limit or ''}
 local function change_limit(keys, args)
   local shard, accounts = keys[1], accounts_from(args, 4)
   enroll(shard, accounts)
   local key = budget(shard, accounts[1])
   if get(key, 'change') ~= args[1] then
+    local limit = get(key, 'limit') or ''
+    if string.sub(args[2], 1, 5) == 'from ' and string.sub(args[2], 6) ~= limit then return reply('other', limit, {}) end
     redis.call('HSET', key, 'change', args[1])
     if args[3] == '' then
       redis.call('HDEL', key, 'limit')

@@ -13,7 +13,7 @@ Keys: `deck:{0}:budget:…`, `deck:{0}:budgets`, `deck:{0}:ledger:…`, see ledg
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -184,14 +184,26 @@ class Ledger:
         """Look after what dead workers had reserved; twice a second at most for all workers."""
         await self._call("deck_budget_sweep")
 
-    async def set_limit(self, account: str, limit_usd: float | None) -> Account:
+    async def set_limit(
+        self, account: str, limit_usd: float | None, *, check: Callable[[Account], None] | None = None
+    ) -> Account:
         """Set the limit of an account, which need not exist yet; None takes it away.
+
+        Args:
+            check: raises unless the limit is what the caller wants to change; what it has seen is what is changed.
 
         Raises:
             UsageError: it names no account, or the amount cannot be used.
         """
-        await self._change(account, "set", "" if limit_usd is None else nano(_checked(limit_usd)))
-        return await self.account(account)
+        amount = _nano_or_none(None if limit_usd is None else _checked(limit_usd))
+        if check is None:
+            await self._change(account, "set", amount)
+            return await self.account(account)
+        while True:
+            known = await self.account(account)
+            check(known)
+            if await self._change(account, f"from {_nano_or_none(known.limit_usd)}", amount) != "other":
+                return await self.account(account)
 
     async def top_up(self, account: str, amount_usd: float) -> Account:
         """Raise the limit of an account and wake conversations that wait for it; raises what `set_limit` does."""
@@ -234,8 +246,9 @@ class Ledger:
             below += await self._members(f"{self._shard.budget(name)}:children")
         return sorted(found)
 
-    async def _change(self, account: str, how: str, amount: int | str) -> None:
-        await self._call("deck_budget_limit", new_key(), how, amount, *account_path(account))
+    async def _change(self, account: str, how: str, amount: int | str) -> str:
+        outcome, _ = await self._call("deck_budget_limit", new_key(), how, amount, *account_path(account))
+        return outcome
 
     async def _members(self, key: str) -> list[str]:
         members = await self._store.persist(lambda: self._store.connection.call("SMEMBERS", key))
@@ -254,6 +267,10 @@ class Ledger:
         if woken:
             await wake(self._store, dict.fromkeys(cid.decode(errors="backslashreplace") for cid in woken))
         return outcome, detail.decode()
+
+
+def _nano_or_none(usd: float | None) -> int | str:
+    return "" if usd is None else nano(usd)
 
 
 def _checked(usd: float) -> float:

@@ -79,15 +79,18 @@ class Producer(NamedTuple):
         key: idempotency key.
         condition: on which it is appended.
         quiet: nobody is notified.
+        seen_id: the event that has to be the last one; None: any.
     """
 
     key: str
     condition: Condition = ""
     quiet: bool = False
+    seen_id: int | None = None
 
     def named(self) -> Named:
         """Return the writer's arguments."""
-        return {"by": "producer", "key": self.key, "condition": self.condition, "quiet": self.quiet}
+        named: Named = {"by": "producer", "key": self.key, "condition": self.condition, "quiet": self.quiet}
+        return named if self.seen_id is None else named | {"seen": str(self.seen_id)}
 
 
 class ToolWriter(NamedTuple):

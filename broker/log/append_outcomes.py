@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from broker.runtime.errors import StoreError
+from broker.runtime.errors import ConversationBusy, StoreError, UnknownConversation
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +56,24 @@ class Lost:
 Outcome = Appended | Duplicate | Fenced | Conflict | Closed | Lost
 
 
-def outcome_of(reply: Any, checksum: str = "") -> Outcome:
-    """Return what a reply of the function `append` says.
+def outcome_of(reply: Any, conversation_id: str, checksum: str = "") -> Outcome | None:
+    """Return what a reply of the function `append` says; None: the conversation was not to exist, and does.
 
     Args:
         checksum: of the last event to be written.
 
     Raises:
+        UnknownConversation: there is no such conversation.
+        ConversationBusy: it takes no message now.
         StoreError: the function never gives this reply.
     """
     match reply:
+        case ["missing"]:
+            raise UnknownConversation(conversation_id)
+        case ["busy"]:
+            raise ConversationBusy(conversation_id)
+        case ["exists"]:
+            return None
         case ["appended", first, last]:
             return Appended(first, last, checksum)
         case ["duplicate", first, last]:

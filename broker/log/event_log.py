@@ -31,7 +31,7 @@ from broker.log.fencing import Ownership
 from broker.log.follower import Follower
 from broker.log.masked import NOTHING_MASKED, NOTHING_TO_HIDE, Masked
 from broker.log.status import adopted, listed_at_first
-from broker.runtime.errors import ConversationBusy, CorruptEntry, EventsLost, UnknownConversation, UsageError
+from broker.runtime.errors import ConversationMoved, CorruptEntry, EventsLost, UnknownConversation, UsageError
 from broker.runtime.ids import check_conversation_id, new_key
 from broker.secrets.masking import Masker
 from broker.secrets.secrets import Secrets
@@ -115,6 +115,7 @@ class EventLog:
         key: str | None = None,
         quiet: bool = False,
         condition: Condition = "",
+        seen_id: int | None = None,
         dispatch: Iterable[int] = (),
         fields: Mapping[str, str | int | float] | None = None,
     ) -> Appended | Duplicate | Closed:
@@ -126,15 +127,19 @@ class EventLog:
             key: idempotency key; without one, a new one is made, which makes this call repeatable but no other.
             quiet: notify nobody.
             condition: on which they are appended.
+            seen_id: the event that has to be the last one; None: any.
             dispatch: positions in `events` of actions for a tool worker that no step waits for.
             fields: what the index remembers along with them.
 
         Raises:
             UnknownConversation: no such conversation.
             ConversationBusy: the condition is not met; nothing was written.
+            ConversationMoved: the last event is another one; nothing was written.
         """
-        writer = Producer(key or new_key(), condition, quiet)
+        writer = Producer(key or new_key(), condition, quiet, seen_id)
         outcome = await self._append(conversation_id, writer, events, dispatch=frozenset(dispatch), fields=fields)
+        if isinstance(outcome, Conflict):
+            raise ConversationMoved(conversation_id, outcome.last_id)
         assert isinstance(outcome, Appended | Duplicate | Closed)
         return outcome
 
@@ -374,13 +379,8 @@ class EventLog:
         shown = {name: replace_surrogates(masker.wire(value)) for name, value in fields.items()} if fields else {}
         arguments = append_arguments(conversation_id, writer, entries, cancels, shown)
         reply = await self.store.function("deck_append", (names.root, names.shard.root), *arguments)
-        if reply == ["missing"]:
-            raise UnknownConversation(conversation_id)
         check_reply(reply)
-        if reply == ["busy"]:
-            raise ConversationBusy(conversation_id)
-        checksum = codec.checksum_of(entries[-1].data if entries else b"")
-        return None if reply == ["exists"] else outcome_of(reply, checksum)
+        return outcome_of(reply, conversation_id, codec.checksum_of(entries[-1].data if entries else b""))
 
     async def _entry(self, conversation_id: str, event: Event, masker: Masker) -> bytes:
         wire = event.wire()

@@ -331,6 +331,7 @@ end
 --                  quiet: notify nobody
 --                  condition 'message:<policy>': a person's message, refused while the agent works if the policy, by
 --                  default the conversation's, is 'reject'; 'expire': refused unless the conversation waits to begin
+--                  seen: the event that has to be the last one, or nil
 --   by 'tool'      worker, action, checksum of the action, see remembers
 --                  place: '<stream>|<entry>' to acknowledge, or nil
 --   by 'owner'     worker, token
@@ -403,6 +404,7 @@ local function append(keys, args)
       return range and written_before(range) or {'closed'}
     end
     if by == 'producer' and is_refused(condition, policy, busy, planned) then return {'busy'} end
+    if by == 'producer' and call.seen and tonumber(call.seen) ~= last then return {'conflict', last} end
   end
   if closed then return {'closed'} end
 

@@ -193,6 +193,18 @@ class ConversationBusy(DeckhandsError):
         )
 
 
+class ConversationMoved(DeckhandsError):
+    """More has happened in the conversation than the caller has seen; nothing was written."""
+
+    code = "precondition_failed"
+
+    def __init__(self, conversation_id: str, last_id: int) -> None:
+        super().__init__(
+            f"The conversation {conversation_id} is at event {last_id}, and not where it was when you read it.",
+            remedy="Read it again.",
+        )
+
+
 class OwnershipLost(DeckhandsError):
     """Another worker has taken over; nothing of the refused call was written."""
 

@@ -17,17 +17,19 @@ async def append(
     *,
     key: str | None = None,
     condition: Condition = "",
+    seen_id: int | None = None,
     fields: Mapping[str, str] | None = None,
 ) -> None:
     """Append events as a producer; see `EventLog.append` for what else is raised.
 
     Args:
         log: the one that masks secrets, for text that a person wrote.
+        seen_id: the event that has to be the last one; None: any.
         fields: what the index remembers along with them.
 
     Raises:
         UsageError: the conversation is closed.
     """
-    outcome = await log.append(conversation_id, events, key=key, condition=condition, fields=fields)
+    outcome = await log.append(conversation_id, events, key=key, condition=condition, seen_id=seen_id, fields=fields)
     if isinstance(outcome, Closed):
         raise UsageError(f"The conversation {conversation_id} is closed.", remedy="Submit the task as a new one.")

@@ -120,14 +120,17 @@ class Steering(Reader):
         change: Change,
         *,
         model: str | None = None,
+        seen_id: int | None = None,
         idempotency_key: str | None = None,
     ) -> None:
         """Change what a conversation is, from its next step on. Secrets are masked in the reason.
 
         Args:
             model: the profile or model to continue with.
+            seen_id: the last event that the caller knows of, `last_event_id` of a summary; None: change it anyway.
 
         Raises:
+            ConversationMoved: more has happened in it since `seen_id`; nothing was changed.
             UsageError: the conversation is unknown or closed, or see `Change.event`.
         """
         switch = switch_to(model, by=change.by, reason=change.reason)
@@ -137,7 +140,9 @@ class Steering(Reader):
             changed = await change.event(self.store, offers_limit_seconds=OFFERS_LIMIT_SECONDS)
             events.append(changed)
             fields = relisted(changed)
-        await self._append(conversation_id, events, idempotency_key, log=self._masked, fields=dict(fields))
+        await self._append(
+            conversation_id, events, idempotency_key, log=self._masked, seen_id=seen_id, fields=dict(fields)
+        )
 
     async def cancel(self, conversation_id: str, *, wait_seconds: float | None = None) -> Summary:
         """Stop a conversation and what runs in it. One that is over is left alone. Idempotent.
@@ -209,6 +214,7 @@ class Steering(Reader):
         *,
         log: EventLog | None = None,
         condition: Condition = "",
+        seen_id: int | None = None,
         fields: Mapping[str, str] | None = None,
     ) -> None:
         """Append events; pass the `log` that masks secrets for text that a person wrote."""
@@ -216,7 +222,9 @@ class Steering(Reader):
             events, key = [self._act, *events], key or self._act_key
             log = self._masked if self._act.reason else log
         try:
-            await append(log or self.log, conversation_id, events, key=key, condition=condition, fields=fields)
+            await append(
+                log or self.log, conversation_id, events, key=key, condition=condition, seen_id=seen_id, fields=fields
+            )
         except UnknownConversation:
             if await self.is_archived(conversation_id):
                 raise IsArchived(conversation_id) from None

@@ -41,6 +41,7 @@ from deckhands.server.live import SseResponse
 from deckhands.server.models import ID, Result
 from deckhands.server.runs import DEFAULT_SECONDS
 from deckhands.server.streams import EventStream, Item
+from deckhands.tasks.inputs import id_in
 from deckhands.webhooks.book import UnknownWebhook, WebhookBook
 from deckhands.webhooks.sending import address_of, rules_of
 from deckhands.webhooks.webhook import STATE_CHANGED, Webhook
@@ -171,16 +172,29 @@ class _Methods:
         self._principal.require(Scope.WRITE)
         gateway, message, after = self._gateway, params.message, 0
         own = own_key(self._principal, f"a2a:{message.message_id}")
+        push = params.configuration.task_push_notification_config
         if message.conversation_id:
             conversation_id = await self._visible(message.conversation_id)
             after = int((await self._result(conversation_id)).summary["last_event_id"])
+            if push is not None:
+                await self._push(conversation_id, push)
             client = gateway.acting(self._principal, "message", "", key=own)
             await client.send_message(conversation_id, message.text())
-        else:
-            conversation_id = await begin(gateway, self._principal, params.task(), own)
-        if (push := params.configuration.task_push_notification_config) is not None:
-            await self._push(push.model_copy(update={"task_id": conversation_id}))
-        return conversation_id, after
+            return conversation_id, after
+        task = params.task()
+        if push is None:
+            return await begin(gateway, self._principal, task, own), after
+        # Before it begins: an agent may be done before the push is kept, and nothing would be left to tell.
+        conversation_id = id_in(None, own)
+        hook = await self._push(conversation_id, push, tenant=self._principal.tenant)
+        try:
+            return await begin(gateway, self._principal, task, own), after
+        except DeckhandsError:
+            try:
+                await gateway.client.row(conversation_id)
+            except UnknownConversation:
+                await self._book.remove(hook.id)
+            raise
 
     async def _send(self, given: Mapping[str, Any]) -> dict[str, Any]:
         params = SendParams.model_validate(given)
@@ -207,14 +221,14 @@ class _Methods:
         await self._gateway.acting(self._principal, "cancel", "asked for by A2A").cancel(conversation_id)
         return await self._task(conversation_id)
 
-    async def _push(self, config: PushConfig) -> Webhook:
+    async def _push(self, conversation_id: str, config: PushConfig, *, tenant: str = "") -> Webhook:
+        """Keep a push for a conversation; without a tenant, for one that is there."""
         self._principal.require(Scope.OPERATE)
-        conversation_id = await self._visible(config.task_id)
         if not config.url:
             raise UsageError("url: a push notification needs an address.", remedy="Send one.")
         await address_of(config.url, rules_of(BrokerSettings.from_env().webhook_private))
         await self._gateway.record(self._principal, "webhook.add", config.url[:200], "asked for by A2A")
-        tenant = await self._gateway.tenant_of(conversation_id) or self._principal.tenant
+        tenant = tenant or await self._gateway.tenant_of(conversation_id) or self._principal.tenant
         known = await self._hooks(conversation_id)
         same = next((hook for hook in known if hook.url == config.url), None)
         if same is not None and self._book.token_of(same) == config.token:
@@ -228,7 +242,9 @@ class _Methods:
         return [hook for hook in found if hook.form == "a2a" and hook.conversation_id == conversation_id]
 
     async def _add_push(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        return _config(await self._push(PushConfig.model_validate(given)))
+        config = PushConfig.model_validate(given)
+        self._principal.require(Scope.OPERATE)
+        return _config(await self._push(await self._visible(config.task_id), config))
 
     async def _known_push(self, given: Mapping[str, Any]) -> Webhook:
         asked = PushConfig.model_validate(given)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -28,6 +29,8 @@ from deckhands.tasks.requests import TaskRequest
 
 MAX_SCHEDULES = 10_000
 REMEDY = "`deckhands schedule ls` lists those there are."
+
+Check = Callable[[Schedule], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,24 +81,37 @@ class ScheduleBook:
             )
         return due
 
-    async def remove(self, name: str) -> None:
+    async def remove(self, name: str, *, check: Check | None = None) -> None:
         """Forget a schedule; what it has begun continues.
 
-        Raises:
-            UsageError: there is none of this name.
-        """
-        while await self._put(name, await self._text(name), b"", None) == "other":
-            pass  # somebody has changed it meanwhile
-
-    async def set_paused(self, name: str, *, is_paused: bool) -> datetime | None:
-        """Pause a schedule or let it continue, and return its next tick.  Idempotent.
+        Args:
+            check: raises unless it is what the caller wants to remove; what it has seen is what is removed.
 
         Raises:
             UsageError: there is none of this name.
         """
         while True:
             text = await self._text(name)
-            changed = _schedule_in(name, text).model_copy(update={"is_paused": is_paused})
+            if check is not None:
+                check(_schedule_in(name, text))
+            if await self._put(name, text, b"", None) != "other":
+                return
+
+    async def set_paused(self, name: str, *, is_paused: bool, check: Check | None = None) -> datetime | None:
+        """Pause a schedule or let it continue, and return its next tick.  Idempotent.
+
+        Args:
+            check: raises unless it is what the caller wants to change; what it has seen is what is changed.
+
+        Raises:
+            UsageError: there is none of this name.
+        """
+        while True:
+            text = await self._text(name)
+            known = _schedule_in(name, text)
+            if check is not None:
+                check(known)
+            changed = known.model_copy(update={"is_paused": is_paused})
             due = None if is_paused else changed.next_after(await self.now())
             if await self._put(name, text, changed.model_dump_json().encode(), due) == "put":
                 return due

@@ -296,10 +296,16 @@ async def set_budget(
 ) -> Budget:
     """Set what an account may spend. Conversations that wait for it continue."""
     account_path(account)
+    ledger = Ledger(gateway.store)
+
+    def check(known: Account) -> None:
+        precondition.check(_limit_tag(known))
+
     if precondition.is_asked:
-        precondition.check(_limit_tag(await Ledger(gateway.store).account(account)))
+        check(await ledger.account(account))
     await gateway.record(principal, "budget.set", account, f"{new.limit_usd} USD: {new.reason}")
-    return Budget.of(await Ledger(gateway.store).set_limit(account, new.limit_usd))
+    checks = check if precondition.is_asked else None
+    return Budget.of(await ledger.set_limit(account, new.limit_usd, check=checks))
 
 
 @routes.get("/tools", summary="List tools on offer")

@@ -20,6 +20,7 @@ from broker.coordination.transfers import NoWorkspace, TransferFailed
 from broker.runtime.errors import (
     AdmissionRefused,
     ConversationBusy,
+    ConversationMoved,
     DeckhandsError,
     EventsLost,
     EventUnfit,
@@ -49,6 +50,7 @@ STATUS: tuple[tuple[type[DeckhandsError], int], ...] = (
     (UnknownConversation, 404),
     (UnknownWebhook, 404),
     (ConversationBusy, 409),
+    (ConversationMoved, 412),
     (IsBeingDeleted, 409),
     (EventUnfit, 413),
     (NoWorkspace, 409),

@@ -9,7 +9,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from broker.runtime.errors import UsageError
-from deckhands.schedules.book import Entry, ScheduleBook
+from deckhands.schedules.book import Check, Entry, ScheduleBook
 from deckhands.schedules.schedule import CATCH_UP_SECONDS, LABEL, NAME_PATTERN, Overlap, Schedule
 from deckhands.server.dependencies import MATCHED, GatewayOf, IfMatch, OperatorOfAll, Reason, Why, etag_of
 from deckhands.server.models import ID, MOMENT
@@ -73,8 +73,14 @@ def tag_of(entry: Entry) -> str:
     return etag_of(entry.schedule)
 
 
-async def _matching(gateway: GatewayOf, name: str, precondition: IfMatch) -> None:
-    precondition.check(tag_of(await _entry(gateway, name)))
+async def _check_of(gateway: GatewayOf, name: str, precondition: IfMatch) -> Check:
+    """Return what makes sure that a schedule is as it was when it was read, after it has done so once."""
+
+    def check(schedule: Schedule) -> None:
+        precondition.check(etag_of(schedule))
+
+    check((await _entry(gateway, name)).schedule)
+    return check
 
 
 @routes.get("", summary="List schedules")
@@ -117,10 +123,11 @@ async def show(gateway: GatewayOf, _principal: OperatorOfAll, name: Name, respon
 
 
 async def _set_paused(
-    gateway: GatewayOf, principal: OperatorOfAll, name: str, reason: str, *, is_paused: bool
+    gateway: GatewayOf, principal: OperatorOfAll, name: str, reason: str, precondition: IfMatch, *, is_paused: bool
 ) -> ShownSchedule:
+    check = await _check_of(gateway, name, precondition)
     await gateway.record(principal, "schedule.pause" if is_paused else "schedule.resume", name, reason)
-    await _book(gateway).set_paused(name, is_paused=is_paused)
+    await _book(gateway).set_paused(name, is_paused=is_paused, check=check)
     return ShownSchedule.of(await _entry(gateway, name))
 
 
@@ -129,8 +136,7 @@ async def pause(
     gateway: GatewayOf, principal: OperatorOfAll, name: Name, why: Reason, precondition: IfMatch
 ) -> ShownSchedule:
     """Pause a schedule: what would come due meanwhile is not made up for."""
-    await _matching(gateway, name, precondition)
-    return await _set_paused(gateway, principal, name, why.reason, is_paused=True)
+    return await _set_paused(gateway, principal, name, why.reason, precondition, is_paused=True)
 
 
 @routes.post("/{name}/resume", summary="Let a schedule continue", responses=MATCHED)
@@ -138,8 +144,7 @@ async def resume(
     gateway: GatewayOf, principal: OperatorOfAll, name: Name, why: Reason, precondition: IfMatch
 ) -> ShownSchedule:
     """Let a schedule continue that was paused."""
-    await _matching(gateway, name, precondition)
-    return await _set_paused(gateway, principal, name, why.reason, is_paused=False)
+    return await _set_paused(gateway, principal, name, why.reason, precondition, is_paused=False)
 
 
 @routes.delete("/{name}", status_code=204, summary="Remove a schedule", responses=MATCHED)
@@ -147,7 +152,7 @@ async def remove(
     gateway: GatewayOf, principal: OperatorOfAll, name: Name, reason: Why, precondition: IfMatch
 ) -> Response:
     """Remove a schedule. Conversations that it has begun continue."""
-    await _matching(gateway, name, precondition)
+    check = await _check_of(gateway, name, precondition)
     await gateway.record(principal, "schedule.remove", name, reason)
-    await _book(gateway).remove(name)
+    await _book(gateway).remove(name, check=check)
     return Response(status_code=204)

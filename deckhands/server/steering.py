@@ -65,8 +65,7 @@ async def change(
     With `If-Match`, it is changed only if nothing has happened in it since it was read: its ETag changes with each
     event.
     """
-    if precondition.is_asked:
-        precondition.check(etag_of(await result_of(gateway.client, conversation_id)))
+    is_compared = precondition.is_asked
     wanted = Change(
         agent=new.agent,
         confirmation=_policy(new.confirmation),
@@ -79,13 +78,16 @@ async def change(
     )
     if wanted.has_parts or new.model is None:
         await wanted.event(gateway.store, offers_limit_seconds=OFFERS_SECONDS)
-    return await acts(
-        principal,
-        conversation_id,
-        "change",
-        new.reason,
-        lambda client: client.change(conversation_id, wanted, model=new.model),
-    )
+
+    async def change_it(client: Client) -> None:
+        seen_id = None
+        if is_compared:
+            known = await result_of(client, conversation_id)
+            precondition.check(etag_of(known))
+            seen_id = known.summary["last_event_id"]
+        await client.change(conversation_id, wanted, model=new.model, seen_id=seen_id)
+
+    return await acts(principal, conversation_id, "change", new.reason, change_it)
 
 
 @routes.put("/{conversation_id}/secrets", status_code=204)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import secrets as randomness
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
@@ -34,6 +35,8 @@ LEASE_MS = 60_000
 """How long a line is a worker's; one that dies delays it by so much."""
 SECRET_BYTES = 32
 ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
+
+Check = Callable[[Webhook], None]
 
 
 class UnknownWebhook(DeckhandsError):
@@ -133,23 +136,37 @@ class WebhookBook:
         """
         return (await self._known(webhook_id))[0]
 
-    async def remove(self, webhook_id: str) -> None:
+    async def remove(self, webhook_id: str, *, check: Check | None = None) -> None:
         """Forget a webhook and its deliveries.
 
-        Raises:
-            UnknownWebhook: there is none.
-        """
-        while await self._put(webhook_id, (await self._known(webhook_id))[1], b"") == "other":
-            pass  # somebody has changed it meanwhile
-
-    async def set_enabled(self, webhook_id: str, *, is_enabled: bool, why_off: str = "") -> Webhook:
-        """Turn a webhook on or off: it hears of nothing that happens while it is off.  Idempotent.
+        Args:
+            check: raises unless it is what the caller wants to remove; what it has seen is what is removed.
 
         Raises:
             UnknownWebhook: there is none.
         """
         while True:
             hook, text = await self._known(webhook_id)
+            if check is not None:
+                check(hook)
+            if await self._put(webhook_id, text, b"") != "other":
+                return
+
+    async def set_enabled(
+        self, webhook_id: str, *, is_enabled: bool, why_off: str = "", check: Check | None = None
+    ) -> Webhook:
+        """Turn a webhook on or off: it hears of nothing that happens while it is off.  Idempotent.
+
+        Args:
+            check: raises unless it is what the caller wants to change; what it has seen is what is changed.
+
+        Raises:
+            UnknownWebhook: there is none.
+        """
+        while True:
+            hook, text = await self._known(webhook_id)
+            if check is not None:
+                check(hook)
             changed = hook.model_copy(update={"is_enabled": is_enabled, "why_off": why_off})
             if is_enabled and not hook.is_enabled:
                 changed = changed.model_copy(update={"created": from_millis(await self._now_ms())})

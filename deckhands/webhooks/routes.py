@@ -25,7 +25,7 @@ from deckhands.server.dependencies import (
 )
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.models import ID, MOMENT
-from deckhands.webhooks.book import UnknownWebhook, WebhookBook
+from deckhands.webhooks.book import Check, UnknownWebhook, WebhookBook
 from deckhands.webhooks.sending import address_of, rules_of
 from deckhands.webhooks.webhook import MAX_CHOSEN, MAX_URL_CHARS, SETTLED, Chosen, Delivery, Webhook
 
@@ -127,6 +127,10 @@ async def show(gateway: GatewayOf, principal: Reader, webhook_id: WebhookId, res
     return shown
 
 
+def _checked_by(precondition: Precondition) -> Check:
+    return lambda hook: precondition.check(etag_of(_shown(hook)))
+
+
 async def _set_enabled(
     gateway: Gateway,
     principal: Principal,
@@ -136,9 +140,10 @@ async def _set_enabled(
     *,
     is_enabled: bool,
 ) -> ShownWebhook:
-    precondition.check(etag_of(_shown(await _visible(gateway, principal, webhook_id))))
+    check = _checked_by(precondition)
+    check(await _visible(gateway, principal, webhook_id))
     await gateway.record(principal, "webhook.enable" if is_enabled else "webhook.disable", webhook_id, reason)
-    return _shown(await _book(gateway).set_enabled(webhook_id, is_enabled=is_enabled))
+    return _shown(await _book(gateway).set_enabled(webhook_id, is_enabled=is_enabled, check=check))
 
 
 @routes.post("/{webhook_id}/enable", summary="Turn a webhook on", responses=MATCHED)
@@ -162,9 +167,10 @@ async def remove(
     gateway: GatewayOf, principal: Operator, webhook_id: WebhookId, reason: Why, precondition: IfMatch
 ) -> Response:
     """Remove a webhook with all its deliveries."""
-    precondition.check(etag_of(_shown(await _visible(gateway, principal, webhook_id))))
+    check = _checked_by(precondition)
+    check(await _visible(gateway, principal, webhook_id))
     await gateway.record(principal, "webhook.remove", webhook_id, reason)
-    await _book(gateway).remove(webhook_id)
+    await _book(gateway).remove(webhook_id, check=check)
     return Response(status_code=204)
 
 

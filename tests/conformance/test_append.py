@@ -13,7 +13,7 @@ from broker.conversations.conversations import Conversations
 from broker.coordination.ownership import Owners
 from broker.log.event_log import Appended, Closed, Conflict, Duplicate, EventLog, Fenced
 from broker.log.fencing import Ownership
-from broker.runtime.errors import EventsLost, UnknownConversation, UsageError
+from broker.runtime.errors import ConversationMoved, EventsLost, UnknownConversation, UsageError
 from broker.store.connection import Argument, Connection
 from broker.store.store import Store, open_store
 from tests.broker_parts import CID, LosingConnection, act, begin, claim, command, enter, lapse, message, output
@@ -49,6 +49,30 @@ async def test_a_producer_key_counts_once(store: Store) -> None:
     assert await log.append(CID, [message("c")]) == Appended(4, 4)
     assert await log.append(CID, [message("a"), message("b")], key="k") == Duplicate(2, 3)
     assert await log.last_id(CID) == 4
+
+
+async def test_a_producer_that_has_seen_less_than_there_is_is_refused(store: Store) -> None:
+    log = await begin(store)
+    assert await log.append(CID, [message("a")], key="k", seen_id=1) == Appended(2, 2)
+    for seen_id in (0, 1, 3):
+        with pytest.raises(ConversationMoved, match="is at event 2"):
+            await log.append(CID, [message("b")], key="other", seen_id=seen_id)
+    assert await log.append(CID, [message("a")], key="k", seen_id=1) == Duplicate(2, 2)
+    assert await log.append(CID, [message("b")], key="other", seen_id=2) == Appended(3, 3)
+
+
+async def test_of_many_producers_that_have_seen_the_same_one_writes(store: Store) -> None:
+    log = await begin(store)
+
+    async def try_to_write(number: int) -> bool:
+        try:
+            await log.append(CID, [message(str(number))], seen_id=1)
+        except ConversationMoved:
+            return False
+        return True
+
+    assert sum(await asyncio.gather(*map(try_to_write, range(10)))) == 1
+    assert await log.last_id(CID) == 2
 
 
 async def test_nothing_is_appended_to_an_unknown_conversation(store: Store) -> None:

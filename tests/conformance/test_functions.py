@@ -64,9 +64,9 @@ HASHES_OF_VERSION = {
         "deckhands_batches": "d59fa74626167beb",
     },
     10: {
-        "deckhands": "6efaed893272a6e6",
+        "deckhands": "26464d3861c83409",
         "deckhands_governor": "333cbe31b17eb06b",
-        "deckhands_ledger": "a4e981bbfa80f30e",
+        "deckhands_ledger": "fb646b862075f573",
         "deckhands_batches": "c79e187d5e30538f",
     },
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -31,13 +32,14 @@ from broker.contract.observations import (
     OutcomeUnknownObservation,
 )
 from broker.contract.offered_tools import ToolCallAction
-from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionReclaimed
+from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionReclaimed, ControlDelivery
 from broker.log.event_log import EventLog
 from broker.secrets.secrets import Secrets
 from broker.store.store import Store
 from broker.tools.custom_tools import custom_tool
 from tests.broker_parts import no_key
 from tests.integration.workspace_hosts import opened
+from tests.polling import until
 from tool_worker.launch.host_folder import HostFolder
 from tool_worker.tools.offered import OfferedTools
 from tool_worker.worker.executor import Executor
@@ -154,6 +156,25 @@ async def test_a_command_that_was_answered_before_it_began_does_not_go_on(memory
     async with opened(tmp_path) as workspaces, asyncio.timeout(10):
         await Executor(log, workspaces, worker_id="tool-1").execute(delivery, ActionClaimed(1))
     assert [event.kind for event in await log.read("conversation")][1:] == ["action.run", "observation.error"]
+    assert not (tmp_path / "conversation" / "workspace" / "effect").exists()
+
+
+@pytest.mark.parametrize(("order", "action_id"), [("cancel", 2), ("close", 0)])
+async def test_a_command_that_is_stopped_while_its_workspace_is_opened_is_not_run(
+    memory_store: Store, tmp_path: Path, order: Literal["cancel", "close"], action_id: int
+) -> None:
+    log = EventLog(memory_store)
+    await log.create(ConversationCreated(conversation_id="conversation"))
+    await log.append("conversation", [CmdRunAction(command="touch effect")])
+    async with opened(tmp_path) as workspaces:
+        executor = Executor(log, workspaces, worker_id="tool-1")
+        running = asyncio.create_task(executor.execute(await delivery_of(log, 2), ActionClaimed(1)))
+        await until((tmp_path / "conversation").exists)
+        await executor.execute_control(ControlDelivery("conversation", action_id, order, ""))
+        await running
+    observation = (await log.read("conversation"))[-1]
+    assert isinstance(observation, ErrorObservation)
+    assert (observation.cause, observation.error_id) == (2, "cancelled")
     assert not (tmp_path / "conversation" / "workspace" / "effect").exists()
 
 

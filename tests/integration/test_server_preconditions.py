@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,7 +16,9 @@ STALE = {"If-Match": '"0123456789abcdef0123456789abcdef"'}
 
 
 @pytest.fixture
-async def server(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Served]:
+async def server(tmp_path: Path, programs: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
+    monkeypatch.setenv("DECKHANDS_WEBHOOK_PRIVATE", "127.0.0.1")
+    monkeypatch.setenv("DECKHANDS_HOME", str(tmp_path))
     async with served(tmp_path / "log", programs, needs_match=True) as found:
         yield found
 
@@ -56,3 +59,41 @@ async def test_what_has_changed_since_it_was_read_is_not_changed_again(server: S
         theirs = await client.get("/budgets/tenant:acme")
         assert (theirs.status_code, theirs.json()["code"]) == (404, "unknown_account")
         assert (await client.get("/budgets/tenant:other")).json()["limit_usd"] is None
+
+
+async def test_of_many_changes_at_once_one_is_made(server: Served) -> None:
+    cid = await server.client.submit("do it", tenancy=Tenancy(tenant="acme"))
+    async with server.as_(await server.token("*")) as client:
+        planned = {"cron": "0 6 * * *", "request": {"task": "do it"}, "reason": "test"}
+        assert (await client.put("/schedules/nightly", json=planned)).status_code == 201
+        hook = {"url": "https://127.0.0.1:9/hook", "reason": "test"}
+        made = await client.post("/webhooks", json=hook)
+        assert made.status_code == 201, made.text
+        webhook = f"/webhooks/{made.json()['id']}"
+        for method, path, bodies in (
+            ("PATCH", f"/conversations/{cid}", [{"labels": {"n": str(n)}, "reason": "test"} for n in range(8)]),
+            ("PUT", "/budgets/tenant:acme", [{"limit_usd": n + 1, "reason": "test"} for n in range(8)]),
+        ):
+            read = {"If-Match": (await client.get(path)).headers["etag"]}
+            answers = await asyncio.gather(*(client.request(method, path, json=body, headers=read) for body in bodies))
+            statuses = sorted(answer.status_code for answer in answers)
+            assert (statuses[0] < 300, statuses[1:]) == (True, [412] * 7), (path, statuses)
+        for path, change in (("/schedules/nightly", "pause"), (webhook, "disable")):
+            read = {"If-Match": (await client.get(path)).headers["etag"]}
+            changed, removed = await asyncio.gather(
+                client.post(f"{path}/{change}", json={"reason": "test"}, headers=read),
+                client.delete(f"{path}?reason=test", headers=read),
+            )
+            statuses = (changed.status_code, removed.status_code)
+            assert statuses in ((200, 412), (404, 204), (412, 204)), (path, statuses)
+
+
+async def test_a_change_that_is_sent_again_has_the_answer_of_the_first(server: Served) -> None:
+    cid = await server.client.submit("do it", tenancy=Tenancy(tenant="acme"))
+    async with server.as_(await server.token("acme")) as client:
+        path, body = f"/conversations/{cid}", {"labels": {"a": "b"}, "reason": "test"}
+        headers = {"If-Match": (await client.get(path)).headers["etag"], "Idempotency-Key": "once"}
+        first = await client.patch(path, json=body, headers=headers)
+        again = await client.patch(path, json=body, headers=headers)
+        assert (first.status_code, again.status_code) == (202, 202)
+        assert first.json() == again.json()

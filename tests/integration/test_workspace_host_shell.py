@@ -190,6 +190,17 @@ async def test_a_program_that_ends_well_when_it_is_interrupted_is_interrupted_on
     assert (answer.content, answer.exit_code) == ("done\nnext", 0)
 
 
+async def test_a_program_that_handles_the_key_that_quits_gets_it_once(run: Terminal, workspace: Path) -> None:
+    program = """import signal, time
+signal.signal(signal.SIGQUIT, lambda *_: print("quit", flush=True))
+open("begun", "w")
+time.sleep(1)"""
+    await run(f"python3 -c '{program}'; echo next", no_change_timeout=0.1)
+    await until((workspace / "begun").exists)
+    answer = await run.type("C-\\")
+    assert (answer.content, answer.exit_code) == ("quit\nnext", 0)
+
+
 async def test_a_limit_begins_when_the_command_does_and_not_while_it_waits_for_its_turn(
     run: Terminal, workspace: Path
 ) -> None:

@@ -100,14 +100,14 @@ def command_line(pid: int) -> bytes:
         return b""
 
 
-def handles_interrupts(pid: int) -> bool:
-    """Say whether SIGINT does not simply end a process: it catches or ignores it."""
+def handles(pid: int, number: signal.Signals) -> bool:
+    """Say whether a signal does not simply end a process: it catches or ignores it."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             masks = [line.split()[1] for line in file if line.startswith((b"SigIgn:", b"SigCgt:"))]
     except OSError:
         return False
-    return any(int(mask, 16) & 1 << signal.SIGINT - 1 for mask in masks)
+    return any(int(mask, 16) & 1 << number - 1 for mask in masks)
 
 
 def kill(pid: int) -> None:

@@ -19,7 +19,7 @@ import termios
 from tool_worker.host.children import Children
 from tool_worker.host.compiled import signal, socket
 from tool_worker.host.configuration import HostConfiguration
-from tool_worker.host.descendants import children, command_line, handles_interrupts, kill, present_tick, started_since
+from tool_worker.host.descendants import children, command_line, handles, kill, present_tick, started_since
 from tool_worker.host.hardening import lower_limits
 from tool_worker.host.loop import BufferedWriter, Loop
 from tool_worker.shell.command_marks import CommandEnd, Mark, MarkScanner, begin_line, end_line
@@ -124,6 +124,7 @@ class Shell:
         self._repeat = loop.timer(self._press_again)
         self._repeats_left = 0
         self._pressed_for = 0
+        self._again = self._press_interrupt_again
         loop.on_readable(self._master, self._read)
         reaper.watch(self.pid, self._exited)
 
@@ -167,10 +168,14 @@ class Shell:
 
         Ctrl-C reaches nobody where one program of the command has just ended, or the next is not yet more than a copy
         of bash: the command continues as if nothing had happened. It is pressed again then, until somebody gets it.
+        So is the key that quits, where the program that it was meant for still runs; no other one gets it.
         """
         if key.upper() == "C":
             self._repeats_left = REPEATS
             self._press_interrupt()
+        elif key == "\\":
+            self._repeats_left = REPEATS
+            self._press_quit()
         else:
             self._type(bytes([ord(key.upper()) & 0x1F]))
 
@@ -223,16 +228,34 @@ class Shell:
 
     def _press_interrupt(self) -> None:
         group = os.tcgetpgrp(self._master)
-        is_handled = self._has_handler(group)
+        is_handled = self._has_handler(group, signal.SIGINT)
         self._type(b"\x03")
         self._ask_for_end_again()
-        is_interrupt = self.state == BEGUN and termios.tcgetattr(self._slave)[3] & termios.ISIG
-        if is_interrupt and self._repeats_left > 0 and not is_handled:
+        self._repeat_for(group, self._press_interrupt_again, is_handled=is_handled)
+
+    def _press_quit(self) -> None:
+        group = os.tcgetpgrp(self._master)
+        is_handled = not self._has_started(group) or self._has_handler(group, signal.SIGQUIT)
+        self._type(b"\x1c")
+        self._repeat_for(group, self._press_quit_again, is_handled=is_handled)
+
+    def _repeat_for(self, group: int, again: Callable[[], None], *, is_handled: bool) -> None:
+        """Look in a moment whether what was pressed has reached a group of processes, unless that is for it to say."""
+        is_signal = self.state == BEGUN and termios.tcgetattr(self._slave)[3] & termios.ISIG
+        if is_signal and self._repeats_left > 0 and not is_handled:
             self._repeats_left -= 1
-            self._pressed_for = group
+            self._pressed_for, self._again = group, again
             self._repeat.set(self._loop.now() + REPEAT_SECONDS)
 
     def _press_again(self) -> None:
+        self._again()
+
+    def _press_quit_again(self) -> None:
+        """Press the key that quits again, where the program that it was meant for still runs."""
+        if self.state == BEGUN and os.tcgetpgrp(self._master) == self._pressed_for:
+            self._press_quit()
+
+    def _press_interrupt_again(self) -> None:
         """Press Ctrl-C again where the command still runs, but not the program that it was meant for."""
         group = os.tcgetpgrp(self._master)
         if group == self._pressed_for == self.pid:
@@ -240,9 +263,9 @@ class Shell:
         if self.state == BEGUN and (group != self._pressed_for or group == self.pid or self._has_started(group)):
             self._press_interrupt()
 
-    def _has_handler(self, group: int) -> bool:
-        """Say whether a program that handles interrupts leads this group: what happens then is for it to say."""
-        return self._has_started(group) and handles_interrupts(group)
+    def _has_handler(self, group: int, number: signal.Signals) -> bool:
+        """Say whether a program that handles a signal leads this group: what happens then is for it to say."""
+        return self._has_started(group) and handles(group, number)
 
     def _has_started(self, group: int) -> bool:
         """Say whether a program leads this group: not bash, nor a copy of it that has yet to become the program."""

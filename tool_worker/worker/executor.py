@@ -13,7 +13,7 @@ import asyncio
 import functools
 import logging
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -66,6 +66,7 @@ from tool_worker.worker.fingerprints import fingerprint_of
 from tool_worker.worker.journal_check import NOT_CARRIED_OUT, check_journal, log_reused_number
 from tool_worker.worker.proxy_refusals import refused_in, with_refusals
 from tool_worker.worker.running_calls import RunningCalls
+from tool_worker.worker.stop_orders import StopOrders
 from tool_worker.worker.transfer_service import TransferService
 from tool_worker.workspace.open_workspace import OpenWorkspace
 from tool_worker.workspace.workspaces import Workspaces
@@ -80,8 +81,6 @@ LOST_BY_REBOOT = (
     "The machine was restarted after this action was assigned, and the record of what ran may be incomplete. "
     "The action may have taken effect, wholly or in part. Check before you repeat it."
 )
-ANSWER_CHECK_SECONDS = 1.0
-
 _log = logging.getLogger(__name__)
 
 
@@ -117,7 +116,7 @@ class Executor:
         self._quota = quota
         self._held = held
         self._figures = figures or Figures()
-        self._answer_checks: set[asyncio.Task[None]] = set()
+        self._stop_orders = StopOrders(log.is_answered)
         self.refusals = 0
 
     async def execute(
@@ -140,7 +139,8 @@ class Executor:
             return
         try:
             await attribution.act()
-            await self._carry_out(delivery, claim, attribution, refusal)
+            with self._stop_orders.heard(delivery.conversation_id, delivery.action_id):
+                await self._carry_out(delivery, claim, attribution, refusal)
         finally:
             attribution.end_turn()
 
@@ -186,6 +186,8 @@ class Executor:
 
     async def execute_control(self, order: ControlDelivery) -> None:
         """Stop a running action, or end a workspace.  Idempotent."""
+        if order.order in ("close", "cancel"):
+            self._stop_orders.note(order.conversation_id, order.action_id)
         if order.order == "close":
             await self._workspaces.close(order.conversation_id)
             if self._checkpointing is not None:
@@ -280,7 +282,7 @@ class Executor:
         ask = functools.partial(
             host.run, action.id, request.tool, arguments, may_repeat=may_repeat, fingerprint=fingerprint
         )
-        running = self._run_unless_answered(host, action.id, ask)
+        running = self._stop_orders.run(host, action.id, ask)
         quota = self._quota
         result = await (_within_quota(quota, host, action.id, running) if quota is not None else running)
         await attribution.act()
@@ -302,30 +304,6 @@ class Executor:
         if unsandboxed and isinstance(observation, SurveyObservation):
             changes["scripts"] = ()  # a repository's scripts are not trusted
         return observation.model_copy(update=changes) if changes else observation
-
-    async def _run_unless_answered(
-        self, host: OpenWorkspace, action_id: int, ask: Callable[[], Awaitable[HostResult]]
-    ) -> HostResult:
-        """Run an action; one that was answered before it began is stopped when it has run for a second.
-
-        An order to stop it can have come to this node when there was nothing to stop yet, and to another worker.
-        """
-
-        def look() -> None:
-            looking = asyncio.create_task(self._stop_if_answered(host, action_id))
-            self._answer_checks.add(looking)
-            looking.add_done_callback(self._answer_checks.discard)
-
-        timer = asyncio.get_running_loop().call_later(ANSWER_CHECK_SECONDS, look)
-        try:
-            return await ask()
-        finally:
-            timer.cancel()
-
-    async def _stop_if_answered(self, host: OpenWorkspace, action_id: int) -> None:
-        with suppress(HostLost, StoreError):
-            if await self._log.is_answered(host.conversation_id, action_id):
-                await host.interrupt(action_id)
 
     async def _opened(self, delivery: ActionDelivery) -> Observation:
         """Open a workspace that begins with something, and save it as it is then."""

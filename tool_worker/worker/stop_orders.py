@@ -1,0 +1,75 @@
+"""Orders to stop actions that have not begun yet: their workspace is being opened, or another worker got the order.
+
+Holds: an action that was ordered to stop here before it began is not begun; one that the log answered before it began
+is stopped when it has run for a second.
+Does not: stop what runs; the host does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
+
+from broker.runtime.errors import StoreError
+from tool_worker.errors import HostLost, StoppedBeforeItBegan
+from tool_worker.launch.host_connection import HostResult
+from tool_worker.workspace.open_workspace import OpenWorkspace
+
+ANSWER_CHECK_SECONDS = 1.0
+
+_Key = tuple[str, int]
+
+
+class StopOrders:
+    """The orders to one worker.
+
+    Args:
+        is_answered: Says whether an action, by conversation and id, has its observation.
+    """
+
+    def __init__(self, is_answered: Callable[[str, int], Awaitable[bool]]) -> None:
+        self._is_answered = is_answered
+        self._is_stopped: dict[_Key, bool] = {}
+        self._checks: set[asyncio.Task[None]] = set()
+
+    @contextlib.contextmanager
+    def heard(self, conversation_id: str, action_id: int) -> Iterator[None]:
+        """Take orders about an action while this worker has it."""
+        key = (conversation_id, action_id)
+        self._is_stopped[key] = False
+        try:
+            yield
+        finally:
+            self._is_stopped.pop(key, None)
+
+    def note(self, conversation_id: str, action_id: int = 0) -> None:
+        """Take an order to stop an action; 0: all of its conversation."""
+        for key in self._is_stopped:
+            if key[0] == conversation_id and action_id in (0, key[1]):
+                self._is_stopped[key] = True
+
+    async def run(self, host: OpenWorkspace, action_id: int, ask: Callable[[], Awaitable[HostResult]]) -> HostResult:
+        """Run an action, and look after a second whether it was answered before it began.
+
+        Raises:
+            StoppedBeforeItBegan: there was an order to stop it.
+        """
+        if self._is_stopped.get((host.conversation_id, action_id)):
+            raise StoppedBeforeItBegan
+
+        def look() -> None:
+            looking = asyncio.create_task(self._stop_if_answered(host, action_id))
+            self._checks.add(looking)
+            looking.add_done_callback(self._checks.discard)
+
+        timer = asyncio.get_running_loop().call_later(ANSWER_CHECK_SECONDS, look)
+        try:
+            return await ask()
+        finally:
+            timer.cancel()
+
+    async def _stop_if_answered(self, host: OpenWorkspace, action_id: int) -> None:
+        with contextlib.suppress(HostLost, StoreError):
+            if await self._is_answered(host.conversation_id, action_id):
+                await host.interrupt(action_id)
