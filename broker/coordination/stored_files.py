@@ -89,6 +89,13 @@ class StoredFiles:
                     await self._store.persist(lambda expiry=expiry: call(*expiry))  # type: ignore[misc]
         await self._store.persist(lambda: call("HSET", key, "size", size_bytes))
 
+    async def refresh(self, conversation_id: str, name: str, *, ttl_seconds: float) -> bool:
+        """Keep a file that was laid by for longer; one that has been claimed stays.  False: it is not there."""
+        key, call_many = self._store.keys(conversation_id).stored_file(name), self._store.connection.call_many
+        commands = [("PEXPIRE", key, int(ttl_seconds * 1000), "XX"), ("HEXISTS", key, "size")]
+        _, is_whole = await self._store.persist(lambda: call_many(commands))
+        return bool(is_whole)
+
     async def claim(self, conversation_id: str, name: str) -> bool:
         """Let a file that was laid by stay for as long as the log; False: it is not there.  Idempotent."""
         key, call_many = self._store.keys(conversation_id).stored_file(name), self._store.connection.call_many

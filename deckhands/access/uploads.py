@@ -64,6 +64,13 @@ class Uploads:
         """
         key, member = self._name(tenant), f"{conversation_id}:{name}"
         now, call_many = self._store.clock.now().timestamp(), self._store.connection.call_many
+        if await self._files.refresh(conversation_id, name, ttl_seconds=KEPT_SECONDS):
+            again: list[tuple[str | float, ...]] = [
+                ("ZADD", key, "XX", now + KEPT_SECONDS, member),  # unless it is claimed
+                ("EXPIRE", key, KEPT_SECONDS),
+            ]
+            await self._store.persist(lambda: call_many(again))
+            return
         counting: list[tuple[str | float, ...]] = [
             ("ZREMRANGEBYSCORE", key, "-inf", now),
             ("ZADD", key, now + KEPT_SECONDS, member),

@@ -139,6 +139,8 @@ async def test_a_tenant_has_a_bounded_number_waiting(server: Served) -> None:
         assert (await few.put(f"/uploads/{small}", content=b"small", headers=under("0"))).status_code == 201
         begun = await client.post("/conversations", json=task(small), headers=under("0"))
         assert begun.status_code == 201
+        again = await client.put(f"/uploads/{small}", content=b"small", headers=under("0"))
+        assert again.status_code == 201  # and it does not count as waiting
         over = client.put(f"/uploads/{small}", content=b"small", headers=under("over"))
         assert (await over).status_code == 201
 
