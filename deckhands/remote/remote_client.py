@@ -104,8 +104,8 @@ class RemoteClient:
             "secrets": dict(secrets or {}),
             "headless": headless,
             "title": title,
-            "images": list(urls or ()),
             "labels": dict(labels or {}),
+            **({"images": list(urls)} if urls else {}),
             **({"limits": limits.model_dump(mode="json")} if limits is not None else {}),
             **(tenancy.model_dump(mode="json", exclude_none=True) if tenancy is not None else {}),
         }
