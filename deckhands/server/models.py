@@ -22,7 +22,7 @@ from broker.runtime.ids import is_conversation_id
 from broker.specs.labels import Labels
 from broker.specs.policies import PLUGIN_NAME, ConfirmationPolicy
 from broker.specs.timing import MessagePolicy
-from deckhands.server.dependencies import MAX_REASON
+from deckhands.server.dependencies import MAX_EVENT_ID, MAX_REASON
 from deckhands.tasks.images import MAX_IMAGES
 from deckhands.tasks.requests import MAX_SECRETS, MAX_TOOLS, TaskRequest
 from deckhands.tasks.tasks import MAX_TASK_CHARS
@@ -173,7 +173,7 @@ class Confirmation(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    action_id: int | None = Field(default=None, ge=1, examples=[7])
+    action_id: int | None = Field(default=None, ge=1, le=MAX_EVENT_ID, examples=[7])
     edited: dict[str, Any] = Field(default_factory=dict, examples=[{"command": "ls -a"}])
     reason: str = Field(default="", max_length=MAX_REASON)
 
@@ -187,7 +187,7 @@ class Rejection(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    action_id: int | None = Field(default=None, ge=1, examples=[7])
+    action_id: int | None = Field(default=None, ge=1, le=MAX_EVENT_ID, examples=[7])
     reason: str = Field(default="", max_length=MAX_REASON, examples=["not on a Friday"])
 
 
@@ -285,7 +285,7 @@ class Fork(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    at: int | None = Field(default=None, ge=1, examples=[12])
+    at: int | None = Field(default=None, ge=1, le=MAX_EVENT_ID, examples=[12])
     model: str | None = Field(default=None, min_length=1, max_length=MAX_MODEL)
     title: str = Field(default="", max_length=200)
 
