@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,6 +64,8 @@ class Outcome:
             Line(f"{name}: wall", round(self.seconds, 1), "s"),
             Line(f"{name}: infrastructure failures", round(failures, 1), "per 1,000 conversations", 0),
         ]
+        codes = Counter(code for row in self.rows for code in row.failures)
+        lines += [Line(f"{name}: of them {code}", found) for code, found in codes.most_common()]
         if self.calls is not None:
             lines.append(Line(f"{name}: model calls more than needed", self.calls - count * steps, "", None))
         return lines

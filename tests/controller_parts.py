@@ -37,9 +37,9 @@ from broker.store.store import Store
 from broker.testing.manual_clock import ManualClock
 from broker.testing.memory_store import MemoryConnection, MemoryServer
 from controller_worker.agents.registry import create_agent
+from controller_worker.concerns.acceptance import examined
 from controller_worker.concerns.confirmation import carried_out
 from controller_worker.concerns.inbox import recalled
-from controller_worker.concerns.output import examined
 from controller_worker.concerns.survey import skills_from
 from controller_worker.core.commit import Commit, settle
 from controller_worker.core.controller import apply, next_effect

@@ -332,7 +332,7 @@ class ModelCallDeferred(Event):
 
     Attributes:
         code: `rate_limit` for a quota, `waiting_for_budget` for a budget, `batch` for a call that was given to a batch.
-        content: what there is not enough of.
+        content: the resource that is short.
         waits_for: the models of the quota, as its table has them, or the account of the budget; None: neither, or an
             earlier version has not said so.
         expected_at: about when it will be, aware UTC; None when nobody can say.

@@ -18,7 +18,7 @@ from broker.store.store import Store
 
 PAGE = 500
 SCANNED = 1_000
-"""At so many conversations looked at, a page that not enough of them belong to ends."""
+"""A page ends after this many conversations were read, even if too few of them belong to it."""
 WAITING = "waiting"
 """Among states: those that wait for anything or anybody."""
 SCHEDULED = WaitReason.SCHEDULED.value

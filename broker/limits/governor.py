@@ -46,7 +46,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class InQueue:
-    """Not now: the conversation is woken when its turn comes, in about so many seconds."""
+    """Not now: the conversation is woken when its turn comes, in about this many seconds."""
 
     eta_seconds: float
 
@@ -197,7 +197,7 @@ class _WakeTimer:
         self._shortened = asyncio.Event()
 
     def end_after(self, seconds: float) -> None:
-        """End it in so many seconds, unless it ends before."""
+        """End it after this many seconds, unless it ends earlier."""
         at = asyncio.get_running_loop().time() + max(seconds, SHORTEST_SLEEP_SECONDS)
         if self._wanted is None or at < self._wanted:
             self._wanted = at

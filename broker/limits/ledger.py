@@ -36,7 +36,7 @@ _ACCOUNT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """One account, as it stands.
+    """The current state of an account.
 
     Attributes:
         limit_usd: None for none.

@@ -16,6 +16,7 @@
     │   └── EventsLost             the log does not hold an event that had been acknowledged
     ├── AdmissionRefused           nothing may begin now: a tenant has its share, or the store fills up      [retryable]
     ├── ConversationBusy           its agent works, and it takes no message meanwhile                  [retryable]
+    ├── ConversationMoved          more has happened in it than the caller has seen; nothing was written
     └── OwnershipLost              this process no longer owns what it was working on
 
 Holds: every expected failure derives from these and carries a stable `code` and `retryable`; one that concerns a single

@@ -54,7 +54,7 @@ def worker_id_prefix(role: str) -> str:
 
 
 def new_token() -> str:
-    """Make a token that only those know to whom it is given."""
+    """Make an unguessable token."""
     return secrets.token_urlsafe(32)
 
 

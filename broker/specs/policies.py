@@ -46,10 +46,10 @@ class LoopPolicy(BaseModel):
         responses: the first for the first loop since a person's last message, and so on; after the last of them,
         `fail`.
         fallback_model: the model that `switch_model` continues with.
-        action_observation: so many equal actions with equal observations are a loop.
-        action_error: so many equal actions, each followed by an error.
-        monologue: so many equal messages of the agent with nothing observed in between.
-        alternating_pattern: so many actions and observations of which each equals the next but one.
+        action_observation: this many equal actions with equal observations are a loop.
+        action_error: this many equal actions, each followed by an error.
+        monologue: this many equal messages of the agent with nothing observed in between.
+        alternating_pattern: this many actions and observations, each equal to the next but one.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")

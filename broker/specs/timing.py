@@ -55,7 +55,7 @@ class Timing:
     Attributes:
         not_before: not earlier than this.
         delay_seconds: not earlier than so long after it was submitted.
-        expires: if it has not begun by then, or so many seconds after it was submitted, it never does.
+        expires: if it has not begun by then, or this many seconds after it was submitted, it never does.
     """
 
     not_before: datetime | None = None

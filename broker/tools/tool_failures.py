@@ -121,7 +121,7 @@ class ToolFailures:
         return found
 
     async def _ended_but(self, worker_id: str) -> list[bytes]:
-        """Return the workers that have reported and are no longer running, whatever becomes of their reports."""
+        """Return the workers that have reported and are no longer running, even if their reports are gone."""
         reported = (await self._call("HGETALL", keys.TOOLS_FAILED))[::2]
         if set(reported) <= {worker_id.encode()}:
             return []

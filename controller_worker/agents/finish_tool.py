@@ -1,6 +1,6 @@
 """The tool with which an agent finishes, and the output that it returns by it.
 
-Does not: judge the output; see `controller_worker.concerns.output`.
+Does not: judge the output; see `controller_worker.concerns.acceptance`.
 """
 
 from __future__ import annotations

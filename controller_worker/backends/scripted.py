@@ -145,7 +145,7 @@ class Script(_Part):
             raise LLMConfigError(f"The model script {str(path)!r} is not JSON: {error}.") from None
 
     def turn(self, iteration: int) -> Turn:
-        """Return the turn after so many replies, from 0."""
+        """Return the turn after this many replies, from 0."""
         return self.turns[iteration] if iteration < len(self.turns) else FINISH_TURN
 
     def turn_for(self, request: ModelRequest) -> Turn:

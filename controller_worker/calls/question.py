@@ -20,8 +20,7 @@ from controller_worker.backends.silent import MODEL as SILENT_MODEL
 from controller_worker.calls import acp_turn, critic
 from controller_worker.calls.models import Models
 from controller_worker.calls.recollection import Recollection
-from controller_worker.concerns.acceptance import wants_verdict
-from controller_worker.concerns.output import examined
+from controller_worker.concerns.acceptance import examined, wants_verdict
 from controller_worker.condensers.condenser import Inquiry
 from controller_worker.condensers.registry import create_condenser
 from controller_worker.core.state import State

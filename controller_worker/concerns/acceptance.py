@@ -1,13 +1,15 @@
-"""Whether a finish counts: a command in the workspace decides, then a critic; a refusal sends the agent back to work.
+"""Whether a finish counts: its output fits the schema, a command in the workspace passes, then a critic agrees.
 
-Holds: pure; the command is an action of the environment like any other, so it is journalled, runs once and survives
-every worker; the critic's verdict is in the log with the reply that it was made of; nothing is checked during a pause;
-a finish is refused `max_refusals` times, and the next time the conversation ends in an error.
-Differs: the original takes the agent's word.
+Holds: pure; an output that does not fit is refused in the append that records the turn, whatever the agent; the command
+is an action of the environment like any other, so it is journalled, runs once and survives every worker; the critic's
+verdict is in the log with the reply that it came from; nothing is checked during a pause; a refusal sends the agent
+back to work, and one more than `max_refusals` or `max_corrections` ends the conversation in an error.
+Differs: the original takes the agent's word, and its finish has words only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -16,7 +18,8 @@ from broker.contract.actions import AgentFinishAction, CmdRunAction, MessageActi
 from broker.contract.events import Action, Event, EventSource, Observation
 from broker.contract.observations import CmdOutputObservation, FinishRefusedObservation, FinishVerdictObservation
 from broker.specs.agent_state import AgentState
-from broker.specs.specs import GoalSpec
+from broker.specs.specs import GoalSpec, OutputSpec
+from broker.tools.output_schema import problems_of
 from controller_worker.concerns.limits import cost_limit_reached
 from controller_worker.core.announcement import announce
 from controller_worker.core.concern import Concern, evolve
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 
 NOT_REACHED = "GoalNotReachedError: The check of the goal failed each time the agent finished"
 NOT_REACHED_CODE = "goal_not_reached"
+NOT_VALID = "OutputNotValidError: The output of the finish did not fit its schema"
+NOT_VALID_CODE = "output_not_valid"
 
 REFUSED = (
     "Your finish was not accepted ({refusals} of {limit} times): the check `{check}` must exit with code 0 and did "
@@ -36,6 +41,10 @@ REFUSED = (
 REFUSED_BY_CRITIC = (
     "Your finish was not accepted ({refusals} of {limit} times): the reviewer of your work does not consider the task "
     "done; see the reason above. Keep working, and finish once that reason no longer applies."
+)
+REFUSED_BY_SCHEMA = (
+    "Your finish was not accepted: its `output` does not fit the schema.\n{problems}\n"
+    "Correct it, and call finish again with the whole output."
 )
 
 
@@ -60,6 +69,21 @@ class Acceptance:
     is_accepted: bool = False
     is_by_critic: bool = False
     corrections: int = 0
+
+
+def examined(events: Iterable[Event], output: OutputSpec | None) -> tuple[Event, ...]:
+    """Return the events of a turn, followed by a refusal of each finish whose output does not fit."""
+    if output is None:
+        return tuple(events)
+    found: list[Event] = []
+    refusals: list[Event] = []
+    for event in events:
+        found.append(event)
+        problems = problems_of(event.outputs, output.json_schema) if isinstance(event, AgentFinishAction) else []
+        if problems:
+            text = REFUSED_BY_SCHEMA.format(problems="\n".join(f"- {problem}" for problem in problems))
+            refusals.append(FinishRefusedObservation(content=text, reason="output"))
+    return (*found, *refusals)
 
 
 def wants_check(state: State) -> bool:
@@ -163,6 +187,14 @@ def refuse_finish(state: State, now: datetime) -> Effect | None:
     text = REFUSED_BY_CRITIC if state.acceptance.is_by_critic else REFUSED
     content = text.format(refusals=refusals, limit=goal.max_refusals, check=goal.check)
     return Append((FinishRefusedObservation(content=content),))
+
+
+def end_corrections(state: State, now: datetime) -> Effect | None:
+    """End the work when the output was corrected once too often."""
+    output = state.setup.agent.output
+    if output is None or state.acceptance.corrections <= output.max_corrections:
+        return None
+    return announce(state, AgentState.ERROR, NOT_VALID, code=NOT_VALID_CODE)
 
 
 def ask_critic(state: State, now: datetime) -> Effect | None:

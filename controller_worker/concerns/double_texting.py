@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from broker.contract.actions import ChangeAgentStateAction, MessageAction
 from broker.contract.double_texting import TAKEN_BACK, InterruptedObservation, RolledBackObservation
-from broker.contract.events import ConversationCreated, Event, EventSource
-from broker.contract.observations import AgentStateChangedObservation, ErrorObservation
+from broker.contract.events import ConversationCreated, Event
+from broker.contract.observations import AgentStateChangedObservation
 from broker.specs.agent_state import TERMINAL_STATES, AgentState, is_settled
 from controller_worker.concerns import start
 from controller_worker.concerns.acceptance import Acceptance
@@ -28,6 +28,7 @@ from controller_worker.concerns.delegation import rolled_back as delegation_befo
 from controller_worker.concerns.greeting import Greeting
 from controller_worker.concerns.model_calls import ModelCalls
 from controller_worker.concerns.planning import Plan
+from controller_worker.core.announcement import not_executed
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.effects import Append, Effect
 from controller_worker.core.pending import PendingAction, Tools
@@ -126,16 +127,7 @@ def end_turn(state: State, now: datetime) -> Effect | None:
     since = texting.begun_id if is_rollback else 0
     answered = _unanswered(state, since)
     text, error_id = STOPPED_BY_PERSON if texting.pause_id else INTERRUPTED
-    events: list[Event] = [
-        ErrorObservation(
-            content=text,
-            error_id=error_id,
-            source=EventSource.AGENT,
-            cause=action.id,
-            tool_call_metadata=action.tool_call_metadata,
-        )
-        for action in answered
-    ]
+    events: list[Event] = [not_executed(action, text, error_id) for action in answered]
     cancels = tuple(action.id for action in answered if isinstance(action, PendingAction))
     if is_rollback:
         events.append(RolledBackObservation(content=TAKEN_BACK, start_id=since, kept=texting.message_ids))

@@ -25,7 +25,6 @@ from controller_worker.concerns.model_calls import is_overflow
 from controller_worker.core.announcement import announce
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.effects import Effect, Rest
-from controller_worker.core.failures import failure_of
 from controller_worker.core.requests import is_message_of_person
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def _after_reply(lifecycle: Lifecycle, reply: ModelReply, state: State) -> Lifec
 def _after_failure(lifecycle: Lifecycle, failure: ModelCallFailed, state: State) -> Lifecycle:
     if is_overflow(state, failure):
         return lifecycle
-    ending = lifecycle.ending if failure.retry_at is not None else failure_of(failure.code).ended
+    ending = lifecycle.ending if failure.retry_at is not None else AgentState.ERROR
     return evolve(lifecycle, ending=ending, last_error=failure.last_error, error_code=failure.code)
 
 

@@ -34,7 +34,7 @@ from controller_worker.concerns.loops import chosen_loop
 from controller_worker.core.announcement import announce
 from controller_worker.core.concern import Concern, evolve
 from controller_worker.core.effects import Append, CallModel, Effect, Park
-from controller_worker.core.failures import CONTEXT_WINDOW, failure_of
+from controller_worker.core.failures import CONTEXT_WINDOW, state_while_waiting
 from controller_worker.core.requests import asks_to_run
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def wait_for_retry(state: State, now: datetime) -> Effect | None:
     waiting = _wait_left(state, now)
     if waiting is None:
         return None
-    shown = failure_of(waiting.reason).waiting
+    shown = state_while_waiting(waiting.reason)
     return waiting if shown is state.lifecycle.agent_state else announce(state, shown)
 
 

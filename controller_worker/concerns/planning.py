@@ -1,4 +1,4 @@
-"""Planning before acting: a plan that waits to be accepted, and the agent that takes over with it.
+"""Planning: a plan that waits to be accepted, the agent that carries it out, and the task list that agents keep.
 
 A planning agent proposes a plan by an action. Where a person has to agree, that action waits like any other that is to
 be confirmed; a rejection, or a message in the place of an answer, sends the planning agent back to work. An accepted
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from broker.contract.events import AgentSpec, Observation
-from broker.contract.task_list import PlanAcceptedObservation, PlanAction
+from broker.contract.task_list import PlanAcceptedObservation, PlanAction, TaskItem, TaskTrackingAction
 from broker.specs.specs import PlanSpec
 from controller_worker.core.concern import Concern
 from controller_worker.core.effects import Append
@@ -35,6 +35,13 @@ class Plan:
     is_edited: bool = False
 
 
+@dataclass(frozen=True)
+class TaskList:
+    """The items of the task list, in the agent's order, as it wrote them last."""
+
+    items: tuple[TaskItem, ...] = ()
+
+
 def _after_action(plan: Plan, action: PlanAction, state: State) -> Plan:
     """Note the plan that is under discussion; a copy that was confirmed may read otherwise."""
     return Plan(action.id, action.plan, action.replaces is not None and action.plan != plan.text)
@@ -42,6 +49,10 @@ def _after_action(plan: Plan, action: PlanAction, state: State) -> Plan:
 
 def _after_observation(plan: Plan, observation: Observation, state: State) -> Plan:
     return Plan() if 0 != plan.action_id == observation.cause else plan
+
+
+def _after_tracking(tasks: TaskList, action: TaskTrackingAction, state: State) -> TaskList:
+    return TaskList(action.task_list) if action.command == "plan" else tasks
 
 
 def is_handed_over(state: State, observation: Observation) -> bool:
@@ -77,3 +88,4 @@ def executor_of(agent: AgentSpec) -> AgentSpec:
 
 
 PLAN = Concern("plan", {PlanAction: _after_action, Observation: _after_observation})
+TASK_LIST = Concern("tasks", {TaskTrackingAction: _after_tracking})

@@ -23,7 +23,7 @@ def event_text(event: Event) -> str:
 
 
 def event_blocks(events: Iterable[Event], max_chars: int) -> str:
-    """Return events as `<EVENT id=…>` blocks, each at most so many characters."""
+    """Return events as `<EVENT id=…>` blocks, each of at most this many characters."""
     return "\n".join(
         f"<EVENT id={event.id}>\n{truncate_content(event_text(event), max_chars)}\n</EVENT>" for event in events
     )

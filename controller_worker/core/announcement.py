@@ -51,15 +51,7 @@ def announce(
         unanswered += [delegate for delegate in state.delegation.delegates if not delegate.is_answered]
         for action in unanswered:
             answers.append((len(events), action.id))
-            events.append(
-                ErrorObservation(
-                    content=text,
-                    error_id=error_id,
-                    source=EventSource.AGENT,
-                    cause=action.id,
-                    tool_call_metadata=action.tool_call_metadata,
-                )
-            )
+            events.append(not_executed(action, text, error_id))
         cancels = tuple(action.id for action in state.tools.pending)
         # After a stop nobody needs the earlier background jobs; after an error a person may continue.
         cancels += (EVERYTHING,) if wanted is AgentState.STOPPED else ()
@@ -67,6 +59,17 @@ def announce(
         reason = code = ""
     events.append(AgentStateChangedObservation(agent_state=wanted, reason=reason, code=code))
     return Append(tuple(events), tuple(answers), cancels)
+
+
+def not_executed(action: PendingAction | Delegate, text: str, error_id: str) -> ErrorObservation:
+    """Return the observation of an action that will not run, or not to its end."""
+    return ErrorObservation(
+        content=text,
+        error_id=error_id,
+        source=EventSource.AGENT,
+        cause=action.id,
+        tool_call_metadata=action.tool_call_metadata,
+    )
 
 
 def end_in_error(state: State, reason: str, *, code: str = "") -> Append:

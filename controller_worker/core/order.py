@@ -18,7 +18,6 @@ from controller_worker.concerns import (
     model_calls,
     notes,
     opening,
-    output,
     start,
     survey,
     tools,
@@ -53,7 +52,7 @@ ORDER: tuple[Want, ...] = (
     delegation.await_delegates,
     inbox.rest_until_message,  # nobody has given the agent anything to do
     acceptance.refuse_finish,  # the agent has to know why its finish did not count
-    output.give_up,
+    acceptance.end_corrections,
     # The next step.
     model_calls.wait_for_retry,
     acceptance.ask_critic,  # the critic is called after the wait of a failed call, but is no step of a loop

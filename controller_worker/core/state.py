@@ -26,11 +26,10 @@ from controller_worker.concerns.loops import Loops
 from controller_worker.concerns.model_calls import ModelCalls
 from controller_worker.concerns.notes import Notes
 from controller_worker.concerns.opening import Opening
-from controller_worker.concerns.planning import Plan
+from controller_worker.concerns.planning import Plan, TaskList
 from controller_worker.concerns.setup import Setup
 from controller_worker.concerns.start import Start
 from controller_worker.concerns.survey import Survey
-from controller_worker.concerns.task_list import TaskList
 from controller_worker.core.pending import Tools
 
 SNAPSHOT_VERSION = 26

@@ -45,7 +45,7 @@ class RouteRule(BaseModel):
     Attributes:
         use: a profile.
         images: whether there is an image in the prompt.
-        min_tokens: the prompt has at least about so many.
+        min_tokens: the prompt has at least about this many.
         service: what the reply is for: `agent`, `condenser` or `critic`.
     """
 
@@ -99,7 +99,7 @@ class BatchSpec(BaseModel):
 
     Attributes:
         gather_seconds: how long the first call of a batch waits for others at most.
-        max_calls: a batch with so many is sent at once.
+        max_calls: a batch with this many is sent at once.
         max_bytes: and one that has this size.
         poll_seconds: how often is looked whether a batch has ended.
         lost_after_seconds: a batch whose sender died, and that the provider does not show after so long, was not sent.

@@ -29,7 +29,7 @@ class ToolUseClearing(BaseModel):
     Attributes:
         trigger_tokens: the prompt's length from which it happens.
         trigger_tool_uses: or the number of tool uses in it.
-        keep: so many of the latest tool uses keep their results.
+        keep: how many of the latest tool uses keep their results.
         clear_at_least_tokens: unless so much can be left out, nothing is, and the provider's cache stays of use.
         exclude_tools: results of these tools stay.
         clear_tool_inputs: what the tools were called with is left out, too.
@@ -71,7 +71,7 @@ class ThinkingClearing(BaseModel):
     """Whose thoughts are left out of a prompt.
 
     Attributes:
-        keep_turns: so many of the latest turns keep theirs; `all` keeps every thought; None leaves it to the provider.
+        keep_turns: how many of the latest turns keep theirs; `all` keeps every thought; None leaves it to the provider.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

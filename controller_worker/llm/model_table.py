@@ -72,7 +72,7 @@ class ModelRow:
         prices: None when not known.
         batch_prices: of calls by the provider's batch API; None when the table has none.
         service_prices: by service tier, where they differ from `prices`.
-        tiers: prices for prompts above so many tokens, highest first.
+        tiers: prices for prompts above a number of tokens, highest first.
         max_input_tokens: None when not known; likewise `max_output_tokens`.
     """
 

@@ -7,11 +7,13 @@ has not grown since; an append is written whole; an owner that was fenced writes
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime
 
-from broker.contract.events import ConversationCreated, Event
+from broker.contract.events import ConversationCreated, Event, ModelCallFailed, ModelReply
+from broker.contract.observations import AgentStateChangedObservation
+from broker.coordination.figures import Figures
 from broker.coordination.ownership import Claimed
 from broker.coordination.unreadable import CANNOT_BE_READ
 from broker.log.event_log import Appended, Closed, Conflict, Duplicate
@@ -21,6 +23,7 @@ from broker.log.status import model_of
 from broker.runtime.errors import DeckhandsError, EventsLost
 from broker.runtime.failpoints import failpoint
 from broker.runtime.tracing import Value, traceparent_of
+from broker.specs.agent_state import is_settled
 from controller_worker.agents.agent import Agent
 from controller_worker.agents.registry import create_agent
 from controller_worker.calls.recollection import Recollection
@@ -29,13 +32,13 @@ from controller_worker.core.controller import fold
 from controller_worker.core.effects import Append
 from controller_worker.core.state import State
 from controller_worker.loop.answering import event_of
-from controller_worker.loop.counting import count_events
 from controller_worker.loop.delegates import report_end
 from controller_worker.loop.snapshots import EVERY_EVENTS, Snapshots
 from controller_worker.services import Services
 
 MAX_CRASHES = 3
 NOTICED_BY = "a controller worker"
+ANSWERED = "answered"
 
 _log = logging.getLogger(__name__)
 
@@ -173,13 +176,13 @@ class OwnedLog:
             await services.owners.release(self.ownership, seen_id=self.state.version)
         if not isinstance(outcome, Appended | Duplicate):
             raise Gone if isinstance(outcome, Closed) else TakenOver
-        count_events(services.figures, commit.events)
+        _count(services.figures, commit.events)
         await self._take_in(commit.events, commit.state, outcome.checksum)
         self._listed |= fields
         return commit
 
     async def save_snapshot(self, *, every_events: int = EVERY_EVENTS) -> None:
-        """Keep a snapshot, if the log has grown by so many events since the latest.
+        """Keep a snapshot, if the log has grown by this many events since the latest.
 
         Raises:
             Gone: the conversation has another owner.
@@ -261,3 +264,27 @@ class OwnedLog:
 
 def _ignored(_: list[Event]) -> None:
     """Take no notice of events."""
+
+
+def _count(figures: Figures, events: Iterable[Event]) -> None:
+    """Count for metrics what an append added: steps, calls, tokens, money, conversations that settled."""
+    for event in events:
+        if isinstance(event, ModelReply):
+            _count_reply(figures, event)
+        elif isinstance(event, ModelCallFailed):
+            figures.add("model_calls", label=event.code)
+        elif isinstance(event, AgentStateChangedObservation) and is_settled(event.agent_state):
+            figures.add("settled", label=event.agent_state.value)
+
+
+def _count_reply(figures: Figures, reply: ModelReply) -> None:
+    if reply.service == "agent":
+        figures.add("steps")
+    figures.add("model_calls", label=ANSWERED)
+    figures.add("model_seconds", reply.latency_seconds, reply.model)
+    figures.add("cost_usd", reply.cost_usd or 0.0, reply.model)
+    figures.add("prompt_tokens", reply.usage.prompt_tokens, reply.model)
+    figures.add("completion_tokens", reply.usage.completion_tokens, reply.model)
+    figures.add("cache_read_tokens", reply.usage.cache_read_tokens, reply.model)
+    if reply.cost_usd is None:
+        figures.add("calls_without_price", label=reply.model)

@@ -48,10 +48,10 @@ from controller_worker.agents.finish_tool import turn_of
 from controller_worker.agents.registry import create_agent
 from controller_worker.calls.critic import verdict_of
 from controller_worker.concerns import delegation
+from controller_worker.concerns.acceptance import examined
 from controller_worker.concerns.confirmation import carried_out
 from controller_worker.concerns.delegation import NOT_STARTED, STARTED
 from controller_worker.concerns.inbox import recalled
-from controller_worker.concerns.output import examined
 from controller_worker.concerns.survey import skills_from
 from controller_worker.core.announcement import end_in_error
 from controller_worker.core.controller import apply, next_effect

@@ -57,7 +57,7 @@ _ARTICLES: Mapping[str, str] = {"integer": "an", "array": "an", "object": "an"}
 
 
 class CallProblem(Exception):
-    """A call that cannot be carried out as it stands; the text is for the model."""
+    """A call that cannot be carried out as written; the text is for the model."""
 
 
 def write_calls(text: str, calls: Sequence[ToolCall], tools: Mapping[str, ToolSpec]) -> str:

@@ -101,17 +101,8 @@ class QuotaPermit:
         """Hold the permit while one call is made, and give it back however the call ends."""
         grant, self._grant = self._grant, None
         held = Held()
-        try:
+        async with self._given_back_on_failure(grant):
             yield held
-        except asyncio.CancelledError:
-            self._permits.finish_later(self._give_back(grant, CallOutcome.FAILED))
-            raise
-        except RateLimitError as error:
-            await self._give_back(grant, CallOutcome.LIMITED, error.retry_after_seconds)
-            raise
-        except Exception:
-            await self._give_back(grant, CallOutcome.FAILED)
-            raise
         assert held.completion is not None
         self._permits.learn_output(model, held.completion.usage.completion_tokens)
         if grant is not None:
@@ -128,8 +119,16 @@ class QuotaPermit:
             return None
         grant, self._grant = self._grant, None
         assert grant is not None
-        try:
+        async with self._given_back_on_failure(grant):
             tokens = await count(grant.key_env)
+        await self._give_back(grant, CallOutcome.OK)
+        return tokens
+
+    @contextlib.asynccontextmanager
+    async def _given_back_on_failure(self, grant: Grant | None) -> AsyncIterator[None]:
+        """Give a permit back when the call that used it fails or is cancelled."""
+        try:
+            yield
         except asyncio.CancelledError:
             self._permits.finish_later(self._give_back(grant, CallOutcome.FAILED))
             raise
@@ -139,8 +138,6 @@ class QuotaPermit:
         except Exception:
             await self._give_back(grant, CallOutcome.FAILED)
             raise
-        await self._give_back(grant, CallOutcome.OK)
-        return tokens
 
     async def leave_others(self, pool: Pool | None) -> None:
         """Leave the queue, and give the permit back, of any other quota: the conversation has changed its model."""

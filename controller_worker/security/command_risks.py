@@ -114,7 +114,7 @@ def _is_address(word: str | None) -> bool:
 
 
 def _interprets(arguments: Arguments) -> ActionSecurityRisk:
-    """A script is run as it stands there; a program in the arguments or on the standard input is not looked into."""
+    """Rate an interpreter. Neither a script nor a program in its arguments or standard input is examined."""
     if not arguments:
         return HIGH
     if any(word in ("--version", "-V", "--help", "-h") for word in arguments):

@@ -55,7 +55,7 @@ class Archive:
         """Write a settled conversation into its file, and check the file.  Idempotent.
 
         Args:
-            events: its whole log, as it stands there.
+            events: its whole log, as stored.
             checkpoint: where checkpoints of workspaces are; empty: nowhere.
 
         Raises:

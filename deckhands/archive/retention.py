@@ -46,7 +46,7 @@ def _several(value: Any) -> Any:
 
 
 class Rule(BaseModel):
-    """What becomes of some conversations.
+    """A rule about what to do with some conversations.
 
     Attributes:
         tenant: of any of these tenants; "" is a conversation without one. None: of any.
@@ -99,11 +99,6 @@ class Retention(BaseModel):
     def youngest(self) -> timedelta | None:
         """The least age at which anything leaves the store; None: nothing does."""
         return min((rule.age for rule in self.rule if rule.age is not None), default=None)
-
-    @property
-    def names_tenants(self) -> bool:
-        """Whether a rule asks for the tenant."""
-        return any(rule.tenant is not None for rule in self.rule)
 
     def rule_for(self, *, tenant: str, labels: Mapping[str, str], state: str) -> Rule | None:
         """Return the rule that counts for a conversation; None: it is kept."""

@@ -1,8 +1,8 @@
-"""Which evaluations a store knows, and the results of their attempts, for those who look on from elsewhere.
+"""The evaluations that a store knows, and the results of their attempts, for readers on other machines.
 
-Holds: the driver writes and everybody else reads. What cannot be read counts as not there: any producer that can write
-the store may write here. Everything is kept for a month after a driver has last written.
-Does not: replace `results.jsonl`, which has the patches and the whole evidence, and by which an evaluation continues.
+Holds: the driver writes and everybody else reads. Any producer that can write to the store could write here, so
+unreadable entries count as absent. Everything is kept for a month after the last write of a driver.
+Does not: replace `results.jsonl`, which has the patches and the full evidence, and from which an evaluation continues.
 Keys: `deck:{0}:evaluations`; of `deck:{0}:evaluation:<name>` the field `about`; `deck:{0}:evaluation:<name>:rows`.
 """
 
@@ -30,13 +30,13 @@ MAX_ROWS = 20_000
 MAX_EVIDENCE_CHARS = 4_000
 AT_ONCE = 500
 FRESH_SECONDS = 10.0
-"""A driver that has not said for so long how it stands is not at work."""
+"""A driver that has not reported for this long counts as not running."""
 LATEST_MS = 4e13
 """In the year 3237; a later time is garbage."""
 
 
 class About(BaseModel):
-    """What an evaluation is; `tenant` is empty if it is nobody's in particular."""
+    """What an evaluation is; `tenant` is empty if it belongs to no tenant."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -50,8 +50,8 @@ class Listed:
     """An evaluation as a list shows it.
 
     Attributes:
-        standing: how it stood at `at`; None: it cannot be read.
-        is_driven: whether a driver has said so within the last `FRESH_SECONDS`.
+        standing: its progress at `at`; None: it cannot be read.
+        is_driven: whether a driver has reported within the last `FRESH_SECONDS`.
     """
 
     name: str
@@ -69,13 +69,13 @@ class Catalog:
         self._shard = store.all_shards[0]
 
     async def begin(self, name: str, about: About) -> None:
-        """Write down what an evaluation is.  Idempotent."""
+        """Record an evaluation.  Idempotent."""
         key = self._shard.evaluation(name)
         await self._write([("HSET", key, "about", about.model_dump_json()), ("EXPIRE", key, KEPT_SECONDS)])
         await self.put(name, ())
 
     async def put(self, name: str, rows: Iterable[Row]) -> None:
-        """Write down results, and that a driver is at work. Patches and long evidence are left out.  Idempotent."""
+        """Record results, and that a driver is running. Patches and long evidence are left out.  Idempotent."""
         now_ms = round(self._store.clock.now().timestamp() * 1000)
         index, key = self._shard.evaluations, self._shard.evaluation_rows(name)
         fields = [part for row in rows for part in (json.dumps(row.key), _shortened(row).model_dump_json())]
@@ -95,11 +95,11 @@ class Catalog:
         )
 
     async def latest(self, *, tenant: str | None, limit: int) -> list[Listed]:
-        """Return evaluations, those first that a driver has written of last.
+        """Return evaluations, most recently driven first.
 
         Args:
-            tenant: whose; None: everybody's.
-            limit: how many at most; as many as 1,000 are looked at.
+            tenant: only this tenant's; None: everybody's.
+            limit: how many at most; up to 1,000 are examined.
         """
         index = self._shard.evaluations
         (flat,) = await self._ask([("ZREVRANGE", index, 0, 999, "WITHSCORES")])
@@ -116,7 +116,7 @@ class Catalog:
         return found[:limit]
 
     async def find(self, name: str) -> Listed | None:
-        """Return an evaluation; None: there is none of this name."""
+        """Return an evaluation; None if there is none of this name."""
         if not is_conversation_id(name):
             return None
         key = self._shard.evaluation(name)
@@ -124,7 +124,7 @@ class Catalog:
         return None if at is None else self._listed(name, number(at), reply)
 
     async def rows(self, name: str) -> list[Row]:
-        """Return the results that there are, by model, instance and attempt."""
+        """Return the results so far, by model, instance and attempt."""
         key, cursor = self._shard.evaluation_rows(name), b"0"
         found: dict[str, Row] = {}
         while len(found) < MAX_ROWS + AT_ONCE:

@@ -1,8 +1,8 @@
-"""Which attempt of an evaluation begins when: as many at once as helps, and as somebody wants meanwhile.
+"""Decides when each attempt of an evaluation begins: as many at once as helps, and as people steer it.
 
 Holds: every attempt ends with one row of its round. The driver keeps nothing that is not in the store or in the rows:
-another one continues where it died. What is wanted is read about once a second.
-Does not: carry an attempt out; `Evaluation` does.
+if it dies, another one continues. It reads people's wishes about once a second.
+Does not: carry out attempts; `Evaluation` does.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from deckhands.client.many import for_each
 
 LOOK_SECONDS = 1.0
 MANY_ROWS = 500
-"""With more of them, it is looked whether enough is known only once in `LOOK_SECONDS`."""
+"""With more attempts, the stopping criterion is checked only once in `LOOK_SECONDS`."""
 TOLD_SECONDS = 0.2
 SHOWN_EVERY = 2
-"""Looks, after which the store gets how it stands."""
+"""Progress goes to the store once in this many looks."""
 
 Act = Callable[[UnderWay], Awaitable[Row]]
 OnRow = Callable[[Row], None]
@@ -41,7 +41,7 @@ OnStanding = Callable[[Standing], None]
 
 
 class Driver:
-    """Carries out a plan, or what is left of it, by calling something for each attempt."""
+    """Carries out a plan, or the rest of it, by calling a function for each attempt."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Driver:
 
         Raises:
             StoreError: the store cannot be used.
-            UsageError: an attempt cannot be begun here, or what is wanted cannot be used.
+            UsageError: an attempt cannot be begun here, or a wish cannot be met.
         """
         self._check()
         self._rounds = dict((await self._steering.read()).rounds)
@@ -132,7 +132,7 @@ class Driver:
                 self._pending[attempt.model].append(attempt)
 
     def _begin(self) -> None:
-        """Begin as many attempts as may be under way, of each model in turn."""
+        """Begin attempts up to the limit, of each model in turn."""
         if self._state == "cancelled":
             self._leave_out("not-run", "cancelled")
         if self._state != "running":
@@ -186,7 +186,7 @@ class Driver:
         self._add(rows)
 
     def _stop_early(self) -> None:
-        """End what has not begun, once enough is known."""
+        """End the attempts that have not begun, once enough is known."""
         now = SYSTEM_CLOCK.monotonic()
         if not self.plan.until or not self._has_pending or not self._meter.has_news:
             return
@@ -200,7 +200,7 @@ class Driver:
             self._leave_out("not-run", f"{ENOUGH}{known}", keeps_requeued=True)
 
     async def _look_again(self) -> None:
-        """Look at what is wanted, and at how much there may be at once."""
+        """Read people's wishes, and update the limits."""
         looks = 0
         while True:
             looks += 1
@@ -241,7 +241,7 @@ class Driver:
             pace.tick(now, len(own), calls, is_refused=is_refused, in_queue=held)
 
     async def _take_in(self) -> None:
-        """Do what is wanted; what is done already changes nothing."""
+        """Carry out people's wishes; those already met change nothing."""
         async with self._taking_in:
             await self._obey(await self._steering.read())
 

@@ -1,7 +1,7 @@
-"""What the workers of a cluster report, as the pace needs it: their machines, and their calls since last time.
+"""The load that workers report, as the pace needs it: their machines, and their calls since the last reading.
 
-Holds: a worker that is new begins at 0; one that was there before the first look counts from then on. Figures that
-somebody forged can only make an evaluation slower, never faster than its ceiling.
+Holds: a new worker counts from 0; one that existed at the first reading counts from there. Forged figures can only make
+an evaluation slower, never faster than its ceiling.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ClusterLoad:
         self._at = 0.0
 
     async def read(self, now: float, *, starting: int) -> tuple[Hosts, Calls]:
-        """Return how the machines are, and the calls since the last reading.
+        """Return the load of the machines, and the calls since the last reading.
 
         Raises:
             StoreError: the store does not answer.

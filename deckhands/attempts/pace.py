@@ -1,8 +1,8 @@
 """How many attempts may be under way: more while nothing hurts, fewer once something does (AIMD).
 
-A `Pace` is one limit. It doubles until something has hurt for the first time, then grows by steps. When something
-hurts, it shrinks by a share, and waits until that can have shown. One for the machines looks at what workers report of
-their hosts and at sandboxes that start; one for each model looks at refusals for its quota (429) and at latency.
+A `Pace` is one limit. It doubles until something hurts for the first time, then grows by steps. When something hurts,
+it shrinks by a fixed share, and waits for the effect to show. The pace of the machines watches the hosts' load and the
+sandboxes that are starting; the pace of each model watches refusals for its quota (429) and latency.
 
 Holds: values in, values out; the caller has the clock. A limit is never below its floor.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 START = 8
-"""How many attempts begin without further ado; also the least that a loaded host leaves of a larger ceiling."""
+"""How many attempts begin at once at the start; also the least that a loaded host leaves of a larger ceiling."""
 STEP_SHARE = 0.05
 KEPT_OF_LIMIT = 0.7
 QUIET_SECONDS = 10.0
@@ -24,18 +24,18 @@ LITTLE_MEMORY, HARDLY_ANY_MEMORY = 0.15, 0.07
 STALLED_MEMORY, HIGH_STALLED_MEMORY = 0.1, 0.3
 STALLED_IO = 0.5
 STARTS_PER_WORKER = 4
-"""Attempts that wait for their first tool, of each tool worker."""
+"""Attempts that may wait for their first tool, for each tool worker."""
 
 SLOWER, AS_FAST = 3.0, 1.5
-"""Latency that is so many times the best one, without more calls a second, is a queue in front of the model, if there
-are clearly more attempts than there were when it was about as fast. Prompts that get longer make calls slower too."""
+"""Latency of this many times the best, without more calls a second, means a queue in front of the model, provided that
+clearly more attempts run than when it was fast: longer prompts make calls slower, too."""
 MORE_CALLS, MORE_ATTEMPTS = 1.1, 1.3
 FEWEST_CALLS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """What the most loaded machine of workers says; see `broker.runtime.host_load`. None: it does not say.
+    """The load of the most loaded machine; see `broker.runtime.host_load`. None: not reported.
 
     Attributes:
         starting: attempts that wait for their first tool.
@@ -52,7 +52,7 @@ class Hosts:
 
     @property
     def hurts(self) -> str:
-        """What is short so that fewer attempts would be better; empty: nothing."""
+        """The resource so short that fewer attempts would be better; empty: none."""
         if (self.memory_free is not None) and self.memory_free < HARDLY_ANY_MEMORY:
             return f"memory of a host: {self.memory_free:.0%} is free"
         if (self.memory_stalled or 0.0) > HIGH_STALLED_MEMORY:
@@ -63,7 +63,7 @@ class Hosts:
 
     @property
     def binds(self) -> str:
-        """What is short so that more attempts would not help; empty: nothing."""
+        """The resource so short that more attempts would not help; empty: none."""
         if self.hurts:
             return self.hurts
         if (self.memory_free is not None) and self.memory_free < LITTLE_MEMORY:
@@ -84,8 +84,8 @@ class Pace:
     """One limit.
 
     Attributes:
-        ceiling: which it never exceeds.
-        floor: the least that it comes to, below its ceiling.
+        ceiling: the upper bound.
+        floor: the lower bound, below the ceiling.
         found: the limits at which something hurt, the latest last.
     """
 
@@ -104,14 +104,14 @@ class Pace:
         self.limit = min(ceiling, max(self.limit, self.floor if self.found else START))
 
     def grow(self, now: float, under_way: int) -> None:
-        """Allow more, if what is allowed is used and nothing has hurt lately."""
+        """Allow more, if the limit is used up and nothing has hurt lately."""
         if under_way < self.limit or now < self.quiet_until:
             return
         step = max(1, int(self.limit * STEP_SHARE)) if self.found else self.limit
         self.limit = min(self.ceiling, self.limit + step)
 
     def shrink(self, now: float, under_way: int) -> bool:
-        """Allow fewer than there are; says whether it did, which it does once in `QUIET_SECONDS`."""
+        """Allow fewer than are running, once in `QUIET_SECONDS` at most; says whether it did."""
         if now < self.quiet_until or self.limit <= self.floor:
             return False
         self.quiet_until = now + QUIET_SECONDS
@@ -142,8 +142,8 @@ class Calls:
     """Calls of models since the last look, of the whole cluster.
 
     Attributes:
-        refused: 429s.
-        answered: calls, with `seconds` of latency in all, within `over_seconds`.
+        refused: replies with status 429.
+        answered: calls, with `seconds` of latency in total, within `over_seconds`.
     """
 
     refused: int = 0
@@ -153,7 +153,7 @@ class Calls:
 
 
 class ModelPace:
-    """The limit that a model sets, known by its refusals and its latency alone."""
+    """The limit that a model sets, inferred from its refusals and its latency."""
 
     def __init__(self, ceiling: int) -> None:
         self.pace = Pace(ceiling)
@@ -167,7 +167,7 @@ class ModelPace:
 
         Args:
             is_refused: some of the refusals were this model's.
-            in_queue: attempts that wait for the quota table to let them call; it needs no limit of ours.
+            in_queue: attempts that the quota table keeps waiting; they need no limit of ours.
         """
         if is_refused and calls.refused:
             if self.pace.shrink(now, under_way):

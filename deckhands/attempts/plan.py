@@ -1,4 +1,4 @@
-"""What an evaluation does, and the attempts that this comes to."""
+"""What an evaluation does, and the attempts that result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from deckhands.client.forking import Point
 from deckhands.datasets.instances import Instance
 
 LABEL = "evaluation"
-"""Of its conversations; the value is its name."""
+"""The label of its conversations; the value is its name."""
 AT_ONCE = 4
 RETRIES = 3
 
@@ -22,17 +22,17 @@ class Plan:
 
     Attributes:
         name: unique; conversations of it have the label `evaluation=NAME`.
-        models: by the names in the results: how the agent finds each.
-        attempts: of each instance, with each model.
+        models: the agent's setting for each model, by its name in the results.
+        attempts: how many for each instance and model.
         at_once: how many attempts may be under way at most.
-        retries: how often an attempt that the infrastructure has failed is begun again.
-        budget_usd: no attempt begins once all of them together have spent so much.
-        origin: what attempts begin as, instead of with the task of their instance: forks of this conversation.
-        is_paced: False: as many as `at_once` are under way, whatever machines and models say.
-        tenant: whose conversations its attempts are; empty: nobody's in particular.
-        dataset: what it is shown under; its instances are in `instances`.
-        pool: of the tool workers that have the workspaces of attempts; None: the usual one.
-        until: when enough is known, as `stopping.Until` reads it; empty: when all attempts have ended.
+        retries: how often an attempt is begun again after failures of the infrastructure.
+        budget_usd: no attempt begins once all of them together have spent this much.
+        origin: the conversation that attempts are forks of, instead of beginning with their instance's task.
+        is_paced: False: `at_once` attempts are under way, whatever the load.
+        tenant: the owner of the attempts' conversations; empty: no tenant.
+        dataset: its name for people; the instances are in `instances`.
+        pool: the pool of tool workers that hold the workspaces; None: the usual one.
+        until: the stopping criterion, as `stopping.Until` reads it; empty: when all attempts have ended.
     """
 
     name: str

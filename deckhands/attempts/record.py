@@ -3,7 +3,7 @@
     {"kind": "standing", "at": "…", "state": "running", "ended": 12, "under_way": 8, "bound": "-n 8", …}
     {"kind": "ended", "at": "…", "instance": "…", "model": "…", "attempt": 1, "outcome": "resolved", …}
 
-Holds: lines are only added; a driver that continues adds to those of the one before.
+Holds: append-only; a driver that continues appends to the same file.
 Does not: decide anything; results are in `results.jsonl`.
 """
 
@@ -52,7 +52,7 @@ class Record:
         self._add("ended", row.model_dump(mode="json", exclude=LEFT_OUT))
 
     def standing(self, standing: Standing) -> None:
-        """Add how it stands, every five seconds and whenever another limit binds."""
+        """Add the progress, every five seconds and whenever another limit binds."""
         now, state = SYSTEM_CLOCK.monotonic(), (standing.state, standing.bound)
         if now - self._written_at < EVERY_SECONDS and state == self._state:
             return

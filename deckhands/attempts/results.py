@@ -1,8 +1,7 @@
-"""The results of attempts: a row for each in `results.jsonl`, written when it is known, and read again later.
+"""The results of attempts: one row each in `results.jsonl`, written as soon as the result is known.
 
-Holds: an attempt has one row, however often its evaluation is interrupted: of those of an attempt that somebody has
-requeued, the one of the last round counts. A line that was cut off by a death is dropped, and its attempt is looked at
-again. One command at a time writes.
+Holds: an attempt has one row, however often its evaluation is interrupted; if it was requeued, the row of the last
+round counts. A line cut off by a crash is dropped, and its attempt is examined again. One command at a time writes.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from broker.runtime.errors import UsageError
 Outcome = Literal["resolved", "unresolved", "limit", "refused", "infra-abandoned", "not-run"]
 OUTCOMES: Sequence[Outcome] = ("resolved", "unresolved", "limit", "refused", "infra-abandoned", "not-run")
 SAYS_NOTHING = frozenset({"infra-abandoned", "not-run"})
-"""Outcomes that say nothing about the agent."""
+"""Outcomes that do not say anything about the agent."""
 
 
 CHECK_FAILED = "check_"
-"""How the code of a failure begins that was one of a check."""
+"""The prefix of the codes of failed checks."""
 
 
 class BeingWritten(UsageError):
-    """Another command carries the evaluation out."""
+    """Another command is carrying out the evaluation."""
 
 
 class Row(BaseModel):
@@ -40,12 +39,12 @@ class Row(BaseModel):
         evidence: what the check wrote, the answer that was given, or the error; cut.
         tries: how often it was begun; more than once after failures of the infrastructure.
         failures: the codes of these failures.
-        round: how often somebody has requeued the attempt.
+        round: how often the attempt was requeued.
         seconds: from the first event of its conversation to the last: `working_seconds` and all `waiting_seconds`.
         working_seconds: while a model answered or a tool ran.
         waiting_seconds: by reason, such as `worker`, `rate_limit` or `paused`; see `times`.
-        scoring_seconds: the same of the check.
-        left_out: files that the agent changed and that do not count.
+        scoring_seconds: how long the check took.
+        left_out: files that the agent changed but that do not count.
         checked_id: the conversation in which the check ran.
     """
 
@@ -77,7 +76,7 @@ class Row(BaseModel):
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """Which attempt it is the result of."""
+        """The attempt that this is the result of."""
         return self.model, self.instance, self.attempt
 
     @property
@@ -87,7 +86,7 @@ class Row(BaseModel):
 
     @property
     def conversations(self) -> int:
-        """How many conversations it took, those of its checks included."""
+        """How many conversations it took, including those of its checks."""
         if not self.conversation_id and not self.failures:
             return 0
         checks = sum(code.startswith(CHECK_FAILED) for code in self.failures) + bool(self.checked_id)
@@ -98,10 +97,10 @@ class Results:
     """The rows of an evaluation, in its directory."""
 
     def __init__(self, path: Path) -> None:
-        """Read what is there.
+        """Read the existing rows.
 
         Raises:
-            BeingWritten: another command does.
+            BeingWritten: another command is writing.
             UsageError: the file cannot be used.
         """
         self.path = path
@@ -130,7 +129,8 @@ class Results:
                 row = Row.model_validate_json(line)
             except ValidationError as error:
                 raise UsageError(
-                    f"{path} has a line that is no result: {line[:80]!r}.", remedy="Name another directory with --out."
+                    f"{path} has a line that is no result: {line[:80]!r}.",
+                    remedy="Name another directory with --out.",
                 ) from error
             self._keep(row)
             size += len(line) + 1
@@ -146,7 +146,7 @@ class Results:
         self._file.close()
 
     def add(self, row: Row) -> None:
-        """Write a row, so that it is on the disk when this returns."""
+        """Write a row; it is on the disk when this returns."""
         self.add_all([row])
 
     def add_all(self, rows: Iterable[Row]) -> None:
@@ -162,10 +162,10 @@ class Results:
 
 
 def read_results(path: Path) -> list[Row]:
-    """Return the rows of a file, one of each attempt.
+    """Return the rows of a file, one for each attempt.
 
     Raises:
-        UsageError: it cannot be read, or has a line that is no row.
+        UsageError: it cannot be read, or has a line that is not a row.
     """
     if not path.is_file():
         raise UsageError(f"There is no {path}.", remedy="Name the directory of an evaluation.")

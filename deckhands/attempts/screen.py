@@ -1,6 +1,6 @@
-"""How an evaluation stands, for a person while it runs: a table on a terminal, a line now and then elsewhere.
+"""The progress of an evaluation, for people: a table on a terminal, otherwise a line now and then.
 
-All of it goes to standard error; what is printed at the end goes to standard output.
+The progress goes to standard error, the final summary to standard output.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Screen:
             self._show(self._last)
 
     def show(self, standing: Standing) -> None:
-        """Show it, if it is time to."""
+        """Show the progress, if it is due."""
         now = SYSTEM_CLOCK.monotonic()
         is_new = not self._is_table and standing.bound_line != self._bound and self._last is not None
         if now - self._shown_at < (REDRAW_SECONDS if self._is_table else LINE_SECONDS) and not is_new:
@@ -65,7 +65,7 @@ class Screen:
 
 
 def lines_of(standing: Standing, *, columns: int, rows: int) -> list[str]:
-    """Return it as lines that fit on a screen; attempts that do not fit are counted."""
+    """Return the progress as lines that fit on a screen; attempts that do not fit are counted."""
     room = max(1, rows - OTHER_LINES)
     shown = standing.attempts[:room]
     cells = [

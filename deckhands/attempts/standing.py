@@ -1,4 +1,4 @@
-"""How an evaluation stands: in numbers, the attempts under way, and which limit keeps more from being under way."""
+"""The progress of an evaluation: figures, the attempts under way, and the limit that binds."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How an evaluation stands.
+    """The progress of an evaluation.
 
     Attributes:
-        state: `running`, `paused` or `cancelled`, as somebody wants it; `over` once all have ended.
-        outcomes: how many attempts have ended in which way.
-        eta_seconds: at the pace of the last two minutes; None: nobody knows.
-        refused: 429s that workers have got since this driver began.
-        limit: how many may be under way at once now; `limits`: the same by model.
-        found: by model, at how many at once something hurt last; models that never did are left out.
-        bound: what keeps more from being under way.
+        state: the wanted one (`running`, `paused` or `cancelled`), or `over` once all attempts have ended.
+        outcomes: how many attempts have ended with each outcome.
+        eta_seconds: at the pace of the last two minutes; None: unknown.
+        refused: replies with status 429 since this driver began.
+        limit: how many may be under way now; `limits`: the same by model.
+        found: by model, the number of attempts at which something last hurt; other models are left out.
+        bound: the limit that binds.
         stopped: why it has ended early.
         attempts: those under way, the longest first, at most 100.
     """
@@ -88,7 +88,7 @@ class Standing:
 
     @property
     def bound_line(self) -> str:
-        """Which limit binds now, and which limits were found."""
+        """The limit that binds now, and the limits that were found."""
         found = "".join(f"; {model} hurts at {limit}" for model, limit in self.found.items())
         if self.state != "running":
             return (self.stopped or self.state) + found
@@ -96,7 +96,7 @@ class Standing:
 
 
 def standing_from(fields: Mapping[str, object]) -> Standing | None:
-    """Return what `Standing.as_json` has become the fields of; None: they are none."""
+    """Return a standing from the fields that `Standing.as_json` wrote; None if they are not valid."""
     try:
         return _FIELDS.validate_python({name: value for name, value in fields.items() if name != "at"})
     except ValidationError:
@@ -111,7 +111,7 @@ class Meter:
     """What has been spent, and how fast.
 
     Attributes:
-        refused: 429s.
+        refused: replies with status 429.
         has_news: an attempt has ended since this was set to False.
     """
 
@@ -135,11 +135,11 @@ class Meter:
         self.has_news = True
 
     def forget(self, rows: Iterable[Row]) -> None:
-        """Count the outcomes of some attempts no longer, which begin again."""
+        """Stop counting the outcomes of attempts that begin again."""
         self.outcomes.subtract(row.outcome for row in rows)
 
     def rates(self, now: float, cost_usd: float, tokens: int) -> tuple[float, float, float]:
-        """Return USD, tokens and ended attempts by the second, over the last two minutes."""
+        """Return USD, tokens and ended attempts per second, over the last two minutes."""
         self._marks.append((now, cost_usd, tokens, self.ended))
         while len(self._marks) > 2 and now - self._marks[0][0] > WINDOW_SECONDS:
             self._marks.popleft()
@@ -172,7 +172,7 @@ def standing_of(
     meter: Meter,
     now: float,
 ) -> Standing:
-    """Put together how an evaluation stands."""
+    """Return the progress of an evaluation."""
     cost = meter.cost_usd + math.fsum(one.seen.cost_usd for one in under_way)
     tokens = meter.tokens + sum(one.seen.tokens for one in under_way)
     usd, each, ended = meter.rates(now, cost, tokens)

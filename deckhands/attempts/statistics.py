@@ -17,7 +17,7 @@ from typing import Any
 from deckhands.attempts.results import OUTCOMES, Row
 
 Z = 1.959964
-"""Of the normal distribution, for 95 %."""
+"""The quantile of the normal distribution for 95 %."""
 
 
 def pass_at(n: int, c: int, k: int) -> float:
@@ -151,14 +151,14 @@ BINS = 20
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """How often a value lies where: `counts` by model, in bins of the same width from 0 to `most`."""
+    """The distribution of a value: `counts` by model, in bins of equal width from 0 to `most`."""
 
     most: float
     counts: Mapping[str, Sequence[int]]
 
 
 def distribution_of(rows: Sequence[Row], value: Callable[[Row], float]) -> Distribution:
-    """Return how a value is distributed over attempts that were begun, with the same bins for each model."""
+    """Return the distribution of a value over the attempts that were begun, with the same bins for each model."""
     ran = [row for row in rows if row.outcome != "not-run"]
     most = max((value(row) for row in ran), default=0.0)
     counts: dict[str, list[int]] = {row.model: [0] * BINS for row in rows}
@@ -169,7 +169,7 @@ def distribution_of(rows: Sequence[Row], value: Callable[[Row], float]) -> Distr
 
 @dataclass(frozen=True, slots=True)
 class FailureClass:
-    """Attempts that ended in the same way: `attempts` by model."""
+    """Attempts with the same outcome and cause: `attempts` by model."""
 
     outcome: str
     cause: str
@@ -177,7 +177,7 @@ class FailureClass:
 
 
 def failure_classes_of(rows: Iterable[Row]) -> list[FailureClass]:
-    """Return how the attempts ended that are not resolved, the most frequent way first."""
+    """Return the outcomes of unresolved attempts, most frequent first."""
     found: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for row in rows:
         if row.outcome != "resolved":

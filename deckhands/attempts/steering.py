@@ -1,7 +1,7 @@
-"""What somebody wants of an evaluation while it runs: durable in the store, so that any machine may say it.
+"""People's wishes for a running evaluation, kept in the store so that they can be stated on any machine.
 
-Holds: wishes hold until somebody changes them, whether a driver runs or not. A requeue raises the round of attempts by
-one, however often a driver reads it. What cannot be read counts as not there.
+Holds: a wish holds until somebody changes it, even while no driver runs. A requeue raises the round of attempts by one,
+however often a driver reads it. What cannot be read counts as absent.
 Does not: begin anything; the driver looks here about once a second.
 Keys: `deck:{0}:evaluation:<name>`: `state`, `at_once`, `budget_usd`, `until`, `retries`, `standing`, `order:<id>` for a
 requeue that no driver has seen, `round:<attempt>` for attempts that were requeued. Kept for a month.
@@ -30,12 +30,12 @@ AttemptKey = tuple[str, str, int]
 
 
 class Wishes(BaseModel):
-    """What holds now.
+    """The current wishes.
 
     Attributes:
         state: `paused`: nothing begins, and what is under way is paused. `cancelled`: nothing begins any more.
-        at_once: how many attempts may be under way at most; None: nobody has said.
-        budget_usd: infinite: none; None: nobody has said.
+        at_once: how many attempts may be under way at most; None: no wish.
+        budget_usd: infinite: no budget; None: no wish.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -48,12 +48,12 @@ class Wishes(BaseModel):
 
 
 class Requeue(BaseModel):
-    """Which attempts are to be begun again: those that all fields mean that are not empty.
+    """Which attempts to begin again: those that match every field that is not empty.
 
     Attributes:
-        outcomes: of their rows; `running` means attempts that are under way.
-        causes: of their rows, such as `evaluation_budget`.
-        instances, models: of the attempts.
+        outcomes: outcomes of their rows; `running` means attempts that are under way.
+        causes: causes in their rows, such as `evaluation_budget`.
+        instances, models: those of the attempts.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -64,7 +64,7 @@ class Requeue(BaseModel):
     models: tuple[str, ...] = ()
 
     def means(self, row: Row) -> bool:
-        """Say whether it means an attempt that has ended."""
+        """Say whether it matches an attempt that has ended."""
         return (
             (not self.outcomes or row.outcome in self.outcomes)
             and (not self.causes or row.cause in self.causes or bool(set(self.causes) & set(row.failures)))
@@ -73,7 +73,7 @@ class Requeue(BaseModel):
         )
 
     def means_running(self, key: AttemptKey) -> bool:
-        """Say whether it means an attempt that is under way; it does only if that is asked for."""
+        """Say whether it matches an attempt that is under way, which needs the outcome `running`."""
         model, instance, _ = key
         return (
             "running" in self.outcomes
@@ -85,12 +85,12 @@ class Requeue(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """All that the store has on an evaluation.
+    """What the store has about steering an evaluation.
 
     Attributes:
         orders: requeues that no driver has seen, by their ids.
         rounds: how often attempts were requeued.
-        standing: how it stood when a driver last said so; empty: never.
+        standing: its last reported progress; empty: none.
     """
 
     wishes: Wishes = field(default_factory=Wishes)
@@ -107,7 +107,7 @@ class Steering:
         self._key = store.all_shards[0].evaluation(name)
 
     async def read(self) -> Wanted:
-        """Return what there is.
+        """Read all of it.
 
         Raises:
             StoreError: the store does not answer.
@@ -124,15 +124,15 @@ class Steering:
         return Wanted(_wishes(fields), orders, rounds, _standing(fields.get("standing", "")))
 
     async def wish(self, **wishes: object) -> None:
-        """Write down what is wanted from now on; None leaves a wish as it is.  Idempotent."""
+        """Record new wishes; None leaves a wish unchanged.  Idempotent."""
         await self._put({name: str(value) for name, value in wishes.items() if value is not None})
 
     async def requeue(self, order: Requeue) -> None:
-        """Ask that attempts are begun again."""
+        """Ask for attempts to begin again."""
         await self._put({f"{ORDER}{new_key()}": order.model_dump_json()})
 
     async def granted(self, order_id: str, rounds: Mapping[AttemptKey, int]) -> None:
-        """Write down the rounds that an order leads to, then forget the order.  Idempotent."""
+        """Record the new rounds that an order leads to, then remove the order.  Idempotent."""
         await self._put({f"{ROUND}{json.dumps(key)}": str(number) for key, number in rounds.items()})
         await self._store.persist(lambda: self._store.connection.call("HDEL", self._key, f"{ORDER}{order_id}"))
 

@@ -1,13 +1,13 @@
-"""When enough is known, so that an evaluation may stop before all attempts have ended.
+"""When enough is known to stop an evaluation before all attempts have ended.
 
 `ci=3%`    the 95 % interval of each model's pass@1 reaches at most 3 points to either side
 `decided`  the first model is known to be better or worse than each of the others on the same instances
 
-Holds: attempts count in the order in which they begin, up to the first that has not ended: quick ones do not decide
-for slow ones. A comparison that is looked at again and again has to be tested so: an instance that only one model
-resolves counts for it, and the bets on that (a mixture over all probabilities) win 20 to 1 by chance in at most 5 % of
-all evaluations, however often they are looked at (Ville's inequality).
-Does not: make the interval hold for every look; it is the one that the report has.
+Holds: attempts count in the order in which they begin, up to the first that has not ended, so that quick attempts do
+not decide for slow ones. A comparison that is checked repeatedly needs a sequential test: an instance that only one
+model resolves counts for it, and bets on that (a mixture over all probabilities) win 20 to 1 by chance in at most 5 %
+of all evaluations, however often they are checked (Ville's inequality).
+Does not: make the interval hold at every check; it is the interval of the report.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from deckhands.attempts.statistics import resolved_by_instance, summary_of, wils
 
 DECIDED = "decided"
 ENOUGH = "enough is known: "
-"""How the cause begins of attempts that were not run for it."""
+"""The prefix of the cause of attempts that were skipped because enough was known."""
 FEWEST_INSTANCES = 20
-"""Fewer say nothing about how far results differ from each other."""
+"""Fewer instances do not show how much results vary."""
 ODDS = 20.0
 
 _INTERVAL = re.compile(r"ci=(?:±|\+-|\+/-)?(\d{1,2}(?:\.\d+)?)%?")
@@ -37,7 +37,7 @@ class Until:
     """A criterion.
 
     Attributes:
-        half_width: of the interval, as a share; None: `decided`.
+        half_width: half the width of the interval, as a share; None: `decided`.
     """
 
     text: str
@@ -48,7 +48,7 @@ class Until:
         """Read a criterion.
 
         Raises:
-            UsageError: it is none, or compares models where there is one.
+            UsageError: it is not one, or compares models although there is only one.
         """
         if text == DECIDED:
             if models < 2:
@@ -60,7 +60,7 @@ class Until:
         return cls(text, float(found[1]) / 100)
 
     def is_reached(self, attempts: Sequence[Attempt], rows: Mapping[tuple[str, str, int], Row]) -> str:
-        """Return what is known by now, as text; empty: not enough.
+        """Return what is known so far, as text; empty: not enough.
 
         Args:
             attempts: all of them, in the order in which they begin.
@@ -96,7 +96,7 @@ def ended_in_order(attempts: Sequence[Attempt], rows: Mapping[tuple[str, str, in
 
 
 def odds(wins: int, losses: int) -> float:
-    """Return how far bets on unequal chances have won, where each of them was even: 2^n * B(wins + 1, losses + 1)."""
+    """Return what bets on unequal chances have won, each at even odds: 2^n * B(wins + 1, losses + 1)."""
     n = wins + losses
     return math.exp(n * math.log(2) + math.lgamma(wins + 1) + math.lgamma(losses + 1) - math.lgamma(n + 2))
 

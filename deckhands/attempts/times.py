@@ -1,8 +1,8 @@
-"""Where the time of a conversation went, told by its log alone: working, or waiting for a reason.
+"""Where the time of a conversation went, according to its log: working, or waiting and why.
 
-Holds: every second between the first event and the last is counted once, by what the later event of each two tells. A
-call of a model works for as long as its reply says; what is left of its gap was waiting.
-Does not: see inside a tool: the time from its action to its observation is work, though its worker may have been busy.
+Holds: every second between the first event and the last is counted once; the later event of a pair explains the gap
+before it. A model call worked for the time that its reply states; the rest of its gap was waiting.
+Does not: see inside a tool: the time from its action to its observation is work, even if its worker was busy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from broker.contract.observations import AgentStateChangedObservation
 from broker.specs.agent_state import AgentState
 
 WORKER = "worker"
-"""Waiting for a worker to take the conversation up, or for anything that the log does not name."""
+"""Waiting for a worker to claim the conversation, or for something that the log does not name."""
 PAUSED = "paused"
 
 

@@ -19,11 +19,11 @@ class UnderWay:
 
     Attributes:
         round: how often it was requeued.
-        began: by the driver's monotonic clock.
+        began: when, by the driver's monotonic clock.
         phase: `waits`: for its next try, after a failure of the infrastructure.
-        seen: how the conversation of its present try stands.
+        seen: the progress of its current conversation.
         failures: the codes of the infrastructure's failures so far.
-        carrying_out: what carries it out.
+        carrying_out: the task that carries it out.
     """
 
     attempt: Attempt
@@ -37,7 +37,7 @@ class UnderWay:
 
     @property
     def starts(self) -> bool:
-        """Whether it waits for its first tool, so for its sandbox."""
+        """Whether it waits for its first tool, and so for its sandbox."""
         return self.phase == "begins" or (self.seen.wait_reason == "tool" and self.seen.iterations <= 1)
 
     def row(self, outcome: Outcome, cause: str) -> Row:

@@ -1,8 +1,8 @@
-"""All conversations of an evaluation that somebody waits for, looked at in turn: many need no more than one connection.
+"""Waits for all conversations of an evaluation over one connection, by reading each in turn.
 
-Holds: a conversation has settled when its log says so; the index only says when to look there, and how it stands
-meanwhile. One that is paused is still waited for.
-Does not: look at everything all the time: the more there are, the longer is the pause between two looks.
+Holds: a conversation has settled when its log says so; the index only shows its progress and when to read the log. A
+paused conversation has not settled.
+Does not: poll at a fixed rate: the more conversations there are, the longer the pause between two readings.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Lost(DeckhandsError):
 
 @dataclass(slots=True)
 class Seen:
-    """How a conversation stood at the last look.
+    """The progress of a conversation at the last reading.
 
     Attributes:
-        state: see `AgentState`; empty: it was not looked at yet.
-        worker: that has it now; empty: none.
+        state: see `AgentState`; empty: not read yet.
+        worker: the one that holds it now; empty: none.
     """
 
     last_id: int = 0
@@ -67,14 +67,14 @@ class _Watched:
 
 
 class Watch:
-    """The conversations that somebody waits for."""
+    """The conversations that are waited for."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._watched: dict[str, _Watched] = {}
 
     async def settled(self, conversation_id: str, seen: Seen) -> Settled:
-        """Wait until a conversation has settled; `run` has to run meanwhile.
+        """Wait until a conversation has settled, while `run` is running.
 
         Args:
             seen: is kept up to date.
@@ -90,7 +90,7 @@ class Watch:
             self._watched.pop(conversation_id, None)
 
     async def run(self) -> None:
-        """Look again and again, until cancelled.
+        """Read them in turn, until cancelled.
 
         Raises:
             StoreError: the store cannot be used.
@@ -104,7 +104,7 @@ class Watch:
             await asyncio.sleep(min(max(pause, SHORTEST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS))
 
     async def _look(self, ids: Sequence[str]) -> list[str]:
-        """Note how they stand, and return those that may have settled since they were read."""
+        """Note their progress, and return those that may have settled since they were last read."""
         store, found = self._client.store, []
         commands = [("HMGET", store.keys(cid).meta, *FIELDS) for cid in ids]
         replies = await store.persist(lambda: store.connection.call_many(commands))

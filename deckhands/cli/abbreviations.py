@@ -25,7 +25,7 @@ from deckhands.reading.terminal import clean_line
 from deckhands.settings import FaceSettings
 
 WHOLE_ID_CHARS = 26
-"""Ids that we make have so many characters; shorter ones are names of a producer's own, or beginnings."""
+"""The length of generated ids; shorter ones are a producer's names, or abbreviations."""
 MAX_CANDIDATES = 10
 MAX_COMPLETED = 30
 COMPLETION_LIMIT_SECONDS = 1.0

@@ -36,6 +36,13 @@ plain_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 
 
+@dataclass(frozen=True, slots=True)
+class ListOptions:
+    """Options of a verb that only lists."""
+
+    as_json: bool
+
+
 class Amount(click.FloatRange):
     """A number that is one: `nan` would compare with nothing, and `inf` is what an option means that is left out."""
 

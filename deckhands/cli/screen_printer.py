@@ -24,7 +24,6 @@ from deckhands.reading.summary import Summary
 from deckhands.reading.terminal import clean, clean_line, is_coloured
 
 TICK_SECONDS = 0.5
-STARTING = "starting"
 
 
 class Area(Protocol):

@@ -199,6 +199,15 @@ _OPTIONS = (
 )
 
 
+workspace_option = click.option(
+    "-w",
+    "--workspace",
+    metavar="DIR|URL|FILE",
+    default=".",
+    help="The directory to work on (by default the current one), git+https://…#REF, or an archive or bundle.",
+)
+
+
 def task_options(command: F) -> F:
     """Add the options that describe a task and the agent that does it; `TaskOptions` has a field for each."""
     for option in reversed(_OPTIONS):

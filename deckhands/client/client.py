@@ -149,7 +149,7 @@ class Client(Steering):
             title: for listings; the beginning of the task if empty.
             labels: for selection; see `broker.specs.labels`.
             not_before: the conversation begins at this time, with its zone; `delay`: so long after now, in seconds.
-            expires: if it has not begun by then, or after so many seconds, it ends in an error of the code `expired`.
+            expires: if it has not begun by then, or after this many seconds, it ends in an error of the code `expired`.
             double_texting: what a message does that comes while the agent works: `enqueue` (None means this), `reject`,
                 `interrupt` or `rollback`.
             traceparent: the span that the conversation belongs to, as W3C Trace Context writes it.

@@ -1,4 +1,4 @@
-"""`deckhands doctor`: what this machine can do, whether the store is reachable, and what is wrong with its cluster."""
+"""`deckhands doctor`: what this machine can do, whether the store is reachable, and problems of its cluster."""
 
 from __future__ import annotations
 
@@ -48,23 +48,23 @@ class DoctorOptions:
     type=click.IntRange(0),
     default=SAMPLE,
     show_default=True,
-    help="How many logs of the cluster are checked, spread over all conversations.",
+    help="How many logs of the cluster to check, spread over all conversations.",
 )
 @click.option("--all-logs", is_flag=True, help="Check every log.")
-@click.option("--strict", is_flag=True, help="Exit with 1 for anything that was found, not only for what is needed.")
+@click.option("--strict", is_flag=True, help="Exit with 1 for any finding, not only for failures.")
 @options_as(DoctorOptions)
 def doctor(options: DoctorOptions) -> None:
     """Check what this machine can do for workspaces, whether the store is reachable, and the cluster that runs on it.
 
-    The store is the one at DECKHANDS_URL, or that of the cluster running here. What its tool workers report that they
-    cannot do, such as tools that they cannot load, is listed too; so are the archive and the retention rules that this
+    The store is the one at DECKHANDS_URL, or that of the cluster running here. The report includes problems that tool
+    workers have found, such as tools that they cannot load, and the archive and the retention rules that this
     environment names.
 
-    Of a cluster, it looks at the store's settings, rights and functions, the versions, clocks and lag of workers, what
-    waits in queues, whether logs keep what must hold, and what belongs to nobody. It only reads, with the rights of any
-    store user that may; what that user may not look at is said.
+    For a cluster, it checks the store's settings, rights and functions, the versions, clocks and lag of workers, the
+    queues, the invariants of the logs, and leftovers. It only reads, with the rights of the store user; it says what
+    that user may not read.
 
-    Exits with 1 if something is missing that every action needs, or broken that must hold.
+    Exits with 1 if something is missing that every action needs, or if an invariant is broken.
     """
     settings = FaceSettings.from_env()
     findings = [

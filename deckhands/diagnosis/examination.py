@@ -1,4 +1,4 @@
-"""The examination of a running cluster: every check, each with what it found and what to do."""
+"""The examination of a running cluster: every check with its finding and its remedy."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from deckhands.diagnosis.worker_findings import queue_findings, workers_of
 
 
 async def examine_cluster(url: str, *, sample: int | None) -> list[Finding]:
-    """Examine the cluster behind a store. Nothing, if the store does not serve or was never used.
+    """Examine the cluster behind a store. Returns nothing if the store does not answer or was never used.
 
-    Writes nothing, and calls no function of the store: a store user that may read is enough. What that user may not
-    look at is said.
+    Writes nothing and calls no function of the store: a store user that may read is enough. The findings name what that
+    user may not read.
 
     Args:
-        sample: how many logs are checked; None: all, 0: none.
+        sample: how many logs to check; None: all, 0: none.
     """
     connection = MultiplexedConnection(url)
     findings: list[Finding] = []

@@ -1,6 +1,6 @@
-"""Whether logs keep the invariants, all of them or a sample; and what in the store belongs to nobody.
+"""Whether all logs, or a sample, keep the invariants; and which parts of the store have no owner.
 
-Holds: a log that is written while it is read is judged by what does not depend on its end.
+Holds: a log that grows while it is read is judged only by invariants that do not depend on its end.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ RESTORE = "Keep the store as it is, and compare with its append-only file and th
 
 @dataclass(slots=True)
 class Logs:
-    """What was found in logs.
+    """The findings about logs.
 
     Attributes:
         looked_at: how many were read.
         of: how many there are.
-        broken: which conversations break what.
+        broken: the violations, and the conversations that have them.
         unsettled: how many conversations may need a worker.
-        ownerless: conversations whose owner is no worker.
+        ownerless: conversations whose owner is not a known worker.
         half_deleted: conversations whose deletion was interrupted.
     """
 
@@ -52,11 +52,11 @@ class Logs:
 
 
 async def read_logs(store: Store, *, sample: int | None, workers: Collection[str]) -> Logs:
-    """Look at all conversations, and at the logs of a sample.
+    """Examine all conversations, and the logs of a sample.
 
     Args:
         sample: how many logs, spread over the index and the newest among them; None: all.
-        workers: those that are there.
+        workers: the known ones.
     """
     seen = Logs(of=await Conversations(store).count())
     step = 1 if sample is None else max(1, -(-seen.of // max(sample, 1)))
@@ -76,7 +76,7 @@ async def read_logs(store: Store, *, sample: int | None, workers: Collection[str
 
 
 async def still_ownerless(store: Store, ids: Sequence[str], workers: Collection[str]) -> list[str]:
-    """Return those of the conversations that are owned by none of the workers, who were looked at after them."""
+    """Return the conversations that none of the workers owns; the workers are read after the conversations."""
     rows = await Conversations(store).rows(ids)
     return [row.conversation_id for row in rows if row.owner and row.owner not in workers]
 
@@ -102,7 +102,7 @@ async def _marks(store: Store, conversation_id: str) -> tuple[bool, bool]:
 
 
 async def checked(store: Store, conversation_id: str) -> list[Violation]:
-    """Check one log with what fault tests check."""
+    """Check one log for the invariants of the fault tests."""
     log = EventLog(store)
     try:
         before = await log.last_id(conversation_id)
@@ -122,7 +122,7 @@ async def checked(store: Store, conversation_id: str) -> list[Violation]:
 
 
 def judged_logs(seen: Logs) -> list[Finding]:
-    """Judge what was found in logs."""
+    """Turn the findings about logs into a report."""
     findings = []
     if seen.broken:
         names = dict.fromkeys(name for name, _ in seen.broken)
@@ -148,7 +148,7 @@ def judged_logs(seen: Logs) -> list[Finding]:
 
 
 async def orphaned_keys(store: Store) -> list[Finding]:
-    """Look for keys of conversations that are not there. It needs the right to scan, which workers do not have."""
+    """Look for keys of conversations that do not exist. Needs the right to scan, which workers do not have."""
     cursor: bytes = b"0"
     scanned, orphans = 0, set[str]()
     while scanned < MOST_SCANNED:

@@ -1,6 +1,6 @@
-"""Looking at a store without changing it: connections that load no functions, and checks that lack a right.
+"""Reading a store without changing it: connections that load no functions, and checks that lack a right.
 
-Holds: only commands that read. What a store user may not look at is a separate finding, and hides no other.
+Holds: only commands that read. What a store user may not read becomes a finding and hides no other finding.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OVERWRITTEN = "If a key is of another type, somebody has overwritten it: docs/de
 
 
 async def store_of(connection: Connection) -> Store | None:
-    """Return the store behind a connection as it stands; None: it was never used, or somebody has overwritten it."""
+    """Return the store behind a connection, unchanged; None if it was never used or was overwritten."""
     about = pairs((await ask(connection, [("HGETALL", STORE)]))[0])
     shards, generation = text(about.get("shards")), text(about.get("generation"))
     if not shards.isdigit() or not 0 < int(shards) <= MOST_SHARDS:
@@ -38,7 +38,7 @@ async def store_of(connection: Connection) -> Store | None:
 
 
 async def examined(name: str, check: Callable[[], Awaitable[list[Finding]]]) -> list[Finding]:
-    """Return what a check finds; or that it could not look."""
+    """Return the findings of a check, or that it could not read what it needs."""
     try:
         return await check()
     except StoreMisconfigured as error:
@@ -50,15 +50,15 @@ async def examined(name: str, check: Callable[[], Awaitable[list[Finding]]]) -> 
 
 
 def good(name: str, detail: str) -> Finding:
-    """Return that something is as it should be."""
+    """Return a finding that nothing is wrong."""
     return Finding(name, is_good=True, is_needed=False, detail=detail)
 
 
 def found(name: str, detail: str, remedy: str) -> Finding:
-    """Return what somebody should look at, though work gets on."""
+    """Return a finding that needs attention although the cluster works."""
     return Finding(name, is_good=False, is_needed=False, detail=detail, remedy=remedy)
 
 
 def broken(name: str, detail: str, remedy: str) -> Finding:
-    """Return what keeps the cluster from doing its work, or breaks what it promises."""
+    """Return a finding that stops the cluster or breaks one of its promises."""
     return Finding(name, is_good=False, is_needed=True, detail=detail, remedy=remedy)

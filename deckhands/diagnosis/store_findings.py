@@ -1,4 +1,4 @@
-"""Whether a store is set as it has to be, who gets into it, and which functions it has."""
+"""Whether a store has the right settings, who can connect to it, and which functions it has."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEPLOY = "Run `deckhands ls` with the admin's store user, or the job `setup`, wh
 
 
 def settings_findings(facts: Mapping[str, str]) -> list[Finding]:
-    """Judge a server by what it says of itself (INFO)."""
+    """Judge a server by its answer to INFO."""
     findings = []
     policy = facts.get("maxmemory_policy", "")
     if policy not in ("", "noeviction"):
@@ -28,12 +28,12 @@ def settings_findings(facts: Mapping[str, str]) -> list[Finding]:
         findings.append(broken(SETTINGS, text, "Set `maxmemory-policy noeviction` on it."))
     used, limit = number(facts.get("used_memory")), number(facts.get("maxmemory"))
     if limit and used >= FULL_SHARE * limit:
-        detail = f"{used / limit:.0%} of maxmemory are used; when it is full, no conversation gets on"
+        detail = f"{used / limit:.0%} of maxmemory is used; when it is full, no conversation makes progress"
         findings.append(found(SETTINGS, detail, "Archive or delete conversations (docs/archive.md), or give it more."))
     elif not limit and "maxmemory" in facts:
         total = number(facts.get("total_system_memory"))
         if total and used >= FULL_SHARE * total:
-            detail = f"{used / total:.0%} of the machine's memory are used, and maxmemory sets no bound"
+            detail = f"{used / total:.0%} of the machine's memory is used, and maxmemory sets no bound"
             findings.append(found(SETTINGS, detail, "Set `maxmemory`, so that writes are refused before it is killed."))
     for name, what in PERSISTING.items():
         if facts.get(name, "ok") != "ok":
@@ -46,7 +46,7 @@ def settings_findings(facts: Mapping[str, str]) -> list[Finding]:
 
 
 async def rights_findings(url: str) -> list[Finding]:
-    """Look whether somebody without a password gets into the store. Nothing is said of a socket of this machine."""
+    """Check whether clients without a password can connect to the store. Skips a socket of this machine."""
     parts = urlsplit(url)
     if parts.scheme not in ("redis", "rediss") or not parts.hostname:
         return []
@@ -56,10 +56,10 @@ async def rights_findings(url: str) -> list[Finding]:
     try:
         await stranger.call("PING")
     except DeckhandsError:
-        return [good(RIGHTS, "nobody gets in without a password")]
+        return [good(RIGHTS, "no client can connect without a password")]
     finally:
         await stranger.aclose()
-    detail = "everybody who reaches its port gets in without a password"
+    detail = "every client that reaches its port can connect without a password"
     return [found(RIGHTS, detail, "Give its users passwords, as deploy/serve-valkey does, or keep its port to itself.")]
 
 
@@ -80,7 +80,7 @@ async def functions_findings(connection: Connection) -> list[Finding]:
 
 
 def _problem(library: str, stamp: str) -> Finding | None:
-    """Return what is wrong with a library by its stamp, `VERSION:HASH:OLDEST CALLER`; None: nothing."""
+    """Return what is wrong with a library, by its stamp `VERSION:HASH:OLDEST CALLER`; None if nothing is."""
     version, _, rest = stamp.partition(":")
     if not version.isdigit():
         return broken(FUNCTIONS, f"the store does not say which version of {library} it has", DEPLOY)

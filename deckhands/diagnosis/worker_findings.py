@@ -1,4 +1,4 @@
-"""Whether the workers of a cluster are there, of one version, on time, and fast enough for what waits."""
+"""Whether the workers of a cluster are alive, have the same version, are on time, and keep up with their queues."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from deckhands.reading.terminal import counted
 WORKERS, VERSIONS, CLOCKS, LAG, QUEUES = "workers", "workers' versions", "workers' clocks", "lag", "queues"
 MOST_WORKERS = 2_000
 CLOCK_SECONDS = 5.0
-"""A worker says its clock every second and a half; more than that and a slow answer is a clock that is wrong."""
+"""A worker reports its clock every 1.5 seconds; a larger difference, less a slow answer, means a wrong clock."""
 LAG_SECONDS = 1.0
 QUEUE_SECONDS = 120.0
 SHOWN = 5
@@ -28,11 +28,11 @@ SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class SeenWorker:
-    """A worker, as it says of itself.
+    """A worker, as it describes itself.
 
     Attributes:
-        left_seconds: how long its heartbeat still holds; negative: since when it has lapsed.
-        clock_seconds: how far its clock is ahead of the server's, less what it says is old; None: it does not say.
+        left_seconds: how long its heartbeat still holds; negative: how long ago it lapsed.
+        clock_seconds: how far its clock is ahead of the server's, less the age of its report; None: not reported.
     """
 
     worker_id: str
@@ -45,7 +45,7 @@ class SeenWorker:
 
 
 async def workers_of(store: Store) -> list[SeenWorker]:
-    """Return the workers of the first shard. Reads only: no function is called."""
+    """Return the workers of the first shard. Only reads; calls no function."""
     names = store.all_shards[0]
     commands = [
         *(("TIME",), ("HMGET", f"{names.root}:clock", "wall", "now")),
@@ -84,7 +84,7 @@ def worker_findings(workers: Sequence[SeenWorker], *, unsettled: int) -> list[Fi
     """Judge the workers.
 
     Args:
-        unsettled: how many conversations may need one.
+        unsettled: how many conversations may need a worker.
     """
     alive = [worker for worker in workers if worker.left_seconds > 0]
     return [
@@ -126,7 +126,9 @@ def _versions(alive: Sequence[SeenWorker]) -> list[Finding]:
         return [good(VERSIONS, f"all as here, {installed_version()}")] if alive else []
     told = _named(f"{worker.worker_id} ({worker.version.split(' ')[0] or 'older'})" for worker in others)
     detail = f"{counted(len(others), 'worker')} of another version than here ({installed_version()}): {told}"
-    return [found(VERSIONS, detail, "Complete the upgrade; versions work side by side meanwhile (docs/deployment.md).")]
+    return [
+        found(VERSIONS, detail, "Complete the upgrade; versions work side by side until then (docs/deployment.md).")
+    ]
 
 
 def _clocks(alive: Sequence[SeenWorker]) -> list[Finding]:
@@ -149,13 +151,13 @@ def _lag(alive: Sequence[SeenWorker]) -> list[Finding]:
 
 
 async def queue_findings(store: Store, workers: Sequence[SeenWorker]) -> list[Finding]:
-    """Look for queues that wait too long."""
+    """Look for queues with long waits."""
     routes = frozenset(route for worker in workers for route in worker.routes)
     return judged_queues(await depths(store, routes, sees_inbox=False))
 
 
 def judged_queues(queues: Mapping[str, Depth]) -> list[Finding]:
-    """Judge queues by how long their first entry has waited."""
+    """Judge queues by the wait of their first entry."""
     late = {name: depth for name, depth in queues.items() if depth.oldest_seconds > QUEUE_SECONDS}
     findings = []
     for name, depth in sorted(late.items()):
@@ -163,7 +165,7 @@ def judged_queues(queues: Mapping[str, Depth]) -> list[Finding]:
         detail = f"{name}: {depth.waiting + depth.in_line:,.0f} wait, the first for {depth.oldest_seconds:,.0f} s"
         findings.append(found(QUEUES, detail, f"Add {kind} workers. A pool that none serves waits for ever."))
     waiting = sum(depth.waiting + depth.in_line for depth in queues.values())
-    return findings or [good(QUEUES, f"{waiting:,.0f} wait, none for longer than {QUEUE_SECONDS:.0f} s")]
+    return findings or [good(QUEUES, f"{waiting:,.0f} wait, none longer than {QUEUE_SECONDS:.0f} s")]
 
 
 def _named(names: Iterable[str]) -> str:

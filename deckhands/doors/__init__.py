@@ -1,4 +1,4 @@
-"""The doors that others already speak: OpenAI's two APIs, A2A, MCP, ACP; each is one more client of a cluster.
+"""Protocols that other programs already speak: OpenAI's two APIs, A2A, MCP, ACP. Each is one more client of a cluster.
 
 May import: access, client, conversation, reading, server, tasks, webhooks.
 Start with: chat.

@@ -1,7 +1,7 @@
 """The door for other agents: the Agent2Agent protocol (A2A 1.0), as JSON-RPC at `/a2a`.
 
-Holds: no state between requests, so any server of a cluster answers any of them; a message has one effect, however
-often it is sent; each method asks for the scope that the route of the same deed asks for.
+Holds: no state between requests, so any server of a cluster can answer; a message has one effect, however often it is
+sent; each method needs the same scope as the route that does the same.
 Does not: list tasks; `GET /conversations` does.
 """
 
@@ -147,7 +147,7 @@ class _Methods:
         self._book = WebhookBook(gateway.store, gateway.client.secrets)
 
     async def stream(self, request: A2ARequest) -> Response:
-        """Follow a task until it has settled: the one of a message, or one that is there."""
+        """Follow a task until it has settled: the task of a message, or an existing one."""
         if request.method == "SubscribeToTask":
             conversation_id = await self._visible(TaskParams.model_validate(request.params or {}).id)
             found = await self._result(conversation_id)
@@ -306,7 +306,7 @@ class _Updates:
 
 
 def _config(hook: Webhook) -> dict[str, Any]:
-    """Return a push notification as its client may see it: without its token."""
+    """Return a push notification for its client, without the token."""
     return {"taskId": hook.conversation_id, "id": hook.id, "url": hook.url}
 
 

@@ -1,8 +1,8 @@
-"""What A2A's clients send and get, and what it means here: a task is a conversation, and its context too.
+"""What A2A's clients send and receive. A task is a conversation, and so is its context.
 
 Source: A2A protocol 1.0, the JSON of its Protocol Buffers.
 
-Holds: parts that no agent can read are refused; who may do what is decided elsewhere.
+Holds: parts that no agent can read are refused; rights are checked elsewhere.
 Does not: begin anything.
 """
 
@@ -75,7 +75,7 @@ class A2AMessage(Wire):
 
 
 class PushConfig(Wire):
-    """Where the client hears of a task. `token` comes back in the header `X-A2A-Notification-Token`."""
+    """Where to notify the client about a task. `token` comes back in the header `X-A2A-Notification-Token`."""
 
     task_id: str = Field(default="", max_length=100, examples=[ID])
     id: str = Field(default="", max_length=100)
@@ -85,7 +85,7 @@ class PushConfig(Wire):
 
 
 class Configuration(Wire):
-    """How a message is answered: at once, or when the agent needs somebody."""
+    """When to answer a message: at once, or when the agent needs a person."""
 
     return_immediately: bool = False
     history_length: int = Field(default=0, ge=0, le=MAX_HISTORY)

@@ -1,7 +1,7 @@
 """Agents as tools of an MCP server (streamable HTTP, at `/mcp`).
 
-Holds: no state between requests, so any server of a cluster answers any of them; each tool asks for the scope that the
-route of the same deed asks for. A caller that goes away leaves a conversation that continues; `cancel` ends one.
+Holds: no state between requests, so any server of a cluster can answer; each tool needs the same scope as the route
+that does the same. If the caller disconnects, the conversation continues; `cancel` ends it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Agents behind the API of OpenAI's chat completions.
 
-Holds: the text of an answer is what the agent said last; in a stream it is all that the agent says, as it is written,
-each word once. What it does on the way is `reasoning_content`, which clients show apart or leave out. A client that
-goes away leaves a conversation that continues.
+Holds: the text of an answer is what the agent said last; a stream has everything that the agent says, as it is written,
+each word once. What the agent does on the way is `reasoning_content`, which clients show separately or leave out. If
+the client disconnects, the conversation continues.
 """
 
 from __future__ import annotations

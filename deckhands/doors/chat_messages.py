@@ -1,7 +1,7 @@
 """Chat completions as OpenAI's clients send them, and what they mean here.
 
-Holds: what would change the answer and cannot be done is refused by its name; what only tunes a model (`temperature`,
-`max_tokens`, …) is ignored, because the workers' configuration decides it.
+Holds: a field that would change the answer but is not supported is refused by name; fields that only tune a model
+(`temperature`, `max_tokens`, …) are ignored, because the workers' configuration decides.
 Does not: begin anything.
 """
 

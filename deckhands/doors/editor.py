@@ -1,7 +1,7 @@
-"""An editor drives conversations: an agent of the Agent Client Protocol on standard input and output.
+"""Conversations in an editor: an agent of the Agent Client Protocol on standard input and output.
 
-Holds: the id of a session is that of its conversation, so a session can be loaded again, also by another program. What
-the agent asks, the editor asks the person; an editor that answers nothing has refused nothing and agreed to nothing.
+Holds: the id of a session is that of its conversation, so any program can load the session again. The editor passes the
+agent's questions to the person; as long as it does not answer, nothing is refused and nothing is agreed to.
 Does not: use the files and terminals of the editor; an agent works in its own workspace, the directory of the session.
 """
 
@@ -67,11 +67,11 @@ class EditorAgent:
         self._editor: acp.Client
 
     def on_connect(self, conn: acp.Client) -> None:
-        """Remember whom to tell."""
+        """Keep the connection to the editor."""
         self._editor = conn
 
     async def initialize(self, protocol_version: int, **_: Any) -> InitializeResponse:
-        """Say what there is."""
+        """Name the agent and what it can do."""
         able = PromptCapabilities(image=True, embedded_context=True)
         return InitializeResponse(
             protocol_version=min(protocol_version, acp.PROTOCOL_VERSION),
@@ -157,7 +157,7 @@ class EditorAgent:
             await self._editor.session_update(session_id, update)
 
     async def _decided(self, talk: AsyncConversation[Any], action: RiskyAction) -> bool:
-        """Let the person decide on what the agent asks; False: they have cancelled instead."""
+        """Ask the person about the agent's question; False: they have cancelled instead."""
         answer = await self._editor.request_permission(talk.id, asked(action), OPTIONS)
         if not isinstance(answer.outcome, AllowedOutcome):
             return False

@@ -26,7 +26,7 @@ from broker.contract.kinds import ConfirmationStatus
 Kind = Literal["read", "edit", "execute", "other"]
 Status = Literal["pending", "in_progress", "completed", "failed"]
 Update = Any
-"""One of the many classes of `acp.schema` that stand in a `session/update`."""
+"""One of the many classes of `acp.schema` that a `session/update` may hold."""
 MAX_OUTPUT_CHARS = 20_000
 MAX_TITLE_CHARS = 300
 KINDS: tuple[tuple[tuple[type[Event], ...], Kind], ...] = (
@@ -46,7 +46,7 @@ class SessionUpdates:
         """Return what an editor shows for the next event.
 
         Args:
-            is_replayed: the editor shows a conversation from before: what the person said, too.
+            is_replayed: the editor shows an earlier conversation, including what the person said.
         """
         match event:
             case MessageAction(source=EventSource.USER):
@@ -86,7 +86,7 @@ class SessionUpdates:
 
 
 def asked(action: RiskyAction) -> ToolCallUpdate:
-    """Return the tool call that a person is asked about."""
+    """Return the tool call in question."""
     return ToolCallUpdate(
         tool_call_id=str(action.id),
         title=title_of(action),
@@ -102,7 +102,7 @@ def title_of(action: RiskyAction) -> str:
 
 
 def kind_of(action: RiskyAction) -> Kind:
-    """Return what an editor draws it as."""
+    """Return the kind that an editor shows for an action."""
     return next((kind for classes, kind in KINDS if isinstance(action, classes)), "other")
 
 

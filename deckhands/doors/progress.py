@@ -1,4 +1,4 @@
-"""What an agent does, in a line or two for somebody who watches through another protocol.
+"""What an agent does, in a line or two for clients of other protocols.
 
 Does not: show results; the events of the log do.
 """
@@ -15,7 +15,7 @@ SHOWN = ("command", "path", "code", "url", "query", "agent", "name", "tool")
 
 
 def described(event: Mapping[str, Any], *, has_thought: bool = True) -> str:
-    """Return what an event says about an agent's work; empty: nothing of interest.
+    """Return what an event says about an agent's work; empty if it is of no interest.
 
     Args:
         has_thought: with what the agent has said to it.

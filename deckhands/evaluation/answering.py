@@ -1,10 +1,10 @@
-"""Who waits for an evaluation: the Celery tasks that asked for it; see `deckhands.door.evaluations`.
+"""The Celery tasks that wait for an evaluation; see `deckhands.door.evaluations`.
 
-tasks/ID.json        in the directory of the evaluation: a task that waits, and what Celery keeps of it
+tasks/ID.json        in the directory of the evaluation: a waiting task, and what Celery keeps of it
 tasks/ID.over.json   the same once all attempts have ended, or it was given up
 
-Holds: each task has its own file, so none of them replaces another one. A task that waits is forgotten only after it
-has been sent again, so one whose answer was lost on the way is answered once more.
+Holds: each task has its own file, so no task replaces another. A waiting task is forgotten only after it has been sent
+again, so a task whose answer was lost is answered once more.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from broker.runtime.settings import BrokerSettings
 TASKS = "tasks"
 WAITS, OVER = ".json", ".over.json"
 MAX_OVER = 1_000
-"""Of one evaluation; the oldest are forgotten."""
+"""How many tasks of one evaluation are kept; the oldest are forgotten."""
 EVALUATE = "deckhands.evaluate"
 
 
@@ -34,7 +34,7 @@ class Asker(BaseModel):
     Attributes:
         options: its arguments; empty once it is over.
         failure: why it was given up; empty: it was not.
-        starts: how often the command that carries out its evaluation was started again.
+        starts: how often the command for its evaluation was started again.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -47,12 +47,12 @@ class Asker(BaseModel):
 
     @classmethod
     def waiting(cls, directory: Path, task_id: str) -> Self | None:
-        """Return a task that waits; None: it does not, or what is written cannot be used."""
+        """Return a task if it waits; None if it does not, or its file cannot be used."""
         return cls._read(_path(directory, task_id, WAITS))
 
     @classmethod
     def over(cls, directory: Path, task_id: str) -> Self | None:
-        """Return a task that waits no more; None: it does, or never asked."""
+        """Return a task if it no longer waits; None if it does, or never asked."""
         return cls._read(_path(directory, task_id, OVER))
 
     @classmethod
@@ -63,11 +63,11 @@ class Asker(BaseModel):
             return None
 
     def write(self, directory: Path) -> None:
-        """Write down that it waits.  Idempotent."""
+        """Record that it waits.  Idempotent."""
         _write(self, _path(directory, self.task_id, WAITS))
 
     def end(self, directory: Path, failure: str) -> None:
-        """Write down that it waits no more; `forget` says that it knows.  Idempotent."""
+        """Record that it no longer waits; `forget` says that it knows.  Idempotent."""
         _forget_oldest(directory)
         ended = self.model_copy(update={"options": {}, "failure": failure})
         _write(ended, _path(directory, self.task_id, OVER))
@@ -78,7 +78,7 @@ class Asker(BaseModel):
 
 
 def waiting_in(directory: Path) -> Sequence[tuple[Asker, float]]:
-    """Return the tasks that wait for an evaluation, and when each file was written, in seconds since 1970."""
+    """Return the tasks that wait for an evaluation, and when each file was written, in Unix seconds."""
     found = []
     for path in sorted((directory / TASKS).glob(f"*{WAITS}")):
         if path.name.endswith(OVER):
@@ -97,7 +97,7 @@ def answer(directory: Path, *, failure: str = "") -> None:
         failure: why it is given up instead.
 
     Raises:
-        kombu.exceptions.OperationalError: the broker is away; they still wait.
+        kombu.exceptions.OperationalError: the broker is unavailable; the tasks still wait.
     """
     askers = [asker for asker, _ in waiting_in(directory)]
     if not askers:
@@ -118,7 +118,7 @@ def _write(asker: Asker, path: Path) -> None:
 
 
 def _path(directory: Path, task_id: str, ending: str) -> Path:
-    """Return the file of a task; its id is any text of a producer, and no name of a file."""
+    """Return the file of a task, whose id is arbitrary text from a producer and cannot name a file."""
     return directory / TASKS / f"{hashlib.sha256(task_id.encode(errors='replace')).hexdigest()[:32]}{ending}"
 
 

@@ -1,4 +1,4 @@
-"""Whether an answer is right: the same text, however it is written; the same number; the same list."""
+"""Whether an answer is right: the same text after normalization, the same number, or the same list."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ _UNITS = str.maketrans("", "", "$%,")
 
 
 def answer_in(message: str) -> str:
-    """Return what stands behind the last `FINAL ANSWER:`, or the whole message."""
+    """Return the text after the last `FINAL ANSWER:`, or the whole message."""
     return FINAL.split(message)[-1].strip()
 
 
 def is_same(given: str, expected: str) -> bool:
     """Say whether an answer is the expected one.
 
-    An expected number is compared as a number, whatever unit signs and thousands separators were given; a list that is
-    separated by commas or semicolons element by element; all else without case, articles, punctuation and spaces.
+    If a number is expected, the answer is compared as a number, without unit signs and thousands separators. A list
+    separated by commas or semicolons is compared element by element. Other text is compared without case, articles,
+    punctuation and spaces.
     """
     if (number := _number(expected)) is not None:
         return _number(given) == number

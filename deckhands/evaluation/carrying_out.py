@@ -1,4 +1,4 @@
-"""Carry out the evaluation of a directory: on the running cluster or on a private one, shown and recorded meanwhile."""
+"""Carry out the evaluation of a directory, on the running cluster or a private one; show and record its progress."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SCRIPTED = "scripted"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """How an evaluation is carried out, as far as a command says; None: as an earlier one has said, or by default."""
+    """How a command wants an evaluation carried out; None: as an earlier command said, or the default."""
 
     at_once: int | None
     budget: float | None
@@ -72,11 +72,11 @@ class Tuning:
 
 
 def carry_out(directory: Path, asked: Asked, tuning: Tuning, *, follows: bool, as_json: bool | None) -> int:
-    """Carry an evaluation out, or what is left of it, and return the exit code.
+    """Carry out an evaluation, or the rest of it, and return the exit code.
 
     Args:
-        as_json: how the summary is printed; None: it is not.
-        follows: if another command carries it out, show how it stands until that has ended.
+        as_json: how to print the summary; None: not at all.
+        follows: if another command carries it out, show the progress until that command ends.
 
     Raises:
         BeingWritten: another command carries it out.
@@ -180,7 +180,7 @@ async def evaluate_plan(
 
 @asynccontextmanager
 async def _client(settings: FaceSettings, place: str, plan: Plan) -> AsyncIterator[Client]:
-    """Connect to the running cluster, or start a private one that keeps what it has done for the next call."""
+    """Connect to the running cluster, or start a private one that keeps its results for the next call."""
     home = Home(settings.home)
     if settings.url is not None or home.cluster_url is not None:
         async with cluster_client(settings) as client:

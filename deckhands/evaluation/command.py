@@ -155,11 +155,11 @@ for _command in (*COMMANDS, export):
     "--repositories", type=Repositories(), metavar="DIR|docker",
     help="Mirrors or archives of the repositories that SWE-bench rows name, or the images of the docker engine here.",
 )  # fmt: skip
-@click.option("--tenant", default="", metavar="NAME", help="Whose conversations and costs they are.")
+@click.option("--tenant", default="", metavar="NAME", help="The tenant of its conversations and costs.")
 @redo_option
 @retries_option
 @until_option
-@click.option("--detach", "is_detached", is_flag=True, help="Let it run in the background; `eval attach` comes back.")
+@click.option("--detach", "is_detached", is_flag=True, help="Run in the background; `eval attach` reattaches.")
 @json_option
 @options_as(RunOptions)
 def run(options: RunOptions) -> int:
@@ -194,7 +194,7 @@ def run(options: RunOptions) -> int:
     if options.is_detached:
         pid = detach(options.out, tuning.as_arguments())
         note(f"The evaluation {asked.name} runs in the background (pid {pid}).")
-        note(f"`deckhands eval attach {options.out}` comes back to it, `deckhands eval status` shows how it stands.")
+        note(f"`deckhands eval attach {options.out}` reattaches, and `deckhands eval status` shows how it stands.")
         return 0
     return carry_out(options.out, asked, tuning, follows=False, as_json=options.as_json)
 
@@ -209,9 +209,9 @@ def run(options: RunOptions) -> int:
 @json_option
 @options_as(AttachOptions)
 def attach(options: AttachOptions) -> int:
-    """Come back to the evaluation in DIR: follow the command that carries it out, or continue it.
+    """Reattach to the evaluation in DIR: follow the command that carries it out, or continue it.
 
-    What the workers have done meanwhile counts, and nothing is begun twice.
+    Work that the workers have done in the meantime counts, and nothing is begun twice.
     """
     tuning = _tuning(options)
     return carry_out(options.directory, asked_in(options.directory), tuning, follows=True, as_json=options.as_json)
@@ -246,7 +246,7 @@ def compare(options: CompareOptions) -> None:
 
 def _tenant(name: str) -> str:
     if not re.fullmatch(NAME_PATTERN, name):
-        raise UsageError(f"--tenant {name!r} is no name.", remedy="Use letters, digits and _ . -")
+        raise UsageError(f"--tenant {name!r} is not a name.", remedy="Use letters, digits and _ . -")
     return name
 
 

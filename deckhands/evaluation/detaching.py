@@ -1,4 +1,4 @@
-"""An evaluation that another command carries out: started so that it outlives this one, or followed."""
+"""An evaluation that another command carries out: started so that it outlives this command, or followed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def detach(directory: Path, options: Sequence[str], *, environment: Mapping[str,
 
 
 def follow(directory: Path, name: str, place: str) -> None:
-    """Show how an evaluation stands that another command carries out, and return once that has ended."""
+    """Show the progress of an evaluation that another command carries out; return when that command ends."""
     asyncio.run(_follow(directory, name, place))
 
 
@@ -80,7 +80,7 @@ async def _follow(directory: Path, name: str, place: str) -> None:
 
 
 def is_driven(directory: Path) -> bool:
-    """Say whether a command carries out the evaluation in a directory of this machine."""
+    """Say whether a command on this machine is carrying out the evaluation in a directory."""
     try:
         with Results(directory / RESULTS):
             return False

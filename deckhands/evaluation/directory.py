@@ -1,10 +1,10 @@
-"""The directory of an evaluation: what was asked for, and the results.
+"""The directory of an evaluation: the request and the results.
 
-evaluation.json     what was asked for; `eval attach` continues by it
+evaluation.json     the request, from which `eval attach` continues
 results.jsonl       a row for each attempt that has ended
 summary.json        the figures, recomputed from the rows
 report.html         the same as a page
-scripts/            of the scripted model, if that is what is evaluated
+scripts/            the scripts of the scripted model, if it is evaluated
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ ASKED, RESULTS, SUMMARY, REPORT, SCRIPTS = (
 
 
 class Asked(BaseModel):
-    """What was asked for, in all that decides what an attempt is; see the options of `deckhands eval run`.
+    """The part of a request that determines its attempts; see the options of `deckhands eval run`.
 
     Attributes:
-        origin: the conversation, and the event, that attempts are forks of; empty: they are none.
-        tenant: whose its conversations are; empty: nobody's in particular.
-        home: the evaluation on whose private cluster that is; empty: its own.
+        origin: the conversation and the event that attempts are forks of; empty: they are not forks.
+        tenant: the owner of its conversations; empty: no tenant.
+        home: the evaluation whose private cluster has the origin; empty: its own.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -59,7 +59,7 @@ class Asked(BaseModel):
     tenant: str = ""
 
     def instances(self) -> list[Instance]:
-        """Return what is evaluated. Raises what `read_dataset` and `selected` do."""
+        """Return the instances to evaluate. Raises what `read_dataset` and `selected` do."""
         file = Path(self.dataset)
         found = _read(self.dataset, self.repositories, file.stat().st_mtime_ns if file.is_file() else new_key())
         return selected(found, only=self.only, part=self.part, shuffle=self.shuffle, seed=self.seed)
@@ -72,7 +72,7 @@ def _read(dataset: str, repositories: str | None, _version: object) -> list[Inst
 
 
 def ask(directory: Path, asked: Asked) -> Asked:
-    """Write down what is asked for; return what was written before if it is the same, under the earlier name.
+    """Record a request. If the same request is already recorded, return that one, with its name.
 
     Raises:
         UsageError: the directory has another evaluation, or cannot be written.
@@ -98,7 +98,7 @@ def ask(directory: Path, asked: Asked) -> Asked:
 
 
 def asked_in(directory: Path) -> Asked:
-    """Return what an evaluation was asked for.
+    """Return the request of an evaluation.
 
     Raises:
         UsageError: the directory has none.
@@ -129,7 +129,7 @@ def write_scripts(directory: Path, instances: Sequence[Instance]) -> Path:
 
 
 def write_report(directory: Path) -> dict[str, object]:
-    """Write the summary and the page from the rows that there are, and return the summary.
+    """Write the summary and the page from the rows so far, and return the summary.
 
     Raises:
         UsageError: the rows cannot be read.

@@ -1,6 +1,6 @@
-"""`deckhands.evaluate`: an evaluation from a program, as `deckhands eval run` does it.
+"""`deckhands.evaluate`: an evaluation from a program, like `deckhands eval run`.
 
-Holds: what is asked for, and what has ended, is in `out`. A second call with the same arguments completes the first.
+Holds: the request and the results are in `out`. A second call with the same arguments completes the first.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ async def evaluate_async(
 ) -> dict[str, Any]:
     """Evaluate models on a dataset, and return the summary when every attempt has ended.
 
-    Idempotent: what `out` has is not done again. The rest has the meaning of the options of `deckhands eval run`.
+    Idempotent: results in `out` are kept. Other arguments mean the same as the options of `deckhands eval run`.
 
     Args:
         dataset: a name as for the command, or rows of our own format; paths in them are relative to `out`.
@@ -129,16 +129,16 @@ def _blocking(work: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, R]:
 
 
 evaluate = _blocking(evaluate_async)
-"""The blocking twin, for programs that are not asynchronous."""
+"""The blocking variant, for programs that are not asynchronous."""
 
 
 def repositories_here(place: str | PathLike[str]) -> str:
-    """Return where repositories are, as it is understood in any working directory; `docker` is no directory."""
+    """Return the location of repositories, independent of the working directory; `docker` is not a directory."""
     return DOCKER if str(place) == DOCKER else str(Path(place).resolve())
 
 
 def model_here(model: str) -> str:
-    """Return a model's name as workers understand it: the path of a script is made absolute.
+    """Return a model's name for workers: the path of a script becomes absolute.
 
     Raises:
         UsageError: there is no such script.

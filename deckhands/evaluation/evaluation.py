@@ -1,8 +1,8 @@
 """An evaluation on a cluster: each attempt is a conversation, and each check another one.
 
-Holds: the id of an attempt's conversation follows from the evaluation's name, so a second call finds what was begun.
-Nothing is begun twice, and what the workers have done meanwhile counts. An attempt ends with exactly one row.
-Failures of the infrastructure are tried again and never scored.
+Holds: the id of an attempt's conversation follows from the evaluation's name, so a second call finds attempts that have
+begun. Nothing is begun twice, and the work that workers did between two calls counts. An attempt ends with exactly one
+row. Failures of the infrastructure are retried and never scored.
 Does not: hold anything in memory that is not in the store or in the evaluation's directory.
 """
 
@@ -41,26 +41,26 @@ from deckhands.transfers.packed_files import TooLarge
 
 CHECK_SECONDS = 600.0
 READ_AT_ONCE = 4
-"""Workspaces whose files are read at once: each may have 64 MiB."""
+"""How many workspaces' files are read at once; each may have 64 MiB."""
 BACK_OFF_SECONDS = 5.0
 LONGEST_BACK_OFF_SECONDS = 120.0
 MAX_EVIDENCE_CHARS = 4_000
 TOO_LARGE = "workspace_too_large"
-"""The cause of a row, and the code of a node, that a workspace has more files or bytes than are read."""
+"""The cause of a row, and the code from a node, when a workspace has more files or bytes than are read."""
 SETUP_SCRIPT = ".openhands/setup.sh"
 
 LIMITS = {"max_iterations": "iterations", "max_budget": "budget", "max_tokens": "tokens", "max_time": "time"}
-"""The limits by the codes of the errors in which conversations end that have used them up."""
+"""The limits, by the code of the error in which a conversation ends that has used one up."""
 AGENTS_FAULT = frozenset({"goal_not_reached", "output_not_valid", "stuck_in_loop", "context_window", "content_policy"})
-"""Codes of errors that say something about the agent; all others are the infrastructure's."""
+"""Codes of errors that the agent caused; all others are the infrastructure's."""
 
 
 class Infrastructure(Exception):
-    """What has failed was not the agent; the code says what."""
+    """A failure of the infrastructure, not of the agent; the code says which."""
 
 
 class Evaluation:
-    """Carries out a plan, or what is left of it."""
+    """Carries out a plan, or the rest of it."""
 
     def __init__(
         self,
@@ -101,10 +101,10 @@ class Evaluation:
                 await _back_off(len(one.failures))
 
     async def _tried(self, one: UnderWay) -> Row:
-        """Begin an attempt, or find the one that was begun; wait for it and score it.
+        """Begin an attempt, or find the one that has begun; wait for it and score it.
 
         Raises:
-            Infrastructure: nothing can be said about the agent.
+            Infrastructure: it says nothing about the agent.
         """
         begun_with = await asyncio.to_thread(_begun_with, one.attempt.instance)
         one.phase, one.seen = "begins", Seen()
@@ -219,10 +219,10 @@ class Evaluation:
         return await self._checked(instance, row, to_check(work, hidden))
 
     async def _files_of(self, conversation_id: str, begun_with: dict[str, File]) -> dict[str, File]:
-        """Return what an agent has left.
+        """Return the files that an agent has left.
 
         Raises:
-            TooLarge: more than any solution has; that is its own doing, so it is scored.
+            TooLarge: more than any solution needs; the agent caused that, so it is scored.
             Infrastructure: it cannot be read.
         """
         is_wanted = partial(may_count, begun_with=begun_with)

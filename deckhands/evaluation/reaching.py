@@ -1,7 +1,7 @@
 """Reach the store of an evaluation from any process, whether a driver runs or not.
 
-Holds: an evaluation is found by its directory, or by its name. One that has run on a private cluster has its store in
-the home directory; if that is not up, it is brought up for as long as it takes.
+Holds: an evaluation is found by its directory or its name. If it ran on a private cluster, its store is in the home
+directory; a store that is not running is started for as long as it is needed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from deckhands.settings import FaceSettings
 
 
 def named(text: str) -> tuple[str, str]:
-    """Return the name of an evaluation, given by its directory or its name, and whose private cluster it would use.
+    """Return the name of an evaluation, given its directory or name, and the owner of its private cluster.
 
     Raises:
         UsageError: it is neither.

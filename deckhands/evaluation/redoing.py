@@ -1,4 +1,4 @@
-"""`--redo`: attempts that begin again although they have ended."""
+"""`--redo`: finished attempts that begin again."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ redo_option = click.option(
 
 
 def check_redo(redo: Iterable[str], instances: Iterable[Instance]) -> None:
-    """Refuse what is neither an outcome nor an instance.
+    """Refuse a word that is neither an outcome nor an instance.
 
     Raises:
-        UsageError: names it.
+        UsageError: there is one; names it.
     """
     known = {*OUTCOMES, *(one.id for one in instances)}
     for what in redo:
@@ -33,7 +33,7 @@ def check_redo(redo: Iterable[str], instances: Iterable[Instance]) -> None:
 
 
 def orders_of(redo: Sequence[str]) -> list[Requeue]:
-    """Return the orders to begin attempts again; one that several mean begins again once."""
+    """Return the orders to begin attempts again; an attempt that several orders match begins again once."""
     outcomes = tuple(what for what in redo if what in OUTCOMES)
     instances = tuple(what for what in redo if what not in OUTCOMES)
     orders = [Requeue(outcomes=outcomes)] if outcomes else []

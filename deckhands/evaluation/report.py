@@ -1,4 +1,4 @@
-"""The report of an evaluation as one page of HTML that needs nothing else; every figure is from `statistics`."""
+"""The report of an evaluation as one self-contained HTML page; every figure is from `statistics`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What an attempt is scored by: the files that the agent changed, in a fresh workspace, with the hidden ones over them.
+"""How an attempt is scored: the agent's changes in a fresh workspace, with the hidden files laid over them.
 
-Holds: nothing that an agent leaves behind decides its own score. A check runs in another workspace, which has the
-instance's files, those changes of the agent that count as its work, and the hidden files, laid over last. Files that
-change how programs start or how tests are found do not count: they are named in the evidence and left out.
+Holds: nothing an agent leaves behind decides its own score. A check runs in another workspace, which has the instance's
+files, the agent's changes that count, and the hidden files, laid over last. Files that change how programs start or
+how tests are found do not count: they are left out and named in the evidence.
 Does not: judge whether the work is honest; code that recognises the hidden tests by their behaviour can pass them.
 """
 
@@ -28,7 +28,7 @@ NEVER_ENDING = (".pth", ".pyc", ".pyo", ".egg-link")
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What an agent has done to the files of its workspace.
+    """The agent's changes to the files of its workspace.
 
     Attributes:
         tree: the instance's files with the changes that count.
@@ -40,7 +40,7 @@ class Work:
 
 
 def may_count(name: str, begun_with: Tree) -> bool:
-    """Say whether a file of an agent's workspace is looked at; what is below a directory of tools is not."""
+    """Say whether a file of an agent's workspace is examined; files below a directory of tools are not."""
     return name in begun_with or not NEVER_BELOW & set(PurePosixPath(name).parts[:-1])
 
 

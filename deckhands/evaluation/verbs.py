@@ -59,7 +59,7 @@ class UntilText(click.ParamType):  # type: ignore[type-arg]
     name = "ci=3%|decided"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return it as it is, if it is one."""
+        """Return a criterion unchanged, if it is valid."""
         if value != "":
             try:
                 Until.parse(str(value), 2)
@@ -71,19 +71,19 @@ class UntilText(click.ParamType):  # type: ignore[type-arg]
 evaluation_argument = click.argument("evaluation", metavar="DIR|NAME")
 at_once_option = click.option(
     "-n", "--concurrency", "at_once", type=AtOnce(),
-    help="How many attempts may be under way at most; `auto`: as many as help. By default 4.",
+    help="The most attempts at once; `auto`: as many as help. By default 4.",
 )  # fmt: skip
 budget_option = click.option(
     "--budget", type=Amount(min=0, may_be_infinite=True),
-    help="Begin no attempt once all of them have cost so much, in USD; `inf`: no limit.",
+    help="Begin no further attempt once all of them have cost this much, in USD; `inf`: no limit.",
 )  # fmt: skip
 retries_option = click.option(
     "--retries", type=click.IntRange(0, 100),
-    help="How often an attempt that the infrastructure has failed is begun again. By default 3.",
+    help="How often an attempt is repeated after a failure of the infrastructure. By default 3.",
 )  # fmt: skip
 until_option = click.option(
     "--until", type=UntilText(), metavar="ci=3%|decided",
-    help="Begin no more once each model's pass@1 is known so well, or the first model is known to be better or worse.",
+    help="Begin no more once each model's pass@1 is known this well, or the first is known to be better or worse.",
 )  # fmt: skip
 
 
@@ -136,7 +136,7 @@ class RequeueOptions:
 @evaluation_argument
 @options_as(OneOptions)
 def pause(options: OneOptions) -> None:
-    """Begin nothing more, and pause what is under way; what a model or a tool does right now is finished."""
+    """Begin no further attempt, and pause those under way; the current model call or tool finishes."""
 
     async def act(client: Client, steering: Steering, _: Wanted) -> int:
         await steering.wish(state="paused")
@@ -189,22 +189,22 @@ def retune(options: RetuneOptions) -> None:
 @evaluation_argument
 @click.option(
     "--state", "outcomes", multiple=True, type=click.Choice([*OUTCOMES, RUNNING]),
-    help="Attempts that ended so; `running`: those under way.",
+    help="Attempts with this outcome; `running`: those under way.",
 )  # fmt: skip
 @click.option("--class", "causes", multiple=True, metavar="CODE", help="With this cause, or a failure of this code.")
 @click.option("--id", "instances", multiple=True, metavar="INSTANCE", help="Of these instances.")
 @click.option("--model", "models", multiple=True, help="With these models, as the results name them.")
 @options_as(RequeueOptions)
 def requeue(options: RequeueOptions) -> None:
-    """Begin attempts again that have ended, or are under way; the new results replace the old ones.
+    """Repeat attempts that have ended or are under way; the new results replace the old ones.
 
-    Each option narrows what is meant; repeat one to name several.
+    Each option narrows the selection; repeat one to name several values.
     """
     order = Requeue(
         outcomes=options.outcomes, causes=options.causes, instances=options.instances, models=options.models
     )
     if order == Requeue():
-        raise UsageError("It is not said which attempts are meant.", remedy="Name --state, --class, --id or --model.")
+        raise UsageError("No attempts are selected.", remedy="Name --state, --class, --id or --model.")
 
     async def act(client: Client, steering: Steering, wanted: Wanted) -> bool:
         if wanted.wishes.state == "cancelled":
@@ -220,7 +220,7 @@ def requeue(options: RequeueOptions) -> None:
 @yes_option
 @options_as(CancelOptions)
 def cancel(options: CancelOptions) -> None:
-    """End an evaluation: attempts under way are stopped, and all that have no result end as not run."""
+    """End an evaluation: attempts under way are stopped, and all attempts without a result end as not run."""
     if not options.is_sure:
         require_agreement("The attempts of this evaluation that have not ended", "cancelled")
 
@@ -246,7 +246,7 @@ def cancel(options: CancelOptions) -> None:
 @json_option
 @options_as(StatusOptions)
 def status(options: StatusOptions) -> None:
-    """Show how an evaluation stands, as the command that carries it out has last said."""
+    """Show the progress of an evaluation, as last reported by the command that carries it out."""
 
     async def act(client: Client, _: Steering, wanted: Wanted) -> tuple[Wanted, bool]:
         return wanted, await _is_driven(client, wanted)

@@ -193,7 +193,7 @@ def _agent(options: HeadlessOptions, config: Config, settings: FaceSettings) -> 
 
 
 def _confirmation(config: Config) -> ConfirmationPolicy:
-    """Return whom a person has to be asked about: nobody is there, so a question ends the run."""
+    """Return the confirmation policy; nobody is there to answer, so a question ends the run."""
     analyzer = config.get("security", "security_analyzer", "")
     if analyzer and analyzer not in ANALYZERS:
         raise UsageError(

@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 async def tell(workbench: Workbench) -> dict[str, int]:
-    """Plan what there is to tell, and send for what is due. Returns how many conversations had news, and lines sent."""
+    """Plan deliveries and send those that are due. Returns how many conversations had news, and lines sent."""
     book = book_of(workbench)
     try:
         return await _tell(workbench, book)

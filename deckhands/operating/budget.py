@@ -8,7 +8,7 @@ import click
 
 from broker.limits.ledger import Account, Ledger, account_path
 from deckhands.cli.connecting import on_cluster
-from deckhands.cli.options import json_option
+from deckhands.cli.options import ListOptions, json_option
 from deckhands.cli.output import note, print_json, table
 from deckhands.cli.verbs import options_as
 from deckhands.client.client import Client
@@ -19,13 +19,6 @@ SECTION = "Budgets, secrets, notes"
 VERBS = {"budget": "Show and set what tenants and experiments may spend."}
 
 HEAD = ("ACCOUNT", "LIMIT", "SPENT", "RESERVED", "LOST", "LEFT", "CALLS", "WAITING")
-
-
-@dataclass(frozen=True, slots=True)
-class ListOptions:
-    """Options of `budget ls`."""
-
-    as_json: bool
 
 
 @dataclass(frozen=True, slots=True)

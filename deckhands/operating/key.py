@@ -11,7 +11,7 @@ import click
 
 from deckhands.access.api_keys import DEFAULT_BODY_BYTES, DEFAULT_REQUESTS_PER_MINUTE, ApiKeys, Listed, Scope
 from deckhands.cli.connecting import on_cluster
-from deckhands.cli.options import json_option
+from deckhands.cli.options import ListOptions, json_option
 from deckhands.cli.output import note, print_json, table
 from deckhands.cli.timing_options import seconds_in
 from deckhands.cli.verbs import options_as
@@ -34,13 +34,6 @@ class AddOptions:
     expires: str | None
     per_minute: int
     body_bytes: int
-    as_json: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ListOptions:
-    """Options of `key ls`."""
-
     as_json: bool
 
 

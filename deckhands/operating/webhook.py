@@ -1,4 +1,4 @@
-"""`deckhands webhook`: addresses that learn what becomes of conversations."""
+"""`deckhands webhook`: addresses to notify about conversations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from broker.runtime.ids import check_conversation_id
 from broker.runtime.settings import BrokerSettings
 from broker.specs.specs import Tenancy
 from deckhands.cli.connecting import on_cluster
-from deckhands.cli.options import json_option
+from deckhands.cli.options import ListOptions, json_option
 from deckhands.cli.output import note, print_json, table
 from deckhands.cli.verbs import options_as
 from deckhands.client.client import Client
@@ -22,7 +22,7 @@ from deckhands.webhooks.sending import address_of, rules_of
 from deckhands.webhooks.webhook import SETTLED, Delivery, Webhook, checked_choice
 
 SECTION = "Operate a cluster"
-VERBS = {"webhook": "Tell other programs by HTTP what becomes of conversations: add, list and remove webhooks."}
+VERBS = {"webhook": "Notify other programs about conversations over HTTP: add, list and remove webhooks."}
 HEAD = ("WEBHOOK", "TENANT", "URL", "EVENTS", "CONVERSATION", "STATE")
 SPARE = ("CONVERSATION", "EVENTS")
 DELIVERY_HEAD = ("DELIVERY", "CONVERSATION", "EVENT", "TYPE", "STATE", "ATTEMPTS", "STATUS", "ERROR")
@@ -37,13 +37,6 @@ class AddOptions:
     tenant: str
     events: tuple[str, ...]
     conversation_id: str
-    as_json: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ListOptions:
-    """Options of `webhook ls`."""
-
     as_json: bool
 
 
@@ -65,7 +58,7 @@ class DeliveriesOptions:
 
 @click.group()
 def webhook() -> None:
-    """Tell other programs by HTTP what becomes of conversations.
+    """Notify other programs about conversations over HTTP.
 
     The cluster needs a jobs worker and a beat, which `deckhands up` starts.
     """
@@ -73,7 +66,7 @@ def webhook() -> None:
 
 @webhook.command()
 @click.argument("url")
-@click.option("--tenant", default="*", show_default=True, help="Whose conversations it hears of; '*': everybody's.")
+@click.option("--tenant", default="*", show_default=True, help="The tenant whose conversations it reports; '*': all.")
 @click.option(
     "--event",
     "events",
@@ -82,7 +75,7 @@ def webhook() -> None:
     show_default=True,
     help="conversation.settled, conversation.waiting, conversation.state_changed, or a kind of event. May be repeated.",
 )
-@click.option("--conversation", "conversation_id", default="", metavar="ID", help="The only one that it hears of.")
+@click.option("--conversation", "conversation_id", default="", metavar="ID", help="The only conversation to report.")
 @json_option
 @options_as(AddOptions)
 def add(options: AddOptions) -> None:

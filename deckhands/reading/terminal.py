@@ -70,7 +70,7 @@ def width_of(text: str) -> int:
 
 
 def fitted(line: str, columns: int) -> str:
-    """Return a cleaned line cut to so many columns, with `…` where something is missing."""
+    """Return a cleaned line cut to this many columns, with `…` where something is missing."""
     if width_of(line) <= columns:
         return line
     while line and width_of(line) > columns - 1:

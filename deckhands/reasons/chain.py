@@ -1,7 +1,7 @@
-"""The chain from what one sees to its cause: facts in, links out.
+"""The chain from a conversation's state to the cause: facts in, links out.
 
-Holds: pure; every reason in `WaitReason` has its explanation here. A link says no more than the facts do: a time, a
-place or a name that is not known is left out.
+Holds: pure; every reason in `WaitReason` is explained here. A link states only what the facts contain: an unknown time,
+place or name is left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Explanation = Callable[[Facts], list[Link]]
 
 
 def why_of(facts: Facts) -> Why:
-    """Return why a conversation is where it is."""
+    """Return why a conversation is in its current state."""
     state, waits_for = facts.history.status.state, facts.wait_reason
     links = [_seen(facts), *_causes(facts)]
     return Why(facts.conversation_id, state.value, waits_for, facts.now, tuple(links))
@@ -81,7 +81,7 @@ def _at_rest(facts: Facts) -> list[Link]:
 
 
 def _unread(facts: Facts) -> list[Link]:
-    """Say that somebody has asked for something that the agent has not noticed."""
+    """Explain a message or request that the agent has not noticed yet."""
     unread = facts.history.unread
     if unread is None:
         return []
@@ -108,7 +108,7 @@ def _scheduled(facts: Facts) -> list[Link]:
 
 
 def _newer_worker(facts: Facts) -> list[Link]:
-    """Say that only a newer worker can read the log."""
+    """Explain that only a newer worker can read the log."""
     running = f"{counted(facts.controllers, 'controller worker')} run, of which none has taken it so far."
     link = Link(
         Cause.NEWER_WORKER,
@@ -135,4 +135,4 @@ EXPLANATIONS: Mapping[str, Explanation] = {
     WaitReason.MALFORMED_REPLY: model_call,
     WaitReason.NO_RESPONSE: model_call,
 }
-"""What explains each reason of the index."""
+"""The function that explains each reason of the index."""

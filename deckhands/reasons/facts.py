@@ -1,4 +1,4 @@
-"""What is known of a conversation when somebody asks why it does not get on, as values; `reader` reads them."""
+"""The facts about a conversation that explain why it makes no progress, as values; `reader` reads them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class WorkerFact:
 
     Attributes:
         left_seconds: how long its heartbeat still holds; negative: since when it has lapsed.
-        held: conversations or actions that it has; None: it has not said so.
-        lag_seconds: by how much its loop was late; None: it has not said so.
+        held: how many conversations or actions it has; None: not reported.
+        lag_seconds: how late its loop was; None: not reported.
     """
 
     worker_id: str
@@ -34,8 +34,8 @@ class PlaceInLine:
 
     Attributes:
         stream: its name, without that of the shard.
-        before: how many go first; None: not known.
-        taken_by: the worker that was handed it and has not begun; empty: nobody was.
+        before: how many entries go first; None: not known.
+        taken_by: the worker that received it and has not begun; empty: none.
     """
 
     stream: str
@@ -48,9 +48,9 @@ class ActionFact:
     """Where an action is.
 
     Attributes:
-        worker: who carries it out; None: nobody has begun.
-        began: when it was handed to that worker; None: not known.
-        place: in the queue; None: it stands in none.
+        worker: the one that carries it out; None: nobody has begun.
+        began: when that worker received it; None: not known.
+        place: its place in the queue; None: it is in no queue.
     """
 
     id: int
@@ -64,9 +64,9 @@ class NodeFact:
     """The node of a workspace.
 
     Attributes:
-        is_alive: a tool worker of it beats.
+        is_alive: it has a tool worker whose heartbeat holds.
         given_up_at: when its workspaces move elsewhere; None: it was never seen.
-        is_fixed: the workspace is a named directory of it, and cannot move.
+        is_fixed: the workspace is a named directory on it, and cannot move.
     """
 
     node: str
@@ -78,7 +78,7 @@ class NodeFact:
 
 @dataclass(frozen=True, slots=True)
 class QuotaFact:
-    """The queue of a quota; `before` is None if the conversation does not stand in it: its turn may have come."""
+    """The queue of a quota; `before` is None if the conversation is not in it: its turn may have come."""
 
     models: str
     waiting: int
@@ -87,7 +87,7 @@ class QuotaFact:
 
 @dataclass(frozen=True, slots=True)
 class BudgetFact:
-    """An account; `before` of those who wait for it go first, None: the conversation is not among them."""
+    """An account; `before` is how many go first, or None if the conversation does not wait for the account."""
 
     account: Account
     before: int | None
@@ -95,26 +95,26 @@ class BudgetFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What is known.
+    """All facts about a conversation.
 
     Attributes:
-        now: the time in the store.
-        row: of the index; None: the conversation is in no store.
+        now: the store's time.
+        row: its row in the index; None: the conversation is in no store.
         is_run: it belongs to a run of this machine, which is not in progress if it is in no store.
-        history: of the log.
+        history: what its log says.
         owner: the controller worker that has it; None: nobody.
         place: where it waits for a controller worker; None: in no queue.
-        parked_until: when somebody looks again by themselves; None: it is not parked.
-        expires: by when it has to have begun.
+        parked_until: when a worker looks at it again; None: it is not parked.
+        expires: the latest time at which it may begin.
         died: when it was found to have crashed three workers; None: it was not.
         deaths: the workers that died with it, the latest last.
-        controllers: how many controller workers beat.
-        actions: of `history.pending`, by id.
-        pool: of the workspace.
+        controllers: how many controller workers are alive.
+        actions: the actions in `history.pending`, by id.
+        pool: the pool of its workspace.
         unserved: why no running tool worker takes its actions; empty: one does.
-        delegates: why those that it waits for are where they are, by the action; None: too many, or too deep.
+        delegates: the explanations of the delegates that it waits for, by action; None: too many, or too deep.
         worker_lines: what the logs of workers on this machine say about it, the latest last.
-        shows_workers: the one who asks may know the names of workers and nodes.
+        shows_workers: the reader may know the names of workers and nodes.
     """
 
     conversation_id: str
@@ -141,5 +141,5 @@ class Facts:
 
     @property
     def wait_reason(self) -> str:
-        """What the index says that it waits for."""
+        """What it waits for, according to the index."""
         return self.row.wait_reason if self.row is not None else ""

@@ -39,17 +39,17 @@ class History:
     """What a log says about waits.
 
     Attributes:
-        created: its first event; None of an empty log.
+        created: its first event; None if the log is empty.
         changed: the latest change of the agent's state.
-        pending: actions for tool workers without an observation, in order; those a person is asked about left out.
-        delegates: those whom a step waits for, by the action that asks for each.
+        pending: actions for tool workers without an observation, in order, except those that a person is asked about.
+        delegates: those that a step waits for, by the action that asks for each.
         failure: the latest failed call, until one succeeds.
         deferral: why the next call has to wait, until it may be made.
         message: the agent's latest message, or empty.
         unread: the first message or request that the agent has not noticed.
-        operator: the latest deed of somebody through the server.
-        lines: the latest events that a person is shown, as lines.
-        updated: when the log was written last.
+        operator: the latest action of a person through the server.
+        lines: the latest events, as lines for people.
+        updated: when the log was last written.
     """
 
     status: Status = field(default_factory=Status)

@@ -1,4 +1,4 @@
-"""What an explanation is: a chain of links, each with its times and with what would change it."""
+"""An explanation: a chain of links, each with its times and with what would change it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Self
 
 
 class Cause(StrEnum):
-    """What a link says, for programs; the values are stable."""
+    """The cause that a link states, for programs; the values are stable."""
 
     STATE = "state"
     SCHEDULED = "scheduled"
@@ -42,16 +42,16 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One step from what one sees to its cause.
+    """One step from a conversation's state to the cause.
 
     Attributes:
-        text: one sentence for a person. It may hold text that a model or a command has written.
+        text: one sentence for a person. It may contain text that a model or a command wrote.
         since: when it began, aware UTC; None: not known.
-        until: when it is expected to end; None: nobody can say.
+        until: when it is expected to end; None: unknown.
         remedy: what would change it, as a sentence; empty: only time.
-        details: the same in values: numbers, names and ids.
-        lines: of a log, the latest last.
-        links: why it is so where that is another conversation's matter, which `details` names.
+        details: the same as values: numbers, names and ids.
+        lines: lines of a log, the latest last.
+        links: the explanation of another conversation that is the cause; `details` names it.
     """
 
     cause: Cause
@@ -78,10 +78,10 @@ class Link:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Return the link that `as_json` made the fields of.
+        """Return a link from the fields that `as_json` made.
 
         Raises:
-            KeyError, TypeError, ValueError: they are not the fields of a link.
+            KeyError, TypeError, ValueError: these are not the fields of a link.
         """
         since, until = fields["since"], fields["until"]
         return cls(
@@ -98,13 +98,13 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """Why a conversation is where it is.
+    """Why a conversation is in its current state.
 
     Attributes:
         state: the agent's state.
-        wait_reason: what it waits for, in one word of the index; empty: it does not wait, or for a person.
-        at: when the store was asked, aware UTC.
-        links: from what one sees to its cause; at least one.
+        wait_reason: what it waits for, as a word of the index; empty: it does not wait, or it waits for a person.
+        at: when the store was read, aware UTC.
+        links: from the state to the cause; at least one.
     """
 
     conversation_id: str
@@ -125,7 +125,7 @@ class Why:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Self:
-        """Return what `as_json` made the fields of; raises what `Link.from_json` does."""
+        """Return an explanation from the fields that `as_json` made; raises what `Link.from_json` does."""
         return cls(
             fields["conversation_id"],
             fields["state"],

@@ -1,4 +1,4 @@
-"""Why a model call is not made yet: quota, budget, batch, the next attempt. Facts in, links out."""
+"""Why a model call has to wait: quota, budget, batch, the next attempt. Facts in, links out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def model_call(facts: Facts) -> list[Link]:
 
 
 def quota(facts: Facts) -> list[Link]:
-    """Say at which quota it waits, and where in its queue."""
+    """Say which quota it waits for, and its place in the queue."""
     deferral, queue = facts.history.deferral, facts.quota
     models = queue.models if queue is not None else (deferral.waits_for if deferral else None)
     what = f"the quota of {models}" if models else "the quota of its model"
@@ -42,7 +42,7 @@ def quota(facts: Facts) -> list[Link]:
 
 
 def retry(facts: Facts) -> list[Link]:
-    """Say which call failed, and when it is made again."""
+    """Say which call failed, and when the next attempt is due."""
     failure = facts.history.failure
     if failure is None:
         return []
@@ -56,14 +56,14 @@ def retry(facts: Facts) -> list[Link]:
         failure.timestamp,
         failure.retry_at,
         REMEDIES.get(failure.code)
-        or f"It is made again by itself; `deckhands message {facts.conversation_id} TEXT` makes it at once.",
+        or f"It is retried automatically; `deckhands message {facts.conversation_id} TEXT` retries it at once.",
         {"code": failure.code, "attempt": failure.attempt + 1, "attempts": failure.attempts},
     )
     return [link]
 
 
 def budget(facts: Facts) -> list[Link]:
-    """Say whose money is used up."""
+    """Say which budget is used up."""
     deferral, found = facts.history.deferral, facts.budget
     name = found.account.name if found is not None else (deferral.waits_for if deferral else None)
     left, details = _left(found)

@@ -70,7 +70,7 @@ def loop(facts: Facts) -> list[Link]:
 
 
 def dead_letter(facts: Facts) -> list[Link]:
-    """Say which workers died with it, with the ends of the logs."""
+    """Say which workers died with it, with the last lines of their logs."""
     workers = [death.from_worker for death in facts.deaths[-3:]]
     who = f" ({', '.join(workers)})" if workers and facts.shows_workers else ""
     last = facts.row.fields.get("last_error", "") if facts.row is not None else ""
@@ -87,7 +87,7 @@ def dead_letter(facts: Facts) -> list[Link]:
 
 
 def end(facts: Facts) -> list[Link]:
-    """Say how it ended, and what continues it."""
+    """Say how it ended, and how to continue it."""
     history, name = facts.history, facts.conversation_id
     changed, state = history.changed, history.status.state
     code = changed.code if changed is not None else ""

@@ -1,6 +1,6 @@
-"""Where something stands in the queues of a store: read, with garbage as if it were not there.
+"""Places in the queues of a store. Invalid entries count as absent.
 
-Holds: a place is what it was at one moment, and no promise of a turn. A question reads `MOST_BEFORE` entries at most.
+Holds: a place is a snapshot, not a promise of a turn. A query reads at most `MOST_BEFORE` entries.
 Keys: reads `deck:{k}:ready…`, `deck:{k}:act:…`, `deck:{k}:turns:…`, `deck:{0}:quota:…` and `deck:{0}:budget:…`.
 """
 
@@ -26,11 +26,11 @@ ENTRY = re.compile(r"\d{1,20}-\d{1,20}")
 async def place_in(
     store: Store, names: ShardKeys, stream: str, entry: str, *, group: str, member: str
 ) -> tuple[PlaceInLine | None, float | None]:
-    """Return a place in a stream or in the line for it, and for how many seconds a worker has had the entry.
+    """Return a place in a stream or in the line for it, and how many seconds a worker has had the entry.
 
     Args:
         stream: its key.
-        entry: its entry, or what stands for one while it lines up.
+        entry: its entry, or what represents one while it is in line.
         member: its name in the line.
     """
     if not stream.startswith(names.root):
@@ -66,7 +66,7 @@ async def _before_in_line(store: Store, names: ShardKeys, stream: str, member: s
 
 
 async def quota_of(store: Store, models: str, conversation_id: str) -> QuotaFact | None:
-    """Return the queue of the quota for these models; None: this process has no right to look at it."""
+    """Return the queue of the quota for these models; None if this process may not read it."""
     base = store.all_shards[0].quota(Pool(model=models, quotas=()).name)
     sizes = [("ZCARD", f"{base}:waiting:{rank}") for rank in CLASSES]
     ranks = [("ZRANK", f"{base}:waiting:{rank}", conversation_id) for rank in CLASSES]
@@ -82,7 +82,7 @@ async def quota_of(store: Store, models: str, conversation_id: str) -> QuotaFact
 
 
 async def budget_of(store: Store, account: str, conversation_id: str) -> BudgetFact | None:
-    """Return an account, and how many stand before a conversation there; None: it cannot be read."""
+    """Return an account, and how many go before a conversation there; None if it cannot be read."""
     try:
         found = await Ledger(store).account(account)
     except (DeckhandsError, ValueError):
@@ -93,5 +93,5 @@ async def budget_of(store: Store, account: str, conversation_id: str) -> BudgetF
 
 
 def shifted(now: datetime, seconds: float) -> datetime:
-    """Return a moment so many seconds from now, as far as dates go."""
+    """Return the moment this many seconds from now, within the range of dates."""
     return now + timedelta(seconds=max(-1e9, min(seconds, 1e9)))

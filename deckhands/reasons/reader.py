@@ -34,7 +34,7 @@ MAX_DEPTH = 8
 MAX_CONVERSATIONS = 50
 MAX_ACTIONS = 10
 NODE_PATIENCE_SECONDS = 120.0
-"""As in functions.lua: how long after its last beat a node is given up."""
+"""How long after its last heartbeat a node is given up; as in functions.lua."""
 
 ReadEvents = Callable[[str], Awaitable[Sequence[Event]]]
 
@@ -45,7 +45,7 @@ class Reasons:
 
     Attributes:
         read: returns the events of a conversation.
-        shows_workers: the one who asks may know the names of workers and nodes.
+        shows_workers: the reader may know the names of workers and nodes.
         worker_logs: the folder with the logs of workers on this machine; None: none.
     """
 
@@ -56,7 +56,7 @@ class Reasons:
     _seen: set[str] = field(default_factory=set)
 
     async def why(self, conversation_id: str) -> Why:
-        """Return why a conversation is where it is.
+        """Return why a conversation is in its current state.
 
         Raises:
             UnknownConversation: no such conversation.
@@ -203,7 +203,7 @@ class _Moment:
         return WorkerFact(worker_id, member.left_seconds, None if held is None else int(held), lag)
 
     def _wall(self, millis: object) -> datetime | None:
-        """Return a moment of the shard's time as the server's clock has it."""
+        """Convert a time of the shard to the server's clock."""
         if not isinstance(millis, bytes | float | int):
             return None
         found = number(millis)

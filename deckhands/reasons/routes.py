@@ -1,4 +1,4 @@
-"""Why a conversation does not get on, over HTTP."""
+"""Why a conversation makes no progress, over HTTP."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ routes = APIRouter(prefix="/conversations", tags=["conversations"])
 
 
 class ShownLink(BaseModel):
-    """One step from what one sees to its cause.
+    """One step from the state to the cause.
 
     Attributes:
         cause: what it says, for programs.
-        text: one sentence. It may hold text that a model or a command has written.
+        text: one sentence. It may contain text that a model or a command wrote.
         since: when it began; null: not known.
-        until: when it is expected to end; null: nobody can say.
+        until: when it is expected to end; null: unknown.
         remedy: what would change it; empty: only time.
         details: the same in values.
         lines: of a log, the latest last.
-        links: why it is so where that is another conversation's matter.
+        links: the explanation of another conversation that is the cause.
     """
 
     cause: Cause = Field(examples=["quota"])
@@ -41,12 +41,12 @@ class ShownLink(BaseModel):
 
     @classmethod
     def of(cls, link: Link) -> Self:
-        """Return a link as it is shown."""
+        """Return a link in the form of the API."""
         return cls.model_validate(link.as_json())
 
 
 class ShownWhy(BaseModel):
-    """Why a conversation is where it is: a chain of links from what one sees to its cause."""
+    """Why a conversation is in its current state: a chain of links from the state to the cause."""
 
     conversation_id: str = Field(examples=[ID])
     state: str = Field(examples=["rate_limited"])
@@ -56,13 +56,13 @@ class ShownWhy(BaseModel):
 
     @classmethod
     def of(cls, why: Why) -> Self:
-        """Return an explanation as it is shown."""
+        """Return an explanation in the form of the API."""
         return cls.model_validate(why.as_json())
 
 
 @routes.get("/{conversation_id}/why", summary="Explain a wait")
 async def why(gateway: GatewayOf, principal: Reader, conversation_id: Seen) -> ShownWhy:
-    """Explain why the conversation is where it is, and what would change it.
+    """Explain why the conversation is in its current state, and what would change that.
 
     Workers and nodes are named to keys with the scope `admin` for all tenants.
     """

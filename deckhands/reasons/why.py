@@ -1,4 +1,4 @@
-"""`deckhands why`: the chain from what one sees of a conversation to its cause."""
+"""`deckhands why`: the chain from a conversation's state to the cause."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from deckhands.reasons.link import Link, Why
 from deckhands.settings import FaceSettings
 
 SECTION = "Read conversations"
-VERBS = {"why": "Say why a conversation does not get on, and what would change it."}
+VERBS = {"why": "Say why a conversation makes no progress, and what would change that."}
 
 LINE_CHARS = 1_000
 UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
@@ -44,10 +44,10 @@ class WhyOptions:
 @json_option
 @options_as(WhyOptions)
 def why(options: WhyOptions) -> None:
-    """Say why a conversation does not get on: from its state to the cause, link by link.
+    """Say why a conversation makes no progress: from its state to the cause, link by link.
 
-    Each link says since when it is so, until when if that is known, and what would change it. A delegate that is waited
-    for is explained in the same way, below its parent.
+    Each link says since when it has held, until when if that is known, and what would change it. If the conversation
+    waits for a delegate, the delegate is explained in the same way, below its parent.
     """
     found = asyncio.run(_why(FaceSettings.from_env(), options.conversation_id))
     if options.as_json:

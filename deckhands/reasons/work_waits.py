@@ -1,4 +1,4 @@
-"""Why work does not get on: actions, nodes, delegates, the worker that has it, the queue. Facts in, links out."""
+"""Why work makes no progress: actions, nodes, delegates, its worker, the queue. Facts in, links out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ START_CONTROLLER = "Start a controller worker: `deckhands up`, or its service."
 
 
 def tools(facts: Facts) -> list[Link]:
-    """Explain a wait for actions: each of them, and then why none is taken up, if that is so."""
+    """Explain a wait for actions: each of them, and why no worker takes them, if none does."""
     actions = list(facts.history.pending.items())
     links = [_action(facts, action, facts.actions.get(action_id)) for action_id, action in actions[:SHOWN_ACTIONS]]
     if len(actions) > SHOWN_ACTIONS:

@@ -79,7 +79,7 @@ async def _running(app: FastAPI) -> AsyncGenerator[None]:
 
 
 def guarded(gateway: Gateway) -> ASGIApp:
-    """Return the application as it is served."""
+    """Return the application with its guard, as it is served."""
     app: ASGIApp = Guard(make_app(gateway), gateway)
     if gateway.options.origins:
         app = CORSMiddleware(
@@ -101,7 +101,7 @@ def guarded(gateway: Gateway) -> ASGIApp:
 
 
 def routes_of() -> list[APIRoute | APIWebSocketRoute]:
-    """Return every route of the application, but for the document of its API."""
+    """Return every route of the application except the one of its API document."""
     found = [route for router in ROUTERS for route in router.routes]
     assert all(isinstance(route, APIRoute | APIWebSocketRoute) for route in found)
     return cast("list[APIRoute | APIWebSocketRoute]", found)
@@ -113,7 +113,7 @@ def needs_by_operation() -> dict[str, Needs | None]:
 
 
 def scope_of(route: APIRoute | APIWebSocketRoute) -> Needs | None:
-    """Return what a route needs; None: nothing, it is for everybody."""
+    """Return the scope that a route needs; None if it is public."""
     wanted = [route.dependant]
     while wanted:
         dependant = wanted.pop(0)

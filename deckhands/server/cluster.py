@@ -38,7 +38,7 @@ class Alive(BaseModel):
 
 
 class Readiness(BaseModel):
-    """Whether what is accepted now gets on, and which part does not."""
+    """Whether newly accepted work makes progress, and which part does not."""
 
     ready: bool
     store: bool = Field(description="the store takes calls")
@@ -59,8 +59,8 @@ class Queue(BaseModel):
     """A stream of wake-ups of one shard, and what waits.
 
     Attributes:
-        waiting: entries that nobody has taken up.
-        pending: entries that a worker has taken up and not acknowledged.
+        waiting: entries that no worker has received.
+        pending: entries that a worker has received and not acknowledged.
         in_line: conversations that wait to get into it.
     """
 
@@ -80,7 +80,7 @@ class Queues(BaseModel):
 
 
 class Budget(BaseModel):
-    """An account as it stands; `limit_usd` is null where there is no limit."""
+    """The current state of an account; `limit_usd` is null where there is no limit."""
 
     account: str = Field(examples=["tenant:acme"])
     limit_usd: float | None = Field(examples=[25.0])
@@ -179,15 +179,15 @@ class ShownOperation(BaseModel):
 
 @routes.get("/health", summary="Say whether the server answers")
 async def health() -> Alive:
-    """Answer. It needs no key, and asks nobody else."""
+    """Answer without a key, and without asking the store."""
     return Alive()
 
 
 @routes.get(
-    "/ready", response_model=Readiness, responses={503: {"model": Readiness}}, summary="Say whether work gets on"
+    "/ready", response_model=Readiness, responses={503: {"model": Readiness}}, summary="Say whether work makes progress"
 )
 async def ready(gateway: GatewayOf) -> Response:
-    """Say whether a task that is accepted now gets on: by the heartbeats of workers, which their progress sends."""
+    """Say whether a task accepted now would make progress, by the workers' heartbeats, which only progress sends."""
     found = await readiness(gateway)
     return JSONResponse(found.model_dump(), 200 if found.ready else 503)
 

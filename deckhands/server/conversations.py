@@ -1,4 +1,4 @@
-"""Conversations: begin, list, read, and what is done to one."""
+"""Conversations: begin, list, read, and act on one."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ Act = Callable[[Client], Awaitable[Any]]
 
 
 def _body(principal: Principal, request: TaskRequest) -> TaskRequest:
-    """Return what somebody asks for, for their tenant.
+    """Return a request, limited to the key's tenant.
 
     Raises:
         UsageError: it names another tenant, or a key beside the header.
@@ -79,7 +79,7 @@ def _body(principal: Principal, request: TaskRequest) -> TaskRequest:
 
 
 def _continued(request: Request, task: TaskRequest) -> TaskRequest:
-    """Return the task in the trace that the request belongs to, if its header names one."""
+    """Return the task with the trace of the request, if its header names one."""
     found = checked_traceparent(request.headers.get("traceparent"))
     return task if found is None or task.traceparent else task.model_copy(update={"traceparent": found})
 
@@ -87,7 +87,7 @@ def _continued(request: Request, task: TaskRequest) -> TaskRequest:
 async def begin(
     gateway: Gateway, principal: Principal, task: TaskRequest, own: str | None, *, is_watched: bool = False
 ) -> str:
-    """Begin a conversation for somebody, and return its id.  Idempotent under the same key; see `Client.submit`.
+    """Begin a conversation for a principal, and return its id.  Idempotent under the same key; see `Client.submit`.
 
     Args:
         is_watched: somebody wants pieces of its replies, from the first one on.
@@ -115,7 +115,7 @@ async def begin_once(
     """Begin what a request asks for, and return the id; the same request under the same key means the same one.
 
     Args:
-        is_watched: somebody wants pieces of its replies, from the first one on.
+        is_watched: a reader wants pieces of its replies, from the first one on.
 
     Raises:
         KeyReused: the key belongs to another request.
@@ -163,7 +163,7 @@ async def listing(
 ) -> Response:
     """List the conversations of the key's tenant in the store, newest first.
 
-    What begins or is deleted meanwhile makes no page skip or repeat another. A page may hold fewer than `limit`.
+    Pages skip and repeat nothing while conversations begin or are deleted. A page may hold fewer than `limit`.
     """
     if unknown := sorted(set(state) - STATES):
         raise UsageError(
@@ -184,24 +184,24 @@ async def listing(
 
 
 def _listed(rows: Sequence[ConversationRow], place: Place | None) -> Response:
-    """Return a page; checked once, where the rows are read, for a long page is asked for often."""
+    """Return a page. Rows are checked once, when they are read, because long pages are requested often."""
     page = {"conversations": [listed(row) for row in rows], "next_cursor": cursor_of(place)}
     text = json.dumps(page, ensure_ascii=False, separators=(",", ":"))
     return Response(text.encode("utf-8", "replace"), media_type="application/json")
 
 
 async def seen(gateway: GatewayOf, principal: Reader, conversation_id: ConversationId) -> str:
-    """Return a conversation that somebody may read."""
+    """Return a conversation that the principal may read."""
     return await gateway.visible(principal, conversation_id)
 
 
 async def written(gateway: GatewayOf, principal: Writer, conversation_id: ConversationId) -> str:
-    """Return a conversation that somebody may write to."""
+    """Return a conversation that the principal may write to."""
     return await gateway.visible(principal, conversation_id)
 
 
 async def operated(gateway: GatewayOf, principal: Operator, conversation_id: ConversationId) -> str:
-    """Return a conversation that somebody may operate."""
+    """Return a conversation that the principal may operate."""
     return await gateway.visible(principal, conversation_id)
 
 
@@ -255,10 +255,10 @@ class _Acts:
     async def __call__(
         self, principal: Principal, conversation_id: str, action: str, reason: str, act: Act, *, status: int = 202
     ) -> Response:
-        """Carry it out, and answer what it returns, or else where the conversation is by then.
+        """Carry it out, and answer with its result, or else with the conversation's state afterwards.
 
         Raises:
-            Problem: the conversation cannot be dealt with so as it is now.
+            Problem: it is not possible in the conversation's current state.
         """
         own = own_key(principal, self._key)
         client = self._gateway.acting(principal, action, reason, key=own)

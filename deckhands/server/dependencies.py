@@ -1,6 +1,6 @@
-"""What routes ask for: the gateway, who makes the request with which scope, and a conversation that they may see.
+"""Dependencies of routes: the gateway, the principal with the scope they need, and a conversation they may see.
 
-Holds: a route says by a parameter of its function which scope it needs; a test reads that from the routes themselves.
+Holds: a route declares its scope by a parameter of its function; a test reads the scopes from the routes.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ MAX_EVENT_ID = 2**53 - 1
 """Beyond any log, and exact wherever JSON is read."""
 MAX_REASON = 500
 OFFERS_SECONDS = 2.0
-"""So long a request waits for a tool that no worker offers yet."""
+"""How long a request waits for a tool that no worker offers yet."""
 
 
 class Needs:
-    """A dependency that returns who makes the request, if they have a scope."""
+    """A dependency that returns the principal of a request, if they have a scope."""
 
     def __init__(self, scope: Scope, *, all_tenants: bool = False) -> None:
         self.scope, self.all_tenants = scope, all_tenants
@@ -69,18 +69,18 @@ Why = Annotated[str, Query(alias="reason", min_length=1, max_length=MAX_REASON, 
 
 
 class Reason(BaseModel):
-    """Why something is done to a conversation; it stands in the log."""
+    """The reason for an action on a conversation; the log records it."""
 
     reason: str = Field(min_length=1, max_length=MAX_REASON, examples=["the customer has changed their mind"])
 
 
 def etag_of(shown: BaseModel) -> str:
-    """Return the ETag of what is shown; it changes with it."""
+    """Return the ETag of a representation; it changes whenever that changes."""
     return f'"{sha256(shown.model_dump_json().encode()).hexdigest()[:32]}"'
 
 
 class Precondition:
-    """Which ETag something has to have for a change to be made (RFC 9110, section 13.1.1; RFC 6585, section 3)."""
+    """The ETag that a resource needs before it is changed (RFC 9110, section 13.1.1; RFC 6585, section 3)."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Precondition:
         """Whether there is anything to compare.
 
         Raises:
-            Problem: the server wants to be asked, and was not.
+            Problem: the server requires If-Match, and it is missing.
         """
         if self._asked is None and self._is_needed:
             raise Problem(
@@ -123,7 +123,7 @@ MATCHED: dict[int | str, dict[str, Any]] = {
 
 
 def own_key(principal: Principal, key: str | None) -> str | None:
-    """Return an idempotency key that no other tenant can have; None: there is none.
+    """Return an idempotency key that no other tenant can use; None if the request has none.
 
     Raises:
         UsageError: it cannot be used.
@@ -132,7 +132,7 @@ def own_key(principal: Principal, key: str | None) -> str | None:
 
 
 async def fingerprint(request: Request) -> bytes:
-    """Return all that makes a request this one."""
+    """Return everything that identifies a request."""
     return b"\n".join((request.method.encode(), request.url.path.encode(), await request.body()))
 
 
@@ -144,11 +144,11 @@ async def once(
     *,
     status: int = 200,
 ) -> Response:
-    """Carry a request out and answer it, or repeat the answer that it had under its idempotency key.
+    """Carry out a request and answer it, or repeat the earlier answer under its idempotency key.
 
     Args:
-        own: the key, see `own_key`; None: it has none.
-        act: carries it out, and returns what is answered.
+        own: the key, see `own_key`; None if the request has none.
+        act: carries it out, and returns the answer.
 
     Raises:
         KeyReused: the key belongs to another request.

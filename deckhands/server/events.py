@@ -17,9 +17,9 @@ from deckhands.server.problems import Problem
 
 routes = APIRouter(prefix="/conversations/{conversation_id}/events", tags=["events"])
 SCANNED = 2_000
-"""At so many events looked at, a page that not enough of them belong to ends."""
+"""A page ends after this many events were read, even if too few of them belong to it."""
 PAGE_CHARS = 256 * 1024
-"""So long may the texts of a page be together, or it has one event."""
+"""The total length of the texts of a page, unless it has only one event."""
 WHOLE_EVENTS = 50
 
 

@@ -1,8 +1,8 @@
-"""Files of a workspace: brought in, taken out, and the patch of what was changed; and files that one begins with.
+"""Files of a workspace: upload, download, and the patch of all changes; and uploads that a workspace begins with.
 
-Holds: nothing of a file is in memory as a whole; what passes through here lies in a directory of its request and is
-gone with it. The tool worker checks names again, where the files are. What is uploaded for a conversation that begins
-later belongs to one idempotency key of one tenant.
+Holds: no file is in memory as a whole; its content passes through a directory that exists for one request. The tool
+worker, which has the files, checks names again. An upload for a conversation that begins later belongs to one
+idempotency key of one tenant.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ async def checked_path(path: str) -> str:
     """Return the path of a file, relative to the workspace.
 
     Raises:
-        Problem: it is no such path.
+        Problem: it is not a relative path.
     """
     parts = path.rstrip("/").split("/")
     is_long = len(path.encode("utf-8", "replace")) > MAX_PATH_BYTES

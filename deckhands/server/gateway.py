@@ -1,7 +1,7 @@
-"""What the parts of a server share: how it is run, the store's conversations, who asks, and what they may see.
+"""What the parts of a server share: its options, the store's conversations, principals, and what they may see.
 
-Holds: a conversation of another tenant is answered as one that does not exist, in the same words; who has a key for all
-tenants sees all. An action on a conversation names its author in the log of that conversation.
+Holds: a conversation of another tenant looks like one that does not exist, in the same words; a key for all tenants
+sees all. The log of a conversation names the author of each action on it.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ Refusal = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerOptions:
-    """What is chosen when a server starts.
+    """The options of a server.
 
     Attributes:
         certificate, certificate_key: files of the TLS certificate; None: no TLS.
         proxies: addresses of proxies whose `X-Forwarded-…` headers are believed.
-        origins: of pages of other sites that may call it.
+        origins: origins of other sites whose pages may call it.
         head_seconds: how long the head of a request may take; `body_seconds`: its body, unless it is a file.
-        slow_seconds: how long a reader of a stream may take nothing of what is written for it.
-        quiet_seconds: after so long without an event, a stream says that it lives, and its key is checked again.
-        max_streams: how many streams are open at once.
-        needs_match: whether what changes something needs `If-Match`, so that no change is made blindly.
+        slow_seconds: how long a reader of a stream may read nothing while there is something to read.
+        quiet_seconds: after this time without an event, a stream sends a sign of life and checks its key again.
+        max_streams: how many streams may be open at once.
+        needs_match: whether changes need `If-Match`, so that nobody overwrites what they have not seen.
     """
 
     host: str = "127.0.0.1"
@@ -71,13 +71,13 @@ class ServerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who makes a request; without `key`, anybody on this machine while there are no keys."""
+    """Who makes a request; without `key`, anyone on this machine, as long as no keys exist."""
 
     key: ApiKey | None = None
 
     @property
     def tenant(self) -> str:
-        """Whose conversations they may see; `*`: everybody's."""
+        """The tenant whose conversations they may see; `*`: all tenants."""
         return self.key.tenant if self.key is not None else EVERY_TENANT
 
     @property
@@ -96,7 +96,7 @@ class Principal:
         return self.key.body_bytes if self.key is not None else DEFAULT_BODY_BYTES
 
     def require(self, scope: Scope) -> None:
-        """Make sure of a scope.
+        """Require a scope.
 
         Raises:
             Refused: the key does not have it.
@@ -106,10 +106,10 @@ class Principal:
             raise Refused("forbidden", f"This needs the scope {scope}; the key has {has}.", remedy="Use another key.")
 
     def require_all(self) -> None:
-        """Make sure of a key for all tenants.
+        """Require a key for all tenants.
 
         Raises:
-            Refused: it is for one.
+            Refused: it is for one tenant.
         """
         if not self.sees_all:
             raise Refused("other_tenant", "This needs a key for all tenants.", remedy="Ask an operator.")
@@ -120,11 +120,11 @@ class Gateway:
     """One server.
 
     Attributes:
-        client: of requests, which do not wait long for the store.
-        follower: of streams, which wait until it is back.
+        client: for requests, which do not wait long for the store.
+        follower: for streams, which wait until the store is back.
         exposition: the metrics of the cluster, and of this server.
-        streams: those that are open.
-        refusals: how many requests were answered with an error.
+        streams: the open streams.
+        refusals: how many requests were answered with an error, by status and reason.
         is_stopping: set when the server is about to end.
     """
 
@@ -158,10 +158,10 @@ class Gateway:
             object.__setattr__(self, name, part)
 
     async def authenticate(self, token: str) -> Principal:
-        """Return who has a token; see `ApiKeys.check` for what is raised.
+        """Return the principal of a token; see `ApiKeys.check` for what is raised.
 
         Args:
-            token: of a request; empty: it has none.
+            token: the token of a request, or empty.
         """
         if token:
             return Principal(await self.keys.check(token))
@@ -170,17 +170,17 @@ class Gateway:
         raise Refused("unauthorized", "The request has no API key.", remedy="Send `Authorization: Bearer dh_…`.")
 
     async def check_again(self, principal: Principal) -> None:
-        """Make sure that somebody who has a stream may still read; raises what `authenticate` does."""
+        """Check that the reader of a stream may still read; raises what `authenticate` does."""
         if principal.key is not None:
             await self.keys.check_id(principal.key.id)
         else:
             await self.authenticate("")
 
     async def visible(self, principal: Principal, conversation_id: str) -> str:
-        """Return the id of a conversation that somebody may see.
+        """Return the id of a conversation that the principal may see.
 
         Raises:
-            UnknownConversation: there is none, or it is another tenant's.
+            UnknownConversation: it does not exist, or is another tenant's.
         """
         if not is_conversation_id(conversation_id):
             raise UnknownConversation(conversation_id)
@@ -189,7 +189,7 @@ class Gateway:
         return conversation_id
 
     async def tenant_of(self, conversation_id: str) -> str:
-        """Return whose a conversation is, in the store or in the archive; empty: nobody's in particular.
+        """Return the tenant of a conversation in the store or the archive; empty if it has none.
 
         Raises:
             UnknownConversation: it is in neither.
@@ -204,7 +204,7 @@ class Gateway:
         return manifest.tenant
 
     def acting(self, principal: Principal, action: str, reason: str, *, key: str | None = None) -> Client:
-        """Return a client whose next call writes into the log who acts and why.
+        """Return a client that records the author and the reason of its next call in the log.
 
         Args:
             key: the idempotency key of the request.
@@ -212,7 +212,7 @@ class Gateway:
         return self.client.acting(OperatorActed(author=principal.author, action=action, reason=reason), key=key)
 
     async def record(self, principal: Principal, action: str, target: str, reason: str) -> None:
-        """Record what is about to be done."""
+        """Record an action before it is carried out."""
         await self.operations.record(principal.author, principal.tenant, action, target, reason)
 
     def _figures(self) -> dict[str, dict[str, float]]:

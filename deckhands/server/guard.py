@@ -1,8 +1,8 @@
-"""What every request passes before anything else of the server sees it.
+"""The checks that every request passes before it reaches the rest of the server.
 
-Holds: nothing of a body is read before its key is known; no request is longer, deeper or slower than it may be, and no
-answer waits for ever to be taken; a page of another site can call nothing, unless its origin is named.
-Does not: know routes, but for those that need no key, the web page among them, those that take files, and streams.
+Holds: no body is read before its key has been checked; no request exceeds its limits on length, depth and time, and no
+answer waits for ever to be read; a page of another site can call nothing, unless its origin is allowed.
+Does not: know routes, except those without a key (including the web page), those that take files, and streams.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ STREAM = re.compile(r"/conversations/[^/]+/(stream|ws)")
 FILE = re.compile(r"/conversations/[^/]+/files/.*", re.DOTALL)
 UPLOAD = re.compile(r"/uploads/[^/]+")
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"})
-"""All others are answered without a look at their bodies."""
+"""The bodies of all other requests are ignored."""
 MAX_DEPTH = 64
 MAX_FIELDS = 50
 MIN_FILE_BYTES_PER_SECOND = 16 * 1024
 PART_BYTES = 64 * 1024
-"""Of an answer that is sent at once."""
+"""The longest part of an answer that is sent at once."""
 SUBPROTOCOL = "deckhands.key."
 SECURITY_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -44,7 +44,7 @@ SECURITY_HEADERS = (
     (b"referrer-policy", b"no-referrer"),
 )
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
-"""Possessive, and content with a text that does not end: linear, whatever comes."""
+"""Possessive, and it accepts an unterminated text, so that it is linear on any input."""
 _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
@@ -81,7 +81,7 @@ class Guard:
         await self._app(scope, receive, _with_headers(send))
 
     def _counted(self, send: Send) -> Send:
-        """Return a way to send that counts answers that are errors."""
+        """Return a send function that counts the answers that are errors."""
 
         async def forward(message: Message) -> None:
             if message["type"] in ("http.response.start", "websocket.http.response.start"):
@@ -172,7 +172,7 @@ class _Limited:
 
 
 def check_json(body: bytes) -> None:
-    """Make sure that a body is JSON that everything behind can take.
+    """Check that a body is JSON that the rest of the server can process.
 
     Raises:
         Problem: it is not; says why.
@@ -199,7 +199,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _name_in(host: str) -> str | None:
-    """Return the name in a `Host` header; None: there is none."""
+    """Return the name in a `Host` header; None if there is none."""
     try:
         return urlsplit(f"//{host}").hostname if re.fullmatch(r"[\w.:\[\]-]*", host) else None
     except ValueError:
@@ -244,7 +244,7 @@ async def _body(limited: _Limited) -> bytes:
 
 
 def again(body: bytes, receive: Receive) -> Receive:
-    """Return a body that has been read, and then what else comes."""
+    """Return a receive function that gives the body already read, then later messages."""
     is_read = False
 
     async def replay() -> Message:
@@ -269,9 +269,9 @@ def _with_headers(send: Send) -> Send:
 
 
 def _taken_in_time(scope: Scope, send: Send, limit_seconds: float) -> Send:
-    """Return a way to send that cuts off a peer that takes nothing of an answer for too long.
+    """Return a send function that disconnects a peer that reads nothing of an answer for too long.
 
-    Streams of events have a limit of half as much, and say so before they end.
+    Streams of events have half that limit, and report it before they end.
     """
 
     async def forward(message: Message) -> None:

@@ -1,8 +1,8 @@
 """Streams over HTTP: server-sent events and WebSocket.
 
-Holds: the id of an event is the id of its message, so a reader resumes by `Last-Event-ID` or `after=` where it stood,
-here or at another server. A reader that takes nothing for too long is dropped with the code `slow_reader`; what cannot
-be written to it is not kept for it.
+Holds: the id of an event is the id of its message, so a reader resumes where it stopped with `Last-Event-ID` or
+`after=`, at any server. A reader that reads nothing for too long is dropped with the code `slow_reader`; what cannot be
+written to it is not buffered.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CLOSE_CODES = {
     "unknown_conversation": 4404,
     "events_lost": 4409,
 }
-"""Of WebSockets, by the code of the problem; all others are 1011, and the end is 1000."""
+"""Close codes of WebSockets, by the code of the problem; all others are 1011, and a normal end is 1000."""
 
 
 def sse(item: Item) -> bytes:
@@ -54,7 +54,7 @@ def sse(item: Item) -> bytes:
 
 
 class SseResponse(Response):
-    """The answer that a stream of server-sent events is."""
+    """An answer that is a stream of server-sent events."""
 
     media_type = "text/event-stream"
 
@@ -72,16 +72,10 @@ class SseResponse(Response):
         self._gateway, self._stream, self._written, self._head = gateway, stream, written, head
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Write the stream until it ends, or the reader goes away."""
+        """Write the stream until it ends or the reader disconnects."""
         abort: Callable[[], None] = scope.get("state", {}).get("abort", lambda: None)
         writing = asyncio.create_task(self._write(send, abort))
-        reading = asyncio.create_task(_until_gone(receive))
-        try:
-            await asyncio.wait((writing, reading), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (writing, reading):
-                task.cancel()
-            await asyncio.gather(writing, reading, return_exceptions=True)
+        await _until_one_ends(writing, asyncio.create_task(_until_gone(receive)))
         if not writing.cancelled() and (error := writing.exception()) is not None:
             raise error
 
@@ -121,12 +115,12 @@ async def _until_gone(receive: Receive) -> None:
 
 
 async def check_place(gateway: Gateway, conversation_id: str, after: int) -> None:
-    """Make sure that a stream can begin behind an event.
+    """Check that a stream can begin after an event.
 
     Raises:
         UnknownConversation: no such conversation.
         EventsLost: its log ends before that event.
-        Problem: the server has as many streams as it takes.
+        Problem: too many streams are open.
     """
     if len(gateway.streams) >= gateway.options.max_streams:
         raise Problem(503, "too_many_streams", "The server has as many streams as it takes.", remedy="Use another.")
@@ -213,8 +207,13 @@ async def follow_ws(
         until_settled=wanted.is_until_settled,
         is_whole=wanted.is_whole,
     )
-    writing = asyncio.create_task(_write_ws(socket, gateway, stream))
-    reading = asyncio.create_task(_read_ws(socket))
+    await _until_one_ends(
+        asyncio.create_task(_write_ws(socket, gateway, stream)), asyncio.create_task(_read_ws(socket))
+    )
+
+
+async def _until_one_ends(writing: asyncio.Task[None], reading: asyncio.Task[None]) -> None:
+    """Wait until the writer or the reader of a stream has ended, and end the other."""
     try:
         await asyncio.wait((writing, reading), return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -242,7 +241,7 @@ async def _write_ws(socket: WebSocket, gateway: Gateway, stream: EventStream) ->
 
 
 async def _read_ws(socket: WebSocket) -> None:
-    """Wait until the reader goes away; it has nothing to say."""
+    """Wait until the reader disconnects; it has nothing to say."""
     try:
         while True:
             await socket.receive_text()
@@ -251,7 +250,7 @@ async def _read_ws(socket: WebSocket) -> None:
 
 
 def _subprotocol(socket: WebSocket) -> str | None:
-    """Return the protocol that is agreed on, which is never the one that has a key in it."""
+    """Return the agreed protocol, which is never the one that carries a key."""
     offered = socket.scope.get("subprotocols", ())
     return PROTOCOL if PROTOCOL in offered and not PROTOCOL.startswith(SUBPROTOCOL) else None
 

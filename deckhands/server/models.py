@@ -1,4 +1,4 @@
-"""What the server takes and answers, with examples: the schemas of its OpenAPI document.
+"""The requests and answers of the server, with examples: the schemas of its OpenAPI document.
 
 Does not: describe the kinds of events field by field; docs/events.md does.
 """
@@ -34,7 +34,7 @@ EVENT = {"id": 2, "kind": "action.message", "source": "user", "content": "List t
 
 
 ImageUrl = Annotated[str, Field(pattern=r"^(https?://|data:image/)")]
-"""Never a path: it would be one of the server's machine."""
+"""Never a path, which would be one on the server's machine."""
 
 
 class Begun(BaseModel):
@@ -81,7 +81,7 @@ class Conversation(BaseModel):
 
 
 def listed(row: ConversationRow) -> dict[str, Any]:
-    """Return a row of the index as a `Conversation` in JSON, without the cost of a model for each row of a page."""
+    """Return a row of the index as the JSON of a `Conversation`, without the cost of a model for every row."""
     return {
         "conversation_id": row.conversation_id,
         "title": row.title,
@@ -100,7 +100,7 @@ def listed(row: ConversationRow) -> dict[str, Any]:
 
 
 def _moment(moment: datetime) -> str:
-    """Return a time of UTC as the models write it."""
+    """Return a UTC time in the format of the models."""
     return f"{moment.isoformat()[:-6]}Z"
 
 
@@ -325,17 +325,17 @@ class LaidBy(BaseModel):
 
 
 def cursor_of(place: Place | None) -> str | None:
-    """Return a cursor that stands for a place in an index; None: there is no further page."""
+    """Return the cursor for a place in an index; None if there is no further page."""
     if place is None:
         return None
     return base64.urlsafe_b64encode(f"{place[0]:.0f}:{place[1]}".encode()).decode().rstrip("=")
 
 
 def place_of(cursor: str) -> Place | None:
-    """Return the place that a cursor stands for; None: the beginning.
+    """Return the place of a cursor; None for the beginning.
 
     Raises:
-        UsageError: it is no cursor.
+        UsageError: it is not a cursor.
     """
     if not cursor:
         return None
@@ -350,12 +350,12 @@ def place_of(cursor: str) -> Place | None:
 
 
 def event_json(event: Event) -> Mapping[str, Any]:
-    """Return an event as the server shows it."""
+    """Return an event in the form of the API."""
     return event.export()
 
 
 def chars_in(value: object) -> int:
-    """Return how long the texts in a value are together."""
+    """Return the total length of the texts in a value."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Schedules: tasks that are begun again and again. They are an operator's, for all tenants."""
+"""Schedules: tasks that begin repeatedly. Operators manage them, for all tenants."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ async def _set_paused(
 async def pause(
     gateway: GatewayOf, principal: OperatorOfAll, name: Name, why: Reason, precondition: IfMatch
 ) -> ShownSchedule:
-    """Pause a schedule: what would come due meanwhile is not made up for."""
+    """Pause a schedule. Ticks that come due while it is paused are not made up for."""
     return await _set_paused(gateway, principal, name, why.reason, precondition, is_paused=True)
 
 
@@ -143,7 +143,7 @@ async def pause(
 async def resume(
     gateway: GatewayOf, principal: OperatorOfAll, name: Name, why: Reason, precondition: IfMatch
 ) -> ShownSchedule:
-    """Let a schedule continue that was paused."""
+    """Resume a paused schedule."""
     return await _set_paused(gateway, principal, name, why.reason, precondition, is_paused=False)
 
 

@@ -1,8 +1,8 @@
-"""A server as a program: where it listens, what it refuses to begin with, how it ends.
+"""A server as a program: where it listens, when it refuses to start, how it ends.
 
-Holds: it does not listen beyond this machine without keys; a head of a request that does not come in time ends its
-connection; at the end every stream is closed with a code. What is refused here, before the application sees it, is
-counted by its reason.
+Holds: without keys, it listens only on this machine; a request whose head arrives too slowly loses its connection; at
+the end, every stream is closed with a code. Requests that are refused here, before the application sees them, are
+counted by reason.
 Does not: count what TLS refuses.
 """
 
@@ -36,7 +36,7 @@ KEEP_ALIVE_SECONDS = 30
 ENDING_SECONDS = 5
 BACKLOG = 2_048
 COLLECTED = (10_000, 20, 50)
-"""Of the collector: new objects, and how many times the younger generations before the older ones."""
+"""Thresholds of the garbage collector: new objects, then collections of the younger generation before an older one."""
 TIMEOUT = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 _log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def protocol_with(head_seconds: float, refusals: Counter[Refusal]) -> type[H11Pr
             self._timer = self.loop.call_later(head_seconds, self._give_up)
 
         def data_received(self, data: bytes) -> None:
-            """Take what comes; the part of a further head begins its time."""
+            """Receive data; the first part of another head starts its time limit."""
             super().data_received(data)
             if self.scope is not None and self.scope is not self._seen:
                 self._seen = self.scope
@@ -109,10 +109,10 @@ def socket_protocol_with(refusals: Counter[Refusal]) -> type[WebSocketsSansIOPro
     """
 
     class SocketConnection(WebSocketsSansIOProtocol):
-        """One WebSocket, which the application can cut off."""
+        """One WebSocket, which the application can disconnect."""
 
         def handle_connect(self, event: Any) -> None:
-            """Let the application have a way to cut it off."""
+            """Give the application a way to disconnect it."""
             super().handle_connect(event)
             if getattr(self, "scope", None) is not None:
                 self.scope.setdefault("state", {})["abort"] = self.transport.abort
@@ -123,7 +123,7 @@ def socket_protocol_with(refusals: Counter[Refusal]) -> type[WebSocketsSansIOPro
 
 
 class Server(uvicorn.Server):
-    """A server that ends its streams before it waits for connections to close."""
+    """A server that ends its streams before it waits for its connections to close."""
 
     def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
         super().__init__(config)
@@ -164,10 +164,10 @@ def server_of(gateway: Gateway) -> Server:
 
 
 async def check_start(gateway: Gateway) -> None:
-    """Refuse what would open a cluster to everybody.
+    """Refuse options that would open a cluster to everybody.
 
     Raises:
-        UsageError: it would listen beyond this machine without keys, or TLS is half named.
+        UsageError: it would listen beyond this machine without keys, or one of the TLS files is missing.
     """
     options = gateway.options
     if (options.certificate is None) != (options.certificate_key is None):
@@ -231,10 +231,10 @@ def _listen(options: ServerOptions) -> socket.socket:
 
 
 def collect_seldom() -> None:
-    """Let this process look for cycles seldom, and never again in what it has loaded so far.
+    """Make full garbage collections rare, and exclude everything loaded so far from them.
 
-    With 2,000 streams, to look through everything takes half a second of CPU, in which no event is delivered. By
-    default that comes every 20 seconds, since each event leaves a few objects that live longer than the next one.
+    With 2,000 streams, a full collection takes half a second of CPU, during which no event is delivered. By default one
+    happens every 20 seconds, because each event leaves a few objects that outlive the next event.
     """
     gc.collect()
     gc.freeze()
@@ -242,7 +242,7 @@ def collect_seldom() -> None:
 
 
 def raise_file_limit() -> None:
-    """Let this process open as many files as it may: each stream has two connections."""
+    """Raise the limit of open files to the maximum: each stream has two connections."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -31,7 +31,7 @@ routes = APIRouter(prefix="/conversations", tags=["conversations"])
 
 @routes.post("/{conversation_id}/interrupt", status_code=202, response_model=Done, responses=CONFLICT)
 async def interrupt(principal: Operator, conversation_id: Operated, acts: Acts, why: Reason) -> Response:
-    """Stop what runs now, and pause: the command is killed, the reply of the model is given up."""
+    """Stop what is running, and pause: the command is killed, and the model's reply is discarded."""
     return await acts(
         principal, conversation_id, "interrupt", why.reason, lambda client: client.interrupt(conversation_id)
     )
@@ -41,7 +41,7 @@ async def interrupt(principal: Operator, conversation_id: Operated, acts: Acts, 
 async def requeue(
     gateway: GatewayOf, principal: Operator, conversation_id: Operated, acts: Acts, why: Reason
 ) -> Response:
-    """Let a conversation continue that was paused, was stopped, has failed, or has crashed three workers."""
+    """Continue a conversation that was paused or stopped, has failed, or has crashed three workers."""
 
     async def again(client: Client) -> None:
         await Conversations(gateway.store).requeue(conversation_id)

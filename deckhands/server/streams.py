@@ -1,8 +1,7 @@
 """One reader of one conversation: its events as they are appended, and the pieces of the reply under way.
 
-Holds: between two events that are handed out none is missing; nothing is read ahead of a reader but one batch, so one
-that is slow costs no more than one that is fast; a store that is away is waited for, while the reader hears that its
-stream lives.
+Holds: no event is skipped; at most one batch is read ahead of a reader, so a slow one costs no more than a fast one;
+while the store is unavailable, the stream waits and keeps sending signs of life.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from deckhands.server.models import chars_in, event_json
 from deckhands.server.problems import Problem, problem_of
 
 QUEUED = 100
-"""So many items are read ahead of the reader."""
+"""How many items are read ahead of the reader."""
 EVENTS_AHEAD = 16
-"""So many of them may be events."""
+"""How many of them may be events."""
 CHARS_AHEAD = 64 * 1024
-"""So long may they be together, or one is longer: three times as much is what a reader that takes nothing costs."""
+"""Their total length, unless one event is longer; a reader that reads nothing costs three times as much."""
 PAUSE_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
@@ -38,12 +37,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What a reader gets.
+    """One item of a stream.
 
     Attributes:
         kind: `event`; `delta`, a piece of a reply; `problem`, why the stream ends; `end`: nothing more comes.
-        id: of an event; 0: it has none, and does not count for resuming.
-        chars: how long an event is, about.
+        id: the event's id; 0: none, so that it does not count for resuming.
+        chars: the approximate length of an event.
     """
 
     kind: Literal["event", "delta", "problem", "end"]
@@ -57,10 +56,10 @@ class EventStream:
 
     Args:
         after: the last event that the reader has.
-        deltas: hand out pieces of replies too.
-        is_whole: hand out long texts whole.
+        deltas: also send pieces of replies.
+        is_whole: send long texts whole.
         until_settled: end with a summary when the conversation has settled.
-        is_said_whole: hand out what the agent says whole, and so the message of the summary.
+        is_said_whole: send what the agent says whole, and so the message of the summary.
     """
 
     def __init__(
@@ -85,12 +84,12 @@ class EventStream:
         self._checked = asyncio.get_running_loop().time()
 
     async def batches(self) -> AsyncGenerator[list[Item]]:
-        """Yield what there is, as soon as there is something; an empty batch says that the stream lives.
+        """Yield items as they arrive; an empty batch is a sign of life.
 
         The last item is a `problem` or an `end`.
 
         Raises:
-            Problem: the server has as many streams as it takes.
+            Problem: too many streams are open.
         """
         gateway = self._gateway
         if len(gateway.streams) >= gateway.options.max_streams:
@@ -144,7 +143,7 @@ class EventStream:
         return item
 
     async def _put(self, event: Event) -> None:
-        """Hand out an event, once there is room for it."""
+        """Queue an event, once there is room for it."""
         content = dict(event_json(event))
         item = Item("event", content, event.id, chars_in(content))
         while self._events_ahead and (
@@ -157,7 +156,7 @@ class EventStream:
         await self._queue.put(item)
 
     async def _pump_events(self) -> None:
-        """Read the log into the queue, until there is nothing more to come."""
+        """Read the log into the queue until the stream ends."""
         try:
             if self._tally is not None and self._after:
                 for event in await self._gateway.follower.events(self._conversation_id, is_lenient=True):
@@ -175,7 +174,7 @@ class EventStream:
             await self._queue.put(Item("problem", problem_of(failed)))
 
     async def _follow(self) -> bool:
-        """Read until the stream ends; False: the store went away."""
+        """Read until the stream ends; False if the store became unavailable."""
         events = self._gateway.follower.tail(
             self._conversation_id, after=self._after, is_whole=self._is_whole, is_lenient=True
         )
@@ -199,7 +198,7 @@ class EventStream:
         return True
 
     async def _is_over(self) -> bool:
-        """Say whether the conversation has settled, and if so end the stream."""
+        """End the stream if the conversation has settled; say whether it has."""
         assert self._tally is not None
         if not self._tally.status.is_settled:
             return False
@@ -212,7 +211,7 @@ class EventStream:
         return {"summary": self._tally.summary().as_json()} if self._tally is not None else {}
 
     async def _pump_deltas(self) -> None:
-        """Hand out the pieces of replies that the reader has room for; by their places it knows of those it missed."""
+        """Queue the pieces of replies that the reader has room for; their places show which ones it missed."""
         while True:
             live = LiveText(self._gateway.follower.store, self._conversation_id)
             try:

@@ -129,7 +129,7 @@ class TaskRequest(BaseModel):
         return WorkspaceSpec(source=source) if source is not None else WorkspaceSpec(path=self.workspace)
 
     def tenancy(self) -> Tenancy | None:
-        """Return whom the conversation is for; None: nobody in particular."""
+        """Return the tenancy of the conversation; None if it has none."""
         if not (self.tenant or self.experiment or self.priority):
             return None
         return Tenancy(tenant=self.tenant, experiment=self.experiment, priority=self.priority)

@@ -1,4 +1,4 @@
-"""What a person lives in: `deckhands top`, `deckhands chat`, and the completion of a shell.
+"""What people use at a terminal: `deckhands top`, `deckhands chat`, and shell completion.
 
 May import: cli, client, cluster, monitoring, reading, reasons, runs, tasks, verbs.
 Start with: top.

@@ -18,7 +18,7 @@ from deckhands.cli.options import given_text
 from deckhands.cli.output import note, summary_lines
 from deckhands.cli.screen_printer import ScreenPrinter
 from deckhands.cli.stop_signals import on_stop_signals
-from deckhands.cli.task_options import TaskOptions, task_options
+from deckhands.cli.task_options import TaskOptions, task_options, workspace_option
 from deckhands.cli.verbs import options_as
 from deckhands.client.client import Client
 from deckhands.client.running_cluster import open_cluster
@@ -46,13 +46,7 @@ class ChatOptions(TaskOptions):
 
 @click.command(context_settings={"default_map": {"confirm": "risky"}})
 @task_options
-@click.option(
-    "-w",
-    "--workspace",
-    metavar="DIR|URL|FILE",
-    default=".",
-    help="The directory to work on (by default the current one), git+https://…#REF, or an archive or bundle.",
-)
+@workspace_option
 @click.option("--resume", "resumed_id", metavar="ID", type=CONVERSATION_ID, help="Continue this conversation.")
 @click.option(
     "--cluster",

@@ -1,7 +1,7 @@
 """A conversation in which a person and an agent take turns at a terminal.
 
-Holds: what the person types is sent at once, whatever the agent does; a question about an action is answered only for
-the action that was shown.
+Holds: a message is sent as soon as it is typed, even while the agent works; an answer applies only to the action that
+was shown.
 Does not: end the conversation with the chat.
 """
 
@@ -33,7 +33,7 @@ from deckhands.verbs.control import WAYS
 
 OLD_EVENTS_SHOWN = 60
 NEW_EVENTS = 2
-"""So many events a conversation has that has only just begun."""
+"""How many events a conversation has when it has just begun."""
 QUESTION = "Run it? [y/n, or why not]"
 REST_LIMIT_SECONDS = 15.0
 LOOK_SECONDS = 0.05
@@ -87,7 +87,7 @@ class Chat:
         return bool(self._place.conversation_id) and not (tally.last_event_id and tally.status.is_settled)
 
     async def run(self) -> Summary | None:
-        """Take turns until the person leaves; returns the summary, None if nothing was begun."""
+        """Take turns until the person leaves. Returns the summary, or None if no conversation was begun."""
         if self._place.conversation_id:
             self._follow()
         try:
@@ -99,7 +99,7 @@ class Chat:
         return self._printer.standing.summary
 
     async def _rest(self) -> None:
-        """Let the agent of a private place stop in order before its workers do, and take in what that leads to."""
+        """Stop a private agent in order before its workers end, and read the events that follow."""
         name, client = self._place.conversation_id, self._place.client
         if not (self._place.is_private and name):
             return
@@ -131,7 +131,7 @@ class Chat:
             self._tell(error.message, error.remedy)
 
     async def _stop_or_warn(self) -> None:
-        """Stop what runs; if nothing does, leave at the second Ctrl-C."""
+        """Stop what is running; if nothing is, leave at the second Ctrl-C."""
         if self.is_working and not self._is_warned:
             with contextlib.suppress(DeckhandsError):
                 await self._place.client.interrupt(self._place.conversation_id)

@@ -1,4 +1,4 @@
-"""`deckhands completion`: the script by which a shell completes verbs, options and ids of conversations."""
+"""`deckhands completion`: the script with which a shell completes verbs, options and ids of conversations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def completion(options: CompletionOptions) -> None:
 
 
 def script_for(shell: str) -> str:
-    """Return the script for a shell, by click; what goes wrong when it completes is never shown."""
+    """Return click's script for a shell, changed so that errors during completion are never shown."""
     kind = get_completion_class(shell)
     assert kind is not None
     complete = kind(click.Command(PROGRAM), {}, PROGRAM, VARIABLE)

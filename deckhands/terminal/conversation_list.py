@@ -1,4 +1,4 @@
-"""The list of conversations that `top` shows: of ten thousand rows it draws those on the screen."""
+"""The list of conversations in `top`. It draws only the rows on the screen, even if there are ten thousand."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ COLUMNS: Sequence[tuple[str, int, str]] = (
     ("CONVERSATION", 26, ""),
     ("TITLE", 0, "title"),
 )
-"""Heading, width and what it sorts by; the last one takes what is left."""
+"""Heading, width and sort key of each column; the last column takes the rest of the line."""
 RIGHT = frozenset(("STEPS", "TOKENS", "COST", "UPDATED", "AGE"))
 NARROW = 100
-"""Below so many columns, those of `SPARE` are left out."""
+"""A narrower screen leaves out the columns in `SPARE`."""
 SPARE = frozenset(("TOKENS", "AGE"))
 STYLES = {
     "running": Style(color="green"),
@@ -58,7 +58,7 @@ def heading(columns: int, *, by: str, is_turned: bool) -> str:
 
 
 def row_text(row: Row, columns: int, now: float) -> str:
-    """Return a row as a line of exactly so many columns."""
+    """Return a row as a line of exactly this width."""
     waits = f" ({row.wait_reason.replace('_', ' ')})" if row.wait_reason else ""
     values = {
         "STATE": row.state.replace("_", " ") + waits,
@@ -107,7 +107,7 @@ class ConversationList(ScrollView, can_focus=True):
     ]
 
     class Opened(Message):
-        """Somebody wants to see a conversation."""
+        """A person has opened a conversation."""
 
         def __init__(self, conversation_id: str) -> None:
             super().__init__()
@@ -155,11 +155,11 @@ class ConversationList(ScrollView, can_focus=True):
         return Strip([Segment(row_text(row, columns, SYSTEM_CLOCK.now().timestamp()), style)], columns)
 
     def action_move(self, by: int) -> None:
-        """Move the cursor by so many rows."""
+        """Move the cursor by a number of rows."""
         self._go(self._cursor + by)
 
     def action_page(self, by: int) -> None:
-        """Move the cursor by so many screens."""
+        """Move the cursor by a number of screens."""
         self._go(self._cursor + by * max(1, self.size.height - 1))
 
     def action_jump(self, at: int) -> None:
@@ -172,7 +172,7 @@ class ConversationList(ScrollView, can_focus=True):
             self.post_message(self.Opened(self.chosen.conversation_id))
 
     def on_click(self, event: Click) -> None:
-        """Move the cursor to what was clicked; open what was there already."""
+        """Move the cursor to the clicked row; a click on the cursor's row opens it."""
         at = event.y + self.scroll_offset.y
         if at == self._cursor:
             self.action_open()

@@ -1,4 +1,4 @@
-"""What a person at a terminal does to one conversation, and what is said when it was refused."""
+"""Actions on one conversation from a terminal, and what to say when one is refused."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ DEEDS: Mapping[str, tuple[str, Deed]] = {
     "cancel": ("asked to stop", lambda client, cid: client.cancel(cid)),
     "requeue": ("can continue", _requeue),
 }
-"""By name: what is said of the conversation afterwards, and what is done."""
+"""By name: the words for the conversation afterwards, and the action."""
 
 
 async def do(client: Client, name: str, conversation_id: str) -> str:
-    """Do a deed of `DEEDS` and return what to say: that it was done, or why not."""
+    """Carry out one of `DEEDS` and return what to say: that it was done, or why not."""
     done, act = DEEDS[name]
     return await said(
         act(client, conversation_id),
@@ -36,7 +36,7 @@ async def do(client: Client, name: str, conversation_id: str) -> str:
 
 
 async def said(deed: Awaitable[object], done: str) -> str:
-    """Wait for a deed and return what to say about it."""
+    """Wait for an action and return what to say about it."""
     try:
         await deed
     except DeckhandsError as error:

@@ -1,4 +1,4 @@
-"""One conversation in `top`: what it is, why it waits, what it asks, and its last events as they come."""
+"""One conversation in `top`: its facts, why it waits, what it asks, and its latest events, live."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WHY_LINES = 8
 
 
 class OneConversation(Screen[None]):
-    """A conversation that somebody looks into."""
+    """The screen of one conversation."""
 
     DEFAULT_CSS = """
     OneConversation #facts { height: auto; max-height: 3; color: $text; background: $panel; padding: 0 1; }
@@ -66,7 +66,7 @@ class OneConversation(Screen[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Look now, and then again and again."""
+        """Read the conversation now, and then at intervals."""
         self.query_one(RichLog).focus()
         self.set_interval(LOOK_SECONDS, self._look_again)
         self._look_again()
@@ -126,7 +126,7 @@ class OneConversation(Screen[None]):
         self.query_one(RichLog).write(Text(clean_line(text, limit=500), style="dim"))
 
     async def action_do(self, name: str) -> None:
-        """Do something to the conversation."""
+        """Carry out an action on the conversation."""
         self.notify(clean_line(await do(self._client, name, self._conversation_id), limit=500), markup=False)
 
     def action_cancel(self) -> None:

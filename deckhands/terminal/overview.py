@@ -1,4 +1,4 @@
-"""The cluster as the head of `top` shows it: workers, queues with age, conversations by state; read now and then.
+"""The cluster in the head of `top`: workers, queues with their ages, conversations by state. Read every few seconds.
 
 Holds: pure but for `Overview.look`; every text is cleaned.
 """
@@ -22,10 +22,10 @@ WAITING = ("awaiting_user_input", "awaiting_user_confirmation")
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What one look has found.
+    """The cluster at one moment.
 
     Attributes:
-        steps_per_second, usd_per_hour: between the last two looks; None: there was only one.
+        steps_per_second, usd_per_hour: between the last two readings; None after the first.
     """
 
     workers: Sequence[Worker] = ()
@@ -40,7 +40,7 @@ class Facts:
 
 
 class Overview:
-    """Looks at workers and queues."""
+    """Reads workers and queues."""
 
     def __init__(self, store: Store, *, sees_inbox: bool = True) -> None:
         self.facts = Facts()
@@ -49,7 +49,7 @@ class Overview:
         self._before: tuple[float, dict[str, float], dict[str, float]] | None = None
 
     async def look(self) -> None:
-        """Look again.
+        """Read them again.
 
         Raises:
             StoreError: the store does not answer.
@@ -73,12 +73,12 @@ def _sums(found: Iterable[Worker], name: str) -> dict[str, float]:
 
 
 def _risen(before: dict[str, float], after: dict[str, float]) -> float:
-    """Return by how much the figures of the workers that were there before have risen."""
+    """Return how much the figures have grown, over the workers that both readings have."""
     return sum(max(0.0, after[name] - before[name]) for name in after if name in before)
 
 
 def worker_line(facts: Facts) -> str:
-    """Return the workers in one line: how many live of each role, what they hold, and how many are silent."""
+    """Return the workers in one line: how many are alive by role, what they hold, and how many are silent."""
     parts = []
     for role in dict.fromkeys(worker.role for worker in facts.workers):
         own = [worker for worker in facts.workers if worker.role == role]
@@ -104,7 +104,7 @@ def queue_line(facts: Facts) -> str:
 
 
 def conversation_line(rows: Iterable[Row], facts: Facts) -> str:
-    """Return the conversations by state, what they wait for, and how fast they get on."""
+    """Return the conversations by state, what they wait for, and their speed."""
     states, waits = Counter[str](), Counter[str]()
     for row in rows:
         states[row.state] += 1
@@ -120,7 +120,7 @@ def conversation_line(rows: Iterable[Row], facts: Facts) -> str:
 
 
 def cluster_lines(facts: Facts) -> list[str]:
-    """Return every worker and every queue, a line each."""
+    """Return one line for each worker and each queue."""
     lines = ["Workers", ""]
     for worker in facts.workers:
         figures = {name: sum(labelled.values()) for name, labelled in worker.figures.items()}

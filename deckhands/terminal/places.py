@@ -28,8 +28,8 @@ class Place:
     Attributes:
         conversation_id: the one to continue; empty: the first message begins one.
         is_private: its workers end with the chat.
-        record: takes each event of the conversation, from the first one on.
-        finish: takes the summary at the end.
+        record: called with each event of the conversation, from the first one on.
+        finish: called with the summary at the end.
     """
 
     client: Client
@@ -76,7 +76,7 @@ class Place:
 async def private_place(
     settings: FaceSettings, task: Task, conversation_id: str, on_notice: Notice
 ) -> AsyncIterator[Place]:
-    """Run a private store and workers for one conversation; what it leaves is a run, as `deckhands run` leaves it.
+    """Run a private store and workers for one conversation; it leaves the files of a run, like `deckhands run`.
 
     Args:
         conversation_id: the run to continue; empty: a new one.

@@ -1,4 +1,4 @@
-"""The line in which a person types to `deckhands chat`, with what is printed above it and how it stands below it."""
+"""The input line of `deckhands chat`, with the output above it and the status below it."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class SlashCompleter(Completer):
 
 
 class Prompt:
-    """Asks for one line after the other.
+    """Reads one line after another.
 
     Args:
         home: where the history is kept.
 
     Attributes:
-        question: what stands before the line: empty, or a question that the line answers.
+        question: shown before the line: empty, or the question that the line answers.
         status: the line below.
     """
 
@@ -77,23 +77,23 @@ class Prompt:
         return await self._session.prompt_async(self._before, handle_sigint=False)
 
     def leave(self) -> None:
-        """End the line that is asked for."""
+        """Stop waiting for a line."""
         if self._session.app.is_running:
             self._session.app.exit(exception=EOFError)
 
     def show(self, lines: Sequence[str]) -> None:
-        """Show what the model is writing above the line; the last of the lines is the status, which is below."""
+        """Show above the line what the model is writing; the last of the lines is the status, shown below."""
         self._writing = clean_line(lines[0], limit=1_000) if len(lines) > 1 else ""
         if self._session.app.is_running:
             self._session.app.invalidate()
 
     def above(self, lines: Iterable[str]) -> None:
-        """Print lines above; each was cleaned, and may have our colours."""
+        """Print lines above; they are cleaned, and may have our colours."""
         if text := "".join(f"{line}\n" for line in lines):
             draw(text)
 
     def hide(self) -> None:
-        """Nothing has to be hidden: the person always types at the same place."""
+        """Do nothing: the input line never moves, so nothing has to be hidden."""
 
     unhide = close = hide
 

@@ -1,4 +1,4 @@
-"""The small windows in which `top` asks: for a line of text, or whether something is really meant."""
+"""The dialogs of `top`: one asks for a line of text, the other for a confirmation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from textual.widgets import Input, Static
 
 
 class Line(ModalScreen[str | None]):
-    """Asks for a line of text; None: it was given up."""
+    """Asks for a line of text; None: the person cancelled."""
 
     DEFAULT_CSS = """
     Line, Sure { align: center middle; }
@@ -35,7 +35,7 @@ class Line(ModalScreen[str | None]):
 
 
 class Sure(ModalScreen[bool]):
-    """Asks whether something is really meant."""
+    """Asks for a confirmation."""
 
     BINDINGS = [  # noqa: RUF012
         Binding("y", "dismiss(True)", "Yes"),

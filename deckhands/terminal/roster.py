@@ -1,8 +1,8 @@
-"""All conversations of a store, kept in memory and looked at again a few at a time.
+"""All conversations of a store, kept in memory and refreshed a few at a time.
 
-Holds: one look asks for at most `ROWS_AT_ONCE` conversations and a page of new ones, however many there are: those that
-somebody sees, those that workers have, in turn, and then the others, in turn.
-Does not: hear of every change at once: what nobody sees and no worker has is as old as the last turn of the others.
+Holds: one refresh reads at most `ROWS_AT_ONCE` conversations and a page of new ones, however many there are: first
+those on the screen, then those that workers hold, in turn, then the others, in turn.
+Does not: notice every change at once: a conversation off the screen that no worker holds waits for its turn.
 Keys: reads `deck:{k}:index`, `deck:{k}:dead`, `deck:{k}:worker:<w>:owned` and `deck:{k}:c:<id>:meta`.
 """
 
@@ -21,7 +21,7 @@ from deckhands.reading.terminal import clean_line
 PAGE = 500
 ROWS_AT_ONCE = 240
 OTHERS_AT_ONCE = 60
-"""How many of a look are kept for those that nobody sees and no worker has."""
+"""How many of a refresh are reserved for those that are off the screen and held by no worker."""
 MOST_OWNERS = 64
 MOST_DEAD = 1_000
 DEAD = "dead"
@@ -38,7 +38,7 @@ class Row:
 
     Attributes:
         state: see `AgentState`; `dead` if three workers died with it.
-        worker: that has it now, or empty.
+        worker: the one that holds it now, or empty.
         cost_usd: a lower bound where prices are not known.
         updated, created: seconds since the epoch, by the store's clock.
         words: everything that a filter compares, in lower case.
@@ -62,8 +62,8 @@ class Roster:
     """The conversations of a store.
 
     Args:
-        rows_at_once: how many conversations one look asks for, beside new ones.
-        others_at_once: how many of them are left to those that nobody sees and no worker has.
+        rows_at_once: how many conversations one refresh reads, not counting new ones.
+        others_at_once: how many of them are reserved for those that are off the screen and held by no worker.
     """
 
     def __init__(self, store: Store, *, rows_at_once: int = ROWS_AT_ONCE, others_at_once: int = OTHERS_AT_ONCE) -> None:
@@ -77,7 +77,7 @@ class Roster:
         self._dead: frozenset[str] = frozenset()
 
     async def load(self) -> AsyncIterator[int]:
-        """Read all of them, newest first; yields how many are there after each page.
+        """Read all conversations, newest first; yields how many have been read after each page.
 
         Raises:
             StoreError: the store does not answer.
@@ -95,10 +95,10 @@ class Roster:
                 yield len(self.rows)
 
     async def look(self, seen: Sequence[str], workers: Iterable[str]) -> bool:
-        """Look again, and say whether anything has changed.
+        """Refresh, and say whether anything has changed.
 
         Args:
-            seen: the conversations that somebody sees.
+            seen: the conversations on the screen.
             workers: the controller workers that may own conversations.
 
         Raises:
@@ -116,7 +116,7 @@ class Roster:
         return await self._read(list(wanted))
 
     async def _new(self, workers: list[str]) -> list[str]:
-        """Return the conversations that are not known yet; note what workers own and what is dead."""
+        """Return the conversations that are not known yet; note which ones workers own and which are dead."""
         shards = self._store.all_shards
         commands: list[tuple[Any, ...]] = [
             ("ZRANGEBYSCORE", names.index, f"{newest:.0f}", "+inf", "WITHSCORES", "LIMIT", 0, PAGE)
@@ -152,7 +152,7 @@ class Roster:
 
 
 def row_of(conversation_id: str, values: Any, *, is_dead: bool = False) -> Row | None:
-    """Return what the store has of a conversation, in the order of `FIELDS`; None: it is not there."""
+    """Return the fields of a conversation in the order of `FIELDS`; None if it does not exist."""
     if not isinstance(values, list) or len(values) != len(FIELDS) or values[0] is None:
         return None
     have = dict(zip(FIELDS, values, strict=True))
@@ -205,7 +205,7 @@ SORTS: Mapping[str, str] = {
 }
 """What rows can be sorted by, and the field."""
 RISING = frozenset(("state", "title"))
-"""What is sorted from the smallest on, unless it is turned round."""
+"""Sorted in ascending order unless reversed."""
 
 
 def arranged(rows: Iterable[Row], *, by: str = "updated", is_turned: bool = False, words: str = "") -> list[Row]:

@@ -1,4 +1,4 @@
-"""The slash commands of `deckhands chat`: their names, what they do in a line, and how a line that is typed is read."""
+"""The slash commands of `deckhands chat`: their names, a line about each, and how a typed line is parsed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "help": ("", "lists these commands"),
     "status": ("", "shows the state, the model, tokens, cost and the workspace"),
     "cost": ("", "shows tokens and cost, by model"),
-    "why": ("", "says why it does not get on"),
+    "why": ("", "says why the conversation makes no progress"),
     "model": ("[NAME]", "shows the model, or continues with another one"),
     "image": ("PATH", "adds a picture to the next message"),
-    "diff": ("", "shows what was changed in the workspace"),
+    "diff": ("", "shows the changes in the workspace"),
     "exec": ("COMMAND", "runs a command in the workspace, which the agent does not see; `!COMMAND` does the same"),
     "pause": ("", "starts nothing new"),
-    "interrupt": ("", "stops what runs now, and pauses; Ctrl-C does the same"),
+    "interrupt": ("", "stops what is running, and pauses; Ctrl-C does the same"),
     "resume": ("[ID]", "continues after a pause, or moves to another conversation"),
     "confirm": ("never|risky|always", "which actions you are asked about from now on"),
     "recover": ("wait|go-on|stop", "gets the agent out of a loop"),
@@ -43,7 +43,7 @@ class Typed:
 
 
 def parsed(line: str) -> Typed:
-    """Return what a line means. A message may begin with a slash if it is a path: `/etc/hosts`.
+    """Parse a line. A message may begin with a slash if it is a path: `/etc/hosts`.
 
     Raises:
         UsageError: there is no such command.
@@ -62,7 +62,7 @@ def parsed(line: str) -> Typed:
 
 
 def help_lines() -> list[str]:
-    """Return the commands as lines, and what keys do."""
+    """Return the help: a line for each command, and the keys."""
     width = max(len(f"/{name} {follows}") for name, (follows, _) in COMMANDS.items())
     lines = [f"  {f'/{name} {follows}'.ljust(width)}  {what}" for name, (follows, what) in COMMANDS.items()]
     return [
@@ -79,7 +79,7 @@ NO = frozenset(("n", "no"))
 def answer_in(text: str) -> tuple[bool, str]:
     """Return whether an action may run, and the reason if not: `y`, `n`, `n because …`, or any other words as a reason.
 
-    An empty line is no answer, and neither of these.
+    An empty line is not an answer.
 
     Raises:
         UsageError: the line is empty.

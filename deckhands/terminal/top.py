@@ -1,4 +1,4 @@
-"""`deckhands top`: a cluster, live, in a terminal that one lives in."""
+"""`deckhands top`: a live view of a cluster in the terminal."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`deckhands top` as a textual app: the cluster in the head, the conversations below, keys for what is done.
+"""`deckhands top` as a textual app: the cluster in the head, the conversations below, keys for actions.
 
-Holds: the store is asked once a second, for a bounded number of conversations; see `roster`.
+Holds: the store is read once a second, for a bounded number of conversations; see `roster`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from deckhands.terminal.roster import SORTS, Roster, arranged
 
 LOOK_SECONDS = 1.0
 OVERVIEW_EVERY = 2
-"""Every how many looks workers and queues are read."""
+"""Workers and queues are read once in this many refreshes."""
 
 
 class ClusterScreen(Screen[None]):
@@ -89,7 +89,7 @@ class Top(App[None]):
         self._trouble = ""
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
-        """Say whether a key means anything here: those for the list only where the list is shown."""
+        """Say whether a key works here: the keys of the list only work on the list."""
         is_ours = any(isinstance(key, Binding) and key.action.partition("(")[0] == action for key in self.BINDINGS)
         return not is_ours or len(self.screen_stack) == 1
 
@@ -102,7 +102,7 @@ class Top(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Read everything once, then look again and again."""
+        """Read everything once, then refresh at intervals."""
         self.query_one(ConversationList).focus()
         self.run_worker(self._load(), group="load", exit_on_error=False)
         self.set_interval(LOOK_SECONDS, self._look_again)
@@ -212,7 +212,7 @@ class Top(App[None]):
         self.push_screen(ClusterScreen(self._overview))
 
     async def action_do(self, name: str) -> None:
-        """Do something to the conversation under the cursor."""
+        """Carry out an action on the conversation under the cursor."""
         if (row := self._list.chosen) is not None:
             self.notify(clean_line(await do(self._client, name, row.conversation_id), limit=500), markup=False)
 

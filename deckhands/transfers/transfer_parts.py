@@ -144,7 +144,7 @@ class IncomingParts(_Parts):
         self._size = 0
 
     def read(self, size: int = -1) -> bytes:
-        """Return the next bytes, at most so many; fetches a part when there are none."""
+        """Return the next bytes, at most this many; fetches a part when none are left."""
         if not self._rest and self._size < self._answer.packed_bytes:
             self._rest = self._done(self._fetch())
         end = len(self._rest) if size < 0 else size

@@ -181,7 +181,7 @@ async def _list_archived(settings: FaceSettings, selection: Selection, options: 
 
 
 def _print_end(sums: Sums, count: int, options: ListOptions, what: str) -> None:
-    """Print the last line, or say that nothing was chosen of what there is."""
+    """Print the last line, or say that no conversation matches."""
     if options.as_json:
         return
     if sums.number:
@@ -220,7 +220,7 @@ class _Printer:
 
 
 async def _first(pages: AsyncIterator[list[ConversationRow]], limit: int) -> list[Listed]:
-    """Return the first of the conversations, at most so many."""
+    """Return the first conversations, at most this many."""
     found: list[Listed] = []
     async for page in pages:
         found += [_listed_row(row) for row in page[: limit - len(found)]]

@@ -29,6 +29,7 @@ from deckhands.cli.task_options import (
     task_options,
     with_script_here,
     workspace_of,
+    workspace_option,
 )
 from deckhands.cli.verbs import options_as
 from deckhands.client.known_agents import require_agent_here
@@ -74,13 +75,7 @@ class RunOptions(TaskOptions):
 
 @click.command()
 @task_options
-@click.option(
-    "-w",
-    "--workspace",
-    metavar="DIR|URL|FILE",
-    default=".",
-    help="The directory to work on (by default the current one), git+https://…#REF, or an archive or bundle.",
-)
+@workspace_option
 @click.option("--timeout", type=Amount(min=0, min_open=True), help="Stop after this many seconds.")
 @click.option(
     "--resume",

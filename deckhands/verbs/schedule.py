@@ -15,7 +15,7 @@ from broker.runtime.errors import UsageError
 from broker.specs.specs import Tenancy
 from deckhands.cli.choosing import labels_of
 from deckhands.cli.connecting import on_cluster
-from deckhands.cli.options import json_option, read_task
+from deckhands.cli.options import ListOptions, json_option, read_task
 from deckhands.cli.output import note, print_json, table
 from deckhands.cli.task_defaults import TaskDefaults, place_for_all
 from deckhands.cli.task_options import TaskOptions, task_options
@@ -63,13 +63,6 @@ class NameOptions:
     """The argument of a verb that only needs to know which schedule is meant."""
 
     name: str
-
-
-@dataclass(frozen=True, slots=True)
-class ListOptions:
-    """Options of `schedule ls`."""
-
-    as_json: bool
 
 
 @click.group()

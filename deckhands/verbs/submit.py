@@ -234,7 +234,7 @@ async def _submitted(client: Client, tasks: TaskFile, count: int, options: Submi
 
 
 class Sender(Protocol):
-    """The options that say for whom a conversation is."""
+    """The options that say who a conversation belongs to."""
 
     @property
     def tenant(self) -> str:
@@ -253,7 +253,7 @@ class Sender(Protocol):
 
 
 def tenancy_of(options: Sender) -> Tenancy | None:
-    """Return for whom the conversation is; None: nobody in particular.
+    """Return the tenancy of the conversation; None if it has none.
 
     Raises:
         UsageError: a name cannot be used.

@@ -1,6 +1,6 @@
-"""Evaluations over HTTP: which there are, how they stand and have ended, and their attempts.
+"""Evaluations over HTTP: the list, the progress and the figures of each, and its attempts.
 
-Holds: a key sees the evaluations of its tenant alone; any other is answered as one that does not exist.
+Holds: a key sees only the evaluations of its tenant; any other looks like one that does not exist.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class ShownEvaluation(BaseModel):
 
     Attributes:
         name: its conversations have the label `evaluation` with it.
-        state: `running`, `paused` or `cancelled`, as somebody wants it; `over` once all attempts have ended; empty: it
-            has not said yet.
-        is_driven: whether a command carries it out at the moment.
-        at: when one has last said how it stands.
-        outcomes: how many attempts have ended in which way.
-        eta_seconds: at the pace of the last two minutes; null: nobody knows.
-        bound: what keeps more attempts from being under way.
+        state: the wanted one (`running`, `paused` or `cancelled`), or `over` once all attempts have ended; empty: not
+            reported yet.
+        is_driven: whether a command is carrying it out.
+        at: when the progress was last reported.
+        outcomes: how many attempts have ended with each outcome.
+        eta_seconds: at the pace of the last two minutes; null: unknown.
+        bound: the limit that binds.
         stopped: why it has ended early.
     """
 
@@ -80,7 +80,7 @@ class UnderWay(BaseModel):
 
     @classmethod
     def of(cls, shown: Shown) -> Self:
-        """Return it without its worker, which is nobody's business but the operators'."""
+        """Return an attempt without its worker, which only operators may know."""
         return cls(
             instance=shown.instance,
             model=shown.model,
@@ -95,7 +95,7 @@ class UnderWay(BaseModel):
 
 
 class Spread(BaseModel):
-    """Where values lie; `p90`: nine of ten are not above it."""
+    """The distribution of values; `p90`: nine of ten are not above it."""
 
     median: float = Field(examples=[0.04])
     p90: float = Field(examples=[0.09])
@@ -133,7 +133,7 @@ class ModelFigures(BaseModel):
 
 
 class ShownDistribution(BaseModel):
-    """How often a value lies where: `counts` by model, in bins of the same width from 0 to `most`."""
+    """The distribution of a value: `counts` by model, in bins of equal width from 0 to `most`."""
 
     value: str = Field(examples=["cost_usd"])
     most: float = Field(examples=[0.12])
@@ -169,7 +169,7 @@ class ShownAttempt(BaseModel):
         cause: why, as a code: the limit that was reached, the code of the error; empty for what a score decides.
         evidence: what the check wrote, the answer that was given, or the error; cut.
         checked_id: the conversation in which the check ran; empty: there was none.
-        round: how often somebody has requeued it.
+        round: how often it was requeued.
         tries: how often it was begun; more than once after failures of the infrastructure, whose codes are `failures`.
         waiting_seconds: by reason.
     """
@@ -229,7 +229,7 @@ async def _visible(gateway: Gateway, principal: Principal, name: str) -> Listed:
 
 @routes.get("/{evaluation}", summary="Show an evaluation")
 async def show(gateway: GatewayOf, principal: Reader, evaluation: EvaluationName) -> EvaluationDetails:
-    """Show how an evaluation stands, with the figures of the attempts that have ended."""
+    """Show the progress of an evaluation, with the figures of the attempts that have ended."""
     listed = await _visible(gateway, principal, evaluation)
     rows = await Catalog(gateway.store).rows(evaluation)
     return await asyncio.to_thread(_details, listed, rows)
@@ -294,7 +294,7 @@ def _standing_fields(standing: Standing | None) -> dict[str, Any]:
 
 
 def _details(listed: Listed, rows: Sequence[Row]) -> EvaluationDetails:
-    """Put the figures together; in a thread, for an evaluation may have thousands of attempts."""
+    """Compute the figures; called in a thread, because an evaluation may have thousands of attempts."""
     standing = listed.standing
     spread = {"cost_usd": distribution_of(rows, lambda row: row.cost_usd)}
     spread["seconds"] = distribution_of(rows, lambda row: row.seconds)

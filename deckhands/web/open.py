@@ -64,7 +64,7 @@ def open_(options: OpenOptions) -> None:
 
 
 async def _entry(client: Client) -> str:
-    """Return a ticket for a new key; empty if the server has no keys, of which a first one would shut others out."""
+    """Return a ticket for a new key; empty if the server has no keys, because the first one would lock others out."""
     keys = ApiKeys(client.store)
     if not await keys.any():
         return ""
@@ -73,7 +73,7 @@ async def _entry(client: Client) -> str:
 
 
 def show_page(address: str) -> None:
-    """Open the page in the browser of this machine, and say where it is."""
+    """Open the page in this machine's browser, and print its address."""
     is_open = webbrowser.open(address)
     note(f"The page is {'open' if is_open else 'at'}: {address}")
 

@@ -1,6 +1,6 @@
-"""The files of the web page, for everybody: they hold nothing of anybody, and what they show needs its reader's key.
+"""The files of the web page. They are public and contain no data; the page reads data with its reader's key.
 
-Holds: only the files of this room, read once; scripts come from this server alone, and no text becomes markup.
+Holds: only files of this room, read once; scripts come only from this server, and no text becomes markup.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a page gets in by a one-time link."""
+"""How a page logs in with a one-time link."""
 
 from __future__ import annotations
 

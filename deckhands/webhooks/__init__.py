@@ -1,4 +1,4 @@
-"""Webhooks: addresses that learn by signed requests what becomes of conversations.
+"""Webhooks: signed requests that report what happens in conversations.
 
 May import: access, server.
 Start with: webhook.

@@ -1,4 +1,4 @@
-"""Webhooks in the form of A2A's push notifications: the same events, signatures and retries, another body.
+"""Webhooks in the form of A2A's push notifications: the same events, signatures and retries with another body.
 
 Source: A2A protocol 1.0, section 4.3.
 """
@@ -28,7 +28,7 @@ A2A_STATES = {
 
 
 def push_body(conversation_id: str, event: AgentStateChangedObservation) -> str:
-    """Return a change of state as A2A's clients read it."""
+    """Return a change of state in the form that A2A's clients read."""
     status: dict[str, object] = {"state": A2A_STATES[event.agent_state]}
     if event.timestamp is not None:
         status["timestamp"] = event.timestamp.isoformat()

@@ -28,11 +28,11 @@ from deckhands.webhooks.webhook import Delivery, Webhook
 MAX_WEBHOOKS = 1_000
 MAX_OF_TENANT = 50
 KEPT = 200
-"""Ended deliveries of a webhook that are kept."""
+"""How many ended deliveries of a webhook are kept."""
 MAX_WAITING = 10_000
-"""A webhook for which more wait is turned off."""
+"""A webhook with more waiting deliveries is turned off."""
 LEASE_MS = 60_000
-"""How long a line is a worker's; one that dies delays it by so much."""
+"""How long a worker holds a line; the death of a worker delays the line by this much."""
 SECRET_BYTES = 32
 ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 
@@ -40,17 +40,17 @@ Check = Callable[[Webhook], None]
 
 
 class UnknownWebhook(DeckhandsError):
-    """There is no such webhook, or no such delivery, for somebody who asks."""
+    """The webhook or delivery does not exist, or is another tenant's."""
 
     code = "unknown_webhook"
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The deliveries of a conversation to a webhook, while a worker has them.
+    """The deliveries of a conversation to a webhook, while a worker holds them.
 
     Attributes:
-        due: by which the worker holds it.
+        due: when the hold of the worker ends.
     """
 
     webhook_id: str
@@ -79,10 +79,10 @@ class WebhookBook:
 
         Args:
             form: see `Webhook`.
-            token: for A2A, what is sent back to the receiver; empty: nothing.
+            token: for A2A, sent back to the receiver; empty: nothing.
 
         Raises:
-            UsageError: there are too many.
+            UsageError: the tenant has too many webhooks.
         """
         if sum(hook.tenant == tenant for hook in await self.all()) >= MAX_OF_TENANT:
             raise UsageError(f"There are {MAX_OF_TENANT} webhooks of this tenant.", remedy="Remove one.")
@@ -110,17 +110,17 @@ class WebhookBook:
         return hook, secret
 
     def now(self) -> datetime:
-        """Return the time that deliveries are signed with."""
+        """Return the time with which deliveries are signed."""
         return self._store.clock.now()
 
     async def mark(self, tenants: list[str]) -> None:
-        """Note that webhooks hear of the conversations of tenants, in every shard.  Idempotent."""
+        """Note in every shard which tenants have webhooks.  Idempotent."""
         for names in self._store.all_shards if tenants else ():
             fields = [part for tenant in tenants for part in (tenant, "1")]
             await self._call(("HSET", names.hooked, *fields), ("HSET", names.clock, "hooked", "1"))
 
     async def all(self) -> list[Webhook]:
-        """Return those that can be read, the oldest first."""
+        """Return the readable webhooks, oldest first."""
         (flat,) = await self._call(("HGETALL", self._names.webhooks))
         found = []
         for text in flat[1::2]:
@@ -137,10 +137,10 @@ class WebhookBook:
         return (await self._known(webhook_id))[0]
 
     async def remove(self, webhook_id: str, *, check: Check | None = None) -> None:
-        """Forget a webhook and its deliveries.
+        """Remove a webhook and its deliveries.
 
         Args:
-            check: raises unless it is what the caller wants to remove; what it has seen is what is removed.
+            check: raises unless the caller may remove the webhook as it is now; exactly that version is removed.
 
         Raises:
             UnknownWebhook: there is none.
@@ -155,10 +155,10 @@ class WebhookBook:
     async def set_enabled(
         self, webhook_id: str, *, is_enabled: bool, why_off: str = "", check: Check | None = None
     ) -> Webhook:
-        """Turn a webhook on or off: it hears of nothing that happens while it is off.  Idempotent.
+        """Turn a webhook on or off; it gets no events from the time while it is off.  Idempotent.
 
         Args:
-            check: raises unless it is what the caller wants to change; what it has seen is what is changed.
+            check: raises unless the caller may change the webhook as it is now; exactly that version is changed.
 
         Raises:
             UnknownWebhook: there is none.
@@ -177,12 +177,12 @@ class WebhookBook:
         """Return the secret of a webhook.
 
         Raises:
-            SecretsLocked: no key here opens it.
+            SecretsLocked: this process has no key that decrypts it.
         """
         return self._secrets.opened(_sealed_for(hook.id), base64.b64decode(hook.secret))
 
     def token_of(self, hook: Webhook) -> str:
-        """Return what is sent back to the receiver of a webhook of A2A, or empty; raises what `secret_of` does."""
+        """Return the token of an A2A webhook, or empty; raises what `secret_of` does."""
         return self._secrets.opened(_sealed_for(hook.id), base64.b64decode(hook.token)) if hook.token else ""
 
     async def plan(self, hook: Webhook, delivery: Delivery) -> str:
@@ -193,7 +193,7 @@ class WebhookBook:
         return str(outcome)
 
     async def due(self, limit: int) -> list[Line]:
-        """Take lines that are due: somebody has to take them up within `LEASE_MS`."""
+        """Take lines that are due; they must be worked on within `LEASE_MS`."""
         _, *flat = await self._store.function("deck_send_due", (self._names.root,), limit, LEASE_MS)
         found = []
         for line, due in zip(flat[::2], flat[1::2], strict=True):
@@ -206,7 +206,7 @@ class WebhookBook:
         return found
 
     async def take(self, line: Line) -> tuple[Line, Delivery] | None:
-        """Return the first delivery of a line; None: there is none, or somebody else has the line."""
+        """Return the first delivery of a line; None if it is empty or another worker has it."""
         arguments = (line.webhook_id, line.conversation_id, line.due, LEASE_MS)
         outcome, *rest = await self._store.function("deck_take_delivery", (self._names.root,), *arguments)
         if outcome != "taken":
@@ -230,10 +230,10 @@ class WebhookBook:
             return None if following is None else await self.take(following)
 
     async def end_attempt(self, line: Line, delivery: Delivery, pause_seconds: float | None) -> Line | None:
-        """Write down how an attempt has ended; None: somebody else has the line by now.
+        """Record how an attempt ended; None if another worker has the line by now.
 
         Args:
-            pause_seconds: until the next one; None: the delivery has ended.
+            pause_seconds: until the next attempt; None: the delivery has ended.
         """
         pause: Argument = "" if pause_seconds is None else int(pause_seconds * 1_000)
         arguments = (line.webhook_id, line.conversation_id, delivery.id, line.due)
@@ -244,7 +244,7 @@ class WebhookBook:
         return Line(line.webhook_id, line.conversation_id, _text(rest[0])) if outcome == "ended" else None
 
     async def deliveries(self, webhook_id: str, *, limit: int) -> list[Delivery]:
-        """Return the latest deliveries of a webhook, the newest first."""
+        """Return the latest deliveries of a webhook, newest first."""
         order, sent = self._names.webhook(webhook_id, "order"), self._names.webhook(webhook_id, "sent")
         (names,) = await self._call(("ZREVRANGE", order, 0, limit - 1))
         if not names:
@@ -253,10 +253,10 @@ class WebhookBook:
         return [Delivery.model_validate_json(text) for text in texts if text is not None]
 
     async def redeliver(self, webhook_id: str, delivery_id: str) -> Delivery:
-        """Let a delivery be made again, under the same id, in front of later ones of its conversation.
+        """Repeat a delivery under the same id, before later ones of its conversation.
 
         Raises:
-            UnknownWebhook: there is no such delivery any more.
+            UnknownWebhook: the delivery no longer exists.
         """
         while True:
             (text,) = await self._call(("HGET", self._names.webhook(webhook_id, "sent"), delivery_id))
@@ -272,7 +272,7 @@ class WebhookBook:
                 return again
 
     async def clear_away(self) -> None:
-        """Move what stands in the place of the webhooks and is of another type out of their way."""
+        """Rename keys of another type that occupy the places of the webhooks."""
         names, unreadable = self._names, Unreadable(self._store)
         places = [(names.webhooks, "hash"), (f"{names.webhooks}:due", "zset")]
         places += [(shard.hooked, "hash") for shard in self._store.all_shards]
@@ -290,7 +290,7 @@ class WebhookBook:
                 return Webhook.model_validate_json(text), text
         except ValueError:
             pass
-        raise UnknownWebhook("There is no such webhook.", remedy="`deckhands webhook ls` lists those there are.")
+        raise UnknownWebhook("There is no such webhook.", remedy="`deckhands webhook ls` lists them.")
 
     async def _put(self, webhook_id: str, known: bytes, text: bytes) -> str:
         arguments = (webhook_id, known, text, MAX_WEBHOOKS)

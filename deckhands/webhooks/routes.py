@@ -1,6 +1,6 @@
-"""Webhooks over HTTP: who has a key for a tenant keeps those of that tenant.
+"""Webhooks over HTTP: a key manages the webhooks of its tenant.
 
-Holds: a webhook of another tenant is answered as one that does not exist; a secret is answered once.
+Holds: a webhook of another tenant looks like one that does not exist; a secret is shown once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DeliveryId = Annotated[str, Path(pattern=r"^msg_[0-9a-f]{32}$", examples=["msg_0
 
 
 class NewWebhook(BaseModel):
-    """Where what happens hears of; see docs/webhooks.md."""
+    """The address to notify, and about what; see docs/webhooks.md."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -55,7 +55,7 @@ class ShownWebhook(BaseModel):
     conversation_id: str = Field(examples=[""])
     is_enabled: bool
     created: AwareDatetime = Field(examples=[MOMENT])
-    why_off: str = Field(examples=[""], description="why it was turned off by itself; empty: it was not")
+    why_off: str = Field(examples=[""], description="why it was turned off automatically; empty: it was not")
 
 
 class AddedWebhook(ShownWebhook):
@@ -88,7 +88,7 @@ def _book(gateway: Gateway) -> WebhookBook:
 async def _visible(gateway: Gateway, principal: Principal, webhook_id: str) -> Webhook:
     found = await _book(gateway).webhook(webhook_id)
     if not principal.sees_all and found.tenant != principal.tenant:
-        raise UnknownWebhook("There is no such webhook.", remedy="`deckhands webhook ls` lists those there are.")
+        raise UnknownWebhook("There is no such webhook.", remedy="`deckhands webhook ls` lists them.")
     return found
 
 
@@ -150,7 +150,7 @@ async def _set_enabled(
 async def enable(
     gateway: GatewayOf, principal: Operator, webhook_id: WebhookId, why: Reason, precondition: IfMatch
 ) -> ShownWebhook:
-    """Turn a webhook on; it hears of what happens from now on."""
+    """Turn a webhook on; it gets events from now on."""
     return await _set_enabled(gateway, principal, webhook_id, why.reason, precondition, is_enabled=True)
 
 
@@ -158,7 +158,7 @@ async def enable(
 async def disable(
     gateway: GatewayOf, principal: Operator, webhook_id: WebhookId, why: Reason, precondition: IfMatch
 ) -> ShownWebhook:
-    """Turn a webhook off: it hears of nothing that happens meanwhile. What waits is still sent."""
+    """Turn a webhook off: it gets no events from the time while it is off. Waiting deliveries are still sent."""
     return await _set_enabled(gateway, principal, webhook_id, why.reason, precondition, is_enabled=False)
 
 

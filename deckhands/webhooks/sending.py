@@ -1,7 +1,7 @@
-"""One request to a webhook: signed by the Standard Webhooks, to an address that may be connected to.
+"""One request to a webhook: signed according to Standard Webhooks, to an address that is allowed.
 
-Holds: a name is resolved once for each request, and the connection goes to the address that was judged; no redirect is
-followed and no proxy asked; a request ends in time, and what is answered is not read.
+Holds: a name is resolved once for each request, and the connection goes to the address that was checked; no redirect is
+followed and no proxy used; a request has a time limit, and the body of its answer is not read.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ RESOLVE_SECONDS = 5.0
 
 
 class AddressRefused(UsageError):
-    """A webhook may not be sent there."""
+    """Webhooks may not be sent to this address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How a request has ended.
+    """How a request ended.
 
     Attributes:
-        status: None: there was no answer.
+        status: the HTTP status; None: there was no answer.
         error: what was wrong; empty: nothing.
     """
 
@@ -43,7 +43,7 @@ class Answer:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the receiver says that it wants no more."""
+        """Whether the receiver wants no more deliveries."""
         return self.status == 410
 
 
@@ -67,7 +67,7 @@ def parsed(url: str) -> SplitResult:
 
 
 async def address_of(url: str, rules: AddressRules) -> str:
-    """Return the address of a webhook's host, if it may be connected to.
+    """Return the address of a webhook's host, if it is allowed.
 
     Raises:
         AddressRefused: it is private, or the host has no address.
@@ -86,7 +86,7 @@ async def address_of(url: str, rules: AddressRules) -> str:
     if not addresses or not all(map(rules.may_reach, addresses)):
         raise AddressRefused(
             f"The host {host[:200]} of the webhook has an address that is not public.",
-            remedy="DECKHANDS_WEBHOOK_PRIVATE names networks that may be reached nevertheless.",
+            remedy="DECKHANDS_WEBHOOK_PRIVATE names private networks that are allowed.",
         )
     if parts.scheme == "http" and AddressRules().may_reach(addresses[0]):
         raise AddressRefused("A webhook on the internet needs TLS.", remedy="Write https://…")
@@ -111,7 +111,7 @@ async def send(
     *,
     limit_seconds: float = LIMIT_SECONDS,
 ) -> Answer:
-    """Send one request, and return how it has ended."""
+    """Send one request, and return how it ended."""
     try:
         address = await address_of(url, rules)
         parts = parsed(url)
@@ -137,10 +137,10 @@ async def send(
 
 
 def rules_of(private: str) -> AddressRules:
-    """Return the rules of a setting: networks with `,` between.
+    """Return the networks of a setting, which separates them by `,`.
 
     Raises:
-        UsageError: one of them is none.
+        UsageError: one of them is not a network.
     """
     names: Sequence[str] = [name.strip() for name in private.split(",") if name.strip()]
     try:

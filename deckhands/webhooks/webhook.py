@@ -1,7 +1,7 @@
-"""A webhook and a delivery, as values: what a webhook hears of, and what it is sent.
+"""Webhooks and deliveries as values: which events a webhook gets, and what is sent.
 
-Holds: an event leads to at most one delivery for each webhook, and its id follows from the webhook, the conversation
-and the event, so that planning it again plans nothing new.
+Holds: an event leads to at most one delivery for each webhook. The id of a delivery follows from the webhook, the
+conversation and the event, so planning it twice has no effect.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ WAITING = "conversation.waiting"
 STATE_CHANGED = "conversation.state_changed"
 OTHER = "conversation.event"
 STATES = (WAITING, SETTLED, STATE_CHANGED)
-"""What is said of a change of state: the first of these that a webhook hears of and that fits."""
+"""The names of a change of state: a delivery has the first name that fits and that its webhook gets."""
 MAX_URL_CHARS = 2_000
 MAX_CHOSEN = 32
 MAX_EVENT_BYTES = 8_192
-"""Of a longer event, only the id is sent."""
+"""For a longer event, only the id is sent."""
 RETRY_SECONDS = (5.0, 30.0, 120.0, 600.0, 1_800.0, 7_200.0, 18_000.0, 36_000.0)
-"""The pauses between the attempts; behind the last one, a delivery has failed."""
+"""The pauses between attempts; after the last attempt, a delivery has failed."""
 
 
 def checked_choice(name: str) -> str:
-    """Return what a webhook may hear of.
+    """Return the name of an event that a webhook may get.
 
     Raises:
         ValueError: there is no such event.
@@ -48,17 +48,17 @@ Chosen = Annotated[str, Field(max_length=100), AfterValidator(checked_choice)]
 
 
 class Webhook(BaseModel):
-    """What somebody has registered.
+    """A registered webhook.
 
     Attributes:
-        tenant: whose conversations it hears of; `*`: everybody's.
-        conversation_id: the only one that it hears of; empty: all of the tenant.
-        events: of which events: names of `STATES`, and kinds.
-        secret: signs what is sent, encrypted and in base64.
-        created: it hears of no earlier event.
-        why_off: why it was turned off by itself; empty: it was not.
-        form: of what is sent: ours, or that of A2A's push notifications.
-        token: for A2A: what is sent back to the receiver, encrypted and in base64; empty: nothing.
+        tenant: the tenant whose conversations it reports; `*`: all tenants.
+        conversation_id: the only conversation that it reports; empty: all of the tenant.
+        events: the events that it gets: names of `STATES`, and kinds.
+        secret: signs deliveries; encrypted and in base64.
+        created: it gets no earlier event.
+        why_off: why it was turned off automatically; empty: it was not.
+        form: the form of deliveries: ours, or that of A2A's push notifications.
+        token: for A2A: sent back to the receiver; encrypted and in base64; empty: nothing.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -76,7 +76,7 @@ class Webhook(BaseModel):
     why_off: str = ""
 
     def type_of(self, event: Event) -> str:
-        """Return what it hears of an event; empty: nothing."""
+        """Return the name under which it gets an event; empty if it does not."""
         if isinstance(event, AgentStateChangedObservation):
             fitting = types_of(event.agent_state)
             found = next((name for name in STATES if name in fitting and name in self.events), "")
@@ -85,17 +85,17 @@ class Webhook(BaseModel):
         return OTHER if event.kind in self.events else ""
 
     def concerns(self, conversation_id: str, tenant: str) -> bool:
-        """Whether it hears of a conversation."""
+        """Whether it reports a conversation."""
         is_its = self.tenant in ("*", tenant) and self.conversation_id in ("", conversation_id)
         return self.is_enabled and is_its
 
 
 class Delivery(BaseModel):
-    """One event that a webhook hears of.
+    """One event for one webhook.
 
     Attributes:
-        id: the same in every attempt: the header `webhook-id`.
-        body: what is sent.
+        id: the header `webhook-id`, the same in every attempt.
+        body: the body of the request.
         attempts: how many there were.
         next_attempt: when the next one is due; None: at once, or never.
         status: the HTTP status of the latest attempt; None: there was no answer.
@@ -118,7 +118,7 @@ class Delivery(BaseModel):
 
 
 def types_of(state: AgentState) -> set[str]:
-    """Return what there is to say of a state."""
+    """Return the names that apply to a state."""
     found = {STATE_CHANGED}
     if is_settled(state):
         found.add(SETTLED)
@@ -131,7 +131,7 @@ def delivery_of(hook: Webhook, conversation_id: str, event: Event, about: Mappin
     """Return the delivery of an event.
 
     Args:
-        about: what the index has of the conversation.
+        about: the conversation's row in the index.
     """
     what = hook.type_of(event)
     found: dict[str, Any] = {

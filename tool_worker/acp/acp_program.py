@@ -1,10 +1,10 @@
 """The program beside the shell that runs an ACP agent; see `session_program` for its line to the workspace host.
 
-A call prompts the agent, answers its question or lets it continue, and is answered by its next report. Between two
-calls the agent's output is not read, and after `REST_SECONDS` nothing of it runs any more: one that is paused, has
-spent its budget or has lost its controller does nothing.
+A call prompts the agent, answers its question or resumes it; the agent's next report is the answer. Between calls the
+agent's output is not read, and after `REST_SECONDS` its processes are stopped, so an agent that is paused, has spent
+its budget or has lost its controller does nothing.
 
-Holds: every call is answered, whatever the agent does; an agent that is lost is gone, with all that it has started.
+Holds: every call is answered, whatever the agent does; when an agent is lost, everything it started is killed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tool_worker.acp.session import Session
 
 SESSION_FD = 3
 REPORT_SECONDS = 60.0
-"""After so long a report is given, even if nothing is in it."""
+"""A report is due after this time, even an empty one."""
 REST_SECONDS = 5.0
 CANCEL_SECONDS = 2.0
 SUPERSEDE_SECONDS = 20.0
-"""How long an agent has to end a turn in whose place another one begins."""
+"""How long an agent has to end a turn that another one replaces."""
 DEFAULT_SILENCE_SECONDS = 900.0
 NOT_RUNNING = "The agent is not running any more."
 LINES_AT_ONCE = 64
@@ -68,7 +68,7 @@ class Program:
             self._end_agent()
 
     def _wait(self) -> bool:
-        """Wait for something to do and read what is there; false: the host has closed the line."""
+        """Wait for input and read it; false: the host has closed the line."""
         poll = select.poll()
         poll.register(self._line, select.POLLIN)
         process, requests = self._process, self._requests
@@ -188,7 +188,7 @@ class Program:
         self._session = Session(send, self._requests, directory, wanted)
 
     def _advance(self) -> None:
-        """Take in what has been read until the report is there, and give it when it is or its time has come."""
+        """Process input until the report is complete or due, then send it."""
         process, session = self._process, self._session
         if process is None or session is None:
             return
@@ -215,7 +215,7 @@ class Program:
             self._answer({**session.reported(), "state": "working"})
 
     def _lose(self, lost: AgentLost) -> None:
-        """End an agent that is of no use, and say so."""
+        """End an agent that is of no use, and report that."""
         said = self._session.reported() if self._session is not None else {}
         self._end_agent()
         failed = {"state": "failed", "code": lost.code, "reason": text_in(str(lost), 4000)}

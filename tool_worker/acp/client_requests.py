@@ -1,7 +1,7 @@
-"""What an ACP agent asks its client to do: read and write files, run commands. It is done in the sandbox, beside it.
+"""Requests of an ACP agent to its client: read and write files, run commands. They run in the agent's own sandbox.
 
-Holds: what an agent gets by a request it could get by itself, in the same sandbox under the same user; memory and the
-number of terminals are bounded; no file that is none (a device, a FIFO) holds the program up.
+Holds: a request gives an agent nothing that it could not get without one, in the same sandbox under the same user;
+memory and the number of terminals are bounded; a device or a FIFO cannot block the program.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Terminal:
         return {"output": self.text, "truncated": self._is_cut, "exitStatus": self.status}
 
     def read(self) -> None:
-        """Read what is there, in part."""
+        """Read some of the available output."""
         try:
             chunk = os.read(self.out, CHUNK_BYTES)
         except BlockingIOError:
@@ -75,13 +75,13 @@ class Terminal:
             self.answer_waiting()
 
     def answer_waiting(self) -> None:
-        """Tell those who wait for the end of the command how it has ended."""
+        """Tell the waiting requests how the command ended."""
         for answer in self.waiting:
             answer(self.status or {"exitCode": None, "signal": None})
         self.waiting.clear()
 
     def kill(self) -> None:
-        """Kill the command and what it has started."""
+        """Kill the command and everything it started."""
         if self._process.poll() is None:
             kill_descendants(self._process.pid)
             kill(self._process.pid)

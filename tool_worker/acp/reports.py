@@ -1,6 +1,6 @@
 """What an ACP agent says, gathered into one report of bounded size.
 
-Holds: a function of what the agent sends, whatever that is: values of other types than the protocol's count as absent.
+Holds: any input gives a report: values whose type is not the protocol's count as absent.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 TEXT_LIMIT_CHARS = 64 * 1024
 FULL_CHARS = 32 * 1024
-"""A report with so much text is given at once."""
+"""A report with this much text is sent at once."""
 OUTPUT_LIMIT_CHARS = 16 * 1024
 DIFF_LIMIT_CHARS = 32 * 1024
 DIFFS_LIMIT = 16
@@ -29,7 +29,7 @@ Fields = dict[str, Any]
 
 
 def text_in(value: object, limit: int = NAME_LIMIT_CHARS) -> str:
-    """Return a text, cut in its middle; empty for what is none."""
+    """Return a text, shortened in the middle; empty for anything else."""
     if not isinstance(value, str):
         return ""
     half = limit // 2
@@ -37,23 +37,23 @@ def text_in(value: object, limit: int = NAME_LIMIT_CHARS) -> str:
 
 
 def list_in(value: object, limit: int) -> list[Any]:
-    """Return the first items of a list; empty for what is none."""
+    """Return the first items of a list; empty for anything else."""
     return value[:limit] if isinstance(value, list) else []
 
 
 def fields_in(value: object) -> Fields:
-    """Return an object; empty for what is none."""
+    """Return an object; empty for anything else."""
     return value if isinstance(value, dict) else {}
 
 
 def count_in(value: object) -> int:
-    """Return a count that is not negative; 0 for what is none."""
+    """Return a count that is not negative; 0 for anything else."""
     is_count = isinstance(value, int) and not isinstance(value, bool)
     return min(max(value, 0), MAX_COUNT) if is_count and isinstance(value, int) else 0
 
 
 def words_of(block: object) -> str:
-    """Return a block of content as text; what is no text is named."""
+    """Return a block of content as text; a block of another kind is only named."""
     found = fields_in(block)
     if "text" in found:
         return text_in(found["text"], TEXT_LIMIT_CHARS)
@@ -66,10 +66,10 @@ def words_of(block: object) -> str:
 
 
 class Call:
-    """A tool call of the agent, as far as it has told of it.
+    """A tool call, as far as the agent has reported it.
 
     Attributes:
-        terminal_ids: Of terminals whose output is the call's.
+        terminal_ids: Terminals whose output belongs to the call.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Call:
         return self._fields.get("status") in ENDED
 
     def add(self, told: Fields) -> None:
-        """Take in what the agent tells of it; what it leaves out stays as it was."""
+        """Update the call from a report of the agent; fields that the report omits keep their values."""
         for name, field in (("title", "title"), ("kind", "tool_kind"), ("status", "status")):
             if text := text_in(told.get(name)):
                 self._fields[field] = text
@@ -121,7 +121,7 @@ class Call:
 
 
 class Report:
-    """What the agent has said and done since the report before."""
+    """What the agent has said and done since the previous report."""
 
     def __init__(self) -> None:
         self._texts: dict[str, list[str]] = {"content": [], "thoughts": []}
@@ -190,7 +190,7 @@ def _arguments(raw: object) -> Fields:
 
 
 def _is_flat(value: object, depth: int) -> bool:
-    """Say whether a value is nested so little that everybody who reads it can."""
+    """Say whether a value is shallow enough for every reader."""
     if not isinstance(value, dict | list):
         return True
     return depth > 0 and all(

@@ -1,8 +1,8 @@
 """The process of an ACP agent: lines in, lines out, and its end.
 
-Holds: memory is bounded whatever it writes; nothing that it does blocks the program; it ends with all below it, and
-while it is stopped nothing below it runs.
-Does not: reach a process that has left the tree below the program; the workspace host ends that.
+Holds: memory is bounded whatever the agent writes, and nothing it does blocks the program; the agent ends, and stops,
+together with all of its descendants.
+Does not: reach a process that has left the program's process tree; the workspace host ends it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ENDING_READS = 16
 
 
 class AgentLost(Exception):
-    """The agent is of no use any more.
+    """The agent is no longer usable.
 
     Attributes:
         code: See `controller_worker.llm.errors`.
@@ -106,7 +106,7 @@ class RunningAgent:
             self._unwritten.clear()
 
     def read(self) -> None:
-        """Read what is there, in part.
+        """Read some of the available output.
 
         Raises:
             AgentLost: It has ended, or a line is too long.
@@ -125,7 +125,7 @@ class RunningAgent:
             raise AgentLost("malformed_reply", f"The agent wrote a line of more than {LINE_LIMIT_BYTES} bytes.")
 
     def read_errors(self) -> None:
-        """Read what it writes beside the protocol, of which the end is kept."""
+        """Read what it writes to standard error; only the end is kept."""
         try:
             chunk = os.read(self.errors, CHUNK_BYTES)
         except BlockingIOError:
@@ -134,7 +134,7 @@ class RunningAgent:
         self.has_errors = bool(chunk)
 
     def stop(self) -> None:
-        """Let it rest: nothing of it runs until `resume`."""
+        """Stop its processes until `resume`."""
         self._is_stopped = True
         self._signal_tree(signal.SIGSTOP)
 
@@ -145,7 +145,7 @@ class RunningAgent:
             self._signal_tree(signal.SIGCONT)
 
     def end(self) -> None:
-        """Kill it and all that it has started."""
+        """Kill it and everything it started."""
         for _ in range(KILL_ROUNDS):  # what is killed may have started something meanwhile
             if not kill_descendants(os.getpid()):
                 break

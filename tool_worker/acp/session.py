@@ -1,8 +1,8 @@
 """Our side of the Agent Client Protocol: one session of one agent, turn by turn.
 
-Holds: one request of each kind is under way; an answer that nobody waits for, a method that nobody knows and an update
-of another session change nothing; a tool call is reported once, when it has ended; a question is answered once.
-Does not: read or write by itself; `acp_program` feeds it lines.
+Holds: at most one request of each kind is under way; an unexpected answer, an unknown method and an update of another
+session change nothing; a tool call is reported once, when it has ended; a question is answered once.
+Does not: do I/O; `acp_program` passes lines in and out.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ CALLS_LIMIT = 256
 QUESTIONS_LIMIT = 32
 SESSION_ID_CHARS = ID_CHARS = 256
 UPDATES_LIMIT = 5000
-"""After so many updates a report is given, even if nothing is in it."""
+"""A report is due after this many updates, even an empty one."""
 UNREADABLE_LIMIT = 100
-"""So many lines of an agent may be something else than the protocol: some write their logs there."""
+"""How many lines outside the protocol an agent may write; some agents log to standard output."""
 METHOD_NOT_FOUND, INVALID = -32601, -32600
 AUTHENTICATION_NEEDED = -32000
 
@@ -77,7 +77,7 @@ class Session:
         return bool(self._turn or self._prompts)
 
     def prompt(self, text: str) -> None:
-        """Give the agent something to do; a turn under way is cancelled first."""
+        """Send the agent a prompt; a turn under way is cancelled first."""
         self._prompts.append(text)
         if self._turn:
             self.cancel()
@@ -96,7 +96,7 @@ class Session:
             self.answer(number, "")
 
     def answer(self, number: int, option_id: str) -> None:
-        """Answer a question; one that is answered already stays so.
+        """Answer a question; a second answer changes nothing.
 
         Args:
             option_id: Empty: the question is cancelled.
@@ -110,7 +110,7 @@ class Session:
         self.report, self.outcome, self._updates, self._ignored = Report(), "", 0, 0
 
     def reported(self) -> Fields:
-        """Return the report as it is."""
+        """Return the report so far."""
         fields = self.report.fields()
         return {
             **fields,
@@ -121,7 +121,7 @@ class Session:
         }
 
     def take(self, line: bytes) -> None:
-        """Take in one line of the agent.
+        """Process one line from the agent.
 
         Raises:
             AgentLost: It does not speak the protocol, or cannot work.
@@ -227,7 +227,7 @@ class Session:
         self.outcome = "ended"
 
     def _count(self, usage: Fields) -> None:
-        """Report the tokens of the turn; what was read from a cache and written to it is apart in the protocol."""
+        """Report the tokens of the turn; the protocol counts cache reads and writes separately."""
         cached, written = count_in(usage.get("cachedReadTokens")), count_in(usage.get("cachedWriteTokens"))
         self.report.set(
             usage={
@@ -309,7 +309,7 @@ class Session:
 
 
 def _result(message: Fields, method: str) -> Fields:
-    """Return what a request has brought.
+    """Return the result of a request.
 
     Raises:
         AgentLost: It has failed.

@@ -154,7 +154,7 @@ class Server:
         self._send(client, protocol.encode({"request": request, **fields}))
 
     def _reply_result(self, client: Client, request: object, body: bytes, *, is_replayed: bool) -> None:
-        # The body is JSON already: it goes out as it stands in the journal.
+        # The body is JSON already: it is sent as the journal has it.
         head = {"request": request, "state": protocol.RECORDED, "is_replayed": is_replayed}
         self._send(client, protocol.encode(head)[:-2] + b',"result":' + body + b"}\n")
 

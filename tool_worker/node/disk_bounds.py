@@ -26,9 +26,9 @@ WRITTEN_BYTES = 2**20
 """Programs that have written less since the last look, and space that has dropped by less, do not fill a disk."""
 LOOKS_PER_MEASUREMENT = 12
 MEASURED_LIMITS = 2
-"""A workspace is measured up to so many times its limits."""
+"""A workspace is measured up to this multiple of its limits."""
 SWEEP_LIMITS = 4
-"""In one sweep, measuring begins until so many times the limit of files have been seen."""
+"""A sweep stops measuring further workspaces after it has seen this multiple of the limit of files."""
 
 STOPPED = (
     "[Background jobs wrote to this workspace, its home or /tmp, beyond the limit: {size:,} bytes in {files:,} files, "

@@ -29,9 +29,9 @@ SPARE_MEMORY = 0.1
 """Shares that are kept free, so that what is about to start does not fail."""
 
 ENDED_SHARE = 16
-"""One in so many sessions ends when there is no room: enough that this is not needed at every start."""
+"""One in this many sessions ends when there is no room, so that the next starts find some."""
 GREEDY_FACTOR = 4
-"""Who holds more than so many times what most hold, and more than most programs need, is greedy."""
+"""A session is greedy if it holds more than this multiple of what most hold, and more than most programs need."""
 ASKED_LIMIT = 256
 END_LIMIT_SECONDS = 3.0
 
@@ -51,7 +51,7 @@ class NodeCapacity:
         return self.shortage() is not None
 
     def shortage(self) -> Callable[[HostFolder], int] | None:
-        """Return how to measure what a session holds of what there is too little of; None: there is enough.
+        """Return how to measure a session's share of the scarce resource; None if nothing is scarce.
 
         Less than a tenth of the terminals or of the memory, or no inotify instance. What cannot be read is not short.
         """
@@ -75,7 +75,7 @@ async def free_capacity(folders: Iterable[HostFolder], held: Callable[[HostFolde
     """End a sixteenth of the living sessions, at least one: the greedy first, then those used least recently.
 
     Args:
-        held: how much one holds of what there is too little of, see `NodeCapacity.shortage`.
+        held: how much of the scarce resource one holds, see `NodeCapacity.shortage`.
 
     Returns:
         How many have ended; fewer if the others are at work.

@@ -74,7 +74,7 @@ class WorkspaceUsage:
         return ResourceUsage(**{what: self._amounts[what] for what in (_UNLINKED, _TERMINAL, _INOTIFY, _DESCRIPTORS)})
 
     def largest_consumer(self, bound: ResourceUsage) -> ProgramUsage | None:
-        """Return who holds most of what there is too much of; None: there is not too much, or nobody holds it."""
+        """Return the largest holder of the resource that is over its limit; None if none is, or nobody holds it."""
         for what in (_DESCRIPTORS, _UNLINKED, _TERMINAL, _INOTIFY):
             if self._amounts[what] > getattr(bound, what):
                 return max(self._holders, key=lambda holder: holder.amounts[what], default=None)

@@ -52,7 +52,7 @@ class CodeMap:
         self._link()
 
     def kind_of(self, name: str) -> str:
-        """Return `directory`, `file`, `class` or `function`; empty for what there is not."""
+        """Return `directory`, `file`, `class` or `function`; empty if it does not exist."""
         path, _, inner = name.partition(":")
         if inner:
             entity = self.entity(name)

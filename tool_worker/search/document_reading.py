@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 
 from tool_worker.search.file_search import SearchError
-from tool_worker.search.limited_work import text_within
+from tool_worker.search.limited_work import run_program, text_within
 
 LIMIT_SECONDS = 30.0
 PROGRAM_SECONDS = 25.0
@@ -53,15 +52,5 @@ def pages_of(arguments: dict[str, object], packages: str) -> str:
 
 
 def _printed(command: list[str]) -> str:
-    try:
-        ran = subprocess.run(  # noqa: S603  (a program of ours or pdftotext, with the path as one word)
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=PROGRAM_SECONDS,
-            check=False,
-            env=None,  # the workspace's, in which this program runs itself
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return ran.stdout[:100_000].decode("utf-8", "replace")
+    ran = run_program(command, PROGRAM_SECONDS)  # ours or pdftotext
+    return "" if ran is None else ran.stdout[:100_000].decode("utf-8", "replace")

@@ -10,12 +10,11 @@ import ast
 import json
 import os
 import shutil
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 
-from tool_worker.search.limited_work import text_within
+from tool_worker.search.limited_work import run_program, text_within
 
 LIMIT_SECONDS = 8.0
 PROGRAM_SECONDS = 4.0
@@ -93,15 +92,5 @@ def _javascript(path: str) -> Iterator[str]:
 
 
 def _output(command: list[str]) -> list[str]:
-    try:
-        ran = subprocess.run(  # noqa: S603  (a checker, with the path of a file as one word)
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=PROGRAM_SECONDS,
-            check=False,
-            env=None,  # the workspace's, in which this program runs itself
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return (ran.stdout + ran.stderr).decode("utf-8", "replace").splitlines()
+    ran = run_program(command, PROGRAM_SECONDS)
+    return [] if ran is None else (ran.stdout + ran.stderr).decode("utf-8", "replace").splitlines()

@@ -1,4 +1,4 @@
-"""Work in a child process that is killed when its time is up, so that no pattern and no tree can hold a program up.
+"""Work in a child process that is killed when its time is up, so that no pattern, tree or program can hold us up.
 
 Holds: the caller waits no longer than the limit; what the work has written until then is kept, in bounded memory.
 Does not: pass exceptions on; work that fails says so in its text.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
@@ -48,6 +49,16 @@ def text_within(limit_seconds: float, work: Callable[[Callable[[str], None]], No
             kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     return written.decode("utf-8", "replace"), is_ended
+
+
+def run_program(command: list[str], limit_seconds: float) -> subprocess.CompletedProcess[bytes] | None:
+    """Run a program in the workspace's environment, without input; None if it cannot start or takes too long."""
+    try:
+        return subprocess.run(  # noqa: S603  (the callers' programs, with the path of a file as one word)
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_seconds, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
 
 
 def _do(work: Callable[[Callable[[str], None]], None], writing: int) -> None:

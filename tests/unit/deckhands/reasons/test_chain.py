@@ -30,7 +30,7 @@ from broker.limits.ledger import Account
 from broker.specs.agent_state import AgentState
 from controller_worker.concerns import model_calls
 from controller_worker.core import commit
-from controller_worker.core.failures import FAILURES
+from controller_worker.llm.errors import MODEL_ERRORS
 from deckhands.reasons.chain import EXPLANATIONS, why_of
 from deckhands.reasons.facts import (
     ActionFact,
@@ -94,7 +94,7 @@ def last(found: Facts) -> Link:
 def test_every_reason_that_a_controller_can_write_is_explained() -> None:
     """A new reason fails here until `WaitReason` and its explanation have it."""
     assert set(EXPLANATIONS) == set(WaitReason)
-    assert {code for code, failure in FAILURES.items() if failure.is_retried} == RETRIES
+    assert {code for code, error in MODEL_ERRORS.items() if error.retryable} == RETRIES
     written = inspect.getsource(commit._wait_reason)
     literals = {node.value for node in ast.walk(ast.parse(written)) if isinstance(node, ast.Constant)}
     assert literals <= {"", None}, "a reason that is no WaitReason"
