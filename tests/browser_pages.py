@@ -19,13 +19,21 @@ LIMIT_MS = 120_000
 
 
 @asynccontextmanager
-async def opened(address: str, *, width: int = 1280, height: int = 900, dark: bool = False) -> AsyncIterator[Page]:
-    """A tab at an address; at the end it has met no error and nothing that its policy forbids."""
+async def opened(
+    address: str, *, width: int = 1280, height: int = 900, dark: bool = False, login: tuple[str, str] | None = None
+) -> AsyncIterator[Page]:
+    """A tab at an address; at the end it has met no error and nothing that its policy forbids.
+
+    Args:
+        login: name and password, for a site that asks for them.
+    """
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         try:
             page = await browser.new_page(
-                viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light"
+                viewport={"width": width, "height": height},
+                color_scheme="dark" if dark else "light",
+                http_credentials=None if login is None else {"username": login[0], "password": login[1]},
             )
             page.set_default_timeout(LIMIT_MS)
             errors: list[str] = []

@@ -2,7 +2,7 @@
 
 Holds: what is sent, and how often, is what the application says; somebody who can write to the broker cannot have the
 beat send anything else, and what cannot be read there counts as never sent. A key of another type is removed, and so is
-a lock that nobody would ever leave.
+a lock that nobody would ever leave. A beat that has lost the lock sends nothing until it has it again.
 Keys, in Celery's broker: see `jobs_app`.
 """
 
@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from redbeat.schedulers import RedBeatScheduler, RedBeatSchedulerEntry, get_redis
-from redis.exceptions import ResponseError
+from redis.exceptions import LockNotOwnedError, ResponseError
 
 CLOCKS_DIFFER = timedelta(minutes=10)
 """By how much the clocks of two beats may differ; a job was not sent later than that."""
@@ -72,7 +72,12 @@ class JobScheduler(RedBeatScheduler):  # type: ignore[misc]
         """Send what is due, and return after how many seconds to look again."""
         if self._clear_away() and self.lock is not None:
             self.lock.acquire(blocking=False)  # it was ours, or another's who finds out the same way
-        seconds: float = super().tick(*arguments, **options)
+        try:
+            seconds: float = super().tick(*arguments, **options)
+        except LockNotOwnedError:
+            _log.warning("this beat stood still for longer than its lock lasts; it waits until the lock is free")
+            self.lock.acquire()
+            return 0.0
         return seconds
 
     def _clear_away(self) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from broker.contract import codec
+from broker.limits.ledger import Ledger
 from broker.runtime.errors import CorruptEntry, DeckhandsError, StoreTooNew, UnknownConversation
 from broker.runtime.failpoints import failpoint
 from broker.store.store import Store
@@ -62,6 +63,7 @@ class Deletion:
                 commands = [("UNLINK", key) for key in doomed[at : at + KEYS_AT_ONCE]]
                 await self._store.persist(lambda commands=commands: self._store.connection.call_many(commands))  # type: ignore[misc]
                 failpoint("deletion.texts_gone")
+        await Ledger(self._store).forget(conversation_id)
         failpoint("deletion.before_end")
         await self._call("deck_end_deletion", conversation_id)
 

@@ -7,10 +7,14 @@ Keys: `deck:{0}:notes:<tenant>/<user>/<project>`, `deck:{0}:notebooks`.
 
 from __future__ import annotations
 
+import re
+from dataclasses import fields
+
 from pydantic import ValidationError
 
 from broker.contract.notes import MAX_NOTES, Note, Notebook, in_order
 from broker.runtime.errors import UsageError
+from broker.specs.specs import NAME_PATTERN
 from broker.store.keys import ShardKeys
 from broker.store.store import Store
 
@@ -42,15 +46,10 @@ class Notebooks:
         Raises:
             UsageError: the notebook is full.
         """
-        key, name = self._of(notebook), _name(notebook)
-        commands = [
-            ("SADD", self._keys.notebooks, name),
-            ("HSET", key, note.id, note.model_dump_json()),
-            ("HLEN", key),
-        ]
-        *_, count = await self._store.persist(lambda: self._store.connection.call_many(commands))
-        if int(count) > MAX_NOTES:  # taken back by the writer that was one too many
-            await self.forget(notebook, note.id)
+        keys = (self._of(notebook), self._keys.root)
+        arguments = (_name(notebook), note.id, note.model_dump_json(), MAX_NOTES)
+        (outcome,) = await self._store.function("deck_write_note", keys, *arguments)
+        if outcome == "full":
             raise UsageError(FULL.format(limit=MAX_NOTES), remedy=FULL_REMEDY)
 
     async def forget(self, notebook: Notebook, note_id: str) -> bool:
@@ -61,13 +60,15 @@ class Notebooks:
     async def erase(self, notebook: Notebook) -> None:
         """Remove all notes and the notebook itself.  Idempotent."""
         key, name = self._of(notebook), _name(notebook)
-        commands = [("DEL", key), ("SREM", self._keys.notebooks, name)]
+        # In this order: a note that is written meanwhile is in a notebook that is listed.
+        commands = [("SREM", self._keys.notebooks, name), ("DEL", key)]
         await self._store.persist(lambda: self._store.connection.call_many(commands))
 
     async def all(self) -> dict[Notebook, int]:
-        """Return every notebook and how many notes it holds, sorted."""
+        """Return every notebook and how many notes it holds, sorted; one whose name cannot be read is left out."""
         names = await self._store.persist(lambda: self._store.connection.call("SMEMBERS", self._keys.notebooks))
-        books = sorted(Notebook(*name.decode().split("/")) for name in names)
+        parts = (name.decode(errors="backslashreplace").split("/") for name in names)
+        books = sorted(Notebook(*three) for three in parts if _are_names(three))
         commands = [("HLEN", self._of(book)) for book in books]
         counts = await self._store.persist(lambda: self._store.connection.call_many(commands))
         return {book: int(count) for book, count in zip(books, counts, strict=True)}
@@ -78,3 +79,7 @@ class Notebooks:
 
 def _name(notebook: Notebook) -> str:
     return f"{notebook.tenant}/{notebook.user}/{notebook.project}"
+
+
+def _are_names(parts: list[str]) -> bool:
+    return len(parts) == len(fields(Notebook)) and all(re.match(NAME_PATTERN, part) for part in parts)

@@ -4,8 +4,9 @@ The request lies in the store; an order in the node's action stream names it; th
 travel as a tar file, compressed with zstd, in a stored file. A long one travels in parts, each by a separate request;
 meanwhile the node keeps what it has of it, or has packed, beside the workspace.
 
-Holds: carrying out a request twice has the same result as once; what nobody fetches is gone after ten minutes; the
-store holds one part of a file at a time; nothing of an upload is in the workspace before all of it has arrived.
+Holds: carrying out a request twice has the same result as once; one that nobody has begun in time is not carried out
+later; what nobody fetches is gone after ten minutes; the store holds one part of a file at a time; nothing of an upload
+is in the workspace before all of it has arrived.
 Does not: record transfers in the log.
 Keys: `deck:{k}:c:<id>:transfer:<token>`, stored files, and the node's action stream.
 """
@@ -181,11 +182,18 @@ class Transfers:
                         limit.reschedule(latest)
                     await asyncio.sleep(_POLL_SECONDS)  # rare, and by hand: not worth a connection that blocks
         except TimeoutError as error:
+            # What is reported as failed must not be carried out when the node comes back.
+            await self._store.persist(lambda: call("DEL", key, names.stored_file(token)))
             raise TransferFailed(
                 f"The node {node.decode()}, which has the workspace, did not answer for {limit_seconds:g} seconds.",
                 remedy="Is a tool worker running there?",
             ) from error
-        answer = TransferAnswer.model_validate_json(answered)
+        try:
+            answer = TransferAnswer.model_validate_json(answered)
+        except ValueError as error:
+            raise TransferFailed(
+                f"The answer of the node {node.decode()} cannot be read.", remedy="Is its tool worker of this version?"
+            ) from error
         if answer.error:
             failure = TransferFailed(answer.error, remedy=answer.remedy)
             failure.code = answer.code

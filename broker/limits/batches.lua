@@ -109,7 +109,7 @@ local function seal(keys, args)
     end
   end
   if #chosen == 0 then return {'early', 0} end
-  local left = tonumber(redis.call('ZSCORE', queue, waiting[1])) + tonumber(args[7]) - now
+  local left = tonumber(redis.call('ZSCORE', queue, chosen[1])) + tonumber(args[7]) - now
   if not is_full and left > 0 then return {'early', left} end
   for number, cid in ipairs(chosen) do
     local call = call_key(shard, cid)

@@ -240,6 +240,10 @@ local function sweep(pool, shard)
     if held then
       if is_alive[held.worker] == nil then is_alive[held.worker] = alive(shard, held.worker) end
       if held.key then held.key.level.in_flight = held.key.level.in_flight + 1 end
+      -- What is kept for somebody is kept for a while, also after `:called` was overwritten.
+      if held.worker == '-' and not redis.call('ZSCORE', pool.base .. ':called', flat[i]) then
+        redis.call('ZADD', pool.base .. ':called', pool.now + PATIENCE_MS, flat[i])
+      end
       if not is_alive[held.worker] then free(pool, flat[i], held) end
     end
   end
@@ -253,7 +257,8 @@ local function grant(pool, cid, waiter, key, priority)
   add(key, waiter.wanted, -1)
   key.level.in_flight = key.level.in_flight + 1
   hold(pool, cid, key.name, '-', waiter.wanted)
-  pool.state['at' .. priority] = waiter.place
+  -- A conversation that is called again has an old place; newcomers must not get places before those already served.
+  pool.state['at' .. priority] = string.format('%.6f', math.max(tonumber(pool.state['at' .. priority]) or 0, waiter.place))
   waiter.calls = waiter.calls + 1
   queue_up(pool, cid, waiter)
   redis.call('ZREM', queue(pool, priority), cid)
@@ -363,6 +368,32 @@ local function enter(pool, cid, args)
     wanted = amounts(tonumber(args[3]), tonumber(args[4]))})
 end
 
+-- A conversation that asks again may want more or less than before: its prompt has changed meanwhile. What it was called
+-- for and is too little now is given back, and it waits in its old place. Returns what is held for it.
+local function resize(pool, cid, held, wanted)
+  local waiter = about(pool, cid)
+  if waiter then
+    waiter.wanted = wanted
+    if not held then
+      if redis.call('ZSCORE', queue(pool, waiter.priority), cid) then queue_up(pool, cid, waiter) end
+      return nil
+    end
+  end
+  if not held or not held.key then return held end
+  if held.wanted.input == wanted.input and held.wanted.output == wanted.output then return held end
+  free(pool, cid, held)
+  add(held.key, held.wanted, 1)
+  if held.worker == '-' and waiter and wait_of(held.key, wanted, pool.now) > 0 then
+    queue_up(pool, cid, waiter)
+    return nil
+  end
+  add(held.key, wanted, -1)
+  held.key.level.in_flight = held.key.level.in_flight + 1
+  hold(pool, cid, held.name, held.worker, wanted)
+  held.wanted = wanted
+  return held
+end
+
 -- deck_quota_reserve: may this conversation call now? If not, it has its place in the queue and is woken in its turn.
 -- ARGV cid, worker, input tokens, output tokens, priority, tenant, weight
 -- returns {'granted', next_ms, key, 0, woken …} {'waiting', next_ms, '', for about how many ms, woken …} {'unknown'}
@@ -375,6 +406,7 @@ local function reserve(keys, args)
     free(pool, cid, held)  -- its former owner's, who may have called
     held = nil
   end
+  held = resize(pool, cid, held, amounts(tonumber(args[3]), tonumber(args[4])))
   local waiter = about(pool, cid)
   if not held and not waiter then enter(pool, cid, args) end
   if not held and waiter and not redis.call('ZSCORE', queue(pool, waiter.priority), cid) then

@@ -19,6 +19,7 @@
 local SWEEP_MS, MAX_DEPTH = 500, 24
 local PATIENCE_MS = 3000       -- how long room is kept for a conversation that was woken, and when it is woken again
 local MAX_WAKES = 3            -- how often a conversation is woken that does not come
+local CHANGES_CHARS = 1000     -- how much is remembered of the keys of the latest changes of a limit
 local MAX_SCAN = 64            -- how many of a queue are looked at: as many are served at once, later ones behind them
 
 local function budget(shard, account) return shard .. ':budget:' .. account end
@@ -355,10 +356,12 @@ local function change_limit(keys, args)
   local shard, accounts = keys[1], accounts_from(args, 4)
   enroll(shard, accounts)
   local key = budget(shard, accounts[1])
-  if get(key, 'change') ~= args[1] then
+  local known = get(key, 'change') or ''
+  if not string.find(' ' .. known .. ' ', ' ' .. args[1] .. ' ', 1, true) then
     local limit = get(key, 'limit') or ''
+    if limit ~= '' and not string.find(limit, '^%-?%d+$') then limit = '0' end  -- as everybody reads it
     if string.sub(args[2], 1, 5) == 'from ' and string.sub(args[2], 6) ~= limit then return reply('other', limit, {}) end
-    redis.call('HSET', key, 'change', args[1])
+    redis.call('HSET', key, 'change', string.sub(args[1] .. ' ' .. known, 1, CHANGES_CHARS))
     if args[3] == '' then
       redis.call('HDEL', key, 'limit')
     elseif args[2] == 'add' then
@@ -371,8 +374,36 @@ local function change_limit(keys, args)
   return reply('changed', get(key, 'limit') or '', wake(shard, chain_of(shard, accounts[1]), now_ms(keys[1])))
 end
 
+-- deck_budget_forget: a conversation is deleted. What it has spent stays in the accounts above its own. Kept are an account
+-- with a limit, which a person has set, and one with a call under way.  ARGV cid, account.  returns {'forgotten'} {'kept'}
+local function forget(keys, args)
+  local shard, cid, account = keys[1], args[1], args[2]
+  local key = budget(shard, account)
+  local function is_kept() return get(key, 'limit') or get(shard .. ':ledger:held', cid) end
+  if attempt(shard, key, account, is_kept) then return {'kept'} end
+  local parent = attempt(shard, key, account, get, key, 'parent')
+  local children = parent and budget(shard, parent) .. ':children'
+  if children then attempt(shard, children, account, redis.call, 'SREM', children, account) end
+  attempt(shard, shard .. ':ledger:lost', cid, redis.call, 'HDEL', shard .. ':ledger:lost', cid)
+  redis.call('DEL', key, key .. ':children', key .. ':waiting', key .. ':wanted')
+  return {'forgotten'}
+end
+
+-- deck_budget_adopt: a conversation comes back, and the accounts above it know what it has spent.
+-- ARGV sum of its log, account, parent account.  returns {'adopted'} {'known'}
+local function adopt(keys, args)
+  local shard, account, parent = keys[1], args[2], args[3]
+  local key = budget(shard, account)
+  if redis.call('EXISTS', key) == 1 then return {'known'} end
+  redis.call('HSET', key, 'spent', args[1], 'own', args[1], 'parent', parent)
+  redis.call('SADD', budget(shard, parent) .. ':children', account)
+  return {'adopted'}
+end
+
 redis.register_function('deck_budget_reserve', reserve)
 redis.register_function('deck_budget_settle', settle)
 redis.register_function('deck_budget_withdraw', withdraw)
 redis.register_function('deck_budget_sweep', sweep_now)
 redis.register_function('deck_budget_limit', change_limit)
+redis.register_function('deck_budget_forget', forget)
+redis.register_function('deck_budget_adopt', adopt)

@@ -184,6 +184,23 @@ class Ledger:
         """Look after what dead workers had reserved; twice a second at most for all workers."""
         await self._call("deck_budget_sweep")
 
+    async def forget(self, conversation_id: str) -> None:
+        """Forget the account of a conversation that is deleted; those above it keep what it has spent.  Idempotent.
+
+        One that has a limit and one with a call under way are kept.
+        """
+        keys, account = (self._shard.root,), conversation_account(conversation_id)
+        await self._store.function("deck_budget_forget", keys, conversation_id, account)
+
+    async def adopt(self, accounts: Sequence[str], *, total_usd: float) -> None:
+        """Make the account of a conversation that comes back: what its log has come to is charged already.  Idempotent.
+
+        Args:
+            accounts: its own and those above it, see `accounts_of`; empty: nobody keeps a budget for it.
+        """
+        if accounts:
+            await self._store.function("deck_budget_adopt", (self._shard.root,), nano(total_usd), *accounts[:2])
+
     async def set_limit(
         self, account: str, limit_usd: float | None, *, check: Callable[[Account], None] | None = None
     ) -> Account:
@@ -220,12 +237,12 @@ class Ledger:
         return Account(
             name=account,
             parent=fields.get("parent", ""),
-            limit_usd=int(fields["limit"]) / NANO if "limit" in fields else None,
-            spent_usd=int(fields.get("spent", 0)) / NANO,
-            reserved_usd=int(fields.get("reserved", 0)) / NANO,
-            lost_usd=int(fields.get("lost", 0)) / NANO,
-            calls=int(fields.get("calls", 0)),
-            lost_calls=int(fields.get("lost_calls", 0)),
+            limit_usd=_whole(fields["limit"]) / NANO if "limit" in fields else None,
+            spent_usd=_whole(fields.get("spent", "")) / NANO,
+            reserved_usd=_whole(fields.get("reserved", "")) / NANO,
+            lost_usd=_whole(fields.get("lost", "")) / NANO,
+            calls=_whole(fields.get("calls", "")),
+            lost_calls=_whole(fields.get("lost_calls", "")),
             waiting=waiting,
         )
 
@@ -277,3 +294,8 @@ def _checked(usd: float) -> float:
     if not 0 <= usd <= LARGEST_USD:  # NaN fails too
         raise UsageError(f"{usd:g} USD cannot be a budget.", remedy=f"Use 0 to {LARGEST_USD:,} USD.")
     return usd
+
+
+def _whole(text: str) -> int:
+    """Read a field of an account; what is no whole number is 0, as for the functions."""
+    return int(text) if re.fullmatch(r"-?[0-9]{1,19}", text) else 0

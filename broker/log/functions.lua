@@ -1224,6 +1224,16 @@ local function forget_caller(keys, args)
   return {'forgotten'}
 end
 
+-- write_note: add a note to a notebook that has room for it, or replace the one with its id.
+-- KEYS notebook, shard base.  ARGV name of the notebook, id, note, how many there may be.  returns {'written'} {'full'}
+local function write_note(keys, args)
+  local notes, id = keys[1], args[2]
+  if redis.call('HEXISTS', notes, id) == 0 and redis.call('HLEN', notes) >= tonumber(args[4]) then return {'full'} end
+  redis.call('HSET', notes, id, args[3])
+  redis.call('SADD', keys[2] .. ':notebooks', args[1])
+  return {'written'}
+end
+
 redis.register_function('deck_told', told)
 redis.register_function('deck_put_webhook', put_webhook)
 redis.register_function('deck_plan_delivery', plan_delivery)
@@ -1257,3 +1267,4 @@ redis.register_function('deck_keep_kind', keep_kind)
 redis.register_function('deck_admit', admit)
 redis.register_function('deck_set_tenants', set_tenants)
 redis.register_function('deck_forget_caller', forget_caller)
+redis.register_function('deck_write_note', write_note)

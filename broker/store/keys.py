@@ -55,7 +55,8 @@
     deck:{k}:act:<route>           stream   trimmed        actions for a pool (`pool:bash`) or a node
     deck:{k}:act:interactive:<r>   stream   trimmed        the same, of interactive conversations
     deck:{0}:quota:<pool>:…        several  for ever       who may call a model, see governor.lua
-    deck:{0}:budget:<account>      hash     for ever       limit, spent, reserved; see ledger.lua
+    deck:{0}:budget:<account>      hash     for ever       limit, spent, reserved; of a conversation with the log
+    deck:{0}:budget:<account>:…    several  as the account the accounts below it, and who waits; see ledger.lua
     deck:{0}:budgets               set      for ever       those of tenants and experiments, or with a limit
     deck:{0}:ledger:…              several  for ever       budgets reserved for calls under way
     deck:{0}:notes:<t>/<u>/<p>     hash     until erased   notes of a tenant's user's project, by id

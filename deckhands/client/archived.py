@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from broker.contract.events import ConversationCreated, WorkspaceSpec
 from broker.coordination.stored_files import StoredFiles
+from broker.limits.ledger import Ledger, accounts_of
 from broker.log.event_log import EventLog
 from broker.log.invariants import violations
 from broker.runtime.errors import CorruptEntry, UnknownConversation, UsageError
@@ -16,6 +17,7 @@ from deckhands.archive.archive import Archive as Archive  # noqa: PLC0414  (call
 from deckhands.archive.catalog import ArchivedConversation as ArchivedConversation  # noqa: PLC0414
 from deckhands.archive.catalog import described as described  # noqa: PLC0414
 from deckhands.client.errors import IsBeingDeleted
+from deckhands.reading.spending import spending_of
 
 MAX_FORGOTTEN = 10_000
 
@@ -49,6 +51,9 @@ async def restore(log: EventLog, archive: Archive | None, conversation_id: str) 
     if isinstance(source, UploadedSource):
         content = await archive.upload(conversation_id, source.parcel)
         await StoredFiles(store).keep(conversation_id, content or b"")
+    tenancy = created.tenancy
+    accounts = accounts_of(conversation_id, tenant=tenancy.tenant, experiment=tenancy.experiment) if tenancy else []
+    await Ledger(store).adopt(accounts, total_usd=spending_of(events).spent_usd)
     await log.adopt(created, events[1:], key=f"restore:{manifest.first_sha256}")
     return True
 

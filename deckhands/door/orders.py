@@ -114,11 +114,17 @@ class Orders:
         if not await self._is_done(conversation_id, key):
             if what in ANSWERS and order.action_id is None:
                 order = order.model_copy(update={"action_id": await self._bound(conversation_id, key)})
-            event, condition = await self._event(what, order), _condition(what, order)
-            if event is None:
-                await self._note_done(conversation_id, key)
+            try:
+                event = await self._event(what, order)
+            except UsageError:
+                if not await self._is_done(conversation_id, key):
+                    raise
+                # Another door has the task, too, and its answer is why nothing is asked any more.
             else:
-                await append(self._desk.log, conversation_id, [event], key=key, condition=condition)
+                if event is None:
+                    await self._note_done(conversation_id, key)
+                else:
+                    await append(self._desk.log, conversation_id, [event], key=key, condition=_condition(what, order))
         return {"conversation_id": conversation_id, "state": (await self._desk.client.row(conversation_id)).state}
 
     async def _event(self, what: str, order: _Order) -> Event | None:

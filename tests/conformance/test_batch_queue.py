@@ -93,3 +93,17 @@ async def test_a_call_that_is_given_up_is_not_sent_and_not_delivered(store: Stor
     assert await batches.drop("bbb", "1.1") is CallStands.NONE
     assert await batches.drop("bbb", "1.2") is CallStands.WAITING
     assert await batches.lanes() == {"lane": "about"}
+
+
+async def test_a_call_that_is_lost_holds_up_nobody_behind_it(store: Store) -> None:
+    await enter(store, "w1")
+    batches = Batches(store)
+    await put(batches, "aaa")
+    await store.connection.call("DEL", f"{store.all_shards[0].root}:batch:call:aaa")
+    await put(batches, "bbb")
+    batch_id, left = await seal(batches, seconds=60.0)
+    assert batch_id == ""
+    assert 50.0 < left <= 60.0
+    batch_id, _ = await seal(batches)
+    assert batch_id
+    assert (await batches.ask("bbb", "1.1")).stands is CallStands.SENT

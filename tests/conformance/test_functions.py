@@ -64,10 +64,10 @@ HASHES_OF_VERSION = {
         "deckhands_batches": "d59fa74626167beb",
     },
     10: {
-        "deckhands": "26464d3861c83409",
-        "deckhands_governor": "333cbe31b17eb06b",
-        "deckhands_ledger": "fb646b862075f573",
-        "deckhands_batches": "c79e187d5e30538f",
+        "deckhands": "20977992ca2cc165",
+        "deckhands_governor": "e5e0b38becffe591",
+        "deckhands_ledger": "08882bc47a71b10d",
+        "deckhands_batches": "3ca423da50005928",
     },
 }
 """Add a version here when you change a library; never change the hashes of one that has been released."""

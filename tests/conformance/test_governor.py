@@ -296,6 +296,89 @@ async def test_whoever_does_not_come_is_called_again_and_then_forgotten(
     assert await callers.may_call("bbb")
 
 
+async def test_a_conversation_called_again_gives_newcomers_no_earlier_place(
+    memory_store: Store, clock: ManualClock
+) -> None:
+    await enter(memory_store, WORKER)
+    callers = Callers(memory_store, limited(memory_store, concurrency=2))
+    for cid in ("first", "second"):
+        assert await callers.may_call(cid)
+    waiting = ["0-late", *(f"a{n}" for n in range(8))]
+    for cid in waiting:
+        assert not await callers.may_call(cid, tenant=cid[:1])
+    await callers.settle("first")  # calls 0-late, which does not come
+    await callers.settle("second")
+    for n in range(5):
+        assert await callers.may_call(f"a{n}", tenant="a")
+        await callers.settle(f"a{n}")
+    assert await callers.may_call("a5", tenant="a")
+    await pass_time(memory_store, clock, 3.1, worker_id=WORKER)
+    await callers.pump()  # calls 0-late again
+    for n in range(3):
+        assert not await callers.may_call(f"b{n}", tenant="b")
+    await callers.settle("a5")
+    order = []
+    for _ in range(4):
+        called = await memory_store.connection.call(
+            "ZRANGE", f"{memory_store.all_shards[0].quota('acme_large')}:called", 0, -1
+        )
+        (cid,) = [cid.decode() for cid in called if cid != b"0-late"]
+        order.append(cid[0])
+        assert await callers.may_call(cid)
+        await callers.settle(cid)
+    assert sorted(order) == ["a", "a", "b", "b"]
+
+
+async def test_a_kept_call_is_free_again_although_its_deadline_was_lost(
+    memory_store: Store, clock: ManualClock
+) -> None:
+    await enter(memory_store, WORKER)
+    callers = Callers(memory_store, limited(memory_store, concurrency=1))
+    assert await callers.may_call("first")
+    assert not await callers.may_call("0-gone")
+    await callers.settle("first")  # calls 0-gone, which never comes
+    await memory_store.connection.call("DEL", f"{memory_store.all_shards[0].quota('acme_large')}:called")
+    for _ in range(4):
+        await pass_time(memory_store, clock, 3.1, worker_id=WORKER)
+        await callers.pump()
+    assert await callers.may_call("other")
+
+
+async def test_a_prompt_that_has_grown_in_the_queue_waits_for_all_its_tokens(
+    memory_store: Store, clock: ManualClock
+) -> None:
+    await enter(memory_store, WORKER)
+    callers = Callers(memory_store, limited(memory_store, input_tokens_per_minute=60_000))
+    assert await callers.may_call("first", tokens=(1_000, 0))  # all that the bucket holds
+    assert not await callers.may_call("grows", tokens=(10, 0))
+    answer = await callers.reserve("grows", tokens=(900, 0))
+    assert isinstance(answer, InQueue)
+    assert 0.9 <= answer.eta_seconds <= 1.0
+    await pass_time(memory_store, clock, 0.5, worker_id=WORKER)
+    assert not await callers.may_call("grows", tokens=(900, 0))
+    await pass_time(memory_store, clock, 0.5, worker_id=WORKER)
+    assert await callers.may_call("grows", tokens=(900, 0))
+    assert not await callers.may_call("next", tokens=(100, 0))
+
+
+async def test_a_prompt_that_has_grown_since_it_was_called_has_its_place_and_waits(
+    memory_store: Store, clock: ManualClock
+) -> None:
+    await enter(memory_store, WORKER)
+    callers = Callers(memory_store, limited(memory_store, input_tokens_per_minute=60_000))
+    assert await callers.may_call("first", tokens=(1_000, 0))
+    assert not await callers.may_call("grows", tokens=(100, 0))
+    assert not await callers.may_call("next", tokens=(50, 0))
+    await pass_time(memory_store, clock, 0.11, worker_id=WORKER)
+    await callers.pump()  # calls `grows`, for 100
+    assert not await callers.may_call("grows", tokens=(900, 0))
+    assert not await callers.may_call("next", tokens=(50, 0))
+    await pass_time(memory_store, clock, 0.85, worker_id=WORKER)
+    assert await callers.may_call("grows", tokens=(900, 0))
+    await callers.settle("grows", input_tokens=900)
+    assert not await callers.may_call("next", tokens=(100, 0))
+
+
 async def test_a_conversation_stays_on_its_key_while_the_cache_is_warm(memory_store: Store, clock: ManualClock) -> None:
     await enter(memory_store, WORKER)
     entry = '[[quota]]\nmodel = "m"\nkey_env = "KEY_{}"\nconcurrency = 2\n'

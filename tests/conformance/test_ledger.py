@@ -65,6 +65,73 @@ async def test_a_top_up_whose_reply_was_lost_counts_once(store: Store) -> None:
         assert (await ledger.account(TENANT)).limit_usd == expected
 
 
+async def test_a_top_up_whose_reply_was_lost_counts_once_although_another_came_between(store: Store) -> None:
+    ledger = Ledger(store)
+    await ledger.set_limit(TENANT, 1.0)
+    root = store.all_shards[0].root
+    for key in ("change-1", "change-2", "change-1", "change-2"):
+        await store.function("deck_budget_limit", (root,), key, "add", nano(2.0), TENANT)
+    assert (await ledger.account(TENANT)).limit_usd == 5.0
+
+
+async def test_an_account_with_a_number_that_cannot_be_read_hides_no_other(store: Store) -> None:
+    ledger = Ledger(store)
+    for account in (TENANT, "tenant:rival"):
+        await ledger.set_limit(account, 1.0)
+    await store.connection.call("HSET", store.all_shards[0].budget(TENANT), "limit", "much", "spent", "1.5")
+    found = {account.name: account for account in await ledger.accounts()}
+    assert (found[TENANT].limit_usd, found[TENANT].spent_usd) == (0.0, 0.0)  # as for those who want to spend
+    assert found["tenant:rival"].limit_usd == 1.0
+    changed = await asyncio.wait_for(ledger.set_limit(TENANT, 2.0, check=lambda account: None), 10)
+    assert changed.limit_usd == 2.0
+
+
+async def test_an_account_goes_with_its_conversation_and_what_it_spent_stays(store: Store) -> None:
+    await enter(store, "w1")
+    ledger = Ledger(store)
+    for cid in ("aaa", "bbb"):
+        assert await reserve(ledger, cid, 1.0) is None
+        await settle(ledger, cid, 0.5, is_lost=cid == "aaa")
+    await ledger.forget("aaa")
+    await ledger.forget("aaa")
+    assert await ledger.conversation_ids(TENANT) == ["bbb"]
+    names = [store.all_shards[0].budget("conversation:aaa") + part for part in ("", ":children", ":waiting", ":wanted")]
+    assert await store.connection.call("EXISTS", *names) == 0
+    assert (await ledger.account(TENANT)).spent_usd == 1.0
+    await settle(ledger, "aaa", 0.25)  # another conversation, which began under the same id
+    assert (await ledger.account(TENANT)).spent_usd == 1.25
+
+
+async def test_a_conversation_that_comes_back_is_charged_for_what_is_new(store: Store) -> None:
+    await enter(store, "w1")
+    ledger = Ledger(store)
+    await settle(ledger, "aaa", 0.5)
+    await ledger.forget("aaa")
+    for _ in range(2):
+        await ledger.adopt(chain(), total_usd=0.5)
+    assert await ledger.conversation_ids(TENANT) == ["aaa"]
+    await settle(ledger, "aaa", 0.75)
+    assert [(await ledger.account(name)).spent_usd for name in chain()] == [0.75] * 3
+    await ledger.adopt([], total_usd=1.0)
+
+
+async def test_an_account_with_a_limit_or_a_call_under_way_is_kept(store: Store) -> None:
+    await enter(store, "w1")
+    ledger = Ledger(store)
+    await ledger.set_limit("conversation:aaa", 1.0)
+    assert await reserve(ledger, "bbb", 0.1) is None
+    for cid in ("aaa", "bbb"):
+        await ledger.forget(cid)
+    assert (await ledger.account("conversation:aaa")).limit_usd == 1.0
+    assert (await ledger.account("conversation:bbb")).reserved_usd == 0.1
+
+
+async def test_an_account_of_another_type_keeps_no_conversation_in_the_store(store: Store) -> None:
+    await store.connection.call("SET", store.all_shards[0].budget("conversation:aaa"), "x")
+    await Ledger(store).forget("aaa")
+    assert await store.connection.call("EXISTS", store.all_shards[0].budget("conversation:aaa")) == 0
+
+
 async def test_the_worst_case_is_reserved(store: Store) -> None:
     await enter(store, "w1")
     ledger = Ledger(store)

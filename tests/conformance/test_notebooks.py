@@ -53,6 +53,27 @@ async def test_a_full_notebook_takes_no_more_however_many_write_at_once(store: S
     assert len(await books.notes(MINE)) == MAX_NOTES
 
 
+async def test_a_note_of_a_full_notebook_is_replaced_while_others_write(store: Store) -> None:
+    books = Notebooks(store)
+    notes = [Note(id=f"n{n}", text="x") for n in range(MAX_NOTES)]
+    for note in notes:
+        await books.write(MINE, note)
+    more = [Note(id=f"more{n}", text="x") for n in range(20)]
+    again = [note.model_copy(update={"text": "new"}) for note in notes[:20]]
+    writes = [books.write(MINE, note) for pair in zip(more, again, strict=True) for note in pair]
+    outcomes = await asyncio.gather(*writes, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [UsageError, type(None)] * 20
+    found = {note.id: note.text for note in await books.notes(MINE)}
+    assert found == {note.id: note.text for note in [*notes[20:], *again]}
+
+
+async def test_a_notebook_whose_name_cannot_be_read_is_left_out_of_the_list(store: Store) -> None:
+    books = Notebooks(store)
+    await books.write(MINE, Note(id="a", text="x"))
+    await store.connection.call("SADD", "deck:{0}:notebooks", "no-name", b"\xff/a/b", "a/b/c/d")
+    assert await books.all() == {MINE: 1}
+
+
 async def test_what_cannot_be_read_is_left_out(store: Store) -> None:
     books = Notebooks(store)
     await books.write(MINE, Note(id="a", text="x"))

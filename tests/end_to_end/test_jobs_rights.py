@@ -10,6 +10,9 @@ from celery import Celery
 
 from broker.celery.jobs_app import BEAT_KEYS
 from broker.health import BEAT_LOCK, HEALTHY, LAPSED, check
+from broker.limits.ledger import Ledger, accounts_of
+from broker.log.fencing import Ownership
+from broker.specs.specs import Tenancy
 from broker.store.store import open_store
 from deckhands.client.client import Client
 from tests.archive_parts import begin_ended
@@ -20,7 +23,12 @@ BEYOND_JOBS = (
     *("ACL LIST", "CONFIG GET dir", "EVAL return{} 0", "FLUSHALL", "FUNCTION LOAD REPLACE x", "KEYS *", "RANDOMKEY"),
     *("SUBSCRIBE a", "PUBLISH a b", "SET other 1", "GET other", "HSET deck:store generation x", "DEL deck:store"),
     *("HSET deck:tools bash {}", "HGETALL deck:{0}:notes:a/b/c", "SMEMBERS deck:{0}:notebooks", "XLEN deck:inbox"),
-    *("HSET deck:{0}:budget:all limit 1", "SMEMBERS deck:{0}:budgets", "HGETALL deck:{0}:quota:x:y"),
+    *(
+        "HSET deck:{0}:budget:all limit 1",
+        "HSET deck:{0}:budget:tenant:acme limit 1",
+        "SMEMBERS deck:{0}:budgets",
+        "HGETALL deck:{0}:quota:x:y",
+    ),
     *("HGETALL deck:{0}:batch:x", "SET deck:{0}:ledger:x 1", "XRANGE deck:replies:x - +"),
 )
 
@@ -46,7 +54,9 @@ async def test_jobs_and_a_beat_do_all_their_work_with_the_rights_they_have(tmp_p
         archiving = {"DECKHANDS_ARCHIVE": str(place), "DECKHANDS_RETENTION": str(rules), "DECKHANDS_URL": log.jobs}
         await stack.enter_async_context(worker("deckhands.jobs", environment | archiving))
         client = await stack.enter_async_context(await Client.connect(log.worker))
-        await begin_ended(client, "one-of-us", labels={"team": "ci"})
+        await begin_ended(client, "one-of-us", labels={"team": "ci"}, tenancy=Tenancy(tenant="acme"))
+        ledger, accounts = Ledger(client.store), accounts_of("one-of-us", tenant="acme")
+        await ledger.settle(Ownership("one-of-us", "w", "1"), accounts, total_usd=0.5)
         await client.store.connection.call("SET", client.store.keys("nobody").blob("0" * 64), "left")
         with Celery(broker=queue.queue, set_as_current=False) as app:
             for name in ("orphans", "retire"):
@@ -56,6 +66,9 @@ async def test_jobs_and_a_beat_do_all_their_work_with_the_rights_they_have(tmp_p
                 return not await client.recent() and bool([*place.rglob("one-of-us.zip")])
 
             await until(is_archived, limit=LIMIT_SECONDS, what="a conversation in the archive")
+
+        assert await ledger.conversation_ids("tenant:acme") == []
+        assert (await ledger.account("tenant:acme")).spent_usd == 0.5
 
         async def beats() -> bool:
             return (await check("beat", queue.queue)).exit_status == HEALTHY

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from broker.contract.events import AgentSpec, Event, LLMSpec, WorkspaceSpec
 from broker.contract.observations import OutcomeUnknownObservation
 from broker.log.invariants import violations
+from broker.specs.specs import Tenancy
 from broker.store.embedded import EmbeddedValkey
 from broker.store.store import open_store
 from controller_worker.core.controller import fold
@@ -101,12 +102,14 @@ class FaultCluster:
         latency: float = 0.0,
         tools: Sequence[str] = (),
         sandbox: Literal["docker", "none"] = "none",
+        tenancy: Tenancy | None = None,
         **spec: Any,
     ) -> list[str]:
         """Begin conversations that each follow the script in a workspace of their own.
 
         Args:
             sandbox: what its commands run in.
+            tenancy: whose they are.
             spec: further fields of the agent.
         """
         self._scripts += 1
@@ -120,7 +123,8 @@ class FaultCluster:
             if sandbox == "docker" and os.getuid() == 0:
                 os.chown(folder, 1000, 1000)  # containers do not run as root
             workspace = WorkspaceSpec(path=str(folder), sandbox=sandbox)
-            ids.append(await self.client.submit("do it", agent=agent, workspace=workspace, tools=tools))
+            request = {"agent": agent, "workspace": workspace, "tools": tools, "tenancy": tenancy}
+            ids.append(await self.client.submit("do it", **request))
             (self.root / f"{ids[-1]}.where").write_text(str(folder))
         return ids
 

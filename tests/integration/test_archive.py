@@ -17,6 +17,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from broker.contract.events import Parent
 from broker.coordination.stored_files import StoredFiles
+from broker.limits.ledger import Ledger, accounts_of
+from broker.log.fencing import Ownership
 from broker.specs.specs import Tenancy
 from broker.specs.workspace_sources import UploadedSource
 from deckhands.archive.archive import Archive
@@ -26,6 +28,7 @@ from deckhands.archive.retention import Retention
 from deckhands.client.client import Client
 from deckhands.jobs.orphans import remove_orphans, removed_from
 from deckhands.jobs.retiring import _Round
+from deckhands.reading.spending import spending_of
 from tests.archive_parts import LONG_TEXT, begin_ended, delegate_ended, retired, workbench
 from tests.stores import RealServer, emptied
 
@@ -106,6 +109,24 @@ async def test_only_what_is_meant_and_old_enough_and_rests_goes(client, place, t
         "failed": 0,
     }
     assert [row.conversation_id for row in await client.recent()] == ["old-awake"]
+
+
+async def test_a_budget_knows_what_left_the_store_and_charges_what_comes_back_for_news(client, place, tmp_path) -> None:
+    ledger, tenancy = Ledger(client.store), Tenancy(tenant="acme", experiment="swe")
+    accounts = accounts_of("one-of-us", tenant="acme", experiment="swe")
+    await begin_ended(client, "one-of-us", tenancy=tenancy)
+    total = spending_of(await client.events("one-of-us")).spent_usd
+    assert total > 0
+    owner = Ownership("one-of-us", "w", "1")
+    await ledger.settle(owner, accounts, total_usd=total)
+    assert (await retired(client.store, place, tmp_path))["archived"] == 1
+    assert await client.store.connection.call("KEYS", "*budget:conversation*") == []
+    assert await ledger.conversation_ids("tenant:acme") == []
+    assert (await ledger.account("tenant:acme")).spent_usd == pytest.approx(total)
+    assert await Client(client.store, place).restore("one-of-us")
+    assert await ledger.conversation_ids("tenant:acme") == ["one-of-us"]
+    await ledger.settle(owner, accounts, total_usd=total + 1.0)
+    assert [(await ledger.account(name)).spent_usd for name in accounts] == pytest.approx([total + 1.0] * 3)
 
 
 async def test_delegates_go_with_their_parents(client, place, tmp_path) -> None:

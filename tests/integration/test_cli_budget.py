@@ -9,8 +9,10 @@ import pytest
 
 from broker.limits.ledger import Ledger, accounts_of
 from broker.log.fencing import Ownership
+from broker.specs.specs import Tenancy
 from broker.store.store import open_store
 from deckhands.client.client import Client
+from tests.archive_parts import begin_ended
 from tests.integration.command_line import Done, deckhands, environment
 from tests.stores import RealServer, emptied
 
@@ -99,6 +101,19 @@ def test_a_report_reads_the_logs_below(face: Face) -> None:
     assert [line.rsplit(maxsplit=1)[0] for line in lines[1:]] == [
         *("work", "retries", "loops", "condensation", "lost calls, at worst"),
     ]
+
+
+def test_a_report_does_without_what_was_deleted(face: Face) -> None:
+    async def begin() -> None:
+        async with await Client.connect(face.url) as client:
+            await begin_ended(client, "gone", tenancy=Tenancy(tenant="acme", experiment="swe"))
+
+    asyncio.run(begin())
+    spend(face.url, "gone", 0.5)
+    assert face("rm", "gone", "--yes").code == 0
+    done = face("budget", "report", "tenant:acme", "--json")
+    assert (done.code, [line["calls"] for line in done.json]) == (0, [0]), done
+    assert face("budget", "show", "tenant:acme", "--json").json[0]["spent_usd"] == 0.5
 
 
 def test_a_task_is_submitted_for_a_tenant(face: Face) -> None:

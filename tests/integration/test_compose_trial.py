@@ -1,7 +1,8 @@
-"""The containers, tried with a real engine: up, at work, killed, hung, and watched.
+"""The containers, tried with a real engine: up, at work, killed, stopped, hung, and watched.
 
 The image is built unless there is one; `IMAGE` names another one, `BASE_IMAGE` another base to build it from. What the
-containers logged is kept beside the test's other files, in `containers.log`. Run by `pytest -m docker`.
+containers logged is kept beside the test's other files, in `containers.log`, and a picture of an agent in Flower. Run by
+`pytest -m docker`.
 """
 
 from __future__ import annotations
@@ -10,25 +11,30 @@ import asyncio
 import json
 import os
 import re
-import shutil
-import socket
 import subprocess
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import httpx
 import pytest
 from celery import Celery
 from kombu.exceptions import OperationalError
 
-from tests.integration.test_compose import COMPOSE, PRODUCERS, STAYING, made_env
+from tests.browser_pages import CHROMIUM, opened
+from tests.integration.compose_project import (
+    LIMIT_SECONDS,
+    Project,
+    docker,
+    engine_answers,
+    image_is_there,
+    outputs,
+    project_in,
+    until_health,
+)
+from tests.integration.test_compose import PRODUCERS, STAYING
 from tests.polling import until
 
 BUILD_LIMIT_SECONDS = 900
 UP_LIMIT_SECONDS = 300
-LIMIT_SECONDS = 120.0
 OWNER = """
 import asyncio, os, sys
 from broker.store.connection import MultiplexedConnection
@@ -37,76 +43,44 @@ async def main():
     print((await connection.call("HGET", "deck:{0}:c:%s:meta" % sys.argv[1], "owner")).decode())
 asyncio.run(main())
 """
+ARCHIVED = """
+import hashlib, json, sys, zipfile
+name = f"{hashlib.sha256(sys.argv[1].encode()).hexdigest()[:2]}/{sys.argv[1]}.zip"
+with zipfile.ZipFile(f"/var/lib/archive/{name}") as file:
+    manifest = json.loads(file.read("manifest.json"))
+    sums = {name: hashlib.sha256(file.read(name)).hexdigest() for name in file.namelist() if name != "manifest.json"}
+    wrong = [name for name, about in manifest["members"].items() if sums.pop(name) != about["sha256"]]
+    print(json.dumps({"state": manifest["state"], "wrong": wrong + list(sums), "events": manifest["last_event_id"]}))
+"""
+REFUSED = """
+import asyncio, os
+from broker.store.connection import MultiplexedConnection
+async def main():
+    try:
+        await MultiplexedConnection(os.environ["DECKHANDS_URL"]).call("CONFIG", "GET", "dir")
+    except Exception as error:
+        print(error)
+asyncio.run(main())
+"""
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(BUILD_LIMIT_SECONDS + UP_LIMIT_SECONDS)]
-
-
-@dataclass(frozen=True)
-class Project:
-    """A compose project of the trial."""
-
-    folder: Path
-    flower_port: int
-    queue_port: int
-    passwords: Mapping[str, str]
-
-    def compose(self, *arguments: str, limit: float = LIMIT_SECONDS, **options: Any) -> str:
-        """Run `docker compose` and return what it prints."""
-        command = ["docker", "compose", "-p", self.folder.name, "--env-file", str(self.folder / ".env")]
-        for file in (COMPOSE, PRODUCERS, self.folder / "scripts.yaml"):
-            command += ["-f", str(file)]
-        command += arguments
-        ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=limit, **options)
-        assert ended.returncode == 0, ended.stderr
-        return ended.stdout
-
-    def containers(self, service: str) -> list[str]:
-        """Return the ids of a service's running containers."""
-        return self.compose("ps", "-q", service).split()
-
-    def deckhands(self, *arguments: str) -> str:
-        """Run the command line in a container."""
-        return self.compose("run", "--rm", "-T", "cli", *arguments)
-
-    def submit(self, script: str, *options: str) -> str:
-        model = f"scripted//scripts/{script}.json"
-        return self.deckhands("submit", "-t", "do it", "--model", model, *options).split()[-1]
-
-    def listed(self, label: str) -> list[tuple[str, str]]:
-        """Return the conversations of the store that have a label: their ids and states."""
-        rows = map(json.loads, self.deckhands("ls", "--label", label, "--json").splitlines())
-        return [(row["id"], row["state"]) for row in rows]
-
-    def events(self, conversation_id: str) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.deckhands("export", conversation_id).splitlines()]
-
-
-def _engine_answers() -> bool:
-    if shutil.which("docker") is None:
-        return False
-    asked = (["docker", "info"], ["docker", "compose", "version"])
-    return all(subprocess.run(command, check=False, capture_output=True).returncode == 0 for command in asked)
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     """The whole cluster, up and healthy, with two controllers and two tool workers."""
-    if not _engine_answers():
+    if not engine_answers():
         pytest.skip("no docker engine with compose answers here")
     folder = tmp_path_factory.mktemp("deckhands-trial")
-    env = made_env(folder)
-    passwords = dict(re.findall(r"(\w+)_PASSWORD=(\w+)", env.read_text()))
-    project = Project(folder, _free_port(), _free_port(), passwords)
     image = os.environ.get("IMAGE", "deckhands:latest")
     rules = folder / "retention.toml"
     rules.write_text('[[rule]]\nlabels = {stays = "no"}\nage = "1s"\n')
-    with env.open("a") as file:
-        file.write(f"FLOWER_PORT={project.flower_port}\nIMAGE={image}\n")
-        file.write(f"QUEUE_PORT={project.queue_port}\nSTORE_PORT={_free_port()}\nRETENTION_FILE={rules}\n")
-    _write_scripts(folder)
-    if subprocess.run(["docker", "image", "inspect", image], check=False, capture_output=True).returncode != 0:
+    project = project_in(folder, PRODUCERS, IMAGE=image, RETENTION_FILE=rules)
+    if not image_is_there(image):
         project.compose("build", "controller", limit=BUILD_LIMIT_SECONDS)
     try:
+        project.compose("up", "-d", "--no-build", "--wait", "store", limit=UP_LIMIT_SECONDS)
+        project.deckhands("key", "add", "first", "--tenant", "nobody")  # the gateway starts with one
         project.compose(
             *("up", "-d", "--no-build", "--wait", "--scale", "controller=2", "--scale", "tools=2"),
             *STAYING,
@@ -114,67 +88,16 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
         )
         yield project
     finally:
-        (folder / "containers.log").write_text(project.compose("logs", "--no-color", "--timestamps"))
-        project.compose("down", "--volumes", "--timeout", "20", limit=UP_LIMIT_SECONDS)
-
-
-def _write_scripts(folder: Path) -> None:
-    """Scripts of models, where containers of another user can read them."""
-    scripts = folder / "scripts"
-    scripts.mkdir()
-    finish = {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]}
-    commands = {
-        "short": ["echo one > a.txt", "cat a.txt"],
-        "long": ["echo began >> a.txt", "sleep 600; echo never >> a.txt", "cat a.txt"],
-        "prying": [
-            "id -u",
-            "cat /proc/[0-9]*/environ 2>/dev/null | grep -c redis://",
-            "ls /var/lib/deckhands",
-            "(echo >/dev/tcp/store/6379) 2>/dev/null || echo no way to the store",
-            "unshare --map-root-user true 2>/dev/null || echo no namespaces",
-            "echo x 2>/dev/null >/proc/sys/kernel/core_pattern || echo no kernel settings",
-        ],
-        "secret": ["echo the token is $API_TOKEN", "echo -n $API_TOKEN | wc -c", "env | grep -c API_ || true"],
-    }
-    for name, lines in commands.items():
-        calls = [{"name": "execute_bash", "arguments": {"command": line, "timeout": 900}} for line in lines]
-        script = {"turns": [*({"tool_calls": [call]} for call in calls), finish]}
-        (scripts / f"{name}.json").write_text(json.dumps(script))
-    for path in (folder, *folder.parents[:2], scripts):
-        path.chmod(path.stat().st_mode | 0o055)
-    mount = {"type": "bind", "source": str(scripts), "target": "/scripts", "read_only": True}
-    (folder / "scripts.yaml").write_text(json.dumps({"services": {"controller": {"volumes": [mount]}}}))
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
-def _outputs(events: list[dict[str, Any]]) -> list[str]:
-    return [event["content"].strip() for event in events if event["kind"] == "observation.run"]
-
-
-def _docker(*arguments: str) -> str:
-    ended = subprocess.run(
-        ["docker", *arguments],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_SECONDS,
-        stdin=subprocess.DEVNULL,
-    )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout.strip()
+        project.down()
 
 
 def test_every_service_is_healthy_and_nobody_is_root(project: Project) -> None:
     counts = {name: len(project.containers(name)) for name in STAYING}
-    assert counts == {"store": 1, "queue": 1, "controller": 2, "tools": 2, "door": 1, "jobs": 1, "beat": 1, "flower": 1}
+    assert counts == {name: 2 if name in ("controller", "tools") else 1 for name in STAYING}
     for name in STAYING:
         for container in project.containers(name):
-            assert _docker("inspect", "-f", "{{.State.Health.Status}}", container) == "healthy"
-            assert _docker("exec", container, "id", "-u") == "10001"
+            assert docker("inspect", "-f", "{{.State.Health.Status}}", container) == "healthy"
+            assert docker("exec", container, "id", "-u") == "10001"
             written = subprocess.run(["docker", "exec", container, "touch", "/opt/x"], check=False, capture_output=True)
             assert b"Read-only file system" in written.stderr
 
@@ -193,7 +116,7 @@ def test_a_conversation_is_carried_out(project: Project) -> None:
 def test_a_conversation_reaches_nothing_but_its_workspace(project: Project) -> None:
     conversation_id = project.submit("prying")
     project.deckhands("logs", "-f", conversation_id)
-    assert _outputs(project.events(conversation_id)) == [
+    assert outputs(project.events(conversation_id)) == [
         "1000",
         "0",
         "ls: cannot access '/var/lib/deckhands': No such file or directory",
@@ -210,44 +133,44 @@ def test_a_secret_is_for_the_commands_that_name_it(project: Project) -> None:
     model = ("--model", "scripted//scripts/secret.json")
     conversation_id = project.compose(*run, "submit", "-t", "do it", *model, "--secret", "API_TOKEN").split()[-1]
     project.deckhands("logs", "-f", conversation_id)
-    assert _outputs(project.events(conversation_id)) == ["the token is <secret_hidden>", "21", "0"]
+    assert outputs(project.events(conversation_id)) == ["the token is <secret_hidden>", "21", "0"]
 
 
 async def test_killed_containers_lose_nothing(project: Project) -> None:
     conversation_id = project.submit("long")
 
     def at_work() -> list[str]:
-        return [one for one in project.containers("tools") if "sleep 600" in _docker("top", one, "-eo", "pid,cmd")]
+        return [one for one in project.containers("tools") if "sleep 600" in docker("top", one, "-eo", "pid,cmd")]
 
     await until(at_work, limit=LIMIT_SECONDS, what="tool worker that sleeps")
     (tools,) = at_work()
     store = project.containers("store")[0]
-    owner = _docker("exec", store, "python", "-c", OWNER, conversation_id).split("-")[1]
+    owner = docker("exec", store, "python", "-c", OWNER, conversation_id).split("-")[1]
     (controller,) = [one for one in project.containers("controller") if one.startswith(owner)]
-    _docker("kill", "-s", "KILL", tools, controller)
+    docker("kill", "-s", "KILL", tools, controller)
     try:
         project.deckhands("logs", "-f", conversation_id)
         events = project.events(conversation_id)
-        assert _outputs(events) == ["", "began"]
+        assert outputs(events) == ["", "began"]
         assert [event["kind"] for event in events].count("observation.outcome_unknown") == 1
         assert [event["id"] for event in events] == list(range(1, len(events) + 1))
     finally:
-        _docker("start", tools, controller)
+        docker("start", tools, controller)
         for container in (tools, controller):
-            await _until_health(container, "healthy")
+            await until_health(container, "healthy")
 
 
 async def test_a_worker_that_hangs_is_unhealthy(project: Project) -> None:
     container = project.containers("tools")[0]
     # The worker itself, not the init before it, nor the workspace hosts, nor this shell.
     worker = r"""for p in /proc/[0-9]*; do case $(tr '\0' ' ' <$p/cmdline) in /opt/*' -m tool_worker '*) echo ${p#/proc/}; esac; done"""
-    pid = _docker("exec", container, "sh", "-c", worker)
-    _docker("exec", container, "sh", "-c", f"kill -STOP {pid}")
+    pid = docker("exec", container, "sh", "-c", worker)
+    docker("exec", container, "sh", "-c", f"kill -STOP {pid}")
     try:
-        await _until_health(container, "unhealthy")
+        await until_health(container, "unhealthy")
     finally:
-        _docker("exec", container, "sh", "-c", f"kill -CONT {pid}")
-    await _until_health(container, "healthy")
+        docker("exec", container, "sh", "-c", f"kill -CONT {pid}")
+    await until_health(container, "healthy")
 
 
 async def test_flower_wants_the_password_and_lists_every_kind_of_worker(project: Project) -> None:
@@ -274,9 +197,9 @@ async def test_an_agent_is_a_celery_task_of_an_application_outside(project: Proj
     nobody = Celery("shop", broker=f"redis://:wrong@{address}", set_as_current=False)
     with pytest.raises(OperationalError, match="username-password pair"):
         nobody.send_task("deckhands.run", ["do it"], queue="deckhands", retry=False)
-    url = f"redis://producer:{project.passwords['PRODUCER']}@{address}"
-    app = Celery("shop", broker=url, backend=url, set_as_current=False)
-    sent = app.send_task("deckhands.run", ["do it"], {"model": "scripted//scripts/short.json"}, queue="deckhands")
+    sent = producer(project).send_task(
+        "deckhands.run", ["do it"], {"model": "scripted//scripts/short.json"}, queue="deckhands"
+    )
     summary = await asyncio.to_thread(sent.get, timeout=LIMIT_SECONDS)
     assert (summary["state"], summary["message"]) == ("finished", "done")
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{project.flower_port}", timeout=LIMIT_SECONDS) as flower:
@@ -294,7 +217,10 @@ async def test_a_conversation_leaves_for_the_archive_by_a_rule(project: Project)
     await until(
         lambda: not project.listed("stays=no"), limit=LIMIT_SECONDS, what="conversation that has left the store"
     )
-    assert _outputs(project.events(conversation_id)) == ["", "one"]  # read in the archive
+    assert outputs(project.events(conversation_id)) == ["", "one"]  # read in the archive
+    jobs = project.containers("jobs")[0]
+    found = json.loads(docker("exec", jobs, "python3", "-c", ARCHIVED, conversation_id))
+    assert found == {"state": "finished", "wrong": [], "events": len(project.events(conversation_id))}
 
 
 async def test_a_schedule_begins_conversations(project: Project) -> None:
@@ -306,20 +232,82 @@ async def test_a_schedule_begins_conversations(project: Project) -> None:
 
     await until(finished, limit=LIMIT_SECONDS, what="conversation of the schedule")
     project.deckhands("schedule", "rm", "each-minute")
-    assert _outputs(project.events(finished()[0])) == ["", "one"]
+    assert outputs(project.events(finished()[0])) == ["", "one"]
 
 
-async def _until_health(container: str, wanted: str) -> None:
-    """Wait for what the engine says of a container's health; the engine tells of each change."""
-    events = await asyncio.create_subprocess_exec(
-        *("docker", "events", "--filter", f"container={container}", "--filter", "event=health_status", "--since", "1m"),
-        stdout=asyncio.subprocess.PIPE,
+async def test_flower_shows_an_agent_as_a_task_in_a_browser(project: Project) -> None:
+    if not CHROMIUM:
+        pytest.skip("no Chromium here")
+    options = {"model": "scripted//scripts/secret.json", "secrets": {"API_TOKEN": "correct-horse-battery"}}
+    sent = producer(project).send_task("deckhands.run", ["do it " * 100], options, queue="deckhands")
+    assert (await asyncio.to_thread(sent.get, timeout=LIMIT_SECONDS))["state"] == "finished"
+    flower = f"http://127.0.0.1:{project.flower_port}"
+    async with opened(f"{flower}/tasks", login=("deckhands", project.passwords["FLOWER"])) as page:
+        await page.locator(f"#tasks-table a[href$='{sent.id}']").wait_for()
+        row = await page.locator("#tasks-table tr", has_text=sent.id).inner_text()
+        assert "deckhands.run" in row
+        await page.goto(f"{flower}/task/{sent.id}")
+        text = await page.locator("body").inner_text()
+        assert re.search(r"Status\s+SUCCESS", text)
+        assert re.search(r"Name\s+deckhands.run", text)
+        assert "do it do it" in text
+        assert "do it " * 50 not in text
+        assert "correct-horse-battery" not in await page.content()
+        assert "&lt;secret_hidden&gt;" in await page.content()
+        await page.screenshot(path=project.folder / "flower-task.png")
+        await page.goto(f"{flower}/workers")
+        await page.get_by_text("door-").first.wait_for()
+
+
+async def test_services_that_are_stopped_and_started_lose_nothing(project: Project) -> None:
+    project.compose("stop", "door", "jobs", "beat")
+    model = {"model": "scripted//scripts/short.json"}
+    sent = [producer(project).send_task("deckhands.run", ["do it"], model, queue="deckhands").id for _ in range(3)]
+    at_work = project.submit("long", "--label", "restarted=yes")
+    project.compose("restart", "store", "queue")
+    project.compose("up", "-d", "--no-recreate", "--no-deps", "--wait", "store", "queue", limit=UP_LIMIT_SECONDS)
+    app = producer(project)
+    assert [app.AsyncResult(one).state for one in sent] == ["PENDING"] * 3
+    project.compose("up", "-d", "--no-recreate", "--no-deps", "--wait", "door", "jobs", "beat", limit=UP_LIMIT_SECONDS)
+    for one in sent:
+        summary = await asyncio.to_thread(app.AsyncResult(one).get, timeout=LIMIT_SECONDS)
+        assert (summary["state"], summary["message"]) == ("finished", "done")
+    project.deckhands("cancel", at_work)
+    stopped = [(at_work, "stopped")]
+    await until(
+        lambda: project.listed("restarted=yes") == stopped, limit=LIMIT_SECONDS, what="the end of what was at work"
     )
-    assert events.stdout is not None
-    try:
-        async with asyncio.timeout(LIMIT_SECONDS):
-            while _docker("inspect", "-f", "{{.State.Health.Status}}", container) != wanted:
-                assert await events.stdout.readline()
-    finally:
-        events.terminate()
-        await events.wait()
+    events = project.events(at_work)
+    assert [event["id"] for event in events] == list(range(1, len(events) + 1))
+
+
+async def test_the_gateway_serves_who_has_a_key_and_logs_in_as_itself(project: Project) -> None:
+    (container,) = project.containers("gateway")
+    assert "User gateway has no permissions" in docker("exec", container, "python", "-c", REFUSED)
+    networks = json.loads(docker("inspect", "-f", "{{json .NetworkSettings.Networks}}", container))
+    assert {name.removeprefix(f"{project.folder.name}_") for name in networks} == {"inside", "web"}
+    mine, other = ({"Authorization": f"Bearer {api_key(project, tenant)}"} for tenant in ("acme", "rival"))
+    request = {"task": "do it", "model": "scripted//scripts/short.json", "labels": {"stays": "no"}}
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{project.gateway_port}", timeout=LIMIT_SECONDS) as client:
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.post("/runs/wait", json=request)).status_code == 401
+        answer = await client.post("/runs/wait", json=request, headers=mine)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["summary"]["state"] == "finished"
+        path = f"/conversations/{answer.json()['conversation_id']}"
+        assert (await client.get(path, headers=other)).status_code == 404
+        await until(lambda: not project.listed("stays=no"), limit=LIMIT_SECONDS, what="conversation in the archive")
+        archived = await client.get(f"{path}/events", headers=mine)
+        assert outputs(archived.json()["events"]) == ["", "one"]
+
+
+def producer(project: Project) -> Celery:
+    """Return an application outside, which has nothing of Deckhands but the address of the queue."""
+    url = f"redis://producer:{project.passwords['PRODUCER']}@127.0.0.1:{project.queue_port}/0"
+    return Celery("shop", broker=url, backend=url, set_as_current=False)
+
+
+def api_key(project: Project, tenant: str) -> str:
+    made = project.deckhands("key", "add", "trial", "--tenant", tenant, "--scope", "read", "--scope", "write", "--json")
+    token: str = json.loads(made)["token"]
+    return token

@@ -62,6 +62,16 @@ async def test_a_beat_takes_over_from_a_killed_one_and_sends_nothing_again(clust
     assert sent(broker) == ["deckhands.jobs.orphans", "deckhands.jobs.orphans"]
 
 
+async def test_a_beat_that_stood_still_too_long_waits_for_its_turn(cluster, broker):
+    beat = cluster.start_beat("b1")
+    lock = f"{BEAT_KEYS}:lock"
+    await until(lambda: broker.get(lock), limit=LIMIT_SECONDS, what="a beat with the lock")
+    broker.set(lock, "of-another-beat", px=2_000)
+    await until(lambda: broker.get(lock) not in (None, "of-another-beat"), limit=LIMIT_SECONDS, what="its next turn")
+    assert beat.poll() is None
+    assert "Traceback" not in (cluster.root / "b1.log").read_text()
+
+
 async def test_a_job_is_tried_again_until_its_archive_is_there_and_another_brings_back_what_it_archived(
     cluster, tmp_path
 ):

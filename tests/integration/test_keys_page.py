@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from broker.specs.specs import Tenancy
 from broker.store import keys
 from broker.store.connection import Connection
 from tests.faults.harness import FaultCluster, steps
@@ -49,7 +50,7 @@ async def test_a_run_leaves_no_other_keys(tmp_path: Path) -> None:
     async with FaultCluster(tmp_path).running() as cluster:
         cluster.start_controller()
         cluster.start_tool()
-        ids = await cluster.submit(steps(2))
+        ids = await cluster.submit(steps(2), tenancy=Tenancy(tenant="acme", experiment="swe"))
         await cluster.settle(ids)
         connection = cluster.client.store.connection
         _, names = await connection.call("SCAN", "0", "COUNT", "100000")

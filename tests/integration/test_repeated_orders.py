@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
 import pytest
 
+from broker.contract.actions import ChangeAgentStateAction
 from broker.contract.observations import AgentStateChangedObservation
 from broker.coordination.membership import Membership
 from broker.log.event_log import EventLog
@@ -70,6 +74,44 @@ async def test_an_answer_that_is_delivered_again_answers_no_later_question(desk:
     assert await desk.client.events("shop-4") == events
     await Orders(desk).carry_out(what, "t2", ["shop-4"], {})
     assert len(await desk.client.events("shop-4")) == len(events) + 1
+
+
+class Stalled:
+    """A connection of a door that stalls before a command, while somebody else does something."""
+
+    def __init__(self, store: Store, before: str, meanwhile: Callable[[], Awaitable[object]]) -> None:
+        self._inner = store.connection
+        self._before = before
+        self._meanwhile: Callable[[], Awaitable[object]] | None = meanwhile
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    async def call(self, *command: object) -> object:
+        if self._meanwhile is not None and self._before in command[:2]:
+            meanwhile, self._meanwhile = self._meanwhile, None
+            await meanwhile()
+        return await self._inner.call(*command)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("what", ["confirm", "reject"])
+@pytest.mark.parametrize("before", ["HSETNX", "HGET"])
+async def test_two_doors_that_have_one_answer_in_hand_give_it_once(desk: Desk, what: str, before: str) -> None:
+    """The first door stalls; the task is delivered to a second one, whose answer the agent has read by then."""
+    await begin_ended(desk.client, "shop-6")
+    await ask(desk, "shop-6", 5)
+
+    async def second_door() -> None:
+        await Orders(desk).carry_out(what, "t1", ["shop-6"], {})
+        running = AgentStateChangedObservation(agent_state=AgentState.RUNNING)
+        await EventLog(desk.store).append("shop-6", [running], fields={"state": "running"})
+
+    connection = Stalled(desk.store, before, second_door)
+    stalled = Desk(replace(desk.store, connection=connection), NoResults())  # type: ignore[arg-type]
+    found = await Orders(stalled).carry_out(what, "t1", ["shop-6"], {})
+    assert found == {"conversation_id": "shop-6", "state": "running"}
+    answers = [event for event in await desk.client.events("shop-6") if isinstance(event, ChangeAgentStateAction)]
+    assert [event.action_id for event in answers] == [5]
 
 
 async def test_an_answer_that_found_no_question_answers_none_later(desk: Desk) -> None:
