@@ -7,7 +7,9 @@ Keys: `deck:{k}:c:<id>:parcel:<name>`, a hash of pieces; the name is the content
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+from pathlib import Path
 
 from broker.runtime.errors import CorruptEntry, UsageError
 from broker.specs.workspace_sources import GitSource, UploadedSource
@@ -62,6 +64,44 @@ class StoredFiles:
             await self._store.persist(lambda piece=piece: call_many([piece, *expiry]))  # type: ignore[misc]
         # Last, so that nobody takes a part for the whole.
         await self._store.persist(lambda: call_many([("HSET", key, "size", len(content)), *expiry]))
+
+    async def lay_by(self, conversation_id: str, name: str, source: Path, *, ttl_seconds: float) -> None:
+        """Keep a file for a conversation that may begin with it, piece by piece, until it expires.  Idempotent.
+
+        One that has been claimed meanwhile stays.
+
+        Args:
+            name: the name of its content.
+
+        Raises:
+            UsageError: it is too large.
+            OSError: it cannot be read.
+        """
+        size_bytes = (await asyncio.to_thread(source.stat)).st_size
+        check_size(size_bytes, "The file")
+        key, call = self._store.keys(conversation_id).stored_file(name), self._store.connection.call
+        with source.open("rb") as file:
+            for n in range(-(-size_bytes // PIECE_BYTES)):
+                piece = await asyncio.to_thread(file.read, PIECE_BYTES)
+                is_new = await self._store.persist(lambda n=n, piece=piece: call("HSETNX", key, n, piece))  # type: ignore[misc]
+                if n == 0:  # what is there already may be claimed, and then has no end
+                    expiry = ("PEXPIRE", key, int(ttl_seconds * 1000), *(() if is_new else ("XX",)))
+                    await self._store.persist(lambda expiry=expiry: call(*expiry))  # type: ignore[misc]
+        await self._store.persist(lambda: call("HSET", key, "size", size_bytes))
+
+    async def refresh(self, conversation_id: str, name: str, *, ttl_seconds: float) -> bool:
+        """Keep a file that was laid by for longer; one that has been claimed stays.  False: it is not there."""
+        key, call_many = self._store.keys(conversation_id).stored_file(name), self._store.connection.call_many
+        commands = [("PEXPIRE", key, int(ttl_seconds * 1000), "XX"), ("HEXISTS", key, "size")]
+        _, is_whole = await self._store.persist(lambda: call_many(commands))
+        return bool(is_whole)
+
+    async def claim(self, conversation_id: str, name: str) -> bool:
+        """Let a file that was laid by stay for as long as the log; False: it is not there.  Idempotent."""
+        key, call_many = self._store.keys(conversation_id).stored_file(name), self._store.connection.call_many
+        commands = [("PERSIST", key), ("HEXISTS", key, "size")]
+        _, is_whole = await self._store.persist(lambda: call_many(commands))
+        return bool(is_whole)
 
     async def fetch(self, conversation_id: str, name: str) -> bytes:
         """Return what is under a name.

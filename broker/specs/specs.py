@@ -340,3 +340,10 @@ class Limits(Part):
     max_tokens: int | None = Field(default=None, ge=1)
     max_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     max_delegate_level: int = Field(default=3, ge=0)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_no_flag(cls, value: object) -> object:
+        if isinstance(value, bool):  # Python counts with them
+            raise ValueError(f"{str(value).lower()} is no number")  # noqa: TRY004  (Pydantic reports it)
+        return value

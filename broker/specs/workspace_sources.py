@@ -7,7 +7,7 @@ Does not: fetch anything; a tool worker does.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -41,6 +41,11 @@ _URL = r"^(https?://([^\s/:@]+@)?([^\s/:@]+|\[[0-9A-Fa-f:]+\])(:[0-9]{1,5})?|fil
 _REF = r"^([A-Za-z0-9._/@+][A-Za-z0-9._/@+-]{0,199})?$"
 
 
+def _needs_kind(schema: dict[str, Any]) -> None:
+    """Say in the schema that a source is told from another by its kind."""
+    schema["required"] = ["kind", *schema["required"]]
+
+
 class GitSource(BaseModel):
     """A repository that is cloned.
 
@@ -51,7 +56,7 @@ class GitSource(BaseModel):
         secret: the name of the conversation's secret that is the password or token; empty: none is needed.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", json_schema_extra=_needs_kind)
 
     kind: Literal["git"] = "git"
     url: Annotated[str, Field(max_length=2_000, json_schema_extra={"pattern": _URL})]
@@ -86,7 +91,7 @@ class UploadedSource(BaseModel):
         ref: of a bundle, see `GitSource`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", json_schema_extra=_needs_kind)
 
     kind: Literal["upload"] = "upload"
     name: Annotated[str, Field(max_length=200)]

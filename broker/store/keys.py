@@ -45,6 +45,7 @@
     deck:{0}:keys:rate:<id>:<n>    string   two minutes    requests of a key in one minute
     deck:{0}:keys:ticket:<sha256>  string   half a minute  key that may open one stream
     deck:{0}:keys:once:<sha256>    string   a day          request under an idempotency key, and its answer (JSON)
+    deck:{0}:keys:uploads:<sha256> zset     an hour        files of a tenant that wait for conversations
     deck:{0}:operations            stream   about 100,000  what was done through the server, by whom and why
     deck:{0}:revoked               zset     a week         Celery task that was revoked → when (ms)
     deck:{0}:job:<name>            string   while at work  which worker does a job that is done alone

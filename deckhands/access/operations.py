@@ -49,6 +49,8 @@ class Operations:
         Args:
             before: the id of an entry: only older ones.
         """
+        if before and not before.replace("-", "").strip("0"):
+            return []  # nothing is older, and the store refuses the question
         end = f"({before}" if before else "+"
         command = ("XREVRANGE", self._key, end, "-", "COUNT", limit)
         found = await self._store.persist(lambda: self._store.connection.call(*command))

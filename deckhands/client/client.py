@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Self
 
@@ -184,17 +185,24 @@ class Client(Steering):
         return conversation_id
 
     async def submit_request(
-        self, request: TaskRequest, *, conversation_id: str | None = None, role: str = "client"
+        self,
+        request: TaskRequest,
+        *,
+        images: Sequence[Image] = (),
+        conversation_id: str | None = None,
+        role: str = "client",
     ) -> str:
         """Start a conversation as a producer asked for it, and return its id; see `submit` for what is raised.
 
         Args:
+            images: see `submit`.
             conversation_id: its id. None makes a new one, or takes the one that belongs to the request's key.
             role: what this process is, for its span.
         """
         key = request.idempotency_key
         conversation_id = inputs.id_in(conversation_id, key)
-        await begin(self._masked, self.secrets, beginning_of(request), conversation_id, key=key, role=role)
+        beginning = replace(beginning_of(request), image_urls=await asyncio.to_thread(image_urls_of, images))
+        await begin(self._masked, self.secrets, beginning, conversation_id, key=key, role=role)
         return conversation_id
 
     async def fork(

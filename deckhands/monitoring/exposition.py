@@ -202,7 +202,9 @@ def add_figures(found: Samples, present: list[Worker]) -> None:
                     if label not in known and len(known) >= MAX_LABEL_VALUES:
                         label = OTHER  # noqa: PLW2901
                     known.add(label)
-                    key = (worker.role, worker.name, label)
+                    more = len(family.labels) - 2
+                    parts = label.split(" ", more - 1)
+                    key = (worker.role, worker.name, *parts, *[""] * (more - len(parts)))
                 values[key] = values.get(key, 0.0) + max(value, 0.0)
 
 

@@ -22,7 +22,7 @@ class Family:
     Attributes:
         name: without `_total`, which a counter's samples end with.
         figure: where its values come from, if workers report them: the name among their `Figures`.
-        label: by which a worker's figure is divided.
+        labels: a figure of a worker is divided by those behind `role` and `worker`, with a space between their values.
     """
 
     name: str
@@ -101,9 +101,8 @@ OF_CLUSTER = (
 )
 
 
-def _worker(name: str, kind: Literal["gauge", "counter"], figure: str, text: str, label: str = "") -> Family:
-    labels = ("role", "worker", label) if label else ("role", "worker")
-    return Family(f"deckhands_{name}", kind, text, labels, figure)
+def _worker(name: str, kind: Literal["gauge", "counter"], figure: str, text: str, *labels: str) -> Family:
+    return Family(f"deckhands_{name}", kind, text, ("role", "worker", *labels), figure)
 
 
 OF_WORKERS = (
@@ -126,7 +125,14 @@ OF_WORKERS = (
     _worker("jobs", "counter", "jobs", "Jobs that have succeeded", "job"),
     _worker("failed_jobs", "counter", "failed_jobs", "Jobs that have failed or were stopped", "job"),
     _worker("streams", "gauge", "streams", "Streams of events that a server has open"),
-    _worker("http_refusals", "counter", "http_refusals", "Requests answered with an error by a server", "status"),
+    _worker(
+        "http_refusals",
+        "counter",
+        "http_refusals",
+        "Requests answered with an error by a server; with a reason, those that were no request yet",
+        "status",
+        "reason",
+    ),
     _worker("loop_lag_seconds", "gauge", "loop_lag_seconds", "By how much the loop was late at most in 15 seconds"),
     _worker("loop_late_seconds", "counter", "loop_late_seconds", "Seconds by which the loop was late, in all"),
     _worker("host_cpu", "gauge", "host_cpu", "The share of the worker's machine's CPU that is busy"),

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from broker.contract.events import AgentSpec, Event, Limits, WorkspaceSpec
 from broker.contract.interventions import DEFAULT_TIMEOUT_SECONDS
+from broker.coordination.stored_files import content_name
 from broker.log.export import event_from_export
 from broker.log.live_text import Piece
 from broker.runtime.errors import EventsLost, StoreUnavailable, UnknownConversation, UsageError
@@ -26,7 +27,7 @@ from deckhands.client.changing import Change
 from deckhands.client.errors import NotStopped
 from deckhands.reading.summary import Summary, Tally
 from deckhands.reasons.link import Why
-from deckhands.remote.remote_files import RemoteFiles
+from deckhands.remote.remote_files import LONG_SECONDS, RemoteFiles
 from deckhands.remote.server_calls import PAUSE_SECONDS, ServerCalls, problem_as_error
 from deckhands.tasks import inputs
 from deckhands.tasks.images import Image, image_urls_of
@@ -85,10 +86,15 @@ class RemoteClient:
     ) -> str:
         """Begin a conversation and return its id; see `Client.submit`."""
         check_task(inputs.text_in(task, "task"))
+        urls = await asyncio.to_thread(image_urls_of, images)
         if upload is not None:
-            raise UsageError("A server takes no archive.", remedy="Name a git repository, or upload files afterwards.")
-        if images:
-            raise UsageError("A server takes no pictures with the first message.", remedy="Send them with a later one.")
+            await self._calls.ask(
+                "PUT",
+                f"/uploads/{content_name(upload)}",
+                content=upload,
+                key=idempotency_key,
+                read_seconds=LONG_SECONDS,
+            )
         spec = inputs.with_output(agent, output)
         body = {
             "task": task,
@@ -99,6 +105,7 @@ class RemoteClient:
             "headless": headless,
             "title": title,
             "labels": dict(labels or {}),
+            **({"images": list(urls)} if urls else {}),
             **({"limits": limits.model_dump(mode="json")} if limits is not None else {}),
             **(tenancy.model_dump(mode="json", exclude_none=True) if tenancy is not None else {}),
         }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
@@ -40,6 +41,12 @@ class ServerUnavailable(StoreUnavailable):
     """The server does not answer."""
 
     code = "server_unavailable"
+
+
+class ServerUntrusted(DeckhandsError):
+    """The certificate at the server's address is of no authority that is trusted here, or of another name."""
+
+    code = "server_untrusted"
 
 
 class ServerRefused(DeckhandsError):
@@ -91,18 +98,23 @@ class ServerCalls:
 
         Raises:
             ServerUnavailable: it does not answer for 30 s.
+            ServerUntrusted: its certificate is not trusted.
             DeckhandsError: what it answers, see `error_of`.
         """
-        headers = {} if method in ("GET", "PUT") else {"Idempotency-Key": key or new_key()}
+        is_named = key is not None or method not in ("GET", "PUT")
+        headers = {"Idempotency-Key": key or new_key()} if is_named else {}
         timeout = httpx2.Timeout(READ_SECONDS, read=read_seconds)
         end = asyncio.get_running_loop().time() + PATIENCE_SECONDS
+        failed: DeckhandsError
         while True:
             try:
                 answer = await self._http.request(
                     method, path, json=body, content=content, params=query, headers=headers, timeout=timeout
                 )
             except httpx2.TransportError as error:
-                failed: DeckhandsError = self._unavailable(error)
+                failed = self._unavailable(error)
+                if not failed.retryable:
+                    raise failed from error
             else:
                 if answer.is_success:
                     return answer
@@ -118,6 +130,7 @@ class ServerCalls:
 
         Raises:
             ServerUnavailable: the connection was lost.
+            ServerUntrusted: its certificate is not trusted.
             DeckhandsError: what it answers, see `error_of`.
         """
         try:
@@ -135,7 +148,15 @@ class ServerCalls:
         except (httpx2.TransportError, httpx2.StreamError) as error:
             raise self._unavailable(error) from error
 
-    def _unavailable(self, error: Exception) -> ServerUnavailable:
+    def _unavailable(self, error: Exception) -> ServerUnavailable | ServerUntrusted:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, ssl.SSLCertVerificationError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is not None:
+            return ServerUntrusted(
+                f"The certificate of the server at {self._url} is not trusted: {cause.verify_message}.",
+                remedy="Set SSL_CERT_FILE to a file with the certificate of its authority.",
+            )
         return ServerUnavailable(
             f"The server at {self._url} does not answer: {error or type(error).__name__}.", remedy="Does it run there?"
         )

@@ -36,6 +36,7 @@ ROUTERS = (
     live.routes,
     runs.routes,
     files.routes,
+    files.uploads,
     schedules.routes,
     evaluation_routes.routes,
     webhooks.routes,

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Query, Request
 from starlette.responses import Response
 
+from broker.contract.events import ModelReply
 from broker.conversations.conversations import ConversationRow
 from broker.conversations.selection import SCHEDULED, WAITING, Place, Selected, Selection
 from broker.coordination.transfers import NoWorkspace
@@ -42,6 +43,7 @@ from deckhands.server.models import (
     ConversationPage,
     Done,
     Fork,
+    NewConversation,
     NewMessage,
     Rejection,
     Result,
@@ -51,6 +53,7 @@ from deckhands.server.models import (
     place_of,
 )
 from deckhands.server.problems import Problem, status_of_error
+from deckhands.server.streams import said_whole
 from deckhands.tasks.inputs import id_in, labels_in
 from deckhands.tasks.requests import TaskRequest
 
@@ -93,9 +96,11 @@ async def begin(
     if own is None and request.tools:  # a repeated request is answered whatever is offered by now
         await ToolOffers(gateway.store).choose(request.tools, limit_seconds=OFFERS_SECONDS)
     conversation_id = id_in(None, own)
+    await gateway.uploads.claim(principal.tenant, conversation_id, task.place().source)
     if is_watched:
         await LiveText(gateway.store, conversation_id).announce()
-    return await gateway.client.submit_request(request, conversation_id=conversation_id, role="server")
+    images = task.images if isinstance(task, NewConversation) else ()
+    return await gateway.client.submit_request(request, images=images, conversation_id=conversation_id, role="server")
 
 
 async def begin_once(
@@ -129,14 +134,14 @@ async def begin_once(
 
 @routes.post("", status_code=201, response_model=Begun, summary="Begin a conversation")
 async def create(
-    gateway: GatewayOf, principal: Writer, request: Request, task: TaskRequest, key: IdempotencyKey = None
+    gateway: GatewayOf, principal: Writer, request: Request, task: NewConversation, key: IdempotencyKey = None
 ) -> Response:
     """Begin a conversation with a task. It takes the fields of docs/producing-work.md, but for `idempotency_key`."""
     own = own_key(principal, key)
-    task = _continued(request, task)
+    traced = _continued(request, task)
 
     async def act() -> dict[str, str]:
-        return {"conversation_id": await begin(gateway, principal, task, own)}
+        return {"conversation_id": await begin(gateway, principal, traced, own)}
 
     answer = await once(gateway, request, own, act, status=201)
     answer.headers["Location"] = f"/conversations/{json.loads(bytes(answer.body))['conversation_id']}"
@@ -205,9 +210,18 @@ Written = Annotated[str, Depends(written)]
 Operated = Annotated[str, Depends(operated)]
 
 
-async def result_of(client: Client, conversation_id: str) -> Result:
-    """Return a conversation and its summary, from the store or the archive."""
+async def result_of(client: Client, conversation_id: str, *, is_said_whole: bool = False) -> Result:
+    """Return a conversation and its summary, from the store or the archive.
+
+    Args:
+        is_said_whole: what the agent has said last is whole, however long it is.
+    """
     events = await client.events(conversation_id, is_lenient=True)
+    if is_said_whole:
+        events = [
+            event if isinstance(event, ModelReply) else await said_whole(client, conversation_id, event)
+            for event in events
+        ]
     is_settled, summary = status_of(events).is_settled, summarize(events).as_json()
     return Result(conversation_id=conversation_id, is_settled=is_settled, summary=summary)
 

@@ -21,6 +21,8 @@ from deckhands.access.repeated import Answer, checked_key
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.problems import Problem, status_of_error
 
+MAX_EVENT_ID = 2**53 - 1
+"""Beyond any log, and exact wherever JSON is read."""
 MAX_REASON = 500
 OFFERS_SECONDS = 2.0
 """How long a request waits for a tool that no worker offers yet."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Path, Query
 
 from broker.contract.codec import decode_any
 from broker.contract.events import Event
 from broker.runtime.errors import CorruptEntry, UnknownConversation
 from deckhands.client.client import Client
 from deckhands.server.conversations import Seen
-from deckhands.server.dependencies import GatewayOf, Reader
+from deckhands.server.dependencies import MAX_EVENT_ID, GatewayOf, Reader
 from deckhands.server.models import EVENT, EventPage, chars_in, event_json
 from deckhands.server.problems import Problem
 
@@ -44,7 +44,7 @@ async def page(
     gateway: GatewayOf,
     _principal: Reader,
     conversation_id: Seen,
-    after: Annotated[int, Query(ge=0, description="only those with a higher id")] = 0,
+    after: Annotated[int, Query(ge=0, le=MAX_EVENT_ID, description="only those with a higher id")] = 0,
     *,
     limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
     whole: Annotated[bool, Query(description="long texts are whole; a page then has up to 50 events")] = False,
@@ -77,7 +77,9 @@ SINGLE: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json":
 
 
 @routes.get("/{event_id}", summary="Show an event", responses=SINGLE)
-async def single(gateway: GatewayOf, _principal: Reader, conversation_id: Seen, event_id: int) -> dict[str, Any]:
+async def single(
+    gateway: GatewayOf, _principal: Reader, conversation_id: Seen, event_id: Annotated[int, Path(le=MAX_EVENT_ID)]
+) -> dict[str, Any]:
     """Show one event with its whole texts."""
     client = gateway.client
     events = await _read(client, conversation_id, event_id - 1, 1) if event_id > 0 else []

@@ -1,12 +1,14 @@
-"""Files of a workspace: upload, download, and the patch of all changes.
+"""Files of a workspace: upload, download, and the patch of all changes; and uploads that a workspace begins with.
 
 Holds: no file is in memory as a whole; its content passes through a directory that exists for one request. The tool
-worker, which has the files, checks names again.
+worker, which has the files, checks names again. An upload for a conversation that begins later belongs to one
+idempotency key of one tenant.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import shutil
 import tarfile
 import tempfile
@@ -16,17 +18,22 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi import Path as InPath
 from fastapi.responses import FileResponse
 from starlette.background import BackgroundTask
 from starlette.responses import Response
 
+from broker.log.admission import check
+from deckhands.access.uploads import KEPT_SECONDS
 from deckhands.server.conversations import Seen, Written
-from deckhands.server.dependencies import GatewayOf, Reader, Writer
-from deckhands.server.models import File, Uploaded
+from deckhands.server.dependencies import GatewayOf, Reader, Writer, own_key
+from deckhands.server.models import File, LaidBy, Uploaded
 from deckhands.server.problems import Problem
+from deckhands.tasks.inputs import id_in
 
 routes = APIRouter(prefix="/conversations/{conversation_id}", tags=["files"])
+uploads = APIRouter(prefix="/uploads", tags=["files"])
 MAX_PATH_BYTES = 4_096
 MAX_NAME_BYTES = 255
 BYTES: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
@@ -91,9 +98,7 @@ async def upload(
         raise Problem(400, "bad_path", "The workspace itself is no file.", remedy="Name a file in it.")
     async with _folder() as folder:
         source = folder / path.rstrip("/").rpartition("/")[2]
-        with source.open("wb") as file:
-            async for part in request.stream():
-                await asyncio.to_thread(file.write, part)
+        await _received(request, source)
         await gateway.record(principal, "upload", f"{conversation_id}/{path}", "")
         files, size = await gateway.client.files.upload(conversation_id, source, path)
         await asyncio.to_thread(shutil.rmtree, folder)
@@ -128,6 +133,52 @@ async def patch(gateway: GatewayOf, _principal: Reader, conversation_id: Seen) -
     return Response(
         changes.patch, headers={"Deckhands-Left-Out": str(changes.left_out_count)}, media_type="text/x-diff"
     )
+
+
+@uploads.put(
+    "/{sha256}",
+    status_code=201,
+    summary="Upload what a workspace begins with",
+    openapi_extra={"requestBody": {"required": True, "content": {"application/octet-stream": BYTES}}},
+)
+async def lay_by(
+    gateway: GatewayOf,
+    principal: Writer,
+    request: Request,
+    sha256: Annotated[str, InPath(pattern="^[0-9a-f]{64}$", description="of the body")],
+    key: Annotated[str, Header(alias="Idempotency-Key", description="that of the conversation to begin")],
+) -> LaidBy:
+    """Upload an archive or a Git bundle, of up to 64 MiB, for a conversation that begins under the same key.
+
+    Its `workspace.source` is then `{"kind": "upload", "name": …, "format": …, "parcel": SHA256}`. What no conversation
+    begins with within an hour is dropped.
+    """
+    own = own_key(principal, key)
+    assert own is not None
+    conversation_id, tenant = id_in(None, own), "" if principal.sees_all else principal.tenant
+    await check(gateway.store, conversation_id, tenant)
+    async with _folder() as folder:
+        source = folder / "upload"
+        size, digest = await _received(request, source)
+        if digest != sha256:
+            raise Problem(422, "wrong_content", f"The body has the SHA-256 {digest}.", remedy="Send it again.")
+        if not size:
+            raise Problem(422, "wrong_content", "The body is empty.", remedy="Send an archive or a bundle.")
+        await gateway.record(principal, "upload", f"uploads/{sha256}", "")
+        await gateway.uploads.lay_by(principal.tenant, conversation_id, sha256, source)
+        await asyncio.to_thread(shutil.rmtree, folder)
+    return LaidBy(parcel=sha256, size_bytes=size, kept_seconds=KEPT_SECONDS)
+
+
+async def _received(request: Request, target: Path) -> tuple[int, str]:
+    """Write the body of a request into a file, and return its size and its SHA-256."""
+    size, digest = 0, hashlib.sha256()
+    with target.open("wb") as file:
+        async for part in request.stream():
+            await asyncio.to_thread(file.write, part)
+            digest.update(part)
+            size += len(part)
+    return size, digest.hexdigest()
 
 
 def _pack(source: Path, target: Path) -> None:

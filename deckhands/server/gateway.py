@@ -21,11 +21,15 @@ from deckhands.access.api_keys import DEFAULT_BODY_BYTES, EVERY_TENANT, ApiKey, 
 from deckhands.access.operations import Operations
 from deckhands.access.repeated import Repeated
 from deckhands.access.tickets import Tickets
+from deckhands.access.uploads import Uploads
 from deckhands.client.client import Client
 from deckhands.monitoring.exposition import Exposition
 
 DEFAULT_PORT = 8_900
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+
+Refusal = tuple[str, str]
+"""A status, and why a request was refused before the application saw it; empty: it did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +124,7 @@ class Gateway:
         follower: for streams, which wait until the store is back.
         exposition: the metrics of the cluster, and of this server.
         streams: the open streams.
-        refusals: how many requests were answered with an error, by status.
+        refusals: how many requests were answered with an error, by status and reason.
         is_stopping: set when the server is about to end.
     """
 
@@ -133,9 +137,10 @@ class Gateway:
     tickets: Tickets = field(init=False)
     repeated: Repeated = field(init=False)
     operations: Operations = field(init=False)
+    uploads: Uploads = field(init=False)
     exposition: Exposition = field(init=False)
     streams: set[object] = field(init=False, default_factory=set)
-    refusals: Counter[str] = field(init=False, default_factory=Counter)
+    refusals: Counter[Refusal] = field(init=False, default_factory=Counter)
     is_stopping: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -146,6 +151,7 @@ class Gateway:
             "tickets": Tickets(self.store),
             "repeated": Repeated(self.store),
             "operations": Operations(self.store),
+            "uploads": Uploads(self.store),
             "exposition": Exposition(self.store, own=self._figures, sees_inbox=False),
         }
         for name, part in made.items():
@@ -210,7 +216,7 @@ class Gateway:
         await self.operations.record(principal.author, principal.tenant, action, target, reason)
 
     def _figures(self) -> dict[str, dict[str, float]]:
-        refusals = {status: float(count) for status, count in self.refusals.items()}
+        refusals = {f"{status} {reason}": float(count) for (status, reason), count in self.refusals.items()}
         return {"streams": {"": float(len(self.streams))}, "http_refusals": refusals}
 
     async def aclose(self) -> None:

@@ -17,6 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from broker.coordination.stored_files import MAX_STORED_FILE_BYTES
 from broker.coordination.transfers import MAX_COPY_BYTES
 from broker.runtime.errors import DeckhandsError
 from deckhands.access.api_keys import Refused
@@ -27,6 +28,7 @@ from deckhands.web.pages import Pages
 PUBLIC = frozenset({"/health", "/ready", "/openapi.json", "/entries", "/.well-known/agent-card.json"})
 STREAM = re.compile(r"/conversations/[^/]+/(stream|ws)")
 FILE = re.compile(r"/conversations/[^/]+/files/.*", re.DOTALL)
+UPLOAD = re.compile(r"/uploads/[^/]+")
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"})
 """The bodies of all other requests are ignored."""
 MAX_DEPTH = 64
@@ -85,7 +87,7 @@ class Guard:
             if message["type"] in ("http.response.start", "websocket.http.response.start"):
                 status = int(message["status"])
                 if status >= 400:
-                    self._gateway.refusals[str(status)] += 1
+                    self._gateway.refusals[str(status), ""] += 1
             await send(message)
 
         return forward
@@ -120,8 +122,10 @@ class Guard:
 
     async def _checked(self, scope: Scope, headers: Headers, receive: Receive, principal: Principal) -> Receive:
         """Return where the body of a request comes from; one that is not a file is read and checked here."""
-        is_file = FILE.fullmatch(scope["path"]) is not None
-        limit = MAX_COPY_BYTES if is_file and scope["method"] == "PUT" else principal.body_bytes
+        is_upload = UPLOAD.fullmatch(scope["path"]) is not None
+        is_file = is_upload or FILE.fullmatch(scope["path"]) is not None
+        longest = MAX_STORED_FILE_BYTES if is_upload else MAX_COPY_BYTES
+        limit = longest if is_file and scope["method"] == "PUT" else principal.body_bytes
         declared = headers.get("content-length", "0")
         if declared.isascii() and declared.isdigit() and int(declared) > limit:
             raise _too_long(limit)

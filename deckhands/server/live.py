@@ -21,7 +21,7 @@ from starlette.websockets import WebSocketDisconnect
 from broker.runtime.errors import DeckhandsError, EventsLost, UnknownConversation
 from deckhands.access.tickets import TICKET_SECONDS
 from deckhands.server.conversations import Seen
-from deckhands.server.dependencies import GatewayOf, Reader
+from deckhands.server.dependencies import MAX_EVENT_ID, GatewayOf, Reader
 from deckhands.server.gateway import Gateway
 from deckhands.server.guard import SUBPROTOCOL
 from deckhands.server.models import Ticket
@@ -139,7 +139,7 @@ class Wanted:
 
     def __init__(
         self,
-        after: Annotated[int, Query(ge=0, description="the last event that the reader has")] = 0,
+        after: Annotated[int, Query(ge=0, le=MAX_EVENT_ID, description="the last event that the reader has")] = 0,
         deltas: Annotated[bool, Query(description="also pieces of the reply under way")] = False,
         until: Annotated[str, Query(pattern="^(settled)?$", description="`settled`: end then, with a summary")] = "",
         whole: Annotated[bool, Query(description="long texts are whole, not only their head and tail")] = False,
@@ -161,7 +161,7 @@ async def follow(
     principal: Reader,
     conversation_id: Seen,
     wanted: Annotated[Wanted, Depends()],
-    last_event_id: Annotated[int | None, Header(alias="Last-Event-ID", ge=0)] = None,
+    last_event_id: Annotated[int | None, Header(alias="Last-Event-ID", ge=0, le=MAX_EVENT_ID)] = None,
 ) -> Response:
     """Follow the log as it grows. Messages without a name are events, and their ids are those of the events.
 

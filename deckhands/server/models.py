@@ -22,9 +22,9 @@ from broker.runtime.ids import is_conversation_id
 from broker.specs.labels import Labels
 from broker.specs.policies import PLUGIN_NAME, ConfirmationPolicy
 from broker.specs.timing import MessagePolicy
-from deckhands.server.dependencies import MAX_REASON
+from deckhands.server.dependencies import MAX_EVENT_ID, MAX_REASON
 from deckhands.tasks.images import MAX_IMAGES
-from deckhands.tasks.requests import MAX_SECRETS, MAX_TOOLS
+from deckhands.tasks.requests import MAX_SECRETS, MAX_TOOLS, TaskRequest
 from deckhands.tasks.tasks import MAX_TASK_CHARS
 
 ID = "01K9QGZ1T2V3W4X5Y6Z7A8B9C0"
@@ -41,6 +41,16 @@ class Begun(BaseModel):
     """A conversation that has begun."""
 
     conversation_id: str = Field(examples=[ID])
+
+
+class NewConversation(TaskRequest):
+    """A task, with pictures.
+
+    Attributes:
+        images: pictures that belong to the task: addresses, or data URLs.
+    """
+
+    images: Annotated[tuple[ImageUrl, ...], Field(max_length=MAX_IMAGES)] = ()
 
 
 class Conversation(BaseModel):
@@ -163,7 +173,7 @@ class Confirmation(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    action_id: int | None = Field(default=None, ge=1, examples=[7])
+    action_id: int | None = Field(default=None, ge=1, le=MAX_EVENT_ID, examples=[7])
     edited: dict[str, Any] = Field(default_factory=dict, examples=[{"command": "ls -a"}])
     reason: str = Field(default="", max_length=MAX_REASON)
 
@@ -177,7 +187,7 @@ class Rejection(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    action_id: int | None = Field(default=None, ge=1, examples=[7])
+    action_id: int | None = Field(default=None, ge=1, le=MAX_EVENT_ID, examples=[7])
     reason: str = Field(default="", max_length=MAX_REASON, examples=["not on a Friday"])
 
 
@@ -275,7 +285,7 @@ class Fork(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    at: int | None = Field(default=None, ge=1, examples=[12])
+    at: int | None = Field(default=None, ge=1, le=MAX_EVENT_ID, examples=[12])
     model: str | None = Field(default=None, min_length=1, max_length=MAX_MODEL)
     title: str = Field(default="", max_length=200)
 
@@ -299,6 +309,19 @@ class Uploaded(BaseModel):
 
     files: int = Field(examples=[1])
     size_bytes: int = Field(examples=[1204])
+
+
+class LaidBy(BaseModel):
+    """What was uploaded for a conversation that has not begun yet.
+
+    Attributes:
+        parcel: how `workspace.source` names it.
+        kept_seconds: how long it waits for its conversation.
+    """
+
+    parcel: str = Field(examples=["9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"])
+    size_bytes: int = Field(examples=[1204])
+    kept_seconds: int = Field(examples=[3_600])
 
 
 def cursor_of(place: Place | None) -> str | None:

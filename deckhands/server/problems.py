@@ -32,6 +32,7 @@ from broker.runtime.errors import (
 from broker.secrets.secrets import SecretsLocked
 from deckhands.access.api_keys import Refused, TooManyRequests
 from deckhands.access.repeated import KeyReused
+from deckhands.access.uploads import TooManyUploads
 from deckhands.client.errors import IsArchived, IsBeingDeleted, NotStopped
 from deckhands.transfers.commands import CommandFailed
 from deckhands.webhooks.book import UnknownWebhook
@@ -42,6 +43,7 @@ MAX_ERRORS = 10
 RETRY_SECONDS = 2
 STATUS: tuple[tuple[type[DeckhandsError], int], ...] = (
     (TooManyRequests, 429),
+    (TooManyUploads, 429),
     (AdmissionRefused, 429),
     (KeyReused, 422),
     (IsArchived, 409),

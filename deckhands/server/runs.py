@@ -11,9 +11,8 @@ from deckhands.client.errors import NotSettled
 from deckhands.server.conversations import begin_once, result_of
 from deckhands.server.dependencies import GatewayOf, IdempotencyKey, Reader, Writer
 from deckhands.server.live import SseResponse
-from deckhands.server.models import Result
+from deckhands.server.models import NewConversation, Result
 from deckhands.server.streams import EventStream
-from deckhands.tasks.requests import TaskRequest
 
 routes = APIRouter(prefix="/runs", tags=["runs"])
 DEFAULT_SECONDS = 300.0
@@ -31,7 +30,7 @@ async def wait(
     request: Request,
     response: Response,
     *,
-    task: TaskRequest,
+    task: NewConversation,
     timeout_seconds: Annotated[float, Query(gt=0, le=LONGEST_SECONDS)] = DEFAULT_SECONDS,
     key: IdempotencyKey = None,
 ) -> Result:
@@ -61,7 +60,7 @@ async def stream(
     _reader: Reader,
     request: Request,
     *,
-    task: TaskRequest,
+    task: NewConversation,
     deltas: Annotated[bool, Query(description="also pieces of the reply under way")] = False,
     key: IdempotencyKey = None,
 ) -> Response:

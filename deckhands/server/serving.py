@@ -1,7 +1,9 @@
 """A server as a program: where it listens, when it refuses to start, how it ends.
 
 Holds: without keys, it listens only on this machine; a request whose head arrives too slowly loses its connection; at
-the end, every stream is closed with a code.
+the end, every stream is closed with a code. Requests that are refused here, before the application sees them, are
+counted by reason.
+Does not: count what TLS refuses.
 """
 
 from __future__ import annotations
@@ -12,19 +14,24 @@ import gc
 import logging
 import resource
 import socket
+import sys
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from broker.runtime.errors import UsageError
 from deckhands.server.application import guarded
-from deckhands.server.gateway import Gateway, ServerOptions
+from deckhands.server.gateway import Gateway, Refusal, ServerOptions
 
 MAX_HEAD_BYTES = 16 * 1024
 MAX_MESSAGE_BYTES = 4 * 1024
+HEAD_TOO_LARGE = 431
+"""What h11 says of a head that is longer than it may be."""
 KEEP_ALIVE_SECONDS = 30
 ENDING_SECONDS = 5
 BACKLOG = 2_048
@@ -35,8 +42,12 @@ TIMEOUT = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length:
 _log = logging.getLogger(__name__)
 
 
-def protocol_with(head_seconds: float) -> type[H11Protocol]:
-    """Return the protocol of connections, with a limit on how long the head of a request may take."""
+def protocol_with(head_seconds: float, refusals: Counter[Refusal]) -> type[H11Protocol]:
+    """Return the protocol of connections, with a limit on how long the head of a request may take.
+
+    Args:
+        refusals: counts what is refused here.
+    """
 
     class Connection(H11Protocol):
         """One connection."""
@@ -59,6 +70,17 @@ def protocol_with(head_seconds: float) -> type[H11Protocol]:
             elif self._timer is None and (self.cycle is None or self.cycle.response_complete):
                 self._timer = self.loop.call_later(head_seconds, self._give_up)
 
+        def send_400_response(self, msg: str) -> None:
+            """Refuse what is no HTTP; called while the error of the parser is handled."""
+            error = sys.exception()
+            reason = "malformed_head"
+            if self.cycle is not None and not self.cycle.response_complete:
+                reason = "malformed_body"
+            elif isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == HEAD_TOO_LARGE:
+                reason = "head_too_large"
+            refusals["400", reason] += 1
+            super().send_400_response(msg)
+
         def connection_lost(self, exc: Exception | None) -> None:
             """Forget it."""
             self._stop_timer()
@@ -72,20 +94,32 @@ def protocol_with(head_seconds: float) -> type[H11Protocol]:
         def _give_up(self) -> None:
             self._timer = None
             if self.cycle is None or self.cycle.response_complete:
+                refusals["408", "head_too_slow"] += 1
                 self.transport.write(TIMEOUT)
                 self.transport.close()
 
     return Connection
 
 
-class SocketConnection(WebSocketsSansIOProtocol):
-    """One WebSocket, which the application can disconnect."""
+def socket_protocol_with(refusals: Counter[Refusal]) -> type[WebSocketsSansIOProtocol]:
+    """Return the protocol of WebSockets.
 
-    def handle_connect(self, event: Any) -> None:
-        """Give the application a way to disconnect it."""
-        super().handle_connect(event)
-        if getattr(self, "scope", None) is not None:
-            self.scope.setdefault("state", {})["abort"] = self.transport.abort
+    Args:
+        refusals: counts what is refused here.
+    """
+
+    class SocketConnection(WebSocketsSansIOProtocol):
+        """One WebSocket, which the application can disconnect."""
+
+        def handle_connect(self, event: Any) -> None:
+            """Give the application a way to disconnect it."""
+            super().handle_connect(event)
+            if getattr(self, "scope", None) is not None:
+                self.scope.setdefault("state", {})["abort"] = self.transport.abort
+            else:
+                refusals[str(self.response.status_code), "malformed_handshake"] += 1
+
+    return SocketConnection
 
 
 class Server(uvicorn.Server):
@@ -108,8 +142,8 @@ def server_of(gateway: Gateway) -> Server:
         guarded(gateway),
         host=options.host,
         port=options.port,
-        http=protocol_with(options.head_seconds),
-        ws=SocketConnection,
+        http=protocol_with(options.head_seconds, gateway.refusals),
+        ws=socket_protocol_with(gateway.refusals),
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_per_message_deflate=False,
         loop="asyncio",

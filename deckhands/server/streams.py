@@ -18,6 +18,7 @@ from broker.contract.events import Event, ModelReply
 from broker.log.live_text import LiveText
 from broker.runtime.errors import CorruptEntry, DeckhandsError, OutcomeUnknown, StoreUnavailable
 from broker.runtime.ids import jitter, shortened
+from deckhands.client.client import Client
 from deckhands.reading.summary import Tally
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.models import chars_in, event_json
@@ -180,7 +181,11 @@ class EventStream:
         try:
             async with contextlib.aclosing(events):
                 async for found in events:
-                    event = await self._whole(found) if self._is_said_whole else found
+                    event = (
+                        await said_whole(self._gateway.follower, self._conversation_id, found)
+                        if self._is_said_whole
+                        else found
+                    )
                     await self._put(event)
                     self._after = event.id
                     if self._tally is not None:
@@ -191,13 +196,6 @@ class EventStream:
             return False
         await self._queue.put(Item("end", {"reason": "archived", **self._summary()}))
         return True
-
-    async def _whole(self, event: Event) -> Event:
-        """Return an event whole, if it is what the agent says."""
-        if isinstance(event, ModelReply | MessageAction | AgentFinishAction):
-            with contextlib.suppress(CorruptEntry):
-                return await self._gateway.follower.log.blobs.whole(self._conversation_id, event)
-        return event
 
     async def _is_over(self) -> bool:
         """End the stream if the conversation has settled; say whether it has."""
@@ -224,6 +222,14 @@ class EventStream:
                             self._queue.put_nowait(Item("delta", content))
             except (StoreUnavailable, OutcomeUnknown):
                 await asyncio.sleep(PAUSE_SECONDS * jitter())
+
+
+async def said_whole(client: Client, conversation_id: str, event: Event) -> Event:
+    """Return an event whole, if it is what the agent says."""
+    if isinstance(event, ModelReply | MessageAction | AgentFinishAction):
+        with contextlib.suppress(CorruptEntry):
+            return await client.log.blobs.whole(conversation_id, event)
+    return event
 
 
 class Stopping(DeckhandsError):

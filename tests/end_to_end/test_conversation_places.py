@@ -1,7 +1,15 @@
-"""One program, run embedded, on a cluster's store and through a server: the same result."""
+"""One program, run embedded, on a cluster's store and through a server: the same result.
+
+Who may forge what comes in: the one who runs the program, the archive and the pictures that a conversation begins with,
+as everywhere; the one who answers at a server's address, everything, unless it is `https://`, where the certificate has
+to be of an authority that this machine or SSL_CERT_FILE trusts.
+"""
 
 from __future__ import annotations
 
+import subprocess
+import tarfile
+import zipfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -11,9 +19,15 @@ import pytest
 import pytest_asyncio
 from pydantic import BaseModel
 
+from broker.contract.actions import MessageAction
 from broker.runtime.errors import UnknownConversation, UsageError
+from broker.store.store import open_store
 from deckhands import AsyncConversation, ConfirmationPolicy, Event, Limits, NotBegun, TransferFailed
-from tests.integration.command_line import run_command, script
+from deckhands.remote.server_calls import ServerUntrusted
+from deckhands.server.gateway import Gateway, ServerOptions
+from deckhands.server.serving import serving
+from tests.certificates import certificate_in
+from tests.integration.command_line import finish, run_command, script
 from tests.served_stores import environment_with, worker
 from tests.server_parts import Served, served
 
@@ -123,6 +137,83 @@ async def test_one_program_has_one_result_everywhere(
         found[name] = await program(model, folder, **place)
     assert found["store"] == found["embedded"]
     assert found["server"] == found["embedded"]
+
+
+def packed(folder: Path) -> dict[str, Path]:
+    """Write what a workspace may begin with, by its format: each has a file `a.txt`."""
+    folder.mkdir()
+    (folder / "a.txt").write_text("from a file")
+    found = {form: folder / f"work.{form}" for form in ("tar.gz", "zip", "bundle")}
+    with tarfile.open(found["tar.gz"], "w:gz") as tar:
+        tar.add(folder / "a.txt", "a.txt")
+    with zipfile.ZipFile(found["zip"], "w") as archive:
+        archive.write(folder / "a.txt", "a.txt")
+    author = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    for command in (
+        ("init", "-q", "-b", "main"),
+        ("add", "a.txt"),
+        (*author, "commit", "-qm", "one"),
+        ("bundle", "create", "-q", str(found["bundle"]), "HEAD", "main"),
+    ):
+        subprocess.run(("git", "-C", str(folder), *command), check=True, capture_output=True)
+    return found
+
+
+async def begun_with(model: str, file: Path, **place: Any) -> list[Any]:
+    """Begin with a file and pictures, and return what was seen."""
+    async with AsyncConversation(model=model, workspace=str(file), **place) as talk:
+        await talk.send_message("Look", images=[PNG, "https://example.org/pond.png"])
+        outcome = await talk.wait(timeout_seconds=LIMIT)
+        first = next(event for event in await talk.events() if isinstance(event, MessageAction))
+        return [outcome.state, outcome.message, await talk.files.read("a.txt"), first.image_urls]
+
+
+async def test_a_conversation_begins_with_archives_and_pictures_everywhere(
+    server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("DECKHANDS_URL", "LLM_MODEL", "LLM_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("DECKHANDS_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("DECKHANDS_SANDBOX", "none")
+    monkeypatch.setenv("DECKHANDS_API_KEY", await server.token())
+    model = script(tmp_path / "model.json", run_command("test -f a.txt"), finish("done"))
+    files = packed(tmp_path / "files")
+    expected = await begun_with(model, files["tar.gz"])
+    assert expected[:3] == ["finished", "done", b"from a file"]
+    assert len(expected[3]) == 2
+    for file in files.values():
+        for cluster in (server.log.worker, server.url):
+            assert await begun_with(model, file, cluster=cluster) == expected
+    torn = tmp_path / "torn.tar"
+    torn.write_bytes(b"no archive")
+    ends = []
+    for cluster in (server.log.worker, server.url):
+        async with AsyncConversation(model=model, workspace=str(torn), cluster=cluster) as talk:
+            await talk.send_message("Look")
+            ends.append((await talk.wait(timeout_seconds=LIMIT)).summary.error_code)
+    assert ends[0] == ends[1] != ""
+
+
+async def test_a_server_with_a_certificate_of_another_authority_is_trusted_by_its_file(
+    server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = certificate_in(tmp_path)
+    options = ServerOptions(port=0, certificate=certificate, certificate_key=key)
+    gateway = Gateway(await open_store(server.log.gateway), options=options)
+    model = script(tmp_path / "model.json", finish("done"))
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    monkeypatch.setenv("DECKHANDS_API_KEY", await server.token())
+    async with serving(gateway) as port:
+        place = {"model": model, "cluster": f"https://127.0.0.1:{port}"}
+        async with AsyncConversation(**place) as talk:
+            with pytest.raises(ServerUntrusted, match="self-signed") as refused:
+                await talk.send_message("Look")
+        assert "SSL_CERT_FILE" in refused.value.remedy
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        async with AsyncConversation(**place) as talk:
+            await talk.send_message("Look")
+            assert (await talk.wait(timeout_seconds=LIMIT)).message == "done"
+    await gateway.aclose()
 
 
 async def test_a_server_says_who_may_and_what_exists(server: Served) -> None:

@@ -145,6 +145,23 @@ async def test_openai_errors_have_its_form_and_nothing_begins_twice(
         assert len((await client.get("/conversations?label=team=failing")).json()["conversations"]) == 1
 
 
+async def deltas_of(chat: openai.AsyncOpenAI, **asked: Any) -> list[str]:
+    """Return the pieces of the text of a response."""
+    events = await chat.responses.create(stream=True, **asked)
+    return [event.delta async for event in events if event.type == "response.output_text.delta"]
+
+
+async def test_openai_an_answer_is_whole_however_long_it_is(chat: openai.AsyncOpenAI, tmp_path: Path) -> None:
+    text = " ".join(map(str, range(20_000)))
+    model = f"CodeActAgent/{script(tmp_path / 'm.json', run_command('echo one'), finish(text))}"
+    assert (await chat.responses.create(model=model, input="do it")).output_text == text
+    whole = {"model": model, "input": "do it", "extra_query": {"deltas": "false"}}
+    assert await deltas_of(chat, **whole) == [text]
+    assert "".join(await deltas_of(chat, model=model, input="do it")) == text
+    answer = await chat.chat.completions.create(model=model, messages=said("do it"))
+    assert answer.choices[0].message.content == text
+
+
 async def test_openai_a_response_is_continued_by_its_id(
     server: Served, chat: openai.AsyncOpenAI, tmp_path: Path
 ) -> None:
@@ -165,9 +182,10 @@ async def test_openai_a_response_is_continued_by_its_id(
         assert (await stream.get_final_response()).output_text == deltas == "third"
     assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
     turn = {"tool_calls": [{"name": "finish", "arguments": {"message": "done", "output": {"files": 3}}}]}
-    form = {"format": {"type": "json_schema", "name": "count", "schema": SCHEMA}}
+    form: Any = {"format": {"type": "json_schema", "name": "count", "schema": SCHEMA}}
     formed = f"CodeActAgent/{script(tmp_path / 'f.json', turn)}"
     assert (await chat.responses.create(model=formed, input="count", text=form)).output_text == '{"files": 3}'
+    assert await deltas_of(chat, model=formed, input="count", text=form) == ['{"files": 3}']
     failing = f"CodeActAgent/{script(tmp_path / 'e.json', {'error': {'code': 'authentication', 'times': None}})}"
     with pytest.raises(openai.InternalServerError, match="ended in an error"):
         await chat.responses.create(model=failing, input="do it")

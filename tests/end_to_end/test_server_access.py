@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ async def server(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Serv
 
 def path_of(route: APIRoute | APIWebSocketRoute, conversation_id: str) -> str:
     values = {"{conversation_id}": conversation_id, "{event_id}": "1", "{path:path}": "a.txt", "{evaluation}": "none"}
+    values |= {"{sha256}": sha256(b"x").hexdigest()}
     values |= {"{webhook_id}": f"wh_{16 * 'a'}", "{delivery_id}": f"msg_{32 * '0'}"}
     path = route.path
     for name, value in (values | {"{name}": "nightly", "{account:path}": "tenant:acme"}).items():
@@ -87,9 +89,11 @@ async def ask(client: httpx2.AsyncClient, method: str, path: str) -> tuple[int, 
     is_verb = method == "POST" and last[-1] not in BODIES and named != "runs"
     body = {"reason": "test"} if is_verb else BODIES.get(named)
     sent: dict[str, Any] = {} if body is None or method in ("GET", "DELETE") else {"json": body}
+    headers = {"Accept": "application/json, text/event-stream"}
     if last[-1] == "a.txt" and method == "PUT":
         sent = {"content": b"x"}
-    headers = {"Accept": "application/json, text/event-stream"}
+    elif last[0] == "uploads":
+        sent, headers = {"content": b"x"}, headers | {"Idempotency-Key": "one"}
     async with client.stream(method, path, headers=headers, **sent) as answer:
         if path.startswith("/v1/") and answer.status_code >= 300:
             await answer.aread()

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 from tests.door_parts import saying
@@ -24,7 +25,10 @@ async def test_the_examples_run_as_they_stand(tmp_path: Path, programs: dict[str
         texts[block.language].append(block.text)
     program, *doors = texts["python"]
     assert "acp" in json.loads(texts["json"][0])["agent_servers"]["Deckhands"]["args"]
-    starting, keeping, request, _generating = texts["bash"]
+    starting, keeping, request, uploading, _generating = texts["bash"]
+    (tmp_path / "a.txt").write_text("a")
+    with tarfile.open(tmp_path / "work.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "a.txt", "a.txt")
     async with served(tmp_path / "log", programs) as server:
         here = {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -48,6 +52,10 @@ async def test_the_examples_run_as_they_stand(tmp_path: Path, programs: dict[str
         async with worker("controller_worker", here | {"LLM_MODEL": f"scripted/{script}"}):
             answer = json.loads(await _output(["sh", "-c", request], environment))
             assert answer["summary"]["message"] == "three files"
+            in_folder = f"cd '{tmp_path}'\n{uploading}"
+            laid_by, _, begun = (await _output(["sh", "-c", in_folder], environment)).partition("}")
+            assert json.loads(f"{laid_by}}}")["kept_seconds"] == 3_600
+            assert "conversation_id" in json.loads(begun)
             printed = (await _output([sys.executable, "-c", program], environment)).splitlines()
             said = [await _output([sys.executable, "-c", text], environment) for text in doors]
         assert (printed[0], printed[-1].strip()) == ("event conversation.created", "end")

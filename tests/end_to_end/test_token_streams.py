@@ -1,4 +1,4 @@
-"""Chat completions word by word, with OpenAI's own client, while what they come from is killed."""
+"""Chat completions and responses word by word, with OpenAI's own client, while what they come from is killed."""
 
 from __future__ import annotations
 
@@ -69,16 +69,39 @@ async def replies(cluster: FaultCluster) -> int:
     return sum(event.kind == "model.reply" for event in await cluster.client.events(row.conversation_id))
 
 
+async def completion(chat: openai.AsyncOpenAI) -> AsyncIterator[str]:
+    """Yield what a chat completion says, piece by piece."""
+    async for chunk in await chat.chat.completions.create(model="CodeActAgent", messages=USERS, stream=True):
+        yield words_of(chunk)
+
+
+async def response(chat: openai.AsyncOpenAI) -> AsyncIterator[str]:
+    """Yield what a response says, piece by piece, and make sure that it ends with the same."""
+    said = done = ""
+    async with chat.responses.stream(model="CodeActAgent", input="do it") as stream:
+        async for event in stream:
+            if event.type == "response.output_text.delta":
+                said += event.delta
+                assert event.snapshot == said
+                yield event.delta
+            elif event.type == "response.output_text.done":
+                done += event.text
+        assert (await stream.get_final_response()).output_text == done == said
+
+
+@pytest.mark.parametrize("asked", [completion, response])
 async def test_words_come_before_their_reply_and_once_though_the_controller_is_killed(
-    cluster: FaultCluster, models: RunningModelServer, tmp_path: Path
+    cluster: FaultCluster,
+    models: RunningModelServer,
+    tmp_path: Path,
+    asked: Callable[[openai.AsyncOpenAI], AsyncIterator[str]],
 ) -> None:
     models.plan({"kind": "hang_body", "turn": 0}, {"kind": "hang_body", "turn": 1})
     port, secret, seen = free_port(), await token(cluster), ""
     killed: list[tuple[int, str]] = []
     async with server(cluster.store.url, tmp_path / "home", port), client(port, secret) as chat:
-        stream = await chat.chat.completions.create(model="CodeActAgent", messages=USERS, stream=True)
-        async for chunk in stream:
-            seen += (said := words_of(chunk))
+        async for said in asked(chat):
+            seen += said
             behind = len(seen) - len(THOUGHT)
             if said and (len(killed) == 0 or (len(killed) == 1 and behind > 10)):
                 killed.append((await replies(cluster), seen))

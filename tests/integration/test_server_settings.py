@@ -139,6 +139,25 @@ async def test_each_key_has_its_own_size_of_bodies(server: Served) -> None:
 JSON = {"Content-Type": "application/json"}
 
 
+async def test_places_that_no_log_has_are_refused_or_lead_to_nothing(server: Served) -> None:
+    cid = await server.client.submit("do it", tenancy=Tenancy(tenant="acme"))
+    path = f"/conversations/{cid}"
+    async with server.as_(await server.token()) as client:
+        for far in (2**53, 2**64, 10**30):
+            for place in (f"/events?after={far}", f"/events/{far}", f"/stream?after={far}&until=settled"):
+                assert (await client.get(path + place)).status_code == 422, place
+            resumed = await client.get(f"{path}/stream", headers={"Last-Event-ID": str(far)})
+            assert resumed.status_code == 422
+            for verb, body in (("fork", {"at": far}), ("confirm", {"action_id": far}), ("reject", {"action_id": far})):
+                assert (await client.post(f"{path}/{verb}", json=body)).status_code == 422, verb
+        assert (await client.get(f"{path}/events?after={2**53 - 1}")).status_code in (200, 409)
+        assert (await client.get(f"{path}/events/{2**53 - 1}")).status_code == 404
+    async with server.as_(await server.token("*")) as admin:
+        await admin.put("/budgets/tenant:acme", json={"limit_usd": 2.5, "reason": "the contract"})
+        assert (await admin.get("/operations?before=0-0")).json() == []
+        assert len((await admin.get(f"/operations?before={10**15 - 1}-0")).json()) >= 1
+
+
 async def gateway_with(server: Served, **options: Any) -> Gateway:
     return Gateway(await open_store(server.log.gateway), options=ServerOptions(port=0, **options))
 

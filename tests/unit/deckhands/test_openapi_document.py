@@ -49,6 +49,18 @@ def test_every_operation_says_what_it_needs_and_how_it_fails(document: dict[str,
         names.add(operation["operationId"])
 
 
+def test_what_tells_kinds_apart_is_required(document: dict[str, Any]) -> None:
+    schemas, wanted, seen = document["components"]["schemas"], [document], set()
+    while wanted:
+        part = wanted.pop()
+        wanted += part.values() if isinstance(part, dict) else part if isinstance(part, list) else []
+        if isinstance(part, dict) and isinstance(part.get("discriminator"), dict):
+            for reference in part["discriminator"]["mapping"].values():
+                seen.add(name := reference.rpartition("/")[2])
+                assert part["discriminator"]["propertyName"] in schemas[name].get("required", ()), name
+    assert "UploadedSource" in seen
+
+
 def test_a_part_without_an_example_is_named() -> None:
     parts = {"Part": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}}
     with pytest.raises(NoExample, match=r"^Part\.name$"):

@@ -1,0 +1,63 @@
+"""What is refused before the application sees it counts as refused, by its reason."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from deckhands.server.serving import MAX_HEAD_BYTES
+from tests.integration.test_cluster_metrics import samples_in, value_of
+from tests.polling import unhurried
+from tests.server_parts import Served, served
+
+HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+POST = (
+    b"POST /runs/wait HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nContent-Type: application/json\r\n"
+)
+SOCKET = HEAD + b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+
+
+async def status_of(server: Served, *parts: bytes) -> int:
+    """Return the status of the last answer to what is sent; the server ends the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    status = 0
+    for part in parts:
+        writer.write(part)
+        async with asyncio.timeout(unhurried(30)):
+            status = int((await reader.readline()).split()[1])
+            if part is not parts[-1]:
+                await reader.readuntil(b"}")
+    async with asyncio.timeout(unhurried(30)):
+        await reader.read()
+    writer.close()
+    return status
+
+
+async def test_what_is_refused_below_the_application_counts_by_its_reason(
+    tmp_path: Path, programs: dict[str, str]
+) -> None:
+    async with served(tmp_path / "log", programs, head_seconds=0.5) as server:
+        refused: dict[str, list[tuple[tuple[bytes, ...], int]]] = {
+            "malformed_head": [
+                ((b"\x16\x03\x01\x02\x00 nonsense\r\n\r\n",), 400),
+                ((b"GET /health HTTP/1.1\r\nHost: localhost\r\nno header\r\n\r\n",), 400),
+                ((b"GET /health HTTP/1.1\r\n\r\n",), 400),
+            ],
+            "head_too_large": [((HEAD + b"X: " + b"x" * 2 * MAX_HEAD_BYTES,), 400)],
+            "head_too_slow": [((b"",), 408), ((HEAD,), 408), ((HEAD + b"\r\n", HEAD), 408)],
+            "malformed_body": [((POST + b"\r\nno length\r\n",), 400)],
+            "malformed_handshake": [((SOCKET + b"\r\n",), 400)],
+        }
+        for requests in refused.values():
+            for parts, status in requests:
+                assert await status_of(server, *parts) == status, parts
+        async with server.as_() as client:
+            assert (await client.get("/health")).status_code == 200
+            assert (await client.get("/conversations/none")).status_code == 404
+            samples = samples_in((await client.get("/metrics")).content)
+    name = "deckhands_http_refusals_total"
+    assert {reason: value_of(samples, name, reason=reason) for reason in refused} == {
+        reason: len(requests) for reason, requests in refused.items()
+    }
+    assert value_of(samples, name, status="408") == 3
+    assert value_of(samples, name, status="404", reason="") == value_of(samples, name, status="404") == 1

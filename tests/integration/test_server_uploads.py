@@ -1,0 +1,161 @@
+"""Files and pictures that a conversation begins with, sent to a server by somebody who has a key.
+
+Who may forge them: anybody with a key that may write forges the archive, its name, its format and the pictures, within
+their tenant. Nobody else can. What is promised: a file is what its SHA-256 says, of bounded size, as many as 16 wait by
+tenant, and only a request of the same tenant under the same Idempotency-Key begins with it. What is in it, the tool
+worker checks, as for any client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import pytest_asyncio
+
+from broker.contract.actions import MessageAction
+from broker.coordination.stored_files import MAX_STORED_FILE_BYTES, PIECE_BYTES, StoredFiles
+from deckhands.access.uploads import KEPT_SECONDS, MAX_WAITING
+from tests.served_stores import environment_with
+from tests.server_parts import Served, served
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+CONTENT = b"not even an archive" * (PIECE_BYTES // 8)  # more than one piece
+NAME = sha256(CONTENT).hexdigest()
+PICTURE = "data:image/png;base64,iVBORw0KGgo="
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    folder = tmp_path_factory.mktemp("uploads")
+    async with served(folder / "log", environment_with(folder), body_seconds=1.0) as found:
+        await found.token()
+        yield found
+
+
+def under(key: str) -> dict[str, str]:
+    return {"Idempotency-Key": key}
+
+
+def task(name: str = NAME, **more: Any) -> dict[str, Any]:
+    source = {"kind": "upload", "name": "a.tar", "format": "tar", "parcel": name}
+    return {"task": "do it", "workspace": {"source": source}, **more}
+
+
+async def code_of(asked: Any) -> tuple[int, str]:
+    answer: httpx2.Response = await asked
+    return answer.status_code, answer.json().get("code", "")
+
+
+async def life_of(server: Served, conversation_id: str, name: str = NAME) -> int:
+    """How long a file has to live, in seconds; -1: as long as the log, -2: it is not there."""
+    key = server.client.store.keys(conversation_id).stored_file(name)
+    return int(await server.client.store.connection.call("TTL", key))
+
+
+async def test_a_conversation_begins_with_what_was_uploaded_under_its_key(server: Served) -> None:
+    async with server.as_(await server.token()) as client:
+        for _ in range(2):  # as by a client that had no answer
+            put = await client.put(f"/uploads/{NAME}", content=CONTENT, headers=under("begins"))
+            kept = {"parcel": NAME, "size_bytes": len(CONTENT), "kept_seconds": KEPT_SECONDS}
+            assert (put.status_code, put.json()) == (201, kept)
+        begun = await client.post("/conversations", json=task(images=[PICTURE]), headers=under("begins"))
+        again = await client.post("/conversations", json=task(images=[PICTURE]), headers=under("begins"))
+        assert (begun.status_code, again.json()) == (201, begun.json())
+        cid = begun.json()["conversation_id"]
+        assert await StoredFiles(server.client.store).fetch(cid, NAME) == CONTENT
+        assert await life_of(server, cid) == -1
+        late = await client.put(f"/uploads/{NAME}", content=CONTENT, headers=under("begins"))
+        assert (late.status_code, await life_of(server, cid)) == (201, -1)
+        first = next(event for event in await server.client.events(cid) if isinstance(event, MessageAction))
+        assert first.image_urls == (PICTURE,)
+        ran = await client.post("/runs/wait?timeout_seconds=0.01", json={"task": "do it", "images": [PICTURE]})
+        assert ran.status_code == 202
+
+
+async def test_nobody_begins_with_what_another_key_or_tenant_has_uploaded(server: Served) -> None:
+    async with server.as_(await server.token()) as client, server.as_(await server.token("other")) as other:
+        put = await client.put(f"/uploads/{NAME}", content=CONTENT, headers=under("mine"))
+        assert put.status_code == 201
+        for asking, headers in ((other, under("mine")), (client, under("another")), (client, {})):
+            for path in ("/conversations", "/runs/wait?timeout_seconds=0.01"):
+                refused = await code_of(asking.post(path, json=task(), headers=headers))
+                assert refused == (422, "unknown_upload")
+        assert (await other.get("/conversations")).json()["conversations"] == []
+        begun = await client.post("/conversations", json=task(), headers=under("mine"))
+        assert begun.status_code == 201
+
+
+async def test_what_is_not_what_it_says_is_kept_by_nobody(server: Served) -> None:
+    async with server.as_(await server.token("forger")) as client:
+        put, key = client.put, under("forged")
+        assert await code_of(put(f"/uploads/{NAME}", content=b"x", headers=key)) == (422, "wrong_content")
+        empty = sha256(b"").hexdigest()
+        assert await code_of(put(f"/uploads/{empty}", content=b"", headers=key)) == (422, "wrong_content")
+        assert await code_of(put(f"/uploads/{NAME}", content=CONTENT)) == (422, "invalid_request")
+        assert await code_of(put("/uploads/a", content=b"x", headers=key)) == (422, "invalid_request")
+        assert await code_of(client.post("/conversations", json=task(), headers=key)) == (422, "unknown_upload")
+        reader = await server.token("forger", scopes=["read"])
+        headers = key | {"Authorization": f"Bearer {reader}"}
+        assert await code_of(put(f"/uploads/{NAME}", content=CONTENT, headers=headers)) == (403, "forbidden")
+
+
+async def test_an_upload_is_bounded_and_has_to_come(server: Served) -> None:
+    token = await server.token("large")
+    head = f"PUT /uploads/{NAME} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nIdempotency-Key: a\r\n"
+
+    async def answer_to(rest: str) -> str:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(f"{head}{rest}".encode())
+        line = (await asyncio.wait_for(reader.readline(), 30)).decode()
+        writer.close()
+        return line.split()[1]
+
+    assert await answer_to(f"Content-Length: {MAX_STORED_FILE_BYTES + 1}\r\n\r\n") == "413"
+    assert await answer_to("Content-Length: 100\r\n\r\nx") == "408"
+
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(MAX_STORED_FILE_BYTES // 2**20 + 1):
+            yield bytes(2**20)
+
+    async with server.as_(token) as client:
+        chunked = await client.put(f"/uploads/{NAME}", content=endless(), headers=under("a"))
+        assert chunked.status_code == 413
+
+
+async def test_a_tenant_has_a_bounded_number_waiting(server: Served) -> None:
+    small = sha256(b"small").hexdigest()
+    async with server.as_(await server.token("many")) as client, server.as_(await server.token("few")) as few:
+        for n in range(MAX_WAITING):
+            put = await client.put(f"/uploads/{small}", content=b"small", headers=under(str(n)))
+            assert put.status_code == 201
+        over = client.put(f"/uploads/{small}", content=b"small", headers=under("over"))
+        assert await code_of(over) == (429, "too_many_uploads")
+        assert (await few.put(f"/uploads/{small}", content=b"small", headers=under("0"))).status_code == 201
+        begun = await client.post("/conversations", json=task(small), headers=under("0"))
+        assert begun.status_code == 201
+        again = await client.put(f"/uploads/{small}", content=b"small", headers=under("0"))
+        assert again.status_code == 201  # and it does not count as waiting
+        over = client.put(f"/uploads/{small}", content=b"small", headers=under("over"))
+        assert (await over).status_code == 201
+
+
+async def test_pictures_of_a_task_are_checked_as_those_of_a_message(server: Served, tmp_path: Path) -> None:
+    inside = tmp_path / "secret.png"
+    inside.write_bytes(b"\x89PNG\r\n\x1a\n")
+    async with server.as_(await server.token("painter")) as client:
+        for wrong, code in (
+            ([str(inside)], "invalid_request"),
+            ([inside.as_uri()], "invalid_request"),
+            (["https://a"] * 21, "invalid_request"),
+            (["https://a b"], "usage"),
+            (["https://" + "a" * 2_000], "usage"),
+        ):
+            asked = client.post("/conversations", json={"task": "do it", "images": wrong})
+            assert await code_of(asked) == (422, code), wrong
+        assert (await client.get("/conversations")).json()["conversations"] == []
