@@ -6,7 +6,7 @@ import random
 import zlib
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any, get_origin
+from typing import Any, get_args, get_origin
 
 import msgpack
 import pytest
@@ -56,6 +56,8 @@ def _values(name: str, field: FieldInfo) -> st.SearchStrategy[Any]:
         return st.lists(json_objects, max_size=2).map(tuple)
     if name == "acp":
         return st.none() | st.just(AcpSpec(command="an-agent --acp"))
+    if get_origin(annotation) is tuple and Any in [part for each in get_args(annotation) for part in get_args(each)]:
+        return st.lists(json_objects, max_size=2).map(tuple)
     if name == "labels":
         return st.none() | st.dictionaries(
             st.text("ab9", min_size=1, max_size=9), st.text("ab9", max_size=9), max_size=3
