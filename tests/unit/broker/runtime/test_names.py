@@ -18,7 +18,7 @@ def test_conversation_ids_sort_by_time_and_never_repeat() -> None:
     ids = [new_conversation_id() for _ in range(1_000)]
     assert len(set(ids)) == 1_000
     assert {len(cid) for cid in ids} == {26}
-    times = [cid[:10] for cid in ids]
+    times = [cid[:12] for cid in ids]
     assert times == sorted(times)
     assert all(check_conversation_id(cid) == cid for cid in ids)
 
