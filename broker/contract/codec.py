@@ -10,11 +10,13 @@ Does not: know pickles, extension types or a fallback decoder.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 import zlib
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import msgpack
@@ -23,7 +25,7 @@ import zstandard
 
 import broker.contract
 from broker.contract.events import Action, Event, JsonObject
-from broker.contract.kinds import Paragraph
+from broker.contract.kinds import Paragraph, share_names
 from broker.runtime.errors import CorruptEntry, EventUnfit, StoreTooNew, UnknownKind
 from broker.runtime.modules import import_modules
 from broker.specs.plain_json import replace_surrogates
@@ -34,6 +36,9 @@ SHORTEN_ABOVE_BYTES = 32 * 1024
 SHORTENED_END_CHARS = 7_500
 MAX_ENTRY_BYTES = 1 << 20
 MAX_UNPACKED_BYTES = 16 << 20
+REPEATED_KEPT = 128
+REPEATED_LIMIT_BYTES = 32 * 1024
+"""Of what is kept for conversations that begin with the same; four megabytes at the most, and what is built of them."""
 
 _TIME: pydantic.TypeAdapter[datetime] = pydantic.TypeAdapter(datetime)
 _HEADER_BYTES = 6
@@ -185,11 +190,29 @@ def event_from_wire(wire: Wire, event_id: int) -> Event:
     if event_class is None:
         raise UnknownKind(f"Event {event_id} is of the kind {kind!r}, which this version does not know.")
     try:
-        event: Event = event_class.__pydantic_validator__.validate_python(wire)
+        event: Event = event_class.__pydantic_validator__.validate_python(_with_repeated(event_class, wire))
     except pydantic.ValidationError as error:
         raise CorruptEntry(f"Event {event_id} ({kind}) does not fit its schema: {error}") from error
     object.__setattr__(event, "id", event_id)  # a copy of a frozen model costs more than the decoding
+    share_names(event)
     return event
+
+
+def _with_repeated(event_class: type[Event], wire: Wire) -> Wire:
+    """Return the wire form with the fields built that conversations have in common: each is built, and held, once."""
+    built = {}
+    for name in event_class.repeated_fields:
+        with contextlib.suppress(ValueError, TypeError, OverflowError, RecursionError):  # the validator says why
+            packed: bytes = msgpack.packb(wire[name]) if name in wire else b""
+            if 0 < len(packed) <= REPEATED_LIMIT_BYTES:
+                built[name] = _repeated(event_class, name, packed)
+    return {**wire, **built} if built else wire
+
+
+@lru_cache(maxsize=REPEATED_KEPT)
+def _repeated(event_class: type[Event], name: str, packed: bytes) -> Any:
+    field: Any = event_class.model_fields[name].annotation
+    return field.model_validate(msgpack.unpackb(packed))
 
 
 def decode(entry: bytes, event_id: int) -> Event:

@@ -129,6 +129,7 @@ class ConversationCreated(Event):
     """
 
     kind: Literal["conversation.created"] = "conversation.created"
+    repeated_fields: ClassVar[tuple[str, ...]] = ("agent", "workspace", "limits")
     conversation_id: str
     agent: AgentSpec = AgentSpec()
     workspace: WorkspaceSpec = WorkspaceSpec()

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import IntEnum, StrEnum
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -18,6 +19,9 @@ from broker.runtime.tracing import checked_traceparent
 from broker.specs.specs import AgentSpec, Part
 from broker.specs.tool_arguments import RISK, known_arguments, required_text, risk_in
 from broker.specs.tool_specs import OutcomePolicy, ToolSpec
+
+NAMES_KEPT = 1_024
+"""Sets of names of fields: every kind has some."""
 
 EventT = TypeVar("EventT", bound="Event")
 Style = Literal["", "bold", "dim", "red", "green", "cyan"]
@@ -119,10 +123,12 @@ class Event(BaseModel):
         counts_for_loops: loop detection compares it.
         workspace_use: what it says about the files of the workspace.
         sentence_template: the sentence, with the names of fields in braces.
+        repeated_fields: models that are often equal in many conversations.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
     KINDS: ClassVar[dict[str, type[Event]]] = {}
+    repeated_fields: ClassVar[tuple[str, ...]] = ()
     runnable: ClassVar[bool] = False
     outcome: ClassVar[OutcomePolicy] = OutcomePolicy.AT_MOST_ONCE
     is_decided: ClassVar[bool] = False
@@ -283,6 +289,22 @@ class Observation(Event):
     def paragraphs(self) -> tuple[Paragraph, ...]:
         """See `Event.paragraphs`."""
         return (Paragraph(self.content, "red", "  ! ") if self.is_problem else Paragraph(self.content, "dim", "  "),)
+
+
+@lru_cache(maxsize=NAMES_KEPT)
+def _names(names: frozenset[str]) -> set[str]:
+    return set(names)
+
+
+def share_names(part: BaseModel) -> None:
+    """Let a frozen value, and what it consists of, hold the names of its set fields together with all others like it.
+
+    Pydantic gives each its own set of them, which takes more memory than most events.
+    """
+    object.__setattr__(part, "__pydantic_fields_set__", _names(frozenset(part.__pydantic_fields_set__)))
+    for value in part.__dict__.values():
+        if isinstance(value, Part):
+            share_names(value)
 
 
 def with_id(event: EventT, event_id: int) -> EventT:

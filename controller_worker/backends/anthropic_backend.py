@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from broker.runtime.clock import Clock
@@ -24,8 +25,9 @@ from controller_worker.wires.messages_stream import MessagesStream
 from controller_worker.wires.messages_wire import MessagesWire, read_message, read_part
 from controller_worker.wires.plausible_usage import completion_of
 from controller_worker.wires.quota_headers import quota_left
-from controller_worker.wires.raw_client import RawClient, connections, is_streamed, parsed
+from controller_worker.wires.raw_client import RawClient, connections, is_streamed, parsed, timeouts
 from controller_worker.wires.reply import token_count
+from controller_worker.wires.sdk_transport import SdkTransport
 
 PREFIX = "anthropic/"
 LAST_VERSION_WITH_SAMPLING = "2023-06-01"
@@ -102,7 +104,9 @@ class AnthropicLLM:
 
         async def ask(strict: Strict) -> tuple[Any, Mapping[str, str], int]:
             body = self._wire.body(parameters, request, strict)
-            return *await self._client.ask(request, _PATH, body, self._headers, stream=stream), len(body)
+            size, asking = len(body), self._client.ask(request, _PATH, body, self._headers, stream=stream)
+            del body
+            return *await asking, size
 
         message, headers, sent_bytes = await self._strictness.ask(request, ask)
         return message, completion_of(
@@ -124,8 +128,8 @@ class AnthropicLLM:
 
     async def send(self, method: str, path: str, content: bytes, headers: Mapping[str, str]) -> bytes:
         """Make a request of another kind than a call, for `batching`; raises `ModelError`."""
-        sent = {} if method == "GET" else {"content": content}
-        return await self._client.request(method, path, {**headers, **self._versions}, **sent)
+        sent = None if method == "GET" else content
+        return await self._client.request(method, path, {**headers, **self._versions}, content=sent)
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -169,4 +173,5 @@ def _client(config: LLMConfig, clock: Clock) -> RawClient:
         raise LLMConfigError(f"There is no key for {config.model!r}: {error}", remedy="Set LLM_API_KEY.") from error
     if client.api_key is None and client.auth_token is None and client.credentials is None:
         raise LLMConfigError(f"There is no key for {config.model!r}.", remedy="Set LLM_API_KEY.")
-    return RawClient(client, httpx2, anthropic.AnthropicError, config, clock)
+    limited = partial(timeouts, httpx2, config)
+    return RawClient(SdkTransport(client, httpx2, anthropic.AnthropicError, limited), config, clock)

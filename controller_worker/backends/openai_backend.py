@@ -1,12 +1,12 @@
 """OpenAI-compatible servers, by their address: vLLM, SGLang, llama.cpp, Ollama, LM Studio, gateways.
 
-The openai SDK authenticates, connects and raises; the bytes are ours. Its own `create` walks the whole history to
-rename fields that need no renaming: 30 ms of CPU at 41 messages, 1.5 s at 2,000, during which no other conversation
-moves; litellm adds its own to that, and a quarter of a gigabyte.
+They are asked by aiohttp. The openai SDK's `create` walks the whole history to rename fields that need no renaming: 30
+ms of CPU at 41 messages, 1.5 s at 2,000, during which no other conversation moves; and all that it keeps while a call
+waits is more than the rest of a conversation. litellm adds its own to that, and a quarter of a gigabyte.
 
-Holds: one attempt per call; the SDK never retries. A server that refuses a stream which nobody watches is asked once
+Holds: one attempt per call. A server that refuses a stream which nobody watches is asked once
 more, for a whole reply, and streams no more. A key of the environment that is meant for OpenAI is not sent here.
-Does not: import the SDK before a model is created; that costs a second of CPU.
+Does not: import aiohttp before a model is created.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from controller_worker.llm.parameters import body_and_headers, chat_parameters, 
 from controller_worker.llm.strictness import Strict, Strictness
 from controller_worker.wires.chat_stream import ChatStream
 from controller_worker.wires.chat_wire import ChatWire, read_chat_reply
+from controller_worker.wires.http_transport import HttpTransport
 from controller_worker.wires.plausible_usage import completion_of
 from controller_worker.wires.quota_headers import quota_left
-from controller_worker.wires.raw_client import RawClient, connections, is_streamed
+from controller_worker.wires.raw_client import RawClient, is_streamed
 from controller_worker.wires.reply import told_usd
 
 COMPATIBLE_PROVIDERS = ("openai", "custom_openai", "hosted_vllm", "litellm_proxy", "lm_studio")
@@ -48,7 +49,7 @@ class OpenAICompatibleLLM:
     """The backend for a server at `base_url`."""
 
     def __init__(self, config: LLMConfig, clock: Clock) -> None:
-        """Import the SDK and prepare a client; nothing is sent.
+        """Import aiohttp and prepare a client; nothing is sent.
 
         Raises:
             LLMConfigError: `drop_params` is off and a parameter is set that the model refuses.
@@ -68,7 +69,9 @@ class OpenAICompatibleLLM:
             cache_lifetime=config.cache_lifetime,
         )
         self._strictness = Strictness(config, is_known=features.strict_schemas and not features.is_claude)
-        self._client = _client(config, clock)
+        key = config.api_key.get_secret_value() if config.api_key is not None else NO_KEY
+        self._transport = HttpTransport(config, key)
+        self._client = RawClient(self._transport, config, clock)
         self._clock = clock
 
     async def complete(self, request: ModelRequest) -> Completion:
@@ -109,41 +112,22 @@ class OpenAICompatibleLLM:
 
         async def ask(strict: Strict) -> tuple[Any, Mapping[str, str], int]:
             body = self._wire.body({**parameters, **streaming}, request, strict)
-            return *await self._client.ask(request, _PATH, body, self._headers, stream=stream), len(body)
+            size, asking = len(body), self._client.ask(request, _PATH, body, self._headers, stream=stream)
+            del body  # it is sent long before the answer comes
+            return *await asking, size
 
         return await self._strictness.ask(request, ask)
 
     async def send(self, method: str, path: str, content: bytes, headers: Mapping[str, str]) -> bytes:
         """Make a request of another kind than a call, for `batching`; raises `ModelError`."""
-        sent = {} if method == "GET" else {"content": content}
-        return await self._client.request(method, path, headers, **sent)
+        return await self._client.request(method, path, headers, content=None if method == "GET" else content)
 
     async def upload(self, name: str, content: bytes) -> bytes:
         """Upload a file for a batch and return what is said about it; raises `ModelError`."""
-        return await self._client.request(
-            "POST",
-            "/files",
-            {"Content-Type": "multipart/form-data"},
-            body={"purpose": "batch"},
-            files=[("file", (name, content, "application/jsonl"))],
-        )
+        file = (name, content, "application/jsonl")
+        return await self._client.wait_for(self._transport.upload("/files", {"purpose": "batch"}, file))
 
     async def aclose(self) -> None:
         """Close all connections."""
         await self._client.aclose()
 
-
-def _client(config: LLMConfig, clock: Clock) -> RawClient:
-    import httpx
-    import openai
-
-    options = connections(httpx, config)
-    client = openai.AsyncOpenAI(
-        api_key=config.api_key.get_secret_value() if config.api_key is not None else NO_KEY,
-        base_url=config.base_url,
-        max_retries=0,
-        timeout=options["timeout"],
-        # The SDK's other client searches all pairs of its connections for each request: 20 ms at 200 in flight.
-        http_client=openai.DefaultAioHttpClient(**options),
-    )
-    return RawClient(client, httpx, openai.OpenAIError, config, clock)

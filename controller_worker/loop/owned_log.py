@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from broker.contract.events import ConversationCreated, Event, ModelCallFailed, ModelReply
+from broker.contract.kinds import share_names
 from broker.contract.observations import AgentStateChangedObservation
 from broker.coordination.figures import Figures
 from broker.coordination.ownership import Claimed
@@ -177,6 +178,8 @@ class OwnedLog:
         if not isinstance(outcome, Appended | Duplicate):
             raise Gone if isinstance(outcome, Closed) else TakenOver
         _count(services.figures, commit.events)
+        for event in commit.events:
+            share_names(event)
         await self._take_in(commit.events, commit.state, outcome.checksum)
         self._listed |= fields
         return commit

@@ -7,7 +7,7 @@ Holds: performing an effect twice is harmless, because the first time may have b
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from enum import Enum
 from typing import Any
@@ -73,25 +73,10 @@ class Performer:
         self._suspicion = suspicion
         self._delegates = Delegates(services.log, services.store)
         self._dispatches = Dispatches(services.log, services.owners, log.ownership)
-        self._methods: dict[type, Callable[[Any], Awaitable[Append | Then]]] = {
-            Append: self._append,
-            Greet: self._greet,
-            Recall: self._answer,
-            CarryOut: self._answer,
-            TakeNote: self._answer,
-            AwaitStart: self._await_start,
-            AwaitTools: self._await_tools,
-            AwaitDelegates: self._await_delegates,
-            StartDelegate: self._start_delegate,
-            TellDelegates: self._tell_delegates,
-            CallModel: self._call_model,
-            Park: self._end_work,
-            Rest: self._end_work,
-        }
 
     async def perform(self, effect: Effect) -> Append | Then:
         """Do what the core wants; return what to append, or how the loop continues."""
-        return await self._methods[type(effect)](effect)
+        return await _METHODS[type(effect)](self, effect)
 
     def note(self, commit: Commit) -> None:
         """Remember which actions the append has handed to tool workers."""
@@ -186,3 +171,20 @@ class Performer:
         await self._call.permit.withdraw(self._log.state)
         await self._log.release(wanted.until if isinstance(wanted, Park) else None)
         return Then.ASK_AGAIN
+
+
+_METHODS: Mapping[type, Callable[[Performer, Any], Awaitable[Append | Then]]] = {
+    Append: Performer._append,
+    Greet: Performer._greet,
+    Recall: Performer._answer,
+    CarryOut: Performer._answer,
+    TakeNote: Performer._answer,
+    AwaitStart: Performer._await_start,
+    AwaitTools: Performer._await_tools,
+    AwaitDelegates: Performer._await_delegates,
+    StartDelegate: Performer._start_delegate,
+    TellDelegates: Performer._tell_delegates,
+    CallModel: Performer._call_model,
+    Park: Performer._end_work,
+    Rest: Performer._end_work,
+}

@@ -1,10 +1,8 @@
-"""A client of OpenAI's or Anthropic's SDK, used for what the two have in common: they log in, connect and raise.
-
-Both are made by Stainless and differ in names, and in the version of httpx that they take.
+"""A call over the transport of a backend, which logs in, connects and raises: aiohttp, or Anthropic's SDK.
 
 Holds: one attempt per request; the time of a whole reply and each silence in it are limited; what fails is an error of
-our family.
-Does not: know what is sent and what an answer means, or import an SDK.
+our family; a body is not kept while its answer is waited for.
+Does not: know what is sent and what an answer means, or import a client.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -27,8 +25,50 @@ CONNECTIONS_LIMIT = 10_000
 """Of one client. Fewer than a worker holds conversations, and calls would wait for each other unseen."""
 IDLE_CONNECTION_SECONDS = 30.0
 
-_UNREAD = {"X-Stainless-Raw-Response": "stream"}
-"""Asks the SDK for the answer as it is, before its body is read."""
+
+class Answer(Protocol):
+    """A successful answer, before its body is read."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Its headers; names in any case."""
+        ...
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """Yield its body."""
+        ...
+
+    async def aclose(self) -> None:
+        """Give its connection back."""
+        ...
+
+
+class Transport(Protocol):
+    """The connections to one provider.
+
+    Attributes:
+        failures: what it raises.
+        broken: those of them that say that the connection has failed.
+    """
+
+    failures: tuple[type[Exception], ...]
+    broken: tuple[type[Exception], ...]
+
+    async def post(
+        self, path: str, body: bytes, headers: Mapping[str, str], *, read_seconds: float | None = None
+    ) -> Answer:
+        """Post a body and return the answer; `read_seconds`, if given, limits its silences instead of the settings."""
+        ...
+
+    async def request(
+        self, method: str, path: str, headers: Mapping[str, str], content: bytes | None = None
+    ) -> bytes:
+        """Make a request and return the body of the answer."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        ...
 
 
 class StreamedReply(Protocol):
@@ -49,20 +89,11 @@ class StreamedReply(Protocol):
 
 
 class RawClient:
-    """One client.
+    """One client."""
 
-    Args:
-        sdk_client: the SDK's, asynchronous, with its retries switched off.
-        http: the module that it takes for httpx.
-        failures: what it raises besides the errors of that module.
-    """
-
-    def __init__(
-        self, sdk_client: Any, http: ModuleType, failures: type[Exception], config: LLMConfig, clock: Clock
-    ) -> None:
-        self.sdk_client = sdk_client
-        self._http = http
-        self._failures = (failures, http.HTTPError, StreamedError)
+    def __init__(self, transport: Transport, config: LLMConfig, clock: Clock) -> None:
+        self.transport = transport
+        self._failures = (*transport.failures, StreamedError)
         self._config = config
         self._clock = clock
 
@@ -88,44 +119,43 @@ class RawClient:
             return await request.carry(body), {}
         streamed = stream(request.on_delta or unseen) if stream is not None else None
         limits = stream_limits(self._config)
-        options: dict[str, Any] = {"headers": {**headers, **_UNREAD}}
         async with self._errors_told():
             if streamed is None:
-                response = await self._post(path, content=body, options=options)
+                asking = self.transport.post(path, body, headers)
+                del body
+                response = await asking
             else:
-                options["timeout"] = timeouts(self._http, self._config, limits.longest_seconds)
+                asking = self.transport.post(path, body, headers, read_seconds=limits.longest_seconds)
+                del body
                 async with until_headers(limits):
-                    response = await self._post(path, content=body, options=options)
+                    response = await asking
             try:
                 # Servers and gateways that do not stream answer in JSON all the same.
                 if streamed is None or "json" in response.headers.get("content-type", ""):
-                    return parsed(await whole_reply(response.aiter_bytes())), response.headers
+                    return parsed(await whole_reply(response.chunks())), response.headers
                 try:
-                    await read_events(response.aiter_bytes(), limits, streamed.take, lambda: streamed.is_whole)
-                except (ModelTimeoutError, self._http.HTTPError):
+                    await read_events(response.chunks(), limits, streamed.take, lambda: streamed.is_whole)
+                except (ModelTimeoutError, *self.transport.broken):
                     if not streamed.is_whole:
                         raise
                 return streamed.reply(), response.headers
             finally:
                 await response.aclose()
 
-    async def request(self, method: str, path: str, headers: Mapping[str, str], **sent: Any) -> bytes:
-        """Make a request of another kind than a call and return the body of the answer; raises `ModelError`.
+    async def request(
+        self, method: str, path: str, headers: Mapping[str, str], *, content: bytes | None = None
+    ) -> bytes:
+        """Make a request of another kind than a call and return the body of the answer; raises `ModelError`."""
+        return await self.wait_for(self.transport.request(method, path, headers, content))
 
-        Args:
-            sent: `content`, or `body` and `files`; see the SDK.
-        """
-        asks = {"GET": self.sdk_client.get, "POST": self.sdk_client.post, "DELETE": self.sdk_client.delete}
+    async def wait_for(self, answer: Awaitable[bytes]) -> bytes:
+        """Return what the transport answers; raises `ModelError`."""
         async with self._errors_told():
-            answer = await asks[method](path, cast_to=self._http.Response, options={"headers": dict(headers)}, **sent)
-            return bytes(answer.content)
+            return await answer
 
     async def aclose(self) -> None:
         """Close all connections."""
-        await self.sdk_client.close()
-
-    async def _post(self, path: str, **sent: Any) -> Any:
-        return await self.sdk_client.post(path, cast_to=self._http.Response, **sent)
+        await self.transport.aclose()
 
     @contextlib.asynccontextmanager
     async def _errors_told(self) -> AsyncIterator[None]:

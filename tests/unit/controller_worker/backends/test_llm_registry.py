@@ -69,7 +69,7 @@ def test_what_cannot_work_is_refused(settings: dict[str, Any], complaint: str) -
 def test_models_of_openhands_are_its_proxys() -> None:
     llm = create_llm(LLMConfig.create(model="openhands/claude-sonnet-4", api_key="k"), SystemClock())
     assert isinstance(llm, OpenAICompatibleLLM)
-    assert str(llm._client.sdk_client.base_url) == "https://llm-proxy.app.all-hands.dev/"
+    assert llm._transport.base_url == "https://llm-proxy.app.all-hands.dev"
     assert llm._parameters["model"] == "claude-sonnet-4"
 
 
