@@ -44,6 +44,8 @@ from deckhands.transfers.packed_files import TooLarge
 CHECK_SECONDS = 600.0
 READ_AT_ONCE = 4
 """How many workspaces' files are read at once; each may have 64 MiB."""
+BEGUN_AT_ONCE = 32
+"""How many conversations are submitted at once: only these hold what their submission needs."""
 BACK_OFF_SECONDS = 5.0
 LONGEST_BACK_OFF_SECONDS = 120.0
 MAX_EVIDENCE_CHARS = 4_000
@@ -77,6 +79,7 @@ class Evaluation:
         self._driver = Driver(client, plan, results, self._attempt, on_row=on_row, on_standing=on_standing)
         self._shared: Shared | None = None
         self._reading = asyncio.Semaphore(READ_AT_ONCE)
+        self._beginning = asyncio.Semaphore(BEGUN_AT_ONCE)
 
     @property
     def _plan(self) -> Plan:
@@ -108,9 +111,10 @@ class Evaluation:
         Raises:
             Infrastructure: it says nothing about the agent.
         """
-        begun_with = await asyncio.to_thread(_begun_with, one.attempt.instance)
         one.phase, one.seen = "begins", Seen()
-        await self._begin(one, begun_with)
+        async with self._beginning:
+            begun_with = await asyncio.to_thread(_begun_with, one.attempt.instance)
+            await self._begin(one, begun_with)
         one.phase = "works"
         settled = await self._settled(one.conversation_id, one.seen)
         summary = settled.summary
