@@ -67,7 +67,7 @@ BROKEN = [
         "try:\n    import anthropic\nfinally:\n    x = 1",
         {2},
     ),
-    ("declared_dependencies", "broker/a.py", "import aiohttp", {1}),
+    ("declared_dependencies", "broker/a.py", "import hypothesis", {1}),
     ("declared_dependencies", "broker/a.py", "def f():\n    import some_unknown_library", {2}),
     ("host_standard_library", "tool_worker/shell/shell.py", "import psutil", {1}),
     ("host_standard_library", "tool_worker/shell/shell.py", "from broker.runtime.errors import UsageError", {1}),

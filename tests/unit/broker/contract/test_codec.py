@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from broker.contract import codec
 from broker.contract.actions import CmdRunAction, CondensationAction, MessageAction
-from broker.contract.events import AgentSpec, Event, Part
+from broker.contract.events import AgentSpec, ConversationCreated, Event, Part
 from broker.contract.file_events import FileReadObservation
 from broker.contract.notes import Note
 from broker.contract.observations import CmdOutputObservation, MCPObservation
@@ -431,3 +431,35 @@ def test_a_reference_to_nowhere_is_corrupt() -> None:
 def test_a_run_command_costs_few_bytes() -> None:
     event = CmdRunAction(command="ls", timestamp=datetime(2026, 1, 1, tzinfo=UTC) + timedelta(microseconds=1))
     assert len(codec.encode(event.wire())) < 260
+
+
+def _created(number: int, **agent: object) -> Event:
+    created = ConversationCreated(conversation_id=f"c{number}", agent=AgentSpec(**agent))
+    return codec.decode(codec.encode(created.wire()), 1)
+
+
+def test_conversations_that_begin_with_the_same_hold_it_together() -> None:
+    one, two, other = _created(1), _created(2), _created(3, tool_concurrency=4)
+    assert isinstance(one, ConversationCreated)
+    assert isinstance(two, ConversationCreated)
+    assert isinstance(other, ConversationCreated)
+    assert one.agent is two.agent
+    assert one.limits is two.limits
+    assert (one.conversation_id, two.conversation_id) == ("c1", "c2")
+    assert one.agent.tool_concurrency != other.agent.tool_concurrency == 4
+
+
+def test_names_of_fields_are_held_together_and_copies_have_theirs() -> None:
+    one, two = _created(1), _created(2)
+    assert one.model_fields_set is two.model_fields_set
+    before = set(one.model_fields_set)
+    changed = one.model_copy(update={"traceparent": None})
+    assert "traceparent" in changed.model_fields_set
+    assert one.model_fields_set == before
+
+
+def test_a_specification_that_does_not_fit_is_refused_each_time() -> None:
+    wire = ConversationCreated(conversation_id="c1").wire() | {"limits": {"max_iterations": "many"}}
+    for _ in range(2):
+        with pytest.raises(CorruptEntry, match="max_iterations"):
+            codec.event_from_wire(wire, 1)

@@ -1,0 +1,181 @@
+"""Requests by aiohttp against a real socket: what is sent, by which way, and what is kept meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from controller_worker.llm.config import LLMConfig
+from controller_worker.wires.event_stream import whole_reply
+from controller_worker.wires.http_transport import (
+    PIECE_BYTES,
+    AnswerRefused,
+    HttpTransport,
+    RequestFailed,
+    environment_proxy,
+)
+
+LIMIT_SECONDS = 10.0
+PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+
+
+@dataclass
+class Listening:
+    """A server that takes one request, as bytes, and answers once it may."""
+
+    answer: bytes = ANSWER
+    address: str = ""
+    request: bytes = b""
+    has_all: asyncio.Event = field(default_factory=asyncio.Event)
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def head(self) -> list[str]:
+        """The lines of what was asked, in lower case but for the first."""
+        first, *lines = self.request.partition(b"\r\n\r\n")[0].decode().split("\r\n")
+        return [first, *(line.lower() for line in lines)]
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Read what the length says, then answer."""
+        head = await reader.readuntil(b"\r\n\r\n")
+        lines = [line.partition(b":") for line in head.lower().split(b"\r\n")]
+        size = next((int(value) for name, _, value in lines if name == b"content-length"), 0)
+        self.request = head + await reader.readexactly(size)
+        self.has_all.set()
+        await self.may_answer.wait()
+        writer.write(self.answer)
+        await writer.drain()
+        writer.close()
+
+
+@asynccontextmanager
+async def listening(answer: bytes = ANSWER) -> AsyncIterator[Listening]:
+    found = Listening(answer)
+    server = await asyncio.start_server(found.serve, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    found.address = f"http://{host}:{port}"
+    async with server, asyncio.timeout(LIMIT_SECONDS):
+        yield found
+
+
+@asynccontextmanager
+async def transport(address: str, **settings: object) -> AsyncIterator[HttpTransport]:
+    config = LLMConfig.create(model="my-own", base_url=address, backend="openai", **settings)
+    made = HttpTransport(config, "the-key")
+    try:
+        yield made
+    finally:
+        await made.aclose()
+
+
+@pytest.fixture(autouse=True)
+def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in PROXIES:
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+@pytest.mark.parametrize(
+    ("url", "environment", "proxy"),
+    [
+        ("https://api.example.com/v1", {}, None),
+        ("https://api.example.com/v1", {"HTTPS_PROXY": "http://p:1"}, "http://p:1"),
+        ("https://api.example.com/v1", {"https_proxy": "p:1"}, "http://p:1"),
+        ("https://api.example.com/v1", {"HTTP_PROXY": "http://p:1"}, None),
+        ("https://api.example.com/v1", {"ALL_PROXY": "http://p:1"}, "http://p:1"),
+        ("http://api.example.com/v1", {"HTTP_PROXY": "http://p:1", "ALL_PROXY": "http://q:2"}, "http://p:1"),
+        ("https://api.example.com/v1", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "example.com"}, None),
+        ("https://api.example.com/v1", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "*"}, None),
+        ("https://api.example.com/v1", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "ample.com"}, "http://p:1"),
+        ("http://me:pass@10.0.0.7:8000/v1", {"HTTP_PROXY": "http://p:1", "NO_PROXY": "10.0.0.7"}, None),
+        ("http://10.0.0.7:8000/v1", {"HTTP_PROXY": "http://p:1", "NO_PROXY": "10.0.0.7:8001"}, "http://p:1"),
+    ],
+)
+def test_the_environment_names_the_proxy(
+    monkeypatch: pytest.MonkeyPatch, url: str, environment: dict[str, str], proxy: str | None
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert environment_proxy(url) == proxy
+
+
+async def test_a_request_goes_by_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with listening() as proxy:
+        proxy.may_answer.set()
+        monkeypatch.setenv("HTTP_PROXY", proxy.address)
+        async with transport("http://models.invalid/v1") as made:
+            answer = await made.post("/chat/completions", b"{}", {})
+            assert await whole_reply(answer.chunks()) == b"{}"
+            await answer.aclose()
+    assert proxy.head[0] == "POST http://models.invalid/v1/chat/completions HTTP/1.1"
+
+
+async def test_a_body_is_forgotten_once_it_is_sent() -> None:
+    body = bytes(bytearray(b"x" * (PIECE_BYTES + 7)))
+    small = bytes(bytearray(b"y" * 1_000))
+    for sent in (body, small):
+        alone = sys.getrefcount(sent)
+        async with listening() as server, transport(server.address) as made:
+            asking = asyncio.create_task(made.post("/chat/completions", sent, {}))
+            await server.has_all.wait()
+            assert server.request.endswith(b"\r\n\r\n" + sent)
+            assert sys.getrefcount(sent) == alone
+            server.may_answer.set()
+            await (await asking).aclose()
+
+
+@pytest.mark.parametrize(
+    ("userinfo", "headers", "login"),
+    [
+        ("", {}, "authorization: bearer the-key"),
+        ("", {"authorization": "other"}, "authorization: other"),
+        ("me:pa%20ss@", {}, "authorization: basic bwu6cgegc3m="),
+    ],
+)
+async def test_there_is_one_login(userinfo: str, headers: dict[str, str], login: str) -> None:
+    async with listening() as server:
+        server.may_answer.set()
+        async with transport(server.address.replace("//", f"//{userinfo}") + "/v1/") as made:
+            await (await made.post("/chat/completions", b"{}", headers)).aclose()
+    assert server.head[0] == "POST /v1/chat/completions HTTP/1.1"
+    assert [line for line in server.head if line.startswith("authorization")] == [login]
+    assert "user-agent: deckhands" in server.head
+    assert not [line for line in server.head if line.startswith("transfer-encoding")]
+
+
+@pytest.mark.parametrize(
+    ("content_type", "said"),
+    [
+        ("text/html; charset=iso-8859-1", "sch\xf6n"),
+        ("text/html; charset=what-is-this", "sch\ufffdn"),
+    ],
+)
+async def test_a_refusal_in_any_charset_can_be_read(content_type: str, said: str) -> None:
+    head = f"HTTP/1.1 418 No\r\nContent-Type: {content_type}\r\nContent-Length: 5\r\n\r\n"
+    async with listening(head.encode() + b"sch\xf6n") as server, transport(server.address) as made:
+        server.may_answer.set()
+        with pytest.raises(AnswerRefused) as caught:
+            await made.post("/chat/completions", b"{}", {})
+    assert (caught.value.status_code, str(caught.value)) == (418, said)
+
+
+@pytest.mark.parametrize("answer", [b"", b"nonsense\r\n\r\n", ANSWER[:-1]])
+async def test_an_answer_that_breaks_off_has_failed(answer: bytes) -> None:
+    async with listening(answer) as server, transport(server.address) as made:
+        server.may_answer.set()
+        with pytest.raises(RequestFailed):
+            await whole_reply((await made.post("/chat/completions", b"{}", {})).chunks())
+
+
+async def test_a_silence_that_is_too_long_is_called_one() -> None:
+    async with listening() as server, transport(server.address, read_timeout=0.05) as made:
+        with pytest.raises(RequestFailed, match="timed out") as caught:
+            await made.post("/chat/completions", b"{}", {})
+        server.may_answer.set()
+    assert isinstance(caught.value.__cause__, TimeoutError)
