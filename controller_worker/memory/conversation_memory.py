@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from broker.contract.actions import AgentFinishAction, MessageAction, SystemMessageAction
 from broker.contract.events import Action, Event, EventSource, ModelReply, Observation
@@ -33,6 +34,7 @@ FINISH_RESULT = "The task was reported as finished."
 NO_RESULT = "Done; there is nothing to show."
 CONTINUE = "Please continue."
 OWN_IMAGES = "Images of your message:"
+SYSTEM_MESSAGES_KEPT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,12 @@ class _Shown:
 
     message: Message
     event_id: int = 0
+
+
+@lru_cache(maxsize=SYSTEM_MESSAGES_KEPT)
+def _system_message(text: str) -> Message:
+    """Return the message of a system prompt: conversations with the same share it, and all that is made of it."""
+    return Message("system", (TextPart(text),))
 
 
 class ConversationMemory:
@@ -92,7 +100,7 @@ class ConversationMemory:
             return
         if isinstance(event, SystemMessageAction):
             # No request has shown anything yet: an agent greets before its first step.
-            self._shown.insert(0, _Shown(Message("system", (TextPart(event.content),)), event.id))
+            self._shown.insert(0, _Shown(_system_message(event.content), event.id))
             return
         messages = (self._message_of(event), self._pictures_of(event))
         came = [(event.id, message) for message in messages if message is not None]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from controller_worker.messages.messages import Message
@@ -18,11 +19,20 @@ from controller_worker.messages.messages import Message
 Made = TypeVar("Made")
 
 
+class _Made(weakref.ref[Message]):
+    """What was made of a message, which it does not keep alive."""
+
+    __slots__ = ("key", "made")
+    key: int
+    made: Any
+
+
 class MessageMemo(Generic[Made]):
     """Makes something of each message once."""
 
     def __init__(self) -> None:
-        self._made: dict[int, tuple[weakref.ref[Message], Made]] = {}
+        self._made: dict[int, _Made] = {}
+        self._forget = partial(_forget, self._made)
 
     def __len__(self) -> int:
         return len(self._made)
@@ -31,11 +41,18 @@ class MessageMemo(Generic[Made]):
         """Return what was made of the message, now or before."""
         key = id(message)
         entry = self._made.get(key)
-        if entry is not None and entry[0]() is message:
-            return entry[1]
-        made = make(message)
-        self._made[key] = (weakref.ref(message, lambda _: self._made.pop(key, None)), made)
-        return made
+        if entry is None or entry() is not message:
+            made = make(message)
+            # Each conversation has many: a closure beside each would take more memory than what was made.
+            entry = self._made[key] = _Made(message, self._forget)
+            entry.key, entry.made = key, made
+        found: Made = entry.made
+        return found
+
+
+def _forget(made: dict[int, _Made], entry: _Made) -> None:
+    if made.get(entry.key) is entry:
+        del made[entry.key]
 
 
 class WrittenMessages(MessageMemo[bytes]):
