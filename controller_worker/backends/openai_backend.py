@@ -130,4 +130,3 @@ class OpenAICompatibleLLM:
     async def aclose(self) -> None:
         """Close all connections."""
         await self._client.aclose()
-

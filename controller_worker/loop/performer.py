@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
 
 from broker.contract.events import ConversationBegun
 from broker.conversations.expiry import EXPIRED_CODE, NOT_BEGUN
@@ -76,7 +76,7 @@ class Performer:
 
     async def perform(self, effect: Effect) -> Append | Then:
         """Do what the core wants; return what to append, or how the loop continues."""
-        return await _METHODS[type(effect)](self, effect)
+        return await self._METHODS[type(effect)](self, effect)
 
     def note(self, commit: Commit) -> None:
         """Remember which actions the append has handed to tool workers."""
@@ -172,19 +172,18 @@ class Performer:
         await self._log.release(wanted.until if isinstance(wanted, Park) else None)
         return Then.ASK_AGAIN
 
-
-_METHODS: Mapping[type, Callable[[Performer, Any], Awaitable[Append | Then]]] = {
-    Append: Performer._append,
-    Greet: Performer._greet,
-    Recall: Performer._answer,
-    CarryOut: Performer._answer,
-    TakeNote: Performer._answer,
-    AwaitStart: Performer._await_start,
-    AwaitTools: Performer._await_tools,
-    AwaitDelegates: Performer._await_delegates,
-    StartDelegate: Performer._start_delegate,
-    TellDelegates: Performer._tell_delegates,
-    CallModel: Performer._call_model,
-    Park: Performer._end_work,
-    Rest: Performer._end_work,
-}
+    _METHODS: ClassVar[Mapping[type, Callable[[Performer, Any], Awaitable[Append | Then]]]] = {
+        Append: _append,
+        Greet: _greet,
+        Recall: _answer,
+        CarryOut: _answer,
+        TakeNote: _answer,
+        AwaitStart: _await_start,
+        AwaitTools: _await_tools,
+        AwaitDelegates: _await_delegates,
+        StartDelegate: _start_delegate,
+        TellDelegates: _tell_delegates,
+        CallModel: _call_model,
+        Park: _end_work,
+        Rest: _end_work,
+    }

@@ -140,7 +140,8 @@ class HttpTransport:
     def _with_own(self, headers: Mapping[str, str]) -> Mapping[str, str]:
         """Return the headers of a request with ours, unless they are set: a gateway may want another login."""
         names = {name.lower() for name in headers}
-        return {name: value for name, value in self._headers.items() if name.lower() not in names} | headers
+        own = {name: value for name, value in self._headers.items() if name.lower() not in names}
+        return {**own, **headers}
 
     async def _ask(
         self, method: str, path: str, data: Any, headers: Mapping[str, str], read_seconds: float | None = None

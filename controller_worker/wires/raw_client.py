@@ -60,9 +60,7 @@ class Transport(Protocol):
         """Post a body and return the answer; `read_seconds`, if given, limits its silences instead of the settings."""
         ...
 
-    async def request(
-        self, method: str, path: str, headers: Mapping[str, str], content: bytes | None = None
-    ) -> bytes:
+    async def request(self, method: str, path: str, headers: Mapping[str, str], content: bytes | None = None) -> bytes:
         """Make a request and return the body of the answer."""
         ...
 
@@ -93,7 +91,8 @@ class RawClient:
 
     def __init__(self, transport: Transport, config: LLMConfig, clock: Clock) -> None:
         self.transport = transport
-        self._failures = (*transport.failures, StreamedError)
+        self._failures: tuple[type[Exception], ...] = (*transport.failures, StreamedError)
+        self._lost: tuple[type[Exception], ...] = (ModelTimeoutError, *transport.broken)
         self._config = config
         self._clock = clock
 
@@ -135,7 +134,7 @@ class RawClient:
                     return parsed(await whole_reply(response.chunks())), response.headers
                 try:
                     await read_events(response.chunks(), limits, streamed.take, lambda: streamed.is_whole)
-                except (ModelTimeoutError, *self.transport.broken):
+                except self._lost:
                     if not streamed.is_whole:
                         raise
                 return streamed.reply(), response.headers

@@ -60,9 +60,7 @@ class SdkTransport:
         posted = self.sdk_client.post(path, cast_to=self._http.Response, content=body, options=options)
         return SdkAnswer(await posted)
 
-    async def request(
-        self, method: str, path: str, headers: Mapping[str, str], content: bytes | None = None
-    ) -> bytes:
+    async def request(self, method: str, path: str, headers: Mapping[str, str], content: bytes | None = None) -> bytes:
         """See `Transport.request`."""
         asks = {"GET": self.sdk_client.get, "POST": self.sdk_client.post, "DELETE": self.sdk_client.delete}
         sent = {"content": content} if content is not None else {}
