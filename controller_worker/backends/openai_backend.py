@@ -1,11 +1,11 @@
 """OpenAI-compatible servers, by their address: vLLM, SGLang, llama.cpp, Ollama, LM Studio, gateways.
 
-They are asked by aiohttp. The openai SDK's `create` walks the whole history to rename fields that need no renaming: 30
-ms of CPU at 41 messages, 1.5 s at 2,000, during which no other conversation moves; and all that it keeps while a call
-waits is more than the rest of a conversation. litellm adds its own to that, and a quarter of a gigabyte.
+They are asked by aiohttp, without an SDK. The openai SDK's `create` walks the whole history to rename fields that need
+no renaming: 30 ms of CPU at 41 messages, 1.5 s at 2,000, during which no other conversation moves; its `post` keeps
+more while a call waits than the rest of a conversation. litellm adds its own to that, and a quarter of a gigabyte.
 
-Holds: one attempt per call. A server that refuses a stream which nobody watches is asked once
-more, for a whole reply, and streams no more. A key of the environment that is meant for OpenAI is not sent here.
+Holds: one attempt per call. A server that refuses a stream which nobody watches is asked once more, for a whole reply,
+and streams no more. A key of the environment that is meant for OpenAI is not sent here.
 Does not: import aiohttp before a model is created.
 """
 

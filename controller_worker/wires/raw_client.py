@@ -1,7 +1,7 @@
 """A call over the transport of a backend, which logs in, connects and raises: aiohttp, or Anthropic's SDK.
 
 Holds: one attempt per request; the time of a whole reply and each silence in it are limited; what fails is an error of
-our family; a body is not kept while its answer is waited for.
+our family; this keeps no body while its answer is waited for.
 Does not: know what is sent and what an answer means, or import a client.
 """
 
