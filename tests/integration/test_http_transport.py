@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
@@ -34,6 +34,7 @@ class Listening:
     request: bytes = b""
     has_all: asyncio.Event = field(default_factory=asyncio.Event)
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+    has_ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def head(self) -> list[str]:
@@ -49,12 +50,14 @@ class Listening:
         self.request = head + await reader.readexactly(size)
         self.has_all.set()
         await self.may_answer.wait()
-        writer.write(self.answer)
-        await writer.drain()
+        with contextlib.suppress(ConnectionError):  # the client may have had enough
+            writer.write(self.answer)
+            await writer.drain()
         writer.close()
+        self.has_ended.set()
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def listening(answer: bytes = ANSWER) -> AsyncIterator[Listening]:
     found = Listening(answer)
     server = await asyncio.start_server(found.serve, "127.0.0.1", 0)
@@ -62,9 +65,10 @@ async def listening(answer: bytes = ANSWER) -> AsyncIterator[Listening]:
     found.address = f"http://{host}:{port}"
     async with server, asyncio.timeout(LIMIT_SECONDS):
         yield found
+        await found.has_ended.wait()
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def transport(address: str, **settings: object) -> AsyncIterator[HttpTransport]:
     config = LLMConfig.create(model="my-own", base_url=address, backend="openai", **settings)
     made = HttpTransport(config, "the-key")
@@ -72,6 +76,14 @@ async def transport(address: str, **settings: object) -> AsyncIterator[HttpTrans
         yield made
     finally:
         await made.aclose()
+
+
+async def whole_answer(made: HttpTransport) -> bytes:
+    answer = await made.post("/chat/completions", b"{}", {})
+    try:
+        return await whole_reply(answer.chunks())
+    finally:
+        await answer.aclose()
 
 
 @pytest.fixture(autouse=True)
@@ -110,9 +122,7 @@ async def test_a_request_goes_by_the_proxy(monkeypatch: pytest.MonkeyPatch) -> N
         proxy.may_answer.set()
         monkeypatch.setenv("HTTP_PROXY", proxy.address)
         async with transport("http://models.invalid/v1") as made:
-            answer = await made.post("/chat/completions", b"{}", {})
-            assert await whole_reply(answer.chunks()) == b"{}"
-            await answer.aclose()
+            assert await whole_answer(made) == b"{}"
     assert proxy.head[0] == "POST http://models.invalid/v1/chat/completions HTTP/1.1"
 
 
@@ -170,12 +180,14 @@ async def test_an_answer_that_breaks_off_has_failed(answer: bytes) -> None:
     async with listening(answer) as server, transport(server.address) as made:
         server.may_answer.set()
         with pytest.raises(RequestFailed):
-            await whole_reply((await made.post("/chat/completions", b"{}", {})).chunks())
+            await whole_answer(made)
 
 
 async def test_a_silence_that_is_too_long_is_called_one() -> None:
     async with listening() as server, transport(server.address, read_timeout=0.05) as made:
-        with pytest.raises(RequestFailed, match="timed out") as caught:
-            await made.post("/chat/completions", b"{}", {})
-        server.may_answer.set()
+        try:
+            with pytest.raises(RequestFailed, match="timed out") as caught:
+                await made.post("/chat/completions", b"{}", {})
+        finally:
+            server.may_answer.set()
     assert isinstance(caught.value.__cause__, TimeoutError)
