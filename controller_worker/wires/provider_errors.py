@@ -50,7 +50,7 @@ _BY_CLASS: tuple[tuple[frozenset[str], type[ModelError]], ...] = (
     (frozenset({"APITimeoutError", "TimeoutException", "TimeoutError"}), ModelTimeoutError),
     (frozenset({"JSONDecodeError", "APIResponseValidationError", "UnicodeDecodeError"}), MalformedReplyError),
     (frozenset({"TransportError", "ClientError", "ConnectionError"}), ServiceUnavailableError),
-    (frozenset({"APIConnectionError"}), ServiceUnavailableError),
+    (frozenset({"APIConnectionError", "RequestFailed"}), ServiceUnavailableError),
 )
 """By the names of a cause's class and its bases, in this order."""
 

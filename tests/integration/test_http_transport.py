@@ -19,6 +19,7 @@ from controller_worker.wires.http_transport import (
     RequestFailed,
     environment_proxy,
 )
+from controller_worker.wires.provider_errors import model_error
 
 LIMIT_SECONDS = 10.0
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
@@ -179,8 +180,9 @@ async def test_a_refusal_in_any_charset_can_be_read(content_type: str, said: str
 async def test_an_answer_that_breaks_off_has_failed(answer: bytes) -> None:
     async with listening(answer) as server, transport(server.address) as made:
         server.may_answer.set()
-        with pytest.raises(RequestFailed):
+        with pytest.raises(RequestFailed) as caught:
             await whole_answer(made)
+    assert model_error(caught.value).code == "service_unavailable"
 
 
 async def test_a_silence_that_is_too_long_is_called_one() -> None:
