@@ -162,7 +162,7 @@ class HttpTransport:
             raise RequestFailed("Request timed out." if is_late else "Connection error.") from error
         answer = HttpAnswer(response, self._raised)
         if not 200 <= response.status < 300:
-            raise AnswerRefused(response, await _whole(answer))
+            raise AnswerRefused(response, await _whole(answer, is_bounded=True))
         return answer
 
     def _open(self) -> aiohttp.ClientSession:
@@ -212,9 +212,10 @@ async def _pieces(body: bytes) -> AsyncIterator[bytes | memoryview]:
         yield body
 
 
-async def _whole(answer: HttpAnswer) -> bytes:
+async def _whole(answer: HttpAnswer, *, is_bounded: bool = False) -> bytes:
+    """Return a body and give the connection back; results of a batch may have any size."""
     try:
-        return await whole_reply(answer.chunks())
+        return await whole_reply(answer.chunks()) if is_bounded else b"".join([part async for part in answer.chunks()])
     finally:
         await answer.aclose()
 
