@@ -4,9 +4,9 @@ The same attempts run twice on the local model server: undisturbed, and while `-
 workers, and the submitter, get SIGKILL. The dead workers stay dead; the submitter is started again. Every other attempt
 is right. Printed: attempts accounted for, attempts that were begun twice, whether scores are the same, and model calls
 that were made again. inspect_ai then does the same attempts as an eval set, gets SIGKILL in their middle, and is called
-again; it is one process, so that is all there is to kill. With `--faults`, the model is a script inside the
-controllers, and one call in so many fails (429, 500, 503, no answer) in both runs, for infrastructure failures per
-1,000 conversations. Exits with 1 if something is missing, doubled or different.
+again; it is one process, so that is all there is to kill. With `--faults`, one call in so many fails (429, 500, 503, a
+connection that breaks off) in both runs, for infrastructure failures per 1,000 conversations. Exits with 1 if something
+is missing, doubled or different.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from benchmarks.cluster import ROOT, BenchCluster, model_environment, model_serv
 from benchmarks.eval_crowd import PEER, PEER_LIMIT_SECONDS, peer_missing
 from benchmarks.eval_figures import Line, show
 from benchmarks.eval_in_flight import submitted, write_script
-from benchmarks.submitter import ANSWER, RESULTS, Spec
+from benchmarks.submitter import RESULTS, Spec
 from broker.conversations.selection import Selected, Selection
 from deckhands.attempts.plan import LABEL
 from deckhands.attempts.results import Row, read_results
@@ -37,7 +37,7 @@ from deckhands.attempts.statistics import summary_of
 from tests.model_server.running_server import RunningModelServer
 
 LOOK_SECONDS = 0.1
-CODES = ("rate_limit", "internal", "service_unavailable", "timeout")
+KINDS = ("rate_limit", "server_error", "unavailable", "reset")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,13 @@ class Outcome:
 
     Attributes:
         conversations: that were begun.
-        calls: that the model server received; None: there was none.
+        calls: that the model server received.
     """
 
     rows: list[Row]
     conversations: int
     seconds: float
-    calls: int | None
+    calls: int
 
     def lines(self, name: str, count: int, steps: int) -> list[Line]:
         """Return what was found."""
@@ -66,9 +66,7 @@ class Outcome:
         ]
         codes = Counter(code for row in self.rows for code in row.failures)
         lines += [Line(f"{name}: of them {code}", found) for code, found in codes.most_common()]
-        if self.calls is not None:
-            lines.append(Line(f"{name}: model calls more than needed", self.calls - count * steps, "", None))
-        return lines
+        return [*lines, Line(f"{name}: model calls more than needed", self.calls - count * steps, "", None)]
 
     @property
     def scores(self) -> dict[tuple[str, str, int], str]:
@@ -76,44 +74,35 @@ class Outcome:
         return {row.key: row.outcome for row in self.rows}
 
 
-def write_scripts(folder: Path, count: int, steps: int, latency: float, *, faults: int, seed: int) -> None:
-    """Write a script for each attempt; every other one is right."""
-    folder.mkdir(parents=True)
-    chance = random.Random(seed)
-    for number in range(count):
-        turns: list[dict[str, object]] = []
-        for at in range(steps):
-            last = {"name": "finish", "arguments": {"message": f"FINAL ANSWER: {ANSWER if number % 2 else 7}"}}
-            call = {"name": "execute_bash", "arguments": {"command": f"true {at}"}} if at < steps - 1 else last
-            turn: dict[str, object] = {"latency_seconds": latency * chance.uniform(0.5, 1.5), "tool_calls": [call]}
-            if faults and chance.randrange(faults) == 0:
-                turn["error"] = {"code": chance.choice(CODES), "retry_after_seconds": 0.5}
-            turns.append(turn)
-        (folder / f"i{number}.json").write_text(json.dumps({"turns": turns}))
+def fault_plan(calls: int, faults: int, seed: int) -> str:
+    """Return a plan of the model server in which about one call in so many fails, in the order in which they come."""
+    chance, plan = random.Random(seed), list[dict[str, object]]()
+    for _ in range(2 * calls // faults):
+        plan.append({"kind": "none", "times": max(1, round(chance.expovariate(1 / (faults - 1))))})
+        plan.append({"kind": chance.choice(KINDS), "retry_after": "0.5"})
+    return json.dumps(plan)
 
 
 async def run(directory: Path, name: str, arguments: argparse.Namespace, *, kills: bool) -> Outcome:
     """Run all attempts once."""
-    count, server, environment, model = arguments.count, None, dict[str, str](), "scripted"
-    if not arguments.faults:
-        script = write_script(directory / "script.json", arguments.steps)
-        server = RunningModelServer(model_server_arguments(script, latency_seconds=arguments.latency))
-        environment = model_environment("openai", server.url)
-        model = environment["LLM_MODEL"]
+    count = arguments.count
+    script = write_script(directory / "script.json", arguments.steps)
+    options = model_server_arguments(script, latency_seconds=arguments.latency)
+    if arguments.faults:
+        options = (*options, "--faults", fault_plan(count * arguments.steps, arguments.faults, arguments.seed))
+    server = RunningModelServer(options)
+    environment = model_environment("openai", server.url)
     try:
         async with running_cluster(directory / name) as cluster:
             pids = [await cluster.start_controller(**environment) for _ in range(arguments.controllers)]
             pids += [await cluster.start_noop_tool() for _ in range(arguments.tools)]
-            scripts = str(directory / "scripts") if server is None else ""
-            wrong = server is not None
             spec = Spec(
                 cluster.store.url,
                 name,
                 count,
                 arguments.at_once,
-                model,
-                scripts=scripts,
-                is_every_other_wrong=wrong,
+                environment["LLM_MODEL"],
+                is_every_other_wrong=True,
             )
             path = spec.write(directory / f"{name}-out")
             running, began = await submitted(path), time.monotonic()
@@ -123,11 +112,10 @@ async def run(directory: Path, name: str, arguments: argparse.Namespace, *, kill
                 running = await submitted(path)
             seconds = time.monotonic() - began
             begun = await _begun(cluster, name)
-            calls = None if server is None else server.counts()["received"]
+            calls = server.counts()["received"]
             return Outcome(read_results(path.parent / RESULTS), begun, seconds, calls)
     finally:
-        if server is not None:
-            server.stop()
+        server.stop()
 
 
 def peer(directory: Path, arguments: argparse.Namespace) -> list[Line]:
@@ -169,7 +157,7 @@ async def _kill(
     running: asyncio.subprocess.Process,
     path: Path,
     arguments: argparse.Namespace,
-    server: RunningModelServer | None,
+    server: RunningModelServer,
 ) -> asyncio.subprocess.Process:
     """Kill a share of the workers, of each role fewer than all, and the submitter in their midst."""
     chance = random.Random(arguments.seed)
@@ -192,13 +180,9 @@ async def _until_done(
     share: float,
     running: asyncio.subprocess.Process,
     arguments: argparse.Namespace,
-    server: RunningModelServer | None,
+    server: RunningModelServer,
 ) -> None:
-    """Wait until such a share of the work is done; without a server, about as long as that takes."""
-    if server is None:
-        wall = arguments.count / arguments.at_once * arguments.steps * arguments.latency
-        await asyncio.sleep(max(0.5, wall * arguments.killed / 2))
-        return
+    """Wait until such a share of the work is done."""
     needed = share * arguments.count * arguments.steps
     while running.returncode is None and (await asyncio.to_thread(server.counts))["answered"] < needed:
         await asyncio.sleep(LOOK_SECONDS)
@@ -213,10 +197,6 @@ async def _begun(cluster: BenchCluster, name: str) -> int:
 
 async def measure(directory: Path, arguments: argparse.Namespace) -> int:
     """Run both and compare them."""
-    scripts = directory / "scripts"
-    write_scripts(
-        scripts, arguments.count, arguments.steps, arguments.latency, faults=arguments.faults, seed=arguments.seed
-    )
     quiet = await run(directory, "undisturbed", arguments, kills=False)
     hurt = await run(directory, "killed", arguments, kills=True)
     known = sum(row.conversations for row in hurt.rows)
