@@ -12,9 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from broker.runtime.errors import UsageError
-from deckhands.server.models import ID, MAX_MODEL, ImageUrl
+from deckhands.server.models import ID, MAX_MODEL, ImageUrl, NewConversation
 from deckhands.tasks.images import MAX_IMAGES
-from deckhands.tasks.requests import TaskRequest
 from deckhands.tasks.tasks import MAX_TASK_CHARS
 
 MAX_MESSAGES = 2_000
@@ -121,25 +120,21 @@ class ChatRequest(BaseModel):
         """The model that the agent is to use; None: the workers' default."""
         return self.model.partition("/")[2] or None
 
-    def task(self) -> TaskRequest:
-        """Return the task of a new conversation.
+    def task(self) -> NewConversation:
+        """Return the task of a new conversation, with the pictures of all messages.
 
         Raises:
             UsageError: it cannot be begun so; says why.
         """
-        if any(message.images for message in self.messages):
-            raise UsageError(
-                "messages: a conversation cannot begin with a picture.",
-                remedy="Begin it with a text, and send the picture with the next message of the conversation.",
-            )
         form = self.response_format.json_schema if self.response_format is not None else None
-        return TaskRequest.parse(
+        return NewConversation.parse(
             {
                 "task": transcript(self.messages),
                 "agent": self.agent,
                 "model": self.model_of_agent,
                 "labels": {name: text for name, text in (self.metadata or {}).items() if name != CONVERSATION},
                 "output": form.schema_ if form is not None else None,
+                "images": [url for message in self.messages for url in message.images],
             }
         )
 

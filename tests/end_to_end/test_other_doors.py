@@ -19,6 +19,8 @@ from acp.schema import AllowedOutcome, DeniedOutcome
 from mcp import Client as McpClient
 from mcp.client.streamable_http import streamable_http_client
 
+from broker.contract.actions import MessageAction
+from broker.contract.events import EventSource
 from tests.door_parts import saying
 from tests.integration.command_line import finish, run_command, script
 from tests.polling import until
@@ -28,6 +30,7 @@ from tests.server_parts import Served, served
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMIT_SECONDS = 60.0
 USED = {"usage": {"prompt_tokens": 100, "completion_tokens": 1}}
+PICTURE = "data:image/png;base64,iVBORw0KGgo="
 SCHEMA = {"type": "object", "properties": {"files": {"type": "integer"}}, "required": ["files"]}
 
 
@@ -160,6 +163,22 @@ async def test_openai_an_answer_is_whole_however_long_it_is(chat: openai.AsyncOp
     assert "".join(await deltas_of(chat, model=model, input="do it")) == text
     answer = await chat.chat.completions.create(model=model, messages=said("do it"))
     assert answer.choices[0].message.content == text
+
+
+async def test_openai_pictures_belong_to_the_messages_that_they_come_with(
+    server: Served, chat: openai.AsyncOpenAI, tmp_path: Path
+) -> None:
+    model = f"CodeActAgent/{script(tmp_path / 'm.json', finish('seen'), finish('again'))}"
+    asked = [{"type": "text", "text": "look"}, {"type": "image_url", "image_url": {"url": PICTURE}}]
+    first = await chat.chat.completions.create(model=model, messages=[{"role": "user", "content": asked}])
+    cid = first.model_extra["metadata"]["conversation_id"]
+    told = [*said("look"), {"role": "assistant", "content": "seen"}, {"role": "user", "content": asked}]
+    await chat.chat.completions.create(model="CodeActAgent", messages=told, metadata={"conversation_id": cid})
+    shown = [{"type": "input_text", "text": "look"}, {"type": "input_image", "image_url": PICTURE}]
+    answer = await chat.responses.create(model=model, input=[{"role": "user", "content": shown}])
+    found = [*await server.client.events(cid), *await server.client.events(answer.metadata["conversation_id"])]
+    messages = [event for event in found if isinstance(event, MessageAction) and event.source == EventSource.USER]
+    assert [(event.content, event.image_urls) for event in messages] == [("look", (PICTURE,))] * 3
 
 
 async def test_openai_a_response_is_continued_by_its_id(
