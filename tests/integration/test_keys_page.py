@@ -19,7 +19,7 @@ def pattern_of(key: str) -> str:
     """Return the expression that matches the keys that a row speaks of."""
     parts = re.split(r"(\{k\}|<\w+>|…)", key)
     return "".join(
-        {"{k}": r"\{\d+\}", "…": ".+", "<tenant>": "[^:]*"}.get(
+        {"{k}": r"\{\d+\}", "…": ".+", "<tenant>": "[^:]*", "<account>": "[^:]+(:[^:]*)?"}.get(
             part, "[^:]+(:[^:]+)?" if part[:1] == "<" else re.escape(part)
         )
         for part in parts

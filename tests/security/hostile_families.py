@@ -30,6 +30,10 @@ SEVERAL: Mapping[str, tuple[tuple[str, str], ...]] = {
         ),
         *((f"deck:{{0}}:quota:s-any-:{name}", "zset") for name in ("waiting:0", "waiting:1", "called")),
     ),
+    "deck:{0}:budget:<account>:…": tuple(
+        (f"deck:{{0}}:budget:<account>:{name}", kind)
+        for name, kind in (("children", "set"), ("waiting", "zset"), ("wanted", "hash"))
+    ),
     "deck:{0}:ledger:…": (
         *(("deck:{0}:ledger:held", "hash"), ("deck:{0}:ledger:lost", "hash"), ("deck:{0}:ledger:crowded", "set")),
     ),

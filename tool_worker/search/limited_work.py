@@ -55,7 +55,12 @@ def run_program(command: list[str], limit_seconds: float) -> subprocess.Complete
     """Run a program in the workspace's environment, without input; None if it cannot start or takes too long."""
     try:
         return subprocess.run(  # noqa: S603  (the callers' programs, with the path of a file as one word)
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_seconds, check=False
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=limit_seconds,
+            check=False,
+            env=None,  # the workspace's, in which this program runs itself
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
