@@ -17,14 +17,14 @@ from controller_worker.loop.consumer import ControllerConsumer
 from controller_worker.settings import controller_settings
 
 async def work():
-    assert "openai" not in sys.modules
+    assert "aiohttp" not in sys.modules
     stop = asyncio.Event()
     running = asyncio.create_task(ControllerConsumer(controller_settings()).run(stop))
     while {wanted!r} not in sys.modules and not running.done():
         await asyncio.sleep(0.05)
     stop.set()
     await running
-    print(sorted({{"openai", "litellm", "anthropic"}} & set(sys.modules)))
+    print(sorted({{"aiohttp", "openai", "litellm", "anthropic"}} & set(sys.modules)))
 
 asyncio.run(work())
 """
@@ -33,7 +33,7 @@ asyncio.run(work())
 @pytest.mark.parametrize(
     ("variables", "wanted", "loaded"),
     [
-        ({"LLM_MODEL": "openai/gpt-4o", "LLM_BASE_URL": "http://127.0.0.1:1/v1"}, "openai", "['openai']"),
+        ({"LLM_MODEL": "openai/gpt-4o", "LLM_BASE_URL": "http://127.0.0.1:1/v1"}, "aiohttp", "['aiohttp']"),
         ({}, "broker.coordination.heartbeat_thread", "[]"),
         ({"LLM_MODEL": "scripted//no/such.json"}, "broker.coordination.heartbeat_thread", "[]"),
     ],
