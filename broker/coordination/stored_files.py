@@ -13,6 +13,7 @@ from pathlib import Path
 
 from broker.runtime.errors import CorruptEntry, UsageError
 from broker.specs.workspace_sources import GitSource, UploadedSource
+from broker.store.connection import Argument
 from broker.store.store import Store
 
 PIECE_BYTES = 256 * 2**10
@@ -62,13 +63,14 @@ class StoredFiles:
             # Each at its place, so that one whose reply was lost is not there twice.
             piece = ("HSET", key, at // PIECE_BYTES, content[at : at + PIECE_BYTES])
             await self._store.persist(lambda piece=piece: call_many([piece, *expiry]))  # type: ignore[misc]
-        # Last, so that nobody takes a part for the whole.
-        await self._store.persist(lambda: call_many([("HSET", key, "size", len(content)), *expiry]))
+        # Last, so that nobody takes a part for the whole. One that was laid by has an end, and loses it.
+        last: list[tuple[Argument, ...]] = [*expiry] or [("PERSIST", key)]
+        await self._store.persist(lambda: call_many([("HSET", key, "size", len(content)), *last]))
 
     async def lay_by(self, conversation_id: str, name: str, source: Path, *, ttl_seconds: float) -> None:
         """Keep a file for a conversation that may begin with it, piece by piece, until it expires.  Idempotent.
 
-        One that has been claimed meanwhile stays.
+        One that is there already stays as it is: it may have been claimed.
 
         Args:
             name: the name of its content.
@@ -79,15 +81,13 @@ class StoredFiles:
         """
         size_bytes = (await asyncio.to_thread(source.stat)).st_size
         check_size(size_bytes, "The file")
-        key, call = self._store.keys(conversation_id).stored_file(name), self._store.connection.call
+        keys, ttl_ms = (self._store.keys(conversation_id).stored_file(name),), int(ttl_seconds * 1000)
         with source.open("rb") as file:
             for n in range(-(-size_bytes // PIECE_BYTES)):
                 piece = await asyncio.to_thread(file.read, PIECE_BYTES)
-                is_new = await self._store.persist(lambda n=n, piece=piece: call("HSETNX", key, n, piece))  # type: ignore[misc]
-                if n == 0:  # what is there already may be claimed, and then has no end
-                    expiry = ("PEXPIRE", key, int(ttl_seconds * 1000), *(() if is_new else ("XX",)))
-                    await self._store.persist(lambda expiry=expiry: call(*expiry))  # type: ignore[misc]
-        await self._store.persist(lambda: call("HSET", key, "size", size_bytes))
+                if await self._store.function("deck_lay_by", keys, ttl_ms, n, piece) == ["there"]:
+                    return
+        await self._store.function("deck_lay_by", keys, ttl_ms, "size", size_bytes)
 
     async def refresh(self, conversation_id: str, name: str, *, ttl_seconds: float) -> bool:
         """Keep a file that was laid by for longer; one that has been claimed stays.  False: it is not there."""
@@ -98,10 +98,8 @@ class StoredFiles:
 
     async def claim(self, conversation_id: str, name: str) -> bool:
         """Let a file that was laid by stay for as long as the log; False: it is not there.  Idempotent."""
-        key, call_many = self._store.keys(conversation_id).stored_file(name), self._store.connection.call_many
-        commands = [("PERSIST", key), ("HEXISTS", key, "size")]
-        _, is_whole = await self._store.persist(lambda: call_many(commands))
-        return bool(is_whole)
+        key = self._store.keys(conversation_id).stored_file(name)
+        return bool(await self._store.function("deck_claim_file", (key,)) == ["claimed"])
 
     async def fetch(self, conversation_id: str, name: str) -> bytes:
         """Return what is under a name.
@@ -130,9 +128,8 @@ class StoredFiles:
         """
         if not isinstance(source, UploadedSource):
             return
-        key = self._store.keys(target_id).stored_file(source.parcel)
         # A delegate is lent it again by each owner of its parent; the size is written last.
-        if await self._store.persist(lambda: self._store.connection.call("HGET", key, "size")) is None:
+        if not await self.claim(target_id, source.parcel):
             await self.keep(target_id, await self.fetch(source_id, source.parcel))
 
     async def drop(self, conversation_id: str, name: str) -> None:

@@ -359,7 +359,6 @@ local function change_limit(keys, args)
   local known = get(key, 'change') or ''
   if not string.find(' ' .. known .. ' ', ' ' .. args[1] .. ' ', 1, true) then
     local limit = get(key, 'limit') or ''
-    if limit ~= '' and not string.find(limit, '^%-?%d+$') then limit = '0' end  -- as everybody reads it
     if string.sub(args[2], 1, 5) == 'from ' and string.sub(args[2], 6) ~= limit then return reply('other', limit, {}) end
     redis.call('HSET', key, 'change', string.sub(args[1] .. ' ' .. known, 1, CHANGES_CHARS))
     if args[3] == '' then
@@ -379,7 +378,9 @@ end
 local function forget(keys, args)
   local shard, cid, account = keys[1], args[1], args[2]
   local key = budget(shard, account)
-  local function is_kept() return get(key, 'limit') or get(shard .. ':ledger:held', cid) end
+  local function is_kept()
+    return get(key, 'limit') or get(shard .. ':ledger:held', cid) or redis.call('SCARD', key .. ':children') > 0
+  end
   if attempt(shard, key, account, is_kept) then return {'kept'} end
   local parent = attempt(shard, key, account, get, key, 'parent')
   local children = parent and budget(shard, parent) .. ':children'

@@ -187,7 +187,7 @@ class Ledger:
     async def forget(self, conversation_id: str) -> None:
         """Forget the account of a conversation that is deleted; those above it keep what it has spent.  Idempotent.
 
-        One that has a limit and one with a call under way are kept.
+        One that has a limit, one with a call under way and one with delegates are kept.
         """
         keys, account = (self._shard.root,), conversation_account(conversation_id)
         await self._store.function("deck_budget_forget", keys, conversation_id, account)
@@ -217,9 +217,9 @@ class Ledger:
             await self._change(account, "set", amount)
             return await self.account(account)
         while True:
-            known = await self.account(account)
-            check(known)
-            if await self._change(account, f"from {_nano_or_none(known.limit_usd)}", amount) != "other":
+            limit = await self._limit_text(account)
+            check(await self.account(account))
+            if await self._change(account, b"from " + limit, amount) != "other":
                 return await self.account(account)
 
     async def top_up(self, account: str, amount_usd: float) -> Account:
@@ -263,7 +263,13 @@ class Ledger:
             below += await self._members(f"{self._shard.budget(name)}:children")
         return sorted(found)
 
-    async def _change(self, account: str, how: str, amount: int | str) -> str:
+    async def _limit_text(self, account: str) -> bytes:
+        """Return a limit as the store has it, to the last digit; empty: there is none."""
+        key = self._shard.budget(account_path(account)[0])
+        found: bytes | None = await self._store.persist(lambda: self._store.connection.call("HGET", key, "limit"))
+        return found or b""
+
+    async def _change(self, account: str, how: str | bytes, amount: int | str) -> str:
         outcome, _ = await self._call("deck_budget_limit", new_key(), how, amount, *account_path(account))
         return outcome
 

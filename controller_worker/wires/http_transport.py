@@ -101,7 +101,11 @@ class HttpTransport:
         address = urlsplit(config.base_url)
         self.base_url = address._replace(netloc=address.netloc.rpartition("@")[2]).geturl().rstrip("/")
         self._headers = {"Accept": "application/json", "User-Agent": AGENT, "Authorization": _login(address, key)}
-        self._proxy = environment_proxy(config.base_url)
+        self._proxy, login = _without_login(environment_proxy(config.base_url))
+        to_proxy = {"Proxy-Authorization": login} if login else {}
+        is_tunnelled = address.scheme == "https"
+        self._to_proxy = to_proxy if is_tunnelled else {}
+        self._headers |= {} if is_tunnelled else to_proxy
         self._ssl = httpx.create_ssl_context()
         self._config = config
         self._aiohttp = aiohttp
@@ -155,6 +159,7 @@ class HttpTransport:
                 headers=headers,
                 allow_redirects=False,  # it would carry prompt and key to wherever it points
                 proxy=self._proxy,
+                proxy_headers=self._to_proxy or None,
                 timeout=self._timeout(read_seconds or self._config.read_timeout),
             )
         except self._raised as error:
@@ -193,6 +198,15 @@ def environment_proxy(url: str) -> str | None:
     proxies = getproxies()
     proxy = proxies.get(parts.scheme) or proxies.get("all")
     return f"http://{proxy}" if proxy and "://" not in proxy else proxy or None
+
+
+def _without_login(proxy: str | None) -> tuple[str | None, str]:
+    """Return a proxy's address as errors may show it, and its login; empty: none."""
+    if proxy is None or "@" not in proxy:
+        return proxy, ""
+    address = urlsplit(proxy)
+    shown = address._replace(netloc=address.netloc.rpartition("@")[2]).geturl()
+    return shown, _login(address, "") if address.username else ""
 
 
 def _login(address: SplitResult, key: str) -> str:

@@ -77,22 +77,29 @@ class Uploads:
             ("EXPIRE", key, KEPT_SECONDS),
             ("ZCARD", key),
         ]
-        *_, waiting = await self._store.persist(lambda: call_many(counting))
+        _, is_new, _, waiting = await self._store.persist(lambda: call_many(counting))
         if waiting > MAX_WAITING:
-            await self._count_no_more(tenant, member)
+            if is_new:
+                await self._count_no_more(tenant, member)
             raise TooManyUploads
         await self._files.lay_by(conversation_id, name, source, ttl_seconds=KEPT_SECONDS)
 
-    async def claim(self, tenant: str, conversation_id: str, source: GitSource | UploadedSource | None) -> None:
-        """Keep the file that a conversation is about to begin with, if it is an uploaded one.  Idempotent.
+    async def require(self, conversation_id: str, source: GitSource | UploadedSource | None) -> None:
+        """Make sure that the file that a conversation is about to begin with is there, if it is an uploaded one.
 
         Raises:
-            UnknownUpload: it is not there.
+            UnknownUpload: it is not.
         """
+        if isinstance(source, UploadedSource) and not await self._files.refresh(
+            conversation_id, source.parcel, ttl_seconds=KEPT_SECONDS
+        ):
+            raise UnknownUpload
+
+    async def claim(self, tenant: str, conversation_id: str, source: GitSource | UploadedSource | None) -> None:
+        """Keep the file that a conversation has begun with, if it is an uploaded one.  Idempotent."""
         if not isinstance(source, UploadedSource):
             return
-        if not await self._files.claim(conversation_id, source.parcel):
-            raise UnknownUpload
+        await self._files.claim(conversation_id, source.parcel)
         await self._count_no_more(tenant, f"{conversation_id}:{source.parcel}")
 
     async def _count_no_more(self, tenant: str, member: str) -> None:

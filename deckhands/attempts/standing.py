@@ -159,7 +159,7 @@ class Meter:
     def _count(self, row: Row) -> None:
         self.ended += 1
         self.outcomes[row.outcome] += 1
-        self.cost_usd += row.cost_usd
+        self.cost_usd += row.cost_usd + row.critic_cost_usd
         self.tokens += row.prompt_tokens + row.completion_tokens
 
 

@@ -186,6 +186,7 @@ class _Methods:
             return await begin(gateway, self._principal, task, own), after
         # Before it begins: an agent may be done before the push is kept, and nothing would be left to tell.
         conversation_id = id_in(None, own)
+        known = await self._hooks(conversation_id)
         hook = await self._push(conversation_id, push, tenant=self._principal.tenant)
         try:
             return await begin(gateway, self._principal, task, own), after
@@ -193,7 +194,8 @@ class _Methods:
             try:
                 await gateway.client.row(conversation_id)
             except UnknownConversation:
-                await self._book.remove(hook.id)
+                if hook not in known:  # another request with the same message may be about to begin
+                    await self._book.remove(hook.id)
             raise
 
     async def _send(self, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -96,11 +96,14 @@ async def begin(
     if own is None and request.tools:  # a repeated request is answered whatever is offered by now
         await ToolOffers(gateway.store).choose(request.tools, limit_seconds=OFFERS_SECONDS)
     conversation_id = id_in(None, own)
-    await gateway.uploads.claim(principal.tenant, conversation_id, task.place().source)
+    source = task.place().source
+    await gateway.uploads.require(conversation_id, source)
     if is_watched:
         await LiveText(gateway.store, conversation_id).announce()
     images = task.images if isinstance(task, NewConversation) else ()
-    return await gateway.client.submit_request(request, images=images, conversation_id=conversation_id, role="server")
+    begun = await gateway.client.submit_request(request, images=images, conversation_id=conversation_id, role="server")
+    await gateway.uploads.claim(principal.tenant, conversation_id, source)  # after it: what is refused keeps its end
+    return begun
 
 
 async def begin_once(

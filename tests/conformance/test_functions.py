@@ -64,9 +64,9 @@ HASHES_OF_VERSION = {
         "deckhands_batches": "d59fa74626167beb",
     },
     10: {
-        "deckhands": "20977992ca2cc165",
+        "deckhands": "df51a284dfcfe579",
         "deckhands_governor": "e5e0b38becffe591",
-        "deckhands_ledger": "08882bc47a71b10d",
+        "deckhands_ledger": "5fc5ae746cd75088",
         "deckhands_batches": "3ca423da50005928",
     },
 }

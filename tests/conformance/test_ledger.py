@@ -56,6 +56,29 @@ async def test_what_is_spent_counts_in_every_account_above(store: Store) -> None
     assert [account.name for account in await ledger.accounts()] == [EXPERIMENT, TENANT]
 
 
+async def test_a_limit_of_any_size_is_changed_by_those_who_have_seen_it(store: Store) -> None:
+    ledger = Ledger(store)
+    for _ in range(11):
+        await ledger.top_up(TENANT, 999_999.123456789)
+    seen: list[float | None] = []
+    async with asyncio.timeout(10):
+        changed = await ledger.set_limit(TENANT, 5.0, check=lambda account: seen.append(account.limit_usd))
+    assert (changed.limit_usd, len(seen)) == (5.0, 1)
+
+
+async def test_an_account_with_delegates_under_way_is_not_forgotten(store: Store) -> None:
+    await enter(store, "w1")
+    ledger = Ledger(store)
+    await reserve(ledger, "aaa", 1.0)
+    await settle(ledger, "aaa", 0.5)
+    delegate = accounts_of("bbb", tenant="acme", experiment="swe", parent_id="aaa")
+    assert await ledger.reserve(owner("bbb"), delegate, worst_usd=3.0, total_usd=0.0) is None
+    await ledger.forget("aaa")
+    await ledger.settle(owner("bbb"), delegate, total_usd=2.0)
+    tenant = await ledger.account(TENANT)
+    assert (tenant.spent_usd, tenant.reserved_usd) == (2.5, 0.0)
+
+
 async def test_a_top_up_whose_reply_was_lost_counts_once(store: Store) -> None:
     ledger = Ledger(store)
     await ledger.set_limit(TENANT, 1.0)

@@ -127,6 +127,23 @@ async def test_a_request_goes_by_the_proxy(monkeypatch: pytest.MonkeyPatch) -> N
     assert proxy.head[0] == "POST http://models.invalid/v1/chat/completions HTTP/1.1"
 
 
+@pytest.mark.parametrize(("scheme", "verb"), [("http", "POST"), ("https", "CONNECT")])
+async def test_the_login_of_a_proxy_is_sent_to_it_and_in_no_error(
+    monkeypatch: pytest.MonkeyPatch, scheme: str, verb: str
+) -> None:
+    refusal = b"HTTP/1.1 407 Who are you\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    async with listening(refusal) as proxy:
+        proxy.may_answer.set()
+        monkeypatch.setenv(f"{scheme.upper()}_PROXY", proxy.address.replace("//", "//user:passw0rd@"))
+        async with transport(f"{scheme}://models.invalid/v1") as made:
+            with pytest.raises(made.failures) as failed:
+                await whole_answer(made)
+    assert proxy.head[0].startswith(f"{verb} ")
+    assert "proxy-authorization: basic dxnlcjpwyxnzdzbyza==" in proxy.head  # lowered by the reader
+    texts = [str(error) for error in (failed.value, failed.value.__cause__)]
+    assert not [text for text in texts if "passw0rd" in text], texts
+
+
 async def test_a_body_is_forgotten_once_it_is_sent() -> None:
     body = bytes(bytearray(b"x" * (PIECE_BYTES + 7)))
     small = bytes(bytearray(b"y" * 1_000))

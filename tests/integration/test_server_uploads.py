@@ -20,7 +20,9 @@ import pytest_asyncio
 
 from broker.contract.actions import MessageAction
 from broker.coordination.stored_files import MAX_STORED_FILE_BYTES, PIECE_BYTES, StoredFiles
+from broker.specs.workspace_sources import UploadedSource
 from deckhands.access.uploads import KEPT_SECONDS, MAX_WAITING
+from deckhands.tasks.inputs import id_in
 from tests.served_stores import environment_with
 from tests.server_parts import Served, served
 
@@ -45,6 +47,11 @@ def under(key: str) -> dict[str, str]:
 def task(name: str = NAME, **more: Any) -> dict[str, Any]:
     source = {"kind": "upload", "name": "a.tar", "format": "tar", "parcel": name}
     return {"task": "do it", "workspace": {"source": source}, **more}
+
+
+def id_under(tenant: str, key: str) -> str:
+    """Return the id of the conversation that begins for a tenant under a key."""
+    return id_in(None, sha256(f"{tenant}\n{key}".encode()).hexdigest())
 
 
 async def code_of(asked: Any) -> tuple[int, str]:
@@ -89,6 +96,42 @@ async def test_nobody_begins_with_what_another_key_or_tenant_has_uploaded(server
         assert (await other.get("/conversations")).json()["conversations"] == []
         begun = await client.post("/conversations", json=task(), headers=under("mine"))
         assert begun.status_code == 201
+
+
+async def test_a_file_whose_conversation_is_refused_expires_and_counts(server: Served) -> None:
+    async with server.as_(await server.token("refused")) as client:
+        for n in range(MAX_WAITING):
+            put = await client.put(f"/uploads/{NAME}", content=CONTENT, headers=under(str(n)))
+            begun = await client.post("/conversations", json=task(images=["http://a b"]), headers=under(str(n)))
+            assert (put.status_code, begun.status_code) == (201, 422)
+            assert 0 < await life_of(server, id_under("refused", str(n))) <= KEPT_SECONDS
+        full = client.put(f"/uploads/{NAME}", content=CONTENT, headers=under("one more"))
+        assert await code_of(full) == (429, "too_many_uploads")
+
+
+async def test_a_file_of_which_a_part_is_there_is_nobodys_yet_and_expires(server: Served) -> None:
+    cid = id_under("parts", "a")
+    key = server.client.store.keys(cid).stored_file(NAME)
+    await server.client.store.connection.call("HSET", key, 0, CONTENT[:PIECE_BYTES])  # its server died behind this
+    async with server.as_(await server.token("parts")) as client:
+        begun = client.post("/conversations", json=task(), headers=under("a"))
+        assert await code_of(begun) == (422, "unknown_upload")
+        put = await client.put(f"/uploads/{NAME}", content=CONTENT, headers=under("a"))
+        assert put.status_code == 201
+        assert 0 < await life_of(server, cid) <= KEPT_SECONDS
+        assert (await client.post("/conversations", json=task(), headers=under("a"))).status_code == 201
+        assert await life_of(server, cid) == -1
+
+
+async def test_a_file_that_was_laid_by_and_is_kept_otherwise_stays(server: Served, tmp_path: Path) -> None:
+    files = StoredFiles(server.client.store)
+    (tmp_path / "a.tar").write_bytes(CONTENT)
+    for cid in ("kept-otherwise", "lent-otherwise"):
+        await files.lay_by(cid, NAME, tmp_path / "a.tar", ttl_seconds=60)
+    await files.keep("kept-otherwise", CONTENT)
+    source = UploadedSource(name="a.tar", format="tar", parcel=NAME)
+    await files.lend("kept-otherwise", "lent-otherwise", source)
+    assert [await life_of(server, cid) for cid in ("kept-otherwise", "lent-otherwise")] == [-1, -1]
 
 
 async def test_what_is_not_what_it_says_is_kept_by_nobody(server: Served) -> None:

@@ -14,7 +14,7 @@ import functools
 import logging
 import traceback
 from collections.abc import Coroutine, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from broker.contract import codec
@@ -139,7 +139,9 @@ class Executor:
             return
         try:
             await attribution.act()
-            with self._stop_orders.heard(delivery.conversation_id, delivery.action_id):
+            # One that another worker had may have begun: the host knows, and an order reaches it there.
+            heard = self._stop_orders.heard(delivery.conversation_id, delivery.action_id)
+            with heard if isinstance(claim, ActionClaimed) else nullcontext():
                 await self._carry_out(delivery, claim, attribution, refusal)
         finally:
             attribution.end_turn()
