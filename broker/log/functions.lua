@@ -313,8 +313,10 @@ end
 
 -- Note the first event of a conversation that webhooks have not heard of, if its tenant has any, see told.
 local function add_news(shard, cid, tenant, first)
+  if not is_there(shard, shard .. ':hooked', 'hash') then return end
   local its, everybodys = unpack(redis.call('HMGET', shard .. ':hooked', tenant or '', '*'))
   if not its and not everybodys then return end
+  is_there(shard, shard .. ':news', 'zset')
   local known = redis.call('ZSCORE', shard .. ':news', cid)
   if not known or tonumber(known) > first then redis.call('ZADD', shard .. ':news', first, cid) end
 end

@@ -294,6 +294,16 @@ def _exists(keys: Keyspace, args: Arguments) -> int:
     return sum(key in keys.values for key in args)
 
 
+def _pexpire(keys: Keyspace, args: Arguments) -> int:
+    """Say what a server says; the key stays."""
+    return _exists(keys, args[:1])
+
+
+def _persist(_: Keyspace, __: Arguments) -> int:
+    """Say that the key had no end; none has one here."""
+    return 0
+
+
 def _type(keys: Keyspace, args: Arguments) -> Status:
     found = keys.values.get(args[0])
     names = {type(None): b"none", Hash: b"hash", Members: b"set", SortedSet: b"zset", bytes: b"string"}
@@ -317,6 +327,8 @@ def _describe_server(_: Keyspace, __: Arguments) -> bytes:
 
 
 COMMANDS: dict[bytes, Command] = {
+    b"PEXPIRE": _pexpire,
+    b"PERSIST": _persist,
     b"HSET": _hset,
     b"HSETNX": _hsetnx,
     b"HGET": _hget,
