@@ -13,6 +13,7 @@ import pytest
 from broker.coordination.membership import Member, Membership, members
 from broker.coordination.unreadable import Unreadable
 from broker.runtime.errors import CorruptEntry, StoreRefused, UsageError
+from broker.store import keys
 from broker.store.store import Store
 from deckhands.schedules.book import ScheduleBook
 from deckhands.schedules.schedule import Schedule
@@ -135,7 +136,7 @@ class Crew:
     async def is_swept(self) -> bool:
         """Whether what was overwritten has been moved out of the way."""
         self.check_alive()
-        commands = [("TYPE", f"{ROOT}:{name}") for name in TYPED]
+        commands = [("TYPE", key) for key in (*(f"{ROOT}:{name}" for name in TYPED), keys.INBOX)]
         return b"string" not in await self.store.connection.call_many(commands)
 
     def check_alive(self) -> None:
