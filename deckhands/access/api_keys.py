@@ -137,7 +137,7 @@ class ApiKeys:
             UsageError: something cannot be used, or there are too many keys.
         """
         if life is not None and not timedelta(0) < life <= MAX_LIFE:
-            raise UsageError("A key lives between a moment and ten years.", remedy="Use a duration such as 90d.")
+            raise UsageError("A key is valid for up to ten years.", remedy="Use a duration such as 90d.")
         if (await self._call(("HLEN", self._root)))[0] >= MAX_KEYS:
             raise UsageError(f"There are {MAX_KEYS:,} keys.", remedy="Remove those that were revoked.")
         now, secret = self._store.clock.now(), secrets.token_urlsafe(32)
@@ -245,7 +245,7 @@ class ApiKeys:
         (text,) = await self._call(("HGET", self._root, key_id))
         if (key := _key_in(text)) is None:
             raise UsageError(
-                f"There is no API key {ascii(key_id)[1:-1][:50]}.", remedy="`deckhands key ls` lists those there are."
+                f"There is no API key {ascii(key_id)[1:-1][:50]}.", remedy="`deckhands key ls` lists all keys."
             )
         return key
 

@@ -47,7 +47,7 @@ class AcpOptions:
 def acp(options: AcpOptions) -> None:
     """Let an editor drive conversations, by the Agent Client Protocol on standard input and output.
 
-    The directory of a session is the workspace. On a cluster it is one of the tool workers' machine.
+    The directory of a session is the workspace. With --cluster, it is a directory on the tool workers' machine.
     """
     if find_spec("acp") is None:
         raise UsageError(

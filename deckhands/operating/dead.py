@@ -187,7 +187,7 @@ def requeue(options: RequeueOptions) -> None:
 @yes_option
 @options_as(DiscardOptions)
 def discard(options: DiscardOptions) -> None:
-    """Close dead conversations, whose logs can be read on, and forget unreadable entries."""
+    """Close dead conversations, whose logs stay readable, and forget unreadable entries."""
 
     async def away(client: Client) -> tuple[int, int]:
         conversations, entries = await _chosen(client, options, options.kind)

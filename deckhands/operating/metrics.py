@@ -45,7 +45,7 @@ class MetricsOptions:
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A file with the token that Prometheus has to send; needed to listen beyond this machine.",
+    help="A file with the token that Prometheus has to send; required to listen beyond this machine.",
 )
 @click.option("--once", "is_once", is_flag=True, help="Print the metrics, and exit.")
 @options_as(MetricsOptions)

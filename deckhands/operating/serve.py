@@ -105,8 +105,10 @@ class DoorOptions:
 @click.option("--controllers", type=click.IntRange(0, 64), default=1, show_default=True)
 @click.option("--tools", "tool_workers", type=click.IntRange(0, 64), default=1, show_default=True)
 @click.option("--doors", type=click.IntRange(0, 64), default=1, show_default=True)
-@click.option("--jobs", type=click.IntRange(0, 64), default=1, show_default=True, help="Workers of jobs.")
-@click.option("--beats", type=click.IntRange(0, 64), default=1, show_default=True, help="What sends periodic jobs.")
+@click.option("--jobs", type=click.IntRange(0, 64), default=1, show_default=True, help="Jobs workers.")
+@click.option(
+    "--beats", type=click.IntRange(0, 64), default=1, show_default=True, help="Processes that send periodic jobs."
+)
 @click.option("--port", type=click.IntRange(1, 65_535), help="Also offer the store on this port of 127.0.0.1.")
 @workspace_root_option
 @sandbox_option

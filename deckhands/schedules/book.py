@@ -28,7 +28,7 @@ from deckhands.schedules.schedule import Schedule, Standing
 from deckhands.tasks.requests import TaskRequest
 
 MAX_SCHEDULES = 10_000
-REMEDY = "`deckhands schedule ls` lists those there are."
+REMEDY = "`deckhands schedule ls` lists all schedules."
 
 Check = Callable[[Schedule], None]
 

@@ -96,7 +96,7 @@ class CloseOptions(ChosenToEnd):
 @click.option(
     "--double-texting",
     type=click.Choice(get_args(MessagePolicy)),
-    help="What it does if the agent works; by default what the conversation was submitted with.",
+    help="What it does while the agent works; by default what the conversation was submitted with.",
 )
 @options_as(MessageOptions)
 def message(options: MessageOptions) -> None:
@@ -114,7 +114,7 @@ def message(options: MessageOptions) -> None:
 @json_option
 @options_as(PauseOptions)
 def pause(options: PauseOptions) -> int:
-    """Ask for a pause: what runs is finished, nothing new is started.
+    """Ask for a pause: what runs finishes, and nothing new starts.
 
     Name conversations, or choose them by --label and --state; those that are over are left alone then.
     """
