@@ -65,7 +65,7 @@ def acp(options: AcpOptions) -> None:
 async def _serve(options: AcpOptions, settings: FaceSettings) -> None:
     import acp as protocol
 
-    from deckhands.doors.editor import EditorAgent
+    from deckhands.protocols.editor import EditorAgent
 
     def make(directory: str, conversation_id: str | None) -> AsyncConversation:
         return AsyncConversation(
