@@ -145,11 +145,11 @@ class Conversations:
         return row
 
     async def close(self, conversation_id: str) -> None:
-        """Refuse every further event and end the workspace's processes.  Idempotent."""
+        """Refuse every further event and end the workspace's processes. Idempotent."""
         await self._call("deck_close", conversation_id)
 
     async def requeue(self, conversation_id: str) -> None:
-        """Give a dead letter another chance.  Idempotent."""
+        """Give a dead letter another chance. Idempotent."""
         await self._call("deck_requeue", conversation_id)
 
     async def dead_letters(self) -> list[str]:

@@ -41,7 +41,7 @@ class Deletion:
         self._store = store
 
     async def delete(self, conversation_id: str, *, last_id: int, limit_seconds: float = RELEASE_LIMIT_SECONDS) -> None:
-        """Delete a settled conversation and its keys.  Idempotent: one that is half deleted is deleted by a repetition.
+        """Delete a settled conversation and its keys. Idempotent: one that is half deleted is deleted by a repetition.
 
         Its workspace's processes are ended, and its files are removed by the node as those of a closed one.
 

@@ -84,7 +84,7 @@ class Selected:
         self._conversations = Conversations(store)
 
     async def pages(self) -> AsyncIterator[list[ConversationRow]]:
-        """Yield the conversations, newest first, up to 500 at a time.  Pages are not empty."""
+        """Yield the conversations, newest first, up to 500 at a time. Pages are not empty."""
         indexes = [await self._index(names) for names in self._store.all_shards]
         before: Place | None = None
         while places := await self._places(indexes, before):

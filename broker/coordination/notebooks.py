@@ -41,7 +41,7 @@ class Notebooks:
         return in_order(found)
 
     async def write(self, notebook: Notebook, note: Note) -> None:
-        """Add a note, or replace the one with its id.  Idempotent.
+        """Add a note, or replace the one with its id. Idempotent.
 
         Raises:
             UsageError: the notebook is full.
@@ -58,7 +58,7 @@ class Notebooks:
         return bool(await self._store.persist(lambda: self._store.connection.call("HDEL", key, note_id)))
 
     async def erase(self, notebook: Notebook) -> None:
-        """Remove all notes and the notebook itself.  Idempotent."""
+        """Remove all notes and the notebook itself. Idempotent."""
         key, name = self._of(notebook), _name(notebook)
         # In this order: a note that is written meanwhile is in a notebook that is listed.
         commands = [("SREM", self._keys.notebooks, name), ("DEL", key)]

@@ -51,8 +51,8 @@ class NotClaimed(StrEnum):
     SWEPT = "swept"
 
 
-class Standing(StrEnum):
-    """How a conversation that was to begin later stands."""
+class StartStatus(StrEnum):
+    """Whether a conversation that was to begin later may begin."""
 
     DUE = "due"
     EXPIRED = "expired"
@@ -96,7 +96,7 @@ class Owners:
                 return NotClaimed(outcome)
         raise StoreError(f"The function claim answered {reply!r}.")
 
-    async def standing(self, ownership: Ownership) -> Standing | float:
+    async def start_status(self, ownership: Ownership) -> StartStatus | float:
         """Say whether a conversation that waits to begin may begin, or how many seconds are left until then.
 
         Raises:
@@ -111,7 +111,7 @@ class Owners:
                 return float(left_ms) / 1000
             case ["fenced"]:
                 raise OwnershipLost(f"The conversation {ownership.conversation_id} has another owner.")
-        return Standing(reply[0])
+        return StartStatus(reply[0])
 
     async def resume_claim(self, conversation_id: str, worker_id: str) -> Claimed | None:
         """Return the current claim of this very worker, for a claim whose reply was lost."""
@@ -164,7 +164,7 @@ class Owners:
         return bool(reply[0] == "marked")
 
     async def dispatch(self, ownership: Ownership, action_id: int, entry: bytes, *, pool: str = "") -> DispatchOutcome:
-        """Make sure that an appended action reaches a tool worker.  Idempotent.
+        """Make sure that an appended action reaches a tool worker. Idempotent.
 
         Args:
             pool: whose tool workers run it; empty: those that hold the conversation's workspace.

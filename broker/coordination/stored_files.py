@@ -45,13 +45,13 @@ class StoredFiles:
         self._store = store
 
     async def keep(self, conversation_id: str, content: bytes) -> str:
-        """Keep a file for as long as the log, which need not be there yet, and return its name.  Idempotent."""
+        """Keep a file for as long as the log, which need not be there yet, and return its name. Idempotent."""
         name = content_name(content)
         await self.put(conversation_id, name, content)
         return name
 
     async def put(self, conversation_id: str, name: str, content: bytes, *, ttl_seconds: float | None = None) -> None:
-        """Write a file under a name.  Idempotent.
+        """Write a file under a name. Idempotent.
 
         Raises:
             UsageError: it is too large.
@@ -68,7 +68,7 @@ class StoredFiles:
         await self._store.persist(lambda: call_many([("HSET", key, "size", len(content)), *last]))
 
     async def lay_by(self, conversation_id: str, name: str, source: Path, *, ttl_seconds: float) -> None:
-        """Keep a file for a conversation that may begin with it, piece by piece, until it expires.  Idempotent.
+        """Keep a file for a conversation that may begin with it, piece by piece, until it expires. Idempotent.
 
         One that is there already stays as it is: it may have been claimed.
 
@@ -90,14 +90,14 @@ class StoredFiles:
         await self._store.function("deck_lay_by", keys, ttl_ms, "size", size_bytes)
 
     async def refresh(self, conversation_id: str, name: str, *, ttl_seconds: float) -> bool:
-        """Keep a file that was laid by for longer; one that has been claimed stays.  False: it is not there."""
+        """Keep a file that was laid by for longer; one that has been claimed stays. False: it is not there."""
         key, call_many = self._store.keys(conversation_id).stored_file(name), self._store.connection.call_many
         commands = [("PEXPIRE", key, int(ttl_seconds * 1000), "XX"), ("HEXISTS", key, "size")]
         _, is_whole = await self._store.persist(lambda: call_many(commands))
         return bool(is_whole)
 
     async def claim(self, conversation_id: str, name: str) -> bool:
-        """Let a file that was laid by stay for as long as the log; False: it is not there.  Idempotent."""
+        """Let a file that was laid by stay for as long as the log; False: it is not there. Idempotent."""
         key = self._store.keys(conversation_id).stored_file(name)
         return bool(await self._store.function("deck_claim_file", (key,)) == ["claimed"])
 
@@ -121,7 +121,7 @@ class StoredFiles:
         return content
 
     async def lend(self, source_id: str, target_id: str, source: GitSource | UploadedSource | None) -> None:
-        """Give another conversation the file that this one began with.  Idempotent.
+        """Give another conversation the file that this one began with. Idempotent.
 
         Raises:
             CorruptEntry: see `fetch`.
@@ -133,6 +133,6 @@ class StoredFiles:
             await self.keep(target_id, await self.fetch(source_id, source.parcel))
 
     async def drop(self, conversation_id: str, name: str) -> None:
-        """Remove a file.  Idempotent."""
+        """Remove a file. Idempotent."""
         key = self._store.keys(conversation_id).stored_file(name)
         await self._store.persist(lambda: self._store.connection.call("DEL", key))

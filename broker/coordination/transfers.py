@@ -216,7 +216,7 @@ class Transfers:
             return None  # nobody of ours has written it
 
     async def begin(self, conversation_id: str, token: str) -> None:
-        """Say that a request is being carried out, as the tool worker: the answer may take a while.  Idempotent."""
+        """Say that a request is being carried out, as the tool worker: the answer may take a while. Idempotent."""
         await self._write(self._store.keys(conversation_id).transfer(token), "begun", "1")
 
     async def content(self, conversation_id: str, token: str) -> bytes:
@@ -224,7 +224,7 @@ class Transfers:
         return await self._stored_files.fetch(conversation_id, token)
 
     async def answer(self, conversation_id: str, token: str, answer: TransferAnswer, content: bytes | None) -> None:
-        """Answer a request, as the tool worker.  Idempotent.
+        """Answer a request, as the tool worker. Idempotent.
 
         Args:
             content: what it brings; None: nothing.

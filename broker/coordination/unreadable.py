@@ -91,7 +91,7 @@ class Unreadable:
         return await self._store.persist(lambda: entries_aside(self._store.connection, self._store.all_shards))
 
     async def discard(self, names: Sequence[str]) -> int:
-        """Forget notes by their names, and return how many there were.  Idempotent.
+        """Forget notes by their names, and return how many there were. Idempotent.
 
         Raises:
             UsageError: one is not the name of a note.

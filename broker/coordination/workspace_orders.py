@@ -20,7 +20,7 @@ class WorkspaceOrders:
         self._store = store
 
     async def end_sessions(self, conversation_id: str, *, limit_seconds: float) -> bool:
-        """End the processes of a workspace; its files stay, and a later action starts a new session.  Idempotent.
+        """End the processes of a workspace; its files stay, and a later action starts a new session. Idempotent.
 
         Args:
             limit_seconds: how long to wait for a tool worker of the node to have done it.

@@ -98,7 +98,7 @@ class Batches:
         await self._call("deck_batch_put", conversation_id, step, seen_id, lane, about_lane, packed, len(body))
 
     async def drop(self, conversation_id: str, step: str = "") -> CallStands:
-        """Forget a call, or that of one step only.  Idempotent.
+        """Forget a call, or that of one step only. Idempotent.
 
         Returns:
             How it stood: one that was sent is paid for all the same.
@@ -186,7 +186,7 @@ class Batches:
         return sorted(await self._calls(batch), key=int)
 
     async def deliver(self, batch: Batch, number: str, result: bytes) -> str | None:
-        """Keep the result of a call, unless it is known.  Idempotent.
+        """Keep the result of a call, unless it is known. Idempotent.
 
         Returns:
             The conversation to wake; None when nobody waits for it any more.
@@ -196,7 +196,7 @@ class Batches:
         return cid[0].decode() if outcome == "delivered" else None
 
     async def close(self, batch: Batch, worker_id: str) -> None:
-        """Forget a batch whose calls are all delivered.  Idempotent."""
+        """Forget a batch whose calls are all delivered. Idempotent."""
         await self._call("deck_batch_close", batch.batch_id, worker_id)
 
     async def known(self) -> set[str]:

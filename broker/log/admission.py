@@ -29,7 +29,7 @@ def check_reply(reply: list[Any]) -> None:
 
 
 async def check(store: Store, conversation_id: str, tenant: str) -> None:
-    """See whether a conversation may begin, before anything is stored for it.  Writes nothing.
+    """See whether a conversation may begin, before anything is stored for it. Writes nothing.
 
     Raises:
         AdmissionRefused: it may not. One that has begun may.

@@ -20,7 +20,7 @@ class Blobs:
         self._store = store
 
     async def keep(self, conversation_id: str, contents: Mapping[str, bytes]) -> None:
-        """Store texts under their addresses.  Idempotent."""
+        """Store texts under their addresses. Idempotent."""
         names = self._store.keys(conversation_id)
         commands = [("SET", names.blob(sha256), content) for sha256, content in contents.items()]
         await self._store.persist(lambda: self._store.connection.call_many(commands))

@@ -34,7 +34,7 @@ NOTICE = (
 
 
 async def name_gap(log: EventLog, lost: EventsLost, *, noticed_by: str) -> int:
-    """Say in the log that it has lost events, unless it says so already.  Idempotent.
+    """Say in the log that it has lost events, unless it says so already. Idempotent.
 
     Args:
         lost: what was lost, as it was noticed.

@@ -86,7 +86,7 @@ class Secrets:
         self._known: OrderedDict[str, _Known] = OrderedDict()
 
     async def put(self, conversation_id: str, name: str, value: str) -> None:
-        """Add a secret, or replace it.  Idempotent.
+        """Add a secret, or replace it. Idempotent.
 
         Args:
             name: the variable in which commands find it.

@@ -41,7 +41,7 @@ class ToolOffers:
         self._store = store
 
     async def publish(self, offers: Iterable[ToolOffer]) -> None:
-        """Offer tools under their keys, in place of earlier offers under the same.  Idempotent.
+        """Offer tools under their keys, in place of earlier offers under the same. Idempotent.
 
         A key of another type that stands where the offers belong is moved out of the way.
         """
@@ -53,7 +53,7 @@ class ToolOffers:
             _log.error("tools cannot be offered under %s: %s", keys.TOOLS, error)
 
     async def repeat(self, offers: Iterable[ToolOffer]) -> None:
-        """Publish those offers again that do not stand as they were published: somebody has written there.  Idempotent.
+        """Publish those offers again that do not stand as they were published: somebody has written there. Idempotent.
 
         It is asked every few seconds, and what is written goes to the store's disk; so it looks before it writes.
         """

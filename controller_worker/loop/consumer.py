@@ -45,10 +45,10 @@ UPKEEP_SECONDS = 1.0
 CHECK_NEWS_EVERY = 2
 CHECK_DISPATCH_AFTER_SECONDS = 6.0
 MAKE_ROOM_FOR = 256
-"""How many conversations that only wait a full worker gives back each second: batch work first, then by how long."""
+"""How many waiting conversations a full worker gives back each second: batch work first, then the longest wait."""
 SHOWN_LOST = 5
 QUOTAS_NAMED = 50
-"""Of how many quotas a worker says that it has them, for those who look on."""
+"""How many of its quotas a worker reports."""
 IGNORED_NAMED = 10
 """How many settings without effect a worker reports."""
 BEGIN_AT_ONCE = 32
@@ -227,9 +227,9 @@ class Incarnation:
                 while self._beginning[is_first] >= BEGIN_AT_ONCE:
                     self._has_begun.clear()
                     await self._has_begun.wait()
-                rung = await stream.read(limit=min(BEGIN_AT_ONCE - self._beginning[is_first], room))
-                with self._services.steps.hurry() if rung and is_first else nullcontext():
-                    await asyncio.gather(*(self._claim(cid, entry) for cid, entry in rung))
+                notified = await stream.read(limit=min(BEGIN_AT_ONCE - self._beginning[is_first], room))
+                with self._services.steps.hurry() if notified and is_first else nullcontext():
+                    await asyncio.gather(*(self._claim(cid, entry) for cid, entry in notified))
         finally:
             await stream.aclose()
 

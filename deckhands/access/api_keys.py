@@ -176,7 +176,7 @@ class ApiKeys:
         return bool(count)
 
     async def revoke(self, key_id: str) -> ApiKey:
-        """Refuse a key from now on.  Idempotent; it stays in the listing.
+        """Refuse a key from now on. Idempotent; it stays in the listing.
 
         Raises:
             UsageError: there is no such key.

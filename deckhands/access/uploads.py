@@ -53,7 +53,7 @@ class Uploads:
         self._root = store.all_shards[0].api_keys
 
     async def lay_by(self, tenant: str, conversation_id: str, name: str, source: Path) -> None:
-        """Keep a file until its conversation begins, for an hour at most.  Idempotent.
+        """Keep a file until its conversation begins, for an hour at most. Idempotent.
 
         Args:
             name: the SHA-256 of its content.
@@ -96,7 +96,7 @@ class Uploads:
             raise UnknownUpload
 
     async def claim(self, tenant: str, conversation_id: str, source: GitSource | UploadedSource | None) -> None:
-        """Keep the file that a conversation has begun with, if it is an uploaded one.  Idempotent."""
+        """Keep the file that a conversation has begun with, if it is an uploaded one. Idempotent."""
         if not isinstance(source, UploadedSource):
             return
         await self._files.claim(conversation_id, source.parcel)

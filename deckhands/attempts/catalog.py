@@ -70,13 +70,13 @@ class Catalog:
         self._shard = store.all_shards[0]
 
     async def begin(self, name: str, about: About) -> None:
-        """Record an evaluation.  Idempotent."""
+        """Record an evaluation. Idempotent."""
         key = self._shard.evaluation(name)
         await self._write([("HSET", key, "about", about.model_dump_json()), ("EXPIRE", key, KEPT_SECONDS)])
         await self.put(name, ())
 
     async def put(self, name: str, rows: Iterable[Row]) -> None:
-        """Record results, and that a driver is running. Patches and long evidence are left out.  Idempotent."""
+        """Record results, and that a driver is running. Patches and long evidence are left out. Idempotent."""
         now_ms = round(self._store.clock.now().timestamp() * 1000)
         index, key = self._shard.evaluations, self._shard.evaluation_rows(name)
         fields = [part for row in rows for part in (json.dumps(row.key), _shortened(row).model_dump_json())]

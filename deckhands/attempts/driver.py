@@ -80,7 +80,7 @@ class Driver:
         self._taking_in = asyncio.Lock()
 
     async def run(self) -> None:
-        """Return when every attempt has its row.  Idempotent.
+        """Return when every attempt has its row. Idempotent.
 
         Raises:
             StoreError: the store cannot be used.

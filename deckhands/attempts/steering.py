@@ -124,7 +124,7 @@ class Steering:
         return Wanted(_wishes(fields), orders, rounds, _standing(fields.get("standing", "")))
 
     async def wish(self, **wishes: object) -> None:
-        """Record new wishes; None leaves a wish unchanged.  Idempotent."""
+        """Record new wishes; None leaves a wish unchanged. Idempotent."""
         await self._put({name: str(value) for name, value in wishes.items() if value is not None})
 
     async def requeue(self, order: Requeue) -> None:
@@ -132,7 +132,7 @@ class Steering:
         await self._put({f"{ORDER}{new_key()}": order.model_dump_json()})
 
     async def granted(self, order_id: str, rounds: Mapping[AttemptKey, int]) -> None:
-        """Record the new rounds that an order leads to, then remove the order.  Idempotent."""
+        """Record the new rounds that an order leads to, then remove the order. Idempotent."""
         await self._put({f"{ROUND}{json.dumps(key)}": str(number) for key, number in rounds.items()})
         await self._store.persist(lambda: self._store.connection.call("HDEL", self._key, f"{ORDER}{order_id}"))
 

@@ -130,7 +130,7 @@ class Callers:
         return text
 
     async def revoke(self, conversation_id: str) -> None:
-        """Remember that the task was revoked.  Idempotent."""
+        """Remember that the task was revoked. Idempotent."""
         await self._call(("HSET", self._store.keys(conversation_id).caller, "revoked", 1))
 
     async def lock(self, conversation_id: str, holder: str) -> bool:
@@ -140,7 +140,7 @@ class Callers:
         return bool(found == holder.encode())
 
     async def answered(self, conversation_id: str) -> None:
-        """Remember that they have their answer; the conversation may continue without them.  Idempotent.
+        """Remember that they have their answer; the conversation may continue without them. Idempotent.
 
         Where none has begun, nothing else would ever remove what is kept of them: it goes after `FORGOTTEN_AFTER`.
         """

@@ -65,7 +65,7 @@ class Desk:
         awaited: str = "",
         timing: Timing | None = None,
     ) -> None:
-        """Begin a conversation.  Idempotent.
+        """Begin a conversation. Idempotent.
 
         Args:
             awaited: who waits for it; empty: nobody.

@@ -67,7 +67,7 @@ class Orders:
         eta: datetime | None = None,
         expires: datetime | None = None,
     ) -> str:
-        """Begin a conversation, now or later, and return its id.  Idempotent under the task id.
+        """Begin a conversation, now or later, and return its id. Idempotent under the task id.
 
         Args:
             eta: of the message; `expires`: too.
@@ -86,7 +86,7 @@ class Orders:
     async def carry_out(
         self, what: str, task_id: str, arguments: Sequence[Any], options: Mapping[str, Any], *, eta: Any = None
     ) -> dict[str, Any]:
-        """Do what a task asks, and return the conversation's id and state.  Idempotent under the task id.
+        """Do what a task asks, and return the conversation's id and state. Idempotent under the task id.
 
         Args:
             what: a name of `TAKES`.

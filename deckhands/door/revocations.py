@@ -27,7 +27,7 @@ class Revocations:
         self._names = store.all_shards[0]
 
     async def revoke(self, task_id: str) -> None:
-        """Remember that a task was revoked: for a week, and the last `MAX_REVOKED_KEPT` of them.  Idempotent."""
+        """Remember that a task was revoked: for a week, and the last `MAX_REVOKED_KEPT` of them. Idempotent."""
         now = self._store.clock.now()
         await self._call(
             ("ZADD", self._names.revoked, to_millis(now), task_id),

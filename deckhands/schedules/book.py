@@ -98,7 +98,7 @@ class ScheduleBook:
                 return
 
     async def set_paused(self, name: str, *, is_paused: bool, check: Check | None = None) -> datetime | None:
-        """Pause a schedule or let it continue, and return its next tick.  Idempotent.
+        """Pause a schedule or let it continue, and return its next tick. Idempotent.
 
         Args:
             check: raises unless it is what the caller wants to change; what it has seen is what is changed.

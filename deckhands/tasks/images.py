@@ -26,7 +26,7 @@ Image = str | os.PathLike[str] | bytes
 
 
 def image_urls_of(images: Iterable[Image]) -> tuple[str, ...] | None:
-    """Return pictures as addresses or data URLs; None: there are none.  Reads files.
+    """Return pictures as addresses or data URLs; None: there are none. Reads files.
 
     Raises:
         UsageError: one is no picture, cannot be read or is too large; or there are too many.

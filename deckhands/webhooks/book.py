@@ -114,7 +114,7 @@ class WebhookBook:
         return self._store.clock.now()
 
     async def mark(self, tenants: list[str]) -> None:
-        """Note in every shard which tenants have webhooks.  Idempotent."""
+        """Note in every shard which tenants have webhooks. Idempotent."""
         for names in self._store.all_shards if tenants else ():
             fields = [part for tenant in tenants for part in (tenant, "1")]
             await self._call(("HSET", names.hooked, *fields), ("HSET", names.clock, "hooked", "1"))
@@ -155,7 +155,7 @@ class WebhookBook:
     async def set_enabled(
         self, webhook_id: str, *, is_enabled: bool, why_off: str = "", check: Check | None = None
     ) -> Webhook:
-        """Turn a webhook on or off; it gets no events from the time while it is off.  Idempotent.
+        """Turn a webhook on or off; it gets no events from the time while it is off. Idempotent.
 
         Args:
             check: raises unless the caller may change the webhook as it is now; exactly that version is changed.
@@ -186,7 +186,7 @@ class WebhookBook:
         return self._secrets.opened(_sealed_for(hook.id), base64.b64decode(hook.token)) if hook.token else ""
 
     async def plan(self, hook: Webhook, delivery: Delivery) -> str:
-        """Add a delivery to its line: `planned`, `known`, `full`, or `missing`; see Lua.  Idempotent."""
+        """Add a delivery to its line: `planned`, `known`, `full`, or `missing`; see Lua. Idempotent."""
         place, text = delivery.event_id, delivery.model_dump_json()
         arguments = (hook.id, delivery.conversation_id, delivery.id, place, text, MAX_WAITING)
         (outcome,) = await self._store.function("deck_plan_delivery", (self._names.root,), *arguments)
