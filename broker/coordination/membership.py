@@ -239,12 +239,12 @@ async def members(store: Store) -> list[Member]:
     """Return the workers of the first shard, the longest silent first."""
     names = store.all_shards[0]
     commands = [("FCALL", "deck_now", 1, names.root), ("ZRANGE", names.workers, 0, -1, "WITHSCORES")]
-    (_, now_ms), flat = await store.persist(lambda: store.connection.call_many(commands))
+    (_, now_ms), flat = await store.call_many(commands)
     found = []
     for worker, deadline in zip(flat[::2], flat[1::2], strict=True):
         worker_id = worker.decode(errors="backslashreplace")
         try:
-            pairs = await store.persist(lambda: store.connection.call("HGETALL", names.about(worker_id)))  # noqa: B023
+            pairs = await store.call("HGETALL", names.about(worker_id))
         except StoreRefused:  # a key of another type, until the next sweep; it concerns no other worker
             pairs = []
         about = texts_by_name(pairs)

@@ -57,15 +57,15 @@ class StoredFiles:
             UsageError: it is too large.
         """
         check_size(len(content), "The file")
-        key, call_many = self._store.keys(conversation_id).stored_file(name), self._store.connection.call_many
+        key = self._store.keys(conversation_id).stored_file(name)
         expiry = [] if ttl_seconds is None else [("PEXPIRE", key, int(ttl_seconds * 1000))]
         for at in range(0, len(content), PIECE_BYTES):
             # Each at its place, so that one whose reply was lost is not there twice.
             piece = ("HSET", key, at // PIECE_BYTES, content[at : at + PIECE_BYTES])
-            await self._store.persist(lambda piece=piece: call_many([piece, *expiry]))  # type: ignore[misc]
+            await self._store.call_many([piece, *expiry])
         # Last, so that nobody takes a part for the whole. One that was laid by has an end, and loses it.
         last: list[tuple[Argument, ...]] = [*expiry] or [("PERSIST", key)]
-        await self._store.persist(lambda: call_many([("HSET", key, "size", len(content)), *last]))
+        await self._store.call_many([("HSET", key, "size", len(content)), *last])
 
     async def lay_by(self, conversation_id: str, name: str, source: Path, *, ttl_seconds: float) -> None:
         """Keep a file for a conversation that may begin with it, piece by piece, until it expires. Idempotent.
@@ -91,9 +91,9 @@ class StoredFiles:
 
     async def refresh(self, conversation_id: str, name: str, *, ttl_seconds: float) -> bool:
         """Keep a file that was laid by for longer; one that has been claimed stays. False: it is not there."""
-        key, call_many = self._store.keys(conversation_id).stored_file(name), self._store.connection.call_many
+        key = self._store.keys(conversation_id).stored_file(name)
         commands = [("PEXPIRE", key, int(ttl_seconds * 1000), "XX"), ("HEXISTS", key, "size")]
-        _, is_whole = await self._store.persist(lambda: call_many(commands))
+        _, is_whole = await self._store.call_many(commands)
         return bool(is_whole)
 
     async def claim(self, conversation_id: str, name: str) -> bool:
@@ -107,12 +107,12 @@ class StoredFiles:
         Raises:
             CorruptEntry: it is not there, or not what it was.
         """
-        key, call = self._store.keys(conversation_id).stored_file(name), self._store.connection.call
-        size = await self._store.persist(lambda: call("HGET", key, "size"))
+        key = self._store.keys(conversation_id).stored_file(name)
+        size = await self._store.call("HGET", key, "size")
         if size is None:
             raise CorruptEntry("The file is not in the store.", remedy="Upload it again.")
         count = -(-int(size) // PIECE_BYTES)
-        pieces = [await self._store.persist(lambda n=n: call("HGET", key, n)) for n in range(count)]  # type: ignore[misc]
+        pieces = [await self._store.call("HGET", key, n) for n in range(count)]
         content = b"".join(piece or b"" for piece in pieces)
         if len(content) != int(size):
             raise CorruptEntry("The file in the store is not whole.", remedy="Upload it again.")
@@ -135,4 +135,4 @@ class StoredFiles:
     async def drop(self, conversation_id: str, name: str) -> None:
         """Remove a file. Idempotent."""
         key = self._store.keys(conversation_id).stored_file(name)
-        await self._store.persist(lambda: self._store.connection.call("DEL", key))
+        await self._store.call("DEL", key)

@@ -230,9 +230,7 @@ class Ledger:
     async def account(self, account: str) -> Account:
         """Return an account as it stands; one that nobody has used is empty."""
         key = self._shard.budget(account_path(account)[0])
-        flat, waiting = await self._store.persist(
-            lambda: self._store.connection.call_many([("HGETALL", key), ("ZCARD", f"{key}:waiting")])
-        )
+        flat, waiting = await self._store.call_many([("HGETALL", key), ("ZCARD", f"{key}:waiting")])
         fields = texts_by_name(flat)
         return Account(
             name=account,
@@ -266,7 +264,7 @@ class Ledger:
     async def _limit_text(self, account: str) -> bytes:
         """Return a limit as the store has it, to the last digit; empty: there is none."""
         key = self._shard.budget(account_path(account)[0])
-        found: bytes | None = await self._store.persist(lambda: self._store.connection.call("HGET", key, "limit"))
+        found: bytes | None = await self._store.call("HGET", key, "limit")
         return found or b""
 
     async def _change(self, account: str, how: str | bytes, amount: int | str) -> str:
@@ -274,7 +272,7 @@ class Ledger:
         return outcome
 
     async def _members(self, key: str) -> list[str]:
-        members = await self._store.persist(lambda: self._store.connection.call("SMEMBERS", key))
+        members = await self._store.call("SMEMBERS", key)
         return sorted(member.decode(errors="backslashreplace") for member in members)
 
     async def _call(self, function: str, *arguments: Any, accounts: Sequence[str] = ()) -> tuple[str, str]:

@@ -107,7 +107,7 @@ class Watch:
         """Note their progress, and return those that may have settled since they were last read."""
         store, found = self._client.store, []
         commands = [("HMGET", store.keys(cid).meta, *FIELDS) for cid in ids]
-        replies = await store.persist(lambda: store.connection.call_many(commands))
+        replies = await store.call_many(commands)
         for cid, reply in zip(ids, replies, strict=True):
             watched = self._watched.get(cid)
             if watched is None:

@@ -26,7 +26,7 @@ async def restore(log: EventLog, archive: Archive | None, conversation_id: str) 
     """Bring a conversation back; see `Client.restore`."""
     store = log.store
     meta = store.keys(conversation_id).meta
-    last_id, deleted = await store.persist(lambda: store.connection.call("HMGET", meta, "last_id", "deleted"))
+    last_id, deleted = await store.call("HMGET", meta, "last_id", "deleted")
     if deleted is not None:
         raise IsBeingDeleted(conversation_id)
     if last_id is not None:

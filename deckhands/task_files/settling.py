@@ -68,9 +68,7 @@ class Settling:
         store = self._client.store
         commands = [("HMGET", store.keys(cid).meta, "last_id", "state") for cid in ids]
         found = []
-        for cid, (last_id, state) in zip(
-            ids, await store.persist(lambda: store.connection.call_many(commands)), strict=True
-        ):
+        for cid, (last_id, state) in zip(ids, await store.call_many(commands), strict=True):
             if last_id is None:
                 self._lose(cid, "there is no such conversation")
             elif state in RESTING and int(last_id) != self._seen[cid]:

@@ -180,5 +180,5 @@ async def submit_and_wait(
 async def _existing(client: Client, ids: list[str]) -> set[str]:
     store = client.store
     commands = [("HGET", store.keys(cid).meta, "last_id") for cid in ids]
-    found = await store.persist(lambda: store.connection.call_many(commands))
+    found = await store.call_many(commands)
     return {cid for cid, last_id in zip(ids, found, strict=True) if last_id is not None}
