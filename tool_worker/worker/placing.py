@@ -99,7 +99,8 @@ def offer_of(settings: ToolSettings) -> NodeOffer:
     working = [
         name
         for name, sandbox in known.items()
-        if (sandbox.capabilities.confines_programs or settings.sandbox == name) and sandbox.reason_unavailable() is None
+        if (sandbox.capabilities.confines_programs or settings.variables.sandbox == name)
+        and sandbox.reason_unavailable() is None
     ]
     return NodeOffer(
         sandboxes=tuple(working),
