@@ -10,7 +10,11 @@ from controller_worker.settings import controller_settings
 
 def test_nothing_set():
     settings = controller_settings({})
-    assert (settings.variables.max_conversations, settings.variables.idle_seconds, settings.variables.hooks) == (2_000, 30.0, "")
+    assert (settings.variables.max_conversations, settings.variables.idle_seconds, settings.variables.hooks) == (
+        2_000,
+        30.0,
+        "",
+    )
 
 
 def test_everything_set():
