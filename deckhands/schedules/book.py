@@ -55,8 +55,7 @@ class ScheduleBook:
 
     async def now(self) -> datetime:
         """Return the time that ticks are compared with: the store's."""
-        _, now_ms = await self._store.function("deck_now", (self._names.root,))
-        return from_millis(now_ms)
+        return await self._store.now(self._names)
 
     async def add(self, schedule: Schedule, request: TaskRequest) -> datetime | None:
         """Write a schedule down, and return its first tick.

@@ -17,7 +17,6 @@ from datetime import datetime
 from typing import Literal
 
 from broker.coordination.unreadable import Unreadable
-from broker.runtime.clock import from_millis
 from broker.runtime.errors import DeckhandsError, UsageError
 from broker.runtime.settings import BrokerSettings
 from broker.secrets.secrets import Secrets, secret_key
@@ -102,7 +101,7 @@ class WebhookBook:
             secret=sealed,
             form=form,
             token=sealed_token,
-            created=from_millis(await self._now_ms()),
+            created=await self._store.now(self._names),
         )
         await self.mark([tenant])
         if await self._put(hook.id, b"", hook.model_dump_json().encode()) == "full":
@@ -169,7 +168,7 @@ class WebhookBook:
                 check(hook)
             changed = hook.model_copy(update={"is_enabled": is_enabled, "why_off": why_off})
             if is_enabled and not hook.is_enabled:
-                changed = changed.model_copy(update={"created": from_millis(await self._now_ms())})
+                changed = changed.model_copy(update={"created": await self._store.now(self._names)})
             if await self._put(webhook_id, text, changed.model_dump_json().encode()) == "put":
                 return changed
 
@@ -222,7 +221,7 @@ class WebhookBook:
                 event_id=0,
                 type="",
                 body="",
-                planned=from_millis(await self._now_ms()),
+                planned=await self._store.now(self._names),
                 state="failed",
                 error="The store has it in a form that cannot be read.",
             )
@@ -296,10 +295,6 @@ class WebhookBook:
         arguments = (webhook_id, known, text, MAX_WEBHOOKS)
         (outcome,) = await self._store.function("deck_put_webhook", (self._names.root,), *arguments)
         return str(outcome)
-
-    async def _now_ms(self) -> int:
-        _, now_ms = await self._store.function("deck_now", (self._names.root,))
-        return int(now_ms)
 
 
 def _text(value: bytes | str) -> str:
