@@ -330,7 +330,7 @@ class _Reading:
         self._add("observation.null", cause=recall)
 
     def _replace_result(self, record: Fields, family: str) -> None:
-        """Put a result that says so in the place of one that cannot be read."""
+        """Put a result that says so in place of one that cannot be read."""
         cause = self._numbers.meant(record.get("cause")) if family == "observation" else None
         if cause is not None and is_carried_out(self._events[cause - 2]):
             self._add_missing_result(self._events[cause - 2])

@@ -198,7 +198,7 @@ class ScheduleBook:
         return TaskRequest.parse(fields)
 
     async def clear_away(self) -> None:
-        """Move what stands in the place of the schedules and is of another type out of their way.
+        """Move what stands in place of the schedules and is of another type out of their way.
 
         The next ticks are computed again if they were lost.
         """
