@@ -64,7 +64,7 @@ HASHES_OF_VERSION = {
         "deckhands_batches": "d59fa74626167beb",
     },
     10: {
-        "deckhands": "b6c24bb2cdb118e2",
+        "deckhands": "561d6d04c2001c09",
         "deckhands_governor": "e5e0b38becffe591",
         "deckhands_ledger": "5fc5ae746cd75088",
         "deckhands_batches": "3ca423da50005928",
