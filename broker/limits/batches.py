@@ -98,7 +98,7 @@ class Batches:
         await self._call("deck_batch_put", conversation_id, step, seen_id, lane, about_lane, packed, len(body))
 
     async def drop(self, conversation_id: str, step: str = "") -> CallStands:
-        """Forget a call, or that of one step only.  Idempotent.
+        """Forget a call, or that of one step only. Idempotent.
 
         Returns:
             How it stood: one that was sent is paid for all the same.
@@ -108,7 +108,7 @@ class Batches:
 
     async def lanes(self) -> dict[str, str]:
         """Return what was said about each lane, by lane."""
-        return texts_by_name(await self._read("HGETALL", f"{self._root}:lanes"))
+        return texts_by_name(await self._store.call("HGETALL", f"{self._root}:lanes"))
 
     async def seal(
         self,
@@ -173,7 +173,7 @@ class Batches:
         calls = await self._calls(batch)
         names = [f"{self._root}:call:{calls[number].partition(' ')[0]}" for number in calls]
         commands = [("HMGET", name, "body", "batch", "step") for name in names]
-        found = await self._store.persist(lambda: self._store.connection.call_many(commands))
+        found = await self._store.call_many(commands)
         wanted = {}
         for number, (body, at, step) in zip(calls, found, strict=True):
             is_same = body is not None and at == batch.batch_id.encode() and step.decode() == calls[number].split()[1]
@@ -186,7 +186,7 @@ class Batches:
         return sorted(await self._calls(batch), key=int)
 
     async def deliver(self, batch: Batch, number: str, result: bytes) -> str | None:
-        """Keep the result of a call, unless it is known.  Idempotent.
+        """Keep the result of a call, unless it is known. Idempotent.
 
         Returns:
             The conversation to wake; None when nobody waits for it any more.
@@ -196,23 +196,20 @@ class Batches:
         return cid[0].decode() if outcome == "delivered" else None
 
     async def close(self, batch: Batch, worker_id: str) -> None:
-        """Forget a batch whose calls are all delivered.  Idempotent."""
+        """Forget a batch whose calls are all delivered. Idempotent."""
         await self._call("deck_batch_close", batch.batch_id, worker_id)
 
     async def known(self) -> set[str]:
         """Return the providers' ids of the batches of the last days."""
-        found = await self._read("ZRANGE", f"{self._root}:known", 0, -1)
+        found = await self._store.call("ZRANGE", f"{self._root}:known", 0, -1)
         return {provider.decode(errors="backslashreplace") for provider in found}
 
     async def _calls(self, batch: Batch) -> dict[str, str]:
-        return texts_by_name(await self._read("HGETALL", f"{self._root}:calls:{batch.batch_id}"))
+        return texts_by_name(await self._store.call("HGETALL", f"{self._root}:calls:{batch.batch_id}"))
 
     @property
     def _root(self) -> str:
         return f"{self._shard.root}:batch"
-
-    async def _read(self, *command: str | int) -> Any:
-        return await self._store.persist(lambda: self._store.connection.call(*command))
 
     async def _call(self, function: str, *arguments: Any) -> list[Any]:
         return await self._store.function(function, (self._shard.root,), *arguments)

@@ -80,7 +80,7 @@ class Governor:
         return self._table.pool_of(model)
 
     async def publish(self) -> None:
-        """Put this worker's table in force for everybody.  Idempotent."""
+        """Put this worker's table in force for everybody. Idempotent."""
         for pool in self._table.pools:
             limits = [part for quota in pool.quotas for part in (quota.key, quota.limits())]
             await self._store.function("deck_quota_publish", self._keys(pool), *limits)
@@ -123,7 +123,7 @@ class Governor:
         retry_after_seconds: float | None = None,
         took_seconds: float = 0.0,
     ) -> None:
-        """Give the place back and say what was used.  Idempotent.
+        """Give the place back and say what was used. Idempotent.
 
         Args:
             retry_after_seconds: what the provider asked for when it refused the call; everybody waits so long, but
@@ -140,7 +140,7 @@ class Governor:
         await self._call("deck_quota_told", pool, (key, worker_id, *reported))
 
     async def withdraw(self, pool: Pool, conversation_id: str, worker_id: str) -> None:
-        """Leave the queue.  Idempotent."""
+        """Leave the queue. Idempotent."""
         await self._call("deck_quota_withdraw", pool, (conversation_id, worker_id))
 
     async def pump(self, pool: Pool, worker_id: str) -> None:

@@ -135,7 +135,7 @@ class AsyncConversation(Generic[OutputT]):
         await self.disconnect()
 
     async def disconnect(self) -> None:
-        """End what was started for it here: the private workers, or the connection.  Idempotent.
+        """End what was started for it here: the private workers, or the connection. Idempotent.
 
         A conversation of a cluster continues without it; a private one rests, and `conversation_id` continues it.
         """

@@ -48,7 +48,7 @@ class Draft:
     async def begin(
         self, client: Client | RemoteClient, conversation_id: str, task: str, images: Sequence[Image]
     ) -> str:
-        """Begin the conversation, and return its id; raises what `Client.submit` does.  Idempotent under the same id.
+        """Begin the conversation, and return its id; raises what `Client.submit` does. Idempotent under the same id.
 
         Args:
             conversation_id: that it gets, unless a server chooses it.

@@ -93,5 +93,5 @@ def _files(folder: Path, name: str, place: str | Mapping[str, str | bytes] | Non
         return FixedFiles({path: File(content) for path, content in contents.items()})
     found = (folder / place).resolve()
     if not found.is_dir():
-        raise ValueError(f"{name}: {found} is no directory")
+        raise ValueError(f"{name}: {found} is not a directory")
     return found

@@ -87,7 +87,7 @@ def _continued(request: Request, task: TaskRequest) -> TaskRequest:
 async def begin(
     gateway: Gateway, principal: Principal, task: TaskRequest, own: str | None, *, is_watched: bool = False
 ) -> str:
-    """Begin a conversation for a principal, and return its id.  Idempotent under the same key; see `Client.submit`.
+    """Begin a conversation for a principal, and return its id. Idempotent under the same key; see `Client.submit`.
 
     Args:
         is_watched: somebody wants pieces of its replies, from the first one on.

@@ -112,7 +112,7 @@ class Precondition:
             Problem: it is not, or the server wants to be asked, and was not.
         """
         if self.is_asked and etag not in [each.strip() for each in (self._asked or "").split(",")]:
-            raise Problem(412, "precondition_failed", "It is not as it was when you read it.", remedy="Read it again.")
+            raise Problem(412, "precondition_failed", "It has changed since you read it.", remedy="Read it again.")
 
 
 IfMatch = Annotated[Precondition, Depends()]

@@ -93,7 +93,9 @@ class EventStream:
         """
         gateway = self._gateway
         if len(gateway.streams) >= gateway.options.max_streams:
-            raise Problem(503, "too_many_streams", "The server has as many streams as it takes.", remedy="Use another.")
+            raise Problem(
+                503, "too_many_streams", "The server has reached its limit of streams.", remedy="Use another."
+            )
         gateway.streams.add(self)
         pumps = [asyncio.create_task(self._pump_events())]
         pumps += [asyncio.create_task(self._pump_deltas())] if self._deltas else []
@@ -239,7 +241,7 @@ class Stopping(DeckhandsError):
     retryable = True
 
     def __init__(self) -> None:
-        super().__init__("The server stops.", remedy="Resume behind the last event.")
+        super().__init__("The server is stopping.", remedy="Resume after the last event.")
 
 
 class SlowReader(DeckhandsError):
@@ -249,4 +251,4 @@ class SlowReader(DeckhandsError):
     retryable = True
 
     def __init__(self) -> None:
-        super().__init__("Nothing of the stream was read for too long.", remedy="Resume behind the last event.")
+        super().__init__("The client read nothing from the stream for too long.", remedy="Resume after the last event.")

@@ -15,9 +15,9 @@ from starlette.responses import JSONResponse, Response
 
 from broker.runtime.errors import EventsLost
 from deckhands.client.errors import NotSettled
-from deckhands.doors.chat import AgentFailed, turn_of
-from deckhands.doors.response_events import Written
-from deckhands.doors.response_messages import ResponseRequest
+from deckhands.protocols.chat import AgentFailed, turn_of
+from deckhands.protocols.response_events import Written
+from deckhands.protocols.response_messages import ResponseRequest
 from deckhands.server.conversations import result_of
 from deckhands.server.dependencies import GatewayOf, IdempotencyKey, Reader, Writer
 from deckhands.server.live import ALIVE, SseResponse

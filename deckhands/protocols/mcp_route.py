@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from deckhands.doors.agent_tools import AgentTools
+from deckhands.protocols.agent_tools import AgentTools
 from deckhands.server.dependencies import Reader
 from deckhands.server.guard import again
 

@@ -19,9 +19,9 @@ from broker.log.live_text import LiveText
 from broker.runtime.clock import SYSTEM_CLOCK
 from broker.runtime.errors import EventsLost, UsageError
 from deckhands.client.errors import NotSettled
-from deckhands.doors.chat_messages import CONVERSATION, ChatRequest
-from deckhands.doors.progress import described
-from deckhands.doors.spoken import Spoken
+from deckhands.protocols.chat_messages import CONVERSATION, ChatRequest
+from deckhands.protocols.progress import described
+from deckhands.protocols.spoken import Spoken
 from deckhands.server.cluster import agents, models
 from deckhands.server.conversations import begin_once, result_of
 from deckhands.server.dependencies import GatewayOf, IdempotencyKey, Reader, Writer, own_key
