@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Generator
 from typing import Annotated, Self
 
 from fastapi import APIRouter, Path
@@ -61,11 +63,18 @@ def _book(gateway: GatewayOf) -> ScheduleBook:
     return ScheduleBook(gateway.store, gateway.client.secrets)
 
 
-async def _entry(gateway: GatewayOf, name: str) -> Entry:
+@contextlib.contextmanager
+def _that_is_there() -> Generator[None]:
+    """Answer 404 if there is no schedule of a name, or none any more."""
     try:
-        return await _book(gateway).entry(name)
+        yield
     except UsageError as error:
         raise Problem(404, "unknown_schedule", error.message) from error
+
+
+async def _entry(gateway: GatewayOf, name: str) -> Entry:
+    with _that_is_there():
+        return await _book(gateway).entry(name)
 
 
 def tag_of(entry: Entry) -> str:
@@ -127,7 +136,8 @@ async def _set_paused(
 ) -> ShownSchedule:
     check = await _check_of(gateway, name, precondition)
     await gateway.record(principal, "schedule.pause" if is_paused else "schedule.resume", name, reason)
-    await _book(gateway).set_paused(name, is_paused=is_paused, check=check)
+    with _that_is_there():
+        await _book(gateway).set_paused(name, is_paused=is_paused, check=check)
     return ShownSchedule.of(await _entry(gateway, name))
 
 
@@ -154,5 +164,6 @@ async def remove(
     """Remove a schedule. Conversations that it has begun continue."""
     check = await _check_of(gateway, name, precondition)
     await gateway.record(principal, "schedule.remove", name, reason)
-    await _book(gateway).remove(name, check=check)
+    with _that_is_there():
+        await _book(gateway).remove(name, check=check)
     return Response(status_code=204)
