@@ -120,8 +120,7 @@ class AsyncConversation(Generic[OutputT]):
         self._following = Following(self.id, self._callbacks, is_threaded=self.is_threaded)
         self._opening = asyncio.Lock()
         self._place: Place | None = None
-        self._owns_place = True
-        self._is_begun = False
+        self._owns_place, self._is_begun = True, False
         self._is_disconnected = False
 
     @property
