@@ -11,6 +11,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from broker.runtime.errors import UsageError
+from deckhands.openapi.json_body import JsonBody
 from deckhands.schedules.book import Check, Entry, ScheduleBook
 from deckhands.schedules.schedule import CATCH_UP_SECONDS, LABEL, NAME_PATTERN, Overlap, Schedule
 from deckhands.server.dependencies import MATCHED, GatewayOf, IfMatch, OperatorOfAll, Reason, Why, etag_of
@@ -22,7 +23,7 @@ routes = APIRouter(prefix="/schedules", tags=["schedules"])
 Name = Annotated[str, Path(pattern=NAME_PATTERN, examples=["nightly"])]
 
 
-class NewSchedule(BaseModel):
+class NewSchedule(JsonBody):
     """A schedule, and the task that each tick submits; see docs/producing-work.md."""
 
     model_config = ConfigDict(extra="forbid")

@@ -103,6 +103,19 @@ async def test_a_change_that_is_sent_again_has_the_answer_of_the_first(server: S
         assert first.json() == again.json()
 
 
+async def test_a_text_of_a_number_is_refused_where_the_api_document_promises_a_number(server: Served) -> None:
+    async with server.as_(await server.token("acme")) as client:
+        for body, place in (
+            ({"task": "do it", "limits": {"max_iterations": "3"}}, "body.limits.max_iterations"),
+            ({"task": "do it", "headless": "false"}, "body.headless"),
+            ({"task": "do it", "delay": True}, "body.delay"),
+        ):
+            answer = await client.post("/conversations", json=body)
+            (error,) = answer.json()["errors"]
+            assert (answer.status_code, error["in"], error["code"]) == (422, place, "wrong_type")
+        assert (await client.get("/conversations")).json()["conversations"] == []
+
+
 async def test_a_change_whose_reply_the_store_lost_is_not_refused_when_it_is_sent_again(lossy_wire: LossyWire) -> None:
     store = await open_store(lossy_wire.url, patience_seconds=0)
     gateway = Gateway(store, options=ServerOptions(port=0))
