@@ -101,7 +101,7 @@ async def complete(
         return SseResponse(gateway, events, headers, head=ALIVE, written=Chunks(turn, chat, is_live=is_live).of)
     with contextlib.suppress(NotSettled, EventsLost):
         await gateway.follower.wait_until_settled(turn.conversation_id, timeout_seconds=timeout_seconds)
-    result = await result_of(gateway.client, turn.conversation_id, is_said_whole=True)
+    result = await result_of(gateway.client, turn.conversation_id)
     if result.is_settled and result.summary["state"] == "error":
         raise AgentFailed(turn.conversation_id, result.summary)
     message = {

@@ -79,7 +79,7 @@ async def respond(
         return SseResponse(gateway, events, headers, head=ALIVE + written.first(), written=written.of)
     with contextlib.suppress(NotSettled, EventsLost):
         await gateway.follower.wait_until_settled(turn.conversation_id, timeout_seconds=timeout_seconds)
-    result = await result_of(gateway.client, turn.conversation_id, is_said_whole=True)
+    result = await result_of(gateway.client, turn.conversation_id)
     if result.is_settled and result.summary["state"] == "error":
         raise AgentFailed(turn.conversation_id, result.summary)
     return JSONResponse(written.whole(result.summary if result.is_settled else None), headers=headers)
