@@ -9,6 +9,7 @@ Does not: hold anything in memory that is not in the store or in the evaluation'
 from __future__ import annotations
 
 import asyncio
+import shlex
 import tempfile
 from collections.abc import Sequence
 from functools import partial
@@ -139,6 +140,8 @@ class Evaluation:
         if model == "scripted" and plan.scripts is not None:
             model = f"scripted/{plan.scripts / instance.id}.json"
         agent = plan.agent.model_copy(update={"llm": plan.agent.llm.model_copy(update={"model": model})})
+        if instance.setup is not None:  # the script runs after the survey of the workspace
+            agent = agent.model_copy(update={"enable_workspace_skills": True})
         earlier = f"r{one.round}.{len(one.failures)}" if one.round else f"{len(one.failures)}"
         key = f"{plan.name}/{attempt.model}/{instance.id}/{attempt.number}/{earlier}"
         one.conversation_id = conversation_id_of(key)
@@ -265,7 +268,7 @@ class Evaluation:
         """Run the check in a workspace of these files. Idempotent."""
         assert instance.check is not None
         workspace, upload = await asyncio.to_thread(partial(packed, tree, network=False, image=instance.image))
-        check = instance.check if instance.setup is None else f"{instance.setup} && {instance.check}"
+        check = _check_of(instance)
         agent = AgentSpec(
             name="CheckAgent", llm=LLMSpec(), goal=GoalSpec(check=check, max_refusals=0, timeout_seconds=CHECK_SECONDS)
         )
@@ -342,3 +345,11 @@ def _begun_with(instance: Instance) -> dict[str, File]:
     if instance.setup is not None:
         tree[SETUP_SCRIPT] = File(f"{instance.setup}\n".encode(), is_executable=True)
     return tree
+
+
+def _check_of(instance: Instance) -> str:
+    """Return the command of a check: the set-up, then the check, neither of which is a part of the other's text."""
+    assert instance.check is not None
+    if instance.setup is None:
+        return instance.check
+    return f"eval {shlex.quote(instance.setup)} && eval {shlex.quote(instance.check)}"

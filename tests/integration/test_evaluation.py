@@ -163,3 +163,14 @@ async def test_an_agent_that_fills_its_disk_changes_no_score(
         "tools": ("resolved", ""),
         "honest": ("resolved", ""),
     }
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_no_text_of_a_set_up_skips_its_check(client: Client, results: Results, tmp_path: Path) -> None:
+    setups = {"comment": "true # prepared", "either": "false", "here": "cat <<EOF > made.txt\nmade\nEOF", "good": "true;"}
+    checks = {"comment": "false", "either": "true || true", "here": "false", "good": "test -f made.txt # it's there"}
+    instances = [Instance(name, "Make it.", setup=text, check=checks[name]) for name, text in setups.items()]
+    makes = model(tmp_path, bash("touch made.txt"), finish("Done."))
+    await Evaluation(client, Plan("setups", instances, [makes], retries=0), results).run()
+    found = {row.instance: row.outcome for row in results.rows.values()}
+    assert found == {name: "resolved" if name == "good" else "unresolved" for name in setups}
