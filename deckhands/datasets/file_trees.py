@@ -152,7 +152,13 @@ def without_left_out(patch: str) -> tuple[str, list[str]]:
     return "".join(kept), [section.strip() for section in sections if section.startswith(LEFT_OUT_OF_PATCH)]
 
 
+def shown_name(name: str) -> str:
+    """Return the name of a file as text: bytes that are no UTF-8 are written as `\\xff`."""
+    return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
 def _only_named(name: str) -> str:
+    name = shown_name(name)
     return f"{LEFT_OUT_OF_PATCH}a/{name} and b/{name} differ\n"
 
 
@@ -161,7 +167,7 @@ def _section(name: str, old: File | None, new: File | None) -> str:
         contents = ["" if file is None else file.content.decode() for file in (old, new)]
     except UnicodeDecodeError:
         return _only_named(name)
-    if any("\0" in content for content in contents) or re.search(r'[\x00-\x1f"\\\x7f]', name):
+    if any("\0" in content for content in contents) or re.search(r'[\x00-\x1f"\\\x7f\ud800-\udfff]', name):
         return _only_named(name)
     lines = [f"diff --git a/{name} b/{name}\n"]
     match old, new:

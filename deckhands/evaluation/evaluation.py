@@ -229,7 +229,7 @@ class Evaluation:
                 return self._row(one, "unresolved", settled, cause=TOO_LARGE, evidence=evidence)
             work = work_of(begun_with, found, hidden)
             row = self._row(one, "unresolved", settled)
-            row.left_out = list(work.left_out)
+            row.left_out = work.names_left_out
             row.patch = await asyncio.to_thread(patch_between, begun_with, work.tree)
         if instance.check is not None:
             row = await self._checked(instance, row, to_check(work, hidden))

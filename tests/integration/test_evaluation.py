@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from broker.contract.events import Limits
 from deckhands.attempts.plan import LABEL, Plan
-from deckhands.attempts.results import Results, Row
+from deckhands.attempts.results import Results, Row, read_results
 from deckhands.client.client import Client
 from deckhands.datasets.instances import Instance
 from deckhands.evaluation.evaluation import Evaluation
@@ -174,3 +174,23 @@ async def test_no_text_of_a_set_up_skips_its_check(client: Client, results: Resu
     await Evaluation(client, Plan("setups", instances, [makes], retries=0), results).run()
     found = {row.instance: row.outcome for row in results.rows.values()}
     assert found == {name: "resolved" if name == "good" else "unresolved" for name in setups}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_no_name_of_a_file_ends_an_evaluation_or_a_score(
+    client: Client, instance: Instance, results: Results, tmp_path: Path
+) -> None:
+    names = {
+        "bytes": "echo > $'a\\xff.py'; echo > $'\\xff.pth'; mkdir $'d\\xff'; echo > $'d\\xff/b'",
+        "lines": "echo > $'a\\nb'; echo > $'\\r.pth'",
+        "many": "mkdir many; cd many; seq -f %0.0f.pth 3000 | xargs touch; cd ..",
+        "file": "echo > hidden_tests",
+    }
+    models = {name: model(tmp_path, bash(f"{REPAIR}; {text}"), finish("Done."), name=name) for name, text in names.items()}
+    await Evaluation(client, Plan("names", [instance], list(models.values()), retries=0), results).run()
+    rows = {name: results.rows[path, "calc", 1] for name, path in models.items()}
+    assert {name: (row.outcome, row.cause) for name, row in rows.items()} == dict.fromkeys(names, ("resolved", ""))
+    assert rows["many"].left_out[-1] == "and 2,000 more"
+    assert len(rows["many"].left_out) == 1_001
+    assert rows["file"].left_out == ["hidden_tests"]
+    assert [row.outcome for row in read_results(results.path)] == ["resolved"] * 4
