@@ -73,7 +73,7 @@ class Driver:
         self._state = "running"
         self._stopped = ""
         self._judged_at = self._told_at = 0.0
-        self._meter = Meter(results.rows.values())
+        self._meter = Meter(results.rows.values(), cost_usd=results.replaced_cost_usd)
         self._catalog = Catalog(client.store)
         self._uncatalogued: list[Row] = list(results.rows.values())
         self._changed = asyncio.Event()
@@ -158,7 +158,7 @@ class Driver:
 
     def _is_spent(self) -> bool:
         budget = self.plan.budget_usd
-        under_way = sum(one.seen.cost_usd for one in self._under_way.values())
+        under_way = sum(one.spent_usd for one in self._under_way.values())
         return budget is not None and self._meter.cost_usd + under_way >= budget
 
     async def _end_ended(self) -> None:

@@ -153,7 +153,7 @@ def without_left_out(patch: str) -> tuple[str, list[str]]:
 
 
 def shown_name(name: str) -> str:
-    """Return the name of a file as text: bytes that are no UTF-8 are written as `\\xff`."""
+    """Return the name of a file as text, with escapes for bytes that are no UTF-8."""
     return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 

@@ -17,7 +17,18 @@ from deckhands.datasets.file_trees import File, Tree, shown_name
 
 NEVER_WORK = frozenset(
     {
-        *("conftest.py", "sitecustomize.py", "usercustomize.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg", "noxfile.py"),
+        *(
+            "conftest.py",
+            "sitecustomize.py",
+            "usercustomize.py",
+            "pytest.ini",
+            ".pytest.ini",
+            "pytest.toml",
+            ".pytest.toml",
+            "tox.ini",
+            "setup.cfg",
+            "noxfile.py",
+        ),
         *(".coveragerc", ".noserc", ".pythonrc", ".pythonrc.py", ".npmrc", ".yarnrc", ".mocharc.json", ".mocharc.js"),
         *("jest.config.js", "vitest.config.js", ".bashrc", ".bash_profile", ".profile", ".envrc", ".env", ".proverc"),
     }

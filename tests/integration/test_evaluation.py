@@ -14,7 +14,7 @@ from broker.contract.events import Limits
 from deckhands.attempts.plan import LABEL, Plan
 from deckhands.attempts.results import Results, Row, read_results
 from deckhands.client.client import Client
-from deckhands.datasets.instances import Instance
+from deckhands.datasets.instances import Instance, ScorerFailed
 from deckhands.evaluation.evaluation import Evaluation
 from tests.faults.harness import FaultCluster
 
@@ -167,7 +167,12 @@ async def test_an_agent_that_fills_its_disk_changes_no_score(
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_no_text_of_a_set_up_skips_its_check(client: Client, results: Results, tmp_path: Path) -> None:
-    setups = {"comment": "true # prepared", "either": "false", "here": "cat <<EOF > made.txt\nmade\nEOF", "good": "true;"}
+    setups = {
+        "comment": "true # prepared",
+        "either": "false",
+        "here": "cat <<EOF > made.txt\nmade\nEOF",
+        "good": "true;",
+    }
     checks = {"comment": "false", "either": "true || true", "here": "false", "good": "test -f made.txt # it's there"}
     instances = [Instance(name, "Make it.", setup=text, check=checks[name]) for name, text in setups.items()]
     makes = model(tmp_path, bash("touch made.txt"), finish("Done."))
@@ -186,7 +191,9 @@ async def test_no_name_of_a_file_ends_an_evaluation_or_a_score(
         "many": "mkdir many; cd many; seq -f %0.0f.pth 3000 | xargs touch; cd ..",
         "file": "echo > hidden_tests",
     }
-    models = {name: model(tmp_path, bash(f"{REPAIR}; {text}"), finish("Done."), name=name) for name, text in names.items()}
+    models = {
+        name: model(tmp_path, bash(f"{REPAIR}; {text}"), finish("Done."), name=name) for name, text in names.items()
+    }
     await Evaluation(client, Plan("names", [instance], list(models.values()), retries=0), results).run()
     rows = {name: results.rows[path, "calc", 1] for name, path in models.items()}
     assert {name: (row.outcome, row.cause) for name, row in rows.items()} == dict.fromkeys(names, ("resolved", ""))
@@ -194,3 +201,32 @@ async def test_no_name_of_a_file_ends_an_evaluation_or_a_score(
     assert len(rows["many"].left_out) == 1_001
     assert rows["file"].left_out == ["hidden_tests"]
     assert [row.outcome for row in read_results(results.path)] == ["resolved"] * 4
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_failed_tries_have_cost_is_kept(client: Client, results: Results, tmp_path: Path) -> None:
+    turn = bash("true") | {"cost_usd": 0.5}
+    broken = model(tmp_path, turn, {"error": {"code": "authentication", "times": None}})
+    plan = Plan("lost", [Instance("six", "What is 2 * 3?", answer="6")], [broken], retries=1)
+    await Evaluation(client, plan, results).run()
+    (row,) = results.rows.values()
+    assert (row.outcome, row.tries, row.failures) == ("infra-abandoned", 2, ["authentication"] * 2)
+    assert (row.cost_usd, row.lost_cost_usd) == (0.5, 0.5)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_scorer_that_fails_says_nothing_about_the_agent(
+    client: Client, results: Results, tmp_path: Path
+) -> None:
+    async def judge(said: str) -> tuple[bool, str]:
+        if said == "no":
+            raise ScorerFailed("KeyError: 'no'")
+        return True, "It is right."
+
+    says = {name: model(tmp_path, finish(name), name=name) for name in ("yes", "no")}
+    await Evaluation(client, Plan("scorer", [Instance("a", "Say.", judge=judge)], list(says.values())), results).run()
+    found = {name: results.rows[path, "a", 1] for name, path in says.items()}
+    assert [(row.outcome, row.cause, row.evidence) for row in found.values()] == [
+        ("resolved", "", "It is right."),
+        ("infra-abandoned", "scorer_failed", "KeyError: 'no'"),
+    ]

@@ -47,6 +47,8 @@ def test_the_last_final_answer_counts() -> None:
     assert answer_in(" just this ") == "just this"
 
 
-@pytest.mark.parametrize("text", ["**FINAL ANSWER:** 42", "FINAL ANSWER: **42**", "**Final answer: 42**", "FINAL ANSWER: `42`"])
+@pytest.mark.parametrize(
+    "text", ["**FINAL ANSWER:** 42", "FINAL ANSWER: **42**", "**Final answer: 42**", "FINAL ANSWER: `42`"]
+)
 def test_marks_of_markdown_are_no_part_of_an_answer(text: str) -> None:
     assert answer_in(text) == "42"
