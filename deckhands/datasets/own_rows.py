@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from broker.runtime.errors import UsageError
-from deckhands.datasets.file_trees import File, Files, FixedFiles
+from deckhands.datasets.file_trees import File, Files, FixedFiles, require_fit
 from deckhands.datasets.instances import ID, Instance
 from deckhands.datasets.repositories import is_safe
 from deckhands.tasks.images import ADDRESSES, DATA, image_urls_of
@@ -85,11 +85,13 @@ def images_in(folder: Path, images: tuple[str, ...]) -> tuple[str, ...]:
 def _files(folder: Path, name: str, place: str | Mapping[str, str | bytes] | None) -> Path | Files | None:
     if place is None:
         return None
-    if isinstance(place, Mapping):
-        return _fixed_files(name, place)
-    found = (folder / place).resolve()
-    if not found.is_dir():
+    found = _fixed_files(name, place) if isinstance(place, Mapping) else (folder / place).resolve()
+    if isinstance(found, Path) and not found.is_dir():
         raise ValueError(f"{name}: {found} is no directory")
+    try:
+        require_fit(found)
+    except UsageError as error:
+        raise ValueError(f"{name}: {error.message.rstrip('.')}") from error
     return found
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -52,6 +52,8 @@ LONGEST_BACK_OFF_SECONDS = 120.0
 MAX_EVIDENCE_CHARS = 4_000
 TOO_LARGE = "workspace_too_large"
 """The cause of a row, and the code from a node, when a workspace has more files or bytes than are read."""
+FILES_UNREADABLE = "files_unreadable"
+"""The cause of a row whose instance has files that cannot be read, or too many of them."""
 SETUP_SCRIPT = ".openhands/setup.sh"
 
 LIMITS = {"max_iterations": "iterations", "max_budget": "budget", "max_tokens": "tokens", "max_time": "time"}
@@ -62,6 +64,10 @@ AGENTS_FAULT = frozenset({"goal_not_reached", "output_not_valid", "stuck_in_loop
 
 class Infrastructure(Exception):
     """A failure of the infrastructure, not of the agent; the code says which."""
+
+
+class Unreadable(Exception):
+    """Files of an instance cannot be read; the text says why."""
 
 
 class Evaluation:
@@ -99,6 +105,8 @@ class Evaluation:
         while True:
             try:
                 return await self._tried(one)
+            except Unreadable as error:
+                return one.row("infra-abandoned", FILES_UNREADABLE).model_copy(update={"evidence": str(error)})
             except Infrastructure as failure:
                 one.failures.append(str(failure))
                 if len(one.failures) > self._plan.retries:
@@ -115,7 +123,7 @@ class Evaluation:
         """
         one.phase, one.seen, one.judged = "begins", Seen(), Seen()
         async with self._beginning:
-            begun_with = await asyncio.to_thread(_begun_with, one.attempt.instance)
+            begun_with = await _read(partial(_begun_with, one.attempt.instance))
             await self._begin(one, begun_with)
         one.phase = "works"
         settled = await self._settled(one.conversation_id, one.seen)
@@ -221,7 +229,7 @@ class Evaluation:
         if row is not None and (not plan.critic or not row.counts):
             return row
         row = row or self._row(one, "unresolved", settled)
-        hidden = await asyncio.to_thread(tree_of, instance.hidden)
+        hidden = await _read(partial(tree_of, instance.hidden))
         async with self._reading:
             try:
                 found = await self._files_of(one.conversation_id, begun_with)
@@ -357,6 +365,13 @@ class Evaluation:
 
 async def _back_off(number: int) -> None:
     await asyncio.sleep(min(BACK_OFF_SECONDS * 2**number, LONGEST_BACK_OFF_SECONDS) * (0.5 + jitter()))
+
+
+async def _read(read: Callable[[], dict[str, File]]) -> dict[str, File]:
+    try:
+        return await asyncio.to_thread(read)
+    except UsageError as error:
+        raise Unreadable(error.message) from error
 
 
 def _begun_with(instance: Instance) -> dict[str, File]:

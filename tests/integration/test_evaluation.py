@@ -11,9 +11,11 @@ import pytest
 import pytest_asyncio
 
 from broker.contract.events import Limits
+from broker.runtime.errors import UsageError
 from deckhands.attempts.plan import LABEL, Plan
 from deckhands.attempts.results import Results, Row, read_results
 from deckhands.client.client import Client
+from deckhands.datasets.file_trees import File
 from deckhands.datasets.instances import Instance, ScorerFailed
 from deckhands.evaluation.evaluation import Evaluation
 from tests.faults.harness import FaultCluster
@@ -230,3 +232,26 @@ async def test_a_scorer_that_fails_says_nothing_about_the_agent(
         ("resolved", "", "It is right."),
         ("infra-abandoned", "scorer_failed", "KeyError: 'no'"),
     ]
+
+
+class Gone:
+    """Files that can no longer be read."""
+
+    def read(self) -> dict[str, File]:
+        raise UsageError("The archive a.tar is gone.")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_files_that_cannot_be_read_end_their_attempt_alone(
+    client: Client, instance: Instance, results: Results, tmp_path: Path
+) -> None:
+    without = [
+        replace(instance, id="begun", workspace=Gone()),
+        replace(instance, id="hidden", hidden=Gone()),
+    ]
+    honest = model(tmp_path, bash(REPAIR), finish("Done."))
+    await Evaluation(client, Plan("gone", [*without, instance], [honest]), results).run()
+    found = {row.instance: (row.outcome, row.cause, row.evidence[:27]) for row in results.rows.values()}
+    gone = ("infra-abandoned", "files_unreadable", "The archive a.tar is gone.")
+    assert {name: found[name] for name in ("begun", "hidden")} == {"begun": gone, "hidden": gone}
+    assert found["calc"][0] == "resolved"
