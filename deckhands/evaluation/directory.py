@@ -13,6 +13,7 @@ import json
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -156,7 +157,7 @@ def _draft(path: Path, text: str) -> Path:
     return draft
 
 
-def write_report(directory: Path) -> dict[str, object]:
+def write_report(directory: Path) -> dict[str, Any]:
     """Write the summary and the page from the rows so far, and return the summary.
 
     Raises:

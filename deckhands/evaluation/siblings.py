@@ -195,6 +195,7 @@ def compared(directory: Path) -> dict[str, Any]:
         "comparisons": [
             {"models": pair, "p_value": fisher(*pair, resolved, scored)} for pair in combinations(models, 2)
         ],
+        "has_critic": any(row.critic_id or row.critic_cost_usd for row in every),
         "critic_cost_usd": round(math.fsum(row.critic_cost_usd for row in every), 8),
         "best": None
         if best is None

@@ -94,5 +94,5 @@ def test_files_that_no_workspace_may_have_are_found_before_anything_begins(tmp_p
         assert "has more than 67,108,864 bytes" in str(raised.value)
     question = {"task_id": "a", "Question": "q", "Final answer": "1", "file_name": "files/large"}
     (tmp_path / "d.jsonl").write_text(json.dumps(question))
-    with pytest.raises(UsageError, match="line 1: file_name: .*more than"):
+    with pytest.raises(UsageError, match=r"line 1: file_name: .*more than"):
         read_dataset(tmp_path / "d.jsonl")
