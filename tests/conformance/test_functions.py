@@ -67,7 +67,7 @@ HASHES_OF_VERSION = {
         "deckhands": "b6c24bb2cdb118e2",
         "deckhands_governor": "e5e0b38becffe591",
         "deckhands_ledger": "5fc5ae746cd75088",
-        "deckhands_batches": "3ca423da50005928",
+        "deckhands_batches": "18e628c008a928d7",
     },
 }
 """Add a version here when you change a library; never change the hashes of one that has been released."""
