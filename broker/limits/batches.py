@@ -4,8 +4,8 @@ A call waits in the queue of its lane: one provider, address, key and model. A w
 batch, records it, sends it, and later brings the result of each call to its conversation; see `controller_worker`.
 
 Holds: a conversation has one call at most, and its outcome is reported once; a batch is recorded with its calls before
-it is sent; at most one live worker has a batch in hand. A batch of which the store has lost a part is over, and its calls
-are forgotten: their conversations are woken and put them again, so a call may be bought twice then.
+it is sent; at most one live worker has a batch in hand. A batch of which the store has lost a part is over: its calls
+are forgotten, and their conversations woken to put them again, so a call may be bought twice then.
 Does not: know providers; what a call and a result look like is text to it.
 Keys: `deck:{0}:batch:…`, see batches.lua.
 """

@@ -64,10 +64,10 @@ HASHES_OF_VERSION = {
         "deckhands_batches": "d59fa74626167beb",
     },
     10: {
-        "deckhands": "b6c24bb2cdb118e2",
-        "deckhands_governor": "e5e0b38becffe591",
-        "deckhands_ledger": "5fc5ae746cd75088",
-        "deckhands_batches": "18e628c008a928d7",
+        "deckhands": "d116b93f3ed9d8e0",
+        "deckhands_governor": "f3ed2ba3c8663aa8",
+        "deckhands_ledger": "73404ed10483359e",
+        "deckhands_batches": "bbdfbec42ee7d452",
     },
 }
 """Add a version here when you change a library; never change the hashes of one that has been released."""
