@@ -89,15 +89,15 @@ local function give_back(shard, cid, held)
 end
 
 -- Let the account of a conversation that was deleted expire once nothing keeps it, and those above it that it has kept.
+-- Who deletes conversations may have no right to accounts of other kinds.
 local function drop_deleted(shard, account)
   for _ = 1, MAX_DEPTH do
-    local key = budget(shard, account)
-    local cid, parent, limit, deleted = string.match(account, '^conversation:(.*)$'), unpack(redis.call('HMGET', key,
-      'parent', 'limit', 'deleted'))
-    if not (cid and deleted) or limit or redis.call('HEXISTS', shard .. ':ledger:held', cid) == 1
+    local key, cid = budget(shard, account), string.match(account, '^conversation:(.*)$')
+    if not cid then return end
+    local parent, limit, deleted = unpack(redis.call('HMGET', key, 'parent', 'limit', 'deleted'))
+    if limit or not deleted or redis.call('HEXISTS', shard .. ':ledger:held', cid) == 1
       or redis.call('SCARD', key .. ':children') > 0 then return end
     redis.call('HDEL', shard .. ':ledger:lost', cid)
-    redis.call('SREM', shard .. ':budgets', account)
     redis.call('DEL', key .. ':children', key .. ':waiting', key .. ':wanted')
     redis.call('PEXPIRE', key, DELETED_MS)
     if not parent then return end
@@ -299,7 +299,9 @@ local function sweep(shard, now)
     local held = reserved_for(shard, flat[i], 'held')
     if held then
       if is_alive[held.worker] == nil then is_alive[held.worker] = alive(shard, held.worker) end
-      if not is_alive[held.worker] then
+      -- Nobody takes the reply of a call that is in a batch once its conversation is deleted.
+      local is_over = held.worker == '-' and redis.pcall('HEXISTS', budget(shard, held.account), 'deleted') == 1
+      if is_over or not is_alive[held.worker] then
         attempt(shard, shard .. ':ledger:held', flat[i], lose, shard, flat[i], held)
         redis.call('HDEL', shard .. ':ledger:held', flat[i])
       end
@@ -413,25 +415,21 @@ local function change_limit(keys, args)
     end
   end
   local limit, chain = get(key, 'limit') or '', chain_of(shard, accounts[1])
-  redis.call('SADD', shard .. ':budgets', accounts[1])
+  local is_listed = limit ~= '' or not get(key, 'deleted')
+  redis.call(is_listed and 'SADD' or 'SREM', shard .. ':budgets', accounts[1])
   drop_deleted(shard, accounts[1])
   return reply('changed', limit, wake(shard, chain, now_ms(keys[1])))
 end
 
 -- deck_budget_forget: a conversation is deleted. What it has spent stays in the accounts above its own. An account with a
--- limit is kept as long as it has one, and one with delegates or a call under way until these have ended. What is in a
--- batch is lost at once: nobody is left to take the reply.  ARGV cid, account.  returns {'forgotten'} {'kept'}
+-- limit is kept as long as it has one, and one with delegates or a call under way until these have ended; a call in a
+-- batch ends with the next sweep, because nobody is left to take the reply.  ARGV cid, account
+-- returns {'forgotten'} {'kept'}
 local function forget(keys, args)
   local shard, cid, account = keys[1], args[1], args[2]
   local key = budget(shard, account)
   local function is_kept()
-    local held = reserved_for(shard, cid, 'held')
-    if held and held.worker == '-' then
-      redis.call('HSET', key, 'deleted', '1')  -- a late charge of its former owner finds it
-      lose(shard, cid, held)
-      held = nil
-    end
-    return get(key, 'limit') or held or redis.call('SCARD', key .. ':children') > 0
+    return get(key, 'limit') or get(shard .. ':ledger:held', cid) or redis.call('SCARD', key .. ':children') > 0
   end
   local kept = attempt(shard, key, account, is_kept)
   local parent = attempt(shard, key, account, get, key, 'parent')

@@ -66,7 +66,7 @@ HASHES_OF_VERSION = {
     10: {
         "deckhands": "d116b93f3ed9d8e0",
         "deckhands_governor": "f3ed2ba3c8663aa8",
-        "deckhands_ledger": "6c345a9606f3243b",
+        "deckhands_ledger": "339d9532508db779",
         "deckhands_batches": "bbdfbec42ee7d452",
     },
 }
