@@ -22,7 +22,7 @@ from broker.coordination.wakeups import wake
 from broker.log.fencing import Ownership
 from broker.runtime.errors import StoreRefused, UsageError
 from broker.runtime.ids import new_key
-from broker.store.connection import WRONG_TYPE, texts_by_name
+from broker.store.connection import WRONG_TYPE, Argument, texts_by_name
 from broker.store.keys import ShardKeys
 from broker.store.store import Store
 
@@ -200,7 +200,7 @@ class Ledger:
             delegates_usd: what its delegates have spent, which counts in its account too.
         """
         if accounts:
-            arguments = (nano(total_usd), *accounts[:2], nano(delegates_usd))
+            arguments: list[Argument] = [nano(total_usd), *accounts[:2], nano(delegates_usd)]
             await self._store.function("deck_budget_adopt", (self._shard.root,), *arguments)
 
     async def set_limit(
