@@ -36,6 +36,7 @@ class Callers:
         worker: str = WORKER,
         priority: Priority = Priority.BATCH,
         tenant: str = "",
+        fence: str = "0",
     ) -> Granted | InQueue:
         return await self.governor.reserve(
             self.pool,
@@ -45,6 +46,7 @@ class Callers:
             output_tokens=tokens[1],
             priority=priority,
             tenant=tenant,
+            fence=fence,
         )
 
     async def may_call(self, cid: str, **wanted: object) -> bool:
