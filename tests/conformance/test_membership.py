@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -41,6 +42,13 @@ async def test_members_are_shown(store: Store) -> None:
     assert [(member.worker_id, member.role) for member in found] == [("t1", "tools"), ("w1", "controller")]
     assert found[0].left_seconds < 0 < found[1].left_seconds
     assert found[0].about["streams"] == "deck:{0}:act:node:n1 deck:{0}:act:pool:bash"
+
+
+@pytest.mark.parametrize("deadline", ["inf", "-inf"])
+async def test_a_deadline_that_never_comes_is_shown_as_a_number(store: Store, deadline: str) -> None:
+    await store.connection.call("ZADD", store.all_shards[0].workers, deadline, "forged")
+    (found,) = await members(store)
+    assert math.isfinite(found.left_seconds)
 
 
 async def test_what_others_write_of_a_living_worker_lasts_a_few_beats(store: Store) -> None:
