@@ -91,6 +91,9 @@ async def test_a_dead_controllers_conversations_are_taken_over(store: Store) -> 
         "w1",
         "w2",
     )
+    await Owners(store).release(claimed.ownership, seen_id=1)
+    await claim(store, "w2")
+    assert await Conversations(store).takeovers() == [takeover]  # the next owner takes over from nobody
     assert [member.worker_id for member in await members(store)] == ["w2"]
 
 

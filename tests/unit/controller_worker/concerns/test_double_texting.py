@@ -247,6 +247,24 @@ def test_delegates_are_stopped(policy: str) -> None:
     check_snapshots(core)
 
 
+def test_a_rollback_stops_no_delegate_of_before() -> None:
+    core = texting("rollback")
+    core.append(AgentDelegateAction(agent="CodeActAgent", inputs={"task": "look"}, background=True))
+    before = last(core, AgentDelegateAction).id
+    core.ask("paused")
+    core.run()
+    core.say("do it differently")
+    core.run()
+    core.append(AgentDelegateAction(agent="CodeActAgent", inputs={"task": "look again"}))
+    taken_back_too = last(core, AgentDelegateAction).id
+    core.say("no, this")
+    core.run()
+    told = next_effect(core.state, core.now, ())
+    assert isinstance(told, TellDelegates)
+    assert told.state is AgentState.STOPPED
+    assert before < told.since <= taken_back_too < told.order_id
+
+
 @pytest.mark.parametrize("policy", ["interrupt", "rollback"])
 def test_a_stop_goes_before_what_a_message_wants(policy: str) -> None:
     core = texting(policy)
