@@ -17,7 +17,6 @@ from broker.runtime.errors import ConversationBusy, OwnershipLost
 from broker.specs.agent_state import AgentState
 from broker.specs.timing import Start, Timing
 from broker.store.store import Store
-from broker.testing.manual_clock import ManualClock
 from tests.broker_parts import CID, claim, enter, message, notified
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -117,16 +116,6 @@ async def test_its_owner_hears_that_it_has_expired(store: Store) -> None:
     ownership = await claim(store, "w1")
     await set_back(store, "expiring")
     assert await Owners(store).standing(ownership) is Standing.EXPIRED
-
-
-async def test_it_has_expired_at_the_very_moment(memory_store: Store, clock: ManualClock) -> None:
-    await plan(memory_store, Start(limit_seconds=HOUR))
-    await enter(memory_store, "w1")
-    ownership = await claim(memory_store, "w1")
-    clock.advance(HOUR - 1.0)
-    assert await Owners(memory_store).standing(ownership) is Standing.DUE
-    clock.advance(1.0)
-    assert await Owners(memory_store).standing(ownership) is Standing.EXPIRED
 
 
 async def test_a_conversation_at_work_refuses_messages_if_it_says_so(store: Store) -> None:
