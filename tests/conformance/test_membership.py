@@ -146,6 +146,31 @@ async def test_a_burial_once_begun_is_final(store: Store) -> None:
         assert isinstance(await Owners(store).claim(cid, "w2"), Claimed)
 
 
+async def test_a_burial_leaves_what_another_has_taken_over_before(store: Store) -> None:
+    log = await begin(store)
+    await enter(store, "w1")
+    second = await enter(store, "w2")
+    await claim(store, "w1")
+    await store.connection.call("ZADD", store.all_shards[0].workers, 0, "w1")  # its burial has begun
+    ownership = await claim(store, "w2")
+    tick = await second.tick(1)
+    assert tick is not None
+    assert tick.removed == 1
+    assert isinstance(await log.append_as_owner(ownership, [message()], expected_last_id=1), Appended)
+
+
+async def test_a_notification_that_waits_is_put_off_and_not_repeated(store: Store) -> None:
+    """Only so many are looked at with each beat: those that are in order must not keep later ones from it."""
+    await begin(store)
+    worker = await enter(store, "w1")
+    key = f"{store.all_shards[0].root}:unread"
+    await store.connection.call("ZADD", key, 1, CID)
+    tick = await worker.tick(1)
+    assert tick is not None
+    assert tick.notified_again == 0
+    assert float(await store.connection.call("ZSCORE", key, CID)) > 1
+
+
 async def test_a_worker_that_leaves_hands_everything_back_without_a_crash(store: Store) -> None:
     first = await enter(store, "w1")
     await enter(store, "w2")
