@@ -131,7 +131,11 @@ async def test_a_file_that_was_laid_by_and_is_kept_otherwise_stays(server: Serve
     await files.keep("kept-otherwise", CONTENT)
     source = UploadedSource(name="a.tar", format="tar", parcel=NAME)
     await files.lend("kept-otherwise", "lent-otherwise", source)
-    assert [await life_of(server, cid) for cid in ("kept-otherwise", "lent-otherwise")] == [-1, -1]
+    await files.lend("kept-otherwise", "lent-to-one-without", source)
+    await files.lay_by("kept-otherwise", NAME, tmp_path / "a.tar", ttl_seconds=60)  # by a request that came late
+    kept = ("kept-otherwise", "lent-otherwise", "lent-to-one-without")
+    assert [await life_of(server, cid) for cid in kept] == [-1, -1, -1]
+    assert await files.fetch("lent-to-one-without", NAME) == CONTENT
 
 
 async def test_what_is_not_what_it_says_is_kept_by_nobody(server: Served) -> None:
