@@ -122,7 +122,7 @@ async def test_an_earlier_claim_of_the_same_worker_writes_nothing(store: Store) 
     assert (await Conversations(store).row(CID)).owner == "w1"
     assert await owners.dispatch(earlier, 2, b"") == "fenced"
     with pytest.raises(OwnershipLost):
-        await owners.standing(earlier)
+        await owners.start_status(earlier)
     assert isinstance(await log.append_as_owner(later, [message()], expected_last_id=1), Appended)
 
 
