@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import asyncio
 
+from broker.runtime.errors import StoreRefused
 from broker.store.store import Store
 
 _POLL_SECONDS = 0.02
 _LOOK_AHEAD = 1_000
+_NOBODY_READS = ("no such key", "NOGROUP")
+"""What the server says of a stream that no worker reads, or that was removed with its node."""
 
 
 class WorkspaceOrders:
@@ -50,13 +53,17 @@ class WorkspaceOrders:
 
         The copy that is made when a worker dies with the entry is looked for last, so that it is not missed.
         """
-        groups, pending, later = await self._store.call_many(
-            [
-                ("XINFO", "GROUPS", stream),
-                ("XPENDING", stream, "tools", entry, entry, 1),
-                ("XRANGE", stream, f"({entry}", "+", "COUNT", _LOOK_AHEAD),
-            ]
-        )
+        commands = [
+            ("XINFO", "GROUPS", stream),
+            ("XPENDING", stream, "tools", entry, entry, 1),
+            ("XRANGE", stream, f"({entry}", "+", "COUNT", _LOOK_AHEAD),
+        ]
+        try:
+            groups, pending, later = await self._store.call_many(commands)
+        except StoreRefused as error:
+            if not any(missing in error.message for missing in _NOBODY_READS):
+                raise
+            return entry
         for entry_id, fields in later:
             if fields[1::2] == [conversation_id.encode(), b"0", b"close"]:
                 carrier: str = entry_id.decode()

@@ -22,7 +22,7 @@ from broker.coordination.wakeups import wake
 from broker.log.fencing import Ownership
 from broker.runtime.errors import StoreRefused, UsageError
 from broker.runtime.ids import new_key
-from broker.store.connection import WRONG_TYPE, texts_by_name
+from broker.store.connection import WRONG_TYPE, Argument, texts_by_name
 from broker.store.keys import ShardKeys
 from broker.store.store import Store
 
@@ -187,19 +187,21 @@ class Ledger:
     async def forget(self, conversation_id: str) -> None:
         """Forget the account of a conversation that is deleted; those above it keep what it has spent. Idempotent.
 
-        One that has a limit, one with a call under way and one with delegates are kept.
+        One that has a limit, a call under way or delegates goes with the last of these.
         """
         keys, account = (self._shard.root,), conversation_account(conversation_id)
         await self._store.function("deck_budget_forget", keys, conversation_id, account)
 
-    async def adopt(self, accounts: Sequence[str], *, total_usd: float) -> None:
+    async def adopt(self, accounts: Sequence[str], *, total_usd: float, delegates_usd: float = 0.0) -> None:
         """Make the account of a conversation that comes back: what its log has come to is charged already. Idempotent.
 
         Args:
             accounts: its own and those above it, see `accounts_of`; empty: nobody keeps a budget for it.
+            delegates_usd: what its delegates have spent, which counts in its account too.
         """
         if accounts:
-            await self._store.function("deck_budget_adopt", (self._shard.root,), nano(total_usd), *accounts[:2])
+            arguments: list[Argument] = [nano(total_usd), *accounts[:2], nano(delegates_usd)]
+            await self._store.function("deck_budget_adopt", (self._shard.root,), *arguments)
 
     async def set_limit(
         self, account: str, limit_usd: float | None, *, check: Callable[[Account], None] | None = None

@@ -28,7 +28,7 @@ from deckhands.monitoring.readings import ask, number, pairs, text
 
 MAX_ROWS = 20_000
 """Of one evaluation; later ones are in its directory alone."""
-MAX_EVIDENCE_CHARS = 4_000
+MAX_EVIDENCE_CHARS, MAX_LEFT_OUT = 4_000, 100
 AT_ONCE = 500
 FRESH_SECONDS = 10.0
 """A driver that has not reported for this long counts as not running."""
@@ -166,7 +166,8 @@ class Catalog:
 
 
 def _shortened(row: Row) -> Row:
-    return row.model_copy(update={"patch": "", "evidence": row.evidence[:MAX_EVIDENCE_CHARS]})
+    shortened = {"evidence": row.evidence[:MAX_EVIDENCE_CHARS], "left_out": row.left_out[:MAX_LEFT_OUT]}
+    return row.model_copy(update={"patch": "", **shortened})
 
 
 def _rows(values: Mapping[str, Any]) -> dict[str, Row]:
@@ -180,7 +181,16 @@ def _row(content: str) -> Row | None:
         row = Row.model_validate_json(content)
     except ValidationError:
         return None
-    numbers = (row.cost_usd, row.seconds, row.working_seconds, row.scoring_seconds, *row.waiting_seconds.values())
+    numbers = (
+        row.cost_usd,
+        row.critic_cost_usd,
+        row.lost_cost_usd,
+        row.score or 0.0,
+        row.seconds,
+        row.working_seconds,
+        row.scoring_seconds,
+        *row.waiting_seconds.values(),
+    )
     return row if all(map(math.isfinite, numbers)) else None
 
 

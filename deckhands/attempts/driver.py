@@ -73,7 +73,7 @@ class Driver:
         self._state = "running"
         self._stopped = ""
         self._judged_at = self._told_at = 0.0
-        self._meter = Meter(results.rows.values())
+        self._meter = Meter(results.rows.values(), cost_usd=results.replaced_cost_usd)
         self._catalog = Catalog(client.store)
         self._uncatalogued: list[Row] = list(results.rows.values())
         self._changed = asyncio.Event()
@@ -110,7 +110,7 @@ class Driver:
             for helper in helpers:
                 if helper.done():
                     helper.result()  # raises what it has failed with
-            await self._end_ended()
+            self._end_ended()
             self._stop_early()
             self._begin()
             self._tell()
@@ -158,10 +158,10 @@ class Driver:
 
     def _is_spent(self) -> bool:
         budget = self.plan.budget_usd
-        under_way = sum(one.seen.cost_usd for one in self._under_way.values())
+        under_way = sum(one.spent_usd for one in self._under_way.values())
         return budget is not None and self._meter.cost_usd + under_way >= budget
 
-    async def _end_ended(self) -> None:
+    def _end_ended(self) -> None:
         for key, one in list(self._under_way.items()):
             if one.carrying_out is not None and one.carrying_out.done():
                 del self._under_way[key]
@@ -281,18 +281,20 @@ class Driver:
 
     async def _requeue(self, order_id: str, order: Requeue) -> None:
         rows = self._results.rows
-        meant = [
+        meant = {
             key for key, row in rows.items() if key not in self._under_way and not self._waits(key) and order.means(row)
-        ]
+        }
         running = [one for key, one in self._under_way.items() if order.means_running(key)]
         rounds = {key: rows[key].round + 1 for key in meant} | {one.attempt.key: one.round + 1 for one in running}
         await self._steering.granted(order_id, rounds)
         self._rounds |= rounds
+        self._end_ended()  # attempts that have ended while the order was recorded: they begin again like the others
+        meant |= {one.attempt.key for one in running if one.attempt.key not in self._under_way}
         self._meter.forget(rows[key] for key in meant)
         for attempt in self._all:
             if attempt.key in meant:
                 self._pending[attempt.model].append(attempt)
-        await self._cancel(running, requeues=True)
+        await self._cancel([one for one in running if one.attempt.key in self._under_way], requeues=True)
 
     def _waits(self, key: AttemptKey) -> bool:
         return self._rounds.get(key, 0) > (self._results.rows[key].round if key in self._results.rows else -1)
@@ -304,6 +306,7 @@ class Driver:
             self._under_way.pop(one.attempt.key, None)
             if requeues:
                 self._pending[one.attempt.model].appendleft(one.attempt)
+                self._meter.cost_usd += one.spent_usd
             assert one.carrying_out is not None
             one.carrying_out.cancel()
         await asyncio.gather(*(one.carrying_out for one in those if one.carrying_out), return_exceptions=True)

@@ -47,7 +47,9 @@ class Row(BaseModel):
         left_out: files that the agent changed but that do not count.
         checked_id: the conversation in which the check ran; `critic_id`: in which a critic judged the attempt.
         score: the critic's, from 0 to 10; None: there was no critic. `verdict` is its reason.
-        critic_cost_usd: the cost of the critic, which `cost_usd` does not include.
+        cost_usd: of its last try, without the check and the critic.
+        critic_cost_usd: of the critic; `lost_cost_usd`: of the earlier tries, which the infrastructure failed.
+        has_unknown_cost: the price of some calls is unknown, so it has cost more.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -79,6 +81,7 @@ class Row(BaseModel):
     score: float | None = None
     verdict: str = ""
     critic_cost_usd: float = 0.0
+    lost_cost_usd: float = 0.0
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -91,6 +94,11 @@ class Row(BaseModel):
         return self.outcome not in SAYS_NOTHING
 
     @property
+    def spent_usd(self) -> float:
+        """What it has cost in all."""
+        return self.cost_usd + self.critic_cost_usd + self.lost_cost_usd
+
+    @property
     def conversations(self) -> int:
         """How many conversations it took, including those of its checks and critics."""
         if not self.conversation_id and not self.failures:
@@ -100,7 +108,12 @@ class Row(BaseModel):
 
 
 class Results:
-    """The rows of an evaluation, in its directory."""
+    """The rows of an evaluation, in its directory.
+
+    Attributes:
+        rows: one for each attempt, by its key.
+        replaced_cost_usd: what attempts have cost whose rows were replaced by those of later rounds.
+    """
 
     def __init__(self, path: Path) -> None:
         """Read the existing rows.
@@ -111,6 +124,7 @@ class Results:
         """
         self.path = path
         self.rows: dict[tuple[str, str, int], Row] = {}
+        self.replaced_cost_usd = 0.0
         try:
             self._file = path.open("ab")
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -164,7 +178,10 @@ class Results:
         os.fsync(self._file.fileno())
 
     def _keep(self, row: Row) -> None:
+        known = self.rows.get(row.key)
         _keep(self.rows, row)
+        if known is not None and self.rows[row.key] is row:
+            self.replaced_cost_usd += known.spent_usd
 
 
 def read_results(path: Path) -> list[Row]:

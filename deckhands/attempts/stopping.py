@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from broker.runtime.errors import UsageError
 from deckhands.attempts.plan import Attempt
 from deckhands.attempts.results import Row
-from deckhands.attempts.statistics import resolved_by_instance, summary_of, wilson
+from deckhands.attempts.statistics import resolved_by_instance, summary_of
 
 DECIDED = "decided"
 ENOUGH = "enough is known: "
@@ -77,8 +77,6 @@ class Until:
             if len(resolved) < FEWEST_INSTANCES or "pass@1" not in figures[model]:
                 return ""
             share, (low, high) = figures[model]["pass@1"], figures[model]["pass@1_interval"]
-            if low == high:  # every instance has the same share, which says nothing about further ones
-                low, high = wilson(sum(resolved.values()), len(resolved))
             if max(high - share, share - low) > self.half_width:
                 return ""
         return f"pass@1 is known to ±{self.half_width:.1%}"

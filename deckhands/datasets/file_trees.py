@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -87,27 +87,50 @@ def tree_of(place: Path | Files | None) -> dict[str, File]:
 
 
 def _too_large(place: object) -> UsageError:
+    place = place if isinstance(place, Path) else "It"
     return UsageError(f"{place} has more than {MAX_BYTES:,} bytes or {MAX_FILES:,} files.")
+
+
+def require_fit(place: Path | FixedFiles) -> None:
+    """Raise UsageError if files are more than a workspace may have, without reading those of a directory."""
+    if isinstance(place, FixedFiles):
+        tree_of(place)
+        return
+    for _ in _regular(place):
+        pass
 
 
 def _walked(directory: Path) -> dict[str, File]:
     found: dict[str, File] = {}
-    size = 0
+    for path, about in _regular(directory):
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        found[path.relative_to(str(directory)).as_posix()] = File(content, bool(about.st_mode & stat.S_IXUSR))
+    return found
+
+
+def _regular(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield the regular files of a directory, up to the limits of a workspace."""
+    size = count = 0
     for folder, _, names in os.walk(directory):
         for name in names:
             path = Path(folder, name)
             try:
                 about = path.lstat()
-                if not stat.S_ISREG(about.st_mode):
-                    continue
-                size += about.st_size
-                if size > MAX_BYTES or len(found) >= MAX_FILES:
-                    raise _too_large(directory)
-                content = path.read_bytes()
             except OSError as error:
-                raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
-            found[path.relative_to(str(directory)).as_posix()] = File(content, bool(about.st_mode & stat.S_IXUSR))
-    return found
+                raise _unreadable(path, error) from error
+            if not stat.S_ISREG(about.st_mode):
+                continue
+            size, count = size + about.st_size, count + 1
+            if size > MAX_BYTES or count > MAX_FILES:
+                raise _too_large(directory)
+            yield path, about
+
+
+def _unreadable(path: Path, error: OSError) -> UsageError:
+    return UsageError(f"{path} cannot be read: {error.strerror}.")
 
 
 def packed(tree: Tree, *, network: bool = True, image: str = "") -> tuple[WorkspaceSpec, bytes | None]:
@@ -152,7 +175,13 @@ def without_left_out(patch: str) -> tuple[str, list[str]]:
     return "".join(kept), [section.strip() for section in sections if section.startswith(LEFT_OUT_OF_PATCH)]
 
 
+def shown_name(name: str) -> str:
+    """Return the name of a file as text, with escapes for bytes that are no UTF-8."""
+    return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
 def _only_named(name: str) -> str:
+    name = shown_name(name)
     return f"{LEFT_OUT_OF_PATCH}a/{name} and b/{name} differ\n"
 
 
@@ -161,7 +190,7 @@ def _section(name: str, old: File | None, new: File | None) -> str:
         contents = ["" if file is None else file.content.decode() for file in (old, new)]
     except UnicodeDecodeError:
         return _only_named(name)
-    if any("\0" in content for content in contents) or re.search(r'[\x00-\x1f"\\\x7f]', name):
+    if any("\0" in content for content in contents) or re.search(r'[\x00-\x1f"\\\x7f\ud800-\udfff]', name):
         return _only_named(name)
     lines = [f"diff --git a/{name} b/{name}\n"]
     match old, new:

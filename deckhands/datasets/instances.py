@@ -9,7 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from broker.runtime.errors import UsageError
+from broker.runtime.errors import DeckhandsError, UsageError
 from deckhands.datasets.file_trees import Files
 
 SHIPPED = "shipped"
@@ -17,6 +17,12 @@ MAX_ID_CHARS = 100
 NAMED = 3
 ID = rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_ID_CHARS - 1}}}$"
 Judge = Callable[[str], Awaitable[tuple[bool, str]]]
+
+
+class ScorerFailed(DeckhandsError):
+    """The scorer of a dataset, a program that came with it, has failed; that says nothing about the agent."""
+
+    code = "scorer_failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +36,8 @@ class Instance:
         setup: a command that runs before the agent begins, and before the check.
         check: a command in the workspace; exit code 0 means that the attempt is right.
         answer: what the agent has to say at the end; compared as `answers.is_same` says.
-        judge: says whether what the agent said last is right, and why, if neither check nor answer does.
+        judge: says whether what the agent said last is right, and why, if neither check nor answer does; may raise
+            ScorerFailed.
         images: of the task: paths or addresses.
         image: of the containers that attempts and checks run in; empty: the sandbox is the node's.
         left_out: what its published form says and an attempt does not have.

@@ -15,6 +15,7 @@ from deckhands.attempts.record import Record
 from deckhands.attempts.results import BeingWritten, Results, Row
 from deckhands.attempts.screen import Screen
 from deckhands.attempts.standing import Standing
+from deckhands.attempts.statistics import further_costs
 from deckhands.attempts.steering import Steering
 from deckhands.attempts.stopping import ENOUGH, Until
 from deckhands.cli.connecting import cluster_client
@@ -140,9 +141,12 @@ def show(summary: dict[str, Any], *, as_json: bool) -> None:
     for model, figures in summary["models"].items():
         low, high = figures["pass@1_interval"]
         outcomes = ", ".join(f"{count} {name}" for name, count in figures["outcomes"].items() if count)
+        least = "at least " if figures["has_unknown_cost"] else ""
+        further = "".join(f", {what} ${usd:.4f}" for what, usd in further_costs(figures))
         print_text(
             f"{model}: {outcomes}; pass@1 {figures.get('pass@1', 0.0):.1%} ({low:.1%} to {high:.1%}), "
-            f"${figures['cost_usd']['total']:.4f}; infrastructure failures: {figures['infrastructure_failures']} in "
+            f"{least}${figures['cost_usd']['total']:.4f}{further}; "
+            f"infrastructure failures: {figures['infrastructure_failures']} in "
             f"{figures['conversations']:,} conversations, {figures['infrastructure_failures_per_1000']:.1f} per 1,000"
         )
         for cause in figures["causes"]:

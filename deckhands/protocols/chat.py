@@ -197,7 +197,7 @@ async def answered(gateway: Gateway, turn: Turn, timeout_seconds: float) -> Resu
     """
     with contextlib.suppress(NotSettled, EventsLost):
         await gateway.follower.wait_until_settled(turn.conversation_id, timeout_seconds=timeout_seconds)
-    result = await result_of(gateway.client, turn.conversation_id, is_said_whole=True)
+    result = await result_of(gateway.client, turn.conversation_id)
     if result.is_settled and result.summary["state"] == "error":
         raise AgentFailed(turn.conversation_id, result.summary)
     return result

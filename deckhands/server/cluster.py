@@ -17,6 +17,7 @@ from broker.store.connection import texts_by_name
 from broker.tools.tool_offers import ToolOffers
 from deckhands.monitoring.exposition import CONTENT_TYPE
 from deckhands.monitoring.quotas import quotas_of
+from deckhands.openapi.json_body import JsonBody
 from deckhands.server.dependencies import MATCHED, AdminOfAll, GatewayOf, IfMatch, Reader, etag_of
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.models import MOMENT
@@ -133,7 +134,7 @@ class ShownQuota(BaseModel):
     keys: list[QuotaKey]
 
 
-class NewLimit(BaseModel):
+class NewLimit(JsonBody):
     """What an account may spend; null: as much as it wants. The reason is recorded."""
 
     model_config = ConfigDict(extra="forbid")

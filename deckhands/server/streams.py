@@ -59,7 +59,7 @@ class EventStream:
         deltas: also send pieces of replies.
         is_whole: send long texts whole.
         until_settled: end with a summary when the conversation has settled.
-        is_said_whole: send what the agent says whole, and so the message of the summary.
+        is_said_whole: send what the agent says whole; in a summary, it always is.
     """
 
     def __init__(
@@ -161,9 +161,10 @@ class EventStream:
         """Read the log into the queue until the stream ends."""
         try:
             if self._tally is not None and self._after:
-                for event in await self._gateway.follower.events(self._conversation_id, is_lenient=True):
-                    if event.id <= self._after:
-                        self._tally.add(event)
+                events = await self._gateway.follower.events(self._conversation_id, is_lenient=True)
+                seen = [event for event in events if event.id <= self._after]
+                for event in await self._gateway.follower.with_words(self._conversation_id, seen):
+                    self._tally.add(event)
                 if await self._is_over():
                     return
             while not await self._follow():  # noqa: ASYNC110  (the store went away, and nothing says that it is back)
@@ -191,7 +192,7 @@ class EventStream:
                     await self._put(event)
                     self._after = event.id
                     if self._tally is not None:
-                        self._tally.add(event)
+                        self._tally.add(*await self._gateway.follower.with_words(self._conversation_id, [event]))
                         if await self._is_over():
                             return True
         except (StoreUnavailable, OutcomeUnknown):

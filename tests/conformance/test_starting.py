@@ -89,6 +89,7 @@ async def test_one_that_has_not_begun_in_time_is_ended_once(store: Store) -> Non
     await set_back(store, "expiring")
     assert await beat(store, "tool") == ()  # a tool worker writes into no log
     assert await beat(store) == (CID,)
+    assert await store.connection.call("ZSCORE", f"{store.all_shards[0].root}:expiring", CID)  # that worker may die
     for _ in range(2):
         await expire(log, [CID, "unknown"])
     assert await beat(store) == ()

@@ -77,6 +77,16 @@ def test_published_tasks_are_solved_by_their_own_solutions(tmp_path: Path, env: 
         assert done.json[0]["models"]["scripted"]["outcomes"]["resolved"] == 1, done
 
 
+def test_a_set_up_runs_before_the_agent_begins(tmp_path: Path, env: dict[str, str]) -> None:
+    row = {"id": "a", "task": "Copy it.", "setup": "echo made > made.txt; export WORD=set", "answer": "ok"}
+    row["check"] = "test made-set = $(cat copy.txt)"
+    model = script(tmp_path / "script.json", run_command("echo $(cat made.txt)-$WORD > copy.txt"), finish("ok"))
+    done = deckhands(
+        *("eval", "run", write_rows(tmp_path, [row]), "--model", model, "--out", tmp_path / "out", "--json"), env=env
+    )
+    assert done.json[0]["models"][model]["outcomes"]["resolved"] == 1, (tmp_path / "out/results.jsonl").read_text()
+
+
 def test_pictures_reach_the_model_and_tags_the_report(tmp_path: Path, env: dict[str, str]) -> None:
     from tests.dataset_parts import PNG
 

@@ -15,10 +15,12 @@ from broker.contract.events import Limits
 from broker.contract.observations import CmdOutputObservation
 from broker.runtime.errors import UsageError
 from deckhands.attempts.catalog import Catalog
+from deckhands.attempts.driver import Driver
 from deckhands.attempts.plan import LABEL, Plan
 from deckhands.attempts.results import BeingWritten, Results, Row, read_results
 from deckhands.attempts.standing import Shown, Standing
 from deckhands.attempts.steering import Requeue, Steering, Wanted, Wishes
+from deckhands.attempts.under_way import UnderWay
 from deckhands.client.client import Client
 from deckhands.client.forking import Point
 from deckhands.datasets.instances import Instance
@@ -272,3 +274,23 @@ async def test_limits_of_attempts_still_hold(client: Client, results: Results, t
     plan = Plan("limits", questions("a"), [model], limits=Limits(max_iterations=1))
     assert await Running(client, plan, results).ended() == [("a", "limit", "iterations")]
     assert json.loads(results.path.read_text())["round"] == 0
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_attempts_that_end_while_they_are_requeued_begin_again(client: Client, results: Results) -> None:
+    plan = Plan("late", questions(*(f"q{number}" for number in range(12))), ["m"], at_once=12, is_paced=False)
+    steering = Steering(client.store, plan.name)
+
+    async def act(one: UnderWay) -> Row:
+        while one.round == 0 and not (await steering.read()).rounds:
+            pass
+        return one.row("resolved", "")
+
+    standings: list[Standing] = []
+    driver = Driver(client, plan, results, act, on_standing=standings.append)
+    running = asyncio.create_task(driver.run())
+    await until(lambda: standings and standings[-1].under_way == 12, what="attempts under way")
+    await steering.requeue(Requeue(outcomes=("running",)))
+    await asyncio.wait_for(running, 30)
+    assert [row.round for row in results.rows.values()] == [1] * 12
+    assert (standings[-1].ended, standings[-1].outcomes) == (12, {"resolved": 12})
