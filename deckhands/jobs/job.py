@@ -21,7 +21,7 @@ LONGEST_LIMIT_SECONDS = 1_500.0
 
 
 @dataclass(frozen=True, slots=True)
-class Workbench:
+class JobServices:
     """What every job is given.
 
     Attributes:
@@ -57,7 +57,7 @@ class Job:
     """
 
     name: str
-    run: Callable[Concatenate[Workbench, ...], Awaitable[Any]]
+    run: Callable[Concatenate[JobServices, ...], Awaitable[Any]]
     every_seconds: float | None = None
     limit_seconds: float = 600.0
     retries: int = 3

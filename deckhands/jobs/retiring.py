@@ -32,7 +32,7 @@ from deckhands.archive.archive import Archive, delegates_in
 from deckhands.archive.errors import ArchiveConflict, CorruptArchive, TooLargeToArchive
 from deckhands.archive.retention import Retention, Rule
 from deckhands.client.deleting import delete
-from deckhands.jobs.job import Workbench
+from deckhands.jobs.job import JobServices
 
 PAGE = 200
 AT_ONCE = 8
@@ -49,14 +49,14 @@ _UNFIT = (CorruptEntry, StoreTooNew, UnknownKind, ArchiveConflict, CorruptArchiv
 _log = logging.getLogger(__name__)
 
 
-async def retire(workbench: Workbench) -> dict[str, int]:
+async def retire(services: JobServices) -> dict[str, int]:
     """Apply the retention policy. Returns how many conversations were archived and deleted, were kept, and failed."""
-    settings = workbench.settings
+    settings = services.settings
     retention = Retention.of_setting(settings.retention)
     if warning := retention.warning(settings.archive):
         _log.warning("%s", warning)
     archive = Archive(settings.archive) if settings.archive else None
-    round_ = _Round(workbench.store, retention, archive, settings.checkpoints)
+    round_ = _Round(services.store, retention, archive, settings.checkpoints)
     await round_.go()
     if archive:
         await archive.sweep(before=round_.now - ABANDONED)

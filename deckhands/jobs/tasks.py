@@ -14,7 +14,7 @@ from celery.exceptions import Reject
 from broker.celery.bootstep import LoopThread
 from broker.celery.jobs_app import PREFIX, QUEUE, JobRequest
 from broker.runtime.errors import DeckhandsError
-from deckhands.jobs.job import Job, Workbench, alone
+from deckhands.jobs.job import Job, JobServices, alone
 from deckhands.jobs.service import JobsService
 
 EXPIRES_SECONDS = 60.0
@@ -61,7 +61,7 @@ def _task(job: Job, service: JobsService, loop: LoopThread) -> Task:
                 raise JobFailed(f"The arguments do not fit: {error}.", "usage") from None
             try:
                 return loop.begin(
-                    service.carry_out(job.name, lambda workbench: _carry_out(job, workbench, arguments, options))
+                    service.carry_out(job.name, lambda services: _carry_out(job, services, arguments, options))
                 ).result()
             except CancelledError:  # this worker stops; another one, or its next life, does it
                 raise Reject("its worker stops", requeue=True) from None
@@ -79,12 +79,12 @@ def _task(job: Job, service: JobsService, loop: LoopThread) -> Task:
     return JobTask()
 
 
-async def _carry_out(job: Job, workbench: Workbench, arguments: Any, options: Any) -> Any:
+async def _carry_out(job: Job, services: JobServices, arguments: Any, options: Any) -> Any:
     async with asyncio.timeout(job.limit_seconds):
         if not job.is_alone:
-            return await job.run(workbench, *arguments, **options)
-        async with alone(workbench.store, job.name) as is_first:
-            return await job.run(workbench, *arguments, **options) if is_first else BUSY
+            return await job.run(services, *arguments, **options)
+        async with alone(services.store, job.name) as is_first:
+            return await job.run(services, *arguments, **options) if is_first else BUSY
 
 
 def _pause(tried: int) -> float:

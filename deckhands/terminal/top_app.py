@@ -15,8 +15,8 @@ from broker.runtime.clock import SYSTEM_CLOCK
 from broker.runtime.errors import DeckhandsError, StoreError
 from deckhands.client.client import Client
 from deckhands.reading.terminal import clean_line, counted
+from deckhands.terminal.actions import do
 from deckhands.terminal.conversation_list import ConversationList, heading
-from deckhands.terminal.deeds import do
 from deckhands.terminal.one_conversation import OneConversation
 from deckhands.terminal.overview import Overview, cluster_lines, conversation_line, queue_line, worker_line
 from deckhands.terminal.questions import Sure

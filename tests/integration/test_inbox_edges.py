@@ -18,7 +18,7 @@ from broker.store.store import Store
 from deckhands.door import inbox
 from deckhands.door.desk import OFFERS_LIMIT_SECONDS, Desk
 from deckhands.door.inbox import FORSAKEN_AFTER_SECONDS, GROUP, MOST_DELIVERIES, Inbox
-from deckhands.door.lookout import Lookout
+from deckhands.door.outcome_watcher import OutcomeWatcher
 from deckhands.door.runs import Runs
 from deckhands.tasks.tasks import conversation_id_of
 from tests.conversation_hands import WatchedConnection
@@ -138,12 +138,12 @@ async def test_a_notice_of_a_deleted_conversation_leaves_nothing(desk: Desk) -> 
     names = store.keys(conversation_id_of("inbox:shop:a"))
     await EventLog(store).store.connection.call("XGROUP", "CREATE", names.shard.notices, "doors", "0", "MKSTREAM")
     await store.connection.call("XADD", names.shard.notices, "*", "c", names.conversation_id)
-    lookout = Lookout(desk, Runs(desk), "d1")
+    watcher = OutcomeWatcher(desk, Runs(desk), "d1")
 
     async def is_read() -> bool:
         return not await store.connection.call("XLEN", names.shard.notices)
 
-    async with serving(lookout.read_notices(names.shard), Inbox(desk, "d1").read()):
+    async with serving(watcher.read_notices(names.shard), Inbox(desk, "d1").read()):
         await until(is_read, limit=60.0, what="a notice that was read")
         assert await store.connection.call("EXISTS", names.caller) == 0
         await put(store, {"id": "a", "task": "x"})
