@@ -108,6 +108,10 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
         ("https://api.example.com/v1", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "ample.com"}, "http://p:1"),
         ("http://me:pass@10.0.0.7:8000/v1", {"HTTP_PROXY": "http://p:1", "NO_PROXY": "10.0.0.7"}, None),
         ("http://10.0.0.7:8000/v1", {"HTTP_PROXY": "http://p:1", "NO_PROXY": "10.0.0.7:8001"}, "http://p:1"),
+        ("http://10.0.0.7:8000/v1", {"HTTP_PROXY": "http://p:1", "NO_PROXY": "a.b, 10.0.0.0/8"}, None),
+        ("http://10.0.0.7:8000/v1", {"HTTP_PROXY": "http://p:1", "NO_PROXY": "10.0.1.0/24,::/0"}, "http://p:1"),
+        ("http://[::1]:8000/v1", {"HTTP_PROXY": "http://p:1", "NO_PROXY": "::1"}, None),
+        ("http://[fd00::7]:8000/v1", {"HTTP_PROXY": "http://p:1", "NO_PROXY": "fd00::/8"}, None),
     ],
 )
 def test_the_environment_names_the_proxy(
