@@ -7,20 +7,17 @@ Does not: keep responses; `GET /conversations/ID` has what became of one.
 
 from __future__ import annotations
 
-import contextlib
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 
-from broker.runtime.errors import EventsLost
-from deckhands.client.errors import NotSettled
 from deckhands.doors.chat import AgentFailed, turn_of
 from deckhands.doors.response_events import Written
 from deckhands.doors.response_messages import ResponseRequest
 from deckhands.server.conversations import result_of
 from deckhands.server.dependencies import GatewayOf, IdempotencyKey, Reader, Writer
-from deckhands.server.live import ALIVE, SseResponse
+from deckhands.server.live import ALIVE, SseResponse, settles
 from deckhands.server.models import ID
 from deckhands.server.runs import DEFAULT_SECONDS, LONGEST_SECONDS
 from deckhands.server.streams import EventStream
@@ -77,8 +74,7 @@ async def respond(
             is_said_whole=True,
         )
         return SseResponse(gateway, events, headers, head=ALIVE + written.first(), written=written.of)
-    with contextlib.suppress(NotSettled, EventsLost):
-        await gateway.follower.wait_until_settled(turn.conversation_id, timeout_seconds=timeout_seconds)
+    await settles(gateway, request, turn.conversation_id, timeout_seconds=timeout_seconds)
     result = await result_of(gateway.client, turn.conversation_id)
     if result.is_settled and result.summary["state"] == "error":
         raise AgentFailed(turn.conversation_id, result.summary)
