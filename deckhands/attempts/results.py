@@ -99,6 +99,10 @@ class Row(BaseModel):
         """What it has cost in all."""
         return self.cost_usd + self.critic_cost_usd + self.lost_cost_usd
 
+    def is_same_run(self, other: Row) -> bool:
+        """Whether both are results of one run of an attempt: it was requeued, and then did not begin again."""
+        return bool(self.conversation_id) and self.conversation_id == other.conversation_id
+
     @property
     def conversations(self) -> int:
         """How many conversations it took, including those of its checks and critics."""
@@ -197,7 +201,7 @@ class Results:
     def _keep(self, row: Row) -> None:
         known = self.rows.get(row.key)
         _keep(self.rows, row)
-        if known is not None and self.rows[row.key] is row:
+        if known is not None and self.rows[row.key] is row and not known.is_same_run(row):
             self.replaced_cost_usd += known.spent_usd
 
 

@@ -4,8 +4,8 @@
 `decided`  the first model is known to be better or worse than each of the others on the same instances
 
 Holds: attempts count in the order in which they begin, up to the first that has not ended, so that quick attempts do
-not decide for slow ones. A comparison that is checked repeatedly needs a sequential test: of the attempts at an instance
-with the same number, one that only one model resolves counts for it, and bets on that (a mixture over all
+not decide for slow ones. A comparison that is checked repeatedly needs a sequential test: of two attempts at an
+instance with the same number, a pair that only one model resolves counts for it, and bets on that (a mixture over all
 probabilities) win 20 to 1 by chance in at most 5 % of all evaluations, however often they are checked (Ville's
 inequality). Majorities of instances would be no bets: further attempts change them.
 Does not: make the interval hold at every check; it is the interval of the report.
