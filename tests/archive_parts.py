@@ -24,8 +24,8 @@ async def begin_ended(client: Client, name: str, *events: Event, **created: Any)
     await client.log.adopt(first, [user(LONG_TEXT), *log], key=f"begin:{name}")
 
 
-def delegate_ended(name: str) -> DelegateEnded:
-    return DelegateEnded(delegate_id=2, conversation_id=name, agent_state=AgentState.FINISHED)
+def delegate_ended(name: str, *, cost_usd: float = 0.0) -> DelegateEnded:
+    return DelegateEnded(delegate_id=2, conversation_id=name, agent_state=AgentState.FINISHED, cost_usd=cost_usd)
 
 
 def workbench(store: Store, place: Path | str, rules: str, folder: Path) -> Workbench:

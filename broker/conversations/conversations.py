@@ -95,7 +95,7 @@ class Conversations:
     async def recent(self, *, limit: int = 50) -> list[ConversationRow]:
         """Return up to `limit` conversations, the newest first."""
         commands = [("ZREVRANGE", names.index, 0, limit - 1, "WITHSCORES") for names in self._store.all_shards]
-        replies = await self._store.persist(lambda: self._store.connection.call_many(commands))
+        replies = await self._store.call_many(commands)
         scored = [(float(flat[i + 1]), flat[i]) for flat in replies for i in range(0, len(flat), 2)]
         ids = [cid.decode(errors="backslashreplace") for _, cid in sorted(scored, reverse=True)[:limit]]
         return await self.rows(ids)
@@ -103,7 +103,7 @@ class Conversations:
     async def count(self) -> int:
         """Return how many conversations there are."""
         commands = [("ZCARD", names.index) for names in self._store.all_shards]
-        return sum(await self._store.persist(lambda: self._store.connection.call_many(commands)))
+        return sum(await self._store.call_many(commands))
 
     async def beginning_with(self, prefix: str, *, limit: int) -> list[ConversationRow]:
         """Return the conversations whose ids begin so, in order of their ids, and at most `limit` of them.
@@ -116,7 +116,7 @@ class Conversations:
             cursor = b"0"
             while True:
                 scan = ("ZSCAN", names.index, cursor, "MATCH", f"{prefix}*", "COUNT", SCANNED_AT_ONCE)
-                cursor, flat = await self._store.persist(lambda: self._store.connection.call(*scan))  # noqa: B023
+                cursor, flat = await self._store.call(*scan)
                 found.update(cid.decode(errors="backslashreplace") for cid in flat[::2])
                 if cursor == b"0":
                     break
@@ -130,7 +130,7 @@ class Conversations:
     async def glimpses(self, conversation_ids: Sequence[str]) -> list[Glimpse | None]:
         """Return what is asked about conversations before they are shown; None for those that do not exist."""
         commands = [("HMGET", self._store.keys(cid).meta, *_GLIMPSE) for cid in conversation_ids]
-        replies = await self._store.persist(lambda: self._store.connection.call_many(commands))
+        replies = await self._store.call_many(commands)
         return [_glimpse(reply) for reply in replies]
 
     async def row(self, conversation_id: str) -> ConversationRow:
@@ -145,17 +145,17 @@ class Conversations:
         return row
 
     async def close(self, conversation_id: str) -> None:
-        """Refuse every further event and end the workspace's processes.  Idempotent."""
+        """Refuse every further event and end the workspace's processes. Idempotent."""
         await self._call("deck_close", conversation_id)
 
     async def requeue(self, conversation_id: str) -> None:
-        """Give a dead letter another chance.  Idempotent."""
+        """Give a dead letter another chance. Idempotent."""
         await self._call("deck_requeue", conversation_id)
 
     async def dead_letters(self) -> list[str]:
         """Return the conversations that crashed three workers in a row, the oldest first."""
         commands = [("ZRANGE", names.dead, 0, -1) for names in self._store.all_shards]
-        replies = await self._store.persist(lambda: self._store.connection.call_many(commands))
+        replies = await self._store.call_many(commands)
         return [cid.decode(errors="backslashreplace") for reply in replies for cid in reply]
 
     async def takeovers(self) -> list[Takeover]:
@@ -163,7 +163,7 @@ class Conversations:
         found = []
         for names in self._store.all_shards:
             key = names.takeovers
-            entries = await self._store.persist(lambda: self._store.connection.call("XRANGE", key, "-", "+"))  # noqa: B023
+            entries = await self._store.call("XRANGE", key, "-", "+")
             for _, flat in entries:
                 fields = texts_by_name(flat)
                 action = fields.get("a")
@@ -186,7 +186,7 @@ class Conversations:
 
     async def _rows(self, ids: Sequence[str]) -> list[ConversationRow | None]:
         commands = [("HGETALL", self._store.keys(cid).meta) for cid in ids]
-        replies = await self._store.persist(lambda: self._store.connection.call_many(commands))
+        replies = await self._store.call_many(commands)
         return [_row(cid, flat) for cid, flat in zip(ids, replies, strict=True)]
 
 

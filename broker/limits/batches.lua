@@ -14,6 +14,8 @@
 --
 -- A batch is recorded, with the calls that are in it, before it is sent: a worker that finds one that was sent by a worker
 -- that is dead looks for it at the provider before it sends it again. One live worker at most has the lease of a batch.
+-- A lane is there while calls wait in it; a batch has what is needed to serve it. What the store has lost of a batch or of
+-- a queue ends it: the calls are forgotten, and put again by their conversations.
 
 local LANES, OPEN, KNOWN = ':batch:lanes', ':batch:open', ':batch:known'
 local KNOWN_MS = 7 * 86400000
@@ -34,36 +36,56 @@ local function is_free(shard, batch, worker, now)
   return now >= (tonumber(get(about, 'until')) or 0)
 end
 
+-- Whether a key is a hash of ours or not there at all; what else it was is moved out of the way.
+local function read_hash(shard, key)
+  is_there(shard, key, 'hash')
+  return key
+end
+
 local function holds(shard, batch, worker)
   return get(about_key(shard, batch), 'worker') == worker
+end
+
+local function forget(shard, cid)
+  local call = read_hash(shard, call_key(shard, cid))
+  local lane = get(call, 'lane')
+  if lane and is_there(shard, queue_key(shard, lane), 'zset') then redis.call('ZREM', queue_key(shard, lane), cid) end
+  redis.call('DEL', call)
+end
+
+-- Whether a call that has no result is in a batch that is not over, or in the queue of a lane that somebody serves.
+local function is_under_way(shard, cid, batch, lane)
+  if batch then return is_there(shard, shard .. OPEN, 'zset') and redis.call('ZSCORE', shard .. OPEN, batch) end
+  local queue = queue_key(shard, lane or '')
+  return is_there(shard, queue, 'zset') and redis.call('ZSCORE', queue, cid) and is_there(shard, shard .. LANES, 'hash')
+    and get(shard .. LANES, lane)
 end
 
 -- deck_batch_ask: how a conversation's call stands.  ARGV cid, step
 -- returns {'none'} {'waiting', seen} {'sent', seen, batch} {'done', seen, result}
 local function ask(keys, args)
-  local call = call_key(keys[1], args[1])
+  local shard, cid = keys[1], args[1]
+  local call = read_hash(shard, call_key(shard, cid))
   if get(call, 'step') ~= args[2] then return {'none'} end
   local seen, result, batch = get(call, 'seen'), get(call, 'result'), get(call, 'batch')
   if result then return {'done', seen, result} end
+  if not is_under_way(shard, cid, batch, get(call, 'lane')) then
+    forget(shard, cid)
+    return {'none'}
+  end
   if batch then return {'sent', seen, batch} end
   return {'waiting', seen}
-end
-
-local function forget(shard, cid)
-  local call = call_key(shard, cid)
-  local lane = get(call, 'lane')
-  if lane then redis.call('ZREM', queue_key(shard, lane), cid) end
-  redis.call('DEL', call)
 end
 
 -- deck_batch_put: let a call wait for a batch; a call of an earlier step is forgotten.
 -- ARGV cid, step, seen, lane, about the lane, body, bytes.  returns {'put'}
 local function put(keys, args)
   local shard, cid = keys[1], args[1]
-  local call = call_key(shard, cid)
+  local call = read_hash(shard, call_key(shard, cid))
   if get(call, 'step') == args[2] then return {'put'} end
   forget(shard, cid)
-  redis.call('HSET', shard .. LANES, args[4], args[5])
+  redis.call('HSET', read_hash(shard, shard .. LANES), args[4], args[5])
+  is_there(shard, queue_key(shard, args[4]), 'zset')
   redis.call('HSET', call, 'step', args[2], 'seen', args[3], 'lane', args[4], 'body', args[6], 'bytes', args[7])
   redis.call('ZADD', queue_key(shard, args[4]), now_ms(shard), cid)
   return {'put'}
@@ -73,7 +95,7 @@ end
 -- returns {'none'} {'waiting'} {'sent'} {'done'}
 local function drop(keys, args)
   local shard, cid = keys[1], args[1]
-  local call = call_key(shard, cid)
+  local call = read_hash(shard, call_key(shard, cid))
   local step = get(call, 'step')
   if not step or (args[2] ~= '' and args[2] ~= step) then return {'none'} end
   local stood = get(call, 'result') and 'done' or (get(call, 'batch') and 'sent' or 'waiting')
@@ -89,12 +111,15 @@ end
 
 -- deck_batch_seal: make a batch of those that wait, if there are enough of them or the first has waited long enough.
 -- ARGV lane, batch, worker, lease ms, most calls, most bytes, longest wait in ms
--- returns {'sealed', how many} {'early', in how many ms}; an empty queue is {'early', -1}
+-- returns {'sealed', how many} {'early', in how many ms}; an empty queue is {'early', -1}, and ends the lane
 local function seal(keys, args)
   local shard, lane, batch, worker, now = keys[1], args[1], args[2], args[3], now_ms(keys[1])
   local queue, most, most_bytes = queue_key(shard, lane), tonumber(args[5]), tonumber(args[6])
-  local waiting = redis.call('ZRANGE', queue, 0, most - 1)
-  if #waiting == 0 then return {'early', -1} end
+  local waiting = is_there(shard, queue, 'zset') and redis.call('ZRANGE', queue, 0, most - 1) or {}
+  if #waiting == 0 then
+    redis.call('HDEL', shard .. LANES, lane)
+    return {'early', -1}
+  end
   local chosen, bytes, is_full = {}, 0, #waiting == most
   for _, cid in ipairs(waiting) do
     local size = attempt(shard, call_key(shard, cid), cid, size_of, shard, cid)
@@ -117,29 +142,61 @@ local function seal(keys, args)
     redis.call('HSET', call, 'batch', batch)
     redis.call('HSET', calls_key(shard, batch), number, cid .. ' ' .. get(call, 'step'))
   end
-  redis.call('HSET', about_key(shard, batch), 'lane', lane, 'state', 'sealed', 'count', #chosen, 'worker', worker,
-    'until', now + tonumber(args[4]))
+  redis.call('HSET', about_key(shard, batch), 'lane', lane, 'about_lane', get(shard .. LANES, lane) or '',
+    'state', 'sealed', 'count', #chosen, 'worker', worker, 'until', now + tonumber(args[4]))
+  is_there(shard, shard .. OPEN, 'zset')
   redis.call('ZADD', shard .. OPEN, now, batch)
   return {'sealed', #chosen}
 end
 
--- deck_batch_due: which batches somebody should look after now.  ARGV how many at most.  returns {'due', batch …}
+-- deck_batch_due: which batches somebody should look after now; what stands in the place of what is needed for that is
+-- moved away.  ARGV how many at most.  returns {'due', batch …}
 local function due(keys, args)
-  local open, now = keys[1] .. OPEN, now_ms(keys[1])
+  local shard, open, now = keys[1], keys[1] .. OPEN, now_ms(keys[1])
+  read_hash(shard, shard .. LANES)
+  is_there(shard, shard .. KNOWN, 'zset')
+  if not is_there(shard, open, 'zset') then return {'due'} end
   return {'due', unpack(redis.call('ZRANGEBYSCORE', open, '-inf', now, 'LIMIT', 0, args[1]))}
 end
 
--- deck_batch_lease: take a batch in hand.  ARGV batch, worker, lease ms.  returns {'leased', field, value …} {'busy'}
+-- What is known of a batch, if that is enough to look after it; nil otherwise.
+local function usable(about)
+  local found = pairs_of(redis.call('HGETALL', about))
+  local is_sent = not found['sent_ms'] or number_of(found['sent_ms'])
+  return found['lane'] and number_of(found['count']) and is_sent and found
+end
+
+-- Forget a batch, and its calls that have no result. Returns {'lost', those whose calls they are …}.
+local function give_up(shard, batch)
+  local calls, answer = read_hash(shard, calls_key(shard, batch)), {'lost'}
+  local flat = redis.call('HGETALL', calls)
+  for n = 2, #flat, 2 do
+    local cid = string.match(flat[n], '^(%S+) ') or ''
+    local call = read_hash(shard, call_key(shard, cid))
+    if get(call, 'batch') == batch and not get(call, 'result') then
+      forget(shard, cid)
+      answer[#answer + 1] = cid
+    end
+  end
+  redis.call('DEL', about_key(shard, batch), calls)
+  redis.call('ZREM', shard .. OPEN, batch)
+  return answer
+end
+
+-- deck_batch_lease: take a batch in hand.  ARGV batch, worker, lease ms
+-- returns {'leased', field, value …} {'busy'} {'lost', cid …}: the store has lost what was known of it, and it is over
 --   field 'waited_ms': since it was noted as being sent
 local function lease(keys, args)
   local shard, batch, now = keys[1], args[1], now_ms(keys[1])
-  if not redis.call('ZSCORE', shard .. OPEN, batch) or not is_free(shard, batch, args[2], now) then return {'busy'} end
-  local about = about_key(shard, batch)
+  if not redis.call('ZSCORE', shard .. OPEN, batch) then return {'busy'} end
+  local about = read_hash(shard, about_key(shard, batch))
+  if not usable(about) then return give_up(shard, batch) end
+  if not is_free(shard, batch, args[2], now) then return {'busy'} end
   redis.call('HSET', about, 'worker', args[2], 'until', now + tonumber(args[3]))
   local answer = redis.call('HGETALL', about)
   table.insert(answer, 1, 'leased')
   answer[#answer + 1] = 'waited_ms'
-  answer[#answer + 1] = string.format('%.0f', now - tonumber(get(about, 'sent_at') or now))
+  answer[#answer + 1] = string.format('%.0f', now - (number_of(get(about, 'sent_at')) or now))
   return answer
 end
 
@@ -163,7 +220,7 @@ local function note(keys, args)
       redis.call('ZREMRANGEBYSCORE', shard .. KNOWN, '-inf', now - KNOWN_MS)
       local flat = redis.call('HGETALL', calls_key(shard, batch))
       for n = 2, #flat, 2 do
-        local call = call_key(shard, string.match(flat[n], '^(%S+) ') or '')
+        local call = read_hash(shard, call_key(shard, string.match(flat[n], '^(%S+) ') or ''))
         if get(call, 'batch') == batch then redis.call('HDEL', call, 'body') end
       end
     end
@@ -181,7 +238,7 @@ local function deliver(keys, args)
   local shard, batch = keys[1], args[1]
   local cid, step = string.match(get(calls_key(shard, batch), args[2]) or '', '^(%S+) (%S+)$')
   if not cid then return {'unwanted'} end
-  local call = call_key(shard, cid)
+  local call = read_hash(shard, call_key(shard, cid))
   if get(call, 'batch') ~= batch or get(call, 'step') ~= step then return {'unwanted'} end
   redis.call('HSETNX', call, 'result', args[3])
   redis.call('HDEL', call, 'body')

@@ -4,26 +4,33 @@ A call waits in the queue of its lane: one provider, address, key and model. A w
 batch, records it, sends it, and later brings the result of each call to its conversation; see `controller_worker`.
 
 Holds: a conversation has one call at most, and its outcome is reported once; a batch is recorded with its calls before
-it is sent; at most one live worker has a batch in hand.
+it is sent; at most one live worker has a batch in hand. A batch of which the store has lost a part is over: its calls
+are forgotten, and their conversations woken to put them again, so a call may be bought twice then.
 Does not: know providers; what a call and a result look like is text to it.
 Keys: `deck:{0}:batch:…`, see batches.lua.
 """
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from broker.coordination.wakeups import wake
+from broker.runtime.errors import StoreRefused
 from broker.runtime.ids import new_key
-from broker.store.connection import texts_by_name
+from broker.store.connection import WRONG_TYPE, texts_by_name
 from broker.store.keys import ShardKeys
 from broker.store.store import Store
 
 COMPRESSION = 1
 OPEN_AT_ONCE = 64
+
+_log = logging.getLogger(__name__)
 
 
 class CallStands(StrEnum):
@@ -54,6 +61,7 @@ class Batch:
     """A batch that this worker has in hand.
 
     Attributes:
+        about_lane: what was said about its lane; empty when that is not known.
         provider: its id there; empty when that is not known.
         sent_ms: when sending it began for the last time, by the shared time; 0 for never.
         waited_seconds: how long ago that was.
@@ -62,6 +70,7 @@ class Batch:
 
     batch_id: str
     lane: str
+    about_lane: str
     count: int
     provider: str
     sent_ms: int
@@ -98,7 +107,7 @@ class Batches:
         await self._call("deck_batch_put", conversation_id, step, seen_id, lane, about_lane, packed, len(body))
 
     async def drop(self, conversation_id: str, step: str = "") -> CallStands:
-        """Forget a call, or that of one step only.  Idempotent.
+        """Forget a call, or that of one step only. Idempotent.
 
         Returns:
             How it stood: one that was sent is paid for all the same.
@@ -107,8 +116,16 @@ class Batches:
         return CallStands(outcome)
 
     async def lanes(self) -> dict[str, str]:
-        """Return what was said about each lane, by lane."""
-        return texts_by_name(await self._read("HGETALL", f"{self._root}:lanes"))
+        """Return what was said about each lane in which calls wait, by lane."""
+        command = ("HGETALL", f"{self._root}:lanes")
+        try:
+            found = await self._store.call(*command)
+        except StoreRefused as error:
+            if WRONG_TYPE not in error.message:
+                raise
+            await self.due()  # moves away what stands in the place of the lanes
+            found = await self._store.call(*command)
+        return texts_by_name(found)
 
     async def seal(
         self,
@@ -136,14 +153,23 @@ class Batches:
         return [batch.decode() for batch in found]
 
     async def lease(self, batch_id: str, worker_id: str, *, lease_seconds: float) -> Batch | None:
-        """Take a batch in hand; None while another live worker has it, or when it is over."""
+        """Take a batch in hand; None while another live worker has it, or when it is over.
+
+        One that the store has lost in part is over: those who wait for it are woken.
+        """
         outcome, *flat = await self._call("deck_batch_lease", batch_id, worker_id, round(lease_seconds * 1000))
         if outcome == "busy":
+            return None
+        if outcome == "lost":
+            waiting = [cid.decode(errors="backslashreplace") for cid in flat]
+            _log.error("the store has lost the batch %s; %d calls are put again", ascii(batch_id), len(waiting))
+            await wake(self._store, waiting)
             return None
         found = texts_by_name(flat)
         return Batch(
             batch_id=batch_id,
             lane=found["lane"],
+            about_lane=found.get("about_lane", ""),
             count=int(found["count"]),
             provider=found.get("provider", ""),
             sent_ms=int(found.get("sent_ms", 0)),
@@ -169,24 +195,32 @@ class Batches:
         return bool(outcome == "noted")
 
     async def bodies(self, batch: Batch) -> dict[str, bytes]:
-        """Return what is to be sent, by the number of each call; calls that are no longer wanted are left out."""
+        """Return what is to be sent, by the number of each call; what is not wanted or cannot be used is left out."""
         calls = await self._calls(batch)
         names = [f"{self._root}:call:{calls[number].partition(' ')[0]}" for number in calls]
         commands = [("HMGET", name, "body", "batch", "step") for name in names]
-        found = await self._store.persist(lambda: self._store.connection.call_many(commands))
+        try:
+            found = await self._store.call_many(commands)
+        except StoreRefused as error:
+            if WRONG_TYPE not in error.message:
+                raise
+            for name in names:
+                await self._store.function("deck_keep_kind", (name, self._shard.root), "hash")
+            found = await self._store.call_many(commands)
         wanted = {}
         for number, (body, at, step) in zip(calls, found, strict=True):
-            is_same = body is not None and at == batch.batch_id.encode() and step.decode() == calls[number].split()[1]
-            if is_same:
-                wanted[number] = zlib.decompress(body)
+            step_there = calls[number].rpartition(" ")[2].encode()
+            if body is not None and at == batch.batch_id.encode() and step == step_there:
+                with suppress(zlib.error):  # it is answered like one for which the batch has no result
+                    wanted[number] = zlib.decompress(body)
         return wanted
 
     async def numbers(self, batch: Batch) -> list[str]:
         """Return the numbers of a batch's calls, in order."""
-        return sorted(await self._calls(batch), key=int)
+        return sorted(filter(_is_number, await self._calls(batch)), key=int)
 
     async def deliver(self, batch: Batch, number: str, result: bytes) -> str | None:
-        """Keep the result of a call, unless it is known.  Idempotent.
+        """Keep the result of a call, unless it is known. Idempotent.
 
         Returns:
             The conversation to wake; None when nobody waits for it any more.
@@ -196,23 +230,24 @@ class Batches:
         return cid[0].decode() if outcome == "delivered" else None
 
     async def close(self, batch: Batch, worker_id: str) -> None:
-        """Forget a batch whose calls are all delivered.  Idempotent."""
+        """Forget a batch whose calls are all delivered. Idempotent."""
         await self._call("deck_batch_close", batch.batch_id, worker_id)
 
     async def known(self) -> set[str]:
         """Return the providers' ids of the batches of the last days."""
-        found = await self._read("ZRANGE", f"{self._root}:known", 0, -1)
+        found = await self._store.call("ZRANGE", f"{self._root}:known", 0, -1)
         return {provider.decode(errors="backslashreplace") for provider in found}
 
     async def _calls(self, batch: Batch) -> dict[str, str]:
-        return texts_by_name(await self._read("HGETALL", f"{self._root}:calls:{batch.batch_id}"))
+        return texts_by_name(await self._store.call("HGETALL", f"{self._root}:calls:{batch.batch_id}"))
 
     @property
     def _root(self) -> str:
         return f"{self._shard.root}:batch"
 
-    async def _read(self, *command: str | int) -> Any:
-        return await self._store.persist(lambda: self._store.connection.call(*command))
-
     async def _call(self, function: str, *arguments: Any) -> list[Any]:
         return await self._store.function(function, (self._shard.root,), *arguments)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()

@@ -7,6 +7,8 @@
 --   shard base deck:{0}                :workers
 -- Priority 0 is interactive, 1 normal, 2 batch. Amounts are {requests, input, output, tokens}. Times are milliseconds.
 --
+-- A call names the fencing token of its conversation's owner. What a latter owner holds or waits for is not a former one's.
+--
 -- A key's levels are token buckets that fill by the minute. A bucket holds `burst` seconds' worth and fills so much
 -- slower that no sixty seconds ever see more than the limit. What a call really used is settled after it, and may leave
 -- a debt. Within a priority the queue is fair by start-time fair queueing: a place is a virtual time, which advances for
@@ -104,22 +106,25 @@ local function amounts(input, output)
   return {requests = 1, input = input, output = output, tokens = input + output}
 end
 
+local NOTHING = {requests = 0, input = 0, output = 0, tokens = 0}
+
 -- For how many milliseconds a key cannot serve a call; 0 when it can now.
-local function wait_of(key, wanted, now)
-  local limits, level = key.limits, key.level
+-- returned: what the caller has of it already, if it has anything
+local function wait_of(key, wanted, now, returned)
+  local limits, level, had = key.limits, key.level, returned or NOTHING
   local wait = math.max(0, level.blocked - now)
   for _, what in ipairs(MINUTELY) do
     if limits[what] then
       -- A call larger than the bucket goes when the bucket is full, and leaves a debt.
-      local lacking = math.min(wanted[what], size_of(key, what)) - level[what]
+      local lacking = math.min(wanted[what], size_of(key, what)) - level[what] - had[what]
       if lacking > 0 then wait = math.max(wait, math.ceil(lacking / flow_of(key, what))) end
     end
   end
   if limits.concurrency and level.in_flight >= math.max(1, math.floor(limits.concurrency * level.factor)) then
     wait = math.max(wait, math.ceil(level.took / limits.concurrency), 1)
   end
-  local is_day_over = (limits.day_requests and level.day_requests >= limits.day_requests)
-    or (limits.day_tokens and level.day_tokens >= limits.day_tokens)
+  local is_day_over = (limits.day_requests and level.day_requests - had.requests >= limits.day_requests)
+    or (limits.day_tokens and level.day_tokens - had.tokens >= limits.day_tokens)
   if is_day_over then
     wait = math.max(wait, (level.day + 1) * 86400000 + limits.day_start * 1000 - now)
   end
@@ -145,6 +150,13 @@ local function add(key, wanted, sign)
   level.day_tokens = math.max(0, level.day_tokens - sign * wanted.tokens)
 end
 
+-- The difference of two amounts: what was given back first would be cut off where the bucket is full.
+local function less(amount, used)
+  local rest = {}
+  for what in pairs(NOTHING) do rest[what] = amount[what] - used[what] end
+  return rest
+end
+
 -- Choose the key for a conversation. Returns it, or nil, how long to wait, and whether only this conversation has to.
 local function choose(pool, cid, wanted)
   local best, least, home, home_wait
@@ -166,22 +178,22 @@ local function queue(pool, priority)
   return pool.base .. ':waiting:' .. priority
 end
 
--- held: '<key> <worker or -> <input> <output> <since>'
+-- held: '<key> <worker or -> <input> <output> <since> <token>'
 local function held_by(pool, cid)
   local text = get(pool.base .. ':held', cid)
   if not text then return nil end
-  local key, worker, input, output, since = string.match(text, '^(%S+) (%S+) (%S+) (%S+) (%S+)$')
+  local key, worker, input, output, since, token = string.match(text, '^(%S+) (%S+) (%S+) (%S+) (%S+) ?(%d*)$')
   if not (tonumber(input) and tonumber(output) and tonumber(since)) then
     redis.call('HDEL', pool.base .. ':held', cid)
     return nil
   end
-  return {key = pool.by_name[key], name = key, worker = worker, since = tonumber(since),
+  return {key = pool.by_name[key], name = key, worker = worker, since = tonumber(since), token = number_of(token) or 0,
     wanted = amounts(tonumber(input), tonumber(output))}
 end
 
-local function hold(pool, cid, key, worker, wanted)
-  redis.call('HSET', pool.base .. ':held', cid,
-    table.concat({key, worker, number_text(wanted.input), number_text(wanted.output), number_text(pool.now)}, ' '))
+local function hold(pool, cid, key, worker, wanted, token)
+  redis.call('HSET', pool.base .. ':held', cid, table.concat({key, worker, number_text(wanted.input),
+    number_text(wanted.output), number_text(pool.now), number_text(token)}, ' '))
 end
 
 local function free(pool, cid, held)
@@ -190,23 +202,27 @@ local function free(pool, cid, held)
   if held.key then held.key.level.in_flight = math.max(0, held.key.level.in_flight - 1) end
 end
 
--- about: '<priority> <place> <input> <output> <calls>'
+-- about: '<priority> <place> <input> <output> <calls> <token>'
 local function about(pool, cid)
   local text = get(pool.base .. ':about', cid)
   if not text then return nil end
-  local priority, place, input, output, calls = string.match(text, '^([012]) (%S+) (%S+) (%S+) (%d+)$')
+  local priority, place, input, output, calls, token = string.match(text, '^([012]) (%S+) (%S+) (%S+) (%d+) ?(%d*)$')
   if not (tonumber(place) and tonumber(input) and tonumber(output)) then
     redis.call('HDEL', pool.base .. ':about', cid)
     return nil
   end
-  return {priority = priority, place = place, calls = tonumber(calls),
+  return {priority = priority, place = place, calls = tonumber(calls), token = number_of(token) or 0,
     wanted = amounts(tonumber(input), tonumber(output))}
+end
+
+local function note(pool, cid, waiter)
+  redis.call('HSET', pool.base .. ':about', cid, table.concat({waiter.priority, waiter.place,
+    number_text(waiter.wanted.input), number_text(waiter.wanted.output), waiter.calls, number_text(waiter.token)}, ' '))
 end
 
 local function queue_up(pool, cid, waiter)
   redis.call('ZADD', queue(pool, waiter.priority), waiter.place, cid)
-  redis.call('HSET', pool.base .. ':about', cid, table.concat({waiter.priority, waiter.place,
-    number_text(waiter.wanted.input), number_text(waiter.wanted.output), waiter.calls}, ' '))
+  note(pool, cid, waiter)
 end
 
 local function forget(pool, cid)
@@ -256,7 +272,7 @@ end
 local function grant(pool, cid, waiter, key, priority)
   add(key, waiter.wanted, -1)
   key.level.in_flight = key.level.in_flight + 1
-  hold(pool, cid, key.name, '-', waiter.wanted)
+  hold(pool, cid, key.name, '-', waiter.wanted, waiter.token)
   -- A conversation that is called again has an old place; newcomers must not get places before those already served.
   pool.state['at' .. priority] = string.format('%.6f', math.max(tonumber(pool.state['at' .. priority]) or 0, waiter.place))
   waiter.calls = waiter.calls + 1
@@ -359,21 +375,24 @@ local function publish(keys, args)
   return {'published'}
 end
 
-local function enter(pool, cid, args)
+local function enter(pool, cid, args, token)
   local priority, tenant, weight = args[5], args[6], tonumber(args[7])
   local shares = pool.base .. ':shares:' .. priority
-  local place = math.max(tonumber(pool.state['at' .. priority]) or 0, tonumber(get(shares, tenant)) or 0)
+  local at = tonumber(pool.state['at' .. priority]) or 0
+  local place = math.max(at, tonumber(get(shares, tenant)) or 0)
   redis.call('HSET', shares, tenant, string.format('%.6f', place + 1 / weight))
-  queue_up(pool, cid, {priority = priority, place = string.format('%.6f', place), calls = 0,
+  trim_shares(shares, at)
+  queue_up(pool, cid, {priority = priority, place = string.format('%.6f', place), calls = 0, token = token,
     wanted = amounts(tonumber(args[3]), tonumber(args[4]))})
 end
 
 -- A conversation that asks again may want more or less than before: its prompt has changed meanwhile. What it was called
 -- for and is too little now is given back, and it waits in its old place. Returns what is held for it.
-local function resize(pool, cid, held, wanted)
+local function resize(pool, cid, held, wanted, token)
   local waiter = about(pool, cid)
   if waiter then
-    waiter.wanted = wanted
+    waiter.wanted, waiter.token = wanted, token
+    note(pool, cid, waiter)
     if not held then
       if redis.call('ZSCORE', queue(pool, waiter.priority), cid) then queue_up(pool, cid, waiter) end
       return nil
@@ -382,40 +401,45 @@ local function resize(pool, cid, held, wanted)
   if not held or not held.key then return held end
   if held.wanted.input == wanted.input and held.wanted.output == wanted.output then return held end
   free(pool, cid, held)
-  add(held.key, held.wanted, 1)
-  if held.worker == '-' and waiter and wait_of(held.key, wanted, pool.now) > 0 then
+  if held.worker == '-' and waiter and wait_of(held.key, wanted, pool.now, held.wanted) > 0 then
+    add(held.key, held.wanted, 1)
     queue_up(pool, cid, waiter)
     return nil
   end
-  add(held.key, wanted, -1)
+  add(held.key, less(held.wanted, wanted), 1)
   held.key.level.in_flight = held.key.level.in_flight + 1
-  hold(pool, cid, held.name, held.worker, wanted)
+  hold(pool, cid, held.name, held.worker, wanted, token)
   held.wanted = wanted
   return held
 end
 
 -- deck_quota_reserve: may this conversation call now? If not, it has its place in the queue and is woken in its turn.
--- ARGV cid, worker, input tokens, output tokens, priority, tenant, weight
+-- ARGV cid, worker, input tokens, output tokens, priority, tenant, weight, token
 -- returns {'granted', next_ms, key, 0, woken …} {'waiting', next_ms, '', for about how many ms, woken …} {'unknown'}
+--         {'fenced', next_ms, '', 0, woken …}: a latter owner has asked already
 local function reserve(keys, args)
   local pool = open(keys[1], now_ms(keys[2]))
   if not pool then return {'unknown'} end
   local shard, cid, worker = keys[2], args[1], args[2]
-  local held = held_by(pool, cid)
-  if held and held.worker ~= worker and held.worker ~= '-' then
+  local token, held, waiter = number_of(args[8]) or 0, held_by(pool, cid), about(pool, cid)
+  if (held and held.token > token) or (waiter and waiter.token > token) then
+    local woken, next_ms = pump(pool, shard)
+    return reply(pool, worker, {'fenced'}, woken, next_ms)
+  end
+  if held and held.worker ~= '-' and (held.worker ~= worker or held.token < token) then
     free(pool, cid, held)  -- its former owner's, who may have called
     held = nil
   end
-  held = resize(pool, cid, held, amounts(tonumber(args[3]), tonumber(args[4])))
-  local waiter = about(pool, cid)
-  if not held and not waiter then enter(pool, cid, args) end
+  held = resize(pool, cid, held, amounts(tonumber(args[3]), tonumber(args[4])), token)
+  waiter = about(pool, cid)
+  if not held and not waiter then enter(pool, cid, args, token) end
   if not held and waiter and not redis.call('ZSCORE', queue(pool, waiter.priority), cid) then
     queue_up(pool, cid, waiter)  -- the queue was overwritten
   end
   local woken, next_ms = pump(pool, shard)
   held = held_by(pool, cid)
   if held then
-    hold(pool, cid, held.name, worker, held.wanted)
+    hold(pool, cid, held.name, worker, held.wanted, token)
     redis.call('ZREM', pool.base .. ':called', cid)
     forget(pool, cid)
     local others = {}
@@ -435,7 +459,7 @@ local function reserve(keys, args)
 end
 
 -- deck_quota_settle: give a place back and say what became of the call.
--- ARGV cid, worker, outcome, input tokens, output tokens, what the provider asks us to wait in ms or '', took_ms
+-- ARGV cid, worker, outcome, input tokens, output tokens, what the provider asks us to wait in ms or '', took_ms, token
 --   outcome 'ok': used so much; 'failed': the same, no reply; 'limited': refused for the quota; 'unsent': never sent
 -- returns {'settled', next_ms, key, 0, woken …} {'gone', next_ms, '', 0, woken …} {'unknown'}
 local function settle(keys, args)
@@ -443,7 +467,7 @@ local function settle(keys, args)
   if not pool then return {'unknown'} end
   local shard, cid, worker, outcome = keys[2], args[1], args[2], args[3]
   local held, result = held_by(pool, cid), {'gone'}
-  if held and held.worker == worker then
+  if held and held.worker == worker and held.token == (number_of(args[8]) or 0) then
     result = {'settled', held.name}
     free(pool, cid, held)
     local key = held.key
@@ -452,10 +476,7 @@ local function settle(keys, args)
       if outcome == 'unsent' then
         add(key, held.wanted, 1)
       else
-        -- The difference at once: what was given back first would be cut off where the bucket is full.
-        local used = amounts(tonumber(args[4]), tonumber(args[5]))
-        for what, amount in pairs(held.wanted) do used[what] = amount - used[what] end
-        add(key, used, 1)
+        add(key, less(held.wanted, amounts(tonumber(args[4]), tonumber(args[5]))), 1)
       end
       if outcome == 'ok' then
         level.took = level.took + (tonumber(args[7]) - level.took) / 8
@@ -488,19 +509,22 @@ local function report_left(keys, args)
   return reply(pool, args[2], {'told'}, woken, next_ms)
 end
 
--- deck_quota_withdraw: a conversation that waits does no longer want to call.  ARGV cid, worker
--- returns {'withdrawn', next_ms, '', 0, woken …} {'unknown'}
+-- deck_quota_withdraw: a conversation that waits does no longer want to call.  ARGV cid, worker, token
+-- returns {'withdrawn', next_ms, '', 0, woken …} {'fenced', next_ms, '', 0, woken …}: a latter owner waits  {'unknown'}
 local function withdraw(keys, args)
   local pool = open(keys[1], now_ms(keys[2]))
   if not pool then return {'unknown'} end
-  local held = held_by(pool, args[1])
-  if held and held.worker == '-' then
-    free(pool, args[1], held)
-    if held.key then add(held.key, held.wanted, 1) end
+  local cid, token, held, waiter = args[1], number_of(args[3]) or 0, held_by(pool, args[1]), about(pool, args[1])
+  local is_fenced = (held and held.token > token) or (waiter and waiter.token > token)
+  if not is_fenced then
+    if held and held.worker == '-' then
+      free(pool, cid, held)
+      if held.key then add(held.key, held.wanted, 1) end
+    end
+    forget(pool, cid)
   end
-  forget(pool, args[1])
   local woken, next_ms = pump(pool, keys[2])
-  return reply(pool, args[2], {'withdrawn'}, woken, next_ms)
+  return reply(pool, args[2], {is_fenced and 'fenced' or 'withdrawn'}, woken, next_ms)
 end
 
 -- deck_quota_pump: wake whose turn it is, and move away what is of another type.  ARGV worker.

@@ -4,7 +4,8 @@ A conversation that may not call now gets a place in the queue of its model and 
 it costs nothing. What it is granted then is kept for it for some seconds.
 
 Holds: what is in flight never exceeds a quota that the provider states; interactive conversations go first,
-tenants share by weight; what a dead worker held is free again once its heartbeat has lapsed, by no other clock.
+tenants share by weight; what a dead worker held is free again once its heartbeat has lapsed, by no other clock. Of two
+owners of a conversation, only the latter reserves, settles and withdraws: each call has the fencing token of its owner.
 Does not: cost a model without a quota anything, not even a round trip.
 Keys: `deck:{0}:quota:<pool>:…`, see governor.lua.
 """
@@ -80,7 +81,7 @@ class Governor:
         return self._table.pool_of(model)
 
     async def publish(self) -> None:
-        """Put this worker's table in force for everybody.  Idempotent."""
+        """Put this worker's table in force for everybody. Idempotent."""
         for pool in self._table.pools:
             limits = [part for quota in pool.quotas for part in (quota.key, quota.limits())]
             await self._store.function("deck_quota_publish", self._keys(pool), *limits)
@@ -95,6 +96,7 @@ class Governor:
         output_tokens: int,
         priority: Priority = Priority.BATCH,
         tenant: str = "",
+        fence: str = "0",
     ) -> Granted | InQueue:
         """Ask for one call of a conversation, which has one under way at most.
 
@@ -103,10 +105,11 @@ class Governor:
         Args:
             worker_id: a member of the cluster; what it holds is freed when it dies.
             input_tokens, output_tokens: what the call will probably use.
+            fence: the token of the ownership of the conversation. A former owner is granted nothing.
         """
         arguments: tuple[Argument, ...] = (
             *(conversation_id, worker_id, input_tokens, output_tokens),
-            *(priority.rank, *self._table.tenants.share_of(tenant)),
+            *(priority.rank, *self._table.tenants.share_of(tenant), fence),
         )
         outcome, key, eta_ms = await self._call("deck_quota_reserve", pool, arguments)
         return Granted(key) if outcome == "granted" else InQueue(eta_ms / 1000)
@@ -122,8 +125,9 @@ class Governor:
         output_tokens: int = 0,
         retry_after_seconds: float | None = None,
         took_seconds: float = 0.0,
+        fence: str = "0",
     ) -> None:
-        """Give the place back and say what was used.  Idempotent.
+        """Give the place back and say what was used. Idempotent; what is no longer this owner's stays as it is.
 
         Args:
             retry_after_seconds: what the provider asked for when it refused the call; everybody waits so long, but
@@ -131,7 +135,7 @@ class Governor:
         """
         asked = None if retry_after_seconds is None else min(retry_after_seconds, LONGEST_REFUSAL_SECONDS)
         retry_ms = "" if asked is None else math.ceil(asked * 1000)
-        used = (input_tokens, output_tokens, retry_ms, round(took_seconds * 1000))
+        used = (input_tokens, output_tokens, retry_ms, round(took_seconds * 1000), fence)
         await self._call("deck_quota_settle", pool, (conversation_id, worker_id, outcome.value, *used))
 
     async def obey(self, pool: Pool, key: str, worker_id: str, left: dict[str, int]) -> None:
@@ -139,9 +143,9 @@ class Governor:
         reported = [part for item in left.items() for part in item]
         await self._call("deck_quota_told", pool, (key, worker_id, *reported))
 
-    async def withdraw(self, pool: Pool, conversation_id: str, worker_id: str) -> None:
-        """Leave the queue.  Idempotent."""
-        await self._call("deck_quota_withdraw", pool, (conversation_id, worker_id))
+    async def withdraw(self, pool: Pool, conversation_id: str, worker_id: str, *, fence: str = "0") -> None:
+        """Leave the queue. Idempotent; a later owner's place stays."""
+        await self._call("deck_quota_withdraw", pool, (conversation_id, worker_id, fence))
 
     async def pump(self, pool: Pool, worker_id: str) -> None:
         """Wake those whose turn it is."""

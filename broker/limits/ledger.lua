@@ -2,7 +2,7 @@
 -- Budgets: what a call may cost at worst is reserved before it, what it did cost is charged after it.
 --
 -- Every function takes KEYS shard base ('deck:{0}') and derives the real keys from it:
---   :budget:<account>    hash  limit, spent, reserved, lost, lost_calls, calls, own, parent, change
+--   :budget:<account>    hash  limit, spent, reserved, lost, lost_calls, calls, own, parent, change, deleted
 --   :budget:<account>:children|waiting|wanted     :budgets    :ledger:held|lost|swept|crowded    :workers
 -- An account is 'conversation:<id>', 'experiment:<tenant>/<name>' or 'tenant:<name>'; each has at most one parent, and
 -- what is spent in one counts in all above it. Amounts are nano-USD: whole numbers, so that sums are exact.
@@ -11,6 +11,8 @@
 -- `spent` counts its delegates too. What was reserved for a call whose worker died, or whose reply was cut off, is
 -- `lost`: the provider may bill it, so it counts against the limit, but it is not `spent`. What is reserved for a call
 -- that is on its way through a batch of the provider's is nobody's: its worker is '-', and it ends with the reply.
+-- The account of a conversation goes with it, or, if it has a limit, delegates or a call under way then, with the last of
+-- these: until then it is `deleted`, and for a day after that, because a repeated charge would charge all of it again.
 --
 -- Who waits for an account is served in the order in which it came, and later ones stand behind it: nobody
 -- overtakes, not even a smaller call, or a large one would wait for ever. Room that is there is kept for whom it woke,
@@ -20,6 +22,7 @@ local SWEEP_MS, MAX_DEPTH = 500, 24
 local PATIENCE_MS = 3000       -- how long room is kept for a conversation that was woken, and when it is woken again
 local MAX_WAKES = 3            -- how often a conversation is woken that does not come
 local CHANGES_CHARS = 1000     -- how much is remembered of the keys of the latest changes of a limit
+local DELETED_MS = 86400000
 local MAX_SCAN = 64            -- how many of a queue are looked at: as many are served at once, later ones behind them
 
 local function budget(shard, account) return shard .. ':budget:' .. account end
@@ -85,12 +88,49 @@ local function give_back(shard, cid, held)
   add(shard, chain_of(shard, held.account), 'reserved', -held.amount)
 end
 
+-- Let the account of a conversation that was deleted expire once nothing keeps it, and those above it that it has kept.
+-- Who deletes conversations may have no right to accounts of other kinds.
+local function drop_deleted(shard, account)
+  for _ = 1, MAX_DEPTH do
+    local key, cid = budget(shard, account), string.match(account, '^conversation:(.*)$')
+    if not cid then return end
+    local parent, limit, deleted = unpack(redis.call('HMGET', key, 'parent', 'limit', 'deleted'))
+    if limit or not deleted or redis.call('HEXISTS', shard .. ':ledger:held', cid) == 1
+      or redis.call('SCARD', key .. ':children') > 0 then return end
+    redis.call('HDEL', shard .. ':ledger:lost', cid)
+    redis.call('DEL', key .. ':children', key .. ':waiting', key .. ':wanted')
+    redis.call('PEXPIRE', key, DELETED_MS)
+    if not parent then return end
+    redis.call('SREM', budget(shard, parent) .. ':children', account)
+    account = parent
+  end
+end
+
 local function lose(shard, cid, held)
   give_back(shard, cid, held)
   local chain = chain_of(shard, held.account)
   add(shard, chain, 'lost', held.amount)
   add(shard, chain, 'lost_calls', 1)
   redis.call('HSET', shard .. ':ledger:lost', cid, held.text)
+  drop_deleted(shard, held.account)
+end
+
+-- Begin the account of a conversation again whose id a deleted one had.
+local function begin_again(shard, cid, account, token)
+  local key = budget(shard, account)
+  if not get(key, 'deleted') then return end
+  local held = reserved_for(shard, cid, 'held')
+  if held and held.token >= token then return end  -- the deleted one's owner asks again
+  if held then lose(shard, cid, held) end
+  redis.call('HDEL', shard .. ':ledger:lost', cid)
+  if not get(key, 'limit') and redis.call('SCARD', key .. ':children') == 0 then
+    redis.call('DEL', key)
+    return
+  end
+  redis.call('HDEL', key, 'deleted')
+  redis.call('HSET', key, 'own', 0)
+  local parent = get(key, 'parent')
+  if parent then redis.call('SADD', budget(shard, parent) .. ':children', account) end
 end
 
 -- Charge what the log of a conversation has come to. A reply that is in the log after all was not lost. An older token
@@ -259,7 +299,9 @@ local function sweep(shard, now)
     local held = reserved_for(shard, flat[i], 'held')
     if held then
       if is_alive[held.worker] == nil then is_alive[held.worker] = alive(shard, held.worker) end
-      if not is_alive[held.worker] then
+      -- Nobody takes the reply of a call that is in a batch once its conversation is deleted.
+      local is_over = held.worker == '-' and redis.pcall('HEXISTS', budget(shard, held.account), 'deleted') == 1
+      if is_over or not is_alive[held.worker] then
         attempt(shard, shard .. ':ledger:held', flat[i], lose, shard, flat[i], held)
         redis.call('HDEL', shard .. ':ledger:held', flat[i])
       end
@@ -280,6 +322,7 @@ end
 local function reserve(keys, args)
   local shard, cid, worker, token, amount, now = keys[1], args[1], args[2], args[3], tonumber(args[4]), now_ms(keys[1])
   local accounts = accounts_from(args, 6)
+  begin_again(shard, cid, accounts[1], tonumber(token))
   enroll(shard, accounts)
   charge(shard, cid, accounts[1], tonumber(token), tonumber(args[5]))
   local woken = sweep(shard, now)
@@ -311,6 +354,7 @@ local function settle(keys, args)
   local shard, cid, token, now = keys[1], args[1], tonumber(args[2]), now_ms(keys[1])
   local accounts = accounts_from(args, 5)
   enroll(shard, accounts)
+  local chain = chain_of(shard, accounts[1])
   charge(shard, cid, accounts[1], token, tonumber(args[4]))
   local held = reserved_for(shard, cid, 'held')
   if held and (held.worker == '-' or held.token == token) then
@@ -321,8 +365,9 @@ local function settle(keys, args)
       give_back(shard, cid, held)
     end
   end
+  drop_deleted(shard, accounts[1])
   local woken = sweep(shard, now)
-  return reply('settled', '', extend(woken, wake(shard, chain_of(shard, accounts[1]), now)))
+  return reply('settled', '', extend(woken, wake(shard, chain, now)))
 end
 
 -- deck_budget_withdraw: a conversation does no longer wait for its budget.  ARGV cid, account
@@ -369,35 +414,54 @@ local function change_limit(keys, args)
       redis.call('HSET', key, 'limit', args[3])
     end
   end
-  redis.call('SADD', shard .. ':budgets', accounts[1])
-  return reply('changed', get(key, 'limit') or '', wake(shard, chain_of(shard, accounts[1]), now_ms(keys[1])))
+  local limit, chain = get(key, 'limit') or '', chain_of(shard, accounts[1])
+  local is_listed = limit ~= '' or not get(key, 'deleted')
+  redis.call(is_listed and 'SADD' or 'SREM', shard .. ':budgets', accounts[1])
+  drop_deleted(shard, accounts[1])
+  return reply('changed', limit, wake(shard, chain, now_ms(keys[1])))
 end
 
--- deck_budget_forget: a conversation is deleted. What it has spent stays in the accounts above its own. Kept are an account
--- with a limit, which a person has set, and one with a call under way.  ARGV cid, account.  returns {'forgotten'} {'kept'}
+-- deck_budget_forget: a conversation is deleted. What it has spent stays in the accounts above its own. An account with a
+-- limit is kept as long as it has one, and one with delegates or a call under way until these have ended; a call in a
+-- batch ends with the next sweep, because nobody is left to take the reply.  ARGV cid, account
+-- returns {'forgotten'} {'kept'}
 local function forget(keys, args)
   local shard, cid, account = keys[1], args[1], args[2]
   local key = budget(shard, account)
   local function is_kept()
     return get(key, 'limit') or get(shard .. ':ledger:held', cid) or redis.call('SCARD', key .. ':children') > 0
   end
-  if attempt(shard, key, account, is_kept) then return {'kept'} end
+  local kept = attempt(shard, key, account, is_kept)
   local parent = attempt(shard, key, account, get, key, 'parent')
   local children = parent and budget(shard, parent) .. ':children'
-  if children then attempt(shard, children, account, redis.call, 'SREM', children, account) end
+  if children and not (kept and get(key, 'limit')) then attempt(shard, children, account, redis.call, 'SREM', children, account) end
+  if kept then
+    redis.call('HSET', key, 'deleted', '1')
+    return {'kept'}
+  end
+  if attempt(shard, key, account, get, key, 'deleted') then  -- the deletion is repeated
+    drop_deleted(shard, account)
+    return {'forgotten'}
+  end
   attempt(shard, shard .. ':ledger:lost', cid, redis.call, 'HDEL', shard .. ':ledger:lost', cid)
   redis.call('DEL', key, key .. ':children', key .. ':waiting', key .. ':wanted')
+  if parent then attempt(shard, budget(shard, parent), parent, drop_deleted, shard, parent) end
   return {'forgotten'}
 end
 
--- deck_budget_adopt: a conversation comes back, and the accounts above it know what it has spent.
--- ARGV sum of its log, account, parent account.  returns {'adopted'} {'known'}
+-- deck_budget_adopt: a conversation comes back, and the accounts above it know what it and its delegates have spent.
+-- ARGV sum of its log, account, parent account, what its delegates have spent.  returns {'adopted'} {'known'}
 local function adopt(keys, args)
   local shard, account, parent = keys[1], args[2], args[3]
-  local key = budget(shard, account)
-  if redis.call('EXISTS', key) == 1 then return {'known'} end
+  local key, children = budget(shard, account), budget(shard, parent) .. ':children'
+  if redis.call('EXISTS', key) == 1 then
+    if redis.call('HDEL', key, 'deleted') == 1 then redis.call('SADD', children, account) end
+    redis.call('PERSIST', key)
+    return {'known'}
+  end
   redis.call('HSET', key, 'spent', args[1], 'own', args[1], 'parent', parent)
-  redis.call('SADD', budget(shard, parent) .. ':children', account)
+  if args[4] then redis.call('HINCRBY', key, 'spent', args[4]) end
+  redis.call('SADD', children, account)
   return {'adopted'}
 end
 

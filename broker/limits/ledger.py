@@ -22,7 +22,7 @@ from broker.coordination.wakeups import wake
 from broker.log.fencing import Ownership
 from broker.runtime.errors import StoreRefused, UsageError
 from broker.runtime.ids import new_key
-from broker.store.connection import WRONG_TYPE, texts_by_name
+from broker.store.connection import WRONG_TYPE, Argument, texts_by_name
 from broker.store.keys import ShardKeys
 from broker.store.store import Store
 
@@ -167,7 +167,7 @@ class Ledger:
     async def settle(
         self, ownership: Ownership, accounts: Sequence[str], *, total_usd: float, is_lost: bool = False
     ) -> None:
-        """Charge what the log has come to and end the reservation.  Idempotent.
+        """Charge what the log has come to and end the reservation. Idempotent.
 
         Args:
             is_lost: the call may be billed and brought nothing into the log.
@@ -177,7 +177,7 @@ class Ledger:
         await self._call("deck_budget_settle", *arguments, accounts=accounts)
 
     async def withdraw(self, conversation_id: str, accounts: Sequence[str]) -> None:
-        """Wait no longer.  Idempotent."""
+        """Wait no longer. Idempotent."""
         await self._call("deck_budget_withdraw", conversation_id, accounts[0], accounts=accounts)
 
     async def sweep(self) -> None:
@@ -185,21 +185,23 @@ class Ledger:
         await self._call("deck_budget_sweep")
 
     async def forget(self, conversation_id: str) -> None:
-        """Forget the account of a conversation that is deleted; those above it keep what it has spent.  Idempotent.
+        """Forget the account of a conversation that is deleted; those above it keep what it has spent. Idempotent.
 
-        One that has a limit, one with a call under way and one with delegates are kept.
+        One that has a limit, a call under way or delegates goes with the last of these.
         """
         keys, account = (self._shard.root,), conversation_account(conversation_id)
         await self._store.function("deck_budget_forget", keys, conversation_id, account)
 
-    async def adopt(self, accounts: Sequence[str], *, total_usd: float) -> None:
-        """Make the account of a conversation that comes back: what its log has come to is charged already.  Idempotent.
+    async def adopt(self, accounts: Sequence[str], *, total_usd: float, delegates_usd: float = 0.0) -> None:
+        """Make the account of a conversation that comes back: what its log has come to is charged already. Idempotent.
 
         Args:
             accounts: its own and those above it, see `accounts_of`; empty: nobody keeps a budget for it.
+            delegates_usd: what its delegates have spent, which counts in its account too.
         """
         if accounts:
-            await self._store.function("deck_budget_adopt", (self._shard.root,), nano(total_usd), *accounts[:2])
+            arguments: list[Argument] = [nano(total_usd), *accounts[:2], nano(delegates_usd)]
+            await self._store.function("deck_budget_adopt", (self._shard.root,), *arguments)
 
     async def set_limit(
         self, account: str, limit_usd: float | None, *, check: Callable[[Account], None] | None = None
@@ -230,9 +232,7 @@ class Ledger:
     async def account(self, account: str) -> Account:
         """Return an account as it stands; one that nobody has used is empty."""
         key = self._shard.budget(account_path(account)[0])
-        flat, waiting = await self._store.persist(
-            lambda: self._store.connection.call_many([("HGETALL", key), ("ZCARD", f"{key}:waiting")])
-        )
+        flat, waiting = await self._store.call_many([("HGETALL", key), ("ZCARD", f"{key}:waiting")])
         fields = texts_by_name(flat)
         return Account(
             name=account,
@@ -266,7 +266,7 @@ class Ledger:
     async def _limit_text(self, account: str) -> bytes:
         """Return a limit as the store has it, to the last digit; empty: there is none."""
         key = self._shard.budget(account_path(account)[0])
-        found: bytes | None = await self._store.persist(lambda: self._store.connection.call("HGET", key, "limit"))
+        found: bytes | None = await self._store.call("HGET", key, "limit")
         return found or b""
 
     async def _change(self, account: str, how: str | bytes, amount: int | str) -> str:
@@ -274,7 +274,7 @@ class Ledger:
         return outcome
 
     async def _members(self, key: str) -> list[str]:
-        members = await self._store.persist(lambda: self._store.connection.call("SMEMBERS", key))
+        members = await self._store.call("SMEMBERS", key)
         return sorted(member.decode(errors="backslashreplace") for member in members)
 
     async def _call(self, function: str, *arguments: Any, accounts: Sequence[str] = ()) -> tuple[str, str]:

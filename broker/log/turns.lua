@@ -84,6 +84,7 @@ local function line_up(shard, stream, group, member, class, tenant)
   local found = redis.call('HMGET', shares, ':at', name)
   local place = math.max(number_of(found[1]) or 0, number_of(found[2]) or 0)
   redis.call('HSET', shares, name, string.format('%.6f', place + 1 / weight))
+  trim_shares(shares, number_of(found[1]) or 0)
   redis.call('ZADD', queue, string.format('%.6f', place), member)
   return true
 end
@@ -144,6 +145,7 @@ local function goes_before(shard, line, class, tenant)
     local now, place = number_of(found[1]) or 0, number_of(found[2]) or 0
     if place > now and (picks + 1) % 8 ~= TURN_OF_POOLS then return false, place - now end
     redis.call('HSET', shares, name, string.format('%.6f', math.max(now, place) + 1 / weight))
+    trim_shares(shares, now)
   end
   redis.call('HSET', line, 'picks', string.format('%.0f', picks + 1))
   return true
@@ -160,6 +162,18 @@ local function pump(shard, stream, group, hand_over, may_go)
     local member = room > 0 and next_in_line(shard, turns, may_go)
     if not member then break end
     if attempt(shard, turns, member, hand_over, shard, stream, member) then room = room - 1 end
+  end
+  if not has_waiting(turns) then redis.call('DEL', turns) end
+end
+
+-- Take one out of a line whose turn will not come.
+local function leave_line(shard, stream, member)
+  local turns = turns_of(shard, stream)
+  for _, class in ipairs(USUAL_ORDER) do
+    local queue = turns .. ':' .. class
+    if is_there(shard, queue, 'zset') and redis.call('ZREM', queue, member) == 1 and redis.call('ZCARD', queue) == 0 then
+      redis.call('DEL', queue .. ':shares')
+    end
   end
   if not has_waiting(turns) then redis.call('DEL', turns) end
 end

@@ -105,7 +105,7 @@ class Child:
         return self._popen.wait()
 
     async def stop(self, *, grace_seconds: float) -> int:
-        """Ask it to end (SIGTERM), insist after `grace_seconds` (SIGKILL), and return its exit status.  Idempotent."""
+        """Ask it to end (SIGTERM), insist after `grace_seconds` (SIGKILL), and return its exit status. Idempotent."""
         self.send(signal.SIGTERM)
         try:
             async with asyncio.timeout(grace_seconds):

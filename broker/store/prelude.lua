@@ -43,6 +43,27 @@ local function alive(shard, worker)
   return deadline ~= false and tonumber(deadline) > 0
 end
 
+-- How many tenants a line remembers. Beyond that, half of them are enough.
+local MAX_SHARES = 4096
+
+-- Forget what tenants owe in a line that may never be empty, once there are many, or made-up names would fill the store:
+-- those whose place has been passed owe nothing, and of the others those go that owe least.
+-- shares: hash, tenant -> its next place, and ':at'.  at: the latest place that was taken
+local function trim_shares(shares, at)
+  if redis.call('HLEN', shares) <= MAX_SHARES then return end
+  local flat, owing = redis.call('HGETALL', shares), {}
+  for i = 1, #flat, 2 do
+    if flat[i] ~= ':at' then owing[#owing + 1] = {flat[i], number_of(flat[i + 1]) or 0} end
+  end
+  table.sort(owing, function(a, b)
+    if a[2] ~= b[2] then return a[2] > b[2] end
+    return a[1] < b[1]
+  end)
+  for number, tenant in ipairs(owing) do
+    if number > MAX_SHARES / 2 or tenant[2] <= at then redis.call('HDEL', shares, tenant[1]) end
+  end
+end
+
 local function pairs_of(flat)
   local found = {}
   for i = 1, #flat, 2 do found[flat[i]] = flat[i + 1] end

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import zlib
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 
 from pydantic import ValidationError
@@ -39,6 +39,8 @@ LEASE_SECONDS = 1_800.0
 LOOK_SOON_SECONDS = 2.0
 AFTER_ERROR_SECONDS = 30.0
 WAKE_AT_ONCE = 200
+KEPT_LANES = 64
+"""Each model has a lane, and those who submit name models."""
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +70,8 @@ class BatchKeeper:
                 await served[0].aclose()
 
     async def _round(self, worker_id: str) -> None:
-        for lane, about in (await self._batches.lanes()).items():
+        lanes = await self._batches.lanes()
+        for lane, about in lanes.items():
             with _logged(f"the lane {lane}"):
                 served = await self._serve(lane, about)
                 if served is not None:
@@ -78,10 +81,19 @@ class BatchKeeper:
                 batch = await self._batches.lease(batch_id, worker_id, lease_seconds=LEASE_SECONDS)
                 if batch is not None:
                     await self._look_after(batch, worker_id)
+        await self._close_spare(lanes)
+
+    async def _close_spare(self, wanted: Container[str]) -> None:
+        """Close connections of lanes in which nobody waits, once there are many; a batch of such a lane opens them."""
+        spare = [lane for lane in self._lanes if lane not in wanted] if len(self._lanes) > KEPT_LANES else ()
+        for lane in spare:
+            served = self._lanes.pop(lane)
+            if served is not None:
+                await served[0].aclose()
 
     async def _serve(self, lane: str, about: str) -> tuple[BatchProvider, BatchSpec] | None:
         """Return what a lane is served with; None when this worker's settings do not know it."""
-        if lane not in self._lanes:
+        if lane not in self._lanes and about:
             self._lanes[lane] = None
             try:
                 spec = LLMSpec.model_validate_json(about)
@@ -91,7 +103,7 @@ class BatchKeeper:
                     self._lanes[lane] = provider, config.batch
             except (ValidationError, LLMConfigError) as error:
                 _log.warning("batches of %s are not served here: %s", about, error)
-        return self._lanes[lane]
+        return self._lanes.get(lane)
 
     async def _seal(self, lane: str, worker_id: str, spec: BatchSpec) -> None:
         batch_id = "-"
@@ -106,7 +118,7 @@ class BatchKeeper:
             )
 
     async def _look_after(self, batch: Batch, worker_id: str) -> None:
-        served = self._lanes.get(batch.lane)
+        served = await self._serve(batch.lane, batch.about_lane)
         if served is None:  # somebody else's
             await self._batches.note(batch, worker_id, look_again_seconds=AFTER_ERROR_SECONDS)
             return

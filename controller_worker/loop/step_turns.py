@@ -25,9 +25,9 @@ from broker.coordination.ownership import Claimed
 
 AT_ONCE = 16
 KEPT = 4
-"""So many more may step at once if they are interactive."""
+"""How many more may step at once if they are interactive."""
 BESIDE_INTERACTIVE = 4
-"""So many of the others are handed a turn while one of them steps."""
+"""How many others may step at once while an interactive one does."""
 LONGEST_SECONDS = 0.1
 USUAL_ORDER = (0, 1, 2)
 ORDERS = {0: (2, 1, 0), 4: (1, 0, 2)}

@@ -166,13 +166,15 @@ class QuotaPermit:
             output_tokens=self._permits.expected_output(model),
             priority=self.priority,
             tenant=self.tenant,
+            fence=self._ownership.token,
         )
 
     def _accept(self, pool: Pool, answer: Granted) -> None:
         self._grant = Grant(pool, None if answer.key == OWN_KEY else answer.key)
 
     async def _withdraw(self, pool: Pool) -> None:
-        await self._permits.governor.withdraw(pool, self._ownership.conversation_id, self._ownership.worker_id)
+        owner = self._ownership
+        await self._permits.governor.withdraw(pool, owner.conversation_id, owner.worker_id, fence=owner.token)
 
     async def _settle(self, grant: Grant, completion: Completion) -> None:
         usage, quota = completion.usage, grant.pool.quota(grant.key_env or OWN_KEY)
@@ -187,6 +189,7 @@ class QuotaPermit:
             input_tokens=max(0, usage.prompt_tokens - (0 if quota.cached_input_counts else usage.cache_read_tokens)),
             output_tokens=usage.completion_tokens,
             took_seconds=completion.latency_seconds,
+            fence=self._ownership.token,
         )
 
     async def _give_back(
@@ -199,4 +202,5 @@ class QuotaPermit:
                 self._ownership.worker_id,
                 outcome,
                 retry_after_seconds=retry_after_seconds,
+                fence=self._ownership.token,
             )

@@ -139,14 +139,14 @@ class Session:
                     self._tell_result(event)
 
     def give_up(self) -> None:
-        """End the program; the next time it is wanted, a fresh one gets the turn under way.  Idempotent."""
+        """End the program; the next time it is wanted, a fresh one gets the turn under way. Idempotent."""
         if self._runner is not None:
             self._runner.stop()
             self._runner = None
         self._sessions.give(self)
 
     def close(self) -> None:
-        """End the program, and wait for nothing any more: the conversation is gone from here.  Idempotent."""
+        """End the program, and wait for nothing any more: the conversation is gone from here. Idempotent."""
         self._rest()
         self.give_up()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from broker.runtime.clock import SYSTEM_CLOCK
@@ -80,7 +80,7 @@ class Driver:
         self._taking_in = asyncio.Lock()
 
     async def run(self) -> None:
-        """Return when every attempt has its row.  Idempotent.
+        """Return when every attempt has its row. Idempotent.
 
         Raises:
             StoreError: the store cannot be used.
@@ -331,7 +331,7 @@ class Driver:
                 await ask(conversation_id)
 
         working = [one.conversation_id for one in self._under_way.values() if one.phase == "works"]
-        await for_each(_items(working), one)
+        await for_each(working, one)
 
     def _check(self) -> None:
         if self.plan.until:
@@ -350,8 +350,3 @@ class Driver:
             meter=self._meter,
             now=SYSTEM_CLOCK.monotonic(),
         )
-
-
-async def _items(names: Iterable[str]) -> AsyncIterator[str]:
-    for name in names:
-        yield name

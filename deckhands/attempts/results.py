@@ -154,7 +154,7 @@ class Results:
                 row = Row.model_validate_json(line)
             except ValidationError as error:
                 raise UsageError(
-                    f"{path} has a line that is no result: {line[:80]!r}.",
+                    f"{path} has a line that is not a result: {line[:80]!r}.",
                     remedy="Name another directory with --out.",
                 ) from error
             self._keep(row)
@@ -219,7 +219,7 @@ def read_results(path: Path) -> list[Row]:
             _keep(rows, Row.model_validate_json(line))
         return list(rows.values())
     except ValidationError as error:
-        raise UsageError(f"{path} has a line that is no result.") from error
+        raise UsageError(f"{path} has a line that is not a result.") from error
 
 
 def _keep(rows: dict[tuple[str, str, int], Row], row: Row) -> None:

@@ -57,7 +57,7 @@ class Until:
             return cls(text)
         found = _INTERVAL.fullmatch(text)
         if found is None or not 0 < float(found[1]) < 50:
-            raise UsageError(f"--until {text!r} is no criterion.", remedy="Write ci=3% or decided.")
+            raise UsageError(f"--until {text!r} is not a criterion.", remedy="Write ci=3% or decided.")
         return cls(text, float(found[1]) / 100)
 
     def is_reached(self, attempts: Sequence[Attempt], rows: Mapping[tuple[str, str, int], Row]) -> str:

@@ -46,8 +46,8 @@ state_option = click.option(
     "states",
     default="",
     metavar="STATE,…",
-    help="Only those in one of these states, such as running or error; scheduled: for their time; waiting: for "
-    "anything or anybody.",
+    help="Only those in one of these states, such as running or error. `scheduled` ones wait for their "
+    "time, `waiting` ones for anything or anybody.",
 )
 yes_option = click.option("-y", "--yes", "is_sure", is_flag=True, help="Do not ask first.")
 many_argument = click.argument("conversation_ids", metavar="[ID]...", nargs=-1, type=CONVERSATION_ID)
@@ -227,7 +227,7 @@ def require_agreement(what: str, done: str) -> None:
         click.Abort: the person does not agree.
     """
     if not sys.stdin.isatty():
-        raise UsageError(f"{what} would be {done}, and nobody is there to agree.", remedy="Pass --yes.")
+        raise UsageError(f"{what} would be {done}, and nobody is there to confirm it.", remedy="Pass --yes.")
     ask(f"{what} will be {done}. Continue? [y/N] ")
     if sys.stdin.readline().strip().lower() not in YES:
         raise click.Abort

@@ -5,9 +5,11 @@ Holds: an archived file is input like any other: it is checked whole before anyt
 
 from __future__ import annotations
 
-from broker.contract.events import ConversationCreated, WorkspaceSpec
+from collections.abc import Sequence
+
+from broker.contract.events import ConversationCreated, DelegateEnded, Event, WorkspaceSpec
 from broker.coordination.stored_files import StoredFiles
-from broker.limits.ledger import Ledger, accounts_of
+from broker.limits.ledger import LARGEST_USD, Ledger, accounts_of
 from broker.log.event_log import EventLog
 from broker.log.invariants import violations
 from broker.runtime.errors import CorruptEntry, UnknownConversation, UsageError
@@ -26,7 +28,7 @@ async def restore(log: EventLog, archive: Archive | None, conversation_id: str) 
     """Bring a conversation back; see `Client.restore`."""
     store = log.store
     meta = store.keys(conversation_id).meta
-    last_id, deleted = await store.persist(lambda: store.connection.call("HMGET", meta, "last_id", "deleted"))
+    last_id, deleted = await store.call("HMGET", meta, "last_id", "deleted")
     if deleted is not None:
         raise IsBeingDeleted(conversation_id)
     if last_id is not None:
@@ -47,21 +49,30 @@ async def restore(log: EventLog, archive: Archive | None, conversation_id: str) 
     if wrong or any(isinstance(event, ConversationCreated) for event in events[1:]):
         why = wrong[0] if wrong else "it begins twice"
         raise UsageError(f"The archived log of {conversation_id} cannot be one: {why}.")
+    own_usd, delegates_usd = spending_of(events).spent_usd, _delegates_usd(created, events)
+    if not all(0 <= usd <= LARGEST_USD for usd in (own_usd, delegates_usd)):  # NaN fails too
+        raise UsageError(f"The archived log of {conversation_id} cannot be one: its costs are none.")
     source = created.workspace.source
     if isinstance(source, UploadedSource):
         content = await archive.upload(conversation_id, source.parcel)
         await StoredFiles(store).keep(conversation_id, content or b"")
     tenancy = created.tenancy
     accounts = accounts_of(conversation_id, tenant=tenancy.tenant, experiment=tenancy.experiment) if tenancy else []
-    await Ledger(store).adopt(accounts, total_usd=spending_of(events).spent_usd)
+    await Ledger(store).adopt(accounts, total_usd=own_usd, delegates_usd=delegates_usd)
     await log.adopt(created, events[1:], key=f"restore:{manifest.first_sha256}")
     return True
+
+
+def _delegates_usd(created: ConversationCreated, events: Sequence[Event]) -> float:
+    """Return what the delegates of a conversation have cost; those that a fork inherits, its origin has paid for."""
+    new = events[created.forked_at :]
+    return sum(event.cost_usd for event in new if isinstance(event, DelegateEnded))
 
 
 async def lend_upload(
     store: Store, archive: Archive | None, source_id: str, target_id: str, workspace: WorkspaceSpec
 ) -> None:
-    """Let a fork begin with the file that its origin began with, wherever the origin is.  Idempotent.
+    """Let a fork begin with the file that its origin began with, wherever the origin is. Idempotent.
 
     Raises:
         CorruptEntry: it is neither in the store nor in the archive.
@@ -79,7 +90,7 @@ async def lend_upload(
 
 
 async def forget(archive: Archive, conversation_id: str) -> bool:
-    """Remove the files of a conversation and its delegates; says whether it had one.  Idempotent."""
+    """Remove the files of a conversation and its delegates; says whether it had one. Idempotent."""
     manifest = await archive.manifest(conversation_id)
     if manifest is None:
         return False

@@ -96,7 +96,7 @@ async def begin(
     offers_limit_seconds: float = OFFERS_LIMIT_SECONDS,
     role: str = "client",
 ) -> Appended | Duplicate:
-    """Begin a conversation in a span of its submission, see `_begin`.  Idempotent under the same id and key.
+    """Begin a conversation in a span of its submission, see `_begin`. Idempotent under the same id and key.
 
     Args:
         role: what this process is, for the span.
@@ -119,7 +119,7 @@ async def _begin(
     awaited: str,
     offers_limit_seconds: float,
 ) -> Appended | Duplicate:
-    """Begin a conversation.  Idempotent under the same id and key, whatever has changed since.
+    """Begin a conversation. Idempotent under the same id and key, whatever has changed since.
 
     Args:
         log: the one that masks secrets.

@@ -309,7 +309,7 @@ class Client(Steering):
                 await forget(self.archive, conversation_id)
 
     async def restore(self, conversation_id: str) -> bool:
-        """Bring an archived conversation back into the store; says whether it was not there already.  Idempotent.
+        """Bring an archived conversation back into the store; says whether it was not there already. Idempotent.
 
         Raises:
             UnknownConversation: it is neither in the store nor in the archive.

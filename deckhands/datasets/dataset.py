@@ -95,7 +95,7 @@ def _rows_in(path: Path) -> list[tuple[int, Any]]:
             row = error
         else:
             if not isinstance(row, dict):
-                row = ValueError("it is no JSON object")
+                row = ValueError("it is not a JSON object")
         found.append((number, row))
     return found
 

@@ -115,7 +115,7 @@ def selected(
     if part:
         match = re.fullmatch(r"(-?\d+)?:(-?\d+)?", part)
         if match is None:
-            raise UsageError(f"--slice {part!r} is no slice.", remedy="Write it as :20, 20:40 or -5:.")
+            raise UsageError(f"--slice {part!r} is not a slice.", remedy="Write it as :20, 20:40 or -5:.")
         chosen = chosen[slice(*(None if text is None else int(text) for text in match.groups()))]
     if not chosen:
         raise UsageError("No instance is left to evaluate.", remedy="Look at --filter and --slice.")

@@ -87,7 +87,7 @@ def _files(folder: Path, name: str, place: str | Mapping[str, str | bytes] | Non
         return None
     found = _fixed_files(name, place) if isinstance(place, Mapping) else (folder / place).resolve()
     if isinstance(found, Path) and not found.is_dir():
-        raise ValueError(f"{name}: {found} is no directory")
+        raise ValueError(f"{name}: {found} is not a directory")
     try:
         require_fit(found)
     except UsageError as error:

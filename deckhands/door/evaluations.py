@@ -80,7 +80,7 @@ class Evaluations:
     def take(
         self, task_id: str, previous: Sequence[Any], options: Mapping[str, Any], kept: Mapping[str, Any]
     ) -> tuple[dict[str, Any] | UsageError, Mapping[str, Any]] | None:
-        """Begin an evaluation, or return its summary and what was kept; None: it is under way.  Idempotent.
+        """Begin an evaluation, or return its summary and what was kept; None: it is under way. Idempotent.
 
         Returns:
             An error in place of the summary: it was given up.

@@ -103,16 +103,14 @@ class Lookout:
             commands: list[tuple[Argument, ...]] = [("XACK", names.notices, GROUP, *done)]
             commands.append(("XDEL", names.notices, *done))
             with suppress(StoreRefused):  # the stream was overwritten or removed meanwhile
-                await self._store.persist(lambda: self._store.connection.call_many(commands))
+                await self._store.call_many(commands)
 
     async def _forsaken(self, names: ShardKeys) -> list[tuple[bytes, list[bytes]]]:
         """Take over notices that another door has had for long."""
         idle_ms = int(FORSAKEN_AFTER_SECONDS * 1000)
         after = self._forsaken_after.get(names.shard, "0-0")
         command = ("XAUTOCLAIM", names.notices, GROUP, self._worker_id, idle_ms, after, "COUNT", BATCH)
-        self._forsaken_after[names.shard], entries, *_ = await self._store.persist(
-            lambda: self._store.connection.call(*command)
-        )
+        self._forsaken_after[names.shard], entries, *_ = await self._store.call(*command)
         return [(entry, fields) for entry, fields in entries if fields]
 
     async def _look(self, conversation_id: str, *, is_sweep: bool) -> None:

@@ -184,7 +184,7 @@ async def evaluate_plan(
     on_row: Callable[[Row], None],
     on_standing: Callable[[Standing], None],
 ) -> None:
-    """Carry out a plan on the cluster that the settings lead to.  Idempotent."""
+    """Carry out a plan on the cluster that the settings lead to. Idempotent."""
     async with _client(settings, place, plan) as client:
         steering = Steering(client.store, plan.name)
         await steering.wish(**tuning.as_wishes())

@@ -146,12 +146,19 @@ for _command in (*COMMANDS, export):
     "--model", "models", required=True, multiple=True, metavar="M[,M2]", help="The models, or profiles, to evaluate."
 )
 @at_once_option
-@click.option("-k", "--attempts", type=click.IntRange(1, 1_000), default=1, show_default=True, help="Of each instance.")
+@click.option(
+    "-k",
+    "--attempts",
+    type=click.IntRange(1, 1_000),
+    default=1,
+    show_default=True,
+    help="How often each instance is tried.",
+)
 @budget_option
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="For results and report.")
 @click.option("--agent", default="CodeActAgent", show_default=True, help="The agent that does the tasks.")
 @click.option("-i", "--max-iterations", type=click.IntRange(min=1), default=100, show_default=True)
-@click.option("-b", "--max-budget", type=Amount(min=0, min_open=True), help="Of one attempt, in USD.")
+@click.option("-b", "--max-budget", type=Amount(min=0, min_open=True), help="The most one attempt may spend, in USD.")
 @click.option("--max-seconds", type=Amount(min=0, min_open=True), help="How long an attempt may work.")
 @click.option("--filter", "only", default="", metavar="REGEX", help="Only instances whose id or a tag matches.")
 @click.option("--slice", "part", default="", metavar="A:B", help="Only these, as in Python: :20, 20:40, -5:.")
@@ -297,7 +304,9 @@ def _tenant(name: str) -> str:
 @click.option(
     "--model", "models", multiple=True, metavar="M[,M2]", help="The models of the siblings; by default its own."
 )
-@click.option("-n", "--siblings", type=click.IntRange(1, 1_000), default=8, show_default=True, help="With each model.")
+@click.option(
+    "-n", "--siblings", type=click.IntRange(1, 1_000), default=8, show_default=True, help="How many with each model."
+)
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="For results and report.")
 @click.option(
     "--of", "origin", type=click.Path(path_type=Path), metavar="DIR", help="The evaluation that RUN is part of."

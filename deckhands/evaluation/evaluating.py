@@ -168,7 +168,7 @@ def _written(dataset: Dataset, directory: Path) -> str:
         text = "".join(json.dumps(dict(row), sort_keys=True) + "\n" for row in dataset)
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"The argument dataset has a row that is no JSON: {error}.", remedy="Pass mappings."
+            f"The argument dataset has a row that is not JSON: {error}.", remedy="Pass mappings."
         ) from error
     path = directory / ROWS
     if (directory / ASKED).exists() and path.exists() and path.read_text(encoding="utf-8") != text:

@@ -92,7 +92,7 @@ class Evaluation:
         return self._driver.plan
 
     async def run(self) -> None:
-        """Return when every attempt has its row.  Idempotent.
+        """Return when every attempt has its row. Idempotent.
 
         Raises:
             StoreError: the store cannot be used.

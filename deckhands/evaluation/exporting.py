@@ -51,8 +51,10 @@ class ExportOptions:
 
 @click.command()
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--format", "form", type=click.Choice(FORMATS), required=True, help="Of which tool.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="By default exports/FORMAT in it.")
+@click.option("--format", "form", type=click.Choice(FORMATS), required=True, help="The format to write.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Where to write; by default DIR/exports/FORMAT."
+)
 @click.option("--outcome", "outcomes", type=click.Choice(OUTCOMES), multiple=True, help="Only these; may be repeated.")
 @options_as(ExportOptions)
 def export(options: ExportOptions) -> None:

@@ -47,7 +47,7 @@ def path_inside(root: Path, text: str, *, what: str) -> str:
 
 
 class Inside:
-    """The files below a directory, which must exist.  Paths are relative to it, as `path_inside` returns them."""
+    """The files below a directory, which must exist. Paths are relative to it, as `path_inside` returns them."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

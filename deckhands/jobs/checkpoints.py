@@ -45,7 +45,7 @@ async def remove_checkpoints(workbench: Workbench) -> dict[str, int]:
 async def _is_known(workbench: Workbench, conversation_id: str) -> bool:
     store = workbench.store
     meta = store.keys(conversation_id).meta
-    if await store.persist(lambda: store.connection.call("EXISTS", meta)):
+    if await store.call("EXISTS", meta):
         return True
     return await workbench.client.is_archived(conversation_id)
 
@@ -55,7 +55,7 @@ async def _origins(store: Store) -> set[str]:
     found: set[str] = set()
     async for page in Selected(store, Selection()).pages():
         commands = [("XRANGE", store.keys(row.conversation_id).events, "1-0", "1-0") for row in page]
-        for entries in await store.persist(lambda: store.connection.call_many(commands)):  # noqa: B023
+        for entries in await store.call_many(commands):
             try:
                 created = decoded(entries[0][0], entries[0][1], 1) if entries else None
             except (CorruptEntry, StoreTooNew) as error:

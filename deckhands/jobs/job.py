@@ -48,7 +48,7 @@ class Job:
 
     Attributes:
         name: its Celery task is `deckhands.jobs.<name>`.
-        run: does it.  Idempotent: after a death it is done again, and two may overlap for a moment.
+        run: does it. Idempotent: after a death it is done again, and two may overlap for a moment.
         every_seconds: how often a beat sends it, without arguments; None: only when somebody asks for it.
         limit_seconds: how long it may take.
         retries: how often it is tried again after an error that may pass.

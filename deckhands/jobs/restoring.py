@@ -8,7 +8,7 @@ from deckhands.jobs.job import Workbench
 
 
 async def restore(workbench: Workbench, conversation_id: str) -> dict[str, str | bool]:
-    """Bring it back; `restored` is false for one that is in the store already.  See `Client.restore` for the rest."""
+    """Bring it back; `restored` is false for one that is in the store already. See `Client.restore` for the rest."""
     if not isinstance(conversation_id, str):
         raise UsageError(f"The conversation id {ascii(conversation_id)[:100]} is not a text.")
     is_new = await workbench.client.restore(check_conversation_id(conversation_id))

@@ -104,7 +104,7 @@ class _Round:
             kept = 0
             while True:
                 command = ("ZRANGEBYSCORE", names.index, "-inf", latest, "LIMIT", kept, PAGE)
-                found = await self.store.persist(lambda: self.store.connection.call(*command))  # noqa: B023
+                found = await self.store.call(*command)
                 if not found:
                     break
                 rows = await self.index.rows([cid.decode(errors="backslashreplace") for cid in found])
@@ -131,7 +131,7 @@ class _Round:
         if not self._may_be_meant(row):
             return "kept"
         meta = self.store.keys(conversation_id).meta
-        awaited, begun = await self._call("HMGET", meta, "awaited", "deleted")
+        awaited, begun = await self.store.call("HMGET", meta, "awaited", "deleted")
         if begun is not None:  # by an earlier run, or by somebody: what was begun is completed
             await delete(self.log, conversation_id, limit_seconds=0.0)
             return "deleted"
@@ -189,7 +189,7 @@ class _Round:
         if created.parent is None:
             return False
         meta = self.store.keys(created.parent.conversation_id).meta
-        return bool(await self._call("EXISTS", meta))
+        return bool(await self.store.call("EXISTS", meta))
 
     async def _collect(self, tree: _Tree, row: ConversationRow, events: list[Event]) -> bool:
         """Read the delegates; say whether all of them rest."""
@@ -207,7 +207,3 @@ class _Round:
             if len(tree.logs) > MAX_DELEGATES or not await self._collect(tree, delegate, log):
                 return False
         return True
-
-    async def _call(self, *command: str) -> list[bytes | None]:
-        found: list[bytes | None] = await self.store.persist(lambda: self.store.connection.call(*command))
-        return found

@@ -116,7 +116,7 @@ async def _plan_shard(workbench: Workbench, book: WebhookBook, hooks: list[Webho
 
     while True:
         command = ("ZSCAN", names.news, cursor, "COUNT", READ_AT_ONCE)
-        cursor, flat = await store.persist(lambda command=command: store.connection.call(*command))  # type: ignore[misc]
+        cursor, flat = await store.call(*command)
         pairs = zip(flat[::2], flat[1::2], strict=True)
         found = [(raw.decode(errors="replace"), min(max(float(score), 1.0), MOST_EVENTS)) for raw, score in pairs]
         looked_at += len(found)
@@ -130,7 +130,7 @@ async def _plan(
 ) -> None:
     """Plan the deliveries of what a conversation has appended; then it has no news."""
     store, names = workbench.store, workbench.store.keys(conversation_id)
-    meta = texts_by_name(await store.persist(lambda: store.connection.call("HGETALL", names.meta)))
+    meta = texts_by_name(await store.call("HGETALL", names.meta))
     told_of = [hook for hook in hooks if hook.concerns(conversation_id, meta.get("tenant", ""))]
     events: list[Event] = []
     last, old = int(meta.get("last_id", "0")), copies(meta)

@@ -46,7 +46,7 @@ async def tick(workbench: Workbench) -> dict[str, int]:
 
 
 async def begin_due(client: Client, book: ScheduleBook, now: datetime) -> int:
-    """Begin what is due at a moment, and return how many schedules were looked at.  Idempotent."""
+    """Begin what is due at a moment, and return how many schedules were looked at. Idempotent."""
     names = dict.fromkeys([*await book.due(now, limit=DUE_AT_ONCE), *await book.waiting()])
     free = asyncio.Semaphore(AT_ONCE)
 

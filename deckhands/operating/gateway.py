@@ -55,7 +55,7 @@ class ServeOptions:
     "--certificate-key", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Its private key (PEM)."
 )
 @click.option(
-    "--proxy", "proxies", multiple=True, metavar="ADDRESS", help="Believe the X-Forwarded headers of this address."
+    "--proxy", "proxies", multiple=True, metavar="ADDRESS", help="Trust the X-Forwarded headers of this address."
 )
 @click.option("--origin", "origins", multiple=True, metavar="URL", help="Pages of this origin may call the server.")
 @click.option("--require-if-match", "needs_match", is_flag=True, help="Refuse changes without If-Match.")
@@ -63,7 +63,7 @@ class ServeOptions:
 def serve(options: ServeOptions) -> None:
     """Serve the cluster at DECKHANDS_URL, or the one that runs here, over HTTP.
 
-    While there are no API keys, programs of this machine may do everything, and others cannot reach the server. From
+    While there are no API keys, programs on this machine may do everything, and others cannot reach the server. From
     the first `deckhands key add` on, every request needs a key.
     """
     require_server()

@@ -14,7 +14,6 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from broker.coordination.unreadable import Unreadable
 from broker.runtime.clock import from_millis, to_millis
@@ -22,13 +21,12 @@ from broker.runtime.errors import CorruptEntry, UsageError
 from broker.runtime.settings import BrokerSettings
 from broker.secrets.secrets import Secrets, secret_key
 from broker.specs.plain_json import replace_surrogates
-from broker.store.connection import Argument
 from broker.store.store import Store
 from deckhands.schedules.schedule import Schedule, Standing
 from deckhands.tasks.requests import TaskRequest
 
 MAX_SCHEDULES = 10_000
-REMEDY = "`deckhands schedule ls` lists those there are."
+REMEDY = "`deckhands schedule ls` lists all schedules."
 
 Check = Callable[[Schedule], None]
 
@@ -98,7 +96,7 @@ class ScheduleBook:
                 return
 
     async def set_paused(self, name: str, *, is_paused: bool, check: Check | None = None) -> datetime | None:
-        """Pause a schedule or let it continue, and return its next tick.  Idempotent.
+        """Pause a schedule or let it continue, and return its next tick. Idempotent.
 
         Args:
             check: raises unless it is what the caller wants to change; what it has seen is what is changed.
@@ -118,7 +116,7 @@ class ScheduleBook:
 
     async def all(self) -> list[Entry]:
         """Return the schedules that can be read, by name."""
-        (flat,) = await self._call(("HGETALL", self._names.schedules))
+        flat = await self._store.call("HGETALL", self._names.schedules)
         found = []
         for raw in flat[::2]:
             with contextlib.suppress(CorruptEntry, UsageError):
@@ -133,10 +131,12 @@ class ScheduleBook:
             CorruptEntry: what the store has of it cannot be read.
         """
         names = self._names
-        text, known, score = await self._call(
-            ("HGET", names.schedules, name),
-            ("HGET", names.schedules_standing, name),
-            ("ZSCORE", names.schedules_due, name),
+        text, known, score = await self._store.call_many(
+            [
+                ("HGET", names.schedules, name),
+                ("HGET", names.schedules_standing, name),
+                ("ZSCORE", names.schedules_due, name),
+            ]
         )
         if text is None:
             raise _missing(name)
@@ -149,12 +149,12 @@ class ScheduleBook:
     async def due(self, now: datetime, *, limit: int) -> list[str]:
         """Return the names of schedules whose next tick has come."""
         command = ("ZRANGEBYSCORE", self._names.schedules_due, "-inf", to_millis(now), "LIMIT", 0, limit)
-        (found,) = await self._call(command)
+        found = await self._store.call(*command)
         return [name.decode(errors="backslashreplace") for name in found]
 
     async def waiting(self) -> list[str]:
         """Return the names of schedules with ticks that wait for their turn."""
-        (flat,) = await self._call(("HGETALL", self._names.schedules_standing))
+        flat = await self._store.call("HGETALL", self._names.schedules_standing)
         return [
             name.decode(errors="backslashreplace")
             for name, text in zip(flat[::2], flat[1::2], strict=True)
@@ -177,7 +177,9 @@ class ScheduleBook:
 
     async def put_aside(self, name: str) -> None:
         """Let a schedule that cannot be read come due no more; a person finds it in the store."""
-        await self._call(("ZREM", self._names.schedules_due, name), ("HDEL", self._names.schedules_standing, name))
+        await self._store.call_many(
+            [("ZREM", self._names.schedules_due, name), ("HDEL", self._names.schedules_standing, name)]
+        )
 
     def request_of(self, schedule: Schedule) -> TaskRequest:
         """Return what each tick submits.
@@ -207,7 +209,7 @@ class ScheduleBook:
             (names.schedules_standing, "hash"),
             (names.schedules_due, "zset"),
         ):
-            (found,) = await self._call(("TYPE", key))
+            found = await self._store.call("TYPE", key)
             if _text(found) not in (kind, "none"):
                 await unreadable.move_away(key, kind, ValueError(f"it was a {_text(found)}, not a {kind}"))
         now = await self.now()
@@ -215,7 +217,7 @@ class ScheduleBook:
             due = entry.schedule.next_after(now)
             if entry.due is None and due is not None and not entry.schedule.is_paused:
                 name = entry.schedule.name
-                await self._call(("ZADD", names.schedules_due, "NX", to_millis(due), name))
+                await self._store.call("ZADD", names.schedules_due, "NX", to_millis(due), name)
 
     async def _text(self, name: str) -> bytes:
         """Return a schedule as the store has it.
@@ -223,7 +225,7 @@ class ScheduleBook:
         Raises:
             UsageError: there is none of this name.
         """
-        (text,) = await self._call(("HGET", self._names.schedules, name))
+        text = await self._store.call("HGET", self._names.schedules, name)
         if text is None:
             raise _missing(name)
         found: bytes = text
@@ -241,9 +243,6 @@ class ScheduleBook:
             MAX_SCHEDULES,
         )
         return str(outcome)
-
-    async def _call(self, *commands: tuple[Argument, ...]) -> list[Any]:
-        return await self._store.persist(lambda: self._store.connection.call_many(commands))
 
 
 def _schedule_in(name: str, text: bytes) -> Schedule:

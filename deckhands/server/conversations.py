@@ -9,7 +9,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Query, Request
 from starlette.responses import Response
 
-from broker.contract.events import ModelReply
 from broker.conversations.conversations import ConversationRow
 from broker.conversations.selection import SCHEDULED, WAITING, Place, Selected, Selection
 from broker.coordination.transfers import NoWorkspace
@@ -53,7 +52,6 @@ from deckhands.server.models import (
     place_of,
 )
 from deckhands.server.problems import Problem, status_of_error
-from deckhands.server.streams import said_whole
 from deckhands.tasks.inputs import id_in, labels_in
 from deckhands.tasks.requests import TaskRequest
 
@@ -87,7 +85,7 @@ def _continued(request: Request, task: TaskRequest) -> TaskRequest:
 async def begin(
     gateway: Gateway, principal: Principal, task: TaskRequest, own: str | None, *, is_watched: bool = False
 ) -> str:
-    """Begin a conversation for a principal, and return its id.  Idempotent under the same key; see `Client.submit`.
+    """Begin a conversation for a principal, and return its id. Idempotent under the same key; see `Client.submit`.
 
     Args:
         is_watched: somebody wants pieces of its replies, from the first one on.
@@ -213,18 +211,9 @@ Written = Annotated[str, Depends(written)]
 Operated = Annotated[str, Depends(operated)]
 
 
-async def result_of(client: Client, conversation_id: str, *, is_said_whole: bool = False) -> Result:
-    """Return a conversation and its summary, from the store or the archive.
-
-    Args:
-        is_said_whole: what the agent has said last is whole, however long it is.
-    """
-    events = await client.events(conversation_id, is_lenient=True)
-    if is_said_whole:
-        events = [
-            event if isinstance(event, ModelReply) else await said_whole(client, conversation_id, event)
-            for event in events
-        ]
+async def result_of(client: Client, conversation_id: str) -> Result:
+    """Return a conversation and its summary, with whole texts, from the store or the archive."""
+    events = await client.with_words(conversation_id, await client.events(conversation_id, is_lenient=True))
     is_settled, summary = status_of(events).is_settled, summarize(events).as_json()
     return Result(conversation_id=conversation_id, is_settled=is_settled, summary=summary)
 

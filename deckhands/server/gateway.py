@@ -195,7 +195,7 @@ class Gateway:
             UnknownConversation: it is in neither.
         """
         key = self.store.keys(conversation_id).meta
-        meta = texts_by_name(await self.store.persist(lambda: self.store.connection.call("HGETALL", key)))
+        meta = texts_by_name(await self.store.call("HGETALL", key))
         if "last_id" in meta:
             return meta.get("tenant", "")
         manifest = await self.client.archive.manifest(conversation_id) if self.client.archive is not None else None

@@ -123,7 +123,7 @@ async def check_place(gateway: Gateway, conversation_id: str, after: int) -> Non
         Problem: too many streams are open.
     """
     if len(gateway.streams) >= gateway.options.max_streams:
-        raise Problem(503, "too_many_streams", "The server has as many streams as it takes.", remedy="Use another.")
+        raise Problem(503, "too_many_streams", "The server has reached its limit of streams.", remedy="Use another.")
     try:
         last_id = await gateway.client.log.last_id(conversation_id)
     except UnknownConversation:

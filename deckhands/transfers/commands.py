@@ -126,7 +126,7 @@ async def _require_workspace(log: EventLog, conversation_id: str) -> None:
     """
     store, meta = log.store, log.store.keys(conversation_id).meta
     await log.last_id(conversation_id)
-    has_node = await store.persist(lambda: store.connection.call("HGET", meta, "node")) is not None
+    has_node = await store.call("HGET", meta, "node") is not None
     (created,) = await log.read(conversation_id, until=1)
     if has_node and isinstance(created, ConversationCreated) and created.workspace.source is not None:
         has_node = await latest_event(store, conversation_id, WorkspaceOpenedObservation) is not None

@@ -96,7 +96,7 @@ class CloseOptions(ChosenToEnd):
 @click.option(
     "--double-texting",
     type=click.Choice(get_args(MessagePolicy)),
-    help="What it does if the agent works; by default what the conversation was submitted with.",
+    help="What it does while the agent works; by default what the conversation was submitted with.",
 )
 @options_as(MessageOptions)
 def message(options: MessageOptions) -> None:
@@ -114,17 +114,12 @@ def message(options: MessageOptions) -> None:
 @json_option
 @options_as(PauseOptions)
 def pause(options: PauseOptions) -> int:
-    """Ask for a pause: what runs is finished, nothing new is started.
+    """Ask for a pause: what runs finishes, and nothing new starts.
 
     Name conversations, or choose them by --label and --state; those that are over are left alone then.
     """
-    if options.only_id is None or options.as_json:
-        deed = Deed("paused", lambda client, name: client.pause(name), _may_be_paused)
-        return asyncio.run(do_to_chosen(options, deed, as_json=options.as_json))
-    name = options.only_id
-    on_conversation(name, lambda client: client.pause(name))
-    note("The request is in the log.")
-    return 0
+    deed = Deed("paused", lambda client, name: client.pause(name), _may_be_paused)
+    return _do(options, deed, "The request is in the log.", as_json=options.as_json)
 
 
 @click.command()
@@ -137,17 +132,12 @@ def resume(options: ResumeOptions) -> int:
 
     Name them, or choose them by --label and --state; those in other states are left alone then.
     """
-    if options.only_id is None or options.as_json:
-        deed = Deed(
-            "resumed",
-            lambda client, name: client.resume(name, model=options.model),
-            lambda row: row.state in RESUMABLE_STATES and not row.is_closed,
-        )
-        return asyncio.run(do_to_chosen(options, deed, as_json=options.as_json))
-    name = options.only_id
-    on_conversation(name, lambda client: client.resume(name, model=options.model))
-    note("The request is in the log.")
-    return 0
+    deed = Deed(
+        "resumed",
+        lambda client, name: client.resume(name, model=options.model),
+        lambda row: row.state in RESUMABLE_STATES and not row.is_closed,
+    )
+    return _do(options, deed, "The request is in the log.", as_json=options.as_json)
 
 
 @click.command()
@@ -201,17 +191,22 @@ def close(options: CloseOptions) -> int:
 
     Name conversations, or choose them by --label and --state; those that are not over are left alone then.
     """
-    if options.only_id is None or options.as_json:
-        deed = Deed(
-            "closed",
-            lambda client, name: client.close(name),
-            lambda row: row.state in TERMINAL_STATES and not row.is_closed,
-            is_end=True,
-        )
-        return asyncio.run(do_to_chosen(options, deed, as_json=options.as_json, is_sure=options.is_sure))
+    deed = Deed(
+        "closed",
+        lambda client, name: client.close(name),
+        lambda row: row.state in TERMINAL_STATES and not row.is_closed,
+        is_end=True,
+    )
+    return _do(options, deed, "The conversation is closed.", as_json=options.as_json, is_sure=options.is_sure)
+
+
+def _do(options: Chosen, deed: Deed, said: str, *, as_json: bool, is_sure: bool = False) -> int:
+    """Do something to the conversations that are meant; `said` is the note after one that was named alone."""
     name = options.only_id
-    on_conversation(name, lambda client: client.close(name))
-    note("The conversation is closed.")
+    if name is None or as_json:
+        return asyncio.run(do_to_chosen(options, deed, as_json=as_json, is_sure=is_sure))
+    on_conversation(name, lambda client: deed.act(client, name))
+    note(said)
     return 0
 
 

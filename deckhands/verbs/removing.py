@@ -42,7 +42,7 @@ def rm(options: RemoveOptions) -> int:
     Name conversations, or choose them by --label and --state; those that run are left alone then. Delegates that have
     ended are deleted with their parent. Workspaces end as those of closed conversations do. An archived conversation
     that is named by its whole id loses its file in the archive, as does one that has been restored. Nothing brings a
-    deleted conversation back; what was interrupted is completed by the same command.
+    deleted conversation back; repeat the command to complete a deletion that was interrupted.
     """
 
     async def remove(client: Client, conversation_id: str) -> None:

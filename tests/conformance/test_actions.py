@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import pytest
+
 from broker.contract.events import ConversationCreated, WorkspaceSpec
 from broker.conversations.conversations import Conversations
 from broker.coordination.action_streams import (
@@ -306,6 +308,22 @@ async def reconnect(store: Store, other: Connection) -> None:
         await other.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     while store.connection.connects == connects:
         await store.persist(lambda: store.connection.call("EXISTS", "nothing"))
+
+
+@pytest.mark.parametrize("is_waiting", [False, True])
+async def test_sessions_on_a_node_that_no_worker_serves_are_not_ended(store: Store, is_waiting: bool) -> None:
+    await begin(store)
+    names = store.keys(CID)
+    await store.connection.call("HSET", names.meta, "node", "gone")
+    stream = names.shard.actions("node:gone")
+    if is_waiting:  # an order that nobody has taken
+        await store.connection.call("XADD", stream, "*", "c", CID, "a", 0, "x", "cancel")
+    assert not await WorkspaceOrders(store).end_sessions(CID, limit_seconds=0.1)
+    await enter(store, "t1", node="gone")
+    reader = queue(store, "t1", node="gone")
+    orders = [delivery for delivery in await reader.read(limit=8) if isinstance(delivery, ControlDelivery)]
+    assert [order.order for order in orders][-1] == "close"  # a worker of the node that comes later ends them
+    await reader.aclose()
 
 
 async def test_an_order_is_done_when_the_worker_that_it_was_handed_on_to_has_done_it(store: Store) -> None:

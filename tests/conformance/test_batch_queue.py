@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from broker.limits.batches import Batch, Batches, CallStands
 from broker.store.store import Store
-from tests.broker_parts import enter, lapse
+from tests.broker_parts import begin, enter, lapse, notified
 
 
 async def put(batches: Batches, cid: str, step: str = "1.1", *, lane: str = "lane", body: bytes = b"body") -> None:
@@ -107,3 +109,93 @@ async def test_a_call_that_is_lost_holds_up_nobody_behind_it(store: Store) -> No
     batch_id, _ = await seal(batches)
     assert batch_id
     assert (await batches.ask("bbb", "1.1")).stands is CallStands.SENT
+
+
+def of_batch(store: Store, name: str, batch: Batch | None = None) -> str:
+    return f"{store.all_shards[0].root}:batch:{name}" + (f":{batch.batch_id}" if batch else "")
+
+
+@pytest.mark.parametrize("damage", ["lost", "half", "overwritten"])
+async def test_a_batch_that_the_store_has_lost_is_over_and_its_calls_are_asked_again(store: Store, damage: str) -> None:
+    for cid in ("aaa", "bbb", "ccc"):
+        await begin(store, cid)
+        await store.connection.call("HDEL", store.keys(cid).meta, "rung")
+    batches, batch = await sealed(store, "aaa", "bbb", "ccc")
+    await batches.deliver(batch, "3", b"result")
+    await store.connection.call("DEL", store.all_shards[0].ready)
+    about = of_batch(store, "about", batch)
+    if damage == "half":
+        await store.connection.call("HDEL", about, "count")
+    else:
+        await store.connection.call("DEL", about)
+    if damage == "overwritten":
+        await store.connection.call("SET", about, "a string")
+    assert await batches.lease(batch.batch_id, "w1", lease_seconds=60.0) is None
+    assert await batches.due() == []
+    assert sorted(await notified(store)) == ["aaa", "bbb"]  # they put their calls again
+    assert (await batches.ask("aaa", "1.1")).stands is CallStands.NONE
+    assert (await batches.ask("ccc", "1.1")).result == b"result"
+    assert await batches.numbers(batch) == []
+
+
+@pytest.mark.parametrize("name", ["open", "queue:lane", "lanes"])
+@pytest.mark.parametrize("is_sealed", [False, True])
+async def test_a_call_of_which_the_store_has_lost_the_rest_is_asked_again(
+    store: Store, name: str, is_sealed: bool
+) -> None:
+    await enter(store, "w1")
+    batches = Batches(store)
+    await put(batches, "aaa")
+    if is_sealed:
+        assert (await seal(batches))[0]
+    await store.connection.call("DEL", of_batch(store, name))
+    is_lost = (name == "open") is is_sealed
+    kept = CallStands.SENT if is_sealed else CallStands.WAITING
+    assert (await batches.ask("aaa", "1.1")).stands is (CallStands.NONE if is_lost else kept)
+    await put(batches, "aaa")
+    assert (await batches.ask("aaa", "1.1")).stands is (CallStands.WAITING if is_lost else kept)
+
+
+@pytest.mark.parametrize("name", ["open", "queue:lane", "lanes", "call:aaa"])
+async def test_what_stands_in_the_place_of_batches_holds_up_nobody(store: Store, name: str) -> None:
+    await enter(store, "w1")
+    batches = Batches(store)
+    await store.connection.call("SET", of_batch(store, name), "a string")
+    assert await batches.lanes() == {}
+    assert (await batches.ask("aaa", "1.1")).stands is CallStands.NONE
+    await put(batches, "aaa")
+    batch_id, _ = await seal(batches)
+    assert await batches.due() == [batch_id]
+
+
+async def test_a_lane_in_which_nobody_waits_is_forgotten(store: Store) -> None:
+    batches, batch = await sealed(store, "aaa")
+    for number in range(20):  # models whose names somebody makes up
+        await put(batches, f"c{number}", lane=f"lane-{number}")
+        await batches.drop(f"c{number}")
+    for lane in await batches.lanes():
+        await batches.seal(lane, "w1", lease_seconds=60.0, max_calls=10, max_bytes=1_000, gather_seconds=0.0)
+    assert await batches.lanes() == {}
+    taken = await batches.lease(batch.batch_id, "w1", lease_seconds=60.0)
+    assert taken is not None
+    assert taken.about_lane == "about"  # the worker that looks after it may have started since
+
+
+@pytest.mark.parametrize("field", ["body", "step", "all", "number"])
+async def test_a_call_that_cannot_be_used_holds_up_no_other_one_of_its_batch(store: Store, field: str) -> None:
+    batches, batch = await sealed(store, "aaa", "bbb")
+    if field == "number":
+        await store.connection.call("HSET", of_batch(store, "calls", batch), "x", "rubbish")
+    elif field == "all":
+        await store.connection.call("DEL", of_batch(store, "call:aaa"))
+        await store.connection.call("SET", of_batch(store, "call:aaa"), "a string")
+    elif field == "body":
+        await store.connection.call("HSET", of_batch(store, "call:aaa"), "body", "not compressed")
+    else:
+        await store.connection.call("HDEL", of_batch(store, "call:aaa"), "step")
+    assert (await batches.bodies(batch))["2"] == b"body"
+    assert await batches.note(batch, "w1", provider="p-1")
+    assert await batches.numbers(batch) == ["1", "2"]
+    for number in await batches.numbers(batch):
+        await batches.deliver(batch, number, b"result")
+    assert (await batches.ask("bbb", "1.1")).result == b"result"

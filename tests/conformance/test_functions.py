@@ -64,10 +64,10 @@ HASHES_OF_VERSION = {
         "deckhands_batches": "d59fa74626167beb",
     },
     10: {
-        "deckhands": "b6c24bb2cdb118e2",
-        "deckhands_governor": "e5e0b38becffe591",
-        "deckhands_ledger": "5fc5ae746cd75088",
-        "deckhands_batches": "3ca423da50005928",
+        "deckhands": "3c49aca32eda6af9",
+        "deckhands_governor": "f3ed2ba3c8663aa8",
+        "deckhands_ledger": "339d9532508db779",
+        "deckhands_batches": "bbdfbec42ee7d452",
     },
 }
 """Add a version here when you change a library; never change the hashes of one that has been released."""

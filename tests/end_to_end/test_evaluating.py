@@ -58,7 +58,7 @@ def test_arguments_that_cannot_be_used_begin_nothing(tmp_path: Path, env: dict[s
     for arguments, options, why in (
         (([row], []), {}, "models is empty"),
         (([row, row], model), {}, "line 2: another line has the id"),
-        (([{"id": object()}], model), {}, "a row that is no JSON"),
+        (([{"id": object()}], model), {}, "a row that is not JSON"),
         (([row], model), {"redo": ["seven"]}, "neither an outcome nor an instance"),
         (("nowhere.jsonl", model), {}, "cannot be read"),
         (([row], model), {"concurrency": -1}, "concurrency -1 is not from 1 to 10,000"),

@@ -56,7 +56,9 @@ async def test_jobs_and_a_beat_do_all_their_work_with_the_rights_they_have(tmp_p
         client = await stack.enter_async_context(await Client.connect(log.worker))
         await begin_ended(client, "one-of-us", labels={"team": "ci"}, tenancy=Tenancy(tenant="acme"))
         ledger, accounts = Ledger(client.store), accounts_of("one-of-us", tenant="acme")
-        await ledger.settle(Ownership("one-of-us", "w", "1"), accounts, total_usd=0.5)
+        owner = Ownership("one-of-us", "w", "1")
+        await ledger.settle(owner, accounts, total_usd=0.5)
+        await ledger.reserve(owner, accounts, worst_usd=0.25, total_usd=0.5, is_batched=True)
         await client.store.connection.call("SET", client.store.keys("nobody").blob("0" * 64), "left")
         with Celery(broker=queue.queue, set_as_current=False) as app:
             for name in ("orphans", "retire"):

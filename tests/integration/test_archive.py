@@ -19,6 +19,7 @@ from broker.contract.events import Parent
 from broker.coordination.stored_files import StoredFiles
 from broker.limits.ledger import Ledger, accounts_of
 from broker.log.fencing import Ownership
+from broker.runtime.errors import UsageError
 from broker.specs.specs import Tenancy
 from broker.specs.workspace_sources import UploadedSource
 from deckhands.archive.archive import Archive
@@ -127,6 +128,25 @@ async def test_a_budget_knows_what_left_the_store_and_charges_what_comes_back_fo
     assert await ledger.conversation_ids("tenant:acme") == ["one-of-us"]
     await ledger.settle(owner, accounts, total_usd=total + 1.0)
     assert [(await ledger.account(name)).spent_usd for name in accounts] == pytest.approx([total + 1.0] * 3)
+
+
+async def test_a_budget_knows_what_the_delegates_of_what_comes_back_have_cost(client, place, tmp_path) -> None:
+    ledger, tenancy = Ledger(client.store), Tenancy(tenant="acme")
+    await begin_ended(client, "parent", delegate_ended("child", cost_usd=2.0), tenancy=tenancy)
+    total = spending_of(await client.events("parent")).spent_usd
+    await retired(client.store, place, tmp_path)
+    assert await Client(client.store, place).restore("parent")
+    assert (await ledger.account("conversation:parent")).spent_usd == pytest.approx(total + 2.0)
+    assert (await ledger.account("tenant:acme")).spent_usd == 0.0  # which has been charged for it before
+
+
+@pytest.mark.parametrize("cost_usd", [float("nan"), float("inf"), -1.0, 1e300])
+async def test_a_log_with_costs_that_are_none_does_not_come_back(client, place, tmp_path, cost_usd) -> None:
+    await begin_ended(client, "parent", delegate_ended("child", cost_usd=cost_usd), tenancy=Tenancy(tenant="acme"))
+    assert (await retired(client.store, place, tmp_path))["archived"] == 1
+    with pytest.raises(UsageError, match="costs"):
+        await Client(client.store, place).restore("parent")
+    assert await keys_of(client) == []
 
 
 async def test_delegates_go_with_their_parents(client, place, tmp_path) -> None:

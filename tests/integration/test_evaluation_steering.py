@@ -226,7 +226,7 @@ async def test_a_criterion_that_cannot_be_used_is_refused_before_anything_begins
     plan = Plan("wrong", questions("a"), ["m"], until="decided")
     with pytest.raises(UsageError, match="there is one"):
         await Evaluation(client, plan, results).run()
-    with pytest.raises(UsageError, match="is no criterion"):
+    with pytest.raises(UsageError, match="is not a criterion"):
         await Evaluation(client, replace(plan, until="soon"), results).run()
 
 

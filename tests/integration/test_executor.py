@@ -44,6 +44,7 @@ from tool_worker.launch.host_folder import HostFolder
 from tool_worker.tools.offered import OfferedTools
 from tool_worker.worker.executor import Executor
 from tool_worker.worker.fingerprints import fingerprint_of
+from tool_worker.worker.stop_orders import ANSWER_CHECK_SECONDS
 from tool_worker.workspace.workspaces import Workspaces
 
 
@@ -176,6 +177,25 @@ async def test_a_command_that_is_stopped_while_its_workspace_is_opened_is_not_ru
     assert isinstance(observation, ErrorObservation)
     assert (observation.cause, observation.error_id) == (2, "cancelled")
     assert not (tmp_path / "conversation" / "workspace" / "effect").exists()
+
+
+async def test_an_order_about_another_action_stops_none_that_is_about_to_begin(
+    memory_store: Store, tmp_path: Path
+) -> None:
+    log = EventLog(memory_store)
+    await log.create(ConversationCreated(conversation_id="conversation"))
+    slow = f"sleep {ANSWER_CHECK_SECONDS + 0.3}; touch effect"  # it is looked after, too
+    await log.append("conversation", [CmdRunAction(command=slow)])
+    async with opened(tmp_path) as workspaces:
+        executor = Executor(log, workspaces, worker_id="tool-1")
+        running = asyncio.create_task(executor.execute(await delivery_of(log, 2), ActionClaimed(1)))
+        await until((tmp_path / "conversation").exists)
+        await executor.execute_control(ControlDelivery("another-one", 2, "cancel", ""))
+        await executor.execute_control(ControlDelivery("another-one", 0, "close", ""))
+        await executor.execute_control(ControlDelivery("conversation", 3, "cancel", ""))
+        await running
+    assert isinstance((await log.read("conversation"))[-1], CmdOutputObservation)
+    assert (tmp_path / "conversation" / "workspace" / "effect").exists()
 
 
 @pytest.mark.parametrize(("sandbox", "is_said"), [("none", True), ("bwrap", None)])

@@ -131,7 +131,11 @@ async def test_a_file_that_was_laid_by_and_is_kept_otherwise_stays(server: Serve
     await files.keep("kept-otherwise", CONTENT)
     source = UploadedSource(name="a.tar", format="tar", parcel=NAME)
     await files.lend("kept-otherwise", "lent-otherwise", source)
-    assert [await life_of(server, cid) for cid in ("kept-otherwise", "lent-otherwise")] == [-1, -1]
+    await files.lend("kept-otherwise", "lent-to-one-without", source)
+    await files.lay_by("kept-otherwise", NAME, tmp_path / "a.tar", ttl_seconds=60)  # by a request that came late
+    kept = ("kept-otherwise", "lent-otherwise", "lent-to-one-without")
+    assert [await life_of(server, cid) for cid in kept] == [-1, -1, -1]
+    assert await files.fetch("lent-to-one-without", NAME) == CONTENT
 
 
 async def test_what_is_not_what_it_says_is_kept_by_nobody(server: Served) -> None:
@@ -184,8 +188,21 @@ async def test_a_tenant_has_a_bounded_number_waiting(server: Served) -> None:
         assert begun.status_code == 201
         again = await client.put(f"/uploads/{small}", content=b"small", headers=under("0"))
         assert again.status_code == 201  # and it does not count as waiting
-        over = client.put(f"/uploads/{small}", content=b"small", headers=under("over"))
-        assert (await over).status_code == 201
+        other = client.put(f"/uploads/{small}", content=b"small", headers=under("other"))
+        assert (await other).status_code == 201  # nor does what was refused
+
+
+async def test_a_file_that_has_expired_does_not_count_as_waiting(server: Served) -> None:
+    small, store = sha256(b"small").hexdigest(), server.client.store
+    key = f"{store.all_shards[0].api_keys}:uploads:{sha256(b'late').hexdigest()}"
+    async with server.as_(await server.token("late")) as client:
+        for n in range(MAX_WAITING):
+            await store.connection.call(
+                "ZADD", key, store.clock.now().timestamp() - 1, f"{id_under('late', str(n))}:{NAME}"
+            )
+        put = await client.put(f"/uploads/{small}", content=b"small", headers=under("another"))
+        assert put.status_code == 201
+        assert await store.connection.call("ZCARD", key) == 1
 
 
 async def test_pictures_of_a_task_are_checked_as_those_of_a_message(server: Served, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ class OfferedTools:
         self._failures[failure.source] = failure
 
     def recover(self, source: str) -> bool:
-        """Take down that a source gives tools again, and say whether it did not before.  Idempotent."""
+        """Take down that a source gives tools again, and say whether it did not before. Idempotent."""
         return self._failures.pop(source, None) is not None
 
     def replace(self, tools: Iterable[CustomTool], *, prefix: str) -> None:

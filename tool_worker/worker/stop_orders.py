@@ -1,7 +1,7 @@
 """Orders to stop actions that have not begun yet: their workspace is being opened, or another worker got the order.
 
-Holds: an action that was ordered to stop here before it began is not begun; one that the log answered before it began
-is stopped when it has run for a second.
+Holds: an action that was ordered to stop here before it began is not begun, nor is one that another worker had and the
+log has answered since; any other that the log answered before it began is stopped when it has run for a second.
 Does not: stop what runs; the host does.
 """
 
@@ -31,7 +31,7 @@ class StopOrders:
     def __init__(self, is_answered: Callable[[str, int], Awaitable[bool]]) -> None:
         self._is_answered = is_answered
         self._is_stopped: dict[_Key, bool] = {}
-        self._checks: set[asyncio.Task[None]] = set()
+        self._checks: set[asyncio.Task[bool]] = set()
 
     @contextlib.contextmanager
     def heard(self, conversation_id: str, action_id: int) -> Iterator[None]:
@@ -55,7 +55,10 @@ class StopOrders:
         Raises:
             StoppedBeforeItBegan: there was an order to stop it.
         """
-        if self._is_stopped.get((host.conversation_id, action_id)):
+        is_stopped = self._is_stopped.get((host.conversation_id, action_id))
+        if is_stopped is None:  # another worker had it: the order to stop it may have come between the two
+            is_stopped = await self._stop_if_answered(host, action_id)
+        if is_stopped:
             raise StoppedBeforeItBegan
 
         def look() -> None:
@@ -69,7 +72,11 @@ class StopOrders:
         finally:
             timer.cancel()
 
-    async def _stop_if_answered(self, host: OpenWorkspace, action_id: int) -> None:
+    async def _stop_if_answered(self, host: OpenWorkspace, action_id: int) -> bool:
+        """Stop an action that the log has answered; say whether it has."""
+        is_answered = False
         with contextlib.suppress(HostLost, StoreError):
-            if await self._is_answered(host.conversation_id, action_id):
+            is_answered = await self._is_answered(host.conversation_id, action_id)
+            if is_answered:
                 await host.interrupt(action_id)
+        return is_answered

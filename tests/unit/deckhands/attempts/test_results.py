@@ -48,7 +48,7 @@ def test_rows_are_found_again_and_a_line_that_was_cut_off_is_dropped(tmp_path: P
 def test_a_file_of_other_lines_is_refused_and_stays(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     path.write_text("notes\nmore\n")
-    with pytest.raises(UsageError, match="no result"):
+    with pytest.raises(UsageError, match="is not a result"):
         Results(path)
     assert path.read_text() == "notes\nmore\n"
 

@@ -40,7 +40,7 @@ def test_an_interval_is_written_in_several_ways(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "ci", "ci=0%", "ci=60%", "soon", "ci=3%;rm"])
 def test_other_texts_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is no criterion"):
+    with pytest.raises(UsageError, match="is not a criterion"):
         Until.parse(text, 2)
 
 

@@ -19,9 +19,9 @@ from broker.log.live_text import LiveText
 from broker.runtime.clock import SYSTEM_CLOCK
 from broker.runtime.errors import EventsLost, UsageError
 from deckhands.client.errors import NotSettled
-from deckhands.doors.chat_messages import CONVERSATION, ChatRequest
-from deckhands.doors.progress import described
-from deckhands.doors.spoken import Spoken
+from deckhands.protocols.chat_messages import CONVERSATION, ChatRequest
+from deckhands.protocols.progress import described
+from deckhands.protocols.spoken import Spoken
 from deckhands.server.cluster import agents, models
 from deckhands.server.conversations import begin_once, result_of
 from deckhands.server.dependencies import GatewayOf, IdempotencyKey, Reader, Writer, own_key
@@ -101,7 +101,7 @@ async def complete(
         return SseResponse(gateway, events, headers, head=ALIVE, written=Chunks(turn, chat, is_live=is_live).of)
     with contextlib.suppress(NotSettled, EventsLost):
         await gateway.follower.wait_until_settled(turn.conversation_id, timeout_seconds=timeout_seconds)
-    result = await result_of(gateway.client, turn.conversation_id, is_said_whole=True)
+    result = await result_of(gateway.client, turn.conversation_id)
     if result.is_settled and result.summary["state"] == "error":
         raise AgentFailed(turn.conversation_id, result.summary)
     message = {

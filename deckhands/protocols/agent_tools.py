@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field
 
 from broker.runtime.errors import DeckhandsError
 from deckhands.access.api_keys import DEFAULT_BODY_BYTES, Scope
-from deckhands.doors.progress import described
+from deckhands.protocols.progress import described
 from deckhands.server.conversations import begin, result_of
 from deckhands.server.dependencies import MAX_REASON, own_key
 from deckhands.server.gateway import Gateway, Principal

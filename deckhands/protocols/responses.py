@@ -15,9 +15,9 @@ from starlette.responses import JSONResponse, Response
 
 from broker.runtime.errors import EventsLost
 from deckhands.client.errors import NotSettled
-from deckhands.doors.chat import AgentFailed, turn_of
-from deckhands.doors.response_events import Written
-from deckhands.doors.response_messages import ResponseRequest
+from deckhands.protocols.chat import AgentFailed, turn_of
+from deckhands.protocols.response_events import Written
+from deckhands.protocols.response_messages import ResponseRequest
 from deckhands.server.conversations import result_of
 from deckhands.server.dependencies import GatewayOf, IdempotencyKey, Reader, Writer
 from deckhands.server.live import ALIVE, SseResponse
@@ -79,7 +79,7 @@ async def respond(
         return SseResponse(gateway, events, headers, head=ALIVE + written.first(), written=written.of)
     with contextlib.suppress(NotSettled, EventsLost):
         await gateway.follower.wait_until_settled(turn.conversation_id, timeout_seconds=timeout_seconds)
-    result = await result_of(gateway.client, turn.conversation_id, is_said_whole=True)
+    result = await result_of(gateway.client, turn.conversation_id)
     if result.is_settled and result.summary["state"] == "error":
         raise AgentFailed(turn.conversation_id, result.summary)
     return JSONResponse(written.whole(result.summary if result.is_settled else None), headers=headers)

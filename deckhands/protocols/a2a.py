@@ -20,7 +20,7 @@ from broker.runtime.errors import DeckhandsError, EventsLost, UnknownConversatio
 from broker.runtime.settings import BrokerSettings
 from deckhands.access.api_keys import Refused, Scope
 from deckhands.client.errors import NotSettled
-from deckhands.doors.a2a_messages import (
+from deckhands.protocols.a2a_messages import (
     EXAMPLE,
     PushConfig,
     SendParams,
@@ -32,8 +32,8 @@ from deckhands.doors.a2a_messages import (
     status_json,
     task_json,
 )
-from deckhands.doors.mcp_route import RpcRequest
-from deckhands.doors.progress import described
+from deckhands.protocols.mcp_route import RpcRequest
+from deckhands.protocols.progress import described
 from deckhands.server.conversations import begin, result_of
 from deckhands.server.dependencies import GatewayOf, Reader, own_key
 from deckhands.server.gateway import Gateway, Principal

@@ -1,0 +1,157 @@
+"""Budgets of conversations that are deleted, and of those that come back: on each kind of store."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.limits.ledger import Ledger, accounts_of
+from broker.store.store import Store
+from broker.testing.memory_store import MemoryConnection
+from tests.broker_parts import enter
+from tests.conformance.test_ledger import TENANT, bury, chain, owner, reserve, settle
+
+
+async def stays(store: Store, key: str) -> bool:
+    """Say whether a key is there and does not expire."""
+    if isinstance(store.connection, MemoryConnection):  # in which nothing expires
+        return bool(await store.connection.call("EXISTS", key)) and not await store.connection.call(
+            "HEXISTS", key, "deleted"
+        )
+    return bool(await store.connection.call("PTTL", key) == -1)
+
+
+async def accounts_left(store: Store) -> list[bytes]:
+    """Return what stays in the store of the accounts of two conversations, and of their calls."""
+    root, found = store.all_shards[0].root, []
+    for cid in ("aaa", "bbb"):
+        for part in ("", ":children", ":waiting", ":wanted"):
+            key = f"{root}:budget:conversation:{cid}{part}"
+            found += [key.encode()] if await stays(store, key) else []
+    held, lost = [await store.connection.call("HGETALL", f"{root}:ledger:{name}") for name in ("held", "lost")]
+    return [*found, *held, *lost]
+
+
+@pytest.mark.parametrize("end", ["done", "lost", "death"])
+async def test_an_account_that_was_kept_for_a_call_goes_with_its_end(store: Store, end: str) -> None:
+    await enter(store, "w1")
+    ledger = Ledger(store)
+    assert await reserve(ledger, "aaa", 0.5) is None
+    await settle(ledger, "aaa", 0.25)
+    assert await reserve(ledger, "aaa", 0.5, 0.25) is None
+    await ledger.forget("aaa")
+    assert await ledger.conversation_ids(TENANT) == []
+    if end == "death":
+        await bury(store, "w1")
+        await ledger.sweep()
+    for _ in range(2):  # a reply was lost, or a worker that was taken for dead continues
+        await settle(ledger, "aaa", 0.25, is_lost=end == "lost")
+    tenant = await ledger.account(TENANT)
+    lost = 0.0 if end == "done" else 0.5
+    assert (tenant.spent_usd, tenant.reserved_usd, tenant.lost_usd) == (0.25, 0.0, lost)
+    assert await accounts_left(store) == []
+
+
+async def test_what_a_deleted_conversation_has_in_a_batch_is_lost(store: Store) -> None:
+    await enter(store, "w1")
+    ledger = Ledger(store)
+    assert await ledger.reserve(owner(), chain(), worst_usd=0.5, total_usd=0.0, is_batched=True) is None
+    await ledger.forget("aaa")
+    await store.connection.call("DEL", f"{store.all_shards[0].root}:ledger:swept")
+    await ledger.sweep()
+    tenant = await ledger.account(TENANT)
+    assert (tenant.reserved_usd, tenant.lost_usd) == (0.0, 0.5)
+    assert await accounts_left(store) == []
+
+
+async def test_an_account_that_was_kept_for_delegates_goes_with_them(store: Store) -> None:
+    await enter(store, "w1")
+    ledger = Ledger(store)
+    assert await reserve(ledger, "aaa", 0.5) is None
+    await settle(ledger, "aaa", 0.5)
+    delegate = accounts_of("bbb", tenant="acme", experiment="swe", parent_id="aaa")
+    assert await ledger.reserve(owner("bbb"), delegate, worst_usd=0.25, total_usd=0.0) is None
+    await ledger.forget("aaa")
+    await ledger.forget("bbb")
+    await ledger.settle(owner("bbb"), delegate, total_usd=0.25)
+    assert (await ledger.account(TENANT)).spent_usd == 0.75
+    assert await accounts_left(store) == []
+
+
+@pytest.mark.parametrize("has_delegate", [False, True])
+async def test_a_conversation_under_the_id_of_a_deleted_one_is_charged_from_its_beginning(
+    store: Store, has_delegate: bool
+) -> None:
+    await enter(store, "w1")
+    ledger = Ledger(store)
+    assert await reserve(ledger, "aaa", 1.0) is None
+    await settle(ledger, "aaa", 1.0)
+    assert await reserve(ledger, "aaa", 0.5, 1.0) is None
+    delegate = accounts_of("bbb", tenant="acme", experiment="swe", parent_id="aaa")
+    if has_delegate:
+        assert await ledger.reserve(owner("bbb"), delegate, worst_usd=0.25, total_usd=0.0) is None
+    await ledger.forget("aaa")
+    assert await reserve(ledger, "aaa", 0.5, token=2) is None
+    await settle(ledger, "aaa", 0.25, token=2)
+    if has_delegate:
+        await ledger.settle(owner("bbb"), delegate, total_usd=0.0)
+    tenant = await ledger.account(TENANT)
+    assert (tenant.spent_usd, tenant.reserved_usd, tenant.lost_usd) == (1.25, 0.0, 0.5)
+    assert "aaa" in await ledger.conversation_ids(TENANT)
+
+
+async def test_a_conversation_that_comes_back_while_its_account_is_kept_keeps_it(store: Store) -> None:
+    await enter(store, "w1")
+    ledger = Ledger(store)
+    assert await reserve(ledger, "aaa", 0.5) is None
+    await ledger.forget("aaa")
+    await ledger.adopt(chain(), total_usd=0.0)
+    assert await stays(store, store.all_shards[0].budget("conversation:aaa"))
+    await settle(ledger, "aaa", 0.25)
+    assert await reserve(ledger, "aaa", 0.5, 0.25, token=2) is None
+    await settle(ledger, "aaa", 0.5, token=2)
+    assert [(await ledger.account(name)).spent_usd for name in chain()] == [0.5] * 3
+    assert await ledger.conversation_ids(TENANT) == ["aaa"]
+
+
+async def test_what_delegates_have_cost_comes_back_with_their_parent(store: Store) -> None:
+    ledger = Ledger(store)
+    await ledger.adopt(chain(), total_usd=0.5, delegates_usd=2.0)
+    await ledger.set_limit("conversation:aaa", 3.0)
+    account = await ledger.account("conversation:aaa")
+    assert (account.spent_usd, account.left_usd) == (2.5, 0.5)
+    assert await reserve(ledger, "aaa", 0.25, 0.5) is None
+    await settle(ledger, "aaa", 0.75)
+    assert (await ledger.account("conversation:aaa")).spent_usd == 2.75
+    assert (await ledger.account(TENANT)).spent_usd == 0.25
+
+
+async def test_an_account_that_was_kept_for_its_limit_goes_with_it(store: Store) -> None:
+    await enter(store, "w1")
+    ledger = Ledger(store)
+    assert await reserve(ledger, "aaa", 0.5) is None
+    await ledger.set_limit("conversation:aaa", 1.0)
+    await settle(ledger, "aaa", 0.5)
+    await ledger.forget("aaa")
+    assert "conversation:aaa" in [account.name for account in await ledger.accounts()]
+    await ledger.set_limit("conversation:aaa", None)
+    assert await accounts_left(store) == []
+    assert [account.name for account in await ledger.accounts()] == ["experiment:acme/swe", TENANT]
+
+
+async def test_a_late_charge_of_a_deleted_conversation_charges_nobody(store: Store) -> None:
+    await enter(store, "w1")
+    ledger = Ledger(store)
+    assert await reserve(ledger, "aaa", 0.5) is None
+    await settle(ledger, "aaa", 0.5)
+    assert await reserve(ledger, "aaa", 0.5, 0.5) is None
+    for _ in range(2):
+        await ledger.forget("aaa")
+        await settle(ledger, "aaa", 0.5)
+    await ledger.forget("aaa")
+    await settle(ledger, "aaa", 0.5)
+    assert (await ledger.account(TENANT)).spent_usd == 0.5
+    await ledger.adopt(chain(), total_usd=0.5)
+    await settle(ledger, "aaa", 0.75)
+    assert (await ledger.account(TENANT)).spent_usd == 0.75
+    assert await ledger.conversation_ids(TENANT) == ["aaa"]
+    assert await stays(store, store.all_shards[0].budget("conversation:aaa"))
