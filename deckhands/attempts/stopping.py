@@ -29,6 +29,8 @@ ENOUGH = "enough is known: "
 FEWEST_INSTANCES = 20
 """Fewer instances do not show how much results vary."""
 ODDS = 20.0
+MOST_LOG_ODDS = 700.0
+"""What a float can hold; more is as good as certain."""
 
 _INTERVAL = re.compile(r"ci=(?:±|\+-|\+/-)?(\d{1,2}(?:\.\d+)?)%?")
 
@@ -97,7 +99,8 @@ def ended_in_order(attempts: Sequence[Attempt], rows: Mapping[tuple[str, str, in
 def odds(wins: int, losses: int) -> float:
     """Return what bets on unequal chances have won, each at even odds: 2^n * B(wins + 1, losses + 1)."""
     n = wins + losses
-    return math.exp(n * math.log(2) + math.lgamma(wins + 1) + math.lgamma(losses + 1) - math.lgamma(n + 2))
+    logarithm = n * math.log(2) + math.lgamma(wins + 1) + math.lgamma(losses + 1) - math.lgamma(n + 2)
+    return math.exp(min(logarithm, MOST_LOG_ODDS))
 
 
 def _decided(rows: Sequence[Row], models: Sequence[str]) -> str:

@@ -99,3 +99,9 @@ def test_each_pair_of_attempts_is_one_bet_that_nothing_later_changes() -> None:
     assert until.is_reached(every, rows(every, better)) == "a is better than b (20 : 0)"
     known = rows(every[:38], better[:38]) | rows(every[38:], [False, True])
     assert until.is_reached(every, known) == "a is better than b (19 : 1)"
+
+
+def test_a_comparison_that_was_decided_long_ago_stays_so() -> None:
+    """A third model that is as good as the first keeps an evaluation running, whatever the second one loses by."""
+    assert odds(2_000, 0) > ODDS
+    assert odds(10, 3_000) > ODDS
