@@ -294,3 +294,20 @@ async def test_attempts_that_end_while_they_are_requeued_begin_again(client: Cli
     await asyncio.wait_for(running, 30)
     assert [row.round for row in results.rows.values()] == [1] * 12
     assert (standings[-1].ended, standings[-1].outcomes) == (12, {"resolved": 12})
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_result_stays_if_its_repetition_never_begins(client: Client, tmp_path: Path) -> None:
+    model = script(tmp_path / "m.json", finish("6") | {"cost_usd": 0.5})
+    plan = Plan("kept", questions("a", "b"), [model], budget_usd=0.9)
+    for order, state in ((None, "running"), (Requeue(instances=("a",)), "running"), (Requeue(), "cancelled")):
+        with Results(tmp_path / "results.jsonl") as results:
+            running = Running(client, plan, results)
+            if order is not None:
+                await running.steering.requeue(order)
+                await running.steering.wish(state=state)
+            await running.ended()
+            await running.stands(cost_usd=1.0, outcomes={"resolved": 2})
+            assert {row.instance: row.outcome for row in results.rows.values()} == {"a": "resolved", "b": "resolved"}
+            assert results.replaced_cost_usd == 0.0
+    assert [row.cost_usd for row in read_results(tmp_path / "results.jsonl")] == [0.5, 0.5]
