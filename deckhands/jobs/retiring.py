@@ -3,7 +3,7 @@
 Holds: a conversation is deleted from the store only if its file has been read back and checked, or if a rule says so.
 Killed at any point, it is in the store or in the archive; the next run completes what is left. Only what is settled and
 old enough goes, at the event at which it was read: a message that comes meanwhile keeps it. Delegates go with their
-parents, and not before.
+parents, and not before, if they say themselves whose they are.
 Does not: take away what cannot be archived, such as a damaged log; the log of the worker names it, and it stays.
 """
 
@@ -31,7 +31,7 @@ from broker.store.store import Store
 from deckhands.archive.archive import Archive, delegates_in
 from deckhands.archive.errors import ArchiveConflict, CorruptArchive, TooLargeToArchive
 from deckhands.archive.retention import Retention, Rule
-from deckhands.client.deleting import delete
+from deckhands.client.deleting import delete, is_delegate_of
 from deckhands.jobs.job import Workbench
 
 PAGE = 200
@@ -203,6 +203,8 @@ class _Round:
                 delegate = await self.index.row(delegate_id)
                 log = await self.log.read(delegate_id)
             except UnknownConversation:  # it has gone before
+                continue
+            if not is_delegate_of(log, row.conversation_id):  # a fork and an imported log name those of others
                 continue
             if len(tree.logs) > MAX_DELEGATES or not await self._collect(tree, delegate, log):
                 return False
