@@ -1,7 +1,7 @@
 """How a conversation is deleted: only one that is settled or closed, and the delegates that have ended with it.
 
-Holds: a deletion that was interrupted is completed by repeating it. A delegate that its parent still waits for stays, and
-so does a conversation that does not say itself whose delegate it is: a fork and an imported log name those of others.
+Holds: a deletion that was interrupted is completed by repeating it. A delegate that its parent still waits for stays.
+So does one that does not say itself whose delegate it is: a fork and an imported log name those of others.
 Does not: ask anybody; `deckhands rm` does.
 """
 
@@ -53,7 +53,7 @@ async def _delete(log: EventLog, conversation_id: str, limit_seconds: float, see
         )
     await _check_parent(index, conversation_id, events)
     for delegate_id in dict.fromkeys(_delegates(events)):
-        with contextlib.suppress(UnknownConversation, CorruptEntry):  # it was deleted before, or nobody knows whose it is
+        with contextlib.suppress(UnknownConversation, CorruptEntry):  # it was deleted before, or says nothing
             first = await log.read(delegate_id, until=1, decode=decode_any)
             if delegate_id not in seen and is_delegate_of(first, conversation_id):
                 await _delete(log, delegate_id, limit_seconds, seen)
