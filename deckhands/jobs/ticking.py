@@ -1,8 +1,8 @@
 """The job `schedules`: begins what has come due, each tick once.
 
 Holds: a tick begins a conversation under a key made of the schedule's name and the time of the tick, so repeated ticks
-and several beats begin nothing twice; schedules that cannot be begun keep no other from its turn, however many there are,
-and are tried again until their ticks are too late.
+and several beats begin nothing twice; schedules that cannot be begun keep no other from its turn, and are tried again
+until their ticks are too late.
 """
 
 from __future__ import annotations
