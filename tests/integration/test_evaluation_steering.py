@@ -162,6 +162,11 @@ async def test_attempts_under_way_begin_again_and_a_requeue_that_is_read_twice_c
     assert await running.ended() == [("a", "resolved", "")]
     assert running.rows[0].failures == []
     assert (await client.wait_until_settled(first)).state == "stopped"
+    # A driver that dies behind the grant leaves the next round to the next one.
+    await running.steering.granted("read", {(model, "a", 1): 2})
+    again = Running(client, Plan("again", questions("a"), [model]), results)
+    assert await again.ended() == [("a", "resolved", "")]
+    assert again.rows[0].round == 2
 
 
 @pytest.mark.asyncio(loop_scope="module")
