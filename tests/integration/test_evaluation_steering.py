@@ -202,6 +202,12 @@ async def test_it_ends_early_once_enough_is_known(client: Client, results: Resul
     assert all("is better than" in cause for cause in left_out)
     again = Running(client, plan, results)
     assert await again.ended() == []
+    # What a person requeues is carried out all the same.
+    skipped = next(instance for instance, outcome, _ in ended if outcome == "not-run")
+    await again.steering.requeue(Requeue(outcomes=("not-run",), instances=(skipped,)))
+    carried_out = await Running(client, plan, results).ended()
+    assert carried_out
+    assert {(instance, outcome == "not-run") for instance, outcome, _ in carried_out} == {(skipped, False)}
 
 
 @pytest.mark.asyncio(loop_scope="module")
