@@ -16,7 +16,8 @@ from broker.log.event_log import EventLog
 from broker.store import keys
 from broker.store.store import Store
 from deckhands.door import inbox
-from deckhands.door.desk import OFFERS_LIMIT_SECONDS, Desk
+from deckhands.door.callers import STREAM, Caller
+from deckhands.door.desk import OFFERS_LIMIT_SECONDS, REVOKED, Desk
 from deckhands.door.inbox import FORSAKEN_AFTER_SECONDS, GROUP, MOST_DELIVERIES, Inbox
 from deckhands.door.lookout import Lookout
 from deckhands.door.runs import Runs
@@ -157,6 +158,16 @@ async def test_a_caller_without_an_outcome_is_not_answered(desk: Desk) -> None:
         await put(desk.store, {"id": "a", "task": "x"})
         await until_empty(desk.store)
     assert [reply.event for reply in await replies(desk.store)] == ["accepted"]
+
+
+async def test_an_outcome_is_decided_once(desk: Desk) -> None:
+    name = conversation_id_of("inbox:shop:a")
+    await desk.callers.keep(Caller(name, STREAM, "shop", "a"))
+    decided = await desk.callers.decide(name, {"status": "SUCCESS"})
+    assert await desk.callers.decide(name, REVOKED) == decided  # another door has read less, or more, of its log
+    caller = await desk.callers.of(name)
+    assert caller is not None
+    assert caller.outcome == decided
 
 
 async def forsake(store: Store, entry: str, deliveries: int) -> None:
