@@ -160,6 +160,18 @@ async def test_a_caller_without_an_outcome_is_not_answered(desk: Desk) -> None:
     assert [reply.event for reply in await replies(desk.store)] == ["accepted"]
 
 
+async def test_a_delay_counts_from_when_the_entry_was_added(desk: Desk) -> None:
+    seconds = int((await desk.store.connection.call("TIME"))[0])
+    left = []
+    for name, added in (("now", seconds), ("an hour ago", seconds - 3_600)):
+        request = b'{"id": "%s", "task": "x", "delay": 4000}' % name.encode()
+        await Inbox(desk, "d1")._take(f"{added}000-1", [b"v", b"1", b"request", request])
+        conversation_id = conversation_id_of(f"inbox::{name}")
+        due_ms = await desk.store.connection.call("ZSCORE", desk.store.all_shards[0].parked, conversation_id)
+        left.append(float(due_ms) / 1_000 - seconds)
+    assert left == pytest.approx([4_000, 400], abs=60)
+
+
 async def test_an_outcome_is_decided_once(desk: Desk) -> None:
     name = conversation_id_of("inbox:shop:a")
     await desk.callers.keep(Caller(name, STREAM, "shop", "a"))
