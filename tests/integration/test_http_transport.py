@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.errors import MalformedReplyError
 from controller_worker.wires.event_stream import REPLY_LIMIT_BYTES, whole_reply
 from controller_worker.wires.http_transport import (
     PIECE_BYTES,
@@ -245,7 +244,7 @@ async def test_a_refusal_without_end_is_not_read_to_it_and_its_connection_is_giv
     endless = b"HTTP/1.1 500 No\r\n\r\n" + bytes(2 * REPLY_LIMIT_BYTES)
     async with listening(endless) as server, transport(server.address) as made:
         server.may_answer.set()
-        with pytest.raises(MalformedReplyError):
+        with pytest.raises(AnswerRefused):
             await made.post("/chat/completions", b"{}", {})
         await server.has_ended.wait()
 
