@@ -130,6 +130,7 @@ class Driver:
             row = self._results.rows.get(attempt.key)
             if row is None or row.round < self._rounds.get(attempt.key, 0):
                 self._pending[attempt.model].append(attempt)
+                self._meter.forget([row] if row is not None else [])
 
     def _begin(self) -> None:
         """Begin attempts up to the limit, of each model in turn."""
@@ -170,20 +171,27 @@ class Driver:
     def _add(self, rows: list[Row]) -> None:
         if not rows:
             return
+        known = [self._results.rows.get(row.key) for row in rows]
         self._results.add_all(rows)
-        for row in rows:
-            self._meter.add(row)
+        for row, earlier in zip(rows, known, strict=True):
+            self._meter.add(row, is_paid=earlier is not None and earlier.is_same_run(row))
             self._on_row(row)
         self._uncatalogued += rows
 
     def _leave_out(self, outcome: Outcome, cause: str, *, keeps_requeued: bool = False) -> None:
-        """End what has not begun."""
+        """End what has not begun; the earlier result of an attempt that was requeued stays."""
         rows = []
         for model, attempts in self._pending.items():
             kept = [one for one in attempts if keeps_requeued and self._rounds.get(one.key, 0)]
-            rows += [unscored(one, self._rounds.get(one.key, 0), outcome, cause) for one in attempts if one not in kept]
+            rows += [self._left_out(one, outcome, cause) for one in attempts if one not in kept]
             self._pending[model] = deque(kept)
         self._add(rows)
+
+    def _left_out(self, attempt: Attempt, outcome: Outcome, cause: str) -> Row:
+        round_, earlier = self._rounds.get(attempt.key, 0), self._results.rows.get(attempt.key)
+        if earlier is not None and earlier.conversation_id:
+            return earlier.model_copy(update={"round": round_})
+        return unscored(attempt, round_, outcome, cause)
 
     def _stop_early(self) -> None:
         """End the attempts that have not begun, once enough is known."""

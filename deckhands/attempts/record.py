@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -48,7 +49,8 @@ class Record:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._file.close()
+        with suppress(OSError):  # what could not be written has been said
+            self._file.close()
 
     def row(self, row: Row) -> None:
         """Add an attempt that has ended; `results.jsonl` has its evidence and patch."""
@@ -64,8 +66,14 @@ class Record:
 
     def _add(self, kind: str, fields: dict[str, Any]) -> None:
         line = {"kind": kind, "at": SYSTEM_CLOCK.now().isoformat(timespec="milliseconds")} | fields
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise UsageError(
+                f"{self._file.name} cannot be written: {error.strerror}.",
+                remedy="Make room; `deckhands eval attach` continues then.",
+            ) from error
 
 
 def _cut_off(path: Path) -> None:

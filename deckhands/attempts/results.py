@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, Self
 
@@ -98,6 +99,10 @@ class Row(BaseModel):
         """What it has cost in all."""
         return self.cost_usd + self.critic_cost_usd + self.lost_cost_usd
 
+    def is_same_run(self, other: Row) -> bool:
+        """Whether both are results of one run of an attempt: it was requeued, and then did not begin again."""
+        return bool(self.conversation_id) and self.conversation_id == other.conversation_id
+
     @property
     def conversations(self) -> int:
         """How many conversations it took, including those of its checks and critics."""
@@ -126,7 +131,7 @@ class Results:
         self.rows: dict[tuple[str, str, int], Row] = {}
         self.replaced_cost_usd = 0.0
         try:
-            self._file = path.open("ab")
+            self._file = path.open("ab", buffering=0)
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self._file.close()
@@ -166,21 +171,37 @@ class Results:
         self._file.close()
 
     def add(self, row: Row) -> None:
-        """Write a row; it is on the disk when this returns."""
+        """Write a row; it is on the disk when this returns. Raises what `add_all` does."""
         self.add_all([row])
 
     def add_all(self, rows: Iterable[Row]) -> None:
-        """Write some rows at once."""
+        """Write some rows at once.
+
+        Raises:
+            UsageError: they cannot be written; none of them is.
+        """
+        rows = list(rows)
+        rest = memoryview(b"".join(row.model_dump_json().encode() + b"\n" for row in rows))
+        descriptor = self._file.fileno()
+        before = os.fstat(descriptor).st_size
+        try:
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+            os.fsync(descriptor)
+        except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(descriptor, before)
+            raise UsageError(
+                f"{self.path} cannot be written: {error.strerror}.",
+                remedy="Make room; `deckhands eval attach` continues then.",
+            ) from error
         for row in rows:
-            self._file.write(row.model_dump_json().encode() + b"\n")
             self._keep(row)
-        self._file.flush()
-        os.fsync(self._file.fileno())
 
     def _keep(self, row: Row) -> None:
         known = self.rows.get(row.key)
         _keep(self.rows, row)
-        if known is not None and self.rows[row.key] is row:
+        if known is not None and self.rows[row.key] is row and not known.is_same_run(row):
             self.replaced_cost_usd += known.spent_usd
 
 

@@ -133,9 +133,12 @@ class Meter:
             self._count(row)
         self.ended = 0
 
-    def add(self, row: Row) -> None:
-        """Count an attempt that has ended."""
+    def add(self, row: Row, *, is_paid: bool = False) -> None:
+        """Count an attempt that has ended; if it is paid, its cost has been counted before."""
+        cost_usd, tokens = self.cost_usd, self.tokens
         self._count(row)
+        if is_paid:
+            self.cost_usd, self.tokens = cost_usd, tokens
         self.has_news = True
 
     def forget(self, rows: Iterable[Row]) -> None:

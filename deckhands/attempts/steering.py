@@ -22,7 +22,7 @@ from broker.store.store import Store
 from deckhands.attempts.results import Row
 
 KEPT_SECONDS = 30 * 86_400
-MAX_AT_ONCE = 10_000
+MAX_AT_ONCE, MAX_RETRIES = 10_000, 100
 STATE_FIELDS = ("state", "at_once", "budget_usd", "until", "retries")
 ORDER, ROUND = "order:", "round:"
 
@@ -44,7 +44,7 @@ class Wishes(BaseModel):
     at_once: int | None = Field(default=None, ge=1, le=MAX_AT_ONCE)
     budget_usd: float | None = Field(default=None, ge=0)
     until: str | None = Field(default=None, max_length=100)
-    retries: int | None = Field(default=None, ge=0, le=100)
+    retries: int | None = Field(default=None, ge=0, le=MAX_RETRIES)
 
 
 class Requeue(BaseModel):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Protocol
 
 from broker.contract.events import WorkspaceSpec
-from broker.coordination.stored_files import content_name
+from broker.coordination.stored_files import check_size, content_name
 from broker.runtime.errors import UsageError
 from broker.specs.workspace_sources import UploadedSource
 
@@ -134,7 +134,11 @@ def _unreadable(path: Path, error: OSError) -> UsageError:
 
 
 def packed(tree: Tree, *, network: bool = True, image: str = "") -> tuple[WorkspaceSpec, bytes | None]:
-    """Return a workspace that begins with these files, in a container of an image if one is named, and the upload."""
+    """Return a workspace that begins with these files, in a container of an image if one is named, and the upload.
+
+    Raises:
+        UsageError: they are more than can be uploaded.
+    """
     empty = WorkspaceSpec(network=network, sandbox="docker" if image else "auto", image=image)
     if not tree:
         return empty, None
@@ -145,6 +149,7 @@ def packed(tree: Tree, *, network: bool = True, image: str = "") -> tuple[Worksp
             entry.size, entry.mode = len(file.content), 0o755 if file.is_executable else 0o644
             tar.addfile(entry, io.BytesIO(file.content))
     content = raw.getvalue()
+    check_size(len(content), "The archive of the files")
     source = UploadedSource(name="workspace.tar.gz", format="tar", parcel=content_name(content))
     return empty.model_copy(update={"source": source}), content
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -10,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from broker.runtime.errors import DeckhandsError, UsageError
-from deckhands.datasets.file_trees import Files
+from broker.specs.skills import SETUP_SCRIPT
+from deckhands.datasets.file_trees import File, Files, tree_of
 
 SHIPPED = "shipped"
 MAX_ID_CHARS = 100
@@ -57,6 +59,23 @@ class Instance:
     image: str = ""
     left_out: tuple[str, ...] = ()
     turns: tuple[dict[str, Any], ...] = field(default=(), repr=False)
+
+    @property
+    def whole_check(self) -> str:
+        """The set-up, then the check, neither of which is a part of the other's text."""
+        assert self.check is not None
+        return self.check if self.setup is None else f"eval {shlex.quote(self.setup)} && eval {shlex.quote(self.check)}"
+
+    def files(self) -> dict[str, File]:
+        """Read what an attempt begins with: the files of the workspace, and the set-up as a script among them.
+
+        Raises:
+            UsageError: they cannot be read, or are too many.
+        """
+        found = tree_of(self.workspace)
+        if self.setup is not None:
+            found[SETUP_SCRIPT] = File(f"{self.setup}\n".encode(), is_executable=True)
+        return found
 
 
 def left_out_of(instances: Sequence[Instance]) -> list[str]:

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from broker.contract.events import AgentSpec, Limits
+from broker.runtime.errors import UsageError
 from deckhands.attempts.plan import AT_ONCE, RETRIES, Plan
 from deckhands.attempts.record import Record
 from deckhands.attempts.results import BeingWritten, Results, Row
 from deckhands.attempts.screen import Screen
 from deckhands.attempts.standing import Standing
 from deckhands.attempts.statistics import further_costs
-from deckhands.attempts.steering import Steering
+from deckhands.attempts.steering import MAX_AT_ONCE, MAX_RETRIES, Steering
 from deckhands.attempts.stopping import ENOUGH, Until
 from deckhands.cli.connecting import cluster_client
 from deckhands.cli.output import note, print_json
@@ -51,8 +52,12 @@ class Tuning:
         """Refuse what cannot be used.
 
         Raises:
-            UsageError: the criterion does not fit.
+            UsageError: a number is out of its bounds, or the criterion does not fit.
         """
+        _require("concurrency", self.at_once, 1, MAX_AT_ONCE)
+        _require("retries", self.retries, 0, MAX_RETRIES)
+        if self.budget is not None and not self.budget >= 0:
+            raise UsageError(f"The argument budget_usd {self.budget} is not at least 0.")
         if self.until:
             Until.parse(self.until, models)
 
@@ -70,6 +75,11 @@ class Tuning:
         }
         again = [("--redo", what) for what in self.redo]
         return [part for pair in (*given.items(), *again) if pair[1] is not None for part in (pair[0], str(pair[1]))]
+
+
+def _require(name: str, number: int | None, least: int, most: int) -> None:
+    if number is not None and not least <= number <= most:
+        raise UsageError(f"The argument {name} {number} is not from {least} to {most:,}.")
 
 
 def carry_out(directory: Path, asked: Asked, tuning: Tuning, *, follows: bool, as_json: bool | None) -> int:

@@ -35,6 +35,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 ROWS = "dataset.jsonl"
+MAX_ATTEMPTS = 1_000
 Dataset = str | PathLike[str] | Iterable[Mapping[str, Any]]
 
 
@@ -100,6 +101,8 @@ async def evaluate_async(
     for line in left_out_of(instances):
         _log.warning("%s", line)
     check_redo(redo, instances)
+    if not 1 <= attempts <= MAX_ATTEMPTS:
+        raise UsageError(f"The argument attempts {attempts} is not from 1 to {MAX_ATTEMPTS:,}.")
     tuning.check(len(names))
     asked = ask(directory, asked)
     plan = plan_of(directory, asked, tuning)

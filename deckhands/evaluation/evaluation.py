@@ -9,11 +9,11 @@ Does not: hold anything in memory that is not in the store or in the evaluation'
 from __future__ import annotations
 
 import asyncio
-import shlex
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from broker.contract.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
 from broker.contract.observations import CmdOutputObservation
@@ -54,7 +54,6 @@ TOO_LARGE = "workspace_too_large"
 """The cause of a row, and the code from a node, when a workspace has more files or bytes than are read."""
 FILES_UNREADABLE = "files_unreadable"
 """The cause of a row whose instance has files that cannot be read, or too many of them."""
-SETUP_SCRIPT = ".openhands/setup.sh"
 
 LIMITS = {"max_iterations": "iterations", "max_budget": "budget", "max_tokens": "tokens", "max_time": "time"}
 """The limits, by the code of the error in which a conversation ends that has used one up."""
@@ -123,7 +122,7 @@ class Evaluation:
         """
         one.phase, one.seen, one.judged = "begins", Seen(), Seen()
         async with self._beginning:
-            begun_with = await _read(partial(_begun_with, one.attempt.instance))
+            begun_with = await _read(one.attempt.instance.files)
             await self._begin(one, begun_with)
         one.phase = "works"
         settled = await self._settled(one.conversation_id, one.seen)
@@ -143,7 +142,10 @@ class Evaluation:
 
     async def _begin(self, one: UnderWay, begun_with: dict[str, File]) -> None:
         plan, attempt, instance = self._plan, one.attempt, one.attempt.instance
-        workspace, upload = await asyncio.to_thread(partial(packed, begun_with, image=instance.image))
+        try:
+            workspace, upload = await _uploaded(begun_with, image=instance.image)
+        except TooLarge as error:
+            raise Unreadable(error.message) from error
         if plan.pool is not None:
             workspace = workspace.model_copy(update={"pool": plan.pool})
         model = attempt.model
@@ -223,20 +225,23 @@ class Evaluation:
         return settled
 
     async def _scored(self, one: UnderWay, settled: Settled, begun_with: dict[str, File]) -> Row:
+        answered = await self._answered(one, settled)
+        if answered is not None and (not self._plan.critic or not answered.counts):
+            return answered
+        is_answered, row = answered is not None, answered or self._row(one, "unresolved", settled)
+        try:
+            return await self._scored_by_files(one, row, settled, begun_with, is_answered=is_answered)
+        except TooLarge as error:
+            why = f"The workspace: {error.message}"
+            return row.model_copy(update={"verdict": why} if is_answered else {"cause": TOO_LARGE, "evidence": why})
+
+    async def _scored_by_files(
+        self, one: UnderWay, row: Row, settled: Settled, begun_with: dict[str, File], *, is_answered: bool
+    ) -> Row:
         instance, plan = one.attempt.instance, self._plan
-        row = await self._answered(one, settled)
-        is_answered = row is not None
-        if row is not None and (not plan.critic or not row.counts):
-            return row
-        row = row or self._row(one, "unresolved", settled)
         hidden = await _read(partial(tree_of, instance.hidden))
         async with self._reading:
-            try:
-                found = await self._files_of(one.conversation_id, begun_with)
-            except TooLarge as error:
-                too_large = f"The workspace: {error.message}"
-                more = {"verdict": too_large} if is_answered else {"cause": TOO_LARGE, "evidence": too_large}
-                return row.model_copy(update=more)
+            found = await self._files_of(one.conversation_id, begun_with)
             work = work_of(begun_with, found, hidden)
             row.left_out = work.names_left_out
             row.patch = await asyncio.to_thread(patch_between, begun_with, work.tree)
@@ -291,8 +296,8 @@ class Evaluation:
     async def _checked(self, instance: Instance, row: Row, tree: dict[str, File]) -> Row:
         """Run the check in a workspace of these files. Idempotent."""
         assert instance.check is not None
-        workspace, upload = await asyncio.to_thread(partial(packed, tree, network=False, image=instance.image))
-        check = _check_of(instance)
+        workspace, upload = await _uploaded(tree, network=False, image=instance.image)
+        check = instance.whole_check
         agent = AgentSpec(
             name="CheckAgent", llm=LLMSpec(), goal=GoalSpec(check=check, max_refusals=0, timeout_seconds=CHECK_SECONDS)
         )
@@ -317,7 +322,11 @@ class Evaluation:
 
     async def _judged(self, one: UnderWay, row: Row, settled: Settled, tree: Tree, *, decides: bool) -> Row:
         """Have a critic judge what an attempt has left; maybe it decides. Idempotent."""
-        workspace, upload = await asyncio.to_thread(partial(packed, to_judge(tree), network=False))
+        try:
+            workspace, upload = await _uploaded(to_judge(tree), network=False)
+        except TooLarge as error:
+            more = {"cause": TOO_LARGE} if decides else {}
+            return row.model_copy(update={"verdict": f"The workspace: {error.message}", **more})
         task = question_about(settled.events, settled.summary.message, row.patch)
         agent = critic_agent(self._plan.critic)
         title = f"Critic of {one.attempt.instance.id}"
@@ -374,16 +383,13 @@ async def _read(read: Callable[[], dict[str, File]]) -> dict[str, File]:
         raise Unreadable(error.message) from error
 
 
-def _begun_with(instance: Instance) -> dict[str, File]:
-    tree = tree_of(instance.workspace)
-    if instance.setup is not None:
-        tree[SETUP_SCRIPT] = File(f"{instance.setup}\n".encode(), is_executable=True)
-    return tree
+async def _uploaded(tree: Tree, **options: Any) -> tuple[WorkspaceSpec, bytes | None]:
+    """Return what `packed` does.
 
-
-def _check_of(instance: Instance) -> str:
-    """Return the command of a check: the set-up, then the check, neither of which is a part of the other's text."""
-    assert instance.check is not None
-    if instance.setup is None:
-        return instance.check
-    return f"eval {shlex.quote(instance.setup)} && eval {shlex.quote(instance.check)}"
+    Raises:
+        TooLarge: the files are more than can be uploaded.
+    """
+    try:
+        return await asyncio.to_thread(partial(packed, tree, **options))
+    except UsageError as error:
+        raise TooLarge(error.message) from error

@@ -64,5 +64,5 @@ async def respond(
     if asked.stream:
         events = events_of(gateway, principal, turn, is_live=is_live)
         return SseResponse(gateway, events, headers, head=ALIVE + written.first(), written=written.of)
-    result = await answered(gateway, turn, timeout_seconds)
+    result = await answered(gateway, request, turn, timeout_seconds)
     return JSONResponse(written.whole(result.summary if result.is_settled else None), headers=headers)

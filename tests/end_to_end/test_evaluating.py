@@ -61,6 +61,10 @@ def test_arguments_that_cannot_be_used_begin_nothing(tmp_path: Path, env: dict[s
         (([{"id": object()}], model), {}, "a row that is not JSON"),
         (([row], model), {"redo": ["seven"]}, "neither an outcome nor an instance"),
         (("nowhere.jsonl", model), {}, "cannot be read"),
+        (([row], model), {"concurrency": -1}, "concurrency -1 is not from 1 to 10,000"),
+        (([row], model), {"attempts": 0}, "attempts 0 is not from 1 to 1,000"),
+        (([row], model), {"retries": -1}, "retries -1 is not from 0 to 100"),
+        (([row], model), {"budget_usd": float("nan")}, "budget_usd nan is not at least 0"),
     ):
         with pytest.raises(UsageError, match=why):
             public.evaluate(*arguments, out=out / why[:5], **options)

@@ -152,6 +152,7 @@ async def test_an_agent_that_fills_its_disk_changes_no_score(
     fill = {
         "large": f"{REPAIR}; truncate -s 5G large",  # more than a node hands out
         "some": f"{REPAIR}; head -c 70000000 /dev/zero > some",
+        "just": f"{REPAIR}; head -c 67108500 /dev/urandom > just",  # with the other files, more than an upload may have
         "tools": f"{REPAIR}; mkdir node_modules; truncate -s 100M node_modules/a; echo > node_modules/b; ln node_modules/b z",
     }
     models = {name: model(tmp_path, bash(command), finish("Done."), name=name) for name, command in fill.items()}
@@ -162,6 +163,7 @@ async def test_an_agent_that_fills_its_disk_changes_no_score(
     assert {name: (row.outcome, row.cause) for name, row in found.items()} == {
         "large": ("unresolved", "workspace_too_large"),
         "some": ("unresolved", "workspace_too_large"),
+        "just": ("unresolved", "workspace_too_large"),
         "tools": ("resolved", ""),
         "honest": ("resolved", ""),
     }

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,7 @@ from deckhands.attempts.statistics import (
     wilson,
 )
 from deckhands.evaluation.report import html_of
+from tests.source_code import ROOT
 
 
 def row(instance: str, outcome: str = "resolved", *, attempt: int = 1, **more: object) -> Row:
@@ -161,3 +165,29 @@ def test_what_was_spent_on_replaced_rows_counts_for_a_budget(tmp_path: Path) -> 
 def test_shares_that_are_all_the_same_have_an_interval() -> None:
     rows = [row(f"i{number}", attempt=attempt) for number in range(10) for attempt in (1, 2)]
     assert summary_of(rows)["models"]["m"]["pass@1_interval"] == pytest.approx(list(wilson(10, 10)))
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from broker.runtime.errors import UsageError
+from deckhands.attempts.results import Results, Row, read_results
+path = Path(sys.argv[1])
+row = Row(instance="a", model="m", attempt=1, outcome="resolved")
+with Results(path) as results:
+    results.add(row)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, resource.RLIM_INFINITY))
+    try:
+        results.add_all([row.model_copy(update={"instance": name, "patch": "x" * 3_000}) for name in "bc"])
+    except UsageError as error:
+        print(error.message)
+    print(path.read_bytes().count(b"\\n"), [one.instance for one in results.rows.values()])
+print([one.instance for one in read_results(path)])
+"""
+
+
+def test_rows_that_find_no_room_leave_the_others_whole(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    command = (sys.executable, "-c", FULL, str(path))
+    done = subprocess.run(command, env=dict(os.environ), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == [f"{path} cannot be written: File too large.", "1 ['a']", "['a']"], done.stderr

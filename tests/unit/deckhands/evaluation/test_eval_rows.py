@@ -1,4 +1,4 @@
-"""`deckhands eval report` and `compare`: figures computed again from the rows of a directory."""
+"""`deckhands eval report`, `compare` and `export`: what is computed from the rows of a directory."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from broker.runtime.errors import UsageError
 from deckhands.attempts.results import Results, Row
 from deckhands.evaluation.command import eval_
 from deckhands.evaluation.directory import Asked, ask
+from deckhands.evaluation.exporting import write_predictions
 
 
 def results(directory: Path, **outcomes: str) -> Path:
@@ -55,3 +56,14 @@ def test_a_report_of_siblings_compares_them_again(tmp_path: Path, capsys: pytest
     assert (directory / "best.patch").read_text() == "a\n"
     out, _ = said(capsys, "report", directory, "--json")
     assert json.loads(out)["siblings"]["critic_cost_usd"] == 1.0
+
+
+def test_models_whose_names_are_written_alike_have_files_of_their_own(tmp_path: Path) -> None:
+    names = ["x/y", "x_y", f"scripted/{'a' * 100}.json", f"scripted/b{'a' * 100}.json"]
+    rows = [Row(instance="i", model=name, attempt=1, outcome="resolved", patch=f"{name}\n") for name in names]
+    written, _ = write_predictions(rows, tmp_path)
+    assert len(set(written)) == 4
+    found = [json.loads(path.read_text()) for path in written]
+    assert [one["model_name_or_path"] for one in found] == names
+    (only,), _ = write_predictions(rows[:1], tmp_path)
+    assert only.name == "predictions.jsonl"
