@@ -63,12 +63,12 @@ def observation_fields(record: Fields) -> dict[str, Any]:
     return fields | {"content": content_text(record.get("content"))}
 
 
-def task_items(items: Any, *, id_prefix: str = "task-") -> list[dict[str, str]]:
+def task_items(items: Any) -> list[dict[str, str]]:
     """Return the items of a task list, whatever types the model gave their fields; what is not an object is no item."""
     found = enumerate((item for item in items if isinstance(item, dict)) if isinstance(items, list) else (), 1)
     return [
         {
-            "id": _text(item.get("id")) or f"{id_prefix}{number}",
+            "id": _text(item.get("id")) or f"task-{number}",
             "title": _text(item.get("title")) or "Untitled task",
             "status": TASK_STATES.get(_text(item.get("status")).strip().lower(), "todo"),
             "notes": _text(item.get("notes")),

@@ -158,7 +158,8 @@ class ServerCalls:
                 remedy="Set SSL_CERT_FILE to a file with the certificate of its authority.",
             )
         return ServerUnavailable(
-            f"The server at {self._url} does not answer: {error or type(error).__name__}.", remedy="Is it running?"
+            f"The server at {self._url} does not answer: {error or type(error).__name__}.",
+            remedy="Start it, or correct the address.",
         )
 
 

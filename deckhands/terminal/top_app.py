@@ -75,12 +75,12 @@ class Top(App[None]):
     ENABLE_COMMAND_PALETTE = False
     TITLE = "deckhands top"
 
-    def __init__(self, client: Client, *, words: str = "", by: str = "updated", sees_inbox: bool = True) -> None:
+    def __init__(self, client: Client, *, words: str = "", by: str = "updated") -> None:
         super().__init__()
         self.animation_level = "none"
         self._client = client
         self._roster = Roster(client.store)
-        self._overview = Overview(client.store, sees_inbox=sees_inbox)
+        self._overview = Overview(client.store)
         self._words = words
         self._by = by
         self._is_turned = False
