@@ -1,4 +1,4 @@
-"""Secrets over HTTP: kept for a conversation of the store, and for nothing else."""
+"""Secrets and files over HTTP: of conversations that there are, and of nothing else, whatever the key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.server_parts import served
 NEW = {"secrets": {"TOKEN": "abc-123-def"}}
 
 
-async def test_no_secret_is_kept_for_what_is_not_in_the_store(
+async def test_nothing_is_kept_for_what_is_not_in_the_store(
     tmp_path: Path, programs: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DECKHANDS_HOME", str(tmp_path))
@@ -29,5 +29,8 @@ async def test_no_secret_is_kept_for_what_is_not_in_the_store(
                     answer = await client.put(f"/conversations/{name}/secrets", json=NEW)
                     assert (answer.status_code, answer.json()["code"]) == (status, code)
                     assert await store.connection.call("EXISTS", store.keys(name).secrets) == 0
+                for method, path in (("GET", "/files"), ("GET", "/files/a"), ("PUT", "/files/a"), ("GET", "/patch")):
+                    answer = await client.request(method, f"/conversations/none-such{path}")
+                    assert (answer.status_code, answer.json()["code"]) == (404, "unknown_conversation"), path
                 assert (await client.put(f"/conversations/{cid}/secrets", json=NEW)).status_code == 204
         assert await store.connection.call("HKEYS", store.keys(cid).secrets) == [b"TOKEN"]
