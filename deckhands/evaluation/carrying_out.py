@@ -139,6 +139,7 @@ def plan_of(directory: Path, asked: Asked, tuning: Tuning) -> Plan:
         tenant=asked.tenant,
         dataset=Path(asked.dataset).name or SIBLINGS,
         critic=asked.critic,
+        network=asked.network,
         origin=Point.parse(asked.origin) if asked.origin else None,
     )
 

@@ -57,6 +57,7 @@ async def evaluate_async(
     retries: int | None = None,
     until: str | None = None,
     redo: Sequence[str] = (),
+    network: bool = True,
     cluster: str | None = None,
     on_row: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
@@ -95,6 +96,7 @@ async def evaluate_async(
         shuffle=shuffle,
         seed=seed,
         repositories=mirrors,
+        network=network,
     )
     tuning = Tuning(at_once=concurrency, budget=budget_usd, retries=retries, until=until, redo=tuple(redo))
     instances = asked.instances()
