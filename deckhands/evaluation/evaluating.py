@@ -35,7 +35,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 ROWS = "dataset.jsonl"
-MAX_ATTEMPTS = 1_000
 Dataset = str | PathLike[str] | Iterable[Mapping[str, Any]]
 
 
@@ -103,9 +102,7 @@ async def evaluate_async(
     for line in left_out_of(instances):
         _log.warning("%s", line)
     check_redo(redo, instances)
-    if not 1 <= attempts <= MAX_ATTEMPTS:
-        raise UsageError(f"The argument attempts {attempts} is not from 1 to {MAX_ATTEMPTS:,}.")
-    tuning.check(len(names))
+    tuning.check(len(names), attempts)
     asked = ask(directory, asked)
     plan = plan_of(directory, asked, tuning)
     settings = FaceSettings.from_env()
