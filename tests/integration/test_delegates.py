@@ -139,6 +139,22 @@ async def test_an_order_that_was_lost_does_not_hold_back_another_with_its_number
     assert [event.agent_state for event in told] == [AgentState.PAUSED, AgentState.STOPPED]
 
 
+async def test_an_order_is_for_those_who_had_been_asked_for_and_since_when_it_says(hands: Hands) -> None:
+    """A next owner passes the latest order on once more, and others may have begun since."""
+    delegate_id, begun = await delegate_of(hands)
+    delegates, state = Delegates(hands.log, hands.store), hands.loops[0].state
+    asked_id = state.delegation.delegates[0].id
+    for order in (
+        TellDelegates(AgentState.STOPPED, asked_id - 1),
+        TellDelegates(AgentState.STOPPED, asked_id + 9, since=asked_id + 1),
+    ):
+        await delegates.tell(state, order)
+    told = [event for event in await hands.log.read(delegate_id) if isinstance(event, ChangeAgentStateAction)]
+    assert told == []
+    await delegates.tell(state, TellDelegates(AgentState.STOPPED, asked_id + 1, since=asked_id))
+    assert await hands.log.last_id(delegate_id) > len(begun)
+
+
 @pytest.mark.parametrize("paused_by", ["the parent", "a person", "nobody"])
 async def test_a_delegate_that_a_lost_pause_has_paused_continues(hands: Hands, paused_by: str) -> None:
     """The store came back without the parent's pause, and its owner had passed it on to a log that kept it."""
