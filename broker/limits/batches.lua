@@ -109,6 +109,19 @@ local function size_of(shard, cid)
   return get(call, 'step') and tonumber(get(call, 'bytes'))
 end
 
+-- End a lane in which nobody waits. What it is served with stays in its batches; an earlier version has not put it there.
+local function end_lane(shard, lane)
+  local about_lane = get(shard .. LANES, lane)
+  local open = about_lane and is_there(shard, shard .. OPEN, 'zset') and redis.call('ZRANGE', shard .. OPEN, 0, -1) or {}
+  for _, batch in ipairs(open) do
+    local about = read_hash(shard, about_key(shard, batch))
+    if get(about, 'lane') == lane and (get(about, 'about_lane') or '') == '' then
+      redis.call('HSET', about, 'about_lane', about_lane)
+    end
+  end
+  redis.call('HDEL', shard .. LANES, lane)
+end
+
 -- deck_batch_seal: make a batch of those that wait, if there are enough of them or the first has waited long enough.
 -- ARGV lane, batch, worker, lease ms, most calls, most bytes, longest wait in ms
 -- returns {'sealed', how many} {'early', in how many ms}; an empty queue is {'early', -1}, and ends the lane
@@ -117,7 +130,7 @@ local function seal(keys, args)
   local queue, most, most_bytes = queue_key(shard, lane), tonumber(args[5]), tonumber(args[6])
   local waiting = is_there(shard, queue, 'zset') and redis.call('ZRANGE', queue, 0, most - 1) or {}
   if #waiting == 0 then
-    redis.call('HDEL', shard .. LANES, lane)
+    end_lane(shard, lane)
     return {'early', -1}
   end
   local chosen, bytes, is_full = {}, 0, #waiting == most

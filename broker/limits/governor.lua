@@ -225,6 +225,11 @@ local function queue_up(pool, cid, waiter)
   note(pool, cid, waiter)
 end
 
+-- Whether a latter owner holds or waits. A worker of an earlier version names no token, and takes over what there is.
+local function is_fenced(token, held, waiter)
+  return token and ((held and held.token > token) or (waiter and waiter.token > token))
+end
+
 local function forget(pool, cid)
   redis.call('HDEL', pool.base .. ':about', cid)
   for priority = 0, 2 do redis.call('ZREM', queue(pool, priority), cid) end
@@ -421,11 +426,12 @@ local function reserve(keys, args)
   local pool = open(keys[1], now_ms(keys[2]))
   if not pool then return {'unknown'} end
   local shard, cid, worker = keys[2], args[1], args[2]
-  local token, held, waiter = number_of(args[8]) or 0, held_by(pool, cid), about(pool, cid)
-  if (held and held.token > token) or (waiter and waiter.token > token) then
+  local token, held, waiter = number_of(args[8]), held_by(pool, cid), about(pool, cid)
+  if is_fenced(token, held, waiter) then
     local woken, next_ms = pump(pool, shard)
     return reply(pool, worker, {'fenced'}, woken, next_ms)
   end
+  token = token or 0
   if held and held.worker ~= '-' and (held.worker ~= worker or held.token < token) then
     free(pool, cid, held)  -- its former owner's, who may have called
     held = nil
@@ -514,9 +520,9 @@ end
 local function withdraw(keys, args)
   local pool = open(keys[1], now_ms(keys[2]))
   if not pool then return {'unknown'} end
-  local cid, token, held, waiter = args[1], number_of(args[3]) or 0, held_by(pool, args[1]), about(pool, args[1])
-  local is_fenced = (held and held.token > token) or (waiter and waiter.token > token)
-  if not is_fenced then
+  local cid, held = args[1], held_by(pool, args[1])
+  local has_latter = is_fenced(number_of(args[3]), held, about(pool, cid))
+  if not has_latter then
     if held and held.worker == '-' then
       free(pool, cid, held)
       if held.key then add(held.key, held.wanted, 1) end
@@ -524,7 +530,7 @@ local function withdraw(keys, args)
     forget(pool, cid)
   end
   local woken, next_ms = pump(pool, keys[2])
-  return reply(pool, args[2], {is_fenced and 'fenced' or 'withdrawn'}, woken, next_ms)
+  return reply(pool, args[2], {has_latter and 'fenced' or 'withdrawn'}, woken, next_ms)
 end
 
 -- deck_quota_pump: wake whose turn it is, and move away what is of another type.  ARGV worker.

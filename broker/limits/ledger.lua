@@ -128,6 +128,7 @@ local function begin_again(shard, cid, account, token)
     return
   end
   redis.call('HDEL', key, 'deleted')
+  redis.call('PERSIST', key)
   redis.call('HSET', key, 'own', 0)
   local parent = get(key, 'parent')
   if parent then redis.call('SADD', budget(shard, parent) .. ':children', account) end
@@ -417,6 +418,7 @@ local function change_limit(keys, args)
   local limit, chain = get(key, 'limit') or '', chain_of(shard, accounts[1])
   local is_listed = limit ~= '' or not get(key, 'deleted')
   redis.call(is_listed and 'SADD' or 'SREM', shard .. ':budgets', accounts[1])
+  if limit ~= '' then redis.call('PERSIST', key) end
   drop_deleted(shard, accounts[1])
   return reply('changed', limit, wake(shard, chain, now_ms(keys[1])))
 end
@@ -434,13 +436,15 @@ local function forget(keys, args)
   local kept = attempt(shard, key, account, is_kept)
   local parent = attempt(shard, key, account, get, key, 'parent')
   local children = parent and budget(shard, parent) .. ':children'
-  if children and not (kept and get(key, 'limit')) then attempt(shard, children, account, redis.call, 'SREM', children, account) end
+  -- A kept delegate keeps its parent too, or the accounts above could not be reached any more when its call ends.
+  local is_listed = kept and (get(key, 'limit') or string.find(parent or '', '^conversation:'))
+  if children and not is_listed then attempt(shard, children, account, redis.call, 'SREM', children, account) end
   if kept then
     redis.call('HSET', key, 'deleted', '1')
     return {'kept'}
   end
   if attempt(shard, key, account, get, key, 'deleted') then  -- the deletion is repeated
-    drop_deleted(shard, account)
+    attempt(shard, key, account, drop_deleted, shard, account)
     return {'forgotten'}
   end
   attempt(shard, shard .. ':ledger:lost', cid, redis.call, 'HDEL', shard .. ':ledger:lost', cid)

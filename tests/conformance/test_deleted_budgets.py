@@ -155,3 +155,43 @@ async def test_a_late_charge_of_a_deleted_conversation_charges_nobody(store: Sto
     assert (await ledger.account(TENANT)).spent_usd == 0.75
     assert await ledger.conversation_ids(TENANT) == ["aaa"]
     assert await stays(store, store.all_shards[0].budget("conversation:aaa"))
+
+
+async def test_what_a_deleted_delegate_had_reserved_is_given_back_in_all_accounts(store: Store) -> None:
+    await enter(store, "w1")
+    ledger = Ledger(store)
+    assert await reserve(ledger, "aaa", 0.5) is None
+    await settle(ledger, "aaa", 0.5)
+    delegate = ["conversation:bbb", *chain()]
+    assert await ledger.reserve(owner("bbb"), delegate, worst_usd=0.25, total_usd=0.0) is None
+    await ledger.forget("bbb")
+    await ledger.forget("aaa")
+    await bury(store, "w1")
+    await ledger.sweep()
+    tenant = await ledger.account(TENANT)
+    assert (tenant.spent_usd, tenant.reserved_usd, tenant.lost_usd) == (0.5, 0.0, 0.25)
+    assert await accounts_left(store) == []
+
+
+async def test_a_limit_for_a_conversation_that_was_deleted_stays(store: Store) -> None:
+    await enter(store, "w1")
+    ledger = Ledger(store)
+    assert await reserve(ledger, "aaa", 0.5) is None
+    await ledger.forget("aaa")
+    await settle(ledger, "aaa", 0.5)
+    await ledger.set_limit("conversation:aaa", 1.0)
+    key = store.all_shards[0].budget("conversation:aaa")
+    if not isinstance(store.connection, MemoryConnection):
+        assert await store.connection.call("PTTL", key) == -1
+    assert await reserve(ledger, "aaa", 0.25, token=2) is None
+    assert await stays(store, key)
+
+
+async def test_a_deletion_that_is_repeated_ends_although_a_key_is_of_another_type(store: Store) -> None:
+    await enter(store, "w1")
+    ledger = Ledger(store)
+    assert await reserve(ledger, "aaa", 0.5) is None
+    await ledger.forget("aaa")
+    await settle(ledger, "aaa", 0.5)
+    await store.connection.call("SET", f"{store.all_shards[0].budget('conversation:aaa')}:children", "a string")
+    await ledger.forget("aaa")

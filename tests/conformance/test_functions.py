@@ -65,9 +65,9 @@ HASHES_OF_VERSION = {
     },
     10: {
         "deckhands": "3c49aca32eda6af9",
-        "deckhands_governor": "f3ed2ba3c8663aa8",
-        "deckhands_ledger": "339d9532508db779",
-        "deckhands_batches": "bbdfbec42ee7d452",
+        "deckhands_governor": "68cf5295a04e0ac7",
+        "deckhands_ledger": "51e2dfe8ea5c391c",
+        "deckhands_batches": "2e002ec3ba49b1be",
     },
 }
 """Add a version here when you change a library; never change the hashes of one that has been released."""

@@ -91,3 +91,19 @@ async def test_what_was_called_and_has_grown_costs_the_difference(memory_store: 
     await pass_time(memory_store, clock, 2.0, worker_id="w1")
     assert await callers.may_call("grows", worker="w1", tokens=(700, 0))
     assert await left(callers) == pytest.approx(900.0)
+
+
+async def test_a_worker_of_an_earlier_version_takes_over_a_place_and_a_permit(store: Store) -> None:
+    for name in ("w1", "w2"):
+        await enter(store, name)
+    callers = Callers(store, limited(store, concurrency=1))
+    keys = (store.all_shards[0].quota(callers.pool.name), store.all_shards[0].root)
+    without_token = ("aaa", "w2", 1, 1, 2, "", 1)
+    assert await callers.may_call("first", worker="w1")
+    assert not await callers.may_call("aaa", worker="w1", fence=FORMER)
+    assert (await store.function("deck_quota_reserve", keys, *without_token))[0] == "waiting"
+    await callers.settle("first", worker="w1")  # calls aaa
+    assert (await store.function("deck_quota_reserve", keys, *without_token))[0] == "granted"
+    settled = await store.function("deck_quota_settle", keys, "aaa", "w2", "ok", 1, 1, "", 1)
+    assert settled[0] == "settled"
+    assert await in_flight(callers) == 0
