@@ -52,9 +52,11 @@ async def tick(services: JobServices) -> dict[str, int]:
 async def begin_due(client: Client, book: ScheduleBook, now: datetime) -> int:
     """Begin what is due at a moment, and return how many schedules were looked at. Idempotent."""
     waiting, failing = await book.waiting_and_failing()
-    wanted = dict.fromkeys([*await book.due(now), *waiting])
-    fresh, tried = [name for name in wanted if name not in failing], [name for name in wanted if name in failing]
-    names = [*_some_of(fresh, DUE_AT_ONCE, now), *_some_of(tried, TRIED_AGAIN_AT_ONCE, now)]
+    due = await book.due(now)
+    fresh, queued = ([name for name in found if name not in failing] for found in (due, waiting))
+    tried = [name for name in dict.fromkeys([*due, *waiting]) if name in failing]
+    kinds = ((fresh, DUE_AT_ONCE), (queued, DUE_AT_ONCE), (tried, TRIED_AGAIN_AT_ONCE))
+    names = dict.fromkeys(name for found, limit in kinds for name in _some_of(found, limit, now))
     free = asyncio.Semaphore(AT_ONCE)
 
     async def look(name: str) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 
 import pytest
 
 from broker.store.connection import Argument
 from controller_worker.agents.registry import known_agents
-from deckhands.jobs.ticking import DUE_AT_ONCE
+from deckhands.jobs.ticking import DUE_AT_ONCE, STRIDE, TICK_SECONDS
 from deckhands.schedules.schedule import Standing
 from tests.integration.test_schedules import NAME, NOON, Cluster, cluster
 
@@ -58,3 +59,20 @@ async def test_one_that_can_begin_again_does_although_others_cannot(cluster: Clu
         if (await cluster.standing()).begun:
             return
     raise AssertionError("it was not come to")
+
+
+async def test_ticks_that_wait_for_their_turn_keep_no_schedule_that_comes_due_waiting(cluster: Cluster) -> None:
+    await cluster.add()
+    await cluster.come_due()
+    await cluster.tick()
+    at_work = (await cluster.standing()).conversation_id
+    await cluster.book.remove(NAME)
+    await spoil(cluster, SPOILT, standing=Standing(queued=(NOON,), conversation_id=at_work, last_tick=NOON))
+    await cluster.store.connection.call("DEL", cluster.store.all_shards[0].schedules_due)
+    due, seconds = NOON + timedelta(minutes=1), NOON.timestamp() + 120.0
+    while not 0 < int(seconds / TICK_SECONDS) * STRIDE % (SPOILT + 1) <= SPOILT - DUE_AT_ONCE:
+        seconds += TICK_SECONDS
+    await cluster.add()
+    await cluster.come_due(due)
+    await cluster.tick(minutes_later=(seconds - NOON.timestamp()) / 60)
+    assert (await cluster.standing()).begun == 1
