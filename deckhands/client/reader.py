@@ -19,10 +19,11 @@ from broker.conversations.selection import Selection
 from broker.log.event_log import EventLog
 from broker.log.lost_tails import followed
 from broker.log.status import Status
-from broker.runtime.errors import CorruptEntry, EventsLost, UnknownConversation
+from broker.runtime.errors import CorruptEntry, EventsLost, StoreRefused, UnknownConversation
 from broker.store.store import Store
 from deckhands.archive.archive import Archive
 from deckhands.archive.catalog import ArchivedConversation, described
+from deckhands.archive.errors import CorruptArchive
 from deckhands.client.errors import NotSettled
 from deckhands.reading.summary import Summary, Tally, summarize, words_in
 from deckhands.reasons.link import Why
@@ -192,13 +193,14 @@ class Reader:
     async def _whole(self, conversation_id: str, event: Event) -> Event:
         if not event.blobs:
             return event
-        with contextlib.suppress(CorruptEntry):
+        with contextlib.suppress(CorruptEntry, StoreRefused):
             return await self.log.blobs.whole(conversation_id, event)
-        archived = None
         if self.archive is not None:
             after = event.id - 1
-            archived = await self.archive.events(conversation_id, after=after, is_whole=True, decode=decode_any)
-        return archived[0] if archived else event
+            with contextlib.suppress(CorruptArchive):
+                found = await self.archive.events(conversation_id, after=after, is_whole=True, decode=decode_any)
+                return found[0] if found else event
+        return event
 
     async def _tally(self, conversation_id: str) -> Tally:
         return Tally.of(await self.with_words(conversation_id, await self.events(conversation_id)))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from broker.contract.actions import AgentFinishAction, MessageAction
 from broker.contract.events import EventSource
 from broker.store.store import Store
+from deckhands.archive.place import ArchivePlace
 from deckhands.server.conversations import result_of
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.streams import EventStream
@@ -42,3 +45,24 @@ async def test_a_long_answer_is_whole_in_every_summary(valkey_store: Store, tmp_
             assert await client.cancel(name) == summary
             assert (await result_of(client, name)).summary == summary.as_json()
         await retired(valkey_store, tmp_path / "archive", tmp_path)
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+async def test_a_long_answer_that_cannot_be_read_whole_is_its_head_and_tail(
+    valkey_store: Store, tmp_path: Path, is_lost: bool
+) -> None:
+    place = tmp_path / "archive"
+    client = Gateway(valkey_store, str(place)).client
+    await begin_ended(client, "said", AgentFinishAction(final_thought=ANSWER))
+    references = [ref for event in await client.events("said") for ref in (event.blobs or {}).values()]
+    blobs = [valkey_store.keys("said").blob(ref.sha256) for ref in references]
+    await valkey_store.connection.call("DEL", *blobs)
+    if is_lost:
+        file = Path(ArchivePlace(str(place)).path("said"))
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"damaged")
+    else:
+        await valkey_store.connection.call_many([("HSET", key, "another", "type") for key in blobs])
+    summary = await client.summary("said")
+    assert ANSWER[:100] in summary.message
+    assert len(summary.message) < len(ANSWER)
