@@ -83,9 +83,13 @@ async def deliver(services: JobServices, webhook_id: str, conversation_id: str, 
     line = Line(str(webhook_id), str(conversation_id), str(due))
     try:
         tenant = (await book.webhook(line.webhook_id)).tenant
+    except UnknownWebhook:
+        await book.take(line)  # which ends the line of one that was removed
+        return 0
+    try:
         async with services.places.one(tenant):
             return await _deliver(services, book, line)
-    except (UnknownWebhook, TimeoutError):  # it is removed, or receivers are slow: the line is due again in a minute
+    except TimeoutError:  # receivers are slow: the line is due again in a minute
         return 0
 
 

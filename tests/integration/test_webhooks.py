@@ -170,6 +170,22 @@ async def test_a_webhook_that_is_off_or_gone_is_told_of_nothing(server: Served, 
         assert await jobs.work() == 0
 
 
+async def test_of_a_webhook_that_is_removed_no_line_stays(server: Served, receiver: Receiver) -> None:
+    hook = await added(server, receiver, "removed")
+    jobs = Jobs(server)
+    await begun(server, "removed-a", "removed")
+    receiver.answer = lambda _: 500
+    assert await jobs.work() == 1
+    async with server.as_(await server.token("removed")) as client:
+        assert (await client.delete(f"/webhooks/{hook['id']}?reason=over")).status_code == 204
+    await jobs.make_due()
+    assert await jobs.work() == 0
+    store, names = server.client.store, server.client.store.all_shards[0]
+    lines = await store.connection.call("ZRANGE", f"{names.webhooks}:due", 0, -1)
+    assert [line for line in lines if hook["id"].encode() in line] == []
+    assert await store.connection.call("EXISTS", names.webhook(hook["id"], "line:removed-a")) == 0
+
+
 async def test_a_webhook_of_one_conversation_and_one_of_all_tenants(server: Served, receiver: Receiver) -> None:
     await begun(server, "four-a", "four")
     await added(server, receiver, "four", conversation_id="four-a")
