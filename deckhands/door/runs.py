@@ -18,10 +18,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from broker.contract.actions import ChangeAgentStateAction
+from broker.contract.events import Event
+from broker.contract.observations import AgentStateChangedObservation
 from broker.runtime.errors import AdmissionRefused, StoreError, UsageError
 from broker.runtime.failpoints import failpoint
 from broker.runtime.ids import new_key
-from broker.specs.agent_state import AgentState, is_settled
+from broker.specs.agent_state import TERMINAL_STATES, AgentState, is_settled
 from broker.specs.specs import PriorityName
 from broker.specs.timing import Timing
 from deckhands.door.callers import CELERY, Caller
@@ -149,7 +152,9 @@ class Runs:
             return
         meta = await desk.meta(conversation_id)
         state = meta.get("state", "")
-        if meta and not (state in set(AgentState) and is_settled(AgentState(state))):
+        if not meta or (state in set(AgentState) and is_settled(AgentState(state))):
+            return
+        if not any(map(_ends, await desk.client.log.read(conversation_id))):  # else a person has continued it
             await desk.client.cancel(conversation_id)
             await desk.callers.decide(conversation_id, REVOKED)
 
@@ -187,6 +192,13 @@ class Runs:
             return None
         now = await callers.of(conversation_id)  # another half may have answered, and given the lock back
         return None if now is not None and now.is_answered else Outcome(json.loads(text), caller.kept or {})
+
+
+def _ends(event: Event) -> bool:
+    """Say whether an event asks for the end of a conversation, or reports it."""
+    if isinstance(event, ChangeAgentStateAction):
+        return event.agent_state is AgentState.STOPPED
+    return isinstance(event, AgentStateChangedObservation) and event.agent_state in TERMINAL_STATES
 
 
 def timing_of(request: TaskRequest, eta: datetime | None, expires: datetime | None, now: datetime) -> Timing:

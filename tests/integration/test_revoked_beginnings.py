@@ -64,3 +64,17 @@ async def test_a_run_that_is_revoked_and_whose_door_dies_behind_its_beginning_is
         assert await runs.take(MESSAGE) is None
         await desk.client.log.append(conversation_id, [STOPPED], fields={"state": "stopped"})
     assert await orders_to(desk) == [AgentState.STOPPED]
+
+
+async def test_a_run_that_a_person_continues_after_its_revocation_is_not_stopped_again(valkey_store: Store) -> None:
+    desk = Desk(valkey_store, Sent())  # type: ignore[arg-type]
+    runs, conversation_id = Runs(desk), conversation_of_task("t1")
+    assert await runs.take(MESSAGE) is None
+    await runs.revoke("t1")
+    await desk.client.log.append(conversation_id, [STOPPED], fields={"state": "stopped"})
+    await desk.callers.answered(conversation_id)
+    await desk.client.resume(conversation_id)
+    running = AgentStateChangedObservation(agent_state=AgentState.RUNNING)
+    await desk.client.log.append(conversation_id, [running], fields={"state": "running"})
+    assert await runs.take(MESSAGE) is None  # the broker delivers its message again
+    assert await orders_to(desk) == [AgentState.STOPPED, AgentState.RUNNING]
