@@ -7,7 +7,7 @@
 --   shard base deck:{0}                :workers
 -- Priority 0 is interactive, 1 normal, 2 batch. Amounts are {requests, input, output, tokens}. Times are milliseconds.
 --
--- A call names the fencing token of its conversation's owner. What a latter owner holds or waits for is not a former one's.
+-- A call names the fencing token of its conversation's owner. A former owner cannot touch what a later one has.
 --
 -- A key's levels are token buckets that fill by the minute. A bucket holds `burst` seconds' worth and fills so much
 -- slower that no sixty seconds ever see more than the limit. What a call really used is settled after it, and may leave
@@ -225,7 +225,8 @@ local function queue_up(pool, cid, waiter)
   note(pool, cid, waiter)
 end
 
--- Whether a latter owner holds or waits. A worker of an earlier version names no token, and takes over what there is.
+-- Whether a later owner holds a permit or waits for one. A worker of an earlier version names no token, and takes over
+-- what there is.
 local function is_fenced(token, held, waiter)
   return token and ((held and held.token > token) or (waiter and waiter.token > token))
 end
@@ -421,7 +422,7 @@ end
 -- deck_quota_reserve: may this conversation call now? If not, it has its place in the queue and is woken in its turn.
 -- ARGV cid, worker, input tokens, output tokens, priority, tenant, weight, token
 -- returns {'granted', next_ms, key, 0, woken …} {'waiting', next_ms, '', for about how many ms, woken …} {'unknown'}
---         {'fenced', next_ms, '', 0, woken …}: a latter owner has asked already
+--         {'fenced', next_ms, '', 0, woken …}: a later owner has asked already
 local function reserve(keys, args)
   local pool = open(keys[1], now_ms(keys[2]))
   if not pool then return {'unknown'} end
@@ -516,13 +517,13 @@ local function report_left(keys, args)
 end
 
 -- deck_quota_withdraw: a conversation that waits does no longer want to call.  ARGV cid, worker, token
--- returns {'withdrawn', next_ms, '', 0, woken …} {'fenced', next_ms, '', 0, woken …}: a latter owner waits  {'unknown'}
+-- returns {'withdrawn', next_ms, '', 0, woken …} {'fenced', next_ms, '', 0, woken …}: a later owner waits  {'unknown'}
 local function withdraw(keys, args)
   local pool = open(keys[1], now_ms(keys[2]))
   if not pool then return {'unknown'} end
   local cid, held = args[1], held_by(pool, args[1])
-  local has_latter = is_fenced(number_of(args[3]), held, about(pool, cid))
-  if not has_latter then
+  local has_later = is_fenced(number_of(args[3]), held, about(pool, cid))
+  if not has_later then
     if held and held.worker == '-' then
       free(pool, cid, held)
       if held.key then add(held.key, held.wanted, 1) end
@@ -530,7 +531,7 @@ local function withdraw(keys, args)
     forget(pool, cid)
   end
   local woken, next_ms = pump(pool, keys[2])
-  return reply(pool, args[2], {has_latter and 'fenced' or 'withdrawn'}, woken, next_ms)
+  return reply(pool, args[2], {has_later and 'fenced' or 'withdrawn'}, woken, next_ms)
 end
 
 -- deck_quota_pump: wake whose turn it is, and move away what is of another type.  ARGV worker.
