@@ -458,13 +458,16 @@ end
 local function adopt(keys, args)
   local shard, account, parent = keys[1], args[2], args[3]
   local key, children = budget(shard, account), budget(shard, parent) .. ':children'
-  if redis.call('EXISTS', key) == 1 then
+  local own, deleted = unpack(redis.call('HMGET', key, 'own', 'deleted'))
+  if own or deleted then
     if redis.call('HDEL', key, 'deleted') == 1 then redis.call('SADD', children, account) end
     redis.call('PERSIST', key)
     return {'known'}
   end
-  redis.call('HSET', key, 'spent', args[1], 'own', args[1], 'parent', parent)
-  if args[4] then redis.call('HINCRBY', key, 'spent', args[4]) end
+  -- An account that does not know the sum of the log was made for a limit that somebody has set meanwhile.
+  redis.call('HSET', key, 'own', args[1])
+  redis.call('HSETNX', key, 'parent', parent)
+  add(shard, {account}, 'spent', tonumber(args[1]) + (tonumber(args[4]) or 0))
   redis.call('SADD', children, account)
   return {'adopted'}
 end

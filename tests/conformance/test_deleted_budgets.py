@@ -195,3 +195,16 @@ async def test_a_deletion_that_is_repeated_ends_although_a_key_is_of_another_typ
     await settle(ledger, "aaa", 0.5)
     await store.connection.call("SET", f"{store.all_shards[0].budget('conversation:aaa')}:children", "a string")
     await ledger.forget("aaa")
+
+
+async def test_what_comes_back_to_a_limit_that_was_set_meanwhile_is_charged_for_what_is_new(store: Store) -> None:
+    await enter(store, "w1")
+    ledger = Ledger(store)
+    await ledger.set_limit("conversation:aaa", 3.0)
+    for _ in range(2):
+        await ledger.adopt(chain(), total_usd=0.5, delegates_usd=2.0)
+    assert await reserve(ledger, "aaa", 0.25, 0.5) is None
+    await settle(ledger, "aaa", 0.75)
+    account, tenant = await ledger.account("conversation:aaa"), await ledger.account(TENANT)
+    assert (account.limit_usd, account.spent_usd, tenant.spent_usd) == (3.0, 2.75, 0.25)
+    assert await ledger.conversation_ids(TENANT) == ["aaa"]

@@ -66,7 +66,7 @@ HASHES_OF_VERSION = {
     10: {
         "deckhands": "3c49aca32eda6af9",
         "deckhands_governor": "142ba6fa15c77f3c",
-        "deckhands_ledger": "51e2dfe8ea5c391c",
+        "deckhands_ledger": "2ba3a4fafd78854a",
         "deckhands_batches": "2e002ec3ba49b1be",
     },
 }
