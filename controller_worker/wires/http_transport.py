@@ -12,18 +12,16 @@ Does not: import aiohttp before a client is made, or limit the time of a whole r
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import io
-import ipaddress
 import json
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import SplitResult, unquote, urlsplit
-from urllib.request import getproxies, proxy_bypass
+from urllib.parse import urlsplit
 
 from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.errors import LLMConfigError
+from controller_worker.wires.environment_proxy import environment_proxy, login_of, without_login
 from controller_worker.wires.event_stream import CLOSING_SECONDS
 from controller_worker.wires.raw_client import CONNECTIONS_LIMIT, IDLE_CONNECTION_SECONDS
 
@@ -39,7 +37,8 @@ REFUSAL_LIMIT_BYTES = 1024 * 1024
 LOCATION_LIMIT_CHARS = 300
 HEADER_LIMIT_BYTES = 64 * 1024
 """Of one header: gateways add cookies and policies that are longer than aiohttp's 8 KiB."""
-PROXY_REMEDY = "Set HTTP_PROXY, HTTPS_PROXY or ALL_PROXY to an HTTP proxy such as http://host:3128, or set NO_PROXY."
+UNASKED_LIMIT = 10
+"""How many connections on which something came while they were idle are closed for one request."""
 STALE_SECONDS = 5.0
 """How soon a used connection has to fail for its server to have closed it before it read the request."""
 
@@ -92,7 +91,8 @@ class HttpAnswer:
             async for chunk in self._response.content.iter_chunked(CHUNK_BYTES):
                 yield chunk
         except self._raised as error:
-            raise RequestFailed(str(error) or type(error).__name__) from error
+            is_late = isinstance(error, TimeoutError)
+            raise RequestFailed("Request timed out." if is_late else "The reply has broken off.") from error
 
     async def aclose(self) -> None:
         """Give its connection back, or up if the body was not read to its end."""
@@ -132,8 +132,12 @@ class HttpTransport:
         netloc = address.netloc.rpartition("@")[2]
         self.base_url = address._replace(netloc=netloc, query="", fragment="").geturl().rstrip("/")
         self._query = address.query
-        self._headers = {"Accept": "application/json", "User-Agent": AGENT, "Authorization": _login(address, key)}
-        self._proxy, login = _without_login(environment_proxy(config.base_url))
+        self._headers = {
+            "Accept": "application/json",
+            "User-Agent": AGENT,
+            "Authorization": login_of(address) or f"Bearer {key}",
+        }
+        self._proxy, login = without_login(environment_proxy(config.base_url))
         to_proxy = {"Proxy-Authorization": login} if login else {}
         is_tunnelled = address.scheme == "https"
         self._to_proxy = to_proxy if is_tunnelled else {}
@@ -230,11 +234,12 @@ class HttpTransport:
 
     def _open(self) -> aiohttp.ClientSession:
         """Make the session, which wants a running loop."""
-        connector = self._aiohttp.TCPConnector(
+        connector = _connector_class(self._aiohttp)(
             limit=CONNECTIONS_LIMIT, keepalive_timeout=IDLE_CONNECTION_SECONDS, ssl=self._ssl
         )
         tracing = self._aiohttp.TraceConfig()
-        tracing.on_connection_reuseconn.append(_note_reuse)
+        tracing.on_connection_reuseconn.append(partial(_note, is_reused=True))
+        tracing.on_connection_create_start.append(partial(_note, is_reused=False))
         self._session = self._aiohttp.ClientSession(
             connector=connector,
             trace_configs=[tracing],
@@ -254,56 +259,6 @@ class HttpTransport:
         return self._timeouts[read_seconds]
 
 
-def environment_proxy(url: str) -> str | None:
-    """Return the proxy that the environment names for an address (`HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`), or None."""
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    proxies = getproxies()
-    if proxy_bypass(host) or _is_in_networks(parts.hostname or "", proxies.get("no", "")):
-        return None
-    proxy = proxies.get(parts.scheme) or proxies.get("all")
-    return f"http://{proxy}" if proxy and "://" not in proxy else proxy or None
-
-
-def _is_in_networks(host: str, names: str) -> bool:
-    """Say whether an address is listed (`::1`) or in a network (`10.0.0.0/8`), neither of which urllib can read."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:  # a name
-        return False
-    for name in names.split(","):
-        with contextlib.suppress(ValueError):  # it is no network
-            if address in ipaddress.ip_network(name.strip().strip("[]"), strict=False):
-                return True
-    return False
-
-
-def _without_login(proxy: str | None) -> tuple[str | None, str]:
-    """Return a proxy's address as errors may show it, and its login; empty: none.
-
-    Raises:
-        LLMConfigError: it cannot be used.
-    """
-    if proxy is None:
-        return None, ""
-    try:
-        address = urlsplit(proxy)
-        has_place = bool(address.hostname) and address.port != 0
-    except ValueError:  # of the port, or of brackets
-        raise LLMConfigError("The proxy of the environment is not an address.", remedy=PROXY_REMEDY) from None
-    shown = address._replace(netloc=address.netloc.rpartition("@")[2]).geturl()
-    if address.scheme not in ("http", "https") or not has_place:
-        raise LLMConfigError(f"The proxy {shown} of the environment cannot be used.", remedy=PROXY_REMEDY)
-    return shown, _login(address, "") if address.username else ""
-
-
-def _login(address: SplitResult, key: str) -> str:
-    if address.username is None:
-        return f"Bearer {key}"
-    pair = f"{unquote(address.username)}:{unquote(address.password or '')}"
-    return f"Basic {base64.b64encode(pair.encode()).decode()}"
-
-
 async def _pieces(body: bytes) -> AsyncIterator[bytes | memoryview]:
     """Yield a body, which is forgotten once it is sent: the answer takes much longer."""
     if len(body) > PIECE_BYTES:
@@ -314,9 +269,33 @@ async def _pieces(body: bytes) -> AsyncIterator[bytes | memoryview]:
         yield body
 
 
-async def _note_reuse(_session: Any, context: Any, _parameters: Any) -> None:
+async def _note(_session: Any, context: Any, _parameters: Any, *, is_reused: bool) -> None:
     if context.trace_request_ctx is not None:
-        context.trace_request_ctx.is_reused = True
+        context.trace_request_ctx.is_reused = is_reused
+
+
+def _connector_class(aiohttp: Any) -> Any:
+    """Return the class of our pools of connections."""
+
+    class Connector(aiohttp.TCPConnector):  # type: ignore[misc]
+        async def connect(self, req: Any, traces: Any, timeout: Any) -> Any:  # noqa: ASYNC109
+            """Connect, by no connection on which something came unasked: it would be taken for the answer."""
+            connection = await super().connect(req, traces, timeout)
+            for _ in range(UNASKED_LIMIT):
+                if not connection.protocol.should_close:
+                    break
+                connection.close()
+                connection = await super().connect(req, traces, timeout)
+            connection.add_callback(partial(asyncio.get_running_loop().call_soon, _cut, connection.transport))
+            return connection
+
+    return Connector
+
+
+def _cut(transport: asyncio.Transport) -> None:
+    """Cut a connection that was given up while a server that reads nothing was sent a body."""
+    if transport.is_closing() and transport.get_write_buffer_size():
+        transport.abort()
 
 
 async def _whole(answer: HttpAnswer) -> bytes:
@@ -358,5 +337,5 @@ def _redirection(response: aiohttp.ClientResponse) -> str:
 def _decoded(content: bytes, charset: str | None) -> str:
     try:
         return content.decode(charset or "utf-8", "replace")
-    except LookupError:  # a charset that nobody knows
+    except (LookupError, UnicodeError):  # a charset that nobody knows, or that has no replacements
         return content.decode("utf-8", "replace")

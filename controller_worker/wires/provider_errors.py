@@ -229,7 +229,7 @@ def _text(chain: Sequence[BaseException], secrets: Sequence[str]) -> str:
         first, last = chain[0], chain[-1]
         said = str(first) or type(first).__name__
         if last is not first and str(last) and str(last) not in said:
-            said += f" ({str(last).strip()})"
+            said += f" ({' '.join(str(last).split())})"
     said = said.partition("\nTraceback (most recent call last)")[0]  # litellm quotes one for a key that is missing
     return masked(said, secrets)[:PROVIDER_TEXT_LIMIT_CHARS]
 

@@ -36,6 +36,7 @@ from deckhands.reading.terminal import print_text
 from deckhands.settings import MODEL_VARIABLES, FaceSettings
 
 SCRIPTED = "scripted"
+MAX_ATTEMPTS = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +49,13 @@ class Tuning:
     until: str | None
     redo: tuple[str, ...] = ()
 
-    def check(self, models: int) -> None:
+    def check(self, models: int, attempts: int = 1) -> None:
         """Refuse what cannot be used.
 
         Raises:
             UsageError: a number is out of its bounds, or the criterion does not fit.
         """
+        _require("attempts", attempts, 1, MAX_ATTEMPTS)
         _require("concurrency", self.at_once, 1, MAX_AT_ONCE)
         _require("retries", self.retries, 0, MAX_RETRIES)
         if self.budget is not None and not self.budget >= 0:
@@ -139,6 +141,7 @@ def plan_of(directory: Path, asked: Asked, tuning: Tuning) -> Plan:
         tenant=asked.tenant,
         dataset=Path(asked.dataset).name or SIBLINGS,
         critic=asked.critic,
+        network=asked.network,
         origin=Point.parse(asked.origin) if asked.origin else None,
     )
 

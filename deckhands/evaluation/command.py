@@ -75,6 +75,7 @@ class RunOptions:
     seed: int
     repositories: Path | None
     tenant: str
+    has_network: bool
     redo: tuple[str, ...]
     retries: int | None
     until: str | None
@@ -169,6 +170,9 @@ for _command in (*COMMANDS, export):
     help="Mirrors or archives of the repositories that SWE-bench rows name, or the images of the docker engine here.",
 )  # fmt: skip
 @click.option("--tenant", default="", metavar="NAME", help="The tenant of its conversations and costs.")
+@click.option(
+    "--network/--no-network", "has_network", default=True, help="Whether the agents' commands reach the network."
+)
 @redo_option
 @retries_option
 @until_option
@@ -198,6 +202,7 @@ def run(options: RunOptions) -> int:
         seed=options.seed,
         repositories=None if options.repositories is None else repositories_here(options.repositories),
         tenant=_tenant(options.tenant),
+        network=options.has_network,
     )
     instances = asked.instances()  # before anything is written
     for line in left_out_of(instances):

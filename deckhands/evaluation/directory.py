@@ -42,6 +42,7 @@ class Asked(BaseModel):
         critic: the model that judges siblings; empty: none.
         origin: the conversation and the event that attempts are forks of; empty: they are not forks.
         tenant: the owner of its conversations; empty: no tenant.
+        network: whether the commands of agents reach the network.
         home: the evaluation whose private cluster has the origin; empty: its own.
     """
 
@@ -64,6 +65,7 @@ class Asked(BaseModel):
     home: str = ""
     tenant: str = ""
     critic: str = ""
+    network: bool = True
 
     def instances(self) -> list[Instance]:
         """Return the instances to evaluate. Raises what `read_dataset` and `selected` do."""

@@ -35,7 +35,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 ROWS = "dataset.jsonl"
-MAX_ATTEMPTS = 1_000
 Dataset = str | PathLike[str] | Iterable[Mapping[str, Any]]
 
 
@@ -57,6 +56,7 @@ async def evaluate_async(
     retries: int | None = None,
     until: str | None = None,
     redo: Sequence[str] = (),
+    network: bool = True,
     cluster: str | None = None,
     on_row: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
@@ -95,15 +95,14 @@ async def evaluate_async(
         shuffle=shuffle,
         seed=seed,
         repositories=mirrors,
+        network=network,
     )
     tuning = Tuning(at_once=concurrency, budget=budget_usd, retries=retries, until=until, redo=tuple(redo))
     instances = asked.instances()
     for line in left_out_of(instances):
         _log.warning("%s", line)
     check_redo(redo, instances)
-    if not 1 <= attempts <= MAX_ATTEMPTS:
-        raise UsageError(f"The argument attempts {attempts} is not from 1 to {MAX_ATTEMPTS:,}.")
-    tuning.check(len(names))
+    tuning.check(len(names), attempts)
     asked = ask(directory, asked)
     plan = plan_of(directory, asked, tuning)
     settings = FaceSettings.from_env()

@@ -143,7 +143,7 @@ class Evaluation:
     async def _begin(self, one: UnderWay, begun_with: dict[str, File]) -> None:
         plan, attempt, instance = self._plan, one.attempt, one.attempt.instance
         try:
-            workspace, upload = await _uploaded(begun_with, image=instance.image)
+            workspace, upload = await _uploaded(begun_with, network=plan.network, image=instance.image)
         except TooLarge as error:
             raise Unreadable(error.message) from error
         if plan.pool is not None:

@@ -6,7 +6,8 @@ that is due. `deliver` makes the first deliveries of one line.
 Holds: what has been appended hears of after a death at any point: a conversation is off the list only when all its
 deliveries are planned, a planned one is in the store until it has ended, and the line of a worker that died is due
 again after a minute. Deliveries of a conversation to a webhook are made one after another, in the order of its events;
-a later one waits until an earlier one has been delivered or given up.
+a later one waits until an earlier one has been delivered or given up. While receivers are slow, no other job and no
+other tenant waits for them.
 Does not: deliver once only. A worker that dies behind a request leaves it to be made again, under the same id.
 """
 
@@ -78,9 +79,18 @@ async def _tell(services: JobServices, book: WebhookBook) -> dict[str, int]:
 
 async def deliver(services: JobServices, webhook_id: str, conversation_id: str, due: str) -> int:
     """Make the deliveries of a line, unless it is somebody else's by now. Returns how many requests were made."""
-    book, rules = book_of(services), rules_of(services.settings.webhook_private)
-    trust = _trust()
-    line: Line | None = Line(str(webhook_id), str(conversation_id), str(due))
+    book = book_of(services)
+    line = Line(str(webhook_id), str(conversation_id), str(due))
+    try:
+        tenant = (await book.webhook(line.webhook_id)).tenant
+        async with services.places.one(tenant):
+            return await _deliver(services, book, line)
+    except (UnknownWebhook, TimeoutError):  # it is removed, or receivers are slow: the line is due again in a minute
+        return 0
+
+
+async def _deliver(services: JobServices, book: WebhookBook, line: Line | None) -> int:
+    rules, trust = rules_of(services.settings.webhook_private), _trust()
     for made in range(DELIVERED_AT_ONCE):
         taken = await book.take(line) if line is not None else None
         if taken is None:

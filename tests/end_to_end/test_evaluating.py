@@ -86,7 +86,9 @@ def test_a_set_up_runs_before_the_agent_begins(tmp_path: Path, env: dict[str, st
     row["check"] = "test made-set = $(cat copy.txt)"
     model = script(tmp_path / "script.json", run_command("echo $(cat made.txt)-$WORD > copy.txt"), finish("ok"))
     done = deckhands(
-        *("eval", "run", write_rows(tmp_path, [row]), "--model", model, "--out", tmp_path / "out", "--json"), env=env
+        *("eval", "run", write_rows(tmp_path, [row]), "--model", model, "--no-network", "--out", tmp_path / "out"),
+        "--json",
+        env=env | {"DECKHANDS_EGRESS": "none"},
     )
     assert done.json[0]["models"][model]["outcomes"]["resolved"] == 1, (tmp_path / "out/results.jsonl").read_text()
 

@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import psutil
 import pytest
 
 from broker.runtime.clock import SystemClock
 from controller_worker.backends.openai_backend import STALE_LIMIT
 from controller_worker.backends.registry import create_llm
 from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.errors import LLMConfigError, ModelError
-from controller_worker.llm.llm import Completion, ModelRequest
+from controller_worker.llm.errors import LLMConfigError, ModelError, ModelTimeoutError
+from controller_worker.llm.llm import LLM, Completion, ModelRequest
 from controller_worker.messages.messages import Message, TextPart
 from tests.certificates import certificate_in
+from tests.polling import until
 
 LIMIT_SECONDS = 20.0
 KEY = "sk-a-key-of-thirty-characters-000"
@@ -58,6 +62,7 @@ class Scripted:
     is_held: bool = False
     address: str = ""
     requests: list[bytes] = field(default_factory=list)
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
     _begun: int = 0
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
     _served: set[asyncio.Task[None]] = field(default_factory=set)
@@ -65,6 +70,7 @@ class Scripted:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         answers = self.connections[min(self._begun, len(self.connections) - 1)]
         self._begun += 1
+        self.writers.append(writer)
         served = asyncio.current_task()
         assert served is not None
         self._served.add(served)
@@ -97,14 +103,33 @@ async def scripted(
         await script.end()
 
 
-async def asked(url: str, *requests: ModelRequest, **changes: Any) -> list[Completion]:
-    """Make calls one after the other with one client."""
+@contextlib.asynccontextmanager
+async def deaf() -> AsyncIterator[str]:
+    """Listen and read nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def sockets_to(address: str) -> int:
+    """Return how many sockets of this process are connected to a server."""
+    port = urlsplit(address).port
+    return sum(bool(each.raddr) and each.raddr.port == port for each in psutil.Process().net_connections("tcp"))
+
+
+@contextlib.asynccontextmanager
+async def client(url: str, **changes: Any) -> AsyncIterator[LLM]:
     fields: dict[str, Any] = {"model": "m", "backend": "openai", "api_key": KEY, "stream_replies": "off"}
     llm = create_llm(LLMConfig.create(**(fields | {"base_url": url} | changes)), SystemClock())
     try:
-        return [await llm.complete(request) for request in requests]
+        yield llm
     finally:
         await llm.aclose()
+
+
+async def asked(url: str, *requests: ModelRequest, **changes: Any) -> list[Completion]:
+    """Make calls one after the other with one client."""
+    async with client(url, **changes) as llm:
+        return [await llm.complete(request) for request in requests]
 
 
 async def failed(url: str, *requests: ModelRequest) -> ModelError:
@@ -140,15 +165,31 @@ async def test_a_reply_that_breaks_off_on_a_used_connection_is_a_failed_attempt(
 
 async def test_so_many_closed_connections_are_an_error() -> None:
     used = STALE_LIMIT + 2
-    async with scripted(*[[answer(REPLY), CLOSE]] * used) as server, asyncio.timeout(LIMIT_SECONDS):
-        fields: dict[str, Any] = {"model": "m", "backend": "openai", "api_key": KEY, "stream_replies": "off"}
-        llm = create_llm(LLMConfig.create(base_url=server.address, **fields), SystemClock())
+    async with scripted(*[[answer(REPLY), CLOSE]] * used) as server, client(server.address) as llm:
         await asyncio.gather(*(llm.complete(REQUEST) for _ in range(used)))  # as many connections, now idle
         with pytest.raises(ModelError) as caught:
             await llm.complete(REQUEST)
-        await llm.aclose()
     assert caught.value.code == "service_unavailable"
     assert len(server.requests) == used + STALE_LIMIT + 1
+
+
+@pytest.mark.parametrize("unasked", [answer(REPLY.replace(b"hello", b"other")), answer(b"", status=408)])
+async def test_what_comes_unasked_on_an_idle_connection_answers_no_request(unasked: bytes) -> None:
+    async with scripted([answer(REPLY)], is_held=True) as server, client(server.address) as llm:
+        assert (await llm.complete(REQUEST)).text == "hello"
+        server.writers[0].write(unasked)
+        await server.writers[0].drain()
+        async with scripted([answer(REPLY)]) as other:  # by then, it has arrived
+            await asked(other.address, REQUEST)
+        assert (await llm.complete(REQUEST)).text == "hello"
+
+
+async def test_a_call_that_is_given_up_within_its_request_leaves_no_socket() -> None:
+    words = replace(REQUEST, messages=(Message("user", (TextPart("x" * 12_000_000),)),))
+    async with deaf() as address, client(address, timeout=1.0) as llm:
+        with pytest.raises(ModelTimeoutError):
+            await llm.complete(words)
+        await until(lambda: not sockets_to(address), what="end of the connection")
 
 
 @pytest.mark.parametrize("is_held", [False, True], ids=["breaks off", "never ends"])

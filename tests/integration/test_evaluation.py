@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from broker.contract.events import Limits
+from broker.contract.events import ConversationCreated, Limits
 from broker.runtime.errors import UsageError
 from deckhands.attempts.plan import LABEL, Plan
 from deckhands.attempts.results import Results, Row, read_results
@@ -205,6 +205,19 @@ async def test_no_name_of_a_file_ends_an_evaluation_or_a_score(
     assert len(rows["many"].left_out) == 1_001
     assert rows["file"].left_out == ["hidden_tests"]
     assert [row.outcome for row in read_results(results.path)] == ["resolved"] * 4
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_attempts_have_the_network_unless_they_shall_not(client: Client, tmp_path: Path) -> None:
+    done = model(tmp_path, finish("6"))
+    for has_network in (True, False):
+        plan = Plan(f"net-{has_network}", [Instance("six", "2 * 3?", answer="6")], [done], network=has_network)
+        with Results(tmp_path / f"{plan.name}.jsonl") as results:
+            await Evaluation(client, plan, results).run()
+            (row,) = results.rows.values()
+        created = (await client.events(row.conversation_id))[0]
+        assert isinstance(created, ConversationCreated)
+        assert created.workspace.network is has_network
 
 
 @pytest.mark.asyncio(loop_scope="module")

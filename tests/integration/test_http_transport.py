@@ -13,14 +13,13 @@ from pathlib import Path
 import pytest
 
 from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.errors import MalformedReplyError
+from controller_worker.wires.environment_proxy import environment_proxy
 from controller_worker.wires.event_stream import REPLY_LIMIT_BYTES, whole_reply
 from controller_worker.wires.http_transport import (
     PIECE_BYTES,
     AnswerRefused,
     HttpTransport,
     RequestFailed,
-    environment_proxy,
 )
 from controller_worker.wires.provider_errors import model_error
 from tests.certificates import certificate_in
@@ -220,6 +219,8 @@ async def test_there_is_one_login(userinfo: str, headers: dict[str, str], login:
     [
         ("text/html; charset=iso-8859-1", "sch\xf6n"),
         ("text/html; charset=what-is-this", "sch\ufffdn"),
+        ("text/html; charset=idna", "sch\ufffdn"),
+        ("text/html; charset=punycode", "sch\ufffdn"),
     ],
 )
 async def test_a_refusal_in_any_charset_can_be_read(content_type: str, said: str) -> None:
@@ -245,7 +246,7 @@ async def test_a_refusal_without_end_is_not_read_to_it_and_its_connection_is_giv
     endless = b"HTTP/1.1 500 No\r\n\r\n" + bytes(2 * REPLY_LIMIT_BYTES)
     async with listening(endless) as server, transport(server.address) as made:
         server.may_answer.set()
-        with pytest.raises(MalformedReplyError):
+        with pytest.raises(AnswerRefused):
             await made.post("/chat/completions", b"{}", {})
         await server.has_ended.wait()
 
