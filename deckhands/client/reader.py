@@ -95,7 +95,7 @@ class Reader:
         return summarize(await self.with_words(conversation_id, await self.events(conversation_id)))
 
     async def with_words(self, conversation_id: str, events: Sequence[Event]) -> list[Event]:
-        """Return events with that whole which a summary of them quotes: the log holds only the head and tail.
+        """Return events, with those texts whole that a summary quotes: the log holds only their head and tail.
 
         A text that is lost or damaged stays as the log has it.
         """
