@@ -16,7 +16,7 @@ from controller_worker.loop.consumer import ControllerConsumer
 from controller_worker.settings import controller_settings
 
 settings = controller_settings()
-app = make_app("controller", settings.celery_url)
+app = make_app("controller", settings.variables.celery_url)
 consumer = ControllerConsumer(settings)
 loop_thread = add_loop(app, consumer)
 

@@ -15,7 +15,6 @@ from broker.limits.tenants import TenantTable, memory_bound
 from broker.runtime.failpoints import arm
 from broker.runtime.settings import BrokerSettings, Count, Seconds
 from broker.secrets.secrets import secret_key
-from controller_worker.sdk.sessions import SandboxChoice
 
 
 class ControllerVariables(BrokerSettings):
@@ -55,34 +54,19 @@ class ControllerSettings:
     """Settings of one controller worker.
 
     Attributes:
-        store_url: the log's store.
-        celery_url: Celery's broker.
-        max_conversations: how many it holds at once, waiting ones included.
-        idle_seconds: how long a conversation that only waits is kept in memory.
-        heartbeat_ttl_seconds: see `BrokerSettings`.
+        variables: as the environment has them.
         model_env: the environment that model settings (`LLM_*`) are read from.
         quotas: of models, for the whole cluster.
         tenants: their weights and bounds, those of the quota table among them.
         admit_memory: see `memory_bound`; None: what is in force.
-        sdk_sessions: how many programs of the Claude Agent SDK it holds at once.
-        sdk_sandbox: what they run in.
-        hooks: the file that names the hooks; empty for none.
         secret_key: returns what opens the secrets of conversations.
     """
 
-    store_url: str
-    celery_url: str
-    shards: int
-    max_conversations: int
-    idle_seconds: float
-    heartbeat_ttl_seconds: float
+    variables: ControllerVariables
     model_env: Mapping[str, str]
     quotas: QuotaTable
     tenants: TenantTable
     admit_memory: float | None
-    sdk_sessions: int
-    sdk_sandbox: SandboxChoice
-    hooks: str
     secret_key: Callable[[], bytes | None]
 
 
@@ -97,18 +81,10 @@ def controller_settings(env: Mapping[str, str] = os.environ) -> ControllerSettin
     quotas = QuotaTable.of_setting(variables.quotas)
     tenants = TenantTable.of_setting(variables.tenants).beside(quotas.tenants)
     return ControllerSettings(
-        store_url=variables.url,
-        celery_url=variables.celery_url,
-        shards=variables.shards,
-        max_conversations=variables.max_conversations,
-        idle_seconds=variables.idle_seconds,
-        heartbeat_ttl_seconds=variables.heartbeat_ttl_seconds,
+        variables=variables,
         model_env=dict(env),
         quotas=quotas.model_copy(update={"tenants": tenants}),
         tenants=tenants,
         admit_memory=memory_bound(variables.admit_memory) if variables.admit_memory else None,
-        sdk_sessions=variables.sdk_sessions,
-        sdk_sandbox=variables.sdk_sandbox,
-        hooks=variables.hooks,
         secret_key=partial(secret_key, variables),
     )

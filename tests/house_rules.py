@@ -405,7 +405,7 @@ CELERY_DOOR = Door(
 MODEL_DOOR = Door(MODEL_LIBRARIES, MODEL_FILES, "call a model through the Llm protocol in controller_worker/llm")
 ASGI_DOOR = Door(
     {"starlette", "fastapi", "uvicorn"},
-    r"deckhands/((server|doors|monitoring|openapi)/\w+|(webhooks|reasons|web)/(\w+_)?routes)\.py",
+    r"deckhands/((server|protocols|monitoring|openapi)/\w+|(webhooks|reasons|web)/(\w+_)?routes)\.py",
     "only servers speak ASGI",
 )
 ENVIRONMENT_DOOR = Door({"os.environ", "os.environb", "os.getenv"}, ENVIRONMENT_FILES, "read it in a settings file")

@@ -15,7 +15,7 @@ from tool_worker.settings import tool_settings
 from tool_worker.worker.consumer import ToolConsumer
 
 settings = tool_settings()
-app = make_app("tool", settings.celery_url)
+app = make_app("tool", settings.variables.celery_url)
 consumer = ToolConsumer(settings)
 loop_thread = add_loop(app, consumer)
 

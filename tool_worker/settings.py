@@ -112,31 +112,20 @@ class ToolSettings:
     """Settings of one tool worker.
 
     Attributes:
-        store_url: the log's store.
-        celery_url: Celery's broker.
+        variables: as the environment has them.
         node: this machine's id; workspaces are bound to it.
         node_dir: where workspaces, host sockets and journals live.
         pools: what this worker can do.
         labels: what else workspaces find here; conversations may need them.
         tools: custom tools besides those of installed packages, as `module:attribute`.
         mcp_servers: whose tools are offered.
-        sandbox: `auto`, `bwrap`, `docker` or `none`; a conversation may ask for less only if this is `none`.
         containers: what they may be.
         limits: of a workspace.
         gate: what of the network workspaces may be given.
         repository_roots: below which repositories of this machine may be cloned.
-        concurrency: actions run at once.
-        workspace_ttl_seconds: how long a workspace's processes outlive the last use.
-        workspace_idle_seconds: how long they outlive it when only a shell is left that waits.
-        workspace_keep_seconds: how long the directory of a closed conversation is kept after its last use.
         workspace_limits: how much a workspace may hold.
         no_change_timeout_seconds: after how much silence a command is answered; `NO_CHANGE_TIMEOUT_SECONDS`.
         environment: variables of every shell: `X` for each `SANDBOX_ENV_X`.
-        workspace_ends_with_worker, heartbeat_ttl_seconds: see `BrokerSettings`.
-        node_lost_seconds: after how long without a tool worker this node is given up.
-        checkpoints: where workspaces are saved, as fsspec knows it; empty: nowhere.
-        checkpoint_every: after how many actions that may change files.
-        chromium: where Chromium is; empty: where it is usually installed.
         secret_key: returns what opens the secrets of conversations.
         named: the directories that conversations may name.
         git_identity: as whom git commits in workspaces where nothing else says it.
@@ -144,34 +133,21 @@ class ToolSettings:
         private_values: what may be secret of the environment, to be masked in what the worker says of itself.
     """
 
-    store_url: str
-    celery_url: str
-    shards: int
+    variables: ToolVariables
     node: str
     node_dir: Path
     pools: tuple[str, ...]
     labels: tuple[str, ...]
     tools: tuple[str, ...]
     mcp_servers: tuple[McpServerSpec, ...]
-    sandbox: str
-    concurrency: int
-    workspace_ttl_seconds: float
-    workspace_idle_seconds: float
     no_change_timeout_seconds: float
     environment: Mapping[str, str]
     search_path: str
-    workspace_keep_seconds: float
     workspace_limits: TreeLimits
-    workspace_ends_with_worker: bool
-    heartbeat_ttl_seconds: float
-    node_lost_seconds: float
-    checkpoints: str
-    checkpoint_every: int
     containers: Containers
     limits: ResourceLimits
     gate: EgressGate
     repository_roots: RepositoryRoots
-    chromium: str
     secret_key: Callable[[], bytes | None]
     named: NamedDirectories
     git_identity: GitIdentity
@@ -187,34 +163,21 @@ def tool_settings(env: Mapping[str, str] = os.environ) -> ToolSettings:
     variables = ToolVariables.from_env(env)
     arm(variables)
     return ToolSettings(
-        store_url=variables.url,
-        celery_url=variables.celery_url,
-        shards=variables.shards,
+        variables=variables,
         node=variables.node or socket.gethostname(),
         node_dir=Path(variables.node_dir) if variables.node_dir else variables.home / "node",
         pools=_words(variables.pools),
         labels=_labels(variables.labels),
         tools=_words(variables.tools),
         mcp_servers=read_servers(Path(variables.mcp).expanduser(), env) if variables.mcp else (),
-        sandbox=variables.sandbox,
-        concurrency=variables.concurrency,
-        workspace_ttl_seconds=variables.workspace_ttl_seconds,
-        workspace_idle_seconds=variables.workspace_idle_seconds,
         no_change_timeout_seconds=_seconds(env, NO_CHANGE_TIMEOUT, DEFAULT_NO_CHANGE_TIMEOUT_SECONDS),
         environment=_shell_variables(env),
         search_path=env.get("PATH", ""),
-        workspace_keep_seconds=variables.workspace_keep_seconds,
         workspace_limits=TreeLimits(files=variables.workspace_files, bytes=variables.workspace_bytes),
-        workspace_ends_with_worker=variables.workspace_ends_with_worker,
-        heartbeat_ttl_seconds=variables.heartbeat_ttl_seconds,
-        node_lost_seconds=variables.node_lost_seconds,
-        checkpoints=variables.checkpoints,
-        checkpoint_every=variables.checkpoint_every,
         containers=_containers(variables),
         limits=_limits(variables),
         gate=_gate(variables),
         repository_roots=_repository_roots(variables),
-        chromium=variables.chromium,
         secret_key=partial(secret_key, variables),
         named=NamedDirectories(workspace_roots(split_paths(variables.workspace_roots)), private_paths(variables)),
         git_identity=_git_identity(variables),

@@ -90,7 +90,7 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def begin_to_stop(self) -> None:
-        """Let the service hand back what it has; returns at once.  Idempotent."""
+        """Let the service hand back what it has; returns at once. Idempotent."""
         self._loop.call_soon_threadsafe(self._stop.set)
 
     def stop(self) -> None:

@@ -38,7 +38,7 @@ def with_ids(value: Any, place: str, depth: int = 0) -> Any:
         UsageError: one is not a signature, which Celery would find out in the middle of the others.
     """
     if depth > MAX_DEPTH:
-        raise UsageError(f"What follows the task is nested more than {MAX_DEPTH} levels deep.")
+        raise UsageError(f"The callbacks of the task are nested more than {MAX_DEPTH} levels deep.")
     if isinstance(value, list | tuple):
         return [with_ids(item, f"{place}/{n}", depth + 1) for n, item in enumerate(value)]
     if not isinstance(value, Mapping):
@@ -66,7 +66,7 @@ def _check(signature: Mapping[str, Any]) -> None:
     parts = (signature.get("kwargs"), signature.get("options"))
     if not is_fit or not all(part is None or isinstance(part, Mapping) for part in parts):
         raise UsageError(
-            "What follows the task is not a signature of Celery.",
+            "A callback of the task is not a Celery signature.",
             remedy="Each has a task (its name), args (a list), kwargs and options (objects).",
         )
     options = signature.get("options") or {}
@@ -74,8 +74,8 @@ def _check(signature: Mapping[str, Any]) -> None:
         place = options.get(name)
         if place is not None and not (isinstance(place, str) and QUEUE_NAME.fullmatch(place)):
             raise UsageError(
-                f"What follows the task cannot be sent to the {name} {ascii(place)[:100]}.",
+                f"A callback of the task cannot be sent to the {name} {ascii(place)[:100]}.",
                 remedy="Name a queue of your application: letters, digits, _, . and -.",
             )
     if options.get("exchange"):
-        raise UsageError("What follows the task cannot be sent to an exchange.", remedy="Name a queue.")
+        raise UsageError("A callback of the task cannot be sent to an exchange.", remedy="Name a queue.")

@@ -29,7 +29,7 @@ class TaskResults:
     def send_second_half(
         self, task_id: str, kept: Mapping[str, Any], *, task: str = RUN, options: Mapping[str, Any] | None = None
     ) -> None:
-        """Send a task again, which finds its outcome.  Idempotent: a second one does nothing.
+        """Send a task again, which finds its outcome. Idempotent: a second one does nothing.
 
         Args:
             kept: where the task belongs, and what people see of its arguments.

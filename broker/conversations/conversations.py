@@ -101,7 +101,7 @@ class Conversations:
     async def recent(self, *, limit: int = 50) -> list[ConversationRow]:
         """Return up to `limit` conversations, the newest first."""
         commands = [("ZREVRANGE", names.index, 0, limit - 1, "WITHSCORES") for names in self._store.all_shards]
-        replies = await self._store.persist(lambda: self._store.connection.call_many(commands))
+        replies = await self._store.call_many(commands)
         scored = [(float(flat[i + 1]), flat[i]) for flat in replies for i in range(0, len(flat), 2)]
         ids = [cid.decode(errors="backslashreplace") for _, cid in sorted(scored, reverse=True)[:limit]]
         return await self.rows(ids)
@@ -109,7 +109,7 @@ class Conversations:
     async def count(self) -> int:
         """Return how many conversations there are."""
         commands = [("ZCARD", names.index) for names in self._store.all_shards]
-        return sum(await self._store.persist(lambda: self._store.connection.call_many(commands)))
+        return sum(await self._store.call_many(commands))
 
     async def beginning_with(self, prefix: str, *, limit: int) -> list[ConversationRow]:
         """Return the conversations whose ids begin so, in order of their ids, and at most `limit` of them.
@@ -122,7 +122,7 @@ class Conversations:
             cursor = b"0"
             while True:
                 scan = ("ZSCAN", names.index, cursor, "MATCH", f"{prefix}*", "COUNT", SCANNED_AT_ONCE)
-                cursor, flat = await self._store.persist(lambda: self._store.connection.call(*scan))  # noqa: B023
+                cursor, flat = await self._store.call(*scan)
                 found.update(cid.decode(errors="backslashreplace") for cid in flat[::2])
                 if cursor == b"0":
                     break
@@ -150,17 +150,17 @@ class Conversations:
         return row
 
     async def close(self, conversation_id: str) -> None:
-        """Refuse every further event and end the workspace's processes.  Idempotent."""
+        """Refuse every further event and end the workspace's processes. Idempotent."""
         await self._call("deck_close", conversation_id)
 
     async def requeue(self, conversation_id: str) -> None:
-        """Give a dead letter another chance.  Idempotent."""
+        """Give a dead letter another chance. Idempotent."""
         await self._call("deck_requeue", conversation_id)
 
     async def dead_letters(self) -> list[str]:
         """Return the conversations that crashed three workers in a row, the oldest first."""
         commands = [("ZRANGE", names.dead, 0, -1) for names in self._store.all_shards]
-        replies = await self._store.persist(lambda: self._store.connection.call_many(commands))
+        replies = await self._store.call_many(commands)
         return [cid.decode(errors="backslashreplace") for reply in replies for cid in reply]
 
     async def takeovers(self) -> list[Takeover]:
@@ -168,7 +168,7 @@ class Conversations:
         found = []
         for names in self._store.all_shards:
             key = names.takeovers
-            entries = await self._store.persist(lambda: self._store.connection.call("XRANGE", key, "-", "+"))  # noqa: B023
+            entries = await self._store.call("XRANGE", key, "-", "+")
             for _, flat in entries:
                 fields = texts_by_name(flat)
                 action = fields.get("a")

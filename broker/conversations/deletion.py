@@ -41,7 +41,7 @@ class Deletion:
         self._store = store
 
     async def delete(self, conversation_id: str, *, last_id: int, limit_seconds: float = RELEASE_LIMIT_SECONDS) -> None:
-        """Delete a settled conversation and its keys.  Idempotent: one that is half deleted is deleted by a repetition.
+        """Delete a settled conversation and its keys. Idempotent: one that is half deleted is deleted by a repetition.
 
         Its workspace's processes are ended, and its files are removed by the node as those of a closed one.
 
@@ -61,7 +61,7 @@ class Deletion:
             doomed = sorted({key for entry in batch for key in self._kept_with(conversation_id, entry)})
             for at in range(0, len(doomed), KEYS_AT_ONCE):
                 commands = [("UNLINK", key) for key in doomed[at : at + KEYS_AT_ONCE]]
-                await self._store.persist(lambda commands=commands: self._store.connection.call_many(commands))  # type: ignore[misc]
+                await self._store.call_many(commands)
                 failpoint("deletion.texts_gone")
         await Ledger(self._store).forget(conversation_id)
         failpoint("deletion.before_end")
@@ -88,7 +88,7 @@ class Deletion:
 
     async def _entries(self, events: str, after: int) -> Sequence[bytes]:
         command = ("XRANGE", events, f"{after + 1}-0", "+", "COUNT", READ_BATCH)
-        found = await self._store.persist(lambda: self._store.connection.call(*command))
+        found = await self._store.call(*command)
         return [fields[-1] for _, fields in found]
 
     def _kept_with(self, conversation_id: str, entry: bytes) -> list[str]:

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 async def expire(log: EventLog, conversation_ids: Iterable[str]) -> None:
-    """End conversations that wait to begin and whose time is over.  Idempotent; raises nothing."""
+    """End conversations that wait to begin and whose time is over. Idempotent; raises nothing."""
     for conversation_id in conversation_ids:
         try:
             with suppress(ConversationBusy, UnknownConversation):  # it has begun, or is gone

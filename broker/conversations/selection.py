@@ -84,7 +84,7 @@ class Selected:
         self._conversations = Conversations(store)
 
     async def pages(self) -> AsyncIterator[list[ConversationRow]]:
-        """Yield the conversations, newest first, up to 500 at a time.  Pages are not empty."""
+        """Yield the conversations, newest first, up to 500 at a time. Pages are not empty."""
         indexes = [await self._index(names) for names in self._store.all_shards]
         before: Place | None = None
         while places := await self._places(indexes, before):
@@ -152,7 +152,7 @@ class Selected:
         if not keys:
             return names.index
         commands = [("ZCARD", key) for key in keys]
-        sizes = await self._store.persist(lambda: self._store.connection.call_many(commands))
+        sizes = await self._store.call_many(commands)
         return min(zip(sizes, keys, strict=True))[1]
 
     async def _places(self, indexes: list[str], before: Place | None, *, limit: int = PAGE) -> list[Place]:
@@ -164,7 +164,7 @@ class Selected:
         high: str = "+inf" if before is None else f"{before[0]:.0f}"
         while True:
             command = ("ZREVRANGEBYSCORE", index, high, "-inf", "WITHSCORES", "LIMIT", 0, limit)
-            flat = await self._store.persist(lambda: self._store.connection.call(*command))  # noqa: B023
+            flat = await self._store.call(*command)
             members = zip(flat[::2], flat[1::2], strict=True)
             places = [(float(score), cid.decode(errors="backslashreplace")) for cid, score in members]
             new = [place for place in places if before is None or place < before]

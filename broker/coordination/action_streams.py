@@ -194,7 +194,7 @@ class ActionQueue:
     async def acknowledge(self, delivery: ActionDelivery | ControlDelivery) -> None:
         """Take an entry out of this worker's hands without an observation."""
         stream, _, entry = delivery.place.rpartition("|")
-        await self._store.persist(lambda: self._store.connection.call("XACK", stream, "tools", entry))
+        await self._store.call("XACK", stream, "tools", entry)
 
     async def aclose(self) -> None:
         """Close its connection."""

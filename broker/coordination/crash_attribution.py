@@ -32,7 +32,7 @@ class Turns:
         self._free = asyncio.Semaphore(1)
 
     async def take(self) -> Callable[[], None]:
-        """Wait for a turn and return what ends it; it ends by itself when it has lasted too long.  Idempotent."""
+        """Wait for a turn and return what ends it; it ends by itself when it has lasted too long. Idempotent."""
         await self._free.acquire()
         is_over = False
 
@@ -64,7 +64,7 @@ class CrashAttribution:
         self._end_turn: Callable[[], None] | None = None
 
     async def act(self) -> None:
-        """Act, the first time when it is its turn.  Idempotent."""
+        """Act, the first time when it is its turn. Idempotent."""
         if not self._is_suspect or self._is_marked:
             return
         if not self._has_begun:
@@ -75,14 +75,14 @@ class CrashAttribution:
         await self._mark(True)
 
     async def rest(self) -> None:
-        """Only wait: a death that comes now does not count against it.  Idempotent."""
+        """Only wait: a death that comes now does not count against it. Idempotent."""
         if self._is_marked:
             self._is_marked = False
             await self._mark(False)
             self.end_turn()
 
     def end_turn(self) -> None:
-        """Let the next one act; the mark was taken away otherwise, or is to stay.  Idempotent."""
+        """Let the next one act; the mark was taken away otherwise, or is to stay. Idempotent."""
         if self._end_turn is not None:
             self._end_turn()
             self._end_turn = None

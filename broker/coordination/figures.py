@@ -71,7 +71,7 @@ class Figures:
 
 
 def read_figures(text: str) -> dict[str, dict[str, float]]:
-    """Return the figures in a text by name and label; what cannot be used is left out.  Raises nothing."""
+    """Return the figures in a text by name and label; what cannot be used is left out. Raises nothing."""
     try:
         found = json.loads(text) if 0 < len(text) <= MAX_TEXT_CHARS else {}
     except (ValueError, RecursionError):

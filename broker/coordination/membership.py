@@ -149,7 +149,7 @@ class Membership:
         return max(self._fast_ttl_seconds, min(slow, LONGEST_TTL_SECONDS))
 
     async def register(self) -> None:
-        """Enter every shard.  Idempotent."""
+        """Enter every shard. Idempotent."""
         WORKER.set(self._worker_id)
         # Asked first: how long a heartbeat has to hold depends on how long an answer takes.
         await self._ask(lambda: [("FCALL", "deck_now", 1, self._store.all_shards[0].root)])
@@ -197,7 +197,7 @@ class Membership:
         self.figures.note_lag(self._store.clock.monotonic() - began - HEARTBEAT_SECONDS)
 
     async def leave(self) -> None:
-        """Hand everything back at once.  Idempotent."""
+        """Hand everything back at once. Idempotent."""
         for names in self._store.all_shards:
             while await self._store.function("deck_leave", (names.root,), self._worker_id) != ["left"]:
                 pass  # each call hands back a thousand things
@@ -239,12 +239,12 @@ async def members(store: Store) -> list[Member]:
     """Return the workers of the first shard, the longest silent first."""
     names = store.all_shards[0]
     commands = [("FCALL", "deck_now", 1, names.root), ("ZRANGE", names.workers, 0, -1, "WITHSCORES")]
-    (_, now_ms), flat = await store.persist(lambda: store.connection.call_many(commands))
+    (_, now_ms), flat = await store.call_many(commands)
     found = []
     for worker, deadline in zip(flat[::2], flat[1::2], strict=True):
         worker_id = worker.decode(errors="backslashreplace")
         try:
-            pairs = await store.persist(lambda: store.connection.call("HGETALL", names.about(worker_id)))  # noqa: B023
+            pairs = await store.call("HGETALL", names.about(worker_id))
         except StoreRefused:  # a key of another type, until the next sweep; it concerns no other worker
             pairs = []
         about = texts_by_name(pairs)

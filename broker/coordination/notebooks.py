@@ -31,7 +31,7 @@ class Notebooks:
 
     async def notes(self, notebook: Notebook) -> tuple[Note, ...]:
         """Return the notes in the order in which they were written; what a newer version wrote is left out."""
-        flat = await self._store.persist(lambda: self._store.connection.call("HGETALL", self._of(notebook)))
+        flat = await self._store.call("HGETALL", self._of(notebook))
         found = []
         for text in flat[1::2]:
             try:
@@ -41,7 +41,7 @@ class Notebooks:
         return in_order(found)
 
     async def write(self, notebook: Notebook, note: Note) -> None:
-        """Add a note, or replace the one with its id.  Idempotent.
+        """Add a note, or replace the one with its id. Idempotent.
 
         Raises:
             UsageError: the notebook is full.
@@ -55,22 +55,22 @@ class Notebooks:
     async def forget(self, notebook: Notebook, note_id: str) -> bool:
         """Remove a note; False when there is none with this id."""
         key = self._of(notebook)
-        return bool(await self._store.persist(lambda: self._store.connection.call("HDEL", key, note_id)))
+        return bool(await self._store.call("HDEL", key, note_id))
 
     async def erase(self, notebook: Notebook) -> None:
-        """Remove all notes and the notebook itself.  Idempotent."""
+        """Remove all notes and the notebook itself. Idempotent."""
         key, name = self._of(notebook), _name(notebook)
         # In this order: a note that is written meanwhile is in a notebook that is listed.
         commands = [("SREM", self._keys.notebooks, name), ("DEL", key)]
-        await self._store.persist(lambda: self._store.connection.call_many(commands))
+        await self._store.call_many(commands)
 
     async def all(self) -> dict[Notebook, int]:
         """Return every notebook and how many notes it holds, sorted; one whose name cannot be read is left out."""
-        names = await self._store.persist(lambda: self._store.connection.call("SMEMBERS", self._keys.notebooks))
+        names = await self._store.call("SMEMBERS", self._keys.notebooks)
         parts = (name.decode(errors="backslashreplace").split("/") for name in names)
         books = sorted(Notebook(*three) for three in parts if _are_names(three))
         commands = [("HLEN", self._of(book)) for book in books]
-        counts = await self._store.persist(lambda: self._store.connection.call_many(commands))
+        counts = await self._store.call_many(commands)
         return {book: int(count) for book, count in zip(books, counts, strict=True)}
 
     def _of(self, notebook: Notebook) -> str:

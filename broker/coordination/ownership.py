@@ -51,8 +51,8 @@ class NotClaimed(StrEnum):
     SWEPT = "swept"
 
 
-class Standing(StrEnum):
-    """How a conversation that was to begin later stands."""
+class StartStatus(StrEnum):
+    """Whether a conversation that was to begin later may begin."""
 
     DUE = "due"
     EXPIRED = "expired"
@@ -96,7 +96,7 @@ class Owners:
                 return NotClaimed(outcome)
         raise StoreError(f"The function claim answered {reply!r}.")
 
-    async def standing(self, ownership: Ownership) -> Standing | float:
+    async def start_status(self, ownership: Ownership) -> StartStatus | float:
         """Say whether a conversation that waits to begin may begin, or how many seconds are left until then.
 
         Raises:
@@ -111,13 +111,13 @@ class Owners:
                 return float(left_ms) / 1000
             case ["fenced"]:
                 raise OwnershipLost(f"The conversation {ownership.conversation_id} has another owner.")
-        return Standing(reply[0])
+        return StartStatus(reply[0])
 
     async def resume_claim(self, conversation_id: str, worker_id: str) -> Claimed | None:
         """Return the current claim of this very worker, for a claim whose reply was lost."""
         names = self._store.keys(conversation_id)
         fields = ("owner", "token", "last_id", "crashes", "node", "closed", "class", "tenant")
-        found = await self._store.persist(lambda: self._store.connection.call("HMGET", names.meta, *fields))
+        found = await self._store.call("HMGET", names.meta, *fields)
         owner, token, last, crashes, node, closed, rank, tenant = (
             value.decode() if value is not None else "" for value in found
         )
@@ -125,7 +125,7 @@ class Owners:
             return None
         ownership = Ownership(conversation_id, worker_id, token)
         rules = ("HMGET", names.shard.tenants, tenant, "*")
-        own, others = await self._store.persist(lambda: self._store.connection.call(*rules))
+        own, others = await self._store.call(*rules)
         share = "*" if own is None and others is not None else tenant
         weight, _, _ = (own or others or b"1").partition(b" ")
         turn = _turn(rank.encode(), share.encode(), weight)
@@ -164,7 +164,7 @@ class Owners:
         return bool(reply[0] == "marked")
 
     async def dispatch(self, ownership: Ownership, action_id: int, entry: bytes, *, pool: str = "") -> DispatchOutcome:
-        """Make sure that an appended action reaches a tool worker.  Idempotent.
+        """Make sure that an appended action reaches a tool worker. Idempotent.
 
         Args:
             pool: whose tool workers run it; empty: those that hold the conversation's workspace.
@@ -197,7 +197,7 @@ class Owners:
     async def load_snapshot(self, conversation_id: str) -> bytes | None:
         """Return the latest snapshot, if there is one."""
         key = self._store.keys(conversation_id).snapshot
-        found: bytes | None = await self._store.persist(lambda: self._store.connection.call("GET", key))
+        found: bytes | None = await self._store.call("GET", key)
         return found
 
     async def last_ids(self, conversation_ids: list[str]) -> list[int]:
@@ -211,14 +211,13 @@ class Owners:
 
     async def _each(self, commands: Sequence[tuple[str, ...]], *, instead: Any) -> list[Any]:
         """Return the replies to commands that only read, and something else for one that the store refuses."""
-        call, call_many = self._store.connection.call, self._store.connection.call_many
         try:
-            return await self._store.persist(lambda: call_many(commands))
+            return await self._store.call_many(commands)
         except StoreRefused:  # a key of another type, which concerns one of them
             replies = []
             for command in commands:
                 try:
-                    replies.append(await self._store.persist(lambda command=command: call(*command)))  # type: ignore[misc]
+                    replies.append(await self._store.call(*command))
                 except StoreRefused as error:
                     _log.warning("%s cannot be read: %s", command[1], error)
                     replies.append(instead)
@@ -237,5 +236,5 @@ class Owners:
 
 
 def _turn(rank: bytes = b"1", share: bytes = b"", weight: bytes = b"1") -> tuple[int, str, float]:
-    """Return whose turn a conversation has, as far as it can be read; functions of another version do not say it."""
+    """Return rank, share and weight, as far as they can be read; functions of another version leave them out."""
     return (int(rank) if rank in (b"0", b"1", b"2") else 1), share.decode(errors="backslashreplace"), float(weight)

@@ -45,30 +45,30 @@ class StoredFiles:
         self._store = store
 
     async def keep(self, conversation_id: str, content: bytes) -> str:
-        """Keep a file for as long as the log, which need not be there yet, and return its name.  Idempotent."""
+        """Keep a file for as long as the log, which need not be there yet, and return its name. Idempotent."""
         name = content_name(content)
         await self.put(conversation_id, name, content)
         return name
 
     async def put(self, conversation_id: str, name: str, content: bytes, *, ttl_seconds: float | None = None) -> None:
-        """Write a file under a name.  Idempotent.
+        """Write a file under a name. Idempotent.
 
         Raises:
             UsageError: it is too large.
         """
         check_size(len(content), "The file")
-        key, call_many = self._store.keys(conversation_id).stored_file(name), self._store.connection.call_many
+        key = self._store.keys(conversation_id).stored_file(name)
         expiry = [] if ttl_seconds is None else [("PEXPIRE", key, int(ttl_seconds * 1000))]
         for at in range(0, len(content), PIECE_BYTES):
             # Each at its place, so that one whose reply was lost is not there twice.
             piece = ("HSET", key, at // PIECE_BYTES, content[at : at + PIECE_BYTES])
-            await self._store.persist(lambda piece=piece: call_many([piece, *expiry]))  # type: ignore[misc]
+            await self._store.call_many([piece, *expiry])
         # Last, so that nobody takes a part for the whole. One that was laid by has an end, and loses it.
         last: list[tuple[Argument, ...]] = [*expiry] or [("PERSIST", key)]
-        await self._store.persist(lambda: call_many([("HSET", key, "size", len(content)), *last]))
+        await self._store.call_many([("HSET", key, "size", len(content)), *last])
 
     async def lay_by(self, conversation_id: str, name: str, source: Path, *, ttl_seconds: float) -> None:
-        """Keep a file for a conversation that may begin with it, piece by piece, until it expires.  Idempotent.
+        """Keep a file for a conversation that may begin with it, piece by piece, until it expires. Idempotent.
 
         One that is there already stays as it is: it may have been claimed.
 
@@ -90,14 +90,14 @@ class StoredFiles:
         await self._store.function("deck_lay_by", keys, ttl_ms, "size", size_bytes)
 
     async def refresh(self, conversation_id: str, name: str, *, ttl_seconds: float) -> bool:
-        """Keep a file that was laid by for longer; one that has been claimed stays.  False: it is not there."""
-        key, call_many = self._store.keys(conversation_id).stored_file(name), self._store.connection.call_many
+        """Keep a file that was laid by for longer; one that has been claimed stays. False: it is not there."""
+        key = self._store.keys(conversation_id).stored_file(name)
         commands = [("PEXPIRE", key, int(ttl_seconds * 1000), "XX"), ("HEXISTS", key, "size")]
-        _, is_whole = await self._store.persist(lambda: call_many(commands))
+        _, is_whole = await self._store.call_many(commands)
         return bool(is_whole)
 
     async def claim(self, conversation_id: str, name: str) -> bool:
-        """Let a file that was laid by stay for as long as the log; False: it is not there.  Idempotent."""
+        """Let a file that was laid by stay for as long as the log; False: it is not there. Idempotent."""
         key = self._store.keys(conversation_id).stored_file(name)
         return bool(await self._store.function("deck_claim_file", (key,)) == ["claimed"])
 
@@ -107,12 +107,12 @@ class StoredFiles:
         Raises:
             CorruptEntry: it is not there, or not what it was.
         """
-        key, call = self._store.keys(conversation_id).stored_file(name), self._store.connection.call
-        size = await self._store.persist(lambda: call("HGET", key, "size"))
+        key = self._store.keys(conversation_id).stored_file(name)
+        size = await self._store.call("HGET", key, "size")
         if size is None:
             raise CorruptEntry("The file is not in the store.", remedy="Upload it again.")
         count = -(-int(size) // PIECE_BYTES)
-        pieces = [await self._store.persist(lambda n=n: call("HGET", key, n)) for n in range(count)]  # type: ignore[misc]
+        pieces = [await self._store.call("HGET", key, n) for n in range(count)]
         content = b"".join(piece or b"" for piece in pieces)
         if len(content) != int(size):
             raise CorruptEntry("The file in the store is not whole.", remedy="Upload it again.")
@@ -121,7 +121,7 @@ class StoredFiles:
         return content
 
     async def lend(self, source_id: str, target_id: str, source: GitSource | UploadedSource | None) -> None:
-        """Give another conversation the file that this one began with.  Idempotent.
+        """Give another conversation the file that this one began with. Idempotent.
 
         Raises:
             CorruptEntry: see `fetch`.
@@ -133,6 +133,6 @@ class StoredFiles:
             await self.keep(target_id, await self.fetch(source_id, source.parcel))
 
     async def drop(self, conversation_id: str, name: str) -> None:
-        """Remove a file.  Idempotent."""
+        """Remove a file. Idempotent."""
         key = self._store.keys(conversation_id).stored_file(name)
-        await self._store.persist(lambda: self._store.connection.call("DEL", key))
+        await self._store.call("DEL", key)

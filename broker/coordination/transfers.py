@@ -159,8 +159,8 @@ class Transfers:
             UsageError: the content is too large.
             TransferFailed: the tool worker could not, or did not within the limit.
         """
-        names, call = self._store.keys(conversation_id), self._store.connection.call
-        node = await self._store.persist(lambda: call("HGET", names.meta, "node"))
+        names = self._store.keys(conversation_id)
+        node = await self._store.call("HGET", names.meta, "node")
         if node is None:
             raise NoWorkspace(conversation_id)
         token = new_key()
@@ -170,12 +170,12 @@ class Transfers:
         await self._write(key, "request", request.model_dump_json())
         stream = names.shard.actions(f"node:{node.decode()}")
         order = ("c", conversation_id, "a", 0, "x", "transfer", "t", token)
-        await self._store.persist(lambda: call("XADD", stream, "*", *order))
+        await self._store.call("XADD", stream, "*", *order)
         try:
             async with asyncio.timeout(min(limit_seconds, ANSWER_LIMIT_SECONDS)) as limit:
                 latest = asyncio.get_running_loop().time() + limit_seconds
                 while True:
-                    answered, begun = await self._store.persist(lambda: call("HMGET", key, "answer", "begun"))
+                    answered, begun = await self._store.call("HMGET", key, "answer", "begun")
                     if answered:
                         break
                     if begun:
@@ -183,16 +183,17 @@ class Transfers:
                     await asyncio.sleep(_POLL_SECONDS)  # rare, and by hand: not worth a connection that blocks
         except TimeoutError as error:
             # What is reported as failed must not be carried out when the node comes back.
-            await self._store.persist(lambda: call("DEL", key, names.stored_file(token)))
+            await self._store.call("DEL", key, names.stored_file(token))
             raise TransferFailed(
                 f"The node {node.decode()}, which has the workspace, did not answer for {limit_seconds:g} seconds.",
-                remedy="Is a tool worker running there?",
+                remedy="Start a tool worker there.",
             ) from error
         try:
             answer = TransferAnswer.model_validate_json(answered)
         except ValueError as error:
             raise TransferFailed(
-                f"The answer of the node {node.decode()} cannot be read.", remedy="Is its tool worker of this version?"
+                f"The answer of the node {node.decode()} cannot be read.",
+                remedy="Make sure that its tool worker runs this version.",
             ) from error
         if answer.error:
             failure = TransferFailed(answer.error, remedy=answer.remedy)
@@ -206,8 +207,8 @@ class Transfers:
 
     async def request(self, conversation_id: str, token: str) -> TransferRequest | None:
         """Return what is asked, as the tool worker; None: it was answered, or nobody waits any more."""
-        key, call = self._store.keys(conversation_id).transfer(token), self._store.connection.call
-        asked, answer = await self._store.persist(lambda: call("HMGET", key, "request", "answer"))
+        key = self._store.keys(conversation_id).transfer(token)
+        asked, answer = await self._store.call("HMGET", key, "request", "answer")
         if asked is None or answer is not None:
             return None
         try:
@@ -216,7 +217,7 @@ class Transfers:
             return None  # nobody of ours has written it
 
     async def begin(self, conversation_id: str, token: str) -> None:
-        """Say that a request is being carried out, as the tool worker: the answer may take a while.  Idempotent."""
+        """Say that a request is being carried out, as the tool worker: the answer may take a while. Idempotent."""
         await self._write(self._store.keys(conversation_id).transfer(token), "begun", "1")
 
     async def content(self, conversation_id: str, token: str) -> bytes:
@@ -224,7 +225,7 @@ class Transfers:
         return await self._stored_files.fetch(conversation_id, token)
 
     async def answer(self, conversation_id: str, token: str, answer: TransferAnswer, content: bytes | None) -> None:
-        """Answer a request, as the tool worker.  Idempotent.
+        """Answer a request, as the tool worker. Idempotent.
 
         Args:
             content: what it brings; None: nothing.
@@ -237,4 +238,4 @@ class Transfers:
 
     async def _write(self, key: str, field: str, text: str) -> None:
         commands = [("HSET", key, field, text), ("PEXPIRE", key, int(TTL_SECONDS * 1000))]
-        await self._store.persist(lambda: self._store.connection.call_many(commands))
+        await self._store.call_many(commands)

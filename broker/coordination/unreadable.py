@@ -70,13 +70,13 @@ class Unreadable:
         commands: list[tuple[Argument, ...]] = [("XADD", names.unreadable, "MAXLEN", "~", KEPT, "*", *note)]
         commands += [("XACK", key, group, entry_id)] if group else []
         with suppress(StoreRefused):  # it is in the log; this very key may just have been overwritten
-            await self._store.persist(lambda: self._store.connection.call_many(commands))
+            await self._store.call_many(commands)
 
     async def remove(self, names: ShardKeys, key: str, member: bytes, error: Exception) -> None:
         """Note a member of a sorted set that cannot be read, and remove it, so that it keeps no other from its turn."""
         await self.put_aside(names, key, member.decode(errors="backslashreplace")[:WHY_CHARS], (), error)
         with suppress(StoreRefused):
-            await self._store.persist(lambda: self._store.connection.call("ZREM", key, member))
+            await self._store.call("ZREM", key, member)
 
     async def move_away(self, key: str, kind: str, error: Exception) -> None:
         """Move a key out of the way that is no `kind`, to `<key>:unreadable`, and note it; leave any other alone.
@@ -91,7 +91,7 @@ class Unreadable:
         return await self._store.persist(lambda: entries_aside(self._store.connection, self._store.all_shards))
 
     async def discard(self, names: Sequence[str]) -> int:
-        """Forget notes by their names, and return how many there were.  Idempotent.
+        """Forget notes by their names, and return how many there were. Idempotent.
 
         Raises:
             UsageError: one is not the name of a note.
@@ -100,7 +100,7 @@ class Unreadable:
         gone = 0
         for at in range(0, len(places), DISCARDED_AT_ONCE):
             commands = [("XDEL", key, entry_id) for key, entry_id in places[at : at + DISCARDED_AT_ONCE]]
-            gone += sum(await self._store.persist(lambda commands=commands: self._store.connection.call_many(commands)))  # type: ignore[misc]
+            gone += sum(await self._store.call_many(commands))
         return gone
 
     def _place(self, name: str) -> tuple[str, str]:

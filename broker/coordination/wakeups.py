@@ -79,7 +79,7 @@ class Mailbox:
                 self._read_since_trim = 0
                 trim = ("XTRIM", self._key, "MINID", self._after)
                 with suppress(StoreRefused):  # it was overwritten meanwhile
-                    await self._store.persist(lambda: self._store.connection.call(*trim))
+                    await self._store.call(*trim)
         notified: dict[str, None] = {}
         for entry_id, fields in entries:
             try:
@@ -120,6 +120,6 @@ async def wake(store: Store, conversation_ids: Iterable[str]) -> None:
         names = store.keys(conversation_id)
         calls.append(("FCALL", "deck_wake", 2, names.root, names.shard.root, conversation_id))
     try:
-        await store.persist(lambda: store.connection.call_many(calls))
+        await store.call_many(calls)
     except StoreRefused as error:
         _log.warning("a conversation could not be notified: %s", error)

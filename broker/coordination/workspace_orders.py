@@ -23,7 +23,7 @@ class WorkspaceOrders:
         self._store = store
 
     async def end_sessions(self, conversation_id: str, *, limit_seconds: float) -> bool:
-        """End the processes of a workspace; its files stay, and a later action starts a new session.  Idempotent.
+        """End the processes of a workspace; its files stay, and a later action starts a new session. Idempotent.
 
         Args:
             limit_seconds: how long to wait for a tool worker of the node to have done it.
@@ -33,13 +33,12 @@ class WorkspaceOrders:
             them for their time to live.
         """
         names = self._store.keys(conversation_id)
-        call = self._store.connection.call
-        node = await self._store.persist(lambda: call("HGET", names.meta, "node"))
+        node = await self._store.call("HGET", names.meta, "node")
         if node is None:
             return True
         stream = names.shard.actions(f"node:{node.decode()}")
         order = ("c", conversation_id, "a", 0, "x", "close")
-        entry = (await self._store.persist(lambda: call("XADD", stream, "*", *order))).decode()
+        entry = (await self._store.call("XADD", stream, "*", *order)).decode()
         try:
             async with asyncio.timeout(limit_seconds):
                 while carrier := await self._carrier(stream, entry, conversation_id):
@@ -60,7 +59,7 @@ class WorkspaceOrders:
             ("XRANGE", stream, f"({entry}", "+", "COUNT", _LOOK_AHEAD),
         ]
         try:
-            groups, pending, later = await self._store.persist(lambda: self._store.connection.call_many(commands))
+            groups, pending, later = await self._store.call_many(commands)
         except StoreRefused as error:
             if not any(missing in error.message for missing in _NOBODY_READS):
                 raise

@@ -107,7 +107,7 @@ class Batches:
         await self._call("deck_batch_put", conversation_id, step, seen_id, lane, about_lane, packed, len(body))
 
     async def drop(self, conversation_id: str, step: str = "") -> CallStands:
-        """Forget a call, or that of one step only.  Idempotent.
+        """Forget a call, or that of one step only. Idempotent.
 
         Returns:
             How it stood: one that was sent is paid for all the same.
@@ -119,12 +119,12 @@ class Batches:
         """Return what was said about each lane in which calls wait, by lane."""
         command = ("HGETALL", f"{self._root}:lanes")
         try:
-            found = await self._read(*command)
+            found = await self._store.call(*command)
         except StoreRefused as error:
             if WRONG_TYPE not in error.message:
                 raise
             await self.due()  # moves away what stands in the place of the lanes
-            found = await self._read(*command)
+            found = await self._store.call(*command)
         return texts_by_name(found)
 
     async def seal(
@@ -200,13 +200,13 @@ class Batches:
         names = [f"{self._root}:call:{calls[number].partition(' ')[0]}" for number in calls]
         commands = [("HMGET", name, "body", "batch", "step") for name in names]
         try:
-            found = await self._store.persist(lambda: self._store.connection.call_many(commands))
+            found = await self._store.call_many(commands)
         except StoreRefused as error:
             if WRONG_TYPE not in error.message:
                 raise
             for name in names:
                 await self._store.function("deck_keep_kind", (name, self._shard.root), "hash")
-            found = await self._store.persist(lambda: self._store.connection.call_many(commands))
+            found = await self._store.call_many(commands)
         wanted = {}
         for number, (body, at, step) in zip(calls, found, strict=True):
             step_there = calls[number].rpartition(" ")[2].encode()
@@ -220,7 +220,7 @@ class Batches:
         return sorted(filter(_is_number, await self._calls(batch)), key=int)
 
     async def deliver(self, batch: Batch, number: str, result: bytes) -> str | None:
-        """Keep the result of a call, unless it is known.  Idempotent.
+        """Keep the result of a call, unless it is known. Idempotent.
 
         Returns:
             The conversation to wake; None when nobody waits for it any more.
@@ -230,23 +230,20 @@ class Batches:
         return cid[0].decode() if outcome == "delivered" else None
 
     async def close(self, batch: Batch, worker_id: str) -> None:
-        """Forget a batch whose calls are all delivered.  Idempotent."""
+        """Forget a batch whose calls are all delivered. Idempotent."""
         await self._call("deck_batch_close", batch.batch_id, worker_id)
 
     async def known(self) -> set[str]:
         """Return the providers' ids of the batches of the last days."""
-        found = await self._read("ZRANGE", f"{self._root}:known", 0, -1)
+        found = await self._store.call("ZRANGE", f"{self._root}:known", 0, -1)
         return {provider.decode(errors="backslashreplace") for provider in found}
 
     async def _calls(self, batch: Batch) -> dict[str, str]:
-        return texts_by_name(await self._read("HGETALL", f"{self._root}:calls:{batch.batch_id}"))
+        return texts_by_name(await self._store.call("HGETALL", f"{self._root}:calls:{batch.batch_id}"))
 
     @property
     def _root(self) -> str:
         return f"{self._shard.root}:batch"
-
-    async def _read(self, *command: str | int) -> Any:
-        return await self._store.persist(lambda: self._store.connection.call(*command))
 
     async def _call(self, function: str, *arguments: Any) -> list[Any]:
         return await self._store.function(function, (self._shard.root,), *arguments)

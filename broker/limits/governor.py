@@ -81,7 +81,7 @@ class Governor:
         return self._table.pool_of(model)
 
     async def publish(self) -> None:
-        """Put this worker's table in force for everybody.  Idempotent."""
+        """Put this worker's table in force for everybody. Idempotent."""
         for pool in self._table.pools:
             limits = [part for quota in pool.quotas for part in (quota.key, quota.limits())]
             await self._store.function("deck_quota_publish", self._keys(pool), *limits)
@@ -127,7 +127,7 @@ class Governor:
         took_seconds: float = 0.0,
         fence: str = "0",
     ) -> None:
-        """Give the place back and say what was used.  Idempotent; what is no longer this owner's stays as it is.
+        """Give the place back and say what was used. Idempotent; what is no longer this owner's stays as it is.
 
         Args:
             retry_after_seconds: what the provider asked for when it refused the call; everybody waits so long, but
@@ -144,7 +144,7 @@ class Governor:
         await self._call("deck_quota_told", pool, (key, worker_id, *reported))
 
     async def withdraw(self, pool: Pool, conversation_id: str, worker_id: str, *, fence: str = "0") -> None:
-        """Leave the queue.  Idempotent; a latter owner's place stays."""
+        """Leave the queue. Idempotent; a later owner's place stays."""
         await self._call("deck_quota_withdraw", pool, (conversation_id, worker_id, fence))
 
     async def pump(self, pool: Pool, worker_id: str) -> None:

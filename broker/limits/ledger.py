@@ -20,7 +20,7 @@ from typing import Any
 
 from broker.coordination.wakeups import wake
 from broker.log.fencing import Ownership
-from broker.runtime.errors import StoreRefused, UsageError
+from broker.runtime.errors import OwnershipLost, StoreRefused, UsageError
 from broker.runtime.ids import new_key
 from broker.store.connection import WRONG_TYPE, Argument, texts_by_name
 from broker.store.keys import ShardKeys
@@ -155,6 +155,9 @@ class Ledger:
 
         Returns:
             None when it is reserved, or whose budget has no room; the conversation is then woken when there is.
+
+        Raises:
+            OwnershipLost: the conversation's next owner has a call under way.
         """
         outcome, account = await self._call(
             "deck_budget_reserve",
@@ -162,12 +165,14 @@ class Ledger:
             *(nano(worst_usd), nano(total_usd), *accounts),
             accounts=accounts,
         )
+        if outcome == "fenced":
+            raise OwnershipLost(f"The conversation {ownership.conversation_id} has another owner.")
         return Exhausted(account) if outcome == "exhausted" else None
 
     async def settle(
         self, ownership: Ownership, accounts: Sequence[str], *, total_usd: float, is_lost: bool = False
     ) -> None:
-        """Charge what the log has come to and end the reservation.  Idempotent.
+        """Charge what the log has come to and end the reservation. Idempotent.
 
         Args:
             is_lost: the call may be billed and brought nothing into the log.
@@ -177,7 +182,7 @@ class Ledger:
         await self._call("deck_budget_settle", *arguments, accounts=accounts)
 
     async def withdraw(self, conversation_id: str, accounts: Sequence[str]) -> None:
-        """Wait no longer.  Idempotent."""
+        """Wait no longer. Idempotent."""
         await self._call("deck_budget_withdraw", conversation_id, accounts[0], accounts=accounts)
 
     async def sweep(self) -> None:
@@ -185,7 +190,7 @@ class Ledger:
         await self._call("deck_budget_sweep")
 
     async def forget(self, conversation_id: str) -> None:
-        """Forget the account of a conversation that is deleted; those above it keep what it has spent.  Idempotent.
+        """Forget the account of a conversation that is deleted; those above it keep what it has spent. Idempotent.
 
         One that has a limit, a call under way or delegates goes with the last of these.
         """
@@ -193,7 +198,7 @@ class Ledger:
         await self._store.function("deck_budget_forget", keys, conversation_id, account)
 
     async def adopt(self, accounts: Sequence[str], *, total_usd: float, delegates_usd: float = 0.0) -> None:
-        """Make the account of a conversation that comes back: what its log has come to is charged already.  Idempotent.
+        """Make the account of a conversation that comes back: what its log has come to is charged already. Idempotent.
 
         Args:
             accounts: its own and those above it, see `accounts_of`; empty: nobody keeps a budget for it.
@@ -232,9 +237,7 @@ class Ledger:
     async def account(self, account: str) -> Account:
         """Return an account as it stands; one that nobody has used is empty."""
         key = self._shard.budget(account_path(account)[0])
-        flat, waiting = await self._store.persist(
-            lambda: self._store.connection.call_many([("HGETALL", key), ("ZCARD", f"{key}:waiting")])
-        )
+        flat, waiting = await self._store.call_many([("HGETALL", key), ("ZCARD", f"{key}:waiting")])
         fields = texts_by_name(flat)
         return Account(
             name=account,
@@ -268,7 +271,7 @@ class Ledger:
     async def _limit_text(self, account: str) -> bytes:
         """Return a limit as the store has it, to the last digit; empty: there is none."""
         key = self._shard.budget(account_path(account)[0])
-        found: bytes | None = await self._store.persist(lambda: self._store.connection.call("HGET", key, "limit"))
+        found: bytes | None = await self._store.call("HGET", key, "limit")
         return found or b""
 
     async def _change(self, account: str, how: str | bytes, amount: int | str) -> str:
@@ -276,7 +279,7 @@ class Ledger:
         return outcome
 
     async def _members(self, key: str) -> list[str]:
-        members = await self._store.persist(lambda: self._store.connection.call("SMEMBERS", key))
+        members = await self._store.call("SMEMBERS", key)
         return sorted(member.decode(errors="backslashreplace") for member in members)
 
     async def _call(self, function: str, *arguments: Any, accounts: Sequence[str] = ()) -> tuple[str, str]:

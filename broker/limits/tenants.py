@@ -141,7 +141,7 @@ def memory_bound(setting: str) -> float:
 
 
 async def publish(store: Store, table: TenantTable, memory: float | None) -> None:
-    """Put a table and a bound of the store's memory in force for everybody.  Idempotent.
+    """Put a table and a bound of the store's memory in force for everybody. Idempotent.
 
     Args:
         memory: see `memory_bound`; None: the usual one.

@@ -29,7 +29,7 @@ def check_reply(reply: list[Any]) -> None:
 
 
 async def check(store: Store, conversation_id: str, tenant: str) -> None:
-    """See whether a conversation may begin, before anything is stored for it.  Writes nothing.
+    """See whether a conversation may begin, before anything is stored for it. Writes nothing.
 
     Raises:
         AdmissionRefused: it may not. One that has begun may.
@@ -42,7 +42,7 @@ async def check(store: Store, conversation_id: str, tenant: str) -> None:
 async def begun_before(store: Store, conversation_id: str, key: str) -> Duplicate | None:
     """Return what has begun a conversation under this key; None: nothing has."""
     once = store.keys(conversation_id).once
-    found = await store.persist(lambda: store.connection.call("HGET", once, f"create:{key}"))
+    found = await store.call("HGET", once, f"create:{key}")
     if found is None:
         return None
     first, _, last = found.decode().partition(":")
@@ -65,10 +65,10 @@ async def _open_in_others(store: Store, shard: ShardKeys, tenant: str) -> int:
     if store.shards == 1:
         return 0
     rules = ("HMGET", shard.tenants, tenant, "*")
-    named, others = await store.persist(lambda: store.connection.call(*rules))
+    named, others = await store.call(*rules)
     share = "*" if named is None and others is not None else tenant
     commands = [("ZCARD", other.open(share)) for other in store.all_shards if other != shard]
-    return sum(await store.persist(lambda: store.connection.call_many(commands)))
+    return sum(await store.call_many(commands))
 
 
 def _text(part: Any) -> str:

@@ -20,17 +20,15 @@ class Blobs:
         self._store = store
 
     async def keep(self, conversation_id: str, contents: Mapping[str, bytes]) -> None:
-        """Store texts under their addresses.  Idempotent."""
+        """Store texts under their addresses. Idempotent."""
         names = self._store.keys(conversation_id)
         commands = [("SET", names.blob(sha256), content) for sha256, content in contents.items()]
-        await self._store.persist(lambda: self._store.connection.call_many(commands))
+        await self._store.call_many(commands)
 
     async def fetch(self, conversation_id: str, addresses: list[str]) -> dict[str, bytes]:
         """Return the blobs there are, by address."""
         names = self._store.keys(conversation_id)
-        found = await self._store.persist(
-            lambda: self._store.connection.call_many([("GET", names.blob(sha256)) for sha256 in addresses])
-        )
+        found = await self._store.call_many([("GET", names.blob(sha256)) for sha256 in addresses])
         return {sha256: content for sha256, content in zip(addresses, found, strict=True) if content is not None}
 
     async def whole(self, conversation_id: str, event: EventT) -> EventT:

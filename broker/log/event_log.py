@@ -222,11 +222,7 @@ class EventLog:
         end = "+" if until is None else f"{until}-0"
         while True:
             start = f"{after + len(events) + 1}-0"
-            batch = await self.store.persist(
-                lambda start=start: self.store.connection.call(  # type: ignore[misc]
-                    "XRANGE", stream, start, end, "COUNT", READ_BATCH
-                )
-            )
+            batch = await self.store.call("XRANGE", stream, start, end, "COUNT", READ_BATCH)
             for entry_id, fields in batch:
                 events.append(decoded(entry_id, fields, after + len(events) + 1, decode))
             if len(batch) < READ_BATCH:
@@ -245,14 +241,12 @@ class EventLog:
             EventsLost: the log does not hold that event.
         """
         names = self.store.keys(ownership.conversation_id)
-        _, batch, is_watched = await self.store.persist(
-            lambda: self.store.connection.call_many(
-                [
-                    ("HDEL", names.meta, "rung"),
-                    ("XRANGE", names.events, f"{max(after, 1)}-0", "+", "COUNT", READ_BATCH),
-                    ("EXISTS", names.watched),
-                ]
-            )
+        _, batch, is_watched = await self.store.call_many(
+            [
+                ("HDEL", names.meta, "rung"),
+                ("XRANGE", names.events, f"{max(after, 1)}-0", "+", "COUNT", READ_BATCH),
+                ("EXISTS", names.watched),
+            ]
         )
         if after and not is_at(batch[:1], after, checksum):
             last_id = await self.last_id(ownership.conversation_id)
@@ -291,7 +285,7 @@ class EventLog:
             UnknownConversation: no such conversation.
         """
         meta = self.store.keys(conversation_id).meta
-        found = await self.store.persist(lambda: self.store.connection.call("HGET", meta, "last_id"))
+        found = await self.store.call("HGET", meta, "last_id")
         if found is None:
             raise UnknownConversation(conversation_id)
         return int(found)
@@ -299,13 +293,13 @@ class EventLog:
     async def moves(self, conversation_id: str) -> int:
         """Return how often the workspace was taken off a lost node."""
         meta = self.store.keys(conversation_id).meta
-        return int(await self.store.persist(lambda: self.store.connection.call("HGET", meta, "moves")) or 0)
+        return int(await self.store.call("HGET", meta, "moves") or 0)
 
     async def is_answered(self, conversation_id: str, action_id: int) -> bool:
         """Say whether an action has its observation, or never will because its conversation is gone."""
         names = self.store.keys(conversation_id)
         commands = [("HGET", names.once, f"o:{action_id}"), ("HGET", names.meta, "last_id")]
-        answer, last_id = await self.store.persist(lambda: self.store.connection.call_many(commands))
+        answer, last_id = await self.store.call_many(commands)
         return answer is not None or last_id is None
 
     async def entry(self, conversation_id: str, event_id: int) -> bytes:
@@ -315,7 +309,7 @@ class EventLog:
             CorruptEntry: there is no such event.
         """
         stream, name = self.store.keys(conversation_id).events, f"{event_id}-0"
-        found = await self.store.persist(lambda: self.store.connection.call("XRANGE", stream, name, name))
+        found = await self.store.call("XRANGE", stream, name, name)
         if not found:
             raise CorruptEntry(f"Event {event_id} is missing from the log.")
         entry: bytes = found[0][1][1]

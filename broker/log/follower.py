@@ -77,7 +77,7 @@ async def check_remembered(store: Store, conversation_id: str, known_id: int, ch
     names = store.keys(conversation_id)
     entry_id = f"{known_id}-0"
     commands = [("HGET", names.meta, "last_id"), ("XRANGE", names.events, entry_id, entry_id)]
-    last_id, found = await store.persist(lambda: store.connection.call_many(commands))
+    last_id, found = await store.call_many(commands)
     if last_id is None:
         raise UnknownConversation(conversation_id)
     if known_id and not is_at(found, known_id, checksum):

@@ -623,6 +623,8 @@ local function end_deletion(keys, args)
   for _, name in ipairs({'index', 'unread', 'parked', 'dead', 'awaited', 'expiring', 'news'}) do
     redis.call('ZREM', shard .. ':' .. name, cid)
   end
+  local stream, entry = place_in(get(meta, 'ready_id') or '', shard .. ':ready')
+  if entry == WAITING then leave_line(shard, stream, cid) end
   for _, name in ipairs({'events', 'once', 'snapshot', 'live', 'watched', 'secrets', 'masked', 'secrets_of', 'caller',
     'caller:lock', 'meta'}) do
     redis.call('UNLINK', base .. ':' .. name)

@@ -25,9 +25,7 @@ async def latest_event(store: Store, conversation_id: str, kind: type[E]) -> E |
     """
     stream, end = store.keys(conversation_id).events, "+"
     while True:
-        batch = await store.persist(
-            lambda end=end: store.connection.call("XREVRANGE", stream, end, "-", "COUNT", BATCH)  # type: ignore[misc]
-        )
+        batch = await store.call("XREVRANGE", stream, end, "-", "COUNT", BATCH)
         event_id = 0
         for entry_id, fields in batch:
             event_id = int(entry_id.partition(b"-")[0])

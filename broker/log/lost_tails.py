@@ -34,7 +34,7 @@ NOTICE = (
 
 
 async def name_gap(log: EventLog, lost: EventsLost, *, noticed_by: str) -> int:
-    """Say in the log that it has lost events, unless it says so already.  Idempotent.
+    """Say in the log that it has lost events, unless it says so already. Idempotent.
 
     Args:
         lost: what was lost, as it was noticed.
@@ -93,6 +93,6 @@ async def name_snapshot_gap(log: EventLog, conversation_id: str, version: int) -
 async def _named(store: Store, conversation_id: str) -> tuple[int, int]:
     """Return where the log ended when it named a gap last, and what was known to be lost; (0, 0) for never."""
     meta = store.keys(conversation_id).meta
-    found = await store.persist(lambda: store.connection.call("HGET", meta, "gap"))
+    found = await store.call("HGET", meta, "gap")
     said = NAMED.fullmatch(found or b"0:0")
     return (int(said[1]), int(said[2])) if said else (0, 0)  # damaged: the gap is named once more

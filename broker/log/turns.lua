@@ -166,6 +166,18 @@ local function pump(shard, stream, group, hand_over, may_go)
   if not has_waiting(turns) then redis.call('DEL', turns) end
 end
 
+-- Take one out of a line whose turn will not come.
+local function leave_line(shard, stream, member)
+  local turns = turns_of(shard, stream)
+  for _, class in ipairs(USUAL_ORDER) do
+    local queue = turns .. ':' .. class
+    if is_there(shard, queue, 'zset') and redis.call('ZREM', queue, member) == 1 and redis.call('ZCARD', queue) == 0 then
+      redis.call('DEL', queue .. ':shares')
+    end
+  end
+  if not has_waiting(turns) then redis.call('DEL', turns) end
+end
+
 -- Forget who lines up for a stream.
 local function forget_line(shard, stream)
   local turns = turns_of(shard, stream)

@@ -105,7 +105,7 @@ class Child:
         return self._popen.wait()
 
     async def stop(self, *, grace_seconds: float) -> int:
-        """Ask it to end (SIGTERM), insist after `grace_seconds` (SIGKILL), and return its exit status.  Idempotent."""
+        """Ask it to end (SIGTERM), insist after `grace_seconds` (SIGKILL), and return its exit status. Idempotent."""
         self.send(signal.SIGTERM)
         try:
             async with asyncio.timeout(grace_seconds):
@@ -116,7 +116,7 @@ class Child:
 
 
 def rotate(log: Path) -> None:
-    """Move a log of more than 10 MiB aside, in the place of the one moved before."""
+    """Move a log of more than 10 MiB aside, in place of the one moved before."""
     if log.exists() and log.stat().st_size > LOG_LIMIT_BYTES:
         log.replace(log.with_name(log.name + ".1"))
 

@@ -62,7 +62,7 @@ class UnknownConversation(UsageError):
     def __init__(self, conversation_id: str) -> None:
         super().__init__(
             f"No conversation with the id {conversation_id!r} in this store.",
-            remedy="`deckhands ls` lists those there are.",
+            remedy="`deckhands ls` lists all conversations.",
         )
 
 

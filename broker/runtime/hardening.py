@@ -17,7 +17,7 @@ _PR_SET_DUMPABLE = 4
 
 
 def seclude() -> None:
-    """Make this process one that others cannot look into.  Idempotent.
+    """Make this process one that others cannot look into. Idempotent.
 
     Raises:
         OSError: the kernel refuses.

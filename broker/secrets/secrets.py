@@ -86,7 +86,7 @@ class Secrets:
         self._known: OrderedDict[str, _Known] = OrderedDict()
 
     async def put(self, conversation_id: str, name: str, value: str) -> None:
-        """Add a secret, or replace it.  Idempotent.
+        """Add a secret, or replace it. Idempotent.
 
         Args:
             name: the variable in which commands find it.
@@ -101,7 +101,7 @@ class Secrets:
         encrypted = self._encrypt(conversation_id, value)
         # To be hidden before it can be given to anybody.
         commands = [("SADD", names.masked, encrypted), ("HSET", names.secrets, name, encrypted)]
-        await self._store.persist(lambda: self._store.connection.call_many(commands))
+        await self._store.call_many(commands)
         self._known.pop(conversation_id, None)
 
     def sealed(self, conversation_id: str, text: str) -> bytes:
@@ -123,18 +123,18 @@ class Secrets:
     async def remove(self, conversation_id: str, name: str) -> None:
         """Stop giving a secret to commands; it stays hidden. Idempotent."""
         key = self._store.keys(conversation_id).secrets
-        await self._store.persist(lambda: self._store.connection.call("HDEL", key, name))
+        await self._store.call("HDEL", key, name)
 
     async def lend(self, lender_id: str, conversation_id: str) -> None:
         """Give a conversation all secrets of another one, present and future. Idempotent."""
         key = self._store.keys(conversation_id).secrets_of
-        await self._store.persist(lambda: self._store.connection.call("SET", key, lender_id))
+        await self._store.call("SET", key, lender_id)
         self._known.pop(conversation_id, None)
 
     async def names(self, conversation_id: str) -> list[str]:
         """Return the names of the secrets, sorted."""
         key = self._store.keys(conversation_id).secrets
-        flat = await self._store.persist(lambda: self._store.connection.call("HGETALL", key))
+        flat = await self._store.call("HGETALL", key)
         return sorted(flat[i].decode() for i in range(0, len(flat), 2))
 
     async def wanted_by(self, conversation_id: str, command: str) -> dict[str, str]:
@@ -170,9 +170,7 @@ class Secrets:
         while conversation_id and len(found) < MAX_LENDERS:
             names = self._store.keys(conversation_id)
             commands = [("HGETALL", names.secrets), ("SMEMBERS", names.masked), ("GET", names.secrets_of)]
-            flat, masked, lender = await self._store.persist(
-                lambda commands=commands: self._store.connection.call_many(commands)  # type: ignore[misc]
-            )
+            flat, masked, lender = await self._store.call_many(commands)
             current = {flat[i].decode(): flat[i + 1] for i in range(0, len(flat), 2)}
             found.append(_Kept(conversation_id, current, frozenset(masked)))
             conversation_id = lender.decode() if lender else ""

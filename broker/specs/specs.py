@@ -345,5 +345,5 @@ class Limits(Part):
     @classmethod
     def _is_no_flag(cls, value: object) -> object:
         if isinstance(value, bool):  # Python counts with them
-            raise ValueError(f"{str(value).lower()} is no number")  # noqa: TRY004  (Pydantic reports it)
+            raise ValueError(f"{str(value).lower()} is not a number")  # noqa: TRY004  (Pydantic reports it)
         return value

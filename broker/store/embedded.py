@@ -124,7 +124,7 @@ class EmbeddedValkey:
             raise
 
     async def stop(self) -> None:
-        """Stop the server in order; everything acknowledged is on disk afterwards.  Idempotent."""
+        """Stop the server in order; everything acknowledged is on disk afterwards. Idempotent."""
         if self._child is not None:
             await self._child.stop(grace_seconds=STOP_GRACE_SECONDS)
 

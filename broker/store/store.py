@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, TypeVar
 
 from broker.contract.codec import SCHEMA_VERSION
-from broker.runtime.clock import SYSTEM_CLOCK, Clock, SharedClock
+from broker.runtime.clock import SYSTEM_CLOCK, Clock, SharedClock, from_millis
 from broker.runtime.errors import (
     OutcomeUnknown,
     StoreMisconfigured,
@@ -95,6 +96,19 @@ class Store:
 
         return await self.persist(call)
 
+    async def now(self, names: ShardKeys) -> datetime:
+        """Return the time that a shard counts in: the store's own, without the jumps of its clock."""
+        _, now_ms = await self.function("deck_now", (names.root,))
+        return from_millis(int(now_ms))
+
+    async def call(self, *command: Argument) -> Any:
+        """Send an idempotent command until its outcome is known; see `persist`."""
+        return await self.persist(lambda: self.connection.call(*command))
+
+    async def call_many(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
+        """Send idempotent commands together until their outcome is known; see `persist`."""
+        return await self.persist(lambda: self.connection.call_many(commands))
+
     async def persist(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeat an idempotent call while the store cannot be reached, with growing, jittered pauses.
 
@@ -109,7 +123,7 @@ class Store:
         Raises:
             StoreReplaced: it was emptied or replaced; to continue would begin its conversations again at event 1.
         """
-        self.compare_generation(await self.persist(lambda: self.connection.call("HGET", keys.STORE, "generation")))
+        self.compare_generation(await self.call("HGET", keys.STORE, "generation"))
 
     def compare_generation(self, found: bytes | None) -> None:
         """Do what `check_generation` does, with what the store has as its generation now."""

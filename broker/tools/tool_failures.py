@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
@@ -92,21 +92,22 @@ class ToolFailures:
         self._store = store
 
     async def report(self, worker_id: str, failures: Iterable[ToolFailure]) -> None:
-        """Put these failures in the place of what a worker reported before; none: nothing fails.  Idempotent."""
+        """Put these failures in place of what a worker reported before; none: nothing fails. Idempotent."""
         found = [failure.model_dump() for failure in failures][:MAX_FAILURES]
         try:
             if found:
-                await self._call("HSET", keys.TOOLS_FAILED, worker_id, json.dumps(found))
+                await self._store.call("HSET", keys.TOOLS_FAILED, worker_id, json.dumps(found))
             ended = await self._ended_but(worker_id)
-            if gone := [*ended, *([] if found else [worker_id])]:
-                await self._call("HDEL", keys.TOOLS_FAILED, *gone)
+            gone: list[bytes | str] = [*ended, *([] if found else [worker_id])]
+            if gone:
+                await self._store.call("HDEL", keys.TOOLS_FAILED, *gone)
         except StoreRefused as error:  # a key of another type: the worker serves all the same
             _log.error("tools that fail cannot be reported under %s: %s", keys.TOOLS_FAILED, error)
 
     async def all(self) -> list[Reported]:
         """Return what the running workers report, by worker; a report that cannot be read is left out."""
         try:
-            flat = await self._call("HGETALL", keys.TOOLS_FAILED)
+            flat = await self._store.call("HGETALL", keys.TOOLS_FAILED)
         except StoreRefused:
             return []
         if not flat:
@@ -122,14 +123,11 @@ class ToolFailures:
 
     async def _ended_but(self, worker_id: str) -> list[bytes]:
         """Return the workers that have reported and are no longer running, even if their reports are gone."""
-        reported = (await self._call("HGETALL", keys.TOOLS_FAILED))[::2]
+        reported = (await self._store.call("HGETALL", keys.TOOLS_FAILED))[::2]
         if set(reported) <= {worker_id.encode()}:
             return []
         running = {member.worker_id.encode(errors="replace") for member in await members(self._store)}
         return [name for name in reported if name not in running and name != worker_id.encode()]
-
-    async def _call(self, *command: Any) -> Any:
-        return await self._store.persist(lambda: self._store.connection.call(*command))
 
 
 def _failures_in(text: bytes) -> list[ToolFailure]:

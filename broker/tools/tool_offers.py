@@ -14,7 +14,6 @@ import itertools
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
 
 from broker.coordination.membership import FACTS_EVERY, HEARTBEAT_SECONDS, silent_roles
 from broker.coordination.unreadable import Unreadable
@@ -41,7 +40,7 @@ class ToolOffers:
         self._store = store
 
     async def publish(self, offers: Iterable[ToolOffer]) -> None:
-        """Offer tools under their keys, in place of earlier offers under the same.  Idempotent.
+        """Offer tools under their keys, in place of earlier offers under the same. Idempotent.
 
         A key of another type that stands where the offers belong is moved out of the way.
         """
@@ -53,7 +52,7 @@ class ToolOffers:
             _log.error("tools cannot be offered under %s: %s", keys.TOOLS, error)
 
     async def repeat(self, offers: Iterable[ToolOffer]) -> None:
-        """Publish those offers again that do not stand as they were published: somebody has written there.  Idempotent.
+        """Publish those offers again that do not stand as they were published: somebody has written there. Idempotent.
 
         It is asked every few seconds, and what is written goes to the store's disk; so it looks before it writes.
         """
@@ -61,7 +60,7 @@ class ToolOffers:
         if not texts:
             return
         try:
-            found = await self._call("HMGET", keys.TOOLS, *texts)
+            found = await self._store.call("HMGET", keys.TOOLS, *texts)
         except StoreRefused:
             found = [None] * len(texts)
         await self.publish(offer for (offer, text), known in zip(texts.values(), found, strict=True) if text != known)
@@ -75,7 +74,7 @@ class ToolOffers:
     async def all(self) -> dict[str, ToolOffer]:
         """Return every offer by its key, sorted; those of a newer version that cannot be read are left out."""
         try:
-            flat = await self._call("HGETALL", keys.TOOLS)
+            flat = await self._store.call("HGETALL", keys.TOOLS)
         except StoreRefused as error:
             if WRONG_TYPE not in error.message:
                 raise
@@ -117,15 +116,12 @@ class ToolOffers:
 
     async def _repaired(self, *command: Argument) -> None:
         try:
-            await self._call(*command)
+            await self._store.call(*command)
         except StoreRefused as error:
             if WRONG_TYPE not in error.message:
                 raise
             await Unreadable(self._store).move_away(keys.TOOLS, "hash", error)
-            await self._call(*command)
-
-    async def _call(self, *command: Argument) -> Any:
-        return await self._store.persist(lambda: self._store.connection.call(*command))
+            await self._store.call(*command)
 
 
 def _missing(pattern: str, causes: Sequence[Reported], offers: Iterable[str], silent: Collection[str]) -> UsageError:

@@ -9,33 +9,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from broker.contract.actions import AgentFinishAction, AgentRejectAction, MessageAction
-from broker.contract.events import Action, AgentSpec, Event, EventSource, ModelReply, ToolCallMetadata, WorkspaceSpec
+from broker.contract.events import Action, Event, EventSource, ModelReply, ToolCallMetadata, WorkspaceSpec
 from broker.contract.session_events import AcpPermissionAction, AcpTurnAction
 from broker.contract.task_list import TaskItem, TaskTrackingAction
 from broker.specs.tool_arguments import json_in
-from broker.specs.tool_specs import ToolSpec
+from controller_worker.agents.agent import ModelFree
 
 PLAN, TURN, PERMISSION, WAIT, REJECT = "acp_plan", "acp_turn", "acp_permission", "acp_wait", "acp_reject"
 """What follows a report; without any of these the agent is done."""
 
 
-class AcpAgent:
+class AcpAgent(ModelFree):
     """The agent that a program in the sandbox is.
 
     Attributes:
         is_acp: its replies are made from reports.
     """
 
-    asks_model = False
     is_acp = True
-
-    def __init__(self, spec: AgentSpec) -> None:
-        """Take a specification; which program it is the replies say."""
-
-    @property
-    def tools(self) -> Sequence[ToolSpec]:
-        """No tools of ours: the program has its own."""
-        return ()
 
     def system_prompt(self, workspace: WorkspaceSpec) -> str:  # noqa: ARG002  (nobody reads it)
         """Return the text a conversation begins with."""

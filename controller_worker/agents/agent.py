@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from broker.contract.events import Event, ModelReply, WorkspaceSpec
+from broker.contract.events import AgentSpec, Event, ModelReply, WorkspaceSpec
 from broker.contract.task_list import TaskItem
 from broker.specs.tool_specs import ToolSpec
 
@@ -26,6 +26,20 @@ def is_sdk_agent(agent: Agent) -> bool:
 def is_acp_agent(agent: Agent) -> bool:
     """Say whether the loop of an agent is a program in the sandbox; an agent says so by its `is_acp`."""
     return getattr(agent, "is_acp", False)
+
+
+class ModelFree:
+    """What agents have in common that decide without a model of ours."""
+
+    asks_model = False
+
+    def __init__(self, spec: AgentSpec) -> None:
+        """Take a specification; the goal and the replies say what there is to do."""
+
+    @property
+    def tools(self) -> Sequence[ToolSpec]:
+        """No tools: nobody would call them."""
+        return ()
 
 
 class Agent(Protocol):

@@ -10,23 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from broker.contract.actions import AgentFinishAction
-from broker.contract.events import AgentSpec, Event, ModelReply, WorkspaceSpec
+from broker.contract.events import Event, ModelReply, WorkspaceSpec
 from broker.contract.task_list import TaskItem
-from broker.specs.tool_specs import ToolSpec
+from controller_worker.agents.agent import ModelFree
 
 
-class CheckAgent:
+class CheckAgent(ModelFree):
     """The agent that only lets its goal be checked."""
-
-    asks_model = False
-
-    def __init__(self, spec: AgentSpec) -> None:
-        """Take a specification; what is to be checked stands in its goal."""
-
-    @property
-    def tools(self) -> Sequence[ToolSpec]:
-        """No tools: nobody would call them."""
-        return ()
 
     def system_prompt(self, workspace: WorkspaceSpec) -> str:  # noqa: ARG002  (nobody reads it)
         """Return the text a conversation begins with."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from broker.contract.actions import AgentFinishAction, AgentRejectAction, CmdRunAction, MessageAction
-from broker.contract.events import Action, AgentSpec, Event, EventSource, ModelReply, WorkspaceSpec
+from broker.contract.events import Action, Event, EventSource, ModelReply, WorkspaceSpec
 from broker.contract.file_events import FileReadAction, FileWriteAction
 from broker.contract.task_list import TaskItem
-from broker.specs.tool_specs import ToolSpec
+from controller_worker.agents.agent import ModelFree
 
 STEPS: Sequence[Action] = (
     MessageAction(content="I begin.", source=EventSource.AGENT),
@@ -25,18 +25,8 @@ STEPS: Sequence[Action] = (
 """The steps in order; the last one again and again."""
 
 
-class DummyAgent:
+class DummyAgent(ModelFree):
     """The agent that follows its list."""
-
-    asks_model = False
-
-    def __init__(self, spec: AgentSpec) -> None:
-        """Take a specification and ignore it."""
-
-    @property
-    def tools(self) -> Sequence[ToolSpec]:
-        """No tools: nobody would call them."""
-        return ()
 
     def system_prompt(self, workspace: WorkspaceSpec) -> str:  # noqa: ARG002  (nobody reads it)
         """Return the text a conversation begins with."""

@@ -89,7 +89,7 @@ async def ask(
 
 
 def failed_by(error: Exception, request: ModelRequest, *, attempt: int) -> ModelCallFailed:
-    """Return what a call comes to that something other than the model has ended, which is not tried again."""
+    """Return the failure of a call that something other than the model has ended. It is not retried."""
     last_error = last_error_of(error)
     if isinstance(error, DeckhandsError):
         return _failed(error.code, str(error), last_error, attempt=attempt)
@@ -123,7 +123,7 @@ async def _ask_others(
     permit: CallPermit,
     admit: Callable[[str], Awaitable[None]] | None,
 ) -> Completion | DeckhandsError:
-    """Ask each that is for the error of the one before it, that may be called and whose quota has room.
+    """Ask each model that takes over after the latest error, may be called and has room in its quota.
 
     Returns:
         The first reply; or the first error that may pass, because an attempt is worth repeating if any of them is; or

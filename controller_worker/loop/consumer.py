@@ -45,10 +45,10 @@ UPKEEP_SECONDS = 1.0
 CHECK_NEWS_EVERY = 2
 CHECK_DISPATCH_AFTER_SECONDS = 6.0
 MAKE_ROOM_FOR = 256
-"""How many conversations that only wait a full worker gives back each second: batch work first, then by how long."""
+"""How many waiting conversations a full worker gives back each second: batch work first, then the longest wait."""
 SHOWN_LOST = 5
 QUOTAS_NAMED = 50
-"""Of how many quotas a worker says that it has them, for those who look on."""
+"""How many of its quotas a worker reports."""
 IGNORED_NAMED = 10
 """How many settings without effect a worker reports."""
 BEGIN_AT_ONCE = 32
@@ -67,10 +67,8 @@ class ControllerConsumer:
 
     async def run(self, stop: asyncio.Event) -> None:
         """See `LoopService.run`."""
-        settings = self._settings
-        store = await open_store(
-            settings.store_url, shards=settings.shards, patience_seconds=None, opening_seconds=None
-        )
+        variables = self._settings.variables
+        store = await open_store(variables.url, shards=variables.shards, patience_seconds=None, opening_seconds=None)
         for warning in store.warnings:
             _log.error("%s", warning)
         services = self.services(store)
@@ -78,7 +76,7 @@ class ControllerConsumer:
         try:
             while not stop.is_set():
                 incarnation = await self.begin(services)
-                with HeartbeatThread(settings.store_url, incarnation.membership) as heartbeat_thread:
+                with HeartbeatThread(variables.url, incarnation.membership) as heartbeat_thread:
                     await incarnation.run(stop, on_beat=heartbeat_thread.loop_turned)
         finally:
             preparing.cancel()
@@ -98,8 +96,8 @@ class ControllerConsumer:
             Owners(store),
             Models(settings.model_env, store.clock),
             settings.quotas,
-            load_hooks(settings.hooks),
-            sdk_sessions=Sessions(settings.sdk_sessions, settings.sdk_sandbox),
+            load_hooks(settings.variables.hooks),
+            sdk_sessions=Sessions(settings.variables.sdk_sessions, settings.variables.sdk_sandbox),
         )
 
     async def begin(self, services: Services) -> Incarnation:
@@ -146,7 +144,7 @@ class Incarnation:
         self.is_draining = False
         self._services = services
         self._settings = settings
-        self._idle_seconds = settings.idle_seconds
+        self._idle_seconds = settings.variables.idle_seconds
         self.membership = Membership(
             services.store,
             self.worker_id,
@@ -159,10 +157,10 @@ class Incarnation:
                 "ignored_settings": "\n".join(ignored_variables(settings.model_env)[:IGNORED_NAMED]),
                 "interactive": "1",
             },
-            ttl_seconds=settings.heartbeat_ttl_seconds,
+            ttl_seconds=settings.variables.heartbeat_ttl_seconds,
             figures=services.figures,
         )
-        self._places = Places(settings.max_conversations)
+        self._places = Places(settings.variables.max_conversations)
         self._takes_more = asyncio.Event()
         self._takes_more.set()
         self._connects = services.store.connection.connects
@@ -227,9 +225,9 @@ class Incarnation:
                 while self._beginning[is_first] >= BEGIN_AT_ONCE:
                     self._has_begun.clear()
                     await self._has_begun.wait()
-                rung = await stream.read(limit=min(BEGIN_AT_ONCE - self._beginning[is_first], room))
-                with self._services.steps.hurry() if rung and is_first else nullcontext():
-                    await asyncio.gather(*(self._claim(cid, entry) for cid, entry in rung))
+                notified = await stream.read(limit=min(BEGIN_AT_ONCE - self._beginning[is_first], room))
+                with self._services.steps.hurry() if notified and is_first else nullcontext():
+                    await asyncio.gather(*(self._claim(cid, entry) for cid, entry in notified))
         finally:
             await stream.aclose()
 

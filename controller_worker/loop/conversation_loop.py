@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from broker.coordination.crash_attribution import CrashAttribution
 from broker.coordination.ownership import Claimed
@@ -35,7 +36,7 @@ from controller_worker.services import Services
 _log = logging.getLogger(__name__)
 
 MAX_ROUNDS = 16
-"""While nothing grows, neither the log nor the errands that are done, one or two are needed; more go in circles."""
+"""Rounds in which neither the log grows nor an errand is done. One or two are usual; more mean an endless loop."""
 
 
 class ConversationLoop:
@@ -57,12 +58,12 @@ class ConversationLoop:
         self._on_gone = on_gone
         self._is_gone = False
         self._task: asyncio.Task[None] | None = None
-        self._alarm = Alarm(services.store.clock, lambda: self.wake(has_new_events=False))
+        look_again = partial(self.wake, has_new_events=False)
+        self._alarm = Alarm(services.store.clock, look_again)
         self._log = OwnedLog(claimed, services)
         self._suspicion = CrashAttribution(services.turns, self._log.mark, deaths=claimed.crashes)
-        self._call = CallUnderWay(services, claimed.ownership, on_answer=lambda: self.wake(has_new_events=False))
-        cid, look_again = self.conversation_id, lambda: self.wake(has_new_events=False)
-        self._sdk = Session(services.sdk_sessions, services.log, cid, look_again)
+        self._call = CallUnderWay(services, claimed.ownership, on_answer=look_again)
+        self._sdk = Session(services.sdk_sessions, services.log, self.conversation_id, look_again)
         self._log.on_events = self._sdk.take_in
         self._performer = Performer(self._log, self._call, self._sdk, services, self._suspicion)
 

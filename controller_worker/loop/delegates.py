@@ -98,7 +98,7 @@ class Delegates:
             await _append_once(self._log, parent, ended)
 
     async def tell(self, state: State, order: TellDelegates) -> None:
-        """Ask the delegates to pause, to resume or to stop, as their parent does.  Idempotent."""
+        """Ask the delegates to pause, to resume or to stop, as their parent does. Idempotent."""
         parent_id = state.setup.conversation_id
         request = ChangeAgentStateAction(agent_state=order.state, source=EventSource.ENVIRONMENT)
         for delegate in state.delegation.delegates:
@@ -158,7 +158,7 @@ class Delegates:
 
 
 async def report_end(log: EventLog, state: State) -> None:
-    """Report the end of a conversation to its parent, if it is a delegate and has ended.  Idempotent."""
+    """Report the end of a conversation to its parent, if it is a delegate and has ended. Idempotent."""
     if state.setup.parent is not None and is_over(state):
         failpoint("controller.before_report")
         await report(log, state, state.setup.parent)
@@ -166,7 +166,7 @@ async def report_end(log: EventLog, state: State) -> None:
 
 
 async def report(log: EventLog, state: State, parent: Parent) -> None:
-    """Report to a parent how its delegate has ended.  Idempotent: only the first report counts."""
+    """Report to a parent how its delegate has ended. Idempotent: only the first report counts."""
     if await _name_lost_request(log, state, parent):
         return
     content, outputs = await _result(log, state)
@@ -215,7 +215,7 @@ async def _has_task(log: EventLog, delegate_conversation_id: str, task: str) -> 
 
 
 async def report_failure(log: EventLog, conversation_id: str, reason: str) -> None:
-    """Report to the parent of a conversation that failed unforeseen, if it has one.  Idempotent."""
+    """Report to the parent of a conversation that failed unforeseen, if it has one. Idempotent."""
     created = await event_of(log, conversation_id, 1)
     if isinstance(created, ConversationCreated) and created.parent is not None:
         text = f"{created.agent.name} encountered an error during execution. {reason}"

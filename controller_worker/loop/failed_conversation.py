@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 async def rest_in_error(services: Services, owned: OwnedLog, error: Exception) -> None:
-    """Record an error and give the conversation up until somebody resumes it.  Raises nothing.
+    """Record an error and give the conversation up until somebody resumes it. Raises nothing.
 
     Args:
         error: about an event that only a newer version knows, nothing is recorded: see `_leave_to_newer`.

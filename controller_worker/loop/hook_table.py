@@ -66,7 +66,8 @@ def _entries(path: str) -> list[_Entry]:
         return _Table.model_validate(tomllib.loads(Path(path).read_text(encoding="utf-8"))).hook
     except OSError as error:
         raise UsageError(
-            f"The file of hooks {path} cannot be read: {error.strerror}.", remedy="Set DECKHANDS_HOOKS to one, or not."
+            f"The file of hooks {path} cannot be read: {error.strerror}.",
+            remedy="Set DECKHANDS_HOOKS to a file of hooks, or unset it.",
         ) from error
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))

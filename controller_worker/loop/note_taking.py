@@ -23,7 +23,7 @@ def notebook_of(state: State) -> Notebook | None:
 
 
 async def noted(notebooks: Notebooks, state: State, action: NoteAction) -> Append:
-    """Do what an action wants and return its observation.  Idempotent.
+    """Do what an action wants and return its observation. Idempotent.
 
     Args:
         action: as the log has it.

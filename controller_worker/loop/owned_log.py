@@ -222,7 +222,7 @@ class OwnedLog:
             raise TakenOver
 
     async def name_lost_tail(self, error: Exception | None) -> bool:
-        """Return whether the log has lost what was read of it, and name the gap if so.  Raises nothing.
+        """Return whether the log has lost what was read of it, and name the gap if so. Raises nothing.
 
         After that nothing of what this owner remembers may decide anything; the next owner reads the log.
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from broker.contract.events import ConversationBegun
 from broker.conversations.expiry import EXPIRED_CODE, NOT_BEGUN
 from broker.coordination.crash_attribution import CrashAttribution
-from broker.coordination.ownership import Standing
+from broker.coordination.ownership import StartStatus
 from broker.specs.agent_state import AgentState
 from controller_worker.agents.agent import is_sdk_agent
 from controller_worker.calls.call_under_way import CallUnderWay
@@ -106,12 +106,12 @@ class Performer:
 
     async def _await_start(self, _: AwaitStart) -> Append | Then:
         services, log = self._services, self._log
-        standing = await services.owners.standing(log.ownership)
-        if standing is Standing.DUE:
+        status = await services.owners.start_status(log.ownership)
+        if status is StartStatus.DUE:
             return Append((ConversationBegun(),))
-        if isinstance(standing, Standing):
+        if isinstance(status, StartStatus):
             return announce(log.state, AgentState.ERROR, NOT_BEGUN, code=EXPIRED_CODE)
-        await log.release(services.store.clock.now() + timedelta(seconds=standing))
+        await log.release(services.store.clock.now() + timedelta(seconds=status))
         return Then.ASK_AGAIN
 
     async def _await_tools(self, wanted: AwaitTools) -> Then:

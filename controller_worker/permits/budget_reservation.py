@@ -31,7 +31,7 @@ class BudgetReservation:
     async def reserve(
         self, state: State, accounts: list[str], worst_usd: float, *, is_batched: bool
     ) -> ModelCallDeferred | None:
-        """Reserve what a call costs at worst; return why it has to wait, None if it may be made.  Idempotent."""
+        """Reserve what a call costs at worst; return why it has to wait, None if it may be made. Idempotent."""
         self._accounts = accounts
         self._permits.keeps_budgets = True
         exhausted = await self._permits.ledger.reserve(
@@ -61,7 +61,7 @@ class BudgetReservation:
             await self.charge(state, self._accounts, is_lost=is_lost)
 
     async def charge(self, state: State, accounts: list[str], *, is_lost: bool = False) -> None:
-        """Charge the accounts up to what the log says.  Idempotent."""
+        """Charge the accounts up to what the log says. Idempotent."""
         total_usd = own_cost_usd(state)
         await self._permits.ledger.settle(self._ownership, accounts, total_usd=total_usd, is_lost=is_lost)
 

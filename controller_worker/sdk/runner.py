@@ -98,7 +98,7 @@ class Runner:
             self._writer.transport.abort()
 
     def stop(self) -> None:
-        """End it and all that it has started, at once; `endings` holds what waits for that.  Idempotent."""
+        """End it and all that it has started, at once; `endings` holds what waits for that. Idempotent."""
         if self._reading is not None and self._reading is not asyncio.current_task():
             self._reading.cancel()
         if self._writer is not None:

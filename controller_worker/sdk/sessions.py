@@ -92,7 +92,7 @@ class Sessions:
         self.look_again()
 
     def give(self, session: Held) -> None:
-        """Give a place back, or the wait for one.  Idempotent."""
+        """Give a place back, or the wait for one. Idempotent."""
         self._waiting.pop(session, None)
         if session in self._held:
             del self._held[session]

@@ -39,13 +39,13 @@ class AnalyzerPlugin(Protocol):
 
 
 def policy_plugin(policy: ConfirmationPolicy) -> PolicyPlugin | None:
-    """Return the plug-in that a policy names; None: it is built in.  Raises what `check_plugins` does."""
+    """Return the plug-in that a policy names; None: it is built in. Raises what `check_plugins` does."""
     found: PolicyPlugin | None = _made(POLICIES, policy)
     return found
 
 
 def analyzer_plugin(policy: ConfirmationPolicy) -> AnalyzerPlugin | None:
-    """Return the analyzer that a policy names; None: it is built in.  Raises what `check_plugins` does."""
+    """Return the analyzer that a policy names; None: it is built in. Raises what `check_plugins` does."""
     found: AnalyzerPlugin | None = _made(ANALYZERS, policy)
     return found
 

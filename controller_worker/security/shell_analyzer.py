@@ -196,7 +196,7 @@ class _Reading:
 
 
 def _known_text(node: tree_sitter.Node) -> str | None:
-    """Return what a word is when it runs; None if that is not known before.  A glob in a path counts as itself."""
+    """Return what a word is when it runs; None if that is not known before. A glob in a path counts as itself."""
     match node.type:
         case "word" | "number":
             text = _text(node)

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from hashlib import sha256
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from broker.runtime.clock import from_millis, to_millis
 from broker.runtime.errors import DeckhandsError, UsageError
-from broker.store.connection import Argument
 from broker.store.store import Store
 
 EVERY_TENANT = "*"
@@ -137,8 +136,8 @@ class ApiKeys:
             UsageError: something cannot be used, or there are too many keys.
         """
         if life is not None and not timedelta(0) < life <= MAX_LIFE:
-            raise UsageError("A key lives between a moment and ten years.", remedy="Use a duration such as 90d.")
-        if (await self._call(("HLEN", self._root)))[0] >= MAX_KEYS:
+            raise UsageError("A key is valid for up to ten years.", remedy="Use a duration such as 90d.")
+        if await self._store.call("HLEN", self._root) >= MAX_KEYS:
             raise UsageError(f"There are {MAX_KEYS:,} keys.", remedy="Remove those that were revoked.")
         now, secret = self._store.clock.now(), secrets.token_urlsafe(32)
         try:
@@ -156,12 +155,12 @@ class ApiKeys:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             raise UsageError(f"The {first['loc'][0]} of the key cannot be used: {first['msg']}.") from None
-        await self._call(("HSET", self._root, key.id, key.model_dump_json()))
+        await self._store.call("HSET", self._root, key.id, key.model_dump_json())
         return key, f"dh_{key.id}_{secret}"
 
     async def all(self) -> list[Listed]:
         """Return the keys that can be read, the oldest first."""
-        flat, used = await self._call(("HGETALL", self._root), ("HGETALL", f"{self._root}:used"))
+        flat, used = await self._store.call_many([("HGETALL", self._root), ("HGETALL", f"{self._root}:used")])
         times = dict(zip(used[::2], used[1::2], strict=True))
         found = []
         for key_id, text in zip(flat[::2], flat[1::2], strict=True):
@@ -172,11 +171,11 @@ class ApiKeys:
 
     async def any(self) -> bool:
         """Say whether there is a key, good or not."""
-        (count,) = await self._call(("HLEN", self._root))
+        count = await self._store.call("HLEN", self._root)
         return bool(count)
 
     async def revoke(self, key_id: str) -> ApiKey:
-        """Refuse a key from now on.  Idempotent; it stays in the listing.
+        """Refuse a key from now on. Idempotent; it stays in the listing.
 
         Raises:
             UsageError: there is no such key.
@@ -184,7 +183,7 @@ class ApiKeys:
         key = await self._of(key_id)
         if key.revoked is None:
             key = key.model_copy(update={"revoked": self._store.clock.now()})
-            await self._call(("HSET", self._root, key.id, key.model_dump_json()))
+            await self._store.call("HSET", self._root, key.id, key.model_dump_json())
         return key
 
     async def remove(self, key_id: str) -> None:
@@ -194,7 +193,7 @@ class ApiKeys:
             UsageError: there is no such key.
         """
         await self._of(key_id)
-        await self._call(("HDEL", self._root, key_id), ("HDEL", f"{self._root}:used", key_id))
+        await self._store.call_many([("HDEL", self._root, key_id), ("HDEL", f"{self._root}:used", key_id)])
 
     async def check(self, token: str) -> ApiKey:
         """Return the key that a token is of.
@@ -204,7 +203,7 @@ class ApiKeys:
         """
         parts = TOKEN.fullmatch(token)
         key_id, secret = parts.groups() if parts else ("a" * 12, "")
-        (text,) = await self._call(("HGET", self._root, key_id))
+        text = await self._store.call("HGET", self._root, key_id)
         key = _key_in(text)
         digest = key.digest if key is not None else "0" * 64
         if not hmac.compare_digest(sha256(secret.encode()).hexdigest(), digest) or key is None:
@@ -213,7 +212,7 @@ class ApiKeys:
 
     async def check_id(self, key_id: str) -> ApiKey:
         """Return a key that was checked before, if it is still good; raises what `check` does."""
-        (text,) = await self._call(("HGET", self._root, key_id))
+        text = await self._store.call("HGET", self._root, key_id)
         if (key := _key_in(text)) is None:
             raise Refused("unauthorized", "The API key is not known any more.")
         return self._good(key)
@@ -227,10 +226,12 @@ class ApiKeys:
         now = self._store.clock.now()
         minute, second = divmod(now.timestamp(), 60)
         rate = f"{self._root}:rate:{key.id}:{minute:.0f}"
-        number, *_ = await self._call(
-            ("INCR", rate),
-            ("EXPIRE", rate, RATE_KEPT_SECONDS),
-            ("HSET", f"{self._root}:used", key.id, to_millis(now)),
+        number, *_ = await self._store.call_many(
+            [
+                ("INCR", rate),
+                ("EXPIRE", rate, RATE_KEPT_SECONDS),
+                ("HSET", f"{self._root}:used", key.id, to_millis(now)),
+            ]
         )
         if number > key.requests_per_minute:
             raise TooManyRequests(key.requests_per_minute, max(1.0, 60 - second))
@@ -242,15 +243,12 @@ class ApiKeys:
         return key
 
     async def _of(self, key_id: str) -> ApiKey:
-        (text,) = await self._call(("HGET", self._root, key_id))
+        text = await self._store.call("HGET", self._root, key_id)
         if (key := _key_in(text)) is None:
             raise UsageError(
-                f"There is no API key {ascii(key_id)[1:-1][:50]}.", remedy="`deckhands key ls` lists those there are."
+                f"There is no API key {ascii(key_id)[1:-1][:50]}.", remedy="`deckhands key ls` lists all keys."
             )
         return key
-
-    async def _call(self, *commands: tuple[Argument, ...]) -> list[Any]:
-        return await self._store.persist(lambda: self._store.connection.call_many(commands))
 
 
 def _key_in(text: bytes | None) -> ApiKey | None:

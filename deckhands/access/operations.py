@@ -41,7 +41,7 @@ class Operations:
         """Add an entry; one whose reply is lost may stand there twice."""
         fields = ("author", author, "tenant", tenant, "action", action, "target", target, "reason", reason)
         command = ("XADD", self._key, "MAXLEN", "~", KEPT, "*", *fields)
-        await self._store.persist(lambda: self._store.connection.call(*command))
+        await self._store.call(*command)
 
     async def latest(self, *, before: str = "", limit: int = 100) -> list[Operation]:
         """Return entries, the newest first.
@@ -53,7 +53,7 @@ class Operations:
             return []  # nothing is older, and the store refuses the question
         end = f"({before}" if before else "+"
         command = ("XREVRANGE", self._key, end, "-", "COUNT", limit)
-        found = await self._store.persist(lambda: self._store.connection.call(*command))
+        found = await self._store.call(*command)
         entries = [(entry_id.decode(), texts_by_name(flat)) for entry_id, flat in found]
         names = ("author", "tenant", "action", "target", "reason")
         return [

@@ -60,7 +60,7 @@ class Repeated:
             ("SET", key, json.dumps({"request": digest}), "NX", "EX", KEPT_SECONDS),
             ("GET", key),
         ]
-        _, found = await self._store.persist(lambda: self._store.connection.call_many(commands))
+        _, found = await self._store.call_many(commands)
         kept = json.loads(found or b"{}")
         if kept.get("request", digest) != digest:
             raise KeyReused
@@ -72,12 +72,12 @@ class Repeated:
             return
         kept = {"request": sha256(request).hexdigest(), "status": answer.status, "body": answer.body}
         command = ("SET", self._name(name), json.dumps(kept), "EX", KEPT_SECONDS)
-        await self._store.persist(lambda: self._store.connection.call(*command))
+        await self._store.call(*command)
 
     async def forget(self, name: str) -> None:
         """Forget a request that was refused, so that another may take its key."""
         key = self._name(name)
-        await self._store.persist(lambda: self._store.connection.call("DEL", key))
+        await self._store.call("DEL", key)
 
     def _name(self, name: str) -> str:
         return f"{self._root}:once:{sha256(name.encode()).hexdigest()}"

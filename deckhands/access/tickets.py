@@ -29,7 +29,7 @@ class Tickets:
         """Return a new ticket of a key."""
         ticket = secrets.token_urlsafe(32)
         command = ("SET", self._name(ticket), key_id, "PX", int(TICKET_SECONDS * 1000))
-        await self._store.persist(lambda: self._store.connection.call(*command))
+        await self._store.call(*command)
         return ticket
 
     async def take(self, ticket: str) -> str:
@@ -41,7 +41,7 @@ class Tickets:
         """Return a new ticket that a page exchanges for a key's token, once and within two minutes."""
         ticket = secrets.token_urlsafe(32)
         command = ("SET", self._name(ticket), f"{ENTRY}{token}", "PX", int(ENTRY_SECONDS * 1000))
-        await self._store.persist(lambda: self._store.connection.call(*command))
+        await self._store.call(*command)
         return ticket
 
     async def take_entry(self, ticket: str) -> str:

@@ -53,7 +53,7 @@ class Uploads:
         self._root = store.all_shards[0].api_keys
 
     async def lay_by(self, tenant: str, conversation_id: str, name: str, source: Path) -> None:
-        """Keep a file until its conversation begins, for an hour at most.  Idempotent.
+        """Keep a file until its conversation begins, for an hour at most. Idempotent.
 
         Args:
             name: the SHA-256 of its content.
@@ -63,13 +63,13 @@ class Uploads:
             UsageError: the file is too large.
         """
         key, member = self._name(tenant), f"{conversation_id}:{name}"
-        now, call_many = self._store.clock.now().timestamp(), self._store.connection.call_many
+        now = self._store.clock.now().timestamp()
         if await self._files.refresh(conversation_id, name, ttl_seconds=KEPT_SECONDS):
             again: list[tuple[str | float, ...]] = [
                 ("ZADD", key, "XX", now + KEPT_SECONDS, member),  # unless it is claimed
                 ("EXPIRE", key, KEPT_SECONDS),
             ]
-            await self._store.persist(lambda: call_many(again))
+            await self._store.call_many(again)
             return
         counting: list[tuple[str | float, ...]] = [
             ("ZREMRANGEBYSCORE", key, "-inf", now),
@@ -77,7 +77,7 @@ class Uploads:
             ("EXPIRE", key, KEPT_SECONDS),
             ("ZCARD", key),
         ]
-        _, is_new, _, waiting = await self._store.persist(lambda: call_many(counting))
+        _, is_new, _, waiting = await self._store.call_many(counting)
         if waiting > MAX_WAITING:
             if is_new:
                 await self._count_no_more(tenant, member)
@@ -96,7 +96,7 @@ class Uploads:
             raise UnknownUpload
 
     async def claim(self, tenant: str, conversation_id: str, source: GitSource | UploadedSource | None) -> None:
-        """Keep the file that a conversation has begun with, if it is an uploaded one.  Idempotent."""
+        """Keep the file that a conversation has begun with, if it is an uploaded one. Idempotent."""
         if not isinstance(source, UploadedSource):
             return
         await self._files.claim(conversation_id, source.parcel)
@@ -104,7 +104,7 @@ class Uploads:
 
     async def _count_no_more(self, tenant: str, member: str) -> None:
         key = self._name(tenant)
-        await self._store.persist(lambda: self._store.connection.call("ZREM", key, member))
+        await self._store.call("ZREM", key, member)
 
     def _name(self, tenant: str) -> str:
         return f"{self._root}:uploads:{sha256(tenant.encode()).hexdigest()}"

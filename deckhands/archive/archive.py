@@ -52,7 +52,7 @@ class Archive:
         self._place = ArchivePlace(url)
 
     async def save(self, store: Store, events: Sequence[Event], *, checkpoint: str = "") -> Manifest:
-        """Write a settled conversation into its file, and check the file.  Idempotent.
+        """Write a settled conversation into its file, and check the file. Idempotent.
 
         Args:
             events: its whole log, as stored.
@@ -177,7 +177,7 @@ class Archive:
         return await self.ask(conversation_id, lambda found: found.upload(name))
 
     async def remove(self, conversation_id: str) -> bool:
-        """Remove a conversation's file; says whether there was one.  Idempotent."""
+        """Remove a conversation's file; says whether there was one. Idempotent."""
         return await asyncio.to_thread(self._place.remove, conversation_id)
 
     async def sweep(self, *, before: datetime) -> None:

@@ -125,7 +125,7 @@ class FileWriter:
         self._zip.close()
 
     def close(self) -> None:
-        """End a file that may not be finished.  Idempotent."""
+        """End a file that may not be finished. Idempotent."""
         self._zip.close()
 
     def _note(self, name: str, size: int, digest: str) -> None:

@@ -88,7 +88,7 @@ class ArchivePlace:
                 shutil.copyfileobj(content, file)
 
     def remove(self, conversation_id: str) -> bool:
-        """Remove a conversation's file; says whether there was one.  Idempotent."""
+        """Remove a conversation's file; says whether there was one. Idempotent."""
         with self._using(FileNotFoundError):
             self._files.rm_file(self.path(conversation_id))
             return True

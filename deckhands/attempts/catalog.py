@@ -28,7 +28,7 @@ from deckhands.monitoring.readings import ask, number, pairs, text
 
 MAX_ROWS = 20_000
 """Of one evaluation; later ones are in its directory alone."""
-MAX_EVIDENCE_CHARS = 4_000
+MAX_EVIDENCE_CHARS, MAX_LEFT_OUT = 4_000, 100
 AT_ONCE = 500
 FRESH_SECONDS = 10.0
 """A driver that has not reported for this long counts as not running."""
@@ -70,13 +70,13 @@ class Catalog:
         self._shard = store.all_shards[0]
 
     async def begin(self, name: str, about: About) -> None:
-        """Record an evaluation.  Idempotent."""
+        """Record an evaluation. Idempotent."""
         key = self._shard.evaluation(name)
-        await self._write([("HSET", key, "about", about.model_dump_json()), ("EXPIRE", key, KEPT_SECONDS)])
+        await self._store.call_many([("HSET", key, "about", about.model_dump_json()), ("EXPIRE", key, KEPT_SECONDS)])
         await self.put(name, ())
 
     async def put(self, name: str, rows: Iterable[Row]) -> None:
-        """Record results, and that a driver is running. Patches and long evidence are left out.  Idempotent."""
+        """Record results, and that a driver is running. Patches and long evidence are left out. Idempotent."""
         now_ms = round(self._store.clock.now().timestamp() * 1000)
         index, key = self._shard.evaluations, self._shard.evaluation_rows(name)
         fields = [part for row in rows for part in (json.dumps(row.key), _shortened(row).model_dump_json())]
@@ -85,9 +85,9 @@ class Catalog:
             if number(kept) >= MAX_ROWS:
                 break
             some = fields[start : start + 2 * AT_ONCE]
-            await self._write([("HSET", key, *some), ("EXPIRE", key, KEPT_SECONDS)])
+            await self._store.call_many([("HSET", key, *some), ("EXPIRE", key, KEPT_SECONDS)])
         long_ago = now_ms - 1000 * KEPT_SECONDS
-        await self._write(
+        await self._store.call_many(
             [
                 ("ZADD", index, now_ms, name),
                 ("ZREMRANGEBYSCORE", index, "-inf", long_ago),
@@ -164,12 +164,10 @@ class Catalog:
     async def _ask(self, commands: Sequence[Sequence[str | int | bytes]]) -> list[Any]:
         return await self._store.persist(lambda: ask(self._store.connection, commands))
 
-    async def _write(self, commands: Sequence[Sequence[str | int]]) -> None:
-        await self._store.persist(lambda: self._store.connection.call_many(commands))
-
 
 def _shortened(row: Row) -> Row:
-    return row.model_copy(update={"patch": "", "evidence": row.evidence[:MAX_EVIDENCE_CHARS]})
+    shortened = {"evidence": row.evidence[:MAX_EVIDENCE_CHARS], "left_out": row.left_out[:MAX_LEFT_OUT]}
+    return row.model_copy(update={"patch": "", **shortened})
 
 
 def _rows(values: Mapping[str, Any]) -> dict[str, Row]:
@@ -183,7 +181,16 @@ def _row(content: str) -> Row | None:
         row = Row.model_validate_json(content)
     except ValidationError:
         return None
-    numbers = (row.cost_usd, row.seconds, row.working_seconds, row.scoring_seconds, *row.waiting_seconds.values())
+    numbers = (
+        row.cost_usd,
+        row.critic_cost_usd,
+        row.lost_cost_usd,
+        row.score or 0.0,
+        row.seconds,
+        row.working_seconds,
+        row.scoring_seconds,
+        *row.waiting_seconds.values(),
+    )
     return row if all(map(math.isfinite, numbers)) else None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from broker.runtime.clock import SYSTEM_CLOCK
@@ -73,14 +73,14 @@ class Driver:
         self._state = "running"
         self._stopped = ""
         self._judged_at = self._told_at = 0.0
-        self._meter = Meter(results.rows.values())
+        self._meter = Meter(results.rows.values(), cost_usd=results.replaced_cost_usd)
         self._catalog = Catalog(client.store)
         self._uncatalogued: list[Row] = list(results.rows.values())
         self._changed = asyncio.Event()
         self._taking_in = asyncio.Lock()
 
     async def run(self) -> None:
-        """Return when every attempt has its row.  Idempotent.
+        """Return when every attempt has its row. Idempotent.
 
         Raises:
             StoreError: the store cannot be used.
@@ -110,7 +110,7 @@ class Driver:
             for helper in helpers:
                 if helper.done():
                     helper.result()  # raises what it has failed with
-            await self._end_ended()
+            self._end_ended()
             self._stop_early()
             self._begin()
             self._tell()
@@ -130,6 +130,7 @@ class Driver:
             row = self._results.rows.get(attempt.key)
             if row is None or row.round < self._rounds.get(attempt.key, 0):
                 self._pending[attempt.model].append(attempt)
+                self._meter.forget([row] if row is not None else [])
 
     def _begin(self) -> None:
         """Begin attempts up to the limit, of each model in turn."""
@@ -158,10 +159,10 @@ class Driver:
 
     def _is_spent(self) -> bool:
         budget = self.plan.budget_usd
-        under_way = sum(one.seen.cost_usd for one in self._under_way.values())
+        under_way = sum(one.spent_usd for one in self._under_way.values())
         return budget is not None and self._meter.cost_usd + under_way >= budget
 
-    async def _end_ended(self) -> None:
+    def _end_ended(self) -> None:
         for key, one in list(self._under_way.items()):
             if one.carrying_out is not None and one.carrying_out.done():
                 del self._under_way[key]
@@ -170,20 +171,27 @@ class Driver:
     def _add(self, rows: list[Row]) -> None:
         if not rows:
             return
+        known = [self._results.rows.get(row.key) for row in rows]
         self._results.add_all(rows)
-        for row in rows:
-            self._meter.add(row)
+        for row, earlier in zip(rows, known, strict=True):
+            self._meter.add(row, is_paid=earlier is not None and earlier.is_same_run(row))
             self._on_row(row)
         self._uncatalogued += rows
 
     def _leave_out(self, outcome: Outcome, cause: str, *, keeps_requeued: bool = False) -> None:
-        """End what has not begun."""
+        """End what has not begun; the earlier result of an attempt that was requeued stays."""
         rows = []
         for model, attempts in self._pending.items():
             kept = [one for one in attempts if keeps_requeued and self._rounds.get(one.key, 0)]
-            rows += [unscored(one, self._rounds.get(one.key, 0), outcome, cause) for one in attempts if one not in kept]
+            rows += [self._left_out(one, outcome, cause) for one in attempts if one not in kept]
             self._pending[model] = deque(kept)
         self._add(rows)
+
+    def _left_out(self, attempt: Attempt, outcome: Outcome, cause: str) -> Row:
+        round_, earlier = self._rounds.get(attempt.key, 0), self._results.rows.get(attempt.key)
+        if earlier is not None and earlier.conversation_id:
+            return earlier.model_copy(update={"round": round_})
+        return unscored(attempt, round_, outcome, cause)
 
     def _stop_early(self) -> None:
         """End the attempts that have not begun, once enough is known."""
@@ -281,18 +289,20 @@ class Driver:
 
     async def _requeue(self, order_id: str, order: Requeue) -> None:
         rows = self._results.rows
-        meant = [
+        meant = {
             key for key, row in rows.items() if key not in self._under_way and not self._waits(key) and order.means(row)
-        ]
+        }
         running = [one for key, one in self._under_way.items() if order.means_running(key)]
         rounds = {key: rows[key].round + 1 for key in meant} | {one.attempt.key: one.round + 1 for one in running}
         await self._steering.granted(order_id, rounds)
         self._rounds |= rounds
+        self._end_ended()  # attempts that have ended while the order was recorded: they begin again like the others
+        meant |= {one.attempt.key for one in running if one.attempt.key not in self._under_way}
         self._meter.forget(rows[key] for key in meant)
         for attempt in self._all:
             if attempt.key in meant:
                 self._pending[attempt.model].append(attempt)
-        await self._cancel(running, requeues=True)
+        await self._cancel([one for one in running if one.attempt.key in self._under_way], requeues=True)
 
     def _waits(self, key: AttemptKey) -> bool:
         return self._rounds.get(key, 0) > (self._results.rows[key].round if key in self._results.rows else -1)
@@ -304,6 +314,7 @@ class Driver:
             self._under_way.pop(one.attempt.key, None)
             if requeues:
                 self._pending[one.attempt.model].appendleft(one.attempt)
+                self._meter.cost_usd += one.spent_usd
             assert one.carrying_out is not None
             one.carrying_out.cancel()
         await asyncio.gather(*(one.carrying_out for one in those if one.carrying_out), return_exceptions=True)
@@ -320,7 +331,7 @@ class Driver:
                 await ask(conversation_id)
 
         working = [one.conversation_id for one in self._under_way.values() if one.phase == "works"]
-        await for_each(_items(working), one)
+        await for_each(working, one)
 
     def _check(self) -> None:
         if self.plan.until:
@@ -339,8 +350,3 @@ class Driver:
             meter=self._meter,
             now=SYSTEM_CLOCK.monotonic(),
         )
-
-
-async def _items(names: Iterable[str]) -> AsyncIterator[str]:
-    for name in names:
-        yield name

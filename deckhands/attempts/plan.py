@@ -33,6 +33,7 @@ class Plan:
         tenant: the owner of the attempts' conversations; empty: no tenant.
         dataset: its name for people; the instances are in `instances`.
         pool: the pool of tool workers that hold the workspaces; None: the usual one.
+        network: whether the commands of agents reach the network; those of checks never do.
         until: the stopping criterion, as `stopping.Until` reads it; empty: when all attempts have ended.
     """
 
@@ -53,6 +54,7 @@ class Plan:
     pool: str | None = None
     tenant: str = ""
     dataset: str = ""
+    network: bool = True
 
     @property
     def size(self) -> int:

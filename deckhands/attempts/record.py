@@ -3,13 +3,15 @@
     {"kind": "standing", "at": "…", "state": "running", "ended": 12, "under_way": 8, "bound": "-n 8", …}
     {"kind": "ended", "at": "…", "instance": "…", "model": "…", "attempt": 1, "outcome": "resolved", …}
 
-Holds: append-only; a driver that continues appends to the same file.
+Holds: append-only; a driver that continues appends to the same file, behind its last whole line.
 Does not: decide anything; results are in `results.jsonl`.
 """
 
 from __future__ import annotations
 
 import json
+import os
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,6 +23,7 @@ from deckhands.attempts.standing import Standing
 
 PROGRESS = "progress.jsonl"
 EVERY_SECONDS = 5.0
+MAX_LINE_BYTES = 2**24
 LEFT_OUT = {"evidence", "patch"}
 
 
@@ -35,6 +38,7 @@ class Record:
         """
         path = directory / PROGRESS
         try:
+            _cut_off(path)
             self._file = path.open("a", encoding="utf-8")
         except OSError as error:
             raise UsageError(f"{path} cannot be written: {error.strerror}.") from error
@@ -45,7 +49,8 @@ class Record:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._file.close()
+        with suppress(OSError):  # what could not be written has been said
+            self._file.close()
 
     def row(self, row: Row) -> None:
         """Add an attempt that has ended; `results.jsonl` has its evidence and patch."""
@@ -61,5 +66,23 @@ class Record:
 
     def _add(self, kind: str, fields: dict[str, Any]) -> None:
         line = {"kind": kind, "at": SYSTEM_CLOCK.now().isoformat(timespec="milliseconds")} | fields
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise UsageError(
+                f"{self._file.name} cannot be written: {error.strerror}.",
+                remedy="Make room; `deckhands eval attach` continues then.",
+            ) from error
+
+
+def _cut_off(path: Path) -> None:
+    """Remove a last line that was not written to its end."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        end = file.seek(0, os.SEEK_END)
+        start = max(0, end - MAX_LINE_BYTES)
+        file.seek(start)
+        whole = file.read().rfind(b"\n") + 1
+        file.truncate(start + whole if whole or not start else end)

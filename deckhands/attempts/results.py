@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, Self
 
@@ -47,7 +48,9 @@ class Row(BaseModel):
         left_out: files that the agent changed but that do not count.
         checked_id: the conversation in which the check ran; `critic_id`: in which a critic judged the attempt.
         score: the critic's, from 0 to 10; None: there was no critic. `verdict` is its reason.
-        critic_cost_usd: the cost of the critic, which `cost_usd` does not include.
+        cost_usd: of its last try, without the check and the critic.
+        critic_cost_usd: of the critic; `lost_cost_usd`: of the earlier tries, which the infrastructure failed.
+        has_unknown_cost: the price of some calls is unknown, so it has cost more.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -79,6 +82,7 @@ class Row(BaseModel):
     score: float | None = None
     verdict: str = ""
     critic_cost_usd: float = 0.0
+    lost_cost_usd: float = 0.0
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -91,6 +95,15 @@ class Row(BaseModel):
         return self.outcome not in SAYS_NOTHING
 
     @property
+    def spent_usd(self) -> float:
+        """What it has cost in all."""
+        return self.cost_usd + self.critic_cost_usd + self.lost_cost_usd
+
+    def is_same_run(self, other: Row) -> bool:
+        """Whether both are results of one run of an attempt: it was requeued, and then did not begin again."""
+        return bool(self.conversation_id) and self.conversation_id == other.conversation_id
+
+    @property
     def conversations(self) -> int:
         """How many conversations it took, including those of its checks and critics."""
         if not self.conversation_id and not self.failures:
@@ -100,7 +113,12 @@ class Row(BaseModel):
 
 
 class Results:
-    """The rows of an evaluation, in its directory."""
+    """The rows of an evaluation, in its directory.
+
+    Attributes:
+        rows: one for each attempt, by its key.
+        replaced_cost_usd: what attempts have cost whose rows were replaced by those of later rounds.
+    """
 
     def __init__(self, path: Path) -> None:
         """Read the existing rows.
@@ -111,8 +129,9 @@ class Results:
         """
         self.path = path
         self.rows: dict[tuple[str, str, int], Row] = {}
+        self.replaced_cost_usd = 0.0
         try:
-            self._file = path.open("ab")
+            self._file = path.open("ab", buffering=0)
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self._file.close()
@@ -135,7 +154,7 @@ class Results:
                 row = Row.model_validate_json(line)
             except ValidationError as error:
                 raise UsageError(
-                    f"{path} has a line that is no result: {line[:80]!r}.",
+                    f"{path} has a line that is not a result: {line[:80]!r}.",
                     remedy="Name another directory with --out.",
                 ) from error
             self._keep(row)
@@ -152,19 +171,38 @@ class Results:
         self._file.close()
 
     def add(self, row: Row) -> None:
-        """Write a row; it is on the disk when this returns."""
+        """Write a row; it is on the disk when this returns. Raises what `add_all` does."""
         self.add_all([row])
 
     def add_all(self, rows: Iterable[Row]) -> None:
-        """Write some rows at once."""
+        """Write some rows at once.
+
+        Raises:
+            UsageError: they cannot be written; none of them is.
+        """
+        rows = list(rows)
+        rest = memoryview(b"".join(row.model_dump_json().encode() + b"\n" for row in rows))
+        descriptor = self._file.fileno()
+        before = os.fstat(descriptor).st_size
+        try:
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+            os.fsync(descriptor)
+        except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(descriptor, before)
+            raise UsageError(
+                f"{self.path} cannot be written: {error.strerror}.",
+                remedy="Make room; `deckhands eval attach` continues then.",
+            ) from error
         for row in rows:
-            self._file.write(row.model_dump_json().encode() + b"\n")
             self._keep(row)
-        self._file.flush()
-        os.fsync(self._file.fileno())
 
     def _keep(self, row: Row) -> None:
+        known = self.rows.get(row.key)
         _keep(self.rows, row)
+        if known is not None and self.rows[row.key] is row and not known.is_same_run(row):
+            self.replaced_cost_usd += known.spent_usd
 
 
 def read_results(path: Path) -> list[Row]:
@@ -181,7 +219,7 @@ def read_results(path: Path) -> list[Row]:
             _keep(rows, Row.model_validate_json(line))
         return list(rows.values())
     except ValidationError as error:
-        raise UsageError(f"{path} has a line that is no result.") from error
+        raise UsageError(f"{path} has a line that is not a result.") from error
 
 
 def _keep(rows: dict[tuple[str, str, int], Row], row: Row) -> None:

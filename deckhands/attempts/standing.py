@@ -114,6 +114,7 @@ class Meter:
     """What has been spent, and how fast.
 
     Attributes:
+        cost_usd: in all, with critics and tries that failed; at first, of what has no row in `rows`.
         refused: replies with status 429.
         has_news: an attempt has ended since this was set to False.
     """
@@ -132,9 +133,12 @@ class Meter:
             self._count(row)
         self.ended = 0
 
-    def add(self, row: Row) -> None:
-        """Count an attempt that has ended."""
+    def add(self, row: Row, *, is_paid: bool = False) -> None:
+        """Count an attempt that has ended; if it is paid, its cost has been counted before."""
+        cost_usd, tokens = self.cost_usd, self.tokens
         self._count(row)
+        if is_paid:
+            self.cost_usd, self.tokens = cost_usd, tokens
         self.has_news = True
 
     def forget(self, rows: Iterable[Row]) -> None:
@@ -159,7 +163,7 @@ class Meter:
     def _count(self, row: Row) -> None:
         self.ended += 1
         self.outcomes[row.outcome] += 1
-        self.cost_usd += row.cost_usd + row.critic_cost_usd
+        self.cost_usd += row.spent_usd
         self.tokens += row.prompt_tokens + row.completion_tokens
 
 
@@ -176,7 +180,7 @@ def standing_of(
     now: float,
 ) -> Standing:
     """Return the progress of an evaluation."""
-    cost = meter.cost_usd + math.fsum(one.seen.cost_usd for one in under_way)
+    cost = meter.cost_usd + math.fsum(one.spent_usd for one in under_way)
     tokens = meter.tokens + sum(one.seen.tokens for one in under_way)
     usd, each, ended = meter.rates(now, cost, tokens)
     is_over = not under_way and not pending
@@ -238,7 +242,7 @@ def _shown(one: UnderWay, now: float) -> Shown:
         worker=seen.worker,
         seconds=round(now - one.began, 1),
         iterations=seen.iterations,
-        cost_usd=seen.cost_usd,
+        cost_usd=one.cost_usd,
         conversation_id=one.conversation_id,
     )
 

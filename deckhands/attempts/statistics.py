@@ -1,8 +1,9 @@
 """The figures of an evaluation, recomputed from its rows alone.
 
 Sources: pass@k is the unbiased estimator of Chen et al. (2021), 1 - C(n-c, k) / C(n, k), averaged over instances. The
-interval of pass@1 is Wilson's for one attempt an instance, and by the standard error over instances for more. Two runs
-are compared by McNemar's exact test over the instances that both have.
+interval of pass@1 is Wilson's for one attempt an instance, and by the standard error over instances for more; Wilson's
+over instances if all have the same share, which has no standard error. Two runs are compared by McNemar's exact test
+over the instances that both have.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def pass_at(n: int, c: int, k: int) -> float:
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
-def wilson(right: int, of: int) -> tuple[float, float]:
+def wilson(right: float, of: int) -> tuple[float, float]:
     """Return the 95 % interval of a share."""
     if not of:
         return 0.0, 1.0
@@ -50,7 +51,6 @@ def _figures(rows: Sequence[Row]) -> dict[str, Any]:
     most = min((n for n, _ in counts), default=0)
     passes = {f"pass@{k}": statistics.fmean(pass_at(n, c, k) for n, c in counts) for k in range(1, most + 1)}
     ran = [row for row in rows if row.outcome != "not-run"] or rows
-    costs = [row.cost_usd for row in ran]
     conversations, failures = sum(row.conversations for row in rows), sum(len(row.failures) for row in rows)
     waiting: dict[str, float] = defaultdict(float)
     for row in rows:
@@ -70,7 +70,9 @@ def _figures(rows: Sequence[Row]) -> dict[str, Any]:
         "conversations": conversations,
         "infrastructure_failures": failures,
         "infrastructure_failures_per_1000": 1000 * failures / conversations if conversations else 0.0,
-        "cost_usd": {"total": math.fsum(costs), **_spread(costs)},
+        "cost_usd": {"total": math.fsum(row.cost_usd for row in rows), **_spread([row.cost_usd for row in ran])},
+        "critic_cost_usd": math.fsum(row.critic_cost_usd for row in rows),
+        "lost_cost_usd": math.fsum(row.lost_cost_usd for row in rows),
         "has_unknown_cost": any(row.has_unknown_cost for row in rows),
         "tokens": sum(row.prompt_tokens + row.completion_tokens for row in rows),
         "iterations": _spread([row.iterations for row in ran]),
@@ -82,6 +84,12 @@ def _figures(rows: Sequence[Row]) -> dict[str, Any]:
             for tag, found in sorted(tags.items())
         },
     }
+
+
+def further_costs(figures: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """Return what a model's attempts have cost beside `cost_usd`, by what it was spent on; without parts of nothing."""
+    parts = (("critics", figures["critic_cost_usd"]), ("tries that failed", figures["lost_cost_usd"]))
+    return [(what, usd) for what, usd in parts if usd]
 
 
 def _by_instance(rows: Iterable[Row]) -> dict[str, list[Row]]:
@@ -97,6 +105,8 @@ def _interval(counts: Sequence[tuple[int, int]]) -> list[float]:
     if not counts or all(n == 1 for n, _ in counts):
         return list(wilson(sum(c for _, c in counts), len(counts)))
     shares = [c / n for n, c in counts]
+    if len(shares) > 1 and len(set(shares)) == 1:
+        return list(wilson(sum(shares), len(shares)))
     mean = statistics.fmean(shares)
     half = Z * statistics.stdev(shares) / math.sqrt(len(shares)) if len(shares) > 1 else 1.0
     return [max(0.0, mean - half), min(1.0, mean + half)]

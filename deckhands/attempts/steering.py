@@ -22,7 +22,7 @@ from broker.store.store import Store
 from deckhands.attempts.results import Row
 
 KEPT_SECONDS = 30 * 86_400
-MAX_AT_ONCE = 10_000
+MAX_AT_ONCE, MAX_RETRIES = 10_000, 100
 STATE_FIELDS = ("state", "at_once", "budget_usd", "until", "retries")
 ORDER, ROUND = "order:", "round:"
 
@@ -44,7 +44,7 @@ class Wishes(BaseModel):
     at_once: int | None = Field(default=None, ge=1, le=MAX_AT_ONCE)
     budget_usd: float | None = Field(default=None, ge=0)
     until: str | None = Field(default=None, max_length=100)
-    retries: int | None = Field(default=None, ge=0, le=100)
+    retries: int | None = Field(default=None, ge=0, le=MAX_RETRIES)
 
 
 class Requeue(BaseModel):
@@ -112,8 +112,7 @@ class Steering:
         Raises:
             StoreError: the store does not answer.
         """
-        call = self._store.connection.call
-        fields = texts_by_name(await self._store.persist(lambda: call("HGETALL", self._key)))
+        fields = texts_by_name(await self._store.call("HGETALL", self._key))
         orders: dict[str, Requeue] = {}
         rounds: dict[AttemptKey, int] = {}
         for name, text in fields.items():
@@ -124,7 +123,7 @@ class Steering:
         return Wanted(_wishes(fields), orders, rounds, _standing(fields.get("standing", "")))
 
     async def wish(self, **wishes: object) -> None:
-        """Record new wishes; None leaves a wish unchanged.  Idempotent."""
+        """Record new wishes; None leaves a wish unchanged. Idempotent."""
         await self._put({name: str(value) for name, value in wishes.items() if value is not None})
 
     async def requeue(self, order: Requeue) -> None:
@@ -132,9 +131,9 @@ class Steering:
         await self._put({f"{ORDER}{new_key()}": order.model_dump_json()})
 
     async def granted(self, order_id: str, rounds: Mapping[AttemptKey, int]) -> None:
-        """Record the new rounds that an order leads to, then remove the order.  Idempotent."""
+        """Record the new rounds that an order leads to, then remove the order. Idempotent."""
         await self._put({f"{ROUND}{json.dumps(key)}": str(number) for key, number in rounds.items()})
-        await self._store.persist(lambda: self._store.connection.call("HDEL", self._key, f"{ORDER}{order_id}"))
+        await self._store.call("HDEL", self._key, f"{ORDER}{order_id}")
 
     async def show(self, standing: Mapping[str, object]) -> None:
         """Say how it stands."""
@@ -145,7 +144,7 @@ class Steering:
             return
         flat = [part for item in fields.items() for part in item]
         commands = [("HSET", self._key, *flat), ("EXPIRE", self._key, KEPT_SECONDS)]
-        await self._store.persist(lambda: self._store.connection.call_many(commands))
+        await self._store.call_many(commands)
 
 
 def _wishes(fields: Mapping[str, str]) -> Wishes:

@@ -4,9 +4,10 @@
 `decided`  the first model is known to be better or worse than each of the others on the same instances
 
 Holds: attempts count in the order in which they begin, up to the first that has not ended, so that quick attempts do
-not decide for slow ones. A comparison that is checked repeatedly needs a sequential test: an instance that only one
-model resolves counts for it, and bets on that (a mixture over all probabilities) win 20 to 1 by chance in at most 5 %
-of all evaluations, however often they are checked (Ville's inequality).
+not decide for slow ones. A comparison that is checked repeatedly needs a sequential test: of two attempts at an
+instance with the same number, a pair that only one model resolves counts for it, and bets on that (a mixture over all
+probabilities) win 20 to 1 by chance in at most 5 % of all evaluations, however often they are checked (Ville's
+inequality). Majorities of instances would be no bets: further attempts change them.
 Does not: make the interval hold at every check; it is the interval of the report.
 """
 
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from broker.runtime.errors import UsageError
 from deckhands.attempts.plan import Attempt
 from deckhands.attempts.results import Row
-from deckhands.attempts.statistics import resolved_by_instance, summary_of, wilson
+from deckhands.attempts.statistics import resolved_by_instance, summary_of
 
 DECIDED = "decided"
 ENOUGH = "enough is known: "
@@ -28,6 +29,8 @@ ENOUGH = "enough is known: "
 FEWEST_INSTANCES = 20
 """Fewer instances do not show how much results vary."""
 ODDS = 20.0
+MOST_LOG_ODDS = 700.0
+"""What a float can hold; more is as good as certain."""
 
 _INTERVAL = re.compile(r"ci=(?:±|\+-|\+/-)?(\d{1,2}(?:\.\d+)?)%?")
 
@@ -56,7 +59,7 @@ class Until:
             return cls(text)
         found = _INTERVAL.fullmatch(text)
         if found is None or not 0 < float(found[1]) < 50:
-            raise UsageError(f"--until {text!r} is no criterion.", remedy="Write ci=3% or decided.")
+            raise UsageError(f"--until {text!r} is not a criterion.", remedy="Write ci=3% or decided.")
         return cls(text, float(found[1]) / 100)
 
     def is_reached(self, attempts: Sequence[Attempt], rows: Mapping[tuple[str, str, int], Row]) -> str:
@@ -77,8 +80,6 @@ class Until:
             if len(resolved) < FEWEST_INSTANCES or "pass@1" not in figures[model]:
                 return ""
             share, (low, high) = figures[model]["pass@1"], figures[model]["pass@1_interval"]
-            if low == high:  # every instance has the same share, which says nothing about further ones
-                low, high = wilson(sum(resolved.values()), len(resolved))
             if max(high - share, share - low) > self.half_width:
                 return ""
         return f"pass@1 is known to ±{self.half_width:.1%}"
@@ -98,17 +99,22 @@ def ended_in_order(attempts: Sequence[Attempt], rows: Mapping[tuple[str, str, in
 def odds(wins: int, losses: int) -> float:
     """Return what bets on unequal chances have won, each at even odds: 2^n * B(wins + 1, losses + 1)."""
     n = wins + losses
-    return math.exp(n * math.log(2) + math.lgamma(wins + 1) + math.lgamma(losses + 1) - math.lgamma(n + 2))
+    logarithm = n * math.log(2) + math.lgamma(wins + 1) + math.lgamma(losses + 1) - math.lgamma(n + 2)
+    return math.exp(min(logarithm, MOST_LOG_ODDS))
 
 
 def _decided(rows: Sequence[Row], models: Sequence[str]) -> str:
-    first = resolved_by_instance(rows, models[0])
+    resolved: dict[str, dict[tuple[str, int], bool]] = {model: {} for model in models}
+    for row in rows:
+        if row.counts:
+            resolved[row.model][row.instance, row.attempt] = row.outcome == "resolved"
+    first = resolved[models[0]]
     said = []
     for other in models[1:]:
-        second = resolved_by_instance(rows, other)
+        second = resolved[other]
         both = first.keys() & second.keys()
-        wins = sum(first[name] and not second[name] for name in both)
-        losses = sum(second[name] and not first[name] for name in both)
+        wins = sum(first[pair] and not second[pair] for pair in both)
+        losses = sum(second[pair] and not first[pair] for pair in both)
         if odds(wins, losses) < ODDS:
             return ""
         said.append(f"{models[0]} is {'better' if wins > losses else 'worse'} than {other} ({wins} : {losses})")

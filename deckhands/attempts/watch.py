@@ -8,7 +8,7 @@ Does not: poll at a fixed rate: the more conversations there are, the longer the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from broker.contract.codec import decode_any
@@ -99,7 +99,7 @@ class Watch:
             ids = list(self._watched)
             for at in range(0, len(ids), AT_ONCE):
                 resting = await self._look(ids[at : at + AT_ONCE])
-                await for_each(_each(resting), self._read, at_once=READ_AT_ONCE)
+                await for_each(resting, self._read, at_once=READ_AT_ONCE)
             pause = len(ids) / LOOKED_AT_PER_SECOND
             await asyncio.sleep(min(max(pause, SHORTEST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS))
 
@@ -107,7 +107,7 @@ class Watch:
         """Note their progress, and return those that may have settled since they were last read."""
         store, found = self._client.store, []
         commands = [("HMGET", store.keys(cid).meta, *FIELDS) for cid in ids]
-        replies = await store.persist(lambda: store.connection.call_many(commands))
+        replies = await store.call_many(commands)
         for cid, reply in zip(ids, replies, strict=True):
             watched = self._watched.get(cid)
             if watched is None:
@@ -161,8 +161,3 @@ def _number(text: str) -> float:
 def _fail(watched: _Watched, error: Lost) -> None:
     if not watched.done.done():
         watched.done.set_exception(error)
-
-
-async def _each(ids: Sequence[str]) -> AsyncIterator[str]:
-    for conversation_id in ids:
-        yield conversation_id

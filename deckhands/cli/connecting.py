@@ -10,7 +10,7 @@ from typing import TypeVar
 from broker.contract import codec
 from broker.contract.codec import decode_any
 from broker.contract.events import Event
-from broker.runtime.errors import StoreUnavailable, UnknownConversation
+from broker.runtime.errors import StoreUnavailable, UnknownConversation, UsageError
 from broker.runtime.ids import check_conversation_id
 from deckhands.archive.archive import Archive
 from deckhands.client.client import Client
@@ -45,6 +45,21 @@ def on_conversation(conversation_id: str, act: Callable[[Client], Awaitable[T]])
             return await act(client)
 
     return asyncio.run(reach())
+
+
+def store_url(settings: FaceSettings) -> str:
+    """Return the store that DECKHANDS_URL names, or that of the cluster running from the home directory.
+
+    Raises:
+        UsageError: there is neither.
+    """
+    url = settings.url or Home(settings.home).cluster_url
+    if url is None:
+        raise UsageError(
+            "DECKHANDS_URL is not set, and no cluster is running here.",
+            remedy="Set it to the store, such as redis://host:6379/0. `deckhands up` runs a cluster without it.",
+        )
+    return url
 
 
 @asynccontextmanager

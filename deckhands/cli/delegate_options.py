@@ -98,7 +98,7 @@ def _spec_in(file: Path, option: str) -> AgentSpec:
 def _check_names(fields: Any, what: str) -> None:
     """Refuse fields that do not exist, which would silently do nothing."""
     if not isinstance(fields, dict):
-        raise UsageError(f"{what} holds no object.", remedy=REMEDY)
+        raise UsageError(f"{what} does not hold an object.", remedy=REMEDY)
     _check_known(fields, AgentSpec.model_fields, what)
     if isinstance(fields.get("llm"), dict):
         _check_known(fields["llm"], LLMSpec.model_fields, f"{what}: llm")

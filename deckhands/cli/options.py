@@ -31,7 +31,7 @@ workspace_root_option = click.option(
     "DECKHANDS_WORKSPACE_ROOTS; without either, conversations may name no directory.",
 )
 plain_option = click.option(
-    "--plain", "is_plain", is_flag=True, help="Print plain lines on a terminal, too: no colour, no line that stays."
+    "--plain", "is_plain", is_flag=True, help="Print plain lines even on a terminal: no colour, no status line."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 

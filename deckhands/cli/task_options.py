@@ -175,7 +175,7 @@ _OPTIONS = (
     click.option(
         "--ipython", is_flag=True, help="Let it run cells of Python. Needs tool workers that serve the pool ipython."
     ),
-    click.option("--patch", is_flag=True, help="Let it change several files at once by the tool apply_patch."),
+    click.option("--patch", is_flag=True, help="Let it change several files at once with the tool apply_patch."),
     sandbox_option,
     click.option("--image", default="", help="The image of the container, for --sandbox docker."),
     click.option(
@@ -220,7 +220,7 @@ def place_of(text: str | None, options: TaskOptions) -> Place:
     if text is None:
         return Place()
     if not text.strip():
-        raise UsageError("No workspace is named by -w.", remedy="Name one, or leave -w out.")
+        raise UsageError("-w names no workspace.", remedy="Name one, or leave -w out.")
     return place_in(text, clone_depth=options.clone_depth, clone_secret=options.clone_secret)
 
 
@@ -368,7 +368,7 @@ def _output_in(file: Path) -> OutputSpec:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"The file {file} is not JSON: {error}.", remedy="Write a JSON Schema into it.") from error
     if not isinstance(schema, dict):
-        raise UsageError(f"The file {file} holds no object.", remedy="Write a JSON Schema into it.")
+        raise UsageError(f"The file {file} does not hold an object.", remedy="Write a JSON Schema into it.")
     return output_of(schema)
 
 

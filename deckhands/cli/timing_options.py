@@ -51,12 +51,14 @@ def timing_options(command: F) -> F:
         click.option(
             "--double-texting",
             type=click.Choice(get_args(DoubleTexting)),
-            help="What a message does that comes while the agent works; by default it waits for the next step.",
+            help="What a message does while the agent works; by default it waits for the next step.",
         ),
         click.option(
-            "--expires", metavar="TIME|DURATION", help="If it has not begun by then, or for so long, it never does."
+            "--expires",
+            metavar="TIME|DURATION",
+            help="Never begin it if it has not begun by this time, or after this long.",
         ),
-        click.option("--delay", metavar="DURATION", help="Begin it so long after now: 90, 30m, 12h, 2d."),
+        click.option("--delay", metavar="DURATION", help="Begin it after this long: 90 (seconds), 30m, 12h, 2d."),
         click.option("--not-before", metavar="TIME", help="Begin it at this time: 2026-03-01T06:00[+01:00]."),
     ):
         command = option(command)
@@ -72,7 +74,7 @@ def seconds_in(text: str, option: str) -> float:
     found = DURATION.fullmatch(text.strip().lower())
     seconds = float(found[1]) * UNITS[found[2]] if found else MAX_SECONDS + 1
     if seconds > MAX_SECONDS:
-        raise UsageError(f"{option} {ascii(text)[:100]} is no duration up to ten years.", remedy=DURATION_REMEDY)
+        raise UsageError(f"{option} {ascii(text)[:100]} is not a duration of up to ten years.", remedy=DURATION_REMEDY)
     return seconds
 
 
@@ -85,7 +87,7 @@ def moment_in(text: str, option: str) -> datetime:
     try:
         return datetime.fromisoformat(text.strip()).astimezone(UTC)
     except (ValueError, OverflowError, OSError):
-        raise UsageError(f"{option} {ascii(text)[:100]} is no time.", remedy=TIME_REMEDY) from None
+        raise UsageError(f"{option} {ascii(text)[:100]} is not a time.", remedy=TIME_REMEDY) from None
 
 
 def _expires_in(text: str) -> datetime | float:

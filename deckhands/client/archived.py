@@ -29,7 +29,7 @@ async def restore(log: EventLog, archive: Archive | None, conversation_id: str) 
     """Bring a conversation back; see `Client.restore`."""
     store = log.store
     meta = store.keys(conversation_id).meta
-    last_id, deleted = await store.persist(lambda: store.connection.call("HMGET", meta, "last_id", "deleted"))
+    last_id, deleted = await store.call("HMGET", meta, "last_id", "deleted")
     if deleted is not None:
         raise IsBeingDeleted(conversation_id)
     if last_id is not None:
@@ -73,7 +73,7 @@ def _delegates_usd(created: ConversationCreated, events: Sequence[Event]) -> flo
 async def lend_upload(
     store: Store, archive: Archive | None, source_id: str, target_id: str, workspace: WorkspaceSpec
 ) -> None:
-    """Let a fork begin with the file that its origin began with, wherever the origin is.  Idempotent.
+    """Let a fork begin with the file that its origin began with, wherever the origin is. Idempotent.
 
     Raises:
         CorruptEntry: it is neither in the store nor in the archive.
@@ -91,7 +91,7 @@ async def lend_upload(
 
 
 async def forget(archive: Archive, conversation_id: str) -> bool:
-    """Remove the files of a conversation and its delegates; says whether it had one.  Idempotent.
+    """Remove the files of a conversation and its delegates; says whether it had one. Idempotent.
 
     A file of another conversation stays, whatever this one says of it.
     """

@@ -170,7 +170,7 @@ class Client(Steering):
             limits=inputs.limits_in(limits),
             upload=upload,
             image_urls=await asyncio.to_thread(image_urls_of, images),
-            tools=inputs.names_in(tools, "tools"),
+            tools=inputs.tools_in(tools),
             secrets=inputs.secrets_in(secrets),
             headless=headless,
             tenancy=inputs.tenancy_in(tenancy),
@@ -309,7 +309,7 @@ class Client(Steering):
                 await forget(self.archive, conversation_id)
 
     async def restore(self, conversation_id: str) -> bool:
-        """Bring an archived conversation back into the store; says whether it was not there already.  Idempotent.
+        """Bring an archived conversation back into the store; says whether it was not there already. Idempotent.
 
         Raises:
             UnknownConversation: it is neither in the store nor in the archive.

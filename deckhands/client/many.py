@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from typing import TypeVar
 
 AT_ONCE = 32
@@ -11,13 +11,15 @@ AT_ONCE = 32
 T = TypeVar("T")
 
 
-async def for_each(items: AsyncIterable[T], act: Callable[[T], Awaitable[object]], *, at_once: int = AT_ONCE) -> None:
+async def for_each(
+    items: AsyncIterable[T] | Iterable[T], act: Callable[[T], Awaitable[object]], *, at_once: int = AT_ONCE
+) -> None:
     """Call a function with each item, with at most `at_once` calls under way, and wait until all are done.
 
     Raises:
         BaseException: the first that a call or the source raises; the calls under way are cancelled, and no more begin.
     """
-    source, turn = aiter(items), asyncio.Lock()
+    source, turn = aiter(items if isinstance(items, AsyncIterable) else _each(items)), asyncio.Lock()
 
     async def work() -> None:
         while True:
@@ -34,3 +36,8 @@ async def for_each(items: AsyncIterable[T], act: Callable[[T], Awaitable[object]
                 group.create_task(work())
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
+
+
+async def _each(items: Iterable[T]) -> AsyncIterator[T]:
+    for item in items:
+        yield item

@@ -23,6 +23,12 @@ READY_SECONDS = 60.0
 NAME_ANOTHER = "Name another with -w."
 
 
+class DirectoryNotTaken(UsageError):
+    """Tool workers are running, but a directory that a workspace names is below none of their roots."""
+
+    code = "directory_not_taken"
+
+
 def own_directory(path: Path, environment: Mapping[str, str]) -> Path:
     """Return the path, without links, of a directory of this machine that an agent can work on.
 
@@ -86,14 +92,14 @@ async def require_served(store: Store, workspace: WorkspaceSpec) -> None:
     Raises:
         NotServed: tool workers are running, but none offers what the workspace needs; a worker that is still starting
             has some seconds to come.
-        UsageError: they are running, but the directory is below none of their workspace roots.
+        DirectoryNotTaken: they are running, but the directory is below none of their workspace roots.
     """
     if not has_needs(workspace):
         return
     if workspace.path is not None:
         serving = [member for member in await members(store) if serves_pool(member, workspace.pool)]
         if serving and not any(takes_directory(member, workspace.path) for member in serving):
-            raise UsageError(
+            raise DirectoryNotTaken(
                 f"No tool worker takes the directory {ascii(workspace.path)[1:-1][:300]}: it is below none of their "
                 "workspace roots.",
                 remedy="Start `deckhands up` or `deckhands tools` with --workspace-root DIR, where DIR is this "

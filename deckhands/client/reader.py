@@ -24,7 +24,7 @@ from broker.store.store import Store
 from deckhands.archive.archive import Archive
 from deckhands.archive.catalog import ArchivedConversation, described
 from deckhands.client.errors import NotSettled
-from deckhands.reading.summary import Summary, Tally, summarize
+from deckhands.reading.summary import Summary, Tally, summarize, words_in
 from deckhands.reasons.link import Why
 from deckhands.reasons.reader import Reasons
 
@@ -91,8 +91,18 @@ class Reader:
                 yield await self.log.blobs.whole(conversation_id, event) if is_whole else event
 
     async def summary(self, conversation_id: str) -> Summary:
-        """Return the summary of a conversation; raises what `events` does."""
-        return summarize(await self.events(conversation_id))
+        """Return the summary of a conversation, with whole texts; raises what `events` does."""
+        return summarize(await self.with_words(conversation_id, await self.events(conversation_id)))
+
+    async def with_words(self, conversation_id: str, events: Sequence[Event]) -> list[Event]:
+        """Return events with that whole which a summary of them quotes: the log holds only the head and tail.
+
+        A text that is lost or damaged stays as the log has it.
+        """
+        found = list(events)
+        for place in words_in(found):
+            found[place] = await self._whole(conversation_id, found[place])
+        return found
 
     async def why(self, conversation_id: str, *, shows_workers: bool = True, worker_logs: Path | None = None) -> Why:
         """Return why a conversation is where it is: the chain from its state to the cause.
@@ -168,7 +178,7 @@ class Reader:
         """Read events until the status is enough and the log has no more."""
         async with contextlib.aclosing(self.tail(conversation_id, after=tally.last_event_id)) as events:
             async for event in events:
-                tally.add(event)
+                tally.add(*await self.with_words(conversation_id, [event]))
                 if is_enough(tally.status) and tally.last_event_id >= await self._last_id(conversation_id, event.id):
                     return
 
@@ -179,5 +189,16 @@ class Reader:
         except UnknownConversation:
             return known
 
+    async def _whole(self, conversation_id: str, event: Event) -> Event:
+        if not event.blobs:
+            return event
+        with contextlib.suppress(CorruptEntry):
+            return await self.log.blobs.whole(conversation_id, event)
+        archived = None
+        if self.archive is not None:
+            after = event.id - 1
+            archived = await self.archive.events(conversation_id, after=after, is_whole=True, decode=decode_any)
+        return archived[0] if archived else event
+
     async def _tally(self, conversation_id: str) -> Tally:
-        return Tally.of(await self.events(conversation_id))
+        return Tally.of(await self.with_words(conversation_id, await self.events(conversation_id)))

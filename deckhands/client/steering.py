@@ -182,7 +182,7 @@ class Steering(Reader):
             )
 
     async def ended_in(self, conversation_id: str) -> AgentState | None:
-        """Return the state in which a conversation is over; None: it is not.  Reads the log only where it may be."""
+        """Return the state in which a conversation is over; None: it is not. Reads the log only where it may be."""
         if (await self.row(conversation_id)).state not in TERMINAL_STATES:
             return None
         status = (await self._tally(conversation_id)).status

@@ -139,7 +139,7 @@ def examine_retention(environment: Mapping[str, str]) -> list[Finding]:
 
 
 def reason_unconfined(environment: Mapping[str, str]) -> str | None:
-    """Return why no sandbox that is asked for works here; None: one does, or `none` is asked for.  Blocks."""
+    """Return why no sandbox that is asked for works here; None: one does, or `none` is asked for. Blocks."""
     demanded = BrokerSettings.from_env(environment).sandbox
     if demanded == "none":
         return None

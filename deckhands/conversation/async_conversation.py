@@ -10,11 +10,12 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Generic, Self, cast
 
 from pydantic import BaseModel
 
-from broker.contract.events import AgentSpec, Event, Limits
+from broker.contract.events import AgentSpec, Event, Limits, WorkspaceSpec
 from broker.contract.interventions import DEFAULT_TIMEOUT_SECONDS
 from broker.log.live_text import Piece
 from broker.runtime.errors import UnknownConversation, UsageError
@@ -100,6 +101,7 @@ class AsyncConversation(Generic[OutputT]):
             agent=inputs.with_output(spec, output),
             workspace=place,
             upload=upload,
+            directory=Path(place.path) if place.path and not isinstance(workspace, WorkspaceSpec) else None,
             limits=None if limits is None else inputs.limits_in(limits),
             tools=keys_of(tools),
             secrets=inputs.secrets_in(secrets),
@@ -110,17 +112,15 @@ class AsyncConversation(Generic[OutputT]):
         self._new_id = inputs.id_in(conversation_id, None)
         self.id = "" if is_server(cluster) and conversation_id is None else self._new_id
         self._is_named = conversation_id is not None
-        self._api_key = api_key
         self._tools = tools
         self._output = output
-        self._cluster = cluster
+        self._cluster, self._api_key = cluster, api_key
         self._environment = dict(environment or {})
         self._callbacks = tuple(callbacks)
         self._following = Following(self.id, self._callbacks, is_threaded=self.is_threaded)
         self._opening = asyncio.Lock()
         self._place: Place | None = None
-        self._owns_place = True
-        self._is_begun = False
+        self._owns_place, self._is_begun = True, False
         self._is_disconnected = False
 
     @property
@@ -135,7 +135,7 @@ class AsyncConversation(Generic[OutputT]):
         await self.disconnect()
 
     async def disconnect(self) -> None:
-        """End what was started for it here: the private workers, or the connection.  Idempotent.
+        """End what was started for it here: the private workers, or the connection. Idempotent.
 
         A conversation of a cluster continues without it; a private one rests, and `conversation_id` continues it.
         """

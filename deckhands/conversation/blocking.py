@@ -39,7 +39,7 @@ class Loop:
         return result
 
     def close(self) -> None:
-        """End the loop and its thread.  Idempotent."""
+        """End the loop and its thread. Idempotent."""
         self._portal = None
         self._stack.close()
 

@@ -101,7 +101,7 @@ class Conversation(Blocking[AsyncConversation[OutputT]], Generic[OutputT]):
         self.disconnect()
 
     def disconnect(self) -> None:
-        """End what was started for it here; see `AsyncConversation.disconnect`.  Idempotent."""
+        """End what was started for it here; see `AsyncConversation.disconnect`. Idempotent."""
         try:
             self.loop.call(self.twin.disconnect)
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -23,12 +24,14 @@ class Draft:
     """What `Client.submit` gets besides the task.
 
     Attributes:
+        directory: the one of this machine that was named as the workspace; None: none was.
         tools: keys or patterns.
     """
 
     agent: AgentSpec
     workspace: WorkspaceSpec
     upload: bytes | None = None
+    directory: Path | None = None
     limits: Limits | None = None
     tools: tuple[str, ...] = ()
     output: type[BaseModel] | Mapping[str, Any] | None = None
@@ -48,12 +51,14 @@ class Draft:
     async def begin(
         self, client: Client | RemoteClient, conversation_id: str, task: str, images: Sequence[Image]
     ) -> str:
-        """Begin the conversation, and return its id; raises what `Client.submit` does.  Idempotent under the same id.
+        """Begin the conversation, and return its id; raises what `Client.submit` does. Idempotent under the same id.
 
         Args:
             conversation_id: that it gets, unless a server chooses it.
         """
-        chosen: dict[str, Any] = {} if isinstance(client, RemoteClient) else {"conversation_id": conversation_id}
+        chosen: dict[str, Any] = {"conversation_id": conversation_id}
+        if isinstance(client, RemoteClient):
+            chosen = {"directory": self.directory}
         return await client.submit(
             task,
             agent=self.agent,

@@ -27,7 +27,7 @@ def keys_of(tools: Sequence[str | CustomTool]) -> tuple[str, ...]:
     for tool in tools:
         if not isinstance(tool, str | CustomTool):
             raise UsageError(
-                f"{ascii(tool)[:100]} is no tool.",
+                f"{ascii(tool)[:100]} is not a tool.",
                 remedy="Pass its key, or what `custom_tool` has made.",
             )
     return tuple(tool if isinstance(tool, str) else tool.offer.key for tool in tools)

@@ -174,7 +174,7 @@ class Place:
         return await work if self._cluster is None else await unless_broken(work, self._cluster.until_broken())
 
     async def aclose(self) -> None:
-        """Disconnect; of a private cluster, keep the log and end everything.  Idempotent."""
+        """Disconnect; of a private cluster, keep the log and end everything. Idempotent."""
         try:
             for conversation_id, folder in self._folders.items():
                 await self._record(conversation_id, folder)

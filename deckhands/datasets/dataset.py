@@ -75,7 +75,7 @@ def read_dataset(name: str | Path, *, repositories: Path | None = None) -> list[
 
 
 def _rows_in(path: Path) -> list[tuple[int, Any]]:
-    """Return the rows of a file by their lines; an error in the place of one that is no JSON."""
+    """Return the rows of a file by their lines; an error in place of one that is no JSON."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -95,7 +95,7 @@ def _rows_in(path: Path) -> list[tuple[int, Any]]:
             row = error
         else:
             if not isinstance(row, dict):
-                row = ValueError("it is no JSON object")
+                row = ValueError("it is not a JSON object")
         found.append((number, row))
     return found
 

@@ -13,13 +13,13 @@ import os
 import re
 import stat
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from broker.contract.events import WorkspaceSpec
-from broker.coordination.stored_files import content_name
+from broker.coordination.stored_files import check_size, content_name
 from broker.runtime.errors import UsageError
 from broker.specs.workspace_sources import UploadedSource
 
@@ -87,31 +87,58 @@ def tree_of(place: Path | Files | None) -> dict[str, File]:
 
 
 def _too_large(place: object) -> UsageError:
+    place = place if isinstance(place, Path) else "It"
     return UsageError(f"{place} has more than {MAX_BYTES:,} bytes or {MAX_FILES:,} files.")
+
+
+def require_fit(place: Path | FixedFiles) -> None:
+    """Raise UsageError if files are more than a workspace may have, without reading those of a directory."""
+    if isinstance(place, FixedFiles):
+        tree_of(place)
+        return
+    for _ in _regular(place):
+        pass
 
 
 def _walked(directory: Path) -> dict[str, File]:
     found: dict[str, File] = {}
-    size = 0
+    for path, about in _regular(directory):
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        found[path.relative_to(str(directory)).as_posix()] = File(content, bool(about.st_mode & stat.S_IXUSR))
+    return found
+
+
+def _regular(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield the regular files of a directory, up to the limits of a workspace."""
+    size = count = 0
     for folder, _, names in os.walk(directory):
         for name in names:
             path = Path(folder, name)
             try:
                 about = path.lstat()
-                if not stat.S_ISREG(about.st_mode):
-                    continue
-                size += about.st_size
-                if size > MAX_BYTES or len(found) >= MAX_FILES:
-                    raise _too_large(directory)
-                content = path.read_bytes()
             except OSError as error:
-                raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
-            found[path.relative_to(str(directory)).as_posix()] = File(content, bool(about.st_mode & stat.S_IXUSR))
-    return found
+                raise _unreadable(path, error) from error
+            if not stat.S_ISREG(about.st_mode):
+                continue
+            size, count = size + about.st_size, count + 1
+            if size > MAX_BYTES or count > MAX_FILES:
+                raise _too_large(directory)
+            yield path, about
+
+
+def _unreadable(path: Path, error: OSError) -> UsageError:
+    return UsageError(f"{path} cannot be read: {error.strerror}.")
 
 
 def packed(tree: Tree, *, network: bool = True, image: str = "") -> tuple[WorkspaceSpec, bytes | None]:
-    """Return a workspace that begins with these files, in a container of an image if one is named, and the upload."""
+    """Return a workspace that begins with these files, in a container of an image if one is named, and the upload.
+
+    Raises:
+        UsageError: they are more than can be uploaded.
+    """
     empty = WorkspaceSpec(network=network, sandbox="docker" if image else "auto", image=image)
     if not tree:
         return empty, None
@@ -122,6 +149,7 @@ def packed(tree: Tree, *, network: bool = True, image: str = "") -> tuple[Worksp
             entry.size, entry.mode = len(file.content), 0o755 if file.is_executable else 0o644
             tar.addfile(entry, io.BytesIO(file.content))
     content = raw.getvalue()
+    check_size(len(content), "The archive of the files")
     source = UploadedSource(name="workspace.tar.gz", format="tar", parcel=content_name(content))
     return empty.model_copy(update={"source": source}), content
 
@@ -152,7 +180,13 @@ def without_left_out(patch: str) -> tuple[str, list[str]]:
     return "".join(kept), [section.strip() for section in sections if section.startswith(LEFT_OUT_OF_PATCH)]
 
 
+def shown_name(name: str) -> str:
+    """Return the name of a file as text, with escapes for bytes that are no UTF-8."""
+    return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
 def _only_named(name: str) -> str:
+    name = shown_name(name)
     return f"{LEFT_OUT_OF_PATCH}a/{name} and b/{name} differ\n"
 
 
@@ -161,7 +195,7 @@ def _section(name: str, old: File | None, new: File | None) -> str:
         contents = ["" if file is None else file.content.decode() for file in (old, new)]
     except UnicodeDecodeError:
         return _only_named(name)
-    if any("\0" in content for content in contents) or re.search(r'[\x00-\x1f"\\\x7f]', name):
+    if any("\0" in content for content in contents) or re.search(r'[\x00-\x1f"\\\x7f\ud800-\udfff]', name):
         return _only_named(name)
     lines = [f"diff --git a/{name} b/{name}\n"]
     match old, new:

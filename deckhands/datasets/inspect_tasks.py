@@ -19,7 +19,7 @@ from typing import Any
 from broker.runtime.errors import UsageError
 from deckhands.datasets.file_trees import File, FixedFiles
 from deckhands.datasets.human_eval import scripted
-from deckhands.datasets.instances import MAX_ID_CHARS, Instance, Judge
+from deckhands.datasets.instances import MAX_ID_CHARS, Instance, Judge, ScorerFailed
 from deckhands.datasets.repositories import is_safe
 
 INSPECT = "inspect"
@@ -41,11 +41,14 @@ def inspect_instances(argument: str) -> list[Instance]:
     task = _task(Path(path).resolve(), name)
     if not task.scorer:
         raise UsageError(f"The task of {path} has no scorer.", remedy="Give it one: Task(scorer=…).")
-    found: list[Instance] = []
+    found: dict[str, Instance] = {}
     wrong: list[str] = []
     for number, sample in enumerate(task.dataset, 1):
         try:
-            found.append(_instance(sample, number, task.scorer))
+            instance = _instance(sample, number, task.scorer)
+            if instance.id in found:
+                raise ValueError(f"another sample has the id {instance.id!r}, as it is written here")  # noqa: TRY301
+            found[instance.id] = instance
         except ValueError as error:
             wrong.append(f"sample {number}: {error}")
     if wrong or not found:
@@ -53,7 +56,7 @@ def inspect_instances(argument: str) -> list[Instance]:
             f"The task of {path} cannot be used: {'; '.join(wrong[:10]) or 'it has no samples'}.",
             remedy="Correct it; nothing has begun.",
         )
-    return found
+    return list(found.values())
 
 
 def _task(path: Path, name: str) -> Any:
@@ -133,7 +136,10 @@ def _judge(sample: Any, scorers: Sequence[Callable[..., Any]]) -> Judge:
             completed=True,
             metadata=sample.metadata or {},
         )
-        scores = [await scorer(state, Target(target)) for scorer in scorers]
+        try:
+            scores = [await scorer(state, Target(target)) for scorer in scorers]
+        except Exception as error:  # whatever a scorer raises
+            raise ScorerFailed(f"{type(error).__name__}: {error}") from error
         reasons = [f"{score.value!r}: {score.explanation or score.answer or ''}" for score in scores]
         return all(value_to_float()(score.value) >= 1.0 for score in scores), "\n".join(reasons)
 

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from broker.runtime.errors import UsageError
-from deckhands.datasets.file_trees import Files
+from broker.runtime.errors import DeckhandsError, UsageError
+from broker.specs.skills import SETUP_SCRIPT
+from deckhands.datasets.file_trees import File, Files, tree_of
 
 SHIPPED = "shipped"
 MAX_ID_CHARS = 100
 NAMED = 3
 ID = rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_ID_CHARS - 1}}}$"
 Judge = Callable[[str], Awaitable[tuple[bool, str]]]
+
+
+class ScorerFailed(DeckhandsError):
+    """The scorer of a dataset, a program that came with it, has failed; that says nothing about the agent."""
+
+    code = "scorer_failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +38,8 @@ class Instance:
         setup: a command that runs before the agent begins, and before the check.
         check: a command in the workspace; exit code 0 means that the attempt is right.
         answer: what the agent has to say at the end; compared as `answers.is_same` says.
-        judge: says whether what the agent said last is right, and why, if neither check nor answer does.
+        judge: says whether what the agent said last is right, and why, if neither check nor answer does; may raise
+            ScorerFailed.
         images: of the task: paths or addresses.
         image: of the containers that attempts and checks run in; empty: the sandbox is the node's.
         left_out: what its published form says and an attempt does not have.
@@ -50,6 +59,23 @@ class Instance:
     image: str = ""
     left_out: tuple[str, ...] = ()
     turns: tuple[dict[str, Any], ...] = field(default=(), repr=False)
+
+    @property
+    def whole_check(self) -> str:
+        """The set-up, then the check, neither of which is a part of the other's text."""
+        assert self.check is not None
+        return self.check if self.setup is None else f"eval {shlex.quote(self.setup)} && eval {shlex.quote(self.check)}"
+
+    def files(self) -> dict[str, File]:
+        """Read what an attempt begins with: the files of the workspace, and the set-up as a script among them.
+
+        Raises:
+            UsageError: they cannot be read, or are too many.
+        """
+        found = tree_of(self.workspace)
+        if self.setup is not None:
+            found[SETUP_SCRIPT] = File(f"{self.setup}\n".encode(), is_executable=True)
+        return found
 
 
 def left_out_of(instances: Sequence[Instance]) -> list[str]:
@@ -89,7 +115,7 @@ def selected(
     if part:
         match = re.fullmatch(r"(-?\d+)?:(-?\d+)?", part)
         if match is None:
-            raise UsageError(f"--slice {part!r} is no slice.", remedy="Write it as :20, 20:40 or -5:.")
+            raise UsageError(f"--slice {part!r} is not a slice.", remedy="Write it as :20, 20:40 or -5:.")
         chosen = chosen[slice(*(None if text is None else int(text) for text in match.groups()))]
     if not chosen:
         raise UsageError("No instance is left to evaluate.", remedy="Look at --filter and --slice.")

@@ -9,13 +9,13 @@ Holds: paths are relative to the dataset's file. A plug-in may give files as a m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from broker.runtime.errors import UsageError
-from deckhands.datasets.file_trees import File, Files, FixedFiles
+from deckhands.datasets.file_trees import File, Files, FixedFiles, require_fit
 from deckhands.datasets.instances import ID, Instance
 from deckhands.datasets.repositories import is_safe
 from deckhands.tasks.images import ADDRESSES, DATA, image_urls_of
@@ -85,13 +85,28 @@ def images_in(folder: Path, images: tuple[str, ...]) -> tuple[str, ...]:
 def _files(folder: Path, name: str, place: str | Mapping[str, str | bytes] | None) -> Path | Files | None:
     if place is None:
         return None
-    if isinstance(place, Mapping):
-        wrong = [path for path in place if not is_safe(path)]
-        if wrong:
-            raise ValueError(f"{name}: {wrong[0]!r} is no relative path")
-        contents = {path: text.encode() if isinstance(text, str) else text for path, text in place.items()}
-        return FixedFiles({path: File(content) for path, content in contents.items()})
-    found = (folder / place).resolve()
-    if not found.is_dir():
-        raise ValueError(f"{name}: {found} is no directory")
+    found = _fixed_files(name, place) if isinstance(place, Mapping) else (folder / place).resolve()
+    if isinstance(found, Path) and not found.is_dir():
+        raise ValueError(f"{name}: {found} is not a directory")
+    try:
+        require_fit(found)
+    except UsageError as error:
+        raise ValueError(f"{name}: {error.message.rstrip('.')}") from error
     return found
+
+
+def _fixed_files(name: str, place: Mapping[str, str | bytes]) -> FixedFiles:
+    """Return files by their paths, each path written in one way."""
+    found: dict[str, File] = {}
+    for path, text in place.items():
+        plain = PurePosixPath(path)
+        if not is_safe(path) or not plain.parts:
+            raise ValueError(f"{name}: {path!r} is no relative path")
+        if str(plain) in found:
+            raise ValueError(f"{name}: {path!r} is there twice")
+        found[str(plain)] = File(text.encode() if isinstance(text, str) else text)
+    for path in found:
+        above = [str(one) for one in PurePosixPath(path).parents if str(one) in found]
+        if above:
+            raise ValueError(f"{name}: {above[0]!r} is a file and a directory")
+    return FixedFiles(found)

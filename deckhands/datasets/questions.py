@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from deckhands.datasets.file_trees import File, FixedFiles
+from deckhands.datasets.file_trees import MAX_BYTES, File, FixedFiles
 from deckhands.datasets.human_eval import scripted
 from deckhands.datasets.instances import ID, Instance
 from deckhands.datasets.own_rows import images_in
@@ -56,6 +56,8 @@ def question_instance(row: Mapping[str, Any], folder: Path) -> Instance:
         path = folder / found.file_name
         if not path.is_file():
             raise ValueError(f"file_name: there is no {path}")
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError(f"file_name: {path} has more than {MAX_BYTES:,} bytes")
         if path.suffix.lower() in PICTURES:
             images = images_in(folder, (found.file_name,))
         workspace = FixedFiles({path.name: File(path.read_bytes())})

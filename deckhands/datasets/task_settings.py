@@ -120,5 +120,5 @@ def _literal(name: str, keys: Mapping[str, Any]) -> dict[str, str]:
         if "${" in str(value):
             raise ValueError(f"{name}.{variable} is a value of the host ({value}): write it into the task")
         if not variable.isidentifier():
-            raise ValueError(f"{name}.{variable} is no name of a variable")
+            raise ValueError(f"{name}.{variable} is not the name of a variable")
     return {variable: str(value) for variable, value in found.items()}

@@ -87,7 +87,7 @@ class Callers:
         fields: dict[str, Argument] = {"kind": caller.kind, "name": caller.name, "request_id": caller.request_id}
         fields |= {"kept": kept, "headless": int(caller.is_headless)}
         key = self._store.keys(caller.conversation_id).caller
-        await self._call(*(("HSETNX", key, name, value) for name, value in fields.items()))
+        await self._store.call_many([("HSETNX", key, name, value) for name, value in fields.items()])
 
     async def forget(self, conversation_id: str) -> None:
         """Forget the caller of a conversation that does not begin; one that another door has begun keeps it."""
@@ -101,7 +101,7 @@ class Callers:
             ValueError, SecretsLocked: what is kept cannot be read.
         """
         key = self._store.keys(conversation_id).caller
-        (flat,) = await self._call(("HGETALL", key))
+        flat = await self._store.call("HGETALL", key)
         raw = dict(zip(flat[::2], flat[1::2], strict=True))
         kept = raw.pop(b"kept", b"{}")
         found = texts_by_name([part for item in raw.items() for part in item])
@@ -125,22 +125,26 @@ class Callers:
     async def decide(self, conversation_id: str, outcome: Mapping[str, Any]) -> str:
         """Decide the answer, and return it as JSON: this, or what was decided before."""
         key = self._store.keys(conversation_id).caller
-        _, decided = await self._call(("HSETNX", key, "outcome", json.dumps(outcome)), ("HGET", key, "outcome"))
+        _, decided = await self._store.call_many(
+            [("HSETNX", key, "outcome", json.dumps(outcome)), ("HGET", key, "outcome")]
+        )
         text: str = decided.decode()
         return text
 
     async def revoke(self, conversation_id: str) -> None:
-        """Remember that the task was revoked.  Idempotent."""
-        await self._call(("HSET", self._store.keys(conversation_id).caller, "revoked", 1))
+        """Remember that the task was revoked. Idempotent."""
+        await self._store.call("HSET", self._store.keys(conversation_id).caller, "revoked", 1)
 
     async def lock(self, conversation_id: str, holder: str) -> bool:
         """Become the one who answers, for a while; say whether nobody else is."""
         key = f"{self._store.keys(conversation_id).caller}:lock"
-        _, found = await self._call(("SET", key, holder, "NX", "PX", int(LOCK_SECONDS * 1000)), ("GET", key))
+        _, found = await self._store.call_many(
+            [("SET", key, holder, "NX", "PX", int(LOCK_SECONDS * 1000)), ("GET", key)]
+        )
         return bool(found == holder.encode())
 
     async def answered(self, conversation_id: str) -> None:
-        """Remember that they have their answer; the conversation may continue without them.  Idempotent.
+        """Remember that they have their answer; the conversation may continue without them. Idempotent.
 
         Where none has begun, nothing else would ever remove what is kept of them: it goes after `FORGOTTEN_AFTER`.
         """
@@ -149,30 +153,32 @@ class Callers:
             ("HDEL", names.meta, "awaited", "noticed"),
             ("ZREM", names.shard.awaited, conversation_id),
         ]
-        is_there, has_begun = await self._call(("HEXISTS", names.caller, "kind"), ("EXISTS", names.meta))
+        is_there, has_begun = await self._store.call_many([("HEXISTS", names.caller, "kind"), ("EXISTS", names.meta)])
         if is_there:  # else the conversation was deleted, and what is written now would stay for ever
             commands = [("HSET", names.caller, "answered", 1), *commands, ("DEL", f"{names.caller}:lock")]
         if is_there and not has_begun:
             commands.append(("PEXPIRE", names.caller, int(FORGOTTEN_AFTER.total_seconds() * 1000)))
-        await self._call(*commands)
+        await self._store.call_many(commands)
 
     async def look_later(self, caller: Caller) -> None:
         """Have the conversation looked at again: soon at first, then less and less often."""
         names = self._store.keys(caller.conversation_id)
         pause = min(FIRST_LOOK_SECONDS * 2**caller.looks, LONGEST_LOOK_SECONDS)
         due = to_millis(self._store.clock.now()) + int(pause * 1000)
-        await self._call(
-            ("ZADD", names.shard.awaited, due, caller.conversation_id),
-            ("HSET", names.caller, "looks", min(caller.looks + 1, 10)),
+        await self._store.call_many(
+            [
+                ("ZADD", names.shard.awaited, due, caller.conversation_id),
+                ("HSET", names.caller, "looks", min(caller.looks + 1, 10)),
+            ]
         )
 
     async def overdue(self, names: ShardKeys, *, limit: int) -> list[str]:
         """Return conversations that are to be looked at, and put each off, so that other doors look at others."""
         now = to_millis(self._store.clock.now())
-        (found,) = await self._call(("ZRANGEBYSCORE", names.awaited, "-inf", now, "LIMIT", 0, limit))
+        found = await self._store.call("ZRANGEBYSCORE", names.awaited, "-inf", now, "LIMIT", 0, limit)
         due = now + int(FIRST_LOOK_SECONDS * 1000)
         if found:
-            await self._call(*(("ZADD", names.awaited, "XX", due, cid) for cid in found))
+            await self._store.call_many([("ZADD", names.awaited, "XX", due, cid) for cid in found])
         return [named for cid in found if (named := await self._named(names, cid))]
 
     async def _named(self, names: ShardKeys, member: bytes) -> str:
@@ -185,12 +191,9 @@ class Callers:
 
     async def count_send(self, conversation_id: str, by: int = 1) -> int:
         """Count one more attempt to answer, or one less, and return how many there were."""
-        (number,) = await self._call(("HINCRBY", self._store.keys(conversation_id).caller, "sends", by))
+        number = await self._store.call("HINCRBY", self._store.keys(conversation_id).caller, "sends", by)
         return int(number)
 
     async def hear(self, conversation_id: str) -> None:
         """Let the next append leave a notice again; to be called before the log is read."""
-        await self._call(("HDEL", self._store.keys(conversation_id).meta, "noticed"))
-
-    async def _call(self, *commands: tuple[Argument, ...]) -> list[Any]:
-        return await self._store.persist(lambda: self._store.connection.call_many(commands))
+        await self._store.call("HDEL", self._store.keys(conversation_id).meta, "noticed")

@@ -65,7 +65,7 @@ class Desk:
         awaited: str = "",
         timing: Timing | None = None,
     ) -> None:
-        """Begin a conversation.  Idempotent.
+        """Begin a conversation. Idempotent.
 
         Args:
             awaited: who waits for it; empty: nobody.
@@ -89,7 +89,7 @@ class Desk:
     async def meta(self, conversation_id: str) -> dict[str, str]:
         """Return what the index has of a conversation; empty: there is no such conversation."""
         key = self.store.keys(conversation_id).meta
-        found = texts_by_name(await self.store.persist(lambda: self.store.connection.call("HGETALL", key)))
+        found = texts_by_name(await self.store.call("HGETALL", key))
         return found if "last_id" in found else {}
 
     async def outcome(self, caller: Caller, meta: Mapping[str, str]) -> str:

@@ -61,6 +61,7 @@ class _Request(BaseModel):
     shuffle: bool = False
     seed: int = 0
     repositories: str | None = None
+    network: bool = True
     retries: int | None = Field(default=None, ge=0, le=100)
     until: str | None = Field(default=None, max_length=100)
 
@@ -80,7 +81,7 @@ class Evaluations:
     def take(
         self, task_id: str, previous: Sequence[Any], options: Mapping[str, Any], kept: Mapping[str, Any]
     ) -> tuple[dict[str, Any] | UsageError, Mapping[str, Any]] | None:
-        """Begin an evaluation, or return its summary and what was kept; None: it is under way.  Idempotent.
+        """Begin an evaluation, or return its summary and what was kept; None: it is under way. Idempotent.
 
         Returns:
             An error in place of the summary: it was given up.
@@ -114,6 +115,7 @@ class Evaluations:
             part=request.part,
             shuffle=request.shuffle,
             seed=request.seed,
+            network=request.network,
             repositories=None
             if request.repositories is None
             else str(self._below("repositories", request.repositories)),

@@ -33,7 +33,7 @@ from broker.store.group_reader import GroupReader
 from broker.store.keys import INBOX
 from deckhands.door.callers import STREAM, Caller
 from deckhands.door.desk import STORE_FAILS, Desk
-from deckhands.door.lookout import answer_stream
+from deckhands.door.outcome_watcher import answer_stream
 from deckhands.door.replies import NAME, VERSION, Replies
 from deckhands.tasks.requests import MAX_KEY_CHARS, TaskRequest
 from deckhands.tasks.tasks import conversation_id_of
@@ -115,7 +115,7 @@ class Inbox:
     async def _take_over(self, group: asyncio.TaskGroup, after: str) -> str:
         """Take over some entries behind one, and return where to look next: `-` after the last."""
         idle_ms = int(FORSAKEN_AFTER_SECONDS * 1000)
-        found = await self._call("XPENDING", INBOX, GROUP, "IDLE", idle_ms, after, "+", FORSAKEN_AT_ONCE)
+        found = await self._store.call("XPENDING", INBOX, GROUP, "IDLE", idle_ms, after, "+", FORSAKEN_AT_ONCE)
         for raw, _, _, deliveries in found:
             entry = raw.decode()
             if entry in self._under_way:
@@ -126,7 +126,7 @@ class Inbox:
                 await self._done(entry)
                 continue
             # One by one: if one ends this door, those before it are under way and the others are not to blame.
-            claimed = await self._call("XCLAIM", INBOX, GROUP, self._worker_id, idle_ms, entry)
+            claimed = await self._store.call("XCLAIM", INBOX, GROUP, self._worker_id, idle_ms, entry)
             if claimed and claimed[0] and claimed[0][1]:
                 await self._say_read([raw])
                 await self._start(group, entry, claimed[0][1])
@@ -135,7 +135,7 @@ class Inbox:
     async def _say_read(self, entries: Sequence[bytes]) -> None:
         """Count the deliveries of entries that have been read from 0 again: whatever ends this door now, not they."""
         with suppress(StoreRefused):  # the stream was overwritten or removed meanwhile
-            await self._call("XCLAIM", INBOX, GROUP, self._worker_id, 0, *entries, "RETRYCOUNT", 0, "JUSTID")
+            await self._store.call("XCLAIM", INBOX, GROUP, self._worker_id, 0, *entries, "RETRYCOUNT", 0, "JUSTID")
 
     async def _start(self, group: asyncio.TaskGroup, entry: str, fields: list[bytes]) -> None:
         """Take an entry in a task, once there is room."""
@@ -208,7 +208,7 @@ class Inbox:
 
     async def _age_seconds(self, entry: str) -> float:
         """Return how long an entry has been in the stream, by the clock of the server, which has named it."""
-        seconds, microseconds = await self._call("TIME")
+        seconds, microseconds = await self._store.call("TIME")
         added_ms = int(entry.partition("-")[0])
         return max(0.0, int(seconds) + int(microseconds) / 1_000_000 - added_ms / 1_000)
 
@@ -228,26 +228,23 @@ class Inbox:
             await self._unreadable.put_aside(self._store.all_shards[0], INBOX, entry, without_secrets(fields), error)
         await self._done(entry)
 
-    async def _call(self, *command: Argument) -> Any:
-        return await self._store.persist(lambda: self._store.connection.call(*command))
-
     async def _done(self, entry: str) -> None:
         commands: list[tuple[Argument, ...]] = [("XACK", INBOX, GROUP, entry), ("XDEL", INBOX, entry)]
         with suppress(StoreRefused):  # the inbox has been overwritten, and the entry went with it
-            await self._store.persist(lambda: self._store.connection.call_many(commands))
+            await self._store.call_many(commands)
 
     async def _make_group(self) -> None:
         """Make the group if it is not there; a key of another type is moved out of the way."""
         make = ("XGROUP", "CREATE", INBOX, GROUP, "0", "MKSTREAM")
         try:
-            await self._call(*make)
+            await self._store.call(*make)
         except StoreRefused as error:
             if "BUSYGROUP" in error.message:
                 return
             if "WRONGTYPE" not in error.message:
                 raise
             await self._unreadable.move_away(INBOX, "stream", error)
-            await self._call(*make)
+            await self._store.call(*make)
 
 
 def parsed(fields: Sequence[bytes]) -> InboxRequest:

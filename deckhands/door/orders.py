@@ -67,7 +67,7 @@ class Orders:
         eta: datetime | None = None,
         expires: datetime | None = None,
     ) -> str:
-        """Begin a conversation, now or later, and return its id.  Idempotent under the task id.
+        """Begin a conversation, now or later, and return its id. Idempotent under the task id.
 
         Args:
             eta: of the message; `expires`: too.
@@ -86,7 +86,7 @@ class Orders:
     async def carry_out(
         self, what: str, task_id: str, arguments: Sequence[Any], options: Mapping[str, Any], *, eta: Any = None
     ) -> dict[str, Any]:
-        """Do what a task asks, and return the conversation's id and state.  Idempotent under the task id.
+        """Do what a task asks, and return the conversation's id and state. Idempotent under the task id.
 
         Args:
             what: a name of `TAKES`.
@@ -151,20 +151,18 @@ class Orders:
         store = self._desk.store
         once, field = store.keys(conversation_id).once, f"b:{key}"
         _, asked_id = await asked_about(store, conversation_id)
-        await store.persist(lambda: store.connection.call("HSETNX", once, field, asked_id or 0))
-        return int(await store.persist(lambda: store.connection.call("HGET", once, field)))
+        await store.call("HSETNX", once, field, asked_id or 0)
+        return int(await store.call("HGET", once, field))
 
     async def _is_done(self, conversation_id: str, key: str) -> bool:
         once = self._desk.store.keys(conversation_id).once
-        return bool(
-            await self._desk.store.persist(lambda: self._desk.store.connection.call("HEXISTS", once, f"p:{key}"))
-        )
+        return bool(await self._desk.store.call("HEXISTS", once, f"p:{key}"))
 
     async def _note_done(self, conversation_id: str, key: str) -> None:
         """Remember a task that found nothing to do: delivered again, it must not find something."""
         once, last_id = self._desk.store.keys(conversation_id).once, await self._desk.log.last_id(conversation_id)
         command = ("HSETNX", once, f"p:{key}", f"{last_id}:{last_id}")
-        await self._desk.store.persist(lambda: self._desk.store.connection.call(*command))
+        await self._desk.store.call(*command)
 
 
 def _condition(what: str, order: _Order) -> Condition:

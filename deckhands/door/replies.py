@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from broker.coordination.unreadable import Unreadable
@@ -50,12 +50,9 @@ class Replies:
             ("EXPIRE", stream, KEPT_SECONDS),
         ]
         try:
-            await self._call(commands)
+            await self._store.call_many(commands)
         except StoreRefused as error:
             if "WRONGTYPE" not in error.message:
                 raise
             await self._unreadable.move_away(stream, "stream", error)  # no name of a producer has a colon
-            await self._call(commands)
-
-    async def _call(self, commands: Sequence[tuple[Argument, ...]]) -> list[Any]:
-        return await self._store.persist(lambda: self._store.connection.call_many(commands))
+            await self._store.call_many(commands)

@@ -6,11 +6,9 @@ Keys: `deck:{0}:revoked`.
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from broker.runtime.clock import to_millis
 from broker.runtime.errors import UsageError
-from broker.store.connection import Argument
 from broker.store.store import Store
 
 REVOKED_KEPT = timedelta(days=7)
@@ -27,21 +25,20 @@ class Revocations:
         self._names = store.all_shards[0]
 
     async def revoke(self, task_id: str) -> None:
-        """Remember that a task was revoked: for a week, and the last `MAX_REVOKED_KEPT` of them.  Idempotent."""
+        """Remember that a task was revoked: for a week, and the last `MAX_REVOKED_KEPT` of them. Idempotent."""
         now = self._store.clock.now()
-        await self._call(
-            ("ZADD", self._names.revoked, to_millis(now), task_id),
-            ("ZREMRANGEBYSCORE", self._names.revoked, "-inf", to_millis(now - REVOKED_KEPT)),
-            ("ZREMRANGEBYRANK", self._names.revoked, 0, -MAX_REVOKED_KEPT - 1),
+        await self._store.call_many(
+            [
+                ("ZADD", self._names.revoked, to_millis(now), task_id),
+                ("ZREMRANGEBYSCORE", self._names.revoked, "-inf", to_millis(now - REVOKED_KEPT)),
+                ("ZREMRANGEBYRANK", self._names.revoked, 0, -MAX_REVOKED_KEPT - 1),
+            ]
         )
 
     async def is_revoked(self, task_id: str) -> bool:
         """Say whether a task was revoked within the last week."""
-        (score,) = await self._call(("ZSCORE", self._names.revoked, task_id))
+        score = await self._store.call("ZSCORE", self._names.revoked, task_id)
         return score is not None
-
-    async def _call(self, *commands: tuple[Argument, ...]) -> list[Any]:
-        return await self._store.persist(lambda: self._store.connection.call_many(commands))
 
 
 def moment_in(text: str | None) -> datetime | None:

@@ -90,7 +90,7 @@ class Runs:
         self._desk = desk
 
     async def take(self, message: RunMessage) -> Outcome | None:
-        """Begin a conversation, or return its outcome; None: there is none yet.  Idempotent.
+        """Begin a conversation, or return its outcome; None: there is none yet. Idempotent.
 
         Raises:
             UsageError: the request cannot be used; nothing was begun.
@@ -129,7 +129,7 @@ class Runs:
             await self._desk.callers.answered(conversation_id)
 
     async def revoke(self, task_id: str) -> None:
-        """Stop a run, whether it has begun or not.  Idempotent; one that has ended is left alone."""
+        """Stop a run, whether it has begun or not. Idempotent; one that has ended is left alone."""
         desk, conversation_id = self._desk, conversation_of_task(task_id)
         await desk.revocations.revoke(task_id)
         caller = await desk.callers.of(conversation_id)

@@ -63,17 +63,17 @@ class Asker(BaseModel):
             return None
 
     def write(self, directory: Path) -> None:
-        """Record that it waits.  Idempotent."""
+        """Record that it waits. Idempotent."""
         _write(self, _path(directory, self.task_id, WAITS))
 
     def end(self, directory: Path, failure: str) -> None:
-        """Record that it no longer waits; `forget` says that it knows.  Idempotent."""
+        """Record that it no longer waits; `forget` says that it knows. Idempotent."""
         _forget_oldest(directory)
         ended = self.model_copy(update={"options": {}, "failure": failure})
         _write(ended, _path(directory, self.task_id, OVER))
 
     def forget(self, directory: Path) -> None:
-        """Forget that it waited.  Idempotent."""
+        """Forget that it waited. Idempotent."""
         _path(directory, self.task_id, WAITS).unlink(missing_ok=True)
 
 
@@ -91,7 +91,7 @@ def waiting_in(directory: Path) -> Sequence[tuple[Asker, float]]:
 
 
 def answer(directory: Path, *, failure: str = "") -> None:
-    """Send the tasks that wait for an evaluation again: it is over, and a door returns the summary.  Idempotent.
+    """Send the tasks that wait for an evaluation again: it is over, and a door returns the summary. Idempotent.
 
     Args:
         failure: why it is given up instead.

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import re
 import string
 from contextlib import suppress
 
 FINAL = re.compile(r"final answer\s*:", re.IGNORECASE)
+_MARKS = "*_` \t\r\n"
+"""What Markdown puts around words."""
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _UNITS = str.maketrans("", "", "$%,")
+_ONE_NUMBER = re.compile(r"[^,]*|\D*\d{1,3}(,\d{3})+(\.\d*)?\D*")
+"""A text whose commas, if it has any, separate thousands."""
 
 
 def answer_in(message: str) -> str:
     """Return the text after the last `FINAL ANSWER:`, or the whole message."""
-    return FINAL.split(message)[-1].strip()
+    *before, last = FINAL.split(message)
+    return last.strip(_MARKS) if before else last.strip()
 
 
 def is_same(given: str, expected: str) -> bool:
@@ -21,22 +27,31 @@ def is_same(given: str, expected: str) -> bool:
 
     If a number is expected, the answer is compared as a number, without unit signs and thousands separators. A list
     separated by commas or semicolons is compared element by element. Other text is compared without case, articles,
-    punctuation and spaces.
+    punctuation and spaces, as far as something is left then.
     """
-    if (number := _number(expected)) is not None:
+    if _ONE_NUMBER.fullmatch(expected.strip()) and (number := _number(expected)) is not None:
         return _number(given) == number
     if re.search(r"[,;]", expected):
         ours, theirs = re.split(r"[,;]", given), re.split(r"[,;]", expected)
         return len(ours) == len(theirs) and all(is_same(*pair) for pair in zip(ours, theirs, strict=True))
-    return _plain(given) == _plain(expected)
+    if _plain(expected):
+        return _plain(given) == _plain(expected)
+    return _words(given) == _words(expected)
 
 
 def _number(text: str) -> float | None:
     with suppress(ValueError):
-        return float(text.strip().translate(_UNITS))
+        number = float(text.strip().translate(_UNITS))
+        return None if math.isnan(number) else number
     return None
 
 
 def _plain(text: str) -> str:
     without = _ARTICLES.sub(" ", text.lower())
     return "".join(char for char in without if char not in string.punctuation and not char.isspace())
+
+
+def _words(text: str) -> str:
+    """Return a text with its articles, and its punctuation if that is all there is."""
+    lowered = "".join(text.lower().split())
+    return "".join(char for char in lowered if char not in string.punctuation) or lowered

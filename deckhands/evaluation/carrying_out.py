@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from broker.contract.events import AgentSpec, Limits
+from broker.runtime.errors import UsageError
 from deckhands.attempts.plan import AT_ONCE, RETRIES, Plan
 from deckhands.attempts.record import Record
 from deckhands.attempts.results import BeingWritten, Results, Row
 from deckhands.attempts.screen import Screen
 from deckhands.attempts.standing import Standing
-from deckhands.attempts.steering import Steering
+from deckhands.attempts.statistics import further_costs
+from deckhands.attempts.steering import MAX_AT_ONCE, MAX_RETRIES, Steering
 from deckhands.attempts.stopping import ENOUGH, Until
 from deckhands.cli.connecting import cluster_client
 from deckhands.cli.output import note, print_json
@@ -34,6 +36,7 @@ from deckhands.reading.terminal import print_text
 from deckhands.settings import MODEL_VARIABLES, FaceSettings
 
 SCRIPTED = "scripted"
+MAX_ATTEMPTS = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +49,17 @@ class Tuning:
     until: str | None
     redo: tuple[str, ...] = ()
 
-    def check(self, models: int) -> None:
+    def check(self, models: int, attempts: int = 1) -> None:
         """Refuse what cannot be used.
 
         Raises:
-            UsageError: the criterion does not fit.
+            UsageError: a number is out of its bounds, or the criterion does not fit.
         """
+        _require("attempts", attempts, 1, MAX_ATTEMPTS)
+        _require("concurrency", self.at_once, 1, MAX_AT_ONCE)
+        _require("retries", self.retries, 0, MAX_RETRIES)
+        if self.budget is not None and not self.budget >= 0:
+            raise UsageError(f"The argument budget_usd {self.budget} is not at least 0.")
         if self.until:
             Until.parse(self.until, models)
 
@@ -69,6 +77,11 @@ class Tuning:
         }
         again = [("--redo", what) for what in self.redo]
         return [part for pair in (*given.items(), *again) if pair[1] is not None for part in (pair[0], str(pair[1]))]
+
+
+def _require(name: str, number: int | None, least: int, most: int) -> None:
+    if number is not None and not least <= number <= most:
+        raise UsageError(f"The argument {name} {number} is not from {least} to {most:,}.")
 
 
 def carry_out(directory: Path, asked: Asked, tuning: Tuning, *, follows: bool, as_json: bool | None) -> int:
@@ -128,6 +141,7 @@ def plan_of(directory: Path, asked: Asked, tuning: Tuning) -> Plan:
         tenant=asked.tenant,
         dataset=Path(asked.dataset).name or SIBLINGS,
         critic=asked.critic,
+        network=asked.network,
         origin=Point.parse(asked.origin) if asked.origin else None,
     )
 
@@ -140,9 +154,12 @@ def show(summary: dict[str, Any], *, as_json: bool) -> None:
     for model, figures in summary["models"].items():
         low, high = figures["pass@1_interval"]
         outcomes = ", ".join(f"{count} {name}" for name, count in figures["outcomes"].items() if count)
+        least = "at least " if figures["has_unknown_cost"] else ""
+        further = "".join(f", {what} ${usd:.4f}" for what, usd in further_costs(figures))
         print_text(
             f"{model}: {outcomes}; pass@1 {figures.get('pass@1', 0.0):.1%} ({low:.1%} to {high:.1%}), "
-            f"${figures['cost_usd']['total']:.4f}; infrastructure failures: {figures['infrastructure_failures']} in "
+            f"{least}${figures['cost_usd']['total']:.4f}{further}; "
+            f"infrastructure failures: {figures['infrastructure_failures']} in "
             f"{figures['conversations']:,} conversations, {figures['infrastructure_failures_per_1000']:.1f} per 1,000"
         )
         for cause in figures["causes"]:
@@ -170,7 +187,7 @@ async def evaluate_plan(
     on_row: Callable[[Row], None],
     on_standing: Callable[[Standing], None],
 ) -> None:
-    """Carry out a plan on the cluster that the settings lead to.  Idempotent."""
+    """Carry out a plan on the cluster that the settings lead to. Idempotent."""
     async with _client(settings, place, plan) as client:
         steering = Steering(client.store, plan.name)
         await steering.wish(**tuning.as_wishes())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import click
 
 from broker.runtime.errors import UsageError
 from broker.specs.specs import NAME_PATTERN
-from deckhands.attempts.results import read_results
+from deckhands.attempts.results import Row, read_results
 from deckhands.attempts.statistics import comparison_of
 from deckhands.cli.options import Amount, json_option
 from deckhands.cli.output import note, print_json
@@ -74,6 +75,7 @@ class RunOptions:
     seed: int
     repositories: Path | None
     tenant: str
+    has_network: bool
     redo: tuple[str, ...]
     retries: int | None
     until: str | None
@@ -104,10 +106,11 @@ class ReportOptions:
 
 @dataclass(frozen=True, slots=True)
 class CompareOptions:
-    """Options of `eval compare`."""
+    """Options of `eval compare`; `models` is empty, or A, or A,B."""
 
     first: Path
     second: Path
+    models: str | None
     as_json: bool
 
 
@@ -144,12 +147,19 @@ for _command in (*COMMANDS, export):
     "--model", "models", required=True, multiple=True, metavar="M[,M2]", help="The models, or profiles, to evaluate."
 )
 @at_once_option
-@click.option("-k", "--attempts", type=click.IntRange(1, 1_000), default=1, show_default=True, help="Of each instance.")
+@click.option(
+    "-k",
+    "--attempts",
+    type=click.IntRange(1, 1_000),
+    default=1,
+    show_default=True,
+    help="How often each instance is tried.",
+)
 @budget_option
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="For results and report.")
 @click.option("--agent", default="CodeActAgent", show_default=True, help="The agent that does the tasks.")
 @click.option("-i", "--max-iterations", type=click.IntRange(min=1), default=100, show_default=True)
-@click.option("-b", "--max-budget", type=Amount(min=0, min_open=True), help="Of one attempt, in USD.")
+@click.option("-b", "--max-budget", type=Amount(min=0, min_open=True), help="The most one attempt may spend, in USD.")
 @click.option("--max-seconds", type=Amount(min=0, min_open=True), help="How long an attempt may work.")
 @click.option("--filter", "only", default="", metavar="REGEX", help="Only instances whose id or a tag matches.")
 @click.option("--slice", "part", default="", metavar="A:B", help="Only these, as in Python: :20, 20:40, -5:.")
@@ -160,6 +170,9 @@ for _command in (*COMMANDS, export):
     help="Mirrors or archives of the repositories that SWE-bench rows name, or the images of the docker engine here.",
 )  # fmt: skip
 @click.option("--tenant", default="", metavar="NAME", help="The tenant of its conversations and costs.")
+@click.option(
+    "--network/--no-network", "has_network", default=True, help="Whether the agents' commands reach the network."
+)
 @redo_option
 @retries_option
 @until_option
@@ -189,6 +202,7 @@ def run(options: RunOptions) -> int:
         seed=options.seed,
         repositories=None if options.repositories is None else repositories_here(options.repositories),
         tenant=_tenant(options.tenant),
+        network=options.has_network,
     )
     instances = asked.instances()  # before anything is written
     for line in left_out_of(instances):
@@ -229,17 +243,28 @@ def attach(options: AttachOptions) -> int:
 @options_as(ReportOptions)
 def report(options: ReportOptions) -> None:
     """Write summary.json and report.html of DIR again, from results.jsonl alone."""
-    show(write_report(options.directory), as_json=options.as_json)
+    summary: dict[str, Any] = write_report(options.directory)
+    siblings = None
+    with suppress(UsageError):  # the rows are enough for everything else
+        siblings = compared(options.directory) if asked_in(options.directory).origin else None
+    if siblings is None or options.as_json:
+        show(summary if siblings is None else {**summary, "siblings": siblings}, as_json=options.as_json)
+        return
+    show(summary, as_json=False)
+    _show_siblings(siblings)
 
 
 @eval_.command()
 @click.argument("first", metavar="DIR", type=click.Path(path_type=Path))
 @click.argument("second", metavar="DIR2", type=click.Path(path_type=Path))
+@click.option(
+    "--model", "models", metavar="A[,B]", help="Only attempts with A, or with A in DIR and B in DIR2, which may be DIR."
+)
 @json_option
 @options_as(CompareOptions)
 def compare(options: CompareOptions) -> None:
     """Compare two evaluations over the instances that both have, by McNemar's exact test."""
-    found = comparison_of(*(read_results(folder / RESULTS) for folder in (options.first, options.second)))
+    found = comparison_of(*_compared_rows(options))
     if options.as_json:
         print_json(found)
         return
@@ -248,6 +273,29 @@ def compare(options: CompareOptions) -> None:
         f"{len(found['only_first'])} only by the first, {len(found['only_second'])} only by the second; "
         f"p = {found['p_value']:.3g}"
     )
+
+
+def _compared_rows(options: CompareOptions) -> list[list[Row]]:
+    """Return the rows of each side.
+
+    Raises:
+        UsageError: they cannot be read, or there are none with a model that was named.
+    """
+    sides = [read_results(folder / RESULTS) for folder in (options.first, options.second)]
+    if options.models is None:
+        if any(len({row.model for row in rows}) > 1 for rows in sides):
+            note("There are several models, and the attempts of all models count together: name one with --model.")
+        return sides
+    names = options.models.split(",")
+    if len(names) > 2:
+        raise UsageError(f"--model {options.models!r} has more than two names.", remedy="Write --model A,B.")
+    chosen = []
+    for rows, name in zip(sides, (names[0], names[-1]), strict=True):
+        chosen.append([row for row in rows if row.model == name])
+        if not chosen[-1]:
+            known = ", ".join(sorted({row.model for row in rows}))
+            raise UsageError(f"--model {name!r} has no attempts there.", remedy=f"There are those of {known}.")
+    return chosen
 
 
 def _tenant(name: str) -> str:
@@ -261,7 +309,9 @@ def _tenant(name: str) -> str:
 @click.option(
     "--model", "models", multiple=True, metavar="M[,M2]", help="The models of the siblings; by default its own."
 )
-@click.option("-n", "--siblings", type=click.IntRange(1, 1_000), default=8, show_default=True, help="With each model.")
+@click.option(
+    "-n", "--siblings", type=click.IntRange(1, 1_000), default=8, show_default=True, help="How many with each model."
+)
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="For results and report.")
 @click.option(
     "--of", "origin", type=click.Path(path_type=Path), metavar="DIR", help="The evaluation that RUN is part of."
@@ -303,18 +353,23 @@ def fork(options: ForkOptions) -> int:
     if options.as_json:
         print_json(found)
         return code
+    _show_siblings(found)
+    return code
+
+
+def _show_siblings(found: dict[str, Any]) -> None:
+    """Print how siblings compare."""
     for pair in found["comparisons"]:
         print_text(f"{' and '.join(pair['models'])}: p = {pair['p_value']:.3g}")
     best = found["best"]
-    if scoring.critic:
+    if found["has_critic"]:
         print_text(f"The critic cost ${found['critic_cost_usd']:.4f}.")
     if best is None:
         print_text("None is right, so none is the best.")
-        return code
+        return
     print_text(f"The best is {best['conversation_id']}, {best['model']}.")
     if best["score"] is not None:
         print_text(f"The critic gave it {best['score']:g} of {MAX_SCORE}: {best['verdict']}")
-    return code
 
 
 def _tuning(options: RunOptions | AttachOptions) -> Tuning:

@@ -13,6 +13,7 @@ import json
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -41,6 +42,7 @@ class Asked(BaseModel):
         critic: the model that judges siblings; empty: none.
         origin: the conversation and the event that attempts are forks of; empty: they are not forks.
         tenant: the owner of its conversations; empty: no tenant.
+        network: whether the commands of agents reach the network.
         home: the evaluation whose private cluster has the origin; empty: its own.
     """
 
@@ -63,6 +65,7 @@ class Asked(BaseModel):
     home: str = ""
     tenant: str = ""
     critic: str = ""
+    network: bool = True
 
     def instances(self) -> list[Instance]:
         """Return the instances to evaluate. Raises what `read_dataset` and `selected` do."""
@@ -83,27 +86,26 @@ def _read(dataset: str, repositories: str | None, _version: object) -> list[Inst
 def ask(directory: Path, asked: Asked) -> Asked:
     """Record a request. If the same request is already recorded, return that one, with its name.
 
+    Of several commands that ask at once, the request of one is recorded.
+
     Raises:
         UsageError: the directory has another evaluation, or cannot be written.
     """
     path = directory / ASKED
-    if path.exists():
-        earlier = asked_in(directory)
-        if earlier != asked.model_copy(update={"name": earlier.name}):
-            raise UsageError(
-                f"{directory} has another evaluation.",
-                remedy="Name another directory with --out, or continue that one with `deckhands eval attach`.",
-            )
-        return earlier
-    asked = asked.model_copy(update={"name": new_conversation_id()})
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(".new")
-        draft.write_text(asked.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        draft.replace(path)
-    except OSError as error:
-        raise UsageError(f"{directory} cannot be written: {error.strerror}.", remedy="Name another one.") from error
-    return asked
+    if not path.exists():
+        asked = asked.model_copy(update={"name": new_conversation_id()})
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            _place(_draft(path, asked.model_dump_json(indent=2) + "\n"), path)
+        except OSError as error:
+            raise UsageError(f"{directory} cannot be written: {error.strerror}.", remedy="Name another one.") from error
+    earlier = asked_in(directory)
+    if earlier != asked.model_copy(update={"name": earlier.name}):
+        raise UsageError(
+            f"{directory} has another evaluation.",
+            remedy="Name another directory with --out, or continue that one with `deckhands eval attach`.",
+        )
+    return earlier
 
 
 def asked_in(directory: Path) -> Asked:
@@ -120,7 +122,7 @@ def asked_in(directory: Path) -> Asked:
 
 
 def write_scripts(directory: Path, instances: Sequence[Instance]) -> Path:
-    """Write the scripts of the scripted model, and return their directory.
+    """Write the scripts of the scripted model, and return their directory. Workers may be reading those that are there.
 
     Raises:
         UsageError: an instance comes without a script.
@@ -133,11 +135,31 @@ def write_scripts(directory: Path, instances: Sequence[Instance]) -> Path:
     folder = (directory / SCRIPTS).resolve()
     folder.mkdir(exist_ok=True)
     for one in instances:
-        (folder / f"{one.id}.json").write_text(json.dumps({"turns": one.turns}), encoding="utf-8")
+        path, text = folder / f"{one.id}.json", json.dumps({"turns": one.turns})
+        if not path.exists() or path.read_text(encoding="utf-8", errors="replace") != text:
+            _draft(path, text).replace(path)
     return folder
 
 
-def write_report(directory: Path) -> dict[str, object]:
+def _place(draft: Path, path: Path) -> None:
+    """Give a file its name, unless another command was quicker."""
+    try:
+        path.hardlink_to(draft)  # unlike a renaming, it replaces nothing
+    except FileExistsError:
+        pass
+    except OSError:  # this file system has no links
+        draft.replace(path)
+    draft.unlink(missing_ok=True)
+
+
+def _draft(path: Path, text: str) -> Path:
+    """Write a text into a file beside the one that it is for, so that nobody ever reads half of it."""
+    draft = path.with_name(f".{path.name}.{new_key()}")
+    draft.write_text(text, encoding="utf-8")
+    return draft
+
+
+def write_report(directory: Path) -> dict[str, Any]:
     """Write the summary and the page from the rows so far, and return the summary.
 
     Raises:
@@ -145,6 +167,7 @@ def write_report(directory: Path) -> dict[str, object]:
     """
     rows = sorted(read_results(directory / RESULTS), key=lambda row: row.key)
     summary = summary_of(rows)
-    (directory / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    (directory / REPORT).write_text(html_of(f"Evaluation {directory.resolve().name}", rows), encoding="utf-8")
+    page = html_of(f"Evaluation {directory.resolve().name}", rows)
+    for name, text in ((SUMMARY, json.dumps(summary, indent=2) + "\n"), (REPORT, page)):
+        _draft(directory / name, text).replace(directory / name)
     return summary

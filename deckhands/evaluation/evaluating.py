@@ -56,6 +56,7 @@ async def evaluate_async(
     retries: int | None = None,
     until: str | None = None,
     redo: Sequence[str] = (),
+    network: bool = True,
     cluster: str | None = None,
     on_row: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
@@ -94,13 +95,14 @@ async def evaluate_async(
         shuffle=shuffle,
         seed=seed,
         repositories=mirrors,
+        network=network,
     )
     tuning = Tuning(at_once=concurrency, budget=budget_usd, retries=retries, until=until, redo=tuple(redo))
     instances = asked.instances()
     for line in left_out_of(instances):
         _log.warning("%s", line)
     check_redo(redo, instances)
-    tuning.check(len(names))
+    tuning.check(len(names), attempts)
     asked = ask(directory, asked)
     plan = plan_of(directory, asked, tuning)
     settings = FaceSettings.from_env()
@@ -165,7 +167,7 @@ def _written(dataset: Dataset, directory: Path) -> str:
         text = "".join(json.dumps(dict(row), sort_keys=True) + "\n" for row in dataset)
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"The argument dataset has a row that is no JSON: {error}.", remedy="Pass mappings."
+            f"The argument dataset has a row that is not JSON: {error}.", remedy="Pass mappings."
         ) from error
     path = directory / ROWS
     if (directory / ASKED).exists() and path.exists() and path.read_text(encoding="utf-8") != text:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from broker.contract.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
 from broker.contract.observations import CmdOutputObservation
@@ -32,7 +33,7 @@ from deckhands.attempts.watch import Lost, Seen, Settled
 from deckhands.client.client import Client
 from deckhands.client.forking import Point
 from deckhands.datasets.file_trees import MAX_BYTES, File, Tree, packed, patch_between, tree_of
-from deckhands.datasets.instances import Instance
+from deckhands.datasets.instances import Instance, ScorerFailed
 from deckhands.evaluation.answers import answer_in, is_same
 from deckhands.evaluation.critic import LIMITS as CRITIC_LIMITS
 from deckhands.evaluation.critic import critic_agent, question_about, to_judge, verdict_of
@@ -51,7 +52,8 @@ LONGEST_BACK_OFF_SECONDS = 120.0
 MAX_EVIDENCE_CHARS = 4_000
 TOO_LARGE = "workspace_too_large"
 """The cause of a row, and the code from a node, when a workspace has more files or bytes than are read."""
-SETUP_SCRIPT = ".openhands/setup.sh"
+FILES_UNREADABLE = "files_unreadable"
+"""The cause of a row whose instance has files that cannot be read, or too many of them."""
 
 LIMITS = {"max_iterations": "iterations", "max_budget": "budget", "max_tokens": "tokens", "max_time": "time"}
 """The limits, by the code of the error in which a conversation ends that has used one up."""
@@ -61,6 +63,10 @@ AGENTS_FAULT = frozenset({"goal_not_reached", "output_not_valid", "stuck_in_loop
 
 class Infrastructure(Exception):
     """A failure of the infrastructure, not of the agent; the code says which."""
+
+
+class Unreadable(Exception):
+    """Files of an instance cannot be read; the text says why."""
 
 
 class Evaluation:
@@ -86,7 +92,7 @@ class Evaluation:
         return self._driver.plan
 
     async def run(self) -> None:
-        """Return when every attempt has its row.  Idempotent.
+        """Return when every attempt has its row. Idempotent.
 
         Raises:
             StoreError: the store cannot be used.
@@ -98,10 +104,13 @@ class Evaluation:
         while True:
             try:
                 return await self._tried(one)
+            except Unreadable as error:
+                return one.row("infra-abandoned", FILES_UNREADABLE).model_copy(update={"evidence": str(error)})
             except Infrastructure as failure:
                 one.failures.append(str(failure))
                 if len(one.failures) > self._plan.retries:
                     return one.row("infra-abandoned", cause=one.failures[-1])
+                one.lost_cost_usd, one.seen = round(one.lost_cost_usd + one.cost_usd, 8), Seen()
                 one.phase = "waits"
                 await _back_off(len(one.failures))
 
@@ -111,13 +120,14 @@ class Evaluation:
         Raises:
             Infrastructure: it says nothing about the agent.
         """
-        one.phase, one.seen = "begins", Seen()
+        one.phase, one.seen, one.judged = "begins", Seen(), Seen()
         async with self._beginning:
-            begun_with = await asyncio.to_thread(_begun_with, one.attempt.instance)
+            begun_with = await _read(one.attempt.instance.files)
             await self._begin(one, begun_with)
         one.phase = "works"
         settled = await self._settled(one.conversation_id, one.seen)
         summary = settled.summary
+        one.seen.cost_usd, one.seen.iterations = summary.cost_usd, summary.iterations
         match summary.state:
             case AgentState.REJECTED:
                 return self._row(one, "refused", settled, evidence=summary.message)
@@ -132,13 +142,18 @@ class Evaluation:
 
     async def _begin(self, one: UnderWay, begun_with: dict[str, File]) -> None:
         plan, attempt, instance = self._plan, one.attempt, one.attempt.instance
-        workspace, upload = await asyncio.to_thread(partial(packed, begun_with, image=instance.image))
+        try:
+            workspace, upload = await _uploaded(begun_with, network=plan.network, image=instance.image)
+        except TooLarge as error:
+            raise Unreadable(error.message) from error
         if plan.pool is not None:
             workspace = workspace.model_copy(update={"pool": plan.pool})
         model = attempt.model
         if model == "scripted" and plan.scripts is not None:
             model = f"scripted/{plan.scripts / instance.id}.json"
         agent = plan.agent.model_copy(update={"llm": plan.agent.llm.model_copy(update={"model": model})})
+        if instance.setup is not None:  # the script runs after the survey of the workspace
+            agent = agent.model_copy(update={"enable_workspace_skills": True})
         earlier = f"r{one.round}.{len(one.failures)}" if one.round else f"{len(one.failures)}"
         key = f"{plan.name}/{attempt.model}/{instance.id}/{attempt.number}/{earlier}"
         one.conversation_id = conversation_id_of(key)
@@ -152,6 +167,7 @@ class Evaluation:
     async def _fork(self, one: UnderWay, origin: Point, model: str | None, key: str) -> None:
         if self._shared is None:
             self._shared = (await shared_by(self._client, origin))[1]
+        one.shared = (self._shared.iterations, self._shared.cost_usd)
         title = f"{one.attempt.instance.id} {one.attempt.number}"
         tenancy = Tenancy(tenant=self._plan.tenant, experiment=self._plan.name, priority="batch")
         labels = {LABEL: self._plan.name}
@@ -209,30 +225,46 @@ class Evaluation:
         return settled
 
     async def _scored(self, one: UnderWay, settled: Settled, begun_with: dict[str, File]) -> Row:
-        instance, summary = one.attempt.instance, settled.summary
-        if instance.judge is not None:
-            is_right, why = await instance.judge(summary.message)
-            return self._row(one, "resolved" if is_right else "unresolved", settled, evidence=why)
-        if instance.answer is not None and instance.check is None:
-            given = answer_in(summary.message)
-            outcome: Outcome = "resolved" if is_same(given, instance.answer) else "unresolved"
-            return self._row(one, outcome, settled, evidence=given)
-        hidden = await asyncio.to_thread(tree_of, instance.hidden)
+        answered = await self._answered(one, settled)
+        if answered is not None and (not self._plan.critic or not answered.counts):
+            return answered
+        is_answered, row = answered is not None, answered or self._row(one, "unresolved", settled)
+        try:
+            return await self._scored_by_files(one, row, settled, begun_with, is_answered=is_answered)
+        except TooLarge as error:
+            why = f"The workspace: {error.message}"
+            return row.model_copy(update={"verdict": why} if is_answered else {"cause": TOO_LARGE, "evidence": why})
+
+    async def _scored_by_files(
+        self, one: UnderWay, row: Row, settled: Settled, begun_with: dict[str, File], *, is_answered: bool
+    ) -> Row:
+        instance, plan = one.attempt.instance, self._plan
+        hidden = await _read(partial(tree_of, instance.hidden))
         async with self._reading:
-            try:
-                found = await self._files_of(summary.conversation_id, begun_with)
-            except TooLarge as error:
-                evidence = f"The workspace: {error.message}"
-                return self._row(one, "unresolved", settled, cause=TOO_LARGE, evidence=evidence)
+            found = await self._files_of(one.conversation_id, begun_with)
             work = work_of(begun_with, found, hidden)
-            row = self._row(one, "unresolved", settled)
-            row.left_out = list(work.left_out)
+            row.left_out = work.names_left_out
             row.patch = await asyncio.to_thread(patch_between, begun_with, work.tree)
-        if instance.check is not None:
+        if not is_answered and instance.check is not None:
             row = await self._checked(instance, row, to_check(work, hidden))
-        if not self._plan.critic or not row.counts:
+        if not plan.critic or not row.counts:
             return row
-        return await self._judged(instance, row, settled, work.tree)
+        return await self._judged(one, row, settled, work.tree, decides=not is_answered and instance.check is None)
+
+    async def _answered(self, one: UnderWay, settled: Settled) -> Row | None:
+        """Score what an agent has said; None: that does not decide."""
+        instance, said = one.attempt.instance, settled.summary.message
+        if instance.judge is not None:
+            try:
+                is_right, why = await instance.judge(said)
+            except ScorerFailed as error:
+                return self._row(one, "infra-abandoned", settled, cause=error.code, evidence=error.message)
+            return self._row(one, "resolved" if is_right else "unresolved", settled, evidence=why)
+        if instance.answer is None or instance.check is not None:
+            return None
+        given = answer_in(said)
+        outcome: Outcome = "resolved" if is_same(given, instance.answer) else "unresolved"
+        return self._row(one, outcome, settled, evidence=given)
 
     async def _files_of(self, conversation_id: str, begun_with: dict[str, File]) -> dict[str, File]:
         """Return the files that an agent has left.
@@ -264,8 +296,8 @@ class Evaluation:
     async def _checked(self, instance: Instance, row: Row, tree: dict[str, File]) -> Row:
         """Run the check in a workspace of these files. Idempotent."""
         assert instance.check is not None
-        workspace, upload = await asyncio.to_thread(partial(packed, tree, network=False, image=instance.image))
-        check = instance.check if instance.setup is None else f"{instance.setup} && {instance.check}"
+        workspace, upload = await _uploaded(tree, network=False, image=instance.image)
+        check = instance.whole_check
         agent = AgentSpec(
             name="CheckAgent", llm=LLMSpec(), goal=GoalSpec(check=check, max_refusals=0, timeout_seconds=CHECK_SECONDS)
         )
@@ -288,17 +320,23 @@ class Evaluation:
         row.checked_id, row.scoring_seconds = checked_id, summary.duration_seconds
         return row
 
-    async def _judged(self, instance: Instance, row: Row, settled: Settled, tree: Tree) -> Row:
-        """Have a critic judge what an attempt has left; it decides if there is no check. Idempotent."""
-        workspace, upload = await asyncio.to_thread(partial(packed, to_judge(tree), network=False))
+    async def _judged(self, one: UnderWay, row: Row, settled: Settled, tree: Tree, *, decides: bool) -> Row:
+        """Have a critic judge what an attempt has left; maybe it decides. Idempotent."""
+        try:
+            workspace, upload = await _uploaded(to_judge(tree), network=False)
+        except TooLarge as error:
+            more = {"cause": TOO_LARGE} if decides else {}
+            return row.model_copy(update={"verdict": f"The workspace: {error.message}", **more})
         task = question_about(settled.events, settled.summary.message, row.patch)
         agent = critic_agent(self._plan.critic)
-        title = f"Critic of {instance.id}"
+        title = f"Critic of {one.attempt.instance.id}"
         for number in range(self._plan.retries + 1):
             key = f"{row.conversation_id}/critic/{number}"
             critic_id = await self._submit(key, task, agent, workspace, upload, title=title, limits=CRITIC_LIMITS)
-            judged = (await self._settled(critic_id, Seen())).summary
+            one.judged = Seen()
+            judged = (await self._settled(critic_id, one.judged)).summary
             row.critic_cost_usd = round(row.critic_cost_usd + judged.cost_usd, 8)
+            row.has_unknown_cost |= judged.has_unknown_cost
             code = judged.error_code or ""
             if judged.state in (AgentState.FINISHED, AgentState.REJECTED) or code in LIMITS or code in AGENTS_FAULT:
                 break
@@ -309,7 +347,7 @@ class Evaluation:
             return row
         verdict = verdict_of(judged.outputs, code or judged.state)
         row.critic_id, row.score, row.verdict = critic_id, verdict.score, verdict.reason
-        if instance.check is None:
+        if decides:
             row.outcome = "resolved" if verdict.is_accepted else "unresolved"
             row.evidence = verdict.reason
         return row
@@ -321,6 +359,7 @@ class Evaluation:
             update={
                 "evidence": evidence[-MAX_EVIDENCE_CHARS:],
                 "tries": len(one.failures) + 1,
+                "lost_cost_usd": one.lost_cost_usd,
                 "iterations": summary.iterations - shared.iterations,
                 "cost_usd": round(summary.cost_usd - shared.cost_usd, 8),
                 "has_unknown_cost": summary.has_unknown_cost,
@@ -337,8 +376,20 @@ async def _back_off(number: int) -> None:
     await asyncio.sleep(min(BACK_OFF_SECONDS * 2**number, LONGEST_BACK_OFF_SECONDS) * (0.5 + jitter()))
 
 
-def _begun_with(instance: Instance) -> dict[str, File]:
-    tree = tree_of(instance.workspace)
-    if instance.setup is not None:
-        tree[SETUP_SCRIPT] = File(f"{instance.setup}\n".encode(), is_executable=True)
-    return tree
+async def _read(read: Callable[[], dict[str, File]]) -> dict[str, File]:
+    try:
+        return await asyncio.to_thread(read)
+    except UsageError as error:
+        raise Unreadable(error.message) from error
+
+
+async def _uploaded(tree: Tree, **options: Any) -> tuple[WorkspaceSpec, bytes | None]:
+    """Return what `packed` does.
+
+    Raises:
+        TooLarge: the files are more than can be uploaded.
+    """
+    try:
+        return await asyncio.to_thread(partial(packed, tree, **options))
+    except UsageError as error:
+        raise TooLarge(error.message) from error

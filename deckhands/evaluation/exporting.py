@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,10 @@ class ExportOptions:
 
 @click.command()
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--format", "form", type=click.Choice(FORMATS), required=True, help="Of which tool.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="By default exports/FORMAT in it.")
+@click.option("--format", "form", type=click.Choice(FORMATS), required=True, help="The format to write.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Where to write; by default DIR/exports/FORMAT."
+)
 @click.option("--outcome", "outcomes", type=click.Choice(OUTCOMES), multiple=True, help="Only these; may be repeated.")
 @options_as(ExportOptions)
 def export(options: ExportOptions) -> None:
@@ -99,11 +102,12 @@ def write_predictions(rows: Sequence[Row], out: Path) -> tuple[list[Path], list[
     """Write a file for each model and number of attempt; return them, and what a patch could not hold."""
     lines: dict[str, list[str]] = defaultdict(list)
     left_out: list[str] = []
+    names = _model_names(rows)
     is_one = len({(row.model, row.attempt) for row in rows}) == 1
     for row in rows:
         patch, without = without_left_out(row.patch)
         left_out += [f"{row.instance}: {line}" for line in without]
-        name = PREDICTIONS if is_one else f"{PREDICTIONS}-{_file_name(row.model)}-{row.attempt}"
+        name = PREDICTIONS if is_one else f"{PREDICTIONS}-{names[row.model]}-{row.attempt}"
         lines[name].append(json.dumps(prediction_of(row.model_dump(), patch)) + "\n")
     return [_written(out / f"{name}.jsonl", "".join(found)) for name, found in lines.items()], left_out
 
@@ -119,11 +123,12 @@ async def write_export(client: Client, asked: Asked, rows: Sequence[Row], form: 
         return await _inspect_logs(client, asked, rows, out)
     written: list[Path] = []
     lines: list[str] = []
+    names = _model_names(rows)
     async for row, events in _logs(client, rows):
         if events is None:
             continue
         about, dialogue = row.model_dump(), dialogue_of(row.conversation_id, events)
-        name = f"{row.instance}--{_file_name(row.model)}--{row.attempt}.json"
+        name = f"{row.instance}--{names[row.model]}--{row.attempt}.json"
         match form:
             case "openhands":
                 written.append(_written(out / name, _json(trajectory_of(events)[0])))
@@ -139,12 +144,12 @@ async def _inspect_logs(client: Client, asked: Asked, rows: Sequence[Row], out: 
     async for row, events in _logs(client, rows):
         dialogue = None if events is None else dialogue_of(row.conversation_id, events)
         attempts[row.model].append((row.model_dump(), dialogue))
-    written = []
+    written, names = [], _model_names(rows)
     for model, found in attempts.items():
         log = inspect_log_of(asked.name, Path(asked.dataset).stem or SIBLINGS, model, found)
         moment = re.sub(r"[:.]", "-", log["eval"]["created"])
         # inspect takes the task and its id from the first part and the last
-        parts = (_file_name(text).replace("_", "-") for text in (log["eval"]["task"], model))
+        parts = (text.replace("_", "-") for text in (_file_name(log["eval"]["task"]), names[model]))
         written.append(_written(out / f"{'_'.join((moment, *parts, asked.name))}.json", _json(log)))
     return written
 
@@ -162,6 +167,18 @@ async def _logs(client: Client, rows: Sequence[Row]) -> AsyncIterator[tuple[Row,
                 f"The log of {row.conversation_id} is not on this cluster.",
                 remedy="Name the cluster that the evaluation ran on with DECKHANDS_URL.",
             ) from error
+
+
+def _model_names(rows: Sequence[Row]) -> Mapping[str, str]:
+    """Return the models as parts of the names of files, which differ also where `_` becomes `-`."""
+    models = {row.model for row in rows}
+    taken = Counter(_file_name(model).replace("_", "-") for model in models)
+    return {
+        model: _file_name(model)
+        if taken[_file_name(model).replace("_", "-")] == 1
+        else f"{_file_name(model)}-{sha256(model.encode()).hexdigest()[:8]}"
+        for model in models
+    }
 
 
 def _file_name(text: str) -> str:

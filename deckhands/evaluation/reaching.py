@@ -35,7 +35,9 @@ def named(text: str) -> tuple[str, str]:
         asked = asked_in(Path(text))
         return asked.name, asked.home or asked.name
     if "/" in text or not is_conversation_id(text):
-        raise UsageError(f"{text!r} is no evaluation: it has no {ASKED}.", remedy="Name its directory, or its name.")
+        raise UsageError(
+            f"{text!r} is not an evaluation: it has no {ASKED}.", remedy="Name its directory, or its name."
+        )
     return text, text
 
 

@@ -13,7 +13,7 @@ from deckhands.datasets.instances import Instance
 
 redo_option = click.option(
     "--redo", multiple=True, metavar="OUTCOME|ID",
-    help="Begin these again: attempts with this outcome, or of this instance; may be repeated.",
+    help="Repeat attempts with this outcome, or at this instance. May be given several times.",
 )  # fmt: skip
 
 

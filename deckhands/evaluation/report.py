@@ -7,7 +7,8 @@ from html import escape
 from typing import Any
 
 from deckhands.attempts.results import OUTCOMES, Row
-from deckhands.attempts.statistics import summary_of
+from deckhands.attempts.statistics import failure_classes_of, further_costs, summary_of
+from deckhands.evaluation.critic import MAX_SCORE
 
 COLOURS = dict(zip(OUTCOMES, ("#2f855a", "#c05621", "#b7791f", "#6b46c1", "#718096", "#cbd5e0"), strict=True))
 BINS = 20
@@ -44,16 +45,18 @@ def _model(name: str, figures: dict[str, Any], rows: Sequence[Row]) -> str:
     )
     legend = ", ".join(f"{count} {kind}" for kind, count in figures["outcomes"].items() if count)
     cost = "unknown in part; at least " if figures["has_unknown_cost"] else ""
+    further = "".join(f"; {what}: ${usd:.4f}" for what, usd in further_costs(figures))
     return (
         f"<h2>{escape(name)}</h2><p><strong>{escape(passes) or 'nothing to score'}</strong> "
         f"(pass@1 between {low:.1%} and {high:.1%}, 95 %), {figures['instances']} instances, "
-        f"{figures['attempts']} attempts: {escape(legend)}. Cost: {cost}${figures['cost_usd']['total']:.4f}; "
+        f"{figures['attempts']} attempts: {escape(legend)}. Cost: {cost}${figures['cost_usd']['total']:.4f}{further}; "
         f"{figures['tokens']:,} tokens; {figures['infrastructure_failures_per_1000']:.1f} failures of the "
         f"infrastructure per 1,000 conversations.</p>"
         f'<div class="bar" role="img" aria-label="{escape(legend)}">{bar}</div>'
         + _histogram("Seconds of an attempt", [row.seconds for row in own])
         + _histogram("Cost of an attempt in USD", [row.cost_usd for row in own])
         + _tags(figures["tags"])
+        + _failures(own)
     )
 
 
@@ -86,12 +89,29 @@ def _tags(tags: dict[str, dict[str, int]]) -> str:
     return f"<table><tr><th>Tag<th>Resolved{rows}</table>"
 
 
+def _failures(rows: Sequence[Row]) -> str:
+    """Return how attempts of a model ended that are not resolved."""
+    found = failure_classes_of(rows)
+    lines = "".join(
+        f"<tr><td>{one.outcome}{escape(f': {one.cause}' if one.cause else '')}<td>{sum(one.attempts.values())}"
+        for one in found
+    )
+    return f"<table><tr><th>Not resolved<th>Attempts{lines}</table>" if found else ""
+
+
+def _judged(row: Row) -> str:
+    if not row.critic_id and not row.critic_cost_usd:
+        return ""
+    gave = "nothing" if row.score is None else f"{row.score:g} of {MAX_SCORE}"
+    return f"<p>The critic gave {gave} and cost ${row.critic_cost_usd:.4f}: {escape(row.verdict)}</p>"
+
+
 def _attempts(rows: Sequence[Row]) -> str:
     lines = "".join(
         f"<tr><td>{escape(row.instance)}<td>{escape(row.model)}<td>{row.attempt}"
         f'<td style="color:{COLOURS[row.outcome]}">{row.outcome} {escape(row.cause)}'
         f"<td>{row.iterations}<td>{row.seconds:.1f}<td>{row.cost_usd:.4f}"
-        f"<td><details><summary>{escape(row.conversation_id)}</summary><pre>{escape(row.evidence)}</pre>"
+        f"<td><details><summary>{escape(row.conversation_id)}</summary>{_judged(row)}<pre>{escape(row.evidence)}</pre>"
         f"<pre>{escape(row.patch)}</pre></details>"
         for row in rows
     )

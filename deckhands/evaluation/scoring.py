@@ -9,20 +9,33 @@ Does not: judge whether the work is honest; code that recognises the hidden test
 from __future__ import annotations
 
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from deckhands.datasets.file_trees import File, Tree
+from deckhands.datasets.file_trees import File, Tree, shown_name
 
 NEVER_WORK = frozenset(
     {
-        *("conftest.py", "sitecustomize.py", "usercustomize.py", "pytest.ini", "tox.ini", "setup.cfg", "noxfile.py"),
+        *(
+            "conftest.py",
+            "sitecustomize.py",
+            "usercustomize.py",
+            "pytest.ini",
+            ".pytest.ini",
+            "pytest.toml",
+            ".pytest.toml",
+            "tox.ini",
+            "setup.cfg",
+            "noxfile.py",
+        ),
         *(".coveragerc", ".noserc", ".pythonrc", ".pythonrc.py", ".npmrc", ".yarnrc", ".mocharc.json", ".mocharc.js"),
         *("jest.config.js", "vitest.config.js", ".bashrc", ".bash_profile", ".profile", ".envrc", ".env", ".proverc"),
     }
 )
 """Files by which others than the task's own sources decide what runs."""
 NEVER_BELOW = frozenset({".git", ".hg", ".openhands", "__pycache__", "node_modules", ".venv", "venv", "site-packages"})
+MAX_NAMES, MAX_NAME_CHARS = 1_000, 300
 NEVER_ENDING = (".pth", ".pyc", ".pyo", ".egg-link")
 
 
@@ -37,6 +50,13 @@ class Work:
 
     tree: Tree
     left_out: tuple[str, ...] = ()
+
+    @property
+    def names_left_out(self) -> list[str]:
+        """`left_out` as a row has it: 1,000 names, and how many more there are."""
+        names = [shown_name(name)[:MAX_NAME_CHARS] for name in self.left_out[:MAX_NAMES]]
+        more = len(self.left_out) - len(names)
+        return [*names, f"and {more:,} more"] if more else names
 
 
 def may_count(name: str, begun_with: Tree) -> bool:
@@ -56,15 +76,28 @@ def work_of(begun_with: Tree, found: Tree, hidden: Tree) -> Work:
     tree: dict[str, File] = dict(begun_with)
     left_out = []
     for name in sorted({*begun_with, *found}):
-        if begun_with.get(name) == found.get(name) or name in hidden:
+        old, new = begun_with.get(name), found.get(name)
+        if old == new or name in hidden:
             continue
-        if _is_never_work(PurePosixPath(name), begun_with) or PurePosixPath(name).parts[0] in hidden_folders:
+        path = PurePosixPath(name)
+        if _is_never_work(path, begun_with) or path.parts[0] in hidden_folders or _sets_pytest(path, old, new):
             left_out.append(name)
-        elif name in found:
-            tree[name] = found[name]
+        elif new is not None:
+            tree[name] = new
         else:
             del tree[name]
-    return Work(tree, tuple(left_out))
+    in_the_way = _in_the_way(tree, begun_with, hidden)
+    for name in in_the_way:
+        del tree[name]
+    return Work(tree, tuple(sorted([*left_out, *in_the_way])))
+
+
+def _in_the_way(tree: Tree, begun_with: Tree, hidden: Tree) -> list[str]:
+    """Return the agent's files that are where a file that stays needs a directory, or the other way round."""
+    stay = {name for name in tree if tree[name] == begun_with.get(name)} | set(hidden)
+    folders = {str(parent) for name in stay for parent in PurePosixPath(name).parents}
+    agents = (name for name in tree if name not in stay)
+    return [name for name in agents if name in folders or stay & {str(one) for one in PurePosixPath(name).parents}]
 
 
 def to_check(work: Work, hidden: Tree) -> dict[str, File]:
@@ -79,3 +112,19 @@ def _is_never_work(path: PurePosixPath, begun_with: Tree) -> bool:
     top = path.parts[0].removesuffix(".py")
     is_own = any(PurePosixPath(name).parts[0].removesuffix(".py") == top for name in begun_with)
     return top in sys.stdlib_module_names and not is_own
+
+
+def _sets_pytest(path: PurePosixPath, old: File | None, new: File | None) -> bool:
+    """Say whether a change is to the settings of pytest in a `pyproject.toml`."""
+    return path.name == "pyproject.toml" and _pytest_settings(old) != _pytest_settings(new)
+
+
+def _pytest_settings(file: File | None) -> object:
+    """Return them; None: there are none. A file that is no TOML is one that sets anything."""
+    if file is None:
+        return None
+    try:
+        tool = tomllib.loads(file.content.decode()).get("tool")
+    except (ValueError, RecursionError):
+        return file
+    return tool.get("pytest") if isinstance(tool, dict) else None

@@ -127,7 +127,7 @@ def asked_of(text: str, models: Sequence[str], out: Path, scoring: Scoring) -> A
 
     created = asyncio.run(in_store(settings, home, look) if home else look_there())
     _require_own_directory(created, scoring.tenant)
-    instance = "" if earlier is None or of is None else _instance_of(point, created, earlier, of, scoring.critic)
+    instance = "" if earlier is None or of is None else _instance_of(point, created, earlier, of)
     chosen = tuple(models) or ((created.agent.llm.model,) if created.agent.llm.model else ())
     if not chosen:
         raise UsageError(f"The conversation {point.conversation_id} names no model.", remedy="Name one with --model.")
@@ -153,18 +153,12 @@ def _require_own_directory(created: ConversationCreated, tenant: str) -> None:
         )
 
 
-def _instance_of(point: Point, created: ConversationCreated, asked: Asked, directory: Path, critic: str) -> str:
+def _instance_of(point: Point, created: ConversationCreated, asked: Asked, directory: Path) -> str:
     """Return of which instance of an evaluation a conversation is an attempt."""
     rows = {row.conversation_id: row.instance for row in read_results(directory / RESULTS)}
     instance = rows.get(point.conversation_id, created.title)
-    found = {one.id: one for one in asked.instances()}
-    if instance not in found:
+    if instance not in {one.id for one in asked.instances()}:
         raise UsageError(f"{point.conversation_id} is no attempt of the evaluation in {directory}.")
-    if critic and found[instance].check is None:
-        raise UsageError(
-            f"The instance {instance} is scored by what the agent says; a critic judges files.",
-            remedy="Leave --critic out, or leave --of out: then the critic decides.",
-        )
     return instance
 
 
@@ -188,7 +182,8 @@ def write_dataset(directory: Path, name: str, *, check: str, hidden: Path | None
 
 def compared(directory: Path) -> dict[str, Any]:
     """Return how the siblings in a directory compare, and write the patch of the best one beside them."""
-    rows = [row for row in read_results(directory / RESULTS) if row.counts]
+    every = read_results(directory / RESULTS)
+    rows = [row for row in every if row.counts]
     models = sorted({row.model for row in rows})
     resolved = {model: sum(row.outcome == "resolved" for row in rows if row.model == model) for model in models}
     scored = {model: sum(row.model == model for row in rows) for model in models}
@@ -200,7 +195,8 @@ def compared(directory: Path) -> dict[str, Any]:
         "comparisons": [
             {"models": pair, "p_value": fisher(*pair, resolved, scored)} for pair in combinations(models, 2)
         ],
-        "critic_cost_usd": round(math.fsum(row.critic_cost_usd for row in rows), 8),
+        "has_critic": any(row.critic_id or row.critic_cost_usd for row in every),
+        "critic_cost_usd": round(math.fsum(row.critic_cost_usd for row in every), 8),
         "best": None
         if best is None
         else {

@@ -89,7 +89,7 @@ retries_option = click.option(
 )  # fmt: skip
 until_option = click.option(
     "--until", type=UntilText(), metavar="ci=3%|decided",
-    help="Begin no more once each model's pass@1 is known this well, or the first is known to be better or worse.",
+    help="Stop early: once each pass@1 is known to ±3 % (ci=3%), or once the first model is known as better or worse.",
 )  # fmt: skip
 
 
@@ -207,9 +207,11 @@ def retune(options: RetuneOptions) -> None:
     "--state", "outcomes", multiple=True, type=click.Choice([*OUTCOMES, RUNNING]),
     help="Attempts with this outcome; `running`: those under way.",
 )  # fmt: skip
-@click.option("--class", "causes", multiple=True, metavar="CODE", help="With this cause, or a failure of this code.")
-@click.option("--id", "instances", multiple=True, metavar="INSTANCE", help="Of these instances.")
-@click.option("--model", "models", multiple=True, help="With these models, as the results name them.")
+@click.option(
+    "--class", "causes", multiple=True, metavar="CODE", help="Attempts with this cause, or with a failure of this code."
+)
+@click.option("--id", "instances", multiple=True, metavar="INSTANCE", help="Attempts at these instances.")
+@click.option("--model", "models", multiple=True, help="Attempts with these models, as the results name them.")
 @options_as(RequeueOptions)
 def requeue(options: RequeueOptions) -> None:
     """Repeat attempts that have ended or are under way; the new results replace the old ones.
@@ -325,7 +327,7 @@ def _steer(evaluation: str, act: Callable[[Client, Steering, Wanted], Awaitable[
         steering = Steering(client.store, name)
         wanted = await steering.read()
         if wanted == Wanted() and name == evaluation:
-            raise UsageError(f"This store knows no evaluation {name}.", remedy="Name its directory, or its name.")
+            raise UsageError(f"This store has no evaluation {name}.", remedy="Name its directory, or its name.")
         return await act(client, steering, wanted)
 
     return asyncio.run(in_store(FaceSettings.from_env(), place, steered))

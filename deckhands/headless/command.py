@@ -133,7 +133,7 @@ def _order(options: HeadlessOptions) -> Order:
 
 
 def _require_docker(environment: dict[str, str]) -> None:
-    """Refuse a run whose commands could not run, before it costs anything.  Blocks for a second or two.
+    """Refuse a run whose commands could not run, before it costs anything. Blocks for a second or two.
 
     Raises:
         UsageError: no image is named, or there is no engine, or not the image; says which.

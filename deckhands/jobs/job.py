@@ -46,7 +46,7 @@ class TenantPlaces:
 
 
 @dataclass(frozen=True, slots=True)
-class Workbench:
+class JobServices:
     """What every job is given.
 
     Attributes:
@@ -75,7 +75,7 @@ class Job:
 
     Attributes:
         name: its Celery task is `deckhands.jobs.<name>`.
-        run: does it.  Idempotent: after a death it is done again, and two may overlap for a moment.
+        run: does it. Idempotent: after a death it is done again, and two may overlap for a moment.
         every_seconds: how often a beat sends it, without arguments; None: only when somebody asks for it.
         limit_seconds: how long it may take.
         retries: how often it is tried again after an error that may pass.
@@ -86,7 +86,7 @@ class Job:
     """
 
     name: str
-    run: Callable[Concatenate[Workbench, ...], Awaitable[Any]]
+    run: Callable[Concatenate[JobServices, ...], Awaitable[Any]]
     every_seconds: float | None = None
     limit_seconds: float = 600.0
     retries: int = 3

@@ -10,7 +10,6 @@ Does not: look at keys outside of conversations.
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from broker.conversations.deletion import NotDeleted
 from broker.log.event_log import EventLog
@@ -18,7 +17,7 @@ from broker.runtime.errors import StoreRefused, UsageError
 from broker.runtime.logs import about
 from broker.store.store import Store
 from deckhands.client.deleting import delete
-from deckhands.jobs.job import Workbench
+from deckhands.jobs.job import JobServices
 
 SCANNED_AT_ONCE = 1_000
 UNTOUCHED_SECONDS = 3_600
@@ -28,9 +27,9 @@ LFU_REMEDY = "Set `maxmemory-policy noeviction` on it."
 _log = logging.getLogger(__name__)
 
 
-async def remove_orphans(workbench: Workbench) -> dict[str, int]:
+async def remove_orphans(services: JobServices) -> dict[str, int]:
     """Remove what nothing names. Returns how many keys were removed, and how many deletions completed."""
-    return await removed_from(workbench.store, UNTOUCHED_SECONDS)
+    return await removed_from(services.store, UNTOUCHED_SECONDS)
 
 
 async def removed_from(store: Store, untouched_seconds: int) -> dict[str, int]:
@@ -40,14 +39,14 @@ async def removed_from(store: Store, untouched_seconds: int) -> dict[str, int]:
     cursor: bytes = b"0"
     while True:
         scan = ("SCAN", cursor, "MATCH", "deck:{*}:c:*", "COUNT", SCANNED_AT_ONCE)
-        cursor, keys = await _call(store, *scan)
+        cursor, keys = await store.call(*scan)
         by_conversation: dict[str, list[bytes]] = {}
         for key in keys:
             if conversation_id := _conversation_in(key):
                 by_conversation.setdefault(conversation_id, []).append(key)
         for conversation_id, found in by_conversation.items():
             meta = store.keys(conversation_id).meta
-            last_id, deleted = await _call(store, "HMGET", meta, "last_id", "deleted")
+            last_id, deleted = await store.call("HMGET", meta, "last_id", "deleted")
             if last_id is None and tracks_idle:
                 try:
                     removed += await _remove_untouched(store, found, untouched_seconds)
@@ -71,9 +70,9 @@ def _conversation_in(key: bytes) -> str:
 async def _remove_untouched(store: Store, keys: list[bytes], seconds: int) -> int:
     removed = 0
     for key in keys:
-        idle = await _call(store, "OBJECT", "IDLETIME", key)
+        idle = await store.call("OBJECT", "IDLETIME", key)
         if isinstance(idle, int) and idle >= seconds:
-            removed += await _call(store, "UNLINK", key)
+            removed += await store.call("UNLINK", key)
     return removed
 
 
@@ -84,7 +83,3 @@ async def _complete(store: Store, conversation_id: str) -> int:
         _log.warning("the deletion of %s is not complete: %s", conversation_id, error, extra=about(conversation_id))
         return 0
     return 1
-
-
-async def _call(store: Store, *command: Any) -> Any:
-    return await store.persist(lambda: store.connection.call(*command))

@@ -33,7 +33,7 @@ from deckhands.archive.archive import Archive, delegates_in
 from deckhands.archive.errors import ArchiveConflict, CorruptArchive, TooLargeToArchive
 from deckhands.archive.retention import Retention, Rule
 from deckhands.client.deleting import delete, is_delegate_of
-from deckhands.jobs.job import Workbench
+from deckhands.jobs.job import JobServices
 
 PAGE = 200
 AT_ONCE = 8
@@ -50,14 +50,14 @@ _UNFIT = (CorruptEntry, StoreTooNew, UnknownKind, ArchiveConflict, CorruptArchiv
 _log = logging.getLogger(__name__)
 
 
-async def retire(workbench: Workbench) -> dict[str, int]:
+async def retire(services: JobServices) -> dict[str, int]:
     """Apply the retention policy. Returns how many conversations were archived and deleted, were kept, and failed."""
-    settings = workbench.settings
+    settings = services.settings
     retention = Retention.of_setting(settings.retention)
     if warning := retention.warning(settings.archive):
         _log.warning("%s", warning)
     archive = Archive(settings.archive) if settings.archive else None
-    round_ = _Round(workbench.store, retention, archive, settings.checkpoints)
+    round_ = _Round(services.store, retention, archive, settings.checkpoints)
     await round_.go()
     if archive:
         await archive.sweep(before=round_.now - ABANDONED)
@@ -105,7 +105,7 @@ class _Round:
             kept = 0
             while True:
                 command = ("ZRANGEBYSCORE", names.index, "-inf", latest, "LIMIT", kept, PAGE)
-                found = await self.store.persist(lambda: self.store.connection.call(*command))  # noqa: B023
+                found = await self.store.call(*command)
                 if not found:
                     break
                 rows = await self.index.rows([cid.decode(errors="backslashreplace") for cid in found])
@@ -134,7 +134,7 @@ class _Round:
         if not self._may_be_meant(row):
             return "kept"
         meta = self.store.keys(conversation_id).meta
-        awaited, begun = await self._call("HMGET", meta, "awaited", "deleted")
+        awaited, begun = await self.store.call("HMGET", meta, "awaited", "deleted")
         if begun is not None:  # by an earlier run, or by somebody: what was begun is completed
             await delete(self.log, conversation_id, limit_seconds=0.0)
             return "deleted"
@@ -195,7 +195,7 @@ class _Round:
         if created.parent is None:
             return False
         meta = self.store.keys(created.parent.conversation_id).meta
-        return bool(await self._call("EXISTS", meta))
+        return bool(await self.store.call("EXISTS", meta))
 
     async def _collect(self, tree: _Tree, row: ConversationRow, events: list[Event]) -> bool:
         """Read the delegates; say whether all of them rest."""
@@ -215,7 +215,3 @@ class _Round:
             if len(tree.logs) > MAX_DELEGATES or not await self._collect(tree, delegate, log):
                 return False
         return True
-
-    async def _call(self, *command: str) -> list[bytes | None]:
-        found: list[bytes | None] = await self.store.persist(lambda: self.store.connection.call(*command))
-        return found

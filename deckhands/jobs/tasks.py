@@ -15,7 +15,7 @@ from celery.exceptions import Reject
 from broker.celery.bootstep import LoopThread
 from broker.celery.jobs_app import PREFIX, QUEUE, JobRequest
 from broker.runtime.errors import DeckhandsError
-from deckhands.jobs.job import Job, Workbench, alone
+from deckhands.jobs.job import Job, JobServices, alone
 from deckhands.jobs.service import JobsService
 
 EXPIRES_SECONDS = 60.0
@@ -63,7 +63,7 @@ def _task(job: Job, service: JobsService, loop: LoopThread) -> Task:
             except TypeError as error:
                 raise JobFailed(f"The arguments do not fit: {error}.", "usage") from None
             done = loop.begin(
-                service.carry_out(job.name, lambda workbench: _carry_out(job, workbench, arguments, options))
+                service.carry_out(job.name, lambda services: _carry_out(job, services, arguments, options))
             )
             if not job.is_awaited:
                 done.add_done_callback(lambda ended: _note_end(job, ended))
@@ -92,12 +92,12 @@ def _note_end(job: Job, ended: Future[Any]) -> None:
         _log.warning("the job %s failed: %s: %s", job.name, type(error).__name__, error)
 
 
-async def _carry_out(job: Job, workbench: Workbench, arguments: Any, options: Any) -> Any:
+async def _carry_out(job: Job, services: JobServices, arguments: Any, options: Any) -> Any:
     async with asyncio.timeout(job.limit_seconds):
         if not job.is_alone:
-            return await job.run(workbench, *arguments, **options)
-        async with alone(workbench.store, job.name) as is_first:
-            return await job.run(workbench, *arguments, **options) if is_first else BUSY
+            return await job.run(services, *arguments, **options)
+        async with alone(services.store, job.name) as is_first:
+            return await job.run(services, *arguments, **options) if is_first else BUSY
 
 
 def _pause(tried: int) -> float:

@@ -18,7 +18,7 @@ from broker.runtime.failpoints import failpoint
 from broker.specs.agent_state import AgentState, is_settled
 from deckhands.client.beginning import begin, beginning_of
 from deckhands.client.client import Client
-from deckhands.jobs.job import Workbench
+from deckhands.jobs.job import JobServices
 from deckhands.schedules.book import Entry, ScheduleBook
 from deckhands.schedules.schedule import MAX_QUEUED, due_of
 from deckhands.tasks.requests import TaskRequest
@@ -37,11 +37,11 @@ OFFERS_LIMIT_SECONDS = 2.0
 _log = logging.getLogger(__name__)
 
 
-async def tick(workbench: Workbench) -> dict[str, int]:
+async def tick(services: JobServices) -> dict[str, int]:
     """Begin what is due. Returns how many schedules were looked at."""
-    book = ScheduleBook(workbench.store, workbench.client.secrets)
+    book = ScheduleBook(services.store, services.client.secrets)
     try:
-        return {"looked_at": await begin_due(workbench.client, book, await book.now())}
+        return {"looked_at": await begin_due(services.client, book, await book.now())}
     except StoreRefused as error:
         if "WRONGTYPE" not in error.message:
             raise
@@ -50,7 +50,7 @@ async def tick(workbench: Workbench) -> dict[str, int]:
 
 
 async def begin_due(client: Client, book: ScheduleBook, now: datetime) -> int:
-    """Begin what is due at a moment, and return how many schedules were looked at.  Idempotent."""
+    """Begin what is due at a moment, and return how many schedules were looked at. Idempotent."""
     waiting, failing = await book.waiting_and_failing()
     wanted = dict.fromkeys([*await book.due(now), *waiting])
     fresh, tried = [name for name in wanted if name not in failing], [name for name in wanted if name in failing]

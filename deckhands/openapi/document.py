@@ -48,7 +48,7 @@ PROBLEM = {
         "detail": "No conversation with the id 'x' in this store.",
         "code": "unknown_conversation",
         "retryable": False,
-        "remedy": "`deckhands ls` lists those there are.",
+        "remedy": "`deckhands ls` lists all conversations.",
     },
 }
 OPENAI_ERROR = {

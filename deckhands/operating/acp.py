@@ -47,7 +47,7 @@ class AcpOptions:
 def acp(options: AcpOptions) -> None:
     """Let an editor drive conversations, by the Agent Client Protocol on standard input and output.
 
-    The directory of a session is the workspace. On a cluster it is one of the tool workers' machine.
+    The directory of a session is the workspace. With --cluster, it is a directory on the tool workers' machine.
     """
     if find_spec("acp") is None:
         raise UsageError(
@@ -65,7 +65,7 @@ def acp(options: AcpOptions) -> None:
 async def _serve(options: AcpOptions, settings: FaceSettings) -> None:
     import acp as protocol
 
-    from deckhands.doors.editor import EditorAgent
+    from deckhands.protocols.editor import EditorAgent
 
     def make(directory: str, conversation_id: str | None) -> AsyncConversation:
         return AsyncConversation(

@@ -59,7 +59,7 @@ def budget() -> None:
 @json_option
 @options_as(ListOptions)
 def list_accounts(options: ListOptions) -> None:
-    """List the accounts of tenants and experiments, and of conversations with a limit of their own."""
+    """List the accounts of tenants and experiments, and of conversations that have their own limit."""
     found = on_cluster(lambda client: Ledger(client.store).accounts())
     _show(found, as_json=options.as_json)
     if not found and not options.as_json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
@@ -187,7 +187,7 @@ def requeue(options: RequeueOptions) -> None:
 @yes_option
 @options_as(DiscardOptions)
 def discard(options: DiscardOptions) -> None:
-    """Close dead conversations, whose logs can be read on, and forget unreadable entries."""
+    """Close dead conversations, whose logs stay readable, and forget unreadable entries."""
 
     async def away(client: Client) -> tuple[int, int]:
         conversations, entries = await _chosen(client, options, options.kind)
@@ -204,17 +204,13 @@ def discard(options: DiscardOptions) -> None:
 
 
 async def _each(ids: Sequence[str], act: Callable[[str], Awaitable[object]], done: str) -> int:
-    async def source() -> AsyncIterator[str]:
-        for conversation_id in ids:
-            yield conversation_id
-
     with Progress(f"conversations {done}", len(ids)) as progress:
 
         async def one(conversation_id: str) -> None:
             await act(conversation_id)
             progress.add()
 
-        await for_each(source(), one)
+        await for_each(ids, one)
     return len(ids)
 
 

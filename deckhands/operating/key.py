@@ -62,7 +62,7 @@ def key() -> None:
     help="What it may do. May be repeated; none implies another.",
 )
 @click.option(
-    "--expires", metavar="DURATION", help="How long it is good, such as 90d; without it, until it is revoked."
+    "--expires", metavar="DURATION", help="How long it is valid, such as 90d; by default until it is revoked."
 )
 @click.option("--per-minute", type=click.IntRange(1, 1_000_000), default=DEFAULT_REQUESTS_PER_MINUTE, show_default=True)
 @click.option(
@@ -70,7 +70,7 @@ def key() -> None:
     type=click.IntRange(1_024, 64 * 2**20),
     default=DEFAULT_BODY_BYTES,
     show_default=True,
-    help="How long the body of a request may be; files may be longer.",
+    help="The largest body of a request, in bytes; files may be larger.",
 )
 @json_option
 @options_as(AddOptions)

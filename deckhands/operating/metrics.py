@@ -13,9 +13,9 @@ from broker.runtime.errors import UsageError
 from broker.runtime.settings import BrokerSettings, celery_url_beside
 from broker.store.connection import MultiplexedConnection
 from broker.store.store import open_store
+from deckhands.cli.connecting import store_url
 from deckhands.cli.output import note
 from deckhands.cli.verbs import options_as
-from deckhands.home import Home
 from deckhands.reading.terminal import print_text
 from deckhands.settings import FaceSettings
 
@@ -45,7 +45,7 @@ class MetricsOptions:
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A file with the token that Prometheus has to send; needed to listen beyond this machine.",
+    help="A file with the token that Prometheus has to send; required to listen beyond this machine.",
 )
 @click.option("--once", "is_once", is_flag=True, help="Print the metrics, and exit.")
 @options_as(MetricsOptions)
@@ -69,12 +69,7 @@ async def _serve(options: MetricsOptions, settings: FaceSettings, token: str) ->
     from deckhands.monitoring.endpoint import PATH, make_server, metrics_app
     from deckhands.monitoring.exposition import Exposition
 
-    url = settings.url or Home(settings.home).cluster_url
-    if url is None:
-        raise UsageError(
-            "DECKHANDS_URL is not set, and no cluster is running here.",
-            remedy="Set it to the store, such as redis://host:6379/0. `deckhands up` runs a cluster without it.",
-        )
+    url = store_url(settings)
     is_named = settings.url is not None
     celery_url = BrokerSettings.from_env(settings.environment).celery_url if is_named else celery_url_beside(url)
     celery = MultiplexedConnection(redis_url(celery_url), reply_timeout_seconds=CELERY_LIMIT_SECONDS)

@@ -14,14 +14,13 @@ from typing import Any, NoReturn
 
 import click
 
-from broker.runtime.errors import UsageError
 from broker.runtime.settings import BrokerSettings, celery_url_beside, joined_paths, split_paths
 from broker.secrets.private_directories import workspace_roots as roots_in
 from broker.specs.tool_specs import ToolOffer
 from broker.store.store import open_store
 from broker.tools.tool_failures import SANDBOX, Reported, ToolFailure, ToolFailures
 from broker.tools.tool_offers import ToolOffers
-from deckhands.cli.connecting import on_cluster
+from deckhands.cli.connecting import on_cluster, store_url
 from deckhands.cli.options import sandbox_option, workspace_root_option
 from deckhands.cli.output import note
 from deckhands.cli.stop_signals import on_stop_signals
@@ -105,8 +104,10 @@ class DoorOptions:
 @click.option("--controllers", type=click.IntRange(0, 64), default=1, show_default=True)
 @click.option("--tools", "tool_workers", type=click.IntRange(0, 64), default=1, show_default=True)
 @click.option("--doors", type=click.IntRange(0, 64), default=1, show_default=True)
-@click.option("--jobs", type=click.IntRange(0, 64), default=1, show_default=True, help="Workers of jobs.")
-@click.option("--beats", type=click.IntRange(0, 64), default=1, show_default=True, help="What sends periodic jobs.")
+@click.option("--jobs", type=click.IntRange(0, 64), default=1, show_default=True, help="Jobs workers.")
+@click.option(
+    "--beats", type=click.IntRange(0, 64), default=1, show_default=True, help="Processes that send periodic jobs."
+)
 @click.option("--port", type=click.IntRange(1, 65_535), help="Also offer the store on this port of 127.0.0.1.")
 @workspace_root_option
 @sandbox_option
@@ -301,12 +302,7 @@ def _become(role: str, chosen: dict[str, Any]) -> NoReturn:
     }
     if role == BEAT and environment.get("DECKHANDS_CELERY_URL"):
         _execute(role, environment)
-    url = settings.url or Home(settings.home).cluster_url
-    if url is None:
-        raise UsageError(
-            "DECKHANDS_URL is not set, and no cluster is running here.",
-            remedy="Set it to the store, such as redis://host:6379/0. `deckhands up` runs a cluster without it.",
-        )
+    url = store_url(settings)
     asyncio.run(_check_store(url, settings))
     if settings.url is None:
         environment |= {"DECKHANDS_URL": url, "DECKHANDS_CELERY_URL": celery_url_beside(url)}

@@ -50,7 +50,7 @@ class NotebookFile:
         return in_order(self._read().notes.values())
 
     def write(self, note: Note) -> None:
-        """Add a note, or replace the one with its id, unless it was forgotten.  Idempotent.
+        """Add a note, or replace the one with its id, unless it was forgotten. Idempotent.
 
         Raises:
             UsageError: the notebook is full, or cannot be written.
@@ -75,7 +75,7 @@ class NotebookFile:
             content.notes.clear()
 
     def take_in(self, event: Event) -> None:
-        """Do what an event of a run says about notes; nothing for any other event.  Idempotent."""
+        """Do what an event of a run says about notes; nothing for any other event. Idempotent."""
         if isinstance(event, NoteObservation):
             if event.forgotten:
                 self.forget(event.forgotten)

@@ -5,7 +5,7 @@ Holds: the same events give the same summary, whether it is read from a live sto
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import IntEnum
@@ -184,6 +184,17 @@ class Summary:
             case AgentState.ERROR:
                 return ExitCode.LIMIT if self.last_error.startswith(LIMIT_ERRORS) else ExitCode.ERROR
         return ExitCode.NEEDS_PERSON
+
+
+def words_in(events: Sequence[Event]) -> list[int]:
+    """Return the places of what a summary of events quotes: what the agent has said last, and its last finish."""
+    places: dict[bool, int] = {}
+    for place, event in enumerate(events):
+        is_finish = isinstance(event, AgentFinishAction)
+        is_said = isinstance(event, MessageAction) and event.source == EventSource.AGENT
+        if is_finish or is_said or isinstance(event, AgentRejectAction):
+            places[is_finish] = place
+    return sorted(places.values())
 
 
 class Tally:

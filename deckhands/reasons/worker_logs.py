@@ -14,7 +14,7 @@ LINE_CHARS = 400
 
 
 def lines_about(folder: Path, wanted: Sequence[str]) -> tuple[str, ...]:
-    """Return the latest lines that name one of these ids, oldest first within a file.  Blocks. Raises nothing.
+    """Return the latest lines that name one of these ids, oldest first within a file. Blocks. Raises nothing.
 
     Args:
         folder: with files `*.log`; one that cannot be read is left out.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -25,8 +26,10 @@ from broker.specs.specs import Tenancy
 from broker.specs.timing import MessagePolicy
 from deckhands.client.changing import Change
 from deckhands.client.errors import NotStopped
+from deckhands.client.named_directory import DirectoryNotTaken
 from deckhands.reading.summary import Summary, Tally
 from deckhands.reasons.link import Why
+from deckhands.remote.packed_directory import PackedDirectory, packed
 from deckhands.remote.remote_files import LONG_SECONDS, RemoteFiles
 from deckhands.remote.server_calls import PAUSE_SECONDS, ServerCalls, problem_as_error
 from deckhands.tasks import inputs
@@ -48,6 +51,8 @@ class RemoteClient:
 
     def __init__(self, url: str, api_key: str = "") -> None:
         self._calls = ServerCalls(url, api_key)
+        # By the key of what they begin: under it, the same has to be sent again until it is known to have begun.
+        self._copies: dict[str, PackedDirectory] = {}
 
     @property
     def files(self) -> RemoteFiles:
@@ -74,6 +79,7 @@ class RemoteClient:
         workspace: WorkspaceSpec,
         idempotency_key: str,
         upload: bytes | None = None,
+        directory: Path | None = None,
         images: Sequence[Image] = (),
         limits: Limits | None = None,
         tools: Sequence[str] = (),
@@ -84,17 +90,14 @@ class RemoteClient:
         labels: Mapping[str, str] | None = None,
         tenancy: Tenancy | None = None,
     ) -> str:
-        """Begin a conversation and return its id; see `Client.submit`."""
+        """Begin a conversation and return its id; see `Client.submit`.
+
+        Args:
+            directory: what the workspace's path names on this machine. If no tool worker takes the path and there is
+                such a directory here, a copy of it is sent.
+        """
         check_task(inputs.text_in(task, "task"))
         urls = await asyncio.to_thread(image_urls_of, images)
-        if upload is not None:
-            await self._calls.ask(
-                "PUT",
-                f"/uploads/{content_name(upload)}",
-                content=upload,
-                key=idempotency_key,
-                read_seconds=LONG_SECONDS,
-            )
         spec = inputs.with_output(agent, output)
         body = {
             "task": task,
@@ -109,7 +112,27 @@ class RemoteClient:
             **({"limits": limits.model_dump(mode="json")} if limits is not None else {}),
             **(tenancy.model_dump(mode="json", exclude_none=True) if tenancy is not None else {}),
         }
-        answer = await self._calls.ask("POST", "/conversations", body=body, key=idempotency_key)
+        copy = self._copies.get(idempotency_key)
+        if copy is None:
+            try:
+                return await self._begin(body, upload, idempotency_key)
+            except UsageError as error:
+                if error.code == DirectoryNotTaken.code and directory is not None:
+                    copy = await asyncio.to_thread(packed, directory)
+                if copy is None:
+                    raise
+            self._copies[idempotency_key] = copy
+        sent = workspace.model_copy(update={"path": None, "source": copy.source})
+        body["workspace"] = sent.model_dump(mode="json", exclude_none=True)
+        begun = await self._begin(body, copy.content, idempotency_key)
+        del self._copies[idempotency_key]
+        return begun
+
+    async def _begin(self, body: Mapping[str, Any], upload: bytes | None, key: str) -> str:
+        if upload is not None:
+            path = f"/uploads/{content_name(upload)}"
+            await self._calls.ask("PUT", path, content=upload, key=key, read_seconds=LONG_SECONDS)
+        answer = await self._calls.ask("POST", "/conversations", body=body, key=key)
         return str(answer.json()["conversation_id"])
 
     async def send_message(

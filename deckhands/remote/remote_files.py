@@ -29,7 +29,7 @@ class RemoteFiles:
         """Return the content of a file."""
         content, kind = await self._fetched(conversation_id, path)
         if kind == TAR:
-            raise UsageError(f"{path} is no file.", remedy="Name a file, or download the directory.")
+            raise UsageError(f"{path} is not a file.", remedy="Name a file, or download the directory.")
         return content
 
     async def write(self, conversation_id: str, path: str, content: bytes | str) -> None:

@@ -14,7 +14,6 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from broker.coordination.unreadable import Unreadable
 from broker.runtime.clock import from_millis, to_millis
@@ -22,13 +21,12 @@ from broker.runtime.errors import CorruptEntry, UsageError
 from broker.runtime.settings import BrokerSettings
 from broker.secrets.secrets import Secrets, secret_key
 from broker.specs.plain_json import replace_surrogates
-from broker.store.connection import Argument
 from broker.store.store import Store
 from deckhands.schedules.schedule import Schedule, Standing
 from deckhands.tasks.requests import TaskRequest
 
 MAX_SCHEDULES = 10_000
-REMEDY = "`deckhands schedule ls` lists those there are."
+REMEDY = "`deckhands schedule ls` lists all schedules."
 
 Check = Callable[[Schedule], None]
 
@@ -57,8 +55,7 @@ class ScheduleBook:
 
     async def now(self) -> datetime:
         """Return the time that ticks are compared with: the store's."""
-        _, now_ms = await self._store.function("deck_now", (self._names.root,))
-        return from_millis(now_ms)
+        return await self._store.now(self._names)
 
     async def add(self, schedule: Schedule, request: TaskRequest) -> datetime | None:
         """Write a schedule down, and return its first tick.
@@ -98,7 +95,7 @@ class ScheduleBook:
                 return
 
     async def set_paused(self, name: str, *, is_paused: bool, check: Check | None = None) -> datetime | None:
-        """Pause a schedule or let it continue, and return its next tick.  Idempotent.
+        """Pause a schedule or let it continue, and return its next tick. Idempotent.
 
         Args:
             check: raises unless it is what the caller wants to change; what it has seen is what is changed.
@@ -118,7 +115,7 @@ class ScheduleBook:
 
     async def all(self) -> list[Entry]:
         """Return the schedules that can be read, by name."""
-        (flat,) = await self._call(("HGETALL", self._names.schedules))
+        flat = await self._store.call("HGETALL", self._names.schedules)
         found = []
         for raw in flat[::2]:
             with contextlib.suppress(CorruptEntry, UsageError):
@@ -133,10 +130,12 @@ class ScheduleBook:
             CorruptEntry: what the store has of it cannot be read.
         """
         names = self._names
-        text, known, score = await self._call(
-            ("HGET", names.schedules, name),
-            ("HGET", names.schedules_standing, name),
-            ("ZSCORE", names.schedules_due, name),
+        text, known, score = await self._store.call_many(
+            [
+                ("HGET", names.schedules, name),
+                ("HGET", names.schedules_standing, name),
+                ("ZSCORE", names.schedules_due, name),
+            ]
         )
         if text is None:
             raise _missing(name)
@@ -149,12 +148,12 @@ class ScheduleBook:
     async def due(self, now: datetime) -> list[str]:
         """Return the names of schedules whose next tick has come, up to `MAX_SCHEDULES`."""
         command = ("ZRANGEBYSCORE", self._names.schedules_due, "-inf", to_millis(now), "LIMIT", 0, MAX_SCHEDULES)
-        (found,) = await self._call(command)
+        found = await self._store.call(*command)
         return [name.decode(errors="backslashreplace") for name in found]
 
     async def waiting_and_failing(self) -> tuple[list[str], set[str]]:
         """Return the names of schedules with ticks that wait for their turn, and of those that could not begin one."""
-        (flat,) = await self._call(("HGETALL", self._names.schedules_standing))
+        flat = await self._store.call("HGETALL", self._names.schedules_standing)
         waiting, failing = [], set()
         for raw, text in zip(flat[::2], flat[1::2], strict=True):
             name = raw.decode(errors="backslashreplace")
@@ -180,7 +179,9 @@ class ScheduleBook:
 
     async def put_aside(self, name: str) -> None:
         """Let a schedule that cannot be read come due no more; a person finds it in the store."""
-        await self._call(("ZREM", self._names.schedules_due, name), ("HDEL", self._names.schedules_standing, name))
+        await self._store.call_many(
+            [("ZREM", self._names.schedules_due, name), ("HDEL", self._names.schedules_standing, name)]
+        )
 
     def request_of(self, schedule: Schedule) -> TaskRequest:
         """Return what each tick submits.
@@ -200,7 +201,7 @@ class ScheduleBook:
         return TaskRequest.parse(fields)
 
     async def clear_away(self) -> None:
-        """Move what stands in the place of the schedules and is of another type out of their way.
+        """Move what stands in place of the schedules and is of another type out of their way.
 
         The next ticks are computed again if they were lost.
         """
@@ -210,7 +211,7 @@ class ScheduleBook:
             (names.schedules_standing, "hash"),
             (names.schedules_due, "zset"),
         ):
-            (found,) = await self._call(("TYPE", key))
+            found = await self._store.call("TYPE", key)
             if _text(found) not in (kind, "none"):
                 await unreadable.move_away(key, kind, ValueError(f"it was a {_text(found)}, not a {kind}"))
         now = await self.now()
@@ -218,7 +219,7 @@ class ScheduleBook:
             due = entry.schedule.next_after(now)
             if entry.due is None and due is not None and not entry.schedule.is_paused:
                 name = entry.schedule.name
-                await self._call(("ZADD", names.schedules_due, "NX", to_millis(due), name))
+                await self._store.call("ZADD", names.schedules_due, "NX", to_millis(due), name)
 
     async def _text(self, name: str) -> bytes:
         """Return a schedule as the store has it.
@@ -226,7 +227,7 @@ class ScheduleBook:
         Raises:
             UsageError: there is none of this name.
         """
-        (text,) = await self._call(("HGET", self._names.schedules, name))
+        text = await self._store.call("HGET", self._names.schedules, name)
         if text is None:
             raise _missing(name)
         found: bytes = text
@@ -244,9 +245,6 @@ class ScheduleBook:
             MAX_SCHEDULES,
         )
         return str(outcome)
-
-    async def _call(self, *commands: tuple[Argument, ...]) -> list[Any]:
-        return await self._store.persist(lambda: self._store.connection.call_many(commands))
 
 
 def _schedule_in(name: str, text: bytes) -> Schedule:

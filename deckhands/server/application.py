@@ -12,9 +12,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from broker.runtime.clock import SYSTEM_CLOCK
-from deckhands.doors import a2a, chat, mcp_route, responses
-from deckhands.doors.agent_tools import AgentTools
 from deckhands.openapi.document import document_of, operation_id
+from deckhands.protocols import a2a, chat, mcp_route, responses
+from deckhands.protocols.agent_tools import AgentTools
 from deckhands.reasons import routes as reasons
 from deckhands.server import cluster, conversations, events, files, live, runs, schedules, steering
 from deckhands.server.dependencies import Needs

@@ -17,6 +17,7 @@ from broker.store.connection import texts_by_name
 from broker.tools.tool_offers import ToolOffers
 from deckhands.monitoring.exposition import CONTENT_TYPE
 from deckhands.monitoring.quotas import quotas_of
+from deckhands.openapi.json_body import JsonBody
 from deckhands.server.dependencies import MATCHED, AdminOfAll, GatewayOf, IfMatch, Reader, etag_of
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.models import MOMENT
@@ -133,7 +134,7 @@ class ShownQuota(BaseModel):
     keys: list[QuotaKey]
 
 
-class NewLimit(BaseModel):
+class NewLimit(JsonBody):
     """What an account may spend; null: as much as it wants. The reason is recorded."""
 
     model_config = ConfigDict(extra="forbid")
@@ -236,13 +237,13 @@ async def queues(gateway: GatewayOf, _principal: AdminOfAll) -> Queues:
         for name, group in STREAMS.items():
             stream, line = f"{names.root}:{name}", f"{names.root}:turns:{name}"
             commands = [("EXISTS", stream), *(("ZCARD", f"{line}:{number}") for number in CLASSES)]
-            is_there, *in_line = await store.persist(lambda: store.connection.call_many(commands))  # noqa: B023
+            is_there, *in_line = await store.call_many(commands)
             groups = await store.connection.call("XINFO", "GROUPS", stream) if is_there else []
             facts = next((fact for flat in groups if (fact := _facts(flat))["name"] == group), {})
             waiting, pending = int(facts.get("lag") or 0), int(facts.get("pending") or 0)
             found.append(Queue(shard=names.shard, name=name, waiting=waiting, pending=pending, in_line=sum(in_line)))
         counts = [("ZCARD", names.parked), ("ZCARD", names.dead)]
-        counted = await store.persist(lambda: store.connection.call_many(counts))  # noqa: B023
+        counted = await store.call_many(counts)
         parked, dead = parked + counted[0], dead + counted[1]
     return Queues(queues=found, parked=parked, dead=dead)
 

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Query, Request
 from starlette.responses import Response
 
-from broker.contract.events import ModelReply
 from broker.conversations.conversations import ConversationRow
 from broker.conversations.selection import SCHEDULED, WAITING, Place, Selected, Selection
 from broker.coordination.transfers import NoWorkspace
+from broker.log.append_outcomes import has_appended
 from broker.log.live_text import LiveText
 from broker.log.status import status_of
 from broker.runtime.errors import DeckhandsError, UnknownConversation, UsageError
@@ -53,7 +53,6 @@ from deckhands.server.models import (
     place_of,
 )
 from deckhands.server.problems import Problem, status_of_error
-from deckhands.server.streams import said_whole
 from deckhands.tasks.inputs import id_in, labels_in
 from deckhands.tasks.requests import TaskRequest
 
@@ -87,7 +86,7 @@ def _continued(request: Request, task: TaskRequest) -> TaskRequest:
 async def begin(
     gateway: Gateway, principal: Principal, task: TaskRequest, own: str | None, *, is_watched: bool = False
 ) -> str:
-    """Begin a conversation for a principal, and return its id.  Idempotent under the same key; see `Client.submit`.
+    """Begin a conversation for a principal, and return its id. Idempotent under the same key; see `Client.submit`.
 
     Args:
         is_watched: somebody wants pieces of its replies, from the first one on.
@@ -213,18 +212,9 @@ Written = Annotated[str, Depends(written)]
 Operated = Annotated[str, Depends(operated)]
 
 
-async def result_of(client: Client, conversation_id: str, *, is_said_whole: bool = False) -> Result:
-    """Return a conversation and its summary, from the store or the archive.
-
-    Args:
-        is_said_whole: what the agent has said last is whole, however long it is.
-    """
-    events = await client.events(conversation_id, is_lenient=True)
-    if is_said_whole:
-        events = [
-            event if isinstance(event, ModelReply) else await said_whole(client, conversation_id, event)
-            for event in events
-        ]
+async def result_of(client: Client, conversation_id: str) -> Result:
+    """Return a conversation and its summary, with whole texts, from the store or the archive."""
+    events = await client.with_words(conversation_id, await client.events(conversation_id, is_lenient=True))
     is_settled, summary = status_of(events).is_settled, summarize(events).as_json()
     return Result(conversation_id=conversation_id, is_settled=is_settled, summary=summary)
 
@@ -272,7 +262,9 @@ class _Acts:
             except (UnknownConversation, NoWorkspace):
                 raise
             except UsageError as error:
-                raise Problem(409, "conflict", error.message, remedy=error.remedy) from error
+                if own is None or not await has_appended(client.store, conversation_id, own):
+                    raise Problem(409, "conflict", error.message, remedy=error.remedy) from error
+                found = None  # an earlier attempt has done it, its answer was lost, and the conversation has moved on
             return found if isinstance(found, dict) else await _done(client, conversation_id)
 
         return await once(self._gateway, self._request, own, carry_out, status=status)

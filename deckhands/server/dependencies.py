@@ -18,6 +18,7 @@ from starlette.responses import Response
 from broker.runtime.errors import DeckhandsError
 from deckhands.access.api_keys import Scope
 from deckhands.access.repeated import Answer, checked_key
+from deckhands.openapi.json_body import JsonBody
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.problems import Problem, status_of_error
 
@@ -68,7 +69,7 @@ IdempotencyKey = Annotated[
 Why = Annotated[str, Query(alias="reason", min_length=1, max_length=MAX_REASON, description="why, for the record")]
 
 
-class Reason(BaseModel):
+class Reason(JsonBody):
     """The reason for an action on a conversation; the log records it."""
 
     reason: str = Field(min_length=1, max_length=MAX_REASON, examples=["the customer has changed their mind"])
@@ -112,7 +113,7 @@ class Precondition:
             Problem: it is not, or the server wants to be asked, and was not.
         """
         if self.is_asked and etag not in [each.strip() for each in (self._asked or "").split(",")]:
-            raise Problem(412, "precondition_failed", "It is not as it was when you read it.", remedy="Read it again.")
+            raise Problem(412, "precondition_failed", "It has changed since you read it.", remedy="Read it again.")
 
 
 IfMatch = Annotated[Precondition, Depends()]

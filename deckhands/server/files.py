@@ -95,7 +95,7 @@ async def upload(
 ) -> Uploaded:
     """Put a file into the workspace, whole or not at all. Its body is the content."""
     if path == ".":
-        raise Problem(400, "bad_path", "The workspace itself is no file.", remedy="Name a file in it.")
+        raise Problem(400, "bad_path", "The workspace itself is not a file.", remedy="Name a file in it.")
     async with _folder() as folder:
         source = folder / path.rstrip("/").rpartition("/")[2]
         await _received(request, source)

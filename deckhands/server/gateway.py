@@ -184,7 +184,8 @@ class Gateway:
         """
         if not is_conversation_id(conversation_id):
             raise UnknownConversation(conversation_id)
-        if not principal.sees_all and await self.tenant_of(conversation_id) != principal.tenant:
+        tenant = await self.tenant_of(conversation_id)
+        if not principal.sees_all and tenant != principal.tenant:
             raise UnknownConversation(conversation_id)
         return conversation_id
 
@@ -195,7 +196,7 @@ class Gateway:
             UnknownConversation: it is in neither.
         """
         key = self.store.keys(conversation_id).meta
-        meta = texts_by_name(await self.store.persist(lambda: self.store.connection.call("HGETALL", key)))
+        meta = texts_by_name(await self.store.call("HGETALL", key))
         if "last_id" in meta:
             return meta.get("tenant", "")
         manifest = await self.client.archive.manifest(conversation_id) if self.client.archive is not None else None

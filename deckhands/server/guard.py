@@ -112,7 +112,7 @@ class Guard:
         if not token and "ticket" in query and STREAM.fullmatch(scope["path"]):
             key_id = await gateway.tickets.take(query["ticket"][0])
             if not key_id:
-                raise Refused("unauthorized", "The ticket opens nothing.", remedy="Ask for a new one.")
+                raise Refused("unauthorized", "The ticket is not valid.", remedy="Ask for a new one.")
             principal = Principal(await gateway.keys.check_id(key_id))
         else:
             principal = await gateway.authenticate(token)
@@ -195,7 +195,7 @@ def check_json(body: bytes) -> None:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _name_in(host: str) -> str | None:

@@ -22,6 +22,7 @@ from broker.runtime.ids import is_conversation_id
 from broker.specs.labels import Labels
 from broker.specs.policies import PLUGIN_NAME, ConfirmationPolicy
 from broker.specs.timing import MessagePolicy
+from deckhands.openapi.json_body import JsonBody
 from deckhands.server.dependencies import MAX_EVENT_ID, MAX_REASON
 from deckhands.tasks.images import MAX_IMAGES
 from deckhands.tasks.requests import MAX_SECRETS, MAX_TOOLS, TaskRequest
@@ -43,7 +44,7 @@ class Begun(BaseModel):
     conversation_id: str = Field(examples=[ID])
 
 
-class NewConversation(TaskRequest):
+class NewConversation(JsonBody, TaskRequest):
     """A task, with pictures.
 
     Attributes:
@@ -136,7 +137,7 @@ class EventPage(BaseModel):
     next_after: int | None = Field(default=None, examples=[100])
 
 
-class NewMessage(BaseModel):
+class NewMessage(JsonBody):
     """A message to the agent.
 
     Attributes:
@@ -153,7 +154,7 @@ class NewMessage(BaseModel):
     double_texting: MessagePolicy | None = None
 
 
-class Resumption(BaseModel):
+class Resumption(JsonBody):
     """Why a conversation is continued, and with which model; null keeps the current one."""
 
     model_config = ConfigDict(extra="forbid")
@@ -162,7 +163,7 @@ class Resumption(BaseModel):
     model: str | None = Field(default=None, min_length=1, max_length=MAX_MODEL)
 
 
-class Confirmation(BaseModel):
+class Confirmation(JsonBody):
     """An answer to what the agent asks.
 
     Attributes:
@@ -178,7 +179,7 @@ class Confirmation(BaseModel):
     reason: str = Field(default="", max_length=MAX_REASON)
 
 
-class Rejection(BaseModel):
+class Rejection(JsonBody):
     """A refusal of what the agent asks; see `Confirmation`.
 
     Attributes:
@@ -191,7 +192,7 @@ class Rejection(BaseModel):
     reason: str = Field(default="", max_length=MAX_REASON, examples=["not on a Friday"])
 
 
-class ChangedConversation(BaseModel):
+class ChangedConversation(JsonBody):
     """What is to change from the next step on; null: nothing.
 
     Attributes:
@@ -220,7 +221,7 @@ class ChangedConversation(BaseModel):
     reason: str = Field(min_length=1, max_length=MAX_REASON)
 
 
-class NewSecrets(BaseModel):
+class NewSecrets(JsonBody):
     """Secrets by name, which commands may use and nobody may read; those of the same names are replaced."""
 
     model_config = ConfigDict(extra="forbid")
@@ -230,7 +231,7 @@ class NewSecrets(BaseModel):
     )
 
 
-class Command(BaseModel):
+class Command(JsonBody):
     """A command to run beside the agent.
 
     Attributes:
@@ -274,7 +275,7 @@ class File(BaseModel):
     size_bytes: int = Field(examples=[1204])
 
 
-class Fork(BaseModel):
+class Fork(JsonBody):
     """A conversation that begins with the events of another.
 
     Attributes:

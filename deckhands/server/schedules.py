@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Generator
 from typing import Annotated, Self
 
 from fastapi import APIRouter, Path
@@ -9,6 +11,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from broker.runtime.errors import UsageError
+from deckhands.openapi.json_body import JsonBody
 from deckhands.schedules.book import Check, Entry, ScheduleBook
 from deckhands.schedules.schedule import CATCH_UP_SECONDS, LABEL, NAME_PATTERN, Overlap, Schedule
 from deckhands.server.dependencies import MATCHED, GatewayOf, IfMatch, OperatorOfAll, Reason, Why, etag_of
@@ -20,7 +23,7 @@ routes = APIRouter(prefix="/schedules", tags=["schedules"])
 Name = Annotated[str, Path(pattern=NAME_PATTERN, examples=["nightly"])]
 
 
-class NewSchedule(BaseModel):
+class NewSchedule(JsonBody):
     """A schedule, and the task that each tick submits; see docs/producing-work.md."""
 
     model_config = ConfigDict(extra="forbid")
@@ -61,11 +64,18 @@ def _book(gateway: GatewayOf) -> ScheduleBook:
     return ScheduleBook(gateway.store, gateway.client.secrets)
 
 
-async def _entry(gateway: GatewayOf, name: str) -> Entry:
+@contextlib.contextmanager
+def _that_is_there() -> Generator[None]:
+    """Answer 404 if there is no schedule of a name, or none any more."""
     try:
-        return await _book(gateway).entry(name)
+        yield
     except UsageError as error:
         raise Problem(404, "unknown_schedule", error.message) from error
+
+
+async def _entry(gateway: GatewayOf, name: str) -> Entry:
+    with _that_is_there():
+        return await _book(gateway).entry(name)
 
 
 def tag_of(entry: Entry) -> str:
@@ -127,7 +137,8 @@ async def _set_paused(
 ) -> ShownSchedule:
     check = await _check_of(gateway, name, precondition)
     await gateway.record(principal, "schedule.pause" if is_paused else "schedule.resume", name, reason)
-    await _book(gateway).set_paused(name, is_paused=is_paused, check=check)
+    with _that_is_there():
+        await _book(gateway).set_paused(name, is_paused=is_paused, check=check)
     return ShownSchedule.of(await _entry(gateway, name))
 
 
@@ -154,5 +165,6 @@ async def remove(
     """Remove a schedule. Conversations that it has begun continue."""
     check = await _check_of(gateway, name, precondition)
     await gateway.record(principal, "schedule.remove", name, reason)
-    await _book(gateway).remove(name, check=check)
+    with _that_is_there():
+        await _book(gateway).remove(name, check=check)
     return Response(status_code=204)

@@ -8,9 +8,11 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from broker.conversations.conversations import Conversations
+from broker.runtime.errors import ConversationMoved, UnknownConversation
 from broker.specs.policies import ConfirmationPolicy
 from deckhands.client.changing import Change
 from deckhands.client.client import Client
+from deckhands.client.errors import IsArchived
 from deckhands.client.secret_keeping import keep_secrets
 from deckhands.server.conversations import CONFLICT, Acts, Operated, Written, result_of
 from deckhands.server.dependencies import (
@@ -25,6 +27,7 @@ from deckhands.server.dependencies import (
     etag_of,
 )
 from deckhands.server.models import ChangedConversation, Command, Done, Executed, NewSecrets
+from deckhands.server.problems import Problem
 
 routes = APIRouter(prefix="/conversations", tags=["conversations"])
 
@@ -80,19 +83,33 @@ async def change(
         await wanted.event(gateway.store, offers_limit_seconds=OFFERS_SECONDS)
 
     async def change_it(client: Client) -> None:
-        seen_id = None
+        seen_id, stale = None, None
         if is_compared:
             known = await result_of(client, conversation_id)
-            precondition.check(etag_of(known))
             seen_id = known.summary["last_event_id"]
-        await client.change(conversation_id, wanted, model=new.model, seen_id=seen_id)
+            try:
+                precondition.check(etag_of(known))
+            except Problem as problem:
+                # The ETag may be stale because this very request has changed the conversation and its answer was lost.
+                # The log knows its key then, and answers as before; it has no event 0, so it takes nothing else.
+                seen_id, stale = 0, problem
+        try:
+            await client.change(conversation_id, wanted, model=new.model, seen_id=seen_id)
+        except ConversationMoved as moved:
+            raise stale or moved from None
 
     return await acts(principal, conversation_id, "change", new.reason, change_it)
 
 
-@routes.put("/{conversation_id}/secrets", status_code=204)
+@routes.put("/{conversation_id}/secrets", status_code=204, responses={409: {"description": "it is archived"}})
 async def set_secrets(gateway: GatewayOf, principal: Writer, conversation_id: Written, new: NewSecrets) -> Response:
     """Add secrets, or replace those of the same names. Their values are in no log."""
+    try:
+        await gateway.client.log.last_id(conversation_id)
+    except UnknownConversation:  # what is kept for it would stay behind
+        if await gateway.client.is_archived(conversation_id):
+            raise IsArchived(conversation_id) from None
+        raise
     await gateway.record(principal, "secrets", conversation_id, ", ".join(sorted(new.secrets)))
     await keep_secrets(gateway.client.secrets, conversation_id, new.secrets)
     return Response(status_code=204)

@@ -59,7 +59,7 @@ class EventStream:
         deltas: also send pieces of replies.
         is_whole: send long texts whole.
         until_settled: end with a summary when the conversation has settled.
-        is_said_whole: send what the agent says whole, and so the message of the summary.
+        is_said_whole: send what the agent says whole; in a summary, it always is.
     """
 
     def __init__(
@@ -92,8 +92,7 @@ class EventStream:
             Problem: too many streams are open.
         """
         gateway = self._gateway
-        if len(gateway.streams) >= gateway.options.max_streams:
-            raise Problem(503, "too_many_streams", "The server has as many streams as it takes.", remedy="Use another.")
+        check_room(gateway)
         gateway.streams.add(self)
         pumps = [asyncio.create_task(self._pump_events())]
         pumps += [asyncio.create_task(self._pump_deltas())] if self._deltas else []
@@ -122,9 +121,11 @@ class EventStream:
                 return [Item("problem", problem_of(error))]
         if self._queue.empty():
             getting = asyncio.ensure_future(self._queue.get())
-            await asyncio.wait((getting, stopping), timeout=quiet, return_when=asyncio.FIRST_COMPLETED)
+            try:
+                await asyncio.wait((getting, stopping), timeout=quiet, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                getting.cancel()  # nobody would await it, if the reader has left
             if not getting.done():
-                getting.cancel()
                 if stopping.done():
                     return [Item("problem", problem_of(Stopping()))]
                 return []
@@ -159,9 +160,10 @@ class EventStream:
         """Read the log into the queue until the stream ends."""
         try:
             if self._tally is not None and self._after:
-                for event in await self._gateway.follower.events(self._conversation_id, is_lenient=True):
-                    if event.id <= self._after:
-                        self._tally.add(event)
+                events = await self._gateway.follower.events(self._conversation_id, is_lenient=True)
+                seen = [event for event in events if event.id <= self._after]
+                for event in await self._gateway.follower.with_words(self._conversation_id, seen):
+                    self._tally.add(event)
                 if await self._is_over():
                     return
             while not await self._follow():  # noqa: ASYNC110  (the store went away, and nothing says that it is back)
@@ -189,7 +191,7 @@ class EventStream:
                     await self._put(event)
                     self._after = event.id
                     if self._tally is not None:
-                        self._tally.add(event)
+                        self._tally.add(*await self._gateway.follower.with_words(self._conversation_id, [event]))
                         if await self._is_over():
                             return True
         except (StoreUnavailable, OutcomeUnknown):
@@ -224,6 +226,16 @@ class EventStream:
                 await asyncio.sleep(PAUSE_SECONDS * jitter())
 
 
+def check_room(gateway: Gateway) -> None:
+    """Check that there is room for one more stream, or for one more request that waits.
+
+    Raises:
+        Problem: too many are open.
+    """
+    if len(gateway.streams) >= gateway.options.max_streams:
+        raise Problem(503, "too_many_streams", "The server has as many streams as it takes.", remedy="Use another.")
+
+
 async def said_whole(client: Client, conversation_id: str, event: Event) -> Event:
     """Return an event whole, if it is what the agent says."""
     if isinstance(event, ModelReply | MessageAction | AgentFinishAction):
@@ -239,7 +251,7 @@ class Stopping(DeckhandsError):
     retryable = True
 
     def __init__(self) -> None:
-        super().__init__("The server stops.", remedy="Resume behind the last event.")
+        super().__init__("The server is stopping.", remedy="Resume after the last event.")
 
 
 class SlowReader(DeckhandsError):
@@ -249,4 +261,4 @@ class SlowReader(DeckhandsError):
     retryable = True
 
     def __init__(self) -> None:
-        super().__init__("Nothing of the stream was read for too long.", remedy="Resume behind the last event.")
+        super().__init__("The client read nothing from the stream for too long.", remedy="Resume after the last event.")

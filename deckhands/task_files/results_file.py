@@ -42,7 +42,7 @@ class ResultsFile:
         self._read()
 
     def add(self, line_id: str, conversation_id: str, summary: Summary) -> None:
-        """Write a result, unless it is there.  Idempotent.
+        """Write a result, unless it is there. Idempotent.
 
         Raises:
             NotWritten: it could not be written; see `result_of` for what a line holds.

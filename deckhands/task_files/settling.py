@@ -6,7 +6,7 @@ Holds: a conversation is reported once, when its log says that it has settled; t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from broker.contract.codec import decode_any
 from broker.runtime.errors import CorruptEntry, UnknownConversation
@@ -59,7 +59,7 @@ class Settling:
             ids = list(self._seen)
             for at in range(0, len(ids), AT_ONCE):
                 resting = await self._resting(ids[at : at + AT_ONCE])
-                await for_each(_each(resting), self._look, at_once=READ_AT_ONCE)
+                await for_each(resting, self._look, at_once=READ_AT_ONCE)
             if self._seen or not self._is_complete:
                 await asyncio.sleep(POLL_SECONDS)
 
@@ -68,9 +68,7 @@ class Settling:
         store = self._client.store
         commands = [("HMGET", store.keys(cid).meta, "last_id", "state") for cid in ids]
         found = []
-        for cid, (last_id, state) in zip(
-            ids, await store.persist(lambda: store.connection.call_many(commands)), strict=True
-        ):
+        for cid, (last_id, state) in zip(ids, await store.call_many(commands), strict=True):
             if last_id is None:
                 self._lose(cid, "there is no such conversation")
             elif state in RESTING and int(last_id) != self._seen[cid]:
@@ -91,8 +89,3 @@ class Settling:
     def _lose(self, conversation_id: str, why: str) -> None:
         del self._seen[conversation_id]
         self._on_lost(conversation_id, why)
-
-
-async def _each(ids: Sequence[str]) -> AsyncIterator[str]:
-    for conversation_id in ids:
-        yield conversation_id

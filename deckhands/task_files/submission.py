@@ -81,7 +81,7 @@ class Waiting:
 
 
 async def submit(client: Client, tasks: TaskFile, on_line: OnLine, *, wait: Wait | None = None) -> Outcome:
-    """Submit the tasks of a file that are not in the store.  Idempotent.
+    """Submit the tasks of a file that are not in the store. Idempotent.
 
     Args:
         wait: called when a task may not begin now; it is tried again after that. None: waits as long as it must.
@@ -127,7 +127,7 @@ async def submit_and_wait(
     results: Path | None,
     wait: Wait | None = None,
 ) -> Outcome:
-    """Submit the tasks of a file that are not in the store, and wait until all have settled.  Idempotent.
+    """Submit the tasks of a file that are not in the store, and wait until all have settled. Idempotent.
 
     Args:
         on_settled: called for each that has settled, also for those whose result is in the file already.
@@ -180,5 +180,5 @@ async def submit_and_wait(
 async def _existing(client: Client, ids: list[str]) -> set[str]:
     store = client.store
     commands = [("HGET", store.keys(cid).meta, "last_id") for cid in ids]
-    found = await store.persist(lambda: store.connection.call_many(commands))
+    found = await store.call_many(commands)
     return {cid for cid, last_id in zip(ids, found, strict=True) if last_id is not None}

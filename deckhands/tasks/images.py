@@ -26,7 +26,7 @@ Image = str | os.PathLike[str] | bytes
 
 
 def image_urls_of(images: Iterable[Image]) -> tuple[str, ...] | None:
-    """Return pictures as addresses or data URLs; None: there are none.  Reads files.
+    """Return pictures as addresses or data URLs; None: there are none. Reads files.
 
     Raises:
         UsageError: one is no picture, cannot be read or is too large; or there are too many.
@@ -50,7 +50,7 @@ def _url_of(image: Image) -> str:
             raise UsageError(f"The picture {ascii(image)[:100]} is too long or no address.", remedy="Pass its bytes.")
         return image
     if not isinstance(image, str | os.PathLike):
-        raise UsageError(f"{ascii(image)[:100]} is no picture.", remedy="Pass a path, bytes, or an address.")
+        raise UsageError(f"{ascii(image)[:100]} is not a picture.", remedy="Pass a path, bytes, or an address.")
     path = Path(image)
     try:
         with path.open("rb") as file:
@@ -68,5 +68,5 @@ def _data_url(content: bytes, name: str) -> str:
     if content[:4] == b"RIFF" and content[8:12] == b"WEBP":
         kind = "webp"
     if not kind:
-        raise UsageError(f"{name} is no PNG, JPEG, GIF or WebP file.", remedy="Convert it to one of them.")
+        raise UsageError(f"{name} is not a PNG, JPEG, GIF or WebP file.", remedy="Convert it to one of them.")
     return f"{DATA}{kind};base64,{base64.b64encode(content).decode()}"

@@ -52,7 +52,7 @@ class ChatOptions(TaskOptions):
     "--cluster",
     "on_cluster",
     is_flag=True,
-    help="Talk on the cluster, where the agent works on when you leave; by default with DECKHANDS_URL.",
+    help="Talk on the cluster, where the agent keeps working when you leave; the default with DECKHANDS_URL.",
 )
 @options_as(ChatOptions)
 def chat(options: ChatOptions) -> None:

@@ -296,14 +296,16 @@ class Chat:
 
     async def _confirm(self, mode: str) -> None:
         if mode not in MODES:
-            raise UsageError(f"There is no way {ascii(mode)[:60]} to confirm.", remedy=f"Known: {', '.join(MODES)}.")
+            raise UsageError(f"There is no confirmation mode {ascii(mode)[:60]}.", remedy=f"Known: {', '.join(MODES)}.")
         policy = ConfirmationPolicy.model_validate({"mode": mode})
         await self._place.client.change(self._name(), Change(confirmation=policy))
         self._tell(f"You are asked about actions: {mode}.")
 
     async def _recover(self, way: str) -> None:
         if way not in WAYS:
-            raise UsageError(f"There is no way {ascii(way)[:60]} out.", remedy=f"Known: {', '.join(WAYS)}.")
+            raise UsageError(
+                f"There is no way out of a loop called {ascii(way)[:60]}.", remedy=f"Known: {', '.join(WAYS)}."
+            )
         await self._place.client.recover(self._name(), option=WAYS[way])
 
     async def _fork(self, text: str) -> None:
@@ -311,7 +313,7 @@ class Chat:
         if self._place.is_private:
             raise UsageError("A private store has one conversation.", remedy="Use `deckhands chat --cluster` to fork.")
         if text and not text.isdigit():
-            raise UsageError(f"{ascii(text)[:60]} is no event.", remedy="Type /fork 12.")
+            raise UsageError(f"{ascii(text)[:60]} is not an event.", remedy="Type /fork 12.")
         await self._move_to(await self._place.client.fork(name, at=int(text) if text else None))
 
     async def _new(self, _: str) -> None:

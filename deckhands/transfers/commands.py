@@ -87,7 +87,7 @@ async def execute(
     except TimeoutError as error:
         raise CommandFailed(
             f"No tool worker has answered the command, which is event {event_id} of {conversation_id}.",
-            remedy="It runs when one takes it up. Is a tool worker running on the node that has the workspace?",
+            remedy="It runs when one takes it up. Start a tool worker on the node that has the workspace.",
         ) from error
     if answer.error_id:
         raise CommandFailed(answer.content)
@@ -126,7 +126,7 @@ async def _require_workspace(log: EventLog, conversation_id: str) -> None:
     """
     store, meta = log.store, log.store.keys(conversation_id).meta
     await log.last_id(conversation_id)
-    has_node = await store.persist(lambda: store.connection.call("HGET", meta, "node")) is not None
+    has_node = await store.call("HGET", meta, "node") is not None
     (created,) = await log.read(conversation_id, until=1)
     if has_node and isinstance(created, ConversationCreated) and created.workspace.source is not None:
         has_node = await latest_event(store, conversation_id, WorkspaceOpenedObservation) is not None

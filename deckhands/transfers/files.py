@@ -51,7 +51,7 @@ class WorkspaceChanges:
 
 def _content(file: Path, path: str) -> bytes:
     if not file.is_file() or file.is_symlink():
-        raise UsageError(f"{path} is no file.", remedy="Name a file, or download the directory.")
+        raise UsageError(f"{path} is not a file.", remedy="Name a file, or download the directory.")
     if file.stat().st_size > MAX_READ_BYTES:
         raise UsageError(f"{path} has more than {MAX_READ_BYTES:,} bytes.", remedy="Download it.")
     return file.read_bytes()

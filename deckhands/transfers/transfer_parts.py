@@ -109,7 +109,7 @@ class OutgoingParts(_Parts):
         return (await ask(self._conversation_id, request, content, limit_seconds=limit)).answer
 
     async def end(self) -> None:
-        """Have the node forget what it has of it, if anything.  Idempotent."""
+        """Have the node forget what it has of it, if anything. Idempotent."""
         if self._has_begun:
             await self._forget(self._transfer)
         self._is_stopped = True
@@ -163,7 +163,7 @@ class IncomingParts(_Parts):
             raise TransferFailed("What arrived is not what was sent.", remedy="Copy it again.")
 
     async def end(self) -> None:
-        """Have the node forget it.  Idempotent."""
+        """Have the node forget it. Idempotent."""
         await self._forget(self._answer.transfer)
 
     async def _fetch(self) -> bytes:

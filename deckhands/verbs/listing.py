@@ -121,7 +121,7 @@ class ListOptions:
 @json_option
 @options_as(ListOptions)
 def ls(options: ListOptions) -> None:
-    """List the conversations of the cluster and the runs of this machine, newest first, and add them up.
+    """List the conversations of the cluster and the runs of this machine, newest first, with totals.
 
     With --all, the runs come first, and then the conversations in the order in which they were begun.
 

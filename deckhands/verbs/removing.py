@@ -11,7 +11,7 @@ import click
 from broker.conversations.conversations import ConversationRow
 from broker.runtime.errors import UnknownConversation
 from broker.specs.agent_state import AgentState, is_settled
-from deckhands.cli.choosing import ChosenToEnd, Deed, chosen_options, do_to_chosen, yes_option
+from deckhands.cli.choosing import BulkAction, ChosenToEnd, chosen_options, do_to_chosen, yes_option
 from deckhands.cli.options import json_option
 from deckhands.cli.verbs import options_as
 from deckhands.client.client import Client
@@ -42,7 +42,7 @@ def rm(options: RemoveOptions) -> int:
     Name conversations, or choose them by --label and --state; those that run are left alone then. Delegates that have
     ended are deleted with their parent. Workspaces end as those of closed conversations do. An archived conversation
     that is named by its whole id loses its file in the archive, as does one that has been restored. Nothing brings a
-    deleted conversation back; what was interrupted is completed by the same command.
+    deleted conversation back; repeat the command to complete a deletion that was interrupted.
     """
 
     async def remove(client: Client, conversation_id: str) -> None:
@@ -55,8 +55,8 @@ def rm(options: RemoveOptions) -> int:
     def fits(row: ConversationRow) -> bool:
         return options.must_cancel or _may_be_removed(row)
 
-    deed = Deed("deleted", remove, fits, is_end=True, reaches_archive=True)
-    return asyncio.run(do_to_chosen(options, deed, as_json=options.as_json, is_sure=options.is_sure))
+    action = BulkAction("deleted", remove, fits, is_end=True, reaches_archive=True)
+    return asyncio.run(do_to_chosen(options, action, as_json=options.as_json, is_sure=options.is_sure))
 
 
 async def _cancel(client: Client, conversation_id: str) -> None:

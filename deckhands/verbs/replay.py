@@ -54,8 +54,8 @@ class ReplayFailed(DeckhandsError):
 def replay(options: ReplayOptions) -> int:
     """Repeat the decisions of a conversation without a model, and compare them byte by byte.
 
-    SOURCE is a conversation, a run, or a file of events that `deckhands export` has written. Exits with 0 if every
-    decision is the same. Otherwise it exits with 1 and shows the first difference.
+    ID names a conversation or a run; FILE is a file of events that `deckhands export` has written. Exits with 0 if
+    every decision is the same. Otherwise it exits with 1 and shows the first difference.
     """
     report = _replayed(_lines(FaceSettings.from_env(), options.source))
     if options.as_json:

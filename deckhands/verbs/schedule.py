@@ -74,20 +74,20 @@ def schedule() -> None:
 @name_argument
 @task_options
 @click.option("--cron", required=True, metavar="EXPR", help="Minute, hour, day, month, day of the week: '0 6 * * 1-5'.")
-@click.option("--zone", default="UTC", show_default=True, help="Whose clocks that means, such as Europe/Berlin.")
+@click.option("--zone", default="UTC", show_default=True, help="The time zone of --cron, such as Europe/Berlin.")
 @click.option(
     "--overlap",
     type=click.Choice(get_args(Overlap)),
     default="skip",
     show_default=True,
-    help="What a tick does while the conversation of an earlier one works: nothing, wait for its end, or cancel it.",
+    help="What a tick does while the conversation of an earlier tick still works: nothing, wait for it, or cancel it.",
 )
 @click.option(
     "--catch-up",
     default="1h",
     show_default=True,
     metavar="DURATION",
-    help="How late the latest tick may be begun that was missed because no beat or no jobs worker was running.",
+    help="How late the latest missed tick may still begin. Ticks are missed while no beat or no jobs worker runs.",
 )
 @sender_options
 @timing_options
@@ -168,7 +168,7 @@ def pause(options: NameOptions) -> None:
 @name_argument
 @options_as(NameOptions)
 def resume(options: NameOptions) -> None:
-    """Let a schedule continue that was paused."""
+    """Continue a paused schedule."""
     due = _on_book(lambda book: book.set_paused(options.name, is_paused=False))
     note(f"The schedule {options.name} continues{f' at {shown(due)}' if due else ''}.")
 

@@ -62,8 +62,8 @@ class ExecOptions:
     as_json: bool
 
 
-by_option = click.option("--by", default="", help="Who does it; it is in the log.")
-reason_option = click.option("--reason", default="", help="Why; it is in the log.")
+by_option = click.option("--by", default="", help="Who does it, for the log.")
+reason_option = click.option("--reason", default="", help="Why, for the log.")
 
 
 @click.command()
@@ -102,7 +102,7 @@ def interrupt(options: ConversationOptions) -> None:
 @conversation_argument
 @click.argument("command")
 @click.option(
-    "--timeout", type=float, default=DEFAULT_TIMEOUT_SECONDS, show_default=True, help="Kill it after so long."
+    "--timeout", type=float, default=DEFAULT_TIMEOUT_SECONDS, show_default=True, help="Kill it after this many seconds."
 )
 @by_option
 @reason_option

@@ -105,12 +105,19 @@ def sender_options(command: F) -> F:
     "--from",
     "source",
     metavar="FILE",
-    help="A file with a task a line, as JSON or CSV; - is standard input. The other options are for every task that "
-    "does not say otherwise.",
+    help="A file with one task per line, as JSON or CSV; - is standard input. The other options hold for all tasks "
+    "that do not say otherwise.",
 )
-@click.option("--format", "form", type=click.Choice(["jsonl", "csv"]), help="Of --from; by default as its name ends.")
 @click.option(
-    "--batch", metavar="NAME", help="With --from: tasks of this batch are submitted once; by default its path."
+    "--format",
+    "form",
+    type=click.Choice(["jsonl", "csv"]),
+    help="The format of the --from file; by default its name decides.",
+)
+@click.option(
+    "--batch",
+    metavar="NAME",
+    help="With --from: the batch, whose tasks are submitted once; by default the path of the file.",
 )
 @click.option("--wait", "must_wait", is_flag=True, help="With --from: wait until all have settled.")
 @click.option(
@@ -125,8 +132,8 @@ def submit(options: SubmitOptions) -> int:
     """Queue a task on a running cluster and print the conversation's id.
 
     With --from, queue a file of tasks. Each line has an id and the fields of a task: docs/producing-work.md. All lines
-    are checked before the first is submitted; the same command again submits only what is missing. Exit codes with
-    --wait and --results: those of `run` if all that have not finished share one, else 1.
+    are checked before the first is submitted; the same command again submits only what is missing. With --wait
+    or --results, it exits with 0 if all have finished; if the others share a code of `run`, with that; else with 1.
     """
     _refuse_what_does_not_belong(options.source)
     timing_of({name: value for name, value in options.fields().items() if name != "double_texting"})

@@ -82,7 +82,7 @@ def wait(options: WaitOptions) -> int:
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    help="A file to write, one JSON object a line, whole or not at all.",
+    help="A file to write, one JSON object per line, whole or not at all.",
 )
 @json_option
 @options_as(ResultsOptions)
@@ -115,7 +115,7 @@ async def _wait(options: WaitOptions) -> ExitCode:
     async with cluster_client(FaceSettings.from_env()) as client:
         ids = [row.conversation_id async for row in _chosen(client, options)]
         if not ids:
-            raise UsageError("There is no such conversation.", remedy="`deckhands ls` lists those that there are.")
+            raise UsageError("There is no such conversation.", remedy="`deckhands ls` lists all conversations.")
         with Progress("conversations settled", len(ids)) as progress:
 
             async def settle(conversation_id: str, summary: Summary) -> None:

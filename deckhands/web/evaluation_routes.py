@@ -44,6 +44,7 @@ class ShownEvaluation(BaseModel):
         is_driven: whether a command is carrying it out.
         at: when the progress was last reported.
         outcomes: how many attempts have ended with each outcome.
+        cost_usd: so far, with critics and tries that failed.
         eta_seconds: at the pace of the last two minutes; null: unknown.
         bound: the limit that binds.
         stopped: why it has ended early.
@@ -120,6 +121,8 @@ class ModelFigures(BaseModel):
     Attributes:
         pass_at_1: the share of instances that one attempt resolves; null: nothing was scored.
         interval: its 95 % interval.
+        total_cost_usd: of the attempts, without critics and tries that failed.
+        critic_cost_usd: of critics; `lost_cost_usd`: of tries that failures of the infrastructure ended.
         has_unknown_cost: the price of some calls is unknown, so the cost is higher.
         infrastructure_failures: after which attempts began again, or were given up.
     """
@@ -131,6 +134,8 @@ class ModelFigures(BaseModel):
     pass_at_1: float | None = Field(examples=[0.806])
     interval: list[float] = Field(examples=[[0.637, 0.908]])
     total_cost_usd: float = Field(examples=[1.5])
+    critic_cost_usd: float = Field(examples=[0.0])
+    lost_cost_usd: float = Field(examples=[0.25])
     has_unknown_cost: bool
     tokens: int = Field(examples=[640000])
     infrastructure_failures: int = Field(examples=[1])
@@ -179,6 +184,9 @@ class ShownAttempt(BaseModel):
         round: how often it was requeued.
         tries: how often it was begun; more than once after failures of the infrastructure, whose codes are `failures`.
         waiting_seconds: by reason.
+        cost_usd: of the last try; `lost_cost_usd`: of those before it, which the infrastructure failed.
+        critic_id: the conversation of its critic, which gave it the score and the verdict, and cost `critic_cost_usd`;
+            empty: there was none.
     """
 
     instance: str = Field(examples=["cart-total"])
@@ -194,6 +202,8 @@ class ShownAttempt(BaseModel):
     failures: list[str] = Field(default_factory=list)
     iterations: int = Field(examples=[12])
     cost_usd: float = Field(examples=[0.05])
+    critic_cost_usd: float = 0.0
+    lost_cost_usd: float = 0.0
     has_unknown_cost: bool = False
     tokens: int = Field(examples=[21000])
     seconds: float = Field(examples=[63.5])
@@ -201,6 +211,9 @@ class ShownAttempt(BaseModel):
     waiting_seconds: dict[str, float] = Field(default_factory=dict, examples=[{"worker": 8.5}])
     tags: list[str] = Field(default_factory=list)
     left_out: list[str] = Field(default_factory=list)
+    critic_id: str = ""
+    score: float | None = None
+    verdict: str = ""
 
     @classmethod
     def of(cls, row: Row) -> Self:
@@ -331,6 +344,8 @@ def _figures(model: str, found: Mapping[str, Any]) -> ModelFigures:
         pass_at_1=found.get("pass@1"),
         interval=found["pass@1_interval"],
         total_cost_usd=found["cost_usd"]["total"],
+        critic_cost_usd=found["critic_cost_usd"],
+        lost_cost_usd=found["lost_cost_usd"],
         has_unknown_cost=found["has_unknown_cost"],
         tokens=found["tokens"],
         infrastructure_failures=found["infrastructure_failures"],

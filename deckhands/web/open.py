@@ -39,19 +39,21 @@ class OpenOptions:
 @click.command(name="open")
 @click.argument("conversation_id", metavar="[ID]", required=False, type=CONVERSATION_ID)
 @click.option("--server", default=ADDRESS, show_default=True, metavar="URL", help="Where `deckhands serve` listens.")
-@click.option("--link", is_flag=True, help="By a link that enters once, with a new key for twelve hours.")
+@click.option(
+    "--link", is_flag=True, help="Open it by a link that works once and brings a new key, valid for twelve hours."
+)
 @click.option("--print", "only_print", is_flag=True, help="Print the address, and open nothing.")
 @options_as(OpenOptions)
 def open_(options: OpenOptions) -> None:
     """Open the web page that `deckhands serve` or `deckhands up --web` shows, or one conversation there.
 
-    A server with API keys asks for one; the page keeps it until its tab is closed. With --link, nobody types a key: the
-    link is good for two minutes and once. It needs the server's store, as `deckhands key add` does.
+    A server with API keys asks for one; the page keeps it until its tab is closed. With --link, you type no key: the
+    link works once, within two minutes. It needs the server's store, as `deckhands key add` does.
     """
     address = page_of(options.server, options.conversation_id)
     if options.link:
         if options.conversation_id is not None:
-            raise UsageError("A link that enters leads to the list.", remedy="Leave out the id, or --link.")
+            raise UsageError("With --link, the page opens at the list.", remedy="Leave out the id, or --link.")
         ticket = on_cluster(_entry)
         if ticket:
             address += f"#/enter/{ticket}"
@@ -86,6 +88,8 @@ def page_of(server: str, conversation_id: str | None = None) -> str:
     """
     parts = urlsplit(server)
     if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise UsageError(f"The address {ascii(server)[:200]} is none of a server.", remedy=f"Write {ADDRESS}, or such.")
+        raise UsageError(
+            f"The address {ascii(server)[:200]} is not the address of a server.", remedy=f"Write one such as {ADDRESS}."
+        )
     path = f"#/c/{quote(conversation_id)}" if conversation_id else ""
     return f"{server.rstrip('/')}/{path}"

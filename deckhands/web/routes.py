@@ -30,7 +30,5 @@ async def enter(gateway: GatewayOf, new: NewEntry) -> Entry:
     """Exchange the ticket of `deckhands open --link` for its key, once. It needs no key."""
     token = await gateway.tickets.take_entry(new.ticket)
     if not token:
-        raise Refused(
-            "unauthorized", "The link opens nothing any more.", remedy="Make a new one: deckhands open --link."
-        )
+        raise Refused("unauthorized", "The link is no longer valid.", remedy="Make a new one: deckhands open --link.")
     return Entry(token=token)

@@ -1,5 +1,5 @@
 """Webhooks: signed requests that report what happens in conversations.
 
-May import: access, server.
+May import: access, openapi, server.
 Start with: webhook.
 """

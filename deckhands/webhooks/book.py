@@ -14,10 +14,9 @@ import secrets as randomness
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
 from broker.coordination.unreadable import Unreadable
-from broker.runtime.clock import from_millis
 from broker.runtime.errors import DeckhandsError, UsageError
 from broker.runtime.settings import BrokerSettings
 from broker.secrets.secrets import Secrets, secret_key
@@ -102,7 +101,7 @@ class WebhookBook:
             secret=sealed,
             form=form,
             token=sealed_token,
-            created=from_millis(await self._now_ms()),
+            created=await self._store.now(self._names),
         )
         await self.mark([tenant])
         if await self._put(hook.id, b"", hook.model_dump_json().encode()) == "full":
@@ -114,14 +113,14 @@ class WebhookBook:
         return self._store.clock.now()
 
     async def mark(self, tenants: list[str]) -> None:
-        """Note in every shard which tenants have webhooks.  Idempotent."""
+        """Note in every shard which tenants have webhooks. Idempotent."""
         for names in self._store.all_shards if tenants else ():
             fields = [part for tenant in tenants for part in (tenant, "1")]
-            await self._call(("HSET", names.hooked, *fields), ("HSET", names.clock, "hooked", "1"))
+            await self._store.call_many([("HSET", names.hooked, *fields), ("HSET", names.clock, "hooked", "1")])
 
     async def all(self) -> list[Webhook]:
         """Return the readable webhooks, oldest first."""
-        (flat,) = await self._call(("HGETALL", self._names.webhooks))
+        flat = await self._store.call("HGETALL", self._names.webhooks)
         found = []
         for text in flat[1::2]:
             with contextlib.suppress(ValueError):  # of pydantic
@@ -155,7 +154,7 @@ class WebhookBook:
     async def set_enabled(
         self, webhook_id: str, *, is_enabled: bool, why_off: str = "", check: Check | None = None
     ) -> Webhook:
-        """Turn a webhook on or off; it gets no events from the time while it is off.  Idempotent.
+        """Turn a webhook on or off; it gets no events from the time while it is off. Idempotent.
 
         Args:
             check: raises unless the caller may change the webhook as it is now; exactly that version is changed.
@@ -169,7 +168,7 @@ class WebhookBook:
                 check(hook)
             changed = hook.model_copy(update={"is_enabled": is_enabled, "why_off": why_off})
             if is_enabled and not hook.is_enabled:
-                changed = changed.model_copy(update={"created": from_millis(await self._now_ms())})
+                changed = changed.model_copy(update={"created": await self._store.now(self._names)})
             if await self._put(webhook_id, text, changed.model_dump_json().encode()) == "put":
                 return changed
 
@@ -186,7 +185,7 @@ class WebhookBook:
         return self._secrets.opened(_sealed_for(hook.id), base64.b64decode(hook.token)) if hook.token else ""
 
     async def plan(self, hook: Webhook, delivery: Delivery) -> str:
-        """Add a delivery to its line: `planned`, `known`, `full`, or `missing`; see Lua.  Idempotent."""
+        """Add a delivery to its line: `planned`, `known`, `full`, or `missing`; see Lua. Idempotent."""
         place, text = delivery.event_id, delivery.model_dump_json()
         arguments = (hook.id, delivery.conversation_id, delivery.id, place, text, MAX_WAITING)
         (outcome,) = await self._store.function("deck_plan_delivery", (self._names.root,), *arguments)
@@ -200,7 +199,7 @@ class WebhookBook:
             try:
                 webhook_id, _, conversation_id = _text(line).partition(" ")
             except UnicodeDecodeError:
-                await self._call(("ZREM", f"{self._names.webhooks}:due", line))
+                await self._store.call("ZREM", f"{self._names.webhooks}:due", line)
                 continue
             found.append(Line(webhook_id, conversation_id, _text(due)))
         return found
@@ -222,7 +221,7 @@ class WebhookBook:
                 event_id=0,
                 type="",
                 body="",
-                planned=from_millis(await self._now_ms()),
+                planned=await self._store.now(self._names),
                 state="failed",
                 error="The store has it in a form that cannot be read.",
             )
@@ -244,13 +243,13 @@ class WebhookBook:
         return Line(line.webhook_id, line.conversation_id, _text(rest[0])) if outcome == "ended" else None
 
     async def deliveries(self, webhook_id: str, *, limit: int) -> list[Delivery]:
-        """Return the latest deliveries of a webhook, newest first."""
+        """Return the latest deliveries of a webhook that can be read, newest first."""
         order, sent = self._names.webhook(webhook_id, "order"), self._names.webhook(webhook_id, "sent")
-        (names,) = await self._call(("ZREVRANGE", order, 0, limit - 1))
+        names = await self._store.call("ZREVRANGE", order, 0, limit - 1)
         if not names:
             return []
-        (texts,) = await self._call(("HMGET", sent, *names))
-        return [Delivery.model_validate_json(text) for text in texts if text is not None]
+        texts = await self._store.call("HMGET", sent, *names)
+        return [delivery for text in texts if (delivery := _delivery_in(text)) is not None]
 
     async def redeliver(self, webhook_id: str, delivery_id: str) -> Delivery:
         """Repeat a delivery under the same id, before later ones of its conversation.
@@ -259,12 +258,11 @@ class WebhookBook:
             UnknownWebhook: the delivery no longer exists.
         """
         while True:
-            (text,) = await self._call(("HGET", self._names.webhook(webhook_id, "sent"), delivery_id))
-            if text is None:
+            text = await self._store.call("HGET", self._names.webhook(webhook_id, "sent"), delivery_id)
+            if (found := _delivery_in(text)) is None:
                 raise UnknownWebhook(
                     "There is no such delivery.", remedy="The log of deliveries lists the latest ones."
                 )
-            found = Delivery.model_validate_json(text)
             again = found.model_copy(update={"state": "waiting", "attempts": 0, "next_attempt": None, "error": ""})
             arguments = (webhook_id, found.conversation_id, found.id, found.event_id, text, again.model_dump_json())
             (outcome,) = await self._store.function("deck_redeliver", (self._names.root,), *arguments)
@@ -279,12 +277,12 @@ class WebhookBook:
         places += [(shard.news, "zset") for shard in self._store.all_shards]
         places += [(shard.clock, "hash") for shard in self._store.all_shards]
         for key, kind in places:
-            (found,) = await self._call(("TYPE", key))
+            found = await self._store.call("TYPE", key)
             if _text(found) not in (kind, "none"):
                 await unreadable.move_away(key, kind, ValueError(f"it was a {_text(found)}, not a {kind}"))
 
     async def _known(self, webhook_id: str) -> tuple[Webhook, bytes]:
-        (text,) = await self._call(("HGET", self._names.webhooks, webhook_id))
+        text = await self._store.call("HGET", self._names.webhooks, webhook_id)
         try:
             if text is not None:
                 return Webhook.model_validate_json(text), text
@@ -297,12 +295,13 @@ class WebhookBook:
         (outcome,) = await self._store.function("deck_put_webhook", (self._names.root,), *arguments)
         return str(outcome)
 
-    async def _now_ms(self) -> int:
-        _, now_ms = await self._store.function("deck_now", (self._names.root,))
-        return int(now_ms)
 
-    async def _call(self, *commands: tuple[Argument, ...]) -> list[Any]:
-        return await self._store.persist(lambda: self._store.connection.call_many(commands))
+def _delivery_in(text: bytes | None) -> Delivery | None:
+    """Return a delivery that the store has; None: it has none, or one that cannot be read."""
+    try:
+        return None if text is None else Delivery.model_validate_json(text)
+    except ValueError:  # of pydantic
+        return None
 
 
 def _text(value: bytes | str) -> str:

@@ -12,6 +12,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from broker.runtime.settings import BrokerSettings
+from deckhands.openapi.json_body import JsonBody
 from deckhands.server.dependencies import (
     MATCHED,
     GatewayOf,
@@ -34,7 +35,7 @@ WebhookId = Annotated[str, Path(pattern=r"^wh_[a-z2-7]{16}$", examples=["wh_aaaa
 DeliveryId = Annotated[str, Path(pattern=r"^msg_[0-9a-f]{32}$", examples=["msg_0123456789abcdef0123456789abcdef"])]
 
 
-class NewWebhook(BaseModel):
+class NewWebhook(JsonBody):
     """The address to notify, and about what; see docs/webhooks.md."""
 
     model_config = ConfigDict(extra="forbid")

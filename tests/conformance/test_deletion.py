@@ -80,6 +80,10 @@ async def test_what_continues_or_is_in_hand_is_not_deleted(store: Store) -> None
     last_id = await filled(store)
     with pytest.raises(NotDeleted, match="continued meanwhile"):
         await Deletion(store).delete(CID, last_id=last_id - 1)
+    await store.connection.call("HSET", store.keys(CID).meta, "awaited", "celery")
+    with pytest.raises(NotDeleted, match="in the hands of a door"):
+        await Deletion(store).delete(CID, last_id=last_id, limit_seconds=0)
+    await store.connection.call("HDEL", store.keys(CID).meta, "awaited")
     await enter(store, "w1")
     assert isinstance(await Owners(store).claim(CID, "w1"), Claimed)
     with pytest.raises(NotDeleted, match="in the hands of w1"):

@@ -64,7 +64,7 @@ HASHES_OF_VERSION = {
         "deckhands_batches": "d59fa74626167beb",
     },
     10: {
-        "deckhands": "d116b93f3ed9d8e0",
+        "deckhands": "3c49aca32eda6af9",
         "deckhands_governor": "f3ed2ba3c8663aa8",
         "deckhands_ledger": "339d9532508db779",
         "deckhands_batches": "bbdfbec42ee7d452",

@@ -164,6 +164,17 @@ async def test_whoever_withdraws_is_not_waited_for(store: Store) -> None:
     await callers.settle("aaa")  # calls bbb
     await callers.governor.withdraw(callers.pool, "bbb", WORKER)
     assert await callers.may_call("ccc")
+    await callers.governor.withdraw(callers.pool, "ccc", WORKER)  # too late: it calls
+    assert not await callers.may_call("ddd")
+
+
+async def test_a_former_owner_may_have_called(store: Store) -> None:
+    for worker in (WORKER, "w2"):
+        await enter(store, worker)
+    callers = Callers(store, limited(store, requests_per_day=2))
+    for worker in (WORKER, "w2"):
+        assert await callers.may_call("aaa", worker=worker)
+    assert not await callers.may_call("bbb")
 
 
 async def test_limits_per_minute(memory_store: Store, clock: ManualClock) -> None:
@@ -298,6 +309,18 @@ async def test_whoever_does_not_come_is_called_again_and_then_forgotten(
     assert await callers.may_call("bbb")
 
 
+async def test_a_call_that_nobody_came_for_is_not_counted(memory_store: Store, clock: ManualClock) -> None:
+    await enter(memory_store, WORKER)
+    callers = Callers(memory_store, limited(memory_store, concurrency=1, requests_per_day=2))
+    assert await callers.may_call("first")
+    assert not await callers.may_call("0-gone")
+    await callers.settle("first")  # calls 0-gone, which never comes
+    for _ in range(3):
+        await pass_time(memory_store, clock, 3.1, worker_id=WORKER)
+        await callers.pump()
+    assert await callers.may_call("other")
+
+
 async def test_a_conversation_called_again_gives_newcomers_no_earlier_place(
     memory_store: Store, clock: ManualClock
 ) -> None:
@@ -363,6 +386,14 @@ async def test_a_prompt_that_has_grown_in_the_queue_waits_for_all_its_tokens(
     assert not await callers.may_call("next", tokens=(100, 0))
 
 
+async def test_a_prompt_that_has_grown_takes_all_its_tokens(memory_store: Store) -> None:
+    await enter(memory_store, WORKER)
+    callers = Callers(memory_store, limited(memory_store, input_tokens_per_minute=60_000))
+    assert await callers.may_call("aaa", tokens=(100, 0))
+    assert await callers.may_call("aaa", tokens=(900, 0))
+    assert not await callers.may_call("bbb", tokens=(500, 0))  # of the 1,000 that the bucket holds
+
+
 async def test_a_prompt_that_has_grown_since_it_was_called_has_its_place_and_waits(
     memory_store: Store, clock: ManualClock
 ) -> None:
@@ -406,6 +437,8 @@ async def test_what_a_provider_says_is_left_counts(memory_store: Store) -> None:
     callers = Callers(memory_store, limited(memory_store, requests_per_minute=6_000))
     assert await callers.may_call("aaa")
     await callers.governor.obey(callers.pool, "own", WORKER, {"requests": 0})
+    assert not await callers.may_call("bbb")
+    await callers.governor.obey(callers.pool, "own", WORKER, {"requests": 50})  # of an earlier reply
     assert not await callers.may_call("bbb")
 
 

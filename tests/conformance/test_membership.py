@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -41,6 +42,13 @@ async def test_members_are_shown(store: Store) -> None:
     assert [(member.worker_id, member.role) for member in found] == [("t1", "tools"), ("w1", "controller")]
     assert found[0].left_seconds < 0 < found[1].left_seconds
     assert found[0].about["streams"] == "deck:{0}:act:node:n1 deck:{0}:act:pool:bash"
+
+
+@pytest.mark.parametrize("deadline", ["inf", "-inf"])
+async def test_a_deadline_that_never_comes_is_shown_as_a_number(store: Store, deadline: str) -> None:
+    await store.connection.call("ZADD", store.all_shards[0].workers, deadline, "forged")
+    (found,) = await members(store)
+    assert math.isfinite(found.left_seconds)
 
 
 async def test_what_others_write_of_a_living_worker_lasts_a_few_beats(store: Store) -> None:
@@ -83,6 +91,9 @@ async def test_a_dead_controllers_conversations_are_taken_over(store: Store) -> 
         "w1",
         "w2",
     )
+    await Owners(store).release(claimed.ownership, seen_id=1)
+    await claim(store, "w2")
+    assert await Conversations(store).takeovers() == [takeover]  # the next owner takes over from nobody
     assert [member.worker_id for member in await members(store)] == ["w2"]
 
 
@@ -133,6 +144,31 @@ async def test_a_burial_once_begun_is_final(store: Store) -> None:
     assert tick.removed == 1
     for cid in ids:
         assert isinstance(await Owners(store).claim(cid, "w2"), Claimed)
+
+
+async def test_a_burial_leaves_what_another_has_taken_over_before(store: Store) -> None:
+    log = await begin(store)
+    await enter(store, "w1")
+    second = await enter(store, "w2")
+    await claim(store, "w1")
+    await store.connection.call("ZADD", store.all_shards[0].workers, 0, "w1")  # its burial has begun
+    ownership = await claim(store, "w2")
+    tick = await second.tick(1)
+    assert tick is not None
+    assert tick.removed == 1
+    assert isinstance(await log.append_as_owner(ownership, [message()], expected_last_id=1), Appended)
+
+
+async def test_a_notification_that_waits_is_put_off_and_not_repeated(store: Store) -> None:
+    """Only so many are looked at with each beat: those that are in order must not keep later ones from it."""
+    await begin(store)
+    worker = await enter(store, "w1")
+    key = f"{store.all_shards[0].root}:unread"
+    await store.connection.call("ZADD", key, 1, CID)
+    tick = await worker.tick(1)
+    assert tick is not None
+    assert tick.notified_again == 0
+    assert float(await store.connection.call("ZSCORE", key, CID)) > 1
 
 
 async def test_a_worker_that_leaves_hands_everything_back_without_a_crash(store: Store) -> None:

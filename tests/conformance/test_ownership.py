@@ -10,10 +10,10 @@ import pytest
 
 from broker.conversations.conversations import Conversations
 from broker.coordination.ownership import Claimed, NotClaimed, Owners
-from broker.log.event_log import Fenced
+from broker.log.event_log import Appended, Fenced
 from broker.log.fencing import Ownership
 from broker.runtime.clock import to_millis
-from broker.runtime.errors import UnknownConversation
+from broker.runtime.errors import OwnershipLost, UnknownConversation
 from broker.specs.priority import Priority
 from broker.store.connection import Connection
 from broker.store.store import Store, open_store
@@ -108,6 +108,22 @@ async def test_a_released_token_writes_nothing(store: Store) -> None:
     assert await log.append_as_owner(ownership, [message()], expected_last_id=1) == Fenced()
     assert not await owners.mark(ownership, is_stepping=True)
     assert await owners.dispatch(ownership, 2, b"") == "fenced"
+
+
+async def test_an_earlier_claim_of_the_same_worker_writes_nothing(store: Store) -> None:
+    log = await begin(store)
+    await enter(store, "w1")
+    owners = Owners(store)
+    earlier = await claim(store, "w1")
+    await owners.release(earlier, seen_id=1)
+    later = await claim(store, "w1")
+    assert await log.append_as_owner(earlier, [message()], expected_last_id=1) == Fenced()
+    assert await owners.release(earlier, seen_id=1) is None
+    assert (await Conversations(store).row(CID)).owner == "w1"
+    assert await owners.dispatch(earlier, 2, b"") == "fenced"
+    with pytest.raises(OwnershipLost):
+        await owners.start_status(earlier)
+    assert isinstance(await log.append_as_owner(later, [message()], expected_last_id=1), Appended)
 
 
 async def test_news_after_a_release_rings_the_ready_stream(store: Store) -> None:

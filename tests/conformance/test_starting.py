@@ -10,7 +10,7 @@ from broker.contract.events import ConversationBegun, ConversationCreated
 from broker.conversations.conversations import Conversations
 from broker.conversations.expiry import EXPIRED_CODE, expire
 from broker.coordination.membership import Membership
-from broker.coordination.ownership import Owners, Standing
+from broker.coordination.ownership import Owners, StartStatus
 from broker.log.event_log import Appended, Duplicate, EventLog
 from broker.log.status import status_of
 from broker.runtime.errors import ConversationBusy, OwnershipLost
@@ -66,21 +66,21 @@ async def test_its_owner_hears_how_long_it_has_to_wait(store: Store) -> None:
     await enter(store, "w1")
     ownership = await claim(store, "w1")
     owners = Owners(store)
-    left = await owners.standing(ownership)
+    left = await owners.start_status(ownership)
     assert isinstance(left, float)
     assert HOUR - 60 < left <= HOUR
     await set_back(store, "parked")
-    assert await owners.standing(ownership) is Standing.DUE
+    assert await owners.start_status(ownership) is StartStatus.DUE
     await owners.release(ownership, seen_id=2)
     with pytest.raises(OwnershipLost):
-        await owners.standing(ownership)
+        await owners.start_status(ownership)
 
 
 async def test_a_conversation_without_a_time_is_due(store: Store) -> None:
     await plan(store, Start(limit_seconds=HOUR))
     assert await notified(store) == [CID]
     await enter(store, "w1")
-    assert await Owners(store).standing(await claim(store, "w1")) is Standing.DUE
+    assert await Owners(store).start_status(await claim(store, "w1")) is StartStatus.DUE
 
 
 async def test_one_that_has_not_begun_in_time_is_ended_once(store: Store) -> None:
@@ -89,6 +89,7 @@ async def test_one_that_has_not_begun_in_time_is_ended_once(store: Store) -> Non
     await set_back(store, "expiring")
     assert await beat(store, "tool") == ()  # a tool worker writes into no log
     assert await beat(store) == (CID,)
+    assert await store.connection.call("ZSCORE", f"{store.all_shards[0].root}:expiring", CID)  # that worker may die
     for _ in range(2):
         await expire(log, [CID, "unknown"])
     assert await beat(store) == ()
@@ -115,7 +116,7 @@ async def test_its_owner_hears_that_it_has_expired(store: Store) -> None:
     await enter(store, "w1")
     ownership = await claim(store, "w1")
     await set_back(store, "expiring")
-    assert await Owners(store).standing(ownership) is Standing.EXPIRED
+    assert await Owners(store).start_status(ownership) is StartStatus.EXPIRED
 
 
 async def test_a_conversation_at_work_refuses_messages_if_it_says_so(store: Store) -> None:

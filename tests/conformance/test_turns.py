@@ -10,6 +10,7 @@ import pytest
 
 from broker.contract.events import ConversationCreated
 from broker.conversations.conversations import Conversations
+from broker.conversations.deletion import Deletion
 from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionQueue, routes
 from broker.coordination.membership import Membership
 from broker.coordination.ownership import Claimed, DispatchOutcome, Owners
@@ -125,6 +126,17 @@ async def test_conversations_of_tenants_come_by_weight(store: Store) -> None:
     window = 8
     shares = tenants_of((await taken(store, window + 100))[window:])
     assert shares == {"acme": 75, "globex": 25}
+
+
+async def test_a_tenant_that_comes_late_has_no_turns_to_make_up_for(store: Store) -> None:
+    await controllers(store)
+    for n in range(60):
+        await start(store, f"early-{n}", tenant="early")
+    await taken(store, 30)
+    for n in range(20):
+        await start(store, f"late-{n}", tenant="late")
+    window = 8
+    assert tenants_of((await taken(store, window + 20))[window:]) == {"early": 10, "late": 10}
 
 
 async def test_one_that_is_notified_again_in_line_keeps_its_place(store: Store) -> None:
@@ -325,6 +337,22 @@ async def test_nothing_is_left_of_a_line_that_has_ended(store: Store) -> None:
     root = store.all_shards[0].root
     for end in ("", ":0", ":1", ":2", ":1:shares", ":2:shares"):
         assert await store.connection.call("EXISTS", f"{root}:turns:ready{end}") == 0, end
+
+
+async def test_what_is_deleted_leaves_the_line(store: Store) -> None:
+    """Where no controller works, nobody would ever take it out."""
+    ids = [f"c-{n}" for n in range(20)]
+    for cid in ids:
+        await start(store, cid)
+    line = f"{store.all_shards[0].root}:turns:ready"
+    waiting = await store.connection.call("ZCARD", f"{line}:2")
+    assert waiting > 5
+    for cid in ids[:-1]:
+        await Deletion(store).delete(cid, last_id=await EventLog(store).last_id(cid))
+    assert await store.connection.call("ZRANGE", f"{line}:2", 0, -1) == [ids[-1].encode()]
+    await Deletion(store).delete(ids[-1], last_id=await EventLog(store).last_id(ids[-1]))
+    for end in ("", ":2", ":2:shares"):
+        assert await store.connection.call("EXISTS", f"{line}{end}") == 0, end
 
 
 async def test_a_large_window_is_counted_as_it_is(store: Store) -> None:

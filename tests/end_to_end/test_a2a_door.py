@@ -19,7 +19,7 @@ from a2a.utils.errors import InvalidParamsError, TaskNotCancelableError, TaskNot
 
 from broker.runtime.settings import BrokerSettings
 from deckhands.access.api_keys import Scope
-from deckhands.jobs.job import Workbench
+from deckhands.jobs.job import JobServices
 from deckhands.jobs.telling import deliver, tell
 from tests.door_parts import saying
 from tests.integration.command_line import finish, run_command, script
@@ -58,6 +58,10 @@ async def speaking(server: Served, token: str, *, streaming: bool = False) -> As
             yield client
 
 
+LONG = " ".join(map(str, range(20_000)))
+"""The log has its head and tail."""
+
+
 def message(text: str, task_id: str = "", **configuration: Any) -> wire.SendMessageRequest:
     said = wire.Message(message_id=uuid.uuid4().hex, role=wire.ROLE_USER, parts=[wire.Part(text=text)], task_id=task_id)
     return wire.SendMessageRequest(message=said, configuration=wire.SendMessageConfiguration(**configuration))
@@ -86,14 +90,14 @@ async def test_a_task_is_begun_continued_and_shown(server: Served, tmp_path: Pat
 async def test_a_stream_has_the_task_its_work_and_its_end(server: Served, tmp_path: Path) -> None:
     async with speaking(server, await server.token(), streaming=True) as client:
         request = message("do it")
-        request.metadata.update({"model": script(tmp_path / "m.json", run_command("echo one"), finish("done"))})
+        request.metadata.update({"model": script(tmp_path / "m.json", run_command("echo one"), finish(LONG))})
         found = await answers(client, request)
         assert found[0].HasField("task")
         working = [each.status_update.status for each in found if each.HasField("status_update")]
         assert working[0].message.parts[0].text == "run: echo one"
         assert working[-1].state == wire.TASK_STATE_COMPLETED
         (artifact,) = [each.artifact_update.artifact for each in found if each.HasField("artifact_update")]
-        assert artifact.parts[0].text == "done"
+        assert artifact.parts[0].text == working[-1].message.parts[0].text == LONG
         held = message("do it", return_immediately=True)
         held.metadata.update({"model": script(tmp_path / "h.json", run_command("sleep 600"))})
         async for answer in client.send_message(held):
@@ -115,7 +119,7 @@ async def test_changes_are_pushed_with_the_token_of_the_client(server: Served) -
         assert (kept.url, kept.token) == (receiver.url, "")
         sent: list[tuple[str, ...]] = []
         settings = BrokerSettings(webhook_private=PRIVATE)
-        bench = Workbench(server.client.store, settings, lambda _, arguments: sent.append(arguments))
+        bench = JobServices(server.client.store, settings, lambda _, arguments: sent.append(arguments))
         await tell(bench)
         await asyncio.gather(*(deliver(bench, *arguments) for arguments in sent))
         headers, body = receiver.requests[-1]

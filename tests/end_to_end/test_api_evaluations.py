@@ -31,6 +31,8 @@ async def test_a_tenant_sees_its_own_evaluations_with_their_figures_and_attempts
     store = server.client.store
     rows = [row(number) for number in range(6)]
     rows += [row(6, "limit", cause="max_iterations"), row(7, "unresolved", evidence="x" * 9_000, patch="secret")]
+    rows[5] = row(5, critic_id="critic-5", critic_cost_usd=0.5, score=7.0, verdict="Fine.", lost_cost_usd=0.25)
+    rows[4] = row(4, left_out=[f"{number}.pth" for number in range(1_000)])
     await write_evaluation(store, "theirs", [row(1, model="other")], tenant="other")
     await write_evaluation(store, "nobodys", [row(1)])
     await write_evaluation(store, "own-one", rows, tenant="acme", total=10)
@@ -42,6 +44,7 @@ async def test_a_tenant_sees_its_own_evaluations_with_their_figures_and_attempts
         assert found["outcomes"] == {"resolved": 6, "unresolved": 1, "limit": 1}
         (figures,) = found["figures"]
         assert (figures["model"], figures["attempts"], figures["pass_at_1"]) == ("m", 8, 0.75)
+        assert (figures["critic_cost_usd"], figures["lost_cost_usd"]) == (0.5, 0.25)
         assert {one["value"]: sum(one["counts"]["m"]) for one in found["distributions"]} == {
             "cost_usd": 8,
             "seconds": 8,
@@ -55,6 +58,9 @@ async def test_a_tenant_sees_its_own_evaluations_with_their_figures_and_attempts
         assert ([one["instance"] for one in first["attempts"]], first["total"]) == (["i000", "i001", "i002"], 8)
         last = (await client.get(f"{path}?limit=300&after={first['next_after']}")).json()
         assert (len(last["attempts"]), last["next_after"]) == (5, None)
+        names = ("critic_id", "critic_cost_usd", "score", "verdict", "lost_cost_usd")
+        assert [last["attempts"][2][name] for name in names] == ["critic-5", 0.5, 7.0, "Fine.", 0.25]
+        assert len(last["attempts"][1]["left_out"]) == 100
         (failed,) = (await client.get(f"{path}?outcome=limit&cause=max_iterations")).json()["attempts"]
         assert failed["conversation_id"] == "conversation-6"
         (unsolved,) = (await client.get(f"{path}?outcome=unresolved&cause=&instance=07")).json()["attempts"]

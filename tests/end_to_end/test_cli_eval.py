@@ -47,7 +47,7 @@ def test_the_shipped_benchmark_is_solved_and_reported_though_the_command_is_kill
     ("changed", "error"),
     [
         (("--model", "a,a"), "a name twice"),
-        (("--slice", "1-2"), "is no slice"),
+        (("--slice", "1-2"), "is not a slice"),
         (("--filter", "nothing-like-this"), "No instance is left"),
         (("--model", "scripted/nowhere.json"), "cannot be read"),
     ],

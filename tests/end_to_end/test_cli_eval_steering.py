@@ -87,12 +87,12 @@ def test_an_evaluation_whose_command_died_is_cancelled_and_ends(tmp_path: Path) 
         os.kill(running.pid, signal.SIGKILL)
         running.wait()
     refused = deckhands("eval", "cancel", out, env=env)
-    assert (refused.code, "nobody is there to agree" in refused.err) == (2, True)
+    assert (refused.code, "nobody is there to confirm it" in refused.err) == (2, True)
     assert deckhands("eval", "cancel", out, "--yes", env=env).code == 0
     done = deckhands("eval", "attach", out, env=env)
     assert "3 not-run" in done.out, done
     nowhere = deckhands("eval", "pause", tmp_path / "nowhere", env=env)
-    assert (nowhere.code, "is no evaluation" in nowhere.err) == (2, True)
+    assert (nowhere.code, "is not an evaluation" in nowhere.err) == (2, True)
     nothing = deckhands("eval", "retune", out, env=env)
     assert (nothing.code, "Nothing is to be changed" in nothing.err) == (2, True)
 

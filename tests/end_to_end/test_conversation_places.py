@@ -7,6 +7,7 @@ to be of an authority that this machine or SSL_CERT_FILE trusts.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tarfile
 import zipfile
@@ -20,6 +21,7 @@ import pytest_asyncio
 from pydantic import BaseModel
 
 from broker.contract.actions import MessageAction
+from broker.contract.events import WorkspaceSpec
 from broker.runtime.errors import UnknownConversation, UsageError
 from broker.store.store import open_store
 from deckhands import AsyncConversation, ConfirmationPolicy, Event, Limits, NotBegun, TransferFailed
@@ -229,3 +231,31 @@ async def test_a_server_says_who_may_and_what_exists(server: Served) -> None:
         with pytest.raises(UsageError) as raised:
             AsyncConversation(cluster=wrong)
         assert "password@" not in str(raised.value)
+
+
+async def test_a_directory_that_no_tool_worker_takes_is_sent_to_a_server_as_a_copy(
+    server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DECKHANDS_API_KEY", await server.token())
+    project = tmp_path / "project"
+    (project / "d").mkdir(parents=True)
+    (project / "d" / "run").write_text("#!/bin/sh\necho here > made.txt\n")
+    (project / "d" / "run").chmod(0o755)
+    (project / "link").symlink_to("d/run")
+    os.mkfifo(project / "pipe")
+    model = script(tmp_path / "model.json", run_command("./link && rm d/run"), finish("done"))
+    async with AsyncConversation(model=model, workspace=project, cluster=server.url) as talk:
+        await talk.send_message("Look")
+        outcome = await talk.wait(timeout_seconds=LIMIT)
+        assert (outcome.state, outcome.summary.workspace) == ("finished", None)
+        assert [entry.name for entry in await talk.files.list()] == ["d", "link", "made.txt"]
+        assert await talk.files.read("made.txt") == b"here\n"
+    assert (project / "d" / "run").exists(), "it is the caller's; the agent has worked on a copy"
+    for place, code in (
+        (tmp_path / "nowhere", "directory_not_taken"),
+        (WorkspaceSpec(path=str(project)), "directory_not_taken"),
+    ):
+        async with AsyncConversation(model=model, workspace=place, cluster=server.url) as talk:
+            with pytest.raises(UsageError, match="No tool worker takes the directory") as refused:
+                await talk.send_message("Look")
+            assert refused.value.code == code

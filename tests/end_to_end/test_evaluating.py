@@ -58,9 +58,13 @@ def test_arguments_that_cannot_be_used_begin_nothing(tmp_path: Path, env: dict[s
     for arguments, options, why in (
         (([row], []), {}, "models is empty"),
         (([row, row], model), {}, "line 2: another line has the id"),
-        (([{"id": object()}], model), {}, "a row that is no JSON"),
+        (([{"id": object()}], model), {}, "a row that is not JSON"),
         (([row], model), {"redo": ["seven"]}, "neither an outcome nor an instance"),
         (("nowhere.jsonl", model), {}, "cannot be read"),
+        (([row], model), {"concurrency": -1}, "concurrency -1 is not from 1 to 10,000"),
+        (([row], model), {"attempts": 0}, "attempts 0 is not from 1 to 1,000"),
+        (([row], model), {"retries": -1}, "retries -1 is not from 0 to 100"),
+        (([row], model), {"budget_usd": float("nan")}, "budget_usd nan is not at least 0"),
     ):
         with pytest.raises(UsageError, match=why):
             public.evaluate(*arguments, out=out / why[:5], **options)
@@ -75,6 +79,18 @@ def test_published_tasks_are_solved_by_their_own_solutions(tmp_path: Path, env: 
         )
         assert done.code == 0, done
         assert done.json[0]["models"]["scripted"]["outcomes"]["resolved"] == 1, done
+
+
+def test_a_set_up_runs_before_the_agent_begins(tmp_path: Path, env: dict[str, str]) -> None:
+    row = {"id": "a", "task": "Copy it.", "setup": "echo made > made.txt; export WORD=set", "answer": "ok"}
+    row["check"] = "test made-set = $(cat copy.txt)"
+    model = script(tmp_path / "script.json", run_command("echo $(cat made.txt)-$WORD > copy.txt"), finish("ok"))
+    done = deckhands(
+        *("eval", "run", write_rows(tmp_path, [row]), "--model", model, "--no-network", "--out", tmp_path / "out"),
+        "--json",
+        env=env | {"DECKHANDS_EGRESS": "none"},
+    )
+    assert done.json[0]["models"][model]["outcomes"]["resolved"] == 1, (tmp_path / "out/results.jsonl").read_text()
 
 
 def test_pictures_reach_the_model_and_tags_the_report(tmp_path: Path, env: dict[str, str]) -> None:

@@ -207,6 +207,20 @@ def greeted():
 def products():
     return Task(dataset=SAMPLES, scorer=includes())
 
+@scorer(metrics=[accuracy()])
+def broken():
+    async def score(state, target):
+        raise KeyError("boom")
+    return score
+
+@task
+def broken_products():
+    return Task(dataset=SAMPLES, scorer=broken())
+
+@task
+def doubled():
+    return Task(dataset=[Sample("a", target="a", id="a b"), Sample("b", target="b", id="a-b")], scorer=includes())
+
 @task
 def greeting(model="", cluster=""):
     samples = [Sample("Greet.", target="Hello, Ann\\n", files={"name.txt": "Ann\\n"})]
@@ -228,6 +242,22 @@ def test_a_task_of_inspect_is_tried_by_our_agents_and_judged_by_its_scorer(tmp_p
     rows = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
     assert {row["instance"]: row["outcome"] for row in rows} == {"six": "resolved", "eight": "unresolved"}
     assert all("It is 6." in row["evidence"] for row in rows)
+
+
+def test_samples_of_one_id_are_refused_and_a_scorer_that_fails_is_no_verdict(tmp_path: Path) -> None:
+    (tmp_path / "tasks.py").write_text(TASKS)
+    program = (
+        "import asyncio, json, sys\nfrom broker.runtime.errors import DeckhandsError\n"
+        "from deckhands.datasets.dataset import read_dataset\nfound = []\n"
+        "for task in ('doubled', 'broken_products'):\n    try:\n"
+        "        instances = read_dataset(f'inspect:{sys.argv[1]}@{task}')\n"
+        "        asyncio.run(instances[0].judge('6'))\n"
+        "    except DeckhandsError as error:\n        found.append([error.code, error.message])\n"
+        "print(json.dumps(found))"
+    )
+    doubled, broken = asked_of("inspect", program, tmp_path / "tasks.py")
+    assert (doubled[0], "sample 2: another sample has the id 'a-b'" in doubled[1]) == ("usage", True)
+    assert broken == ["scorer_failed", "KeyError: 'boom'"]
 
 
 def test_our_agent_is_a_solver_in_a_task_of_inspect(tmp_path: Path) -> None:

@@ -57,6 +57,11 @@ def hostile(number: int, conversation_id: str) -> Row:
         conversation_id=conversation_id,
         seconds=10.0 * number,
         cost_usd=0.1,
+        critic_id=conversation_id,
+        critic_cost_usd=0.25,
+        lost_cost_usd=0.125,
+        score=7.0,
+        verdict=HOSTILE,
     )
 
 
@@ -85,6 +90,11 @@ async def test_one_gets_from_an_evaluation_by_a_class_of_failures_to_the_convers
         await page.locator("#attempts summary").first.click()
         text = await page.locator("main").inner_text()
         assert "\\x1b[31m" in text
+        assert (
+            text.count("critics $0.5000") == text.count("tries that failed $0.2500") == 1
+        )  # of the model, then of each
+        assert text.count("critics $0.2500") == text.count("tries that failed $0.1250") == 1
+        assert "the critic gave 7: " in text
         assert "\\u202e" in text
         assert "\u202e" not in text
         assert await page.evaluate("window.broken") is None

@@ -12,7 +12,7 @@ from broker.celery.jobs_app import PREFIX, QUEUE
 from broker.runtime.settings import BrokerSettings
 from broker.specs.specs import Tenancy
 from deckhands.client.client import Client
-from deckhands.jobs.job import Workbench
+from deckhands.jobs.job import JobServices
 from deckhands.jobs.telling import book_of
 from deckhands.schedules.book import ScheduleBook
 from deckhands.schedules.schedule import Schedule
@@ -43,7 +43,7 @@ async def test_a_schedule_and_another_tenant_do_not_wait_for_a_silent_receiver(
 
     silent = await asyncio.start_server(take, "127.0.0.1", 0)
     async with receiving() as receiver:
-        book = book_of(Workbench(client.store, BrokerSettings.from_env()))
+        book = book_of(JobServices(client.store, BrokerSettings.from_env()))
         await book.add("slow", f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}/", ("conversation.settled",))
         await book.add("quick", receiver.url, ("conversation.settled",))
         for number in range(CONVERSATIONS):

@@ -89,7 +89,7 @@ class TestTask:
         ("content", "told"),
         [
             ("{", "is not JSON"),
-            ("[]", "holds no object"),
+            ("[]", "does not hold an object"),
             ('{"type": "array"}', "is not of the type object"),
             ('{"type": "object", "required": 1}', "cannot be used"),
         ],
@@ -149,7 +149,7 @@ class TestWorkspace:
     def test_without_a_name(self, tmp_path, store, verb):
         env = environment(tmp_path, DECKHANDS_URL=store.url, **MODEL)
         done = deckhands(verb, "-t", "x", "-w", "", env=env)
-        refused(done, 2, "No workspace is named by -w.", "Name one, or leave -w out.")
+        refused(done, 2, "-w names no workspace.", "Name one, or leave -w out.")
 
     def test_whose_name_is_too_long(self, env, tmp_path):
         done = deckhands("run", "-t", "x", "-w", tmp_path / ("x" * 256), env=env)
@@ -302,7 +302,7 @@ class TestStore:
     @pytest.mark.parametrize("verb", ["show", "logs", "export", "pause", "resume", "cancel"])
     def test_an_unknown_conversation(self, tmp_path, store, verb):
         done = deckhands(verb, "abc", env=environment(tmp_path, DECKHANDS_URL=store.url))
-        refused(done, 2, "No conversation with the id 'abc'", "`deckhands ls` lists those there are.")
+        refused(done, 2, "No conversation with the id 'abc'", "`deckhands ls` lists all conversations.")
 
     def test_an_unknown_conversation_without_a_cluster(self, env):
         refused(deckhands("show", "abc", env=env), 2, "No conversation with the id 'abc'")

@@ -66,9 +66,9 @@ def test_a_file_says_it_line_by_line(env: dict[str, str], tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--delay", "soon"), "--delay 'soon' is no duration"),
-        (("--delay", "100000w"), "is no duration up to ten years"),
-        (("--not-before", "tomorrow"), "--not-before 'tomorrow' is no time"),
+        (("--delay", "soon"), "--delay 'soon' is not a duration"),
+        (("--delay", "100000w"), "is not a duration of up to ten years"),
+        (("--not-before", "tomorrow"), "--not-before 'tomorrow' is not a time"),
         (("--expires", "never"), "is neither a time nor a duration"),
         (("--delay", "2h", "--expires", "1h"), "it would expire before it may begin"),
         (("--not-before", LATER, "--expires", "2150-02-01T00:00Z"), "it would expire before it may begin"),

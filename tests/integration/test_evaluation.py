@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from broker.contract.events import Limits
+from broker.contract.events import ConversationCreated, Limits
+from broker.runtime.errors import UsageError
 from deckhands.attempts.plan import LABEL, Plan
-from deckhands.attempts.results import Results, Row
+from deckhands.attempts.results import Results, Row, read_results
 from deckhands.client.client import Client
-from deckhands.datasets.instances import Instance
+from deckhands.datasets.file_trees import File
+from deckhands.datasets.instances import Instance, ScorerFailed
 from deckhands.evaluation.evaluation import Evaluation
 from tests.faults.harness import FaultCluster
 
@@ -150,6 +152,7 @@ async def test_an_agent_that_fills_its_disk_changes_no_score(
     fill = {
         "large": f"{REPAIR}; truncate -s 5G large",  # more than a node hands out
         "some": f"{REPAIR}; head -c 70000000 /dev/zero > some",
+        "just": f"{REPAIR}; head -c 67108500 /dev/urandom > just",  # with the other files, more than an upload may have
         "tools": f"{REPAIR}; mkdir node_modules; truncate -s 100M node_modules/a; echo > node_modules/b; ln node_modules/b z",
     }
     models = {name: model(tmp_path, bash(command), finish("Done."), name=name) for name, command in fill.items()}
@@ -160,6 +163,110 @@ async def test_an_agent_that_fills_its_disk_changes_no_score(
     assert {name: (row.outcome, row.cause) for name, row in found.items()} == {
         "large": ("unresolved", "workspace_too_large"),
         "some": ("unresolved", "workspace_too_large"),
+        "just": ("unresolved", "workspace_too_large"),
         "tools": ("resolved", ""),
         "honest": ("resolved", ""),
     }
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_no_text_of_a_set_up_skips_its_check(client: Client, results: Results, tmp_path: Path) -> None:
+    setups = {
+        "comment": "true # prepared",
+        "either": "false",
+        "here": "cat <<EOF > made.txt\nmade\nEOF",
+        "good": "true;",
+    }
+    checks = {"comment": "false", "either": "true || true", "here": "false", "good": "test -f made.txt # it's there"}
+    instances = [Instance(name, "Make it.", setup=text, check=checks[name]) for name, text in setups.items()]
+    makes = model(tmp_path, bash("touch made.txt"), finish("Done."))
+    await Evaluation(client, Plan("setups", instances, [makes], retries=0), results).run()
+    found = {row.instance: row.outcome for row in results.rows.values()}
+    assert found == {name: "resolved" if name == "good" else "unresolved" for name in setups}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_no_name_of_a_file_ends_an_evaluation_or_a_score(
+    client: Client, instance: Instance, results: Results, tmp_path: Path
+) -> None:
+    names = {
+        "bytes": "echo > $'a\\xff.py'; echo > $'\\xff.pth'; mkdir $'d\\xff'; echo > $'d\\xff/b'",
+        "lines": "echo > $'a\\nb'; echo > $'\\r.pth'",
+        "many": "mkdir many; cd many; seq -f %0.0f.pth 3000 | xargs touch; cd ..",
+        "file": "echo > hidden_tests",
+    }
+    models = {
+        name: model(tmp_path, bash(f"{REPAIR}; {text}"), finish("Done."), name=name) for name, text in names.items()
+    }
+    await Evaluation(client, Plan("names", [instance], list(models.values()), retries=0), results).run()
+    rows = {name: results.rows[path, "calc", 1] for name, path in models.items()}
+    assert {name: (row.outcome, row.cause) for name, row in rows.items()} == dict.fromkeys(names, ("resolved", ""))
+    assert rows["many"].left_out[-1] == "and 2,000 more"
+    assert len(rows["many"].left_out) == 1_001
+    assert rows["file"].left_out == ["hidden_tests"]
+    assert [row.outcome for row in read_results(results.path)] == ["resolved"] * 4
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_attempts_have_the_network_unless_they_shall_not(client: Client, tmp_path: Path) -> None:
+    done = model(tmp_path, finish("6"))
+    for has_network in (True, False):
+        plan = Plan(f"net-{has_network}", [Instance("six", "2 * 3?", answer="6")], [done], network=has_network)
+        with Results(tmp_path / f"{plan.name}.jsonl") as results:
+            await Evaluation(client, plan, results).run()
+            (row,) = results.rows.values()
+        created = (await client.events(row.conversation_id))[0]
+        assert isinstance(created, ConversationCreated)
+        assert created.workspace.network is has_network
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_failed_tries_have_cost_is_kept(client: Client, results: Results, tmp_path: Path) -> None:
+    turn = bash("true") | {"cost_usd": 0.5}
+    broken = model(tmp_path, turn, {"error": {"code": "authentication", "times": None}})
+    plan = Plan("lost", [Instance("six", "What is 2 * 3?", answer="6")], [broken], retries=1)
+    await Evaluation(client, plan, results).run()
+    (row,) = results.rows.values()
+    assert (row.outcome, row.tries, row.failures) == ("infra-abandoned", 2, ["authentication"] * 2)
+    assert (row.cost_usd, row.lost_cost_usd) == (0.5, 0.5)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_scorer_that_fails_says_nothing_about_the_agent(
+    client: Client, results: Results, tmp_path: Path
+) -> None:
+    async def judge(said: str) -> tuple[bool, str]:
+        if said == "no":
+            raise ScorerFailed("KeyError: 'no'")
+        return True, "It is right."
+
+    says = {name: model(tmp_path, finish(name), name=name) for name in ("yes", "no")}
+    await Evaluation(client, Plan("scorer", [Instance("a", "Say.", judge=judge)], list(says.values())), results).run()
+    found = {name: results.rows[path, "a", 1] for name, path in says.items()}
+    assert [(row.outcome, row.cause, row.evidence) for row in found.values()] == [
+        ("resolved", "", "It is right."),
+        ("infra-abandoned", "scorer_failed", "KeyError: 'no'"),
+    ]
+
+
+class Gone:
+    """Files that can no longer be read."""
+
+    def read(self) -> dict[str, File]:
+        raise UsageError("The archive a.tar is gone.")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_files_that_cannot_be_read_end_their_attempt_alone(
+    client: Client, instance: Instance, results: Results, tmp_path: Path
+) -> None:
+    without = [
+        replace(instance, id="begun", workspace=Gone()),
+        replace(instance, id="hidden", hidden=Gone()),
+    ]
+    honest = model(tmp_path, bash(REPAIR), finish("Done."))
+    await Evaluation(client, Plan("gone", [*without, instance], [honest]), results).run()
+    found = {row.instance: (row.outcome, row.cause, row.evidence[:27]) for row in results.rows.values()}
+    gone = ("infra-abandoned", "files_unreadable", "The archive a.tar is gone.")
+    assert {name: found[name] for name in ("begun", "hidden")} == {"begun": gone, "hidden": gone}
+    assert found["calc"][0] == "resolved"

@@ -135,3 +135,34 @@ async def test_beside_a_check_a_critic_only_says_which_is_best(
     assert Path(compared(tmp_path)["best"]["model"]).stem == "none"
     assert "secret" not in json.dumps(critic.requests())
     assert sum(row.conversations for row in rows.values()) == 6
+
+
+def paid(folder: Path) -> str:
+    """A critic that accepts everything and costs a quarter."""
+    return script(folder / "paid.json", verdict(7, "It is there.") | {"cost_usd": 0.25})
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_critics_count_in_a_budget(client: Client, results: Results, tmp_path: Path) -> None:
+    model = script(tmp_path / "free.json", finish("Done.") | {"cost_usd": 0.0})
+    instance = Instance("one", "Do it.", check="true")
+    plan = Plan("paid", [instance], [model], attempts=2, at_once=1, critic=paid(tmp_path), budget_usd=0.2)
+    await asyncio.wait_for(Evaluation(client, plan, results).run(), 60)
+    rows = {row.attempt: row for row in results.rows.values()}
+    assert (rows[1].outcome, rows[1].critic_cost_usd) == ("resolved", 0.25)
+    assert (rows[2].outcome, rows[2].cause) == ("limit", "evaluation_budget")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_beside_an_answer_a_critic_only_says_which_is_best(
+    client: Client, results: Results, origin: Point, tmp_path: Path
+) -> None:
+    says = {"right": finish("FINAL ANSWER: 6"), "wrong": finish("FINAL ANSWER: 7")}
+    models = [script(tmp_path / f"{name}.json", run_command("true"), turn) for name, turn in says.items()]
+    instance = Instance("six", "2 * 3?", answer="6")
+    plan = Plan("answered", [instance], models, origin=origin, critic=paid(tmp_path))
+    rows = await judged(client, plan, results)
+    found = {name: (row.outcome, row.evidence, row.score, row.critic_cost_usd) for name, row in rows.items()}
+    assert found == {"right": ("resolved", "6", 7.0, 0.25), "wrong": ("unresolved", "7", 7.0, 0.25)}
+    best = compared(tmp_path)
+    assert (Path(best["best"]["model"]).stem, best["critic_cost_usd"]) == ("right", 0.5)

@@ -15,10 +15,12 @@ from broker.contract.events import Limits
 from broker.contract.observations import CmdOutputObservation
 from broker.runtime.errors import UsageError
 from deckhands.attempts.catalog import Catalog
+from deckhands.attempts.driver import Driver
 from deckhands.attempts.plan import LABEL, Plan
 from deckhands.attempts.results import BeingWritten, Results, Row, read_results
 from deckhands.attempts.standing import Shown, Standing
 from deckhands.attempts.steering import Requeue, Steering, Wanted, Wishes
+from deckhands.attempts.under_way import UnderWay
 from deckhands.client.client import Client
 from deckhands.client.forking import Point
 from deckhands.datasets.instances import Instance
@@ -162,6 +164,11 @@ async def test_attempts_under_way_begin_again_and_a_requeue_that_is_read_twice_c
     assert await running.ended() == [("a", "resolved", "")]
     assert running.rows[0].failures == []
     assert (await client.wait_until_settled(first)).state == "stopped"
+    # A driver that dies behind the grant leaves the next round to the next one.
+    await running.steering.granted("read", {(model, "a", 1): 2})
+    again = Running(client, Plan("again", questions("a"), [model]), results)
+    assert await again.ended() == [("a", "resolved", "")]
+    assert again.rows[0].round == 2
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -197,6 +204,12 @@ async def test_it_ends_early_once_enough_is_known(client: Client, results: Resul
     assert all("is better than" in cause for cause in left_out)
     again = Running(client, plan, results)
     assert await again.ended() == []
+    # What a person requeues is carried out all the same.
+    skipped = next(instance for instance, outcome, _ in ended if outcome == "not-run")
+    await again.steering.requeue(Requeue(outcomes=("not-run",), instances=(skipped,)))
+    carried_out = await Running(client, plan, results).ended()
+    assert carried_out
+    assert {(instance, outcome == "not-run") for instance, outcome, _ in carried_out} == {(skipped, False)}
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -224,7 +237,7 @@ async def test_a_criterion_that_cannot_be_used_is_refused_before_anything_begins
     plan = Plan("wrong", questions("a"), ["m"], until="decided")
     with pytest.raises(UsageError, match="there is one"):
         await Evaluation(client, plan, results).run()
-    with pytest.raises(UsageError, match="is no criterion"):
+    with pytest.raises(UsageError, match="is not a criterion"):
         await Evaluation(client, replace(plan, until="soon"), results).run()
 
 
@@ -272,3 +285,40 @@ async def test_limits_of_attempts_still_hold(client: Client, results: Results, t
     plan = Plan("limits", questions("a"), [model], limits=Limits(max_iterations=1))
     assert await Running(client, plan, results).ended() == [("a", "limit", "iterations")]
     assert json.loads(results.path.read_text())["round"] == 0
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_attempts_that_end_while_they_are_requeued_begin_again(client: Client, results: Results) -> None:
+    plan = Plan("late", questions(*(f"q{number}" for number in range(12))), ["m"], at_once=12, is_paced=False)
+    steering = Steering(client.store, plan.name)
+
+    async def act(one: UnderWay) -> Row:
+        while one.round == 0 and not (await steering.read()).rounds:
+            pass
+        return one.row("resolved", "")
+
+    standings: list[Standing] = []
+    driver = Driver(client, plan, results, act, on_standing=standings.append)
+    running = asyncio.create_task(driver.run())
+    await until(lambda: standings and standings[-1].under_way == 12, what="attempts under way")
+    await steering.requeue(Requeue(outcomes=("running",)))
+    await asyncio.wait_for(running, 30)
+    assert [row.round for row in results.rows.values()] == [1] * 12
+    assert (standings[-1].ended, standings[-1].outcomes) == (12, {"resolved": 12})
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_result_stays_if_its_repetition_never_begins(client: Client, tmp_path: Path) -> None:
+    model = script(tmp_path / "m.json", finish("6") | {"cost_usd": 0.5})
+    plan = Plan("kept", questions("a", "b"), [model], budget_usd=0.9)
+    for order, state in ((None, "running"), (Requeue(instances=("a",)), "running"), (Requeue(), "cancelled")):
+        with Results(tmp_path / "results.jsonl") as results:
+            running = Running(client, plan, results)
+            if order is not None:
+                await running.steering.requeue(order)
+                await running.steering.wish(state=state)
+            await running.ended()
+            await running.stands(cost_usd=1.0, outcomes={"resolved": 2})
+            assert {row.instance: row.outcome for row in results.rows.values()} == {"a": "resolved", "b": "resolved"}
+            assert results.replaced_cost_usd == 0.0
+    assert [row.cost_usd for row in read_results(tmp_path / "results.jsonl")] == [0.5, 0.5]

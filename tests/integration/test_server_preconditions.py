@@ -10,7 +10,11 @@ import httpx2
 import pytest
 
 from broker.specs.specs import Tenancy
+from broker.store.store import open_store
+from deckhands.server.gateway import Gateway, ServerOptions
+from deckhands.server.serving import serving
 from tests.server_parts import Served, served
+from tests.stores import LossyWire
 
 STALE = {"If-Match": '"0123456789abcdef0123456789abcdef"'}
 
@@ -97,3 +101,39 @@ async def test_a_change_that_is_sent_again_has_the_answer_of_the_first(server: S
         again = await client.patch(path, json=body, headers=headers)
         assert (first.status_code, again.status_code) == (202, 202)
         assert first.json() == again.json()
+        other = await client.patch(path, json=body | {"labels": {"a": "c"}}, headers=headers)
+        assert (other.status_code, other.json()["code"]) == (422, "idempotency_key_reused")
+
+
+async def test_a_text_of_a_number_is_refused_where_the_api_document_promises_a_number(server: Served) -> None:
+    async with server.as_(await server.token("acme")) as client:
+        for body, place in (
+            ({"task": "do it", "limits": {"max_iterations": "3"}}, "body.limits.max_iterations"),
+            ({"task": "do it", "headless": "false"}, "body.headless"),
+            ({"task": "do it", "delay": True}, "body.delay"),
+        ):
+            answer = await client.post("/conversations", json=body)
+            (error,) = answer.json()["errors"]
+            assert (answer.status_code, error["in"], error["code"]) == (422, place, "wrong_type")
+        assert (await client.get("/conversations")).json()["conversations"] == []
+
+
+async def test_a_change_whose_reply_the_store_lost_is_not_refused_when_it_is_sent_again(lossy_wire: LossyWire) -> None:
+    store = await open_store(lossy_wire.url, patience_seconds=0)
+    gateway = Gateway(store, options=ServerOptions(port=0))
+    cid = await gateway.client.submit("do it")
+    path, body = f"/conversations/{cid}", {"labels": {"a": "b"}, "reason": "test"}
+    async with serving(gateway) as port, httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        read = (await client.get(path)).headers["etag"]
+        headers = {"If-Match": read, "Idempotency-Key": "once"}
+        lossy_wire.swallow = lambda chunk: b"appended" in chunk
+        lost = await client.patch(path, json=body, headers=headers)
+        lossy_wire.swallow = lambda _: False
+        assert (lost.status_code, lost.json()["code"], lossy_wire.swallowed) == (503, "outcome_unknown", 1)
+        again = await client.patch(path, json=body, headers=headers)
+        assert (again.status_code, again.text) == (202, f'{{"conversation_id":"{cid}","version":4}}')
+        other = await client.patch(path, json=body, headers=headers | {"Idempotency-Key": "another"})
+        assert (other.status_code, other.json()["code"]) == (412, "precondition_failed")
+        kinds = [event["kind"] for event in (await client.get(f"{path}/events")).json()["events"]]
+        assert kinds.count("conversation.changed") == kinds.count("conversation.operator_acted") == 1
+    await gateway.aclose()

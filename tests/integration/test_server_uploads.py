@@ -20,6 +20,7 @@ import pytest_asyncio
 
 from broker.contract.actions import MessageAction
 from broker.coordination.stored_files import MAX_STORED_FILE_BYTES, PIECE_BYTES, StoredFiles
+from broker.runtime.errors import CorruptEntry
 from broker.specs.workspace_sources import UploadedSource
 from deckhands.access.uploads import KEPT_SECONDS, MAX_WAITING
 from deckhands.tasks.inputs import id_in
@@ -131,7 +132,11 @@ async def test_a_file_that_was_laid_by_and_is_kept_otherwise_stays(server: Serve
     await files.keep("kept-otherwise", CONTENT)
     source = UploadedSource(name="a.tar", format="tar", parcel=NAME)
     await files.lend("kept-otherwise", "lent-otherwise", source)
-    assert [await life_of(server, cid) for cid in ("kept-otherwise", "lent-otherwise")] == [-1, -1]
+    await files.lend("kept-otherwise", "lent-to-one-without", source)
+    await files.lay_by("kept-otherwise", NAME, tmp_path / "a.tar", ttl_seconds=60)  # by a request that came late
+    kept = ("kept-otherwise", "lent-otherwise", "lent-to-one-without")
+    assert [await life_of(server, cid) for cid in kept] == [-1, -1, -1]
+    assert await files.fetch("lent-to-one-without", NAME) == CONTENT
 
 
 async def test_what_is_not_what_it_says_is_kept_by_nobody(server: Served) -> None:
@@ -184,8 +189,43 @@ async def test_a_tenant_has_a_bounded_number_waiting(server: Served) -> None:
         assert begun.status_code == 201
         again = await client.put(f"/uploads/{small}", content=b"small", headers=under("0"))
         assert again.status_code == 201  # and it does not count as waiting
-        over = client.put(f"/uploads/{small}", content=b"small", headers=under("over"))
-        assert (await over).status_code == 201
+        other = client.put(f"/uploads/{small}", content=b"small", headers=under("other"))
+        assert (await other).status_code == 201  # nor does what was refused
+
+
+async def test_a_file_that_has_expired_does_not_count_as_waiting(server: Served) -> None:
+    small, store = sha256(b"small").hexdigest(), server.client.store
+    key = f"{store.all_shards[0].api_keys}:uploads:{sha256(b'late').hexdigest()}"
+    async with server.as_(await server.token("late")) as client:
+        for n in range(MAX_WAITING):
+            await store.connection.call(
+                "ZADD", key, store.clock.now().timestamp() - 1, f"{id_under('late', str(n))}:{NAME}"
+            )
+        put = await client.put(f"/uploads/{small}", content=b"small", headers=under("another"))
+        assert put.status_code == 201
+        assert await store.connection.call("ZCARD", key) == 1
+
+
+async def test_a_refusal_takes_nothing_out_of_the_count_that_was_in_it(server: Served) -> None:
+    """Another upload of the tenant is being refused at this moment, and is counted still."""
+    small, store = sha256(b"small").hexdigest(), server.client.store
+    key = f"{store.all_shards[0].api_keys}:uploads:{sha256(b'racing').hexdigest()}"
+    until, own = store.clock.now().timestamp() + 60, f"{id_under('racing', 'own')}:{small}"
+    for member in (own, *map(str, range(MAX_WAITING))):
+        await store.connection.call("ZADD", key, until, member)
+    async with server.as_(await server.token("racing")) as client:
+        put = client.put(f"/uploads/{small}", content=b"small", headers=under("own"))
+        assert await code_of(put) == (429, "too_many_uploads")
+    assert await store.connection.call("ZSCORE", key, own) is not None
+
+
+async def test_a_file_that_was_overwritten_in_the_store_is_nobodys(server: Served) -> None:
+    files, store = StoredFiles(server.client.store), server.client.store
+    await files.keep("overwritten", CONTENT)
+    key = store.keys("overwritten").stored_file(NAME)
+    await store.connection.call("HSET", key, 0, b"X" * PIECE_BYTES)
+    with pytest.raises(CorruptEntry, match="damaged"):
+        await files.fetch("overwritten", NAME)
 
 
 async def test_pictures_of_a_task_are_checked_as_those_of_a_message(server: Served, tmp_path: Path) -> None:

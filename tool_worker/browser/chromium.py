@@ -112,7 +112,7 @@ class Chromium:
         return True
 
     async def end(self) -> None:
-        """Kill it, whatever state it is in.  Idempotent."""
+        """Kill it, whatever state it is in. Idempotent."""
         _end_all(self._folder)
         with suppress(Exception):  # its driver is dead; this only lets go of what is left of the connection
             async with asyncio.timeout(1.0):

@@ -221,7 +221,7 @@ class Checkpoints:
         return True
 
     def forget(self, conversation_id: str) -> None:
-        """Drop the checkpoints of a conversation.  Idempotent."""
+        """Drop the checkpoints of a conversation. Idempotent."""
         if self.has(conversation_id):
             self._files.rm_file(self._manifest(conversation_id))
         for event in self._events(conversation_id):

@@ -33,7 +33,7 @@ class CheckpointRemoval(Checkpoints):
         return sorted(name for name in found if is_conversation_id(name))
 
     def forget_all(self, conversation_id: str) -> None:
-        """Drop the checkpoints of a conversation, and what its workspace began with.  Idempotent."""
+        """Drop the checkpoints of a conversation, and what its workspace began with. Idempotent."""
         self.forget(conversation_id)
         base = f"{self._root}/{BASES}/{conversation_id}"
         if self._exists(base):

@@ -71,7 +71,7 @@ def remove_staging(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a directory with all in it, however deep it is, and what its owner may not write.  Idempotent.
+    """Remove a directory with all in it, however deep it is, and what its owner may not write. Idempotent.
 
     Raises:
         OSError: something of it cannot be removed.

@@ -203,7 +203,7 @@ class HostConnection:
         return HostReport(str(reply.get("workspace")), tuple(running), is_busy, has_egress, newest)
 
     async def detach(self) -> None:
-        """Close the connection; actions continue in the host.  Idempotent."""
+        """Close the connection; actions continue in the host. Idempotent."""
         self._receiver.cancel()
         with suppress(asyncio.CancelledError):
             await self._receiver

@@ -68,7 +68,7 @@ class HostFolder:
         return Path(binding.path) if binding is not None else self.workspace
 
     def create(self) -> None:
-        """Make the folder, closed to other users.  Idempotent."""
+        """Make the folder, closed to other users. Idempotent."""
         self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder.mkdir(mode=0o700, exist_ok=True)
 
@@ -80,7 +80,7 @@ class HostFolder:
             return None
 
     def mark_deleted(self, timestamp: float) -> None:
-        """Note that its conversation was deleted, if it has left anything here.  Idempotent."""
+        """Note that its conversation was deleted, if it has left anything here. Idempotent."""
         if self._folder.is_dir() and self.deleted_at() is None:
             self._deleted.write_text(str(timestamp))
 
@@ -174,7 +174,7 @@ class HostFolder:
             os.close(descriptor)
 
     def listen(self) -> socket.socket:
-        """Return a listening socket at the host's address, in the place of an earlier one."""
+        """Return a listening socket at the host's address, in place of an earlier one."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with self._address() as address:

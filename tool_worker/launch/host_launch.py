@@ -88,7 +88,7 @@ def start_host(
 
 
 def bound_host(folder: HostFolder, groups: ControlGroups, host_id: str, limits: ResourceLimits) -> None:
-    """Bound what a host, of which nothing has been asked yet, will ever start.  Idempotent.
+    """Bound what a host, of which nothing has been asked yet, will ever start. Idempotent.
 
     Blocks for ten milliseconds or so, unless it is done already.
     """
@@ -138,7 +138,7 @@ async def interrupt_host(folder: HostFolder, action_id: int | None) -> bool:
 
 
 async def end_host(folder: HostFolder, sandbox: Sandbox, host_id: str) -> None:
-    """Make sure that no process of the workspace lives; ask the host first, then kill.  Idempotent.
+    """Make sure that no process of the workspace lives; ask the host first, then kill. Idempotent.
 
     The caller holds `folder.opening()`.
 

@@ -121,7 +121,7 @@ class McpServer:
             return ""
 
     async def aclose(self) -> None:
-        """End the connection, and the program if it was started.  Idempotent."""
+        """End the connection, and the program if it was started. Idempotent."""
         async with self._turn:
             if self._connection is not None:
                 await self._connection.aclose()

@@ -76,7 +76,7 @@ class McpServers:
         await asyncio.gather(*(self._follow(server, publish) for server in self._servers))
 
     async def aclose(self) -> None:
-        """End all connections.  Idempotent."""
+        """End all connections. Idempotent."""
         await asyncio.gather(*(server.aclose() for server in self._servers))
 
     async def _follow(self, server: McpServer, publish: Publish) -> None:

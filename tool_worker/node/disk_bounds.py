@@ -64,7 +64,7 @@ class _Look:
 
 
 class DiskBounds:
-    """Looks after the disk use of one node's workspaces.  Blocks.
+    """Looks after the disk use of one node's workspaces. Blocks.
 
     Args:
         limits: what each workspace may hold, its home and its /tmp included.

@@ -60,7 +60,7 @@ class Reaper:
                 _log.warning("workspaces could not be removed: %s", error)
 
     async def note(self, conversation_id: str) -> None:
-        """Note that a conversation of this store was deleted, if the store does not know it any more.  Idempotent.
+        """Note that a conversation of this store was deleted, if the store does not know it any more. Idempotent.
 
         Raises:
             StoreError: the store does not say.
@@ -72,7 +72,7 @@ class Reaper:
             await asyncio.to_thread(folder.mark_deleted, now)
 
     async def sweep(self) -> list[str]:
-        """Remove what is due, and return the conversations it was of.  Idempotent.
+        """Remove what is due, and return the conversations it was of. Idempotent.
 
         What cannot be removed is logged, and keeps nothing else from it.
 

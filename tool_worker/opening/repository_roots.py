@@ -28,7 +28,7 @@ class RepositoryRoots:
     directories: tuple[Path, ...] = ()
 
     def found(self, url: str, *, node_dir: Path) -> Path:
-        """Return where the repository, or the bundle, of a `file://` address is.  Blocks for some system calls.
+        """Return where the repository, or the bundle, of a `file://` address is. Blocks for some system calls.
 
         Args:
             node_dir: where the workspaces of this node are.

@@ -77,7 +77,7 @@ class WorkspaceOpener:
         self._under_way: dict[str, asyncio.Task[Opened]] = {}
 
     async def open(self, conversation_id: str, source: GitSource | UploadedSource) -> Opened:
-        """Fill a workspace, unless it is there already.  Idempotent.
+        """Fill a workspace, unless it is there already. Idempotent.
 
         Raises:
             SourceUnusable, FileUnfit, WorkspaceTooLarge, WorkspaceUnavailable, StoreError, SandboxError: see there.

@@ -75,7 +75,7 @@ class ControlGroups:
         return "; ".join(dict.fromkeys(reasons)) or "there are no control groups here"
 
     def enclose(self, host_id: str, pids: Iterable[int], limits: GroupLimits) -> None:
-        """Put processes, and whatever they start from now on, into the group of a workspace.  Idempotent.
+        """Put processes, and whatever they start from now on, into the group of a workspace. Idempotent.
 
         Blocks for ten milliseconds or so, in which the kernel waits for its processors; not for those that are in it.
 

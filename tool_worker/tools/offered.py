@@ -80,11 +80,11 @@ class OfferedTools:
         self._failures[failure.source] = failure
 
     def recover(self, source: str) -> bool:
-        """Take down that a source gives tools again, and say whether it did not before.  Idempotent."""
+        """Take down that a source gives tools again, and say whether it did not before. Idempotent."""
         return self._failures.pop(source, None) is not None
 
     def replace(self, tools: Iterable[CustomTool], *, prefix: str) -> None:
-        """Put these tools in the place of all whose key begins with the prefix."""
+        """Put these tools in place of all whose key begins with the prefix."""
         kept = {key: tool for key, tool in self._tools.items() if not key.startswith(prefix)}
         self._tools = kept | {tool.offer.key: tool for tool in tools}
         self.expect(prefix).set()

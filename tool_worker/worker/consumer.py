@@ -68,21 +68,21 @@ class ToolConsumer:
     """Everything a tool worker does; a `LoopService`."""
 
     def __init__(self, settings: ToolSettings) -> None:
-        self._settings = settings
+        self._settings, variables = settings, settings.variables
         self._masker = Masker((*_secrets_of(settings), *settings.private_values))
         self._offered = found_tools(settings.tools, settings.pools, masker=self._masker)
-        self._programs = session_programs(settings.pools, chromium=settings.chromium, sandbox=settings.sandbox)
+        self._programs = session_programs(settings.pools, chromium=variables.chromium, sandbox=variables.sandbox)
         self._incarnation: Incarnation | None = None
         self._identity = ""
 
     async def run(self, stop: asyncio.Event) -> None:
         """See `LoopService.run`."""
-        settings = self._settings
+        settings, variables = self._settings, self._settings.variables
         workspaces = Workspaces(
             settings.node_dir,
-            sandbox=settings.sandbox,
-            ttl_seconds=settings.workspace_ttl_seconds,
-            idle_seconds=settings.workspace_idle_seconds,
+            sandbox=variables.sandbox,
+            ttl_seconds=variables.workspace_ttl_seconds,
+            idle_seconds=variables.workspace_idle_seconds,
             no_change_timeout_seconds=settings.no_change_timeout_seconds,
             environment=settings.environment,
             search_path=settings.search_path,
@@ -93,15 +93,13 @@ class ToolConsumer:
             named=settings.named,
             git_identity=settings.git_identity,
         )
-        store = await open_store(
-            settings.store_url, shards=settings.shards, patience_seconds=None, opening_seconds=None
-        )
+        store = await open_store(variables.url, shards=variables.shards, patience_seconds=None, opening_seconds=None)
         for warning in store.warnings:
             _log.error("%s", warning)
         self._identity = identity_of(settings.node_dir)
         await only_here(store, settings.node, self._identity)
         launch = SandboxedLaunch(
-            settings.sandbox,
+            variables.sandbox,
             settings.node_dir,
             gate=settings.gate,
             containers=settings.containers,
@@ -117,9 +115,9 @@ class ToolConsumer:
         try:
             while not stop.is_set():
                 incarnation = self.begin(store, workspaces, offer)
-                with HeartbeatThread(settings.store_url, incarnation.membership) as heartbeat_thread:
+                with HeartbeatThread(variables.url, incarnation.membership) as heartbeat_thread:
                     await incarnation.run(stop, on_beat=heartbeat_thread.loop_turned)
-            if settings.workspace_ends_with_worker:
+            if variables.workspace_ends_with_worker:
                 await end_finished(store, workspaces, settings.node_dir)
         finally:
             for task in (announcing, *offering):
@@ -219,10 +217,10 @@ class Incarnation:
                 "directory": identity,
                 "pools": ",".join(settings.pools),
                 "workspace_roots": joined_paths(settings.named.roots),
-                "node_patience_ms": str(int(settings.node_lost_seconds * 1000)),
+                "node_patience_ms": str(int(settings.variables.node_lost_seconds * 1000)),
                 **({"offer": offer.model_dump_json()} if offer is not None else {}),
             },
-            ttl_seconds=settings.heartbeat_ttl_seconds,
+            ttl_seconds=settings.variables.heartbeat_ttl_seconds,
         )
         self._log = log = EventLog(store, Secrets(store, settings.secret_key, own=_secrets_of(settings)))
         sandbox = partial(sandbox_of_git, workspaces.demanded_sandbox, settings.node_dir / ".sandbox")
@@ -254,8 +252,8 @@ class Incarnation:
             held=self._held,
             figures=self.membership.figures,
         )
-        self._reaper = Reaper(store, settings.node_dir, settings.workspace_keep_seconds)
-        self._places = Places(settings.concurrency)
+        self._reaper = Reaper(store, settings.node_dir, settings.variables.workspace_keep_seconds)
+        self._places = Places(settings.variables.concurrency)
         self._placing = Placing(store, offer, settings.named.roots)
         self._unplaced: set[asyncio.Task[None]] = set()
 

@@ -70,7 +70,7 @@ def examine_programs(settings: ToolSettings) -> list[Finding]:
     findings = []
     for pool in (pool for pool in settings.pools if pool in PROGRAMS):
         try:
-            session_programs([pool], chromium=settings.chromium, sandbox=settings.sandbox)
+            session_programs([pool], chromium=settings.variables.chromium, sandbox=settings.variables.sandbox)
             finding = Finding(f"pool {pool}", is_good=True, is_needed=True, detail="can be served")
         except UsageError as error:
             finding = Finding(f"pool {pool}", is_good=False, is_needed=True, detail=str(error))
@@ -132,7 +132,7 @@ def _room(demanded: str) -> Finding:
 def main() -> None:
     """Print the findings."""
     settings = tool_settings()
-    findings = [*examine(settings.sandbox, settings.containers), *examine_programs(settings)]
+    findings = [*examine(settings.variables.sandbox, settings.containers), *examine_programs(settings)]
     sys.stdout.write(json.dumps([asdict(finding) for finding in findings]) + "\n")
 
 

@@ -132,8 +132,8 @@ class Executor:
         Idempotent: a repeated delivery finds the action settled, in other hands, or its result in the journal.
 
         Args:
-            attribution: Of an action that workers have died with.
-            refusal: What the action is answered with instead of being run.
+            attribution: of an action that workers have died with.
+            refusal: the answer to the action in place of running it.
         """
         if not isinstance(claim, ActionClaimed | ActionReclaimed):
             return
@@ -187,7 +187,7 @@ class Executor:
             await name_gap(self._log, lost, noticed_by="the tool worker that carried it out")
 
     async def execute_control(self, order: ControlDelivery) -> None:
-        """Stop a running action, or end a workspace.  Idempotent."""
+        """Stop a running action, or end a workspace. Idempotent."""
         if order.order in ("close", "cancel"):
             self._stop_orders.note(order.conversation_id, order.action_id)
         if order.order == "close":

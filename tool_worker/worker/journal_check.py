@@ -32,12 +32,12 @@ async def check_journal(log: EventLog, host: OpenWorkspace, action: Action, fing
         HostLost: the host does not answer.
     """
     connects = log.store.connection.connects
-    if host.checked_at != connects:
+    if host.connection.checked_at != connects:
         newest = await host.newest()
         if newest is not None:
-            host.gap_id = await _gap_behind(log, host.conversation_id, *newest)
-        host.checked_at = connects
-    if action.id >= host.gap_id:
+            host.connection.gap_id = await _gap_behind(log, host.conversation_id, *newest)
+        host.connection.checked_at = connects
+    if action.id >= host.connection.gap_id:
         return False
     status = await host.status(action.id, fingerprint=fingerprint)
     return status.state not in (RECORDED, RUNNING)

@@ -65,8 +65,8 @@ class Placing:
 
         Idempotent: a workspace that has a node keeps it.
         """
-        names, call = self._store.keys(delivery.conversation_id), self._store.connection.call
-        last_id, node = await self._store.persist(lambda: call("HMGET", names.meta, "last_id", "node"))
+        names = self._store.keys(delivery.conversation_id)
+        last_id, node = await self._store.call("HMGET", names.meta, "last_id", "node")
         if last_id is None or node is not None:
             return Serve()
         found = await placement(self._store, delivery.workspace)
@@ -99,7 +99,8 @@ def offer_of(settings: ToolSettings) -> NodeOffer:
     working = [
         name
         for name, sandbox in known.items()
-        if (sandbox.capabilities.confines_programs or settings.sandbox == name) and sandbox.reason_unavailable() is None
+        if (sandbox.capabilities.confines_programs or settings.variables.sandbox == name)
+        and sandbox.reason_unavailable() is None
     ]
     return NodeOffer(
         sandboxes=tuple(working),

@@ -59,7 +59,7 @@ class RunningCalls:
             del self._running[key]
 
     def stop(self, conversation_id: str, action_id: int) -> bool:
-        """Stop a call; return whether it ran here.  Idempotent."""
+        """Stop a call; return whether it ran here. Idempotent."""
         found = [call for key, call in self._running.items() if key[:2] == (conversation_id, action_id)]
         for task, context in found:
             context.cancelled.set()

@@ -11,7 +11,7 @@ from tool_worker.settings import ToolSettings
 
 def checkpointing_of(log: EventLog, settings: ToolSettings, opener: WorkspaceOpener) -> Checkpointing:
     """Return what saves and restores the workspaces of a node."""
-    place, every = settings.checkpoints, settings.checkpoint_every
+    place, every = settings.variables.checkpoints, settings.variables.checkpoint_every
     if not place:
         return Checkpointing(log, settings.node_dir, None, every=every, opener=opener)
     saved = Checkpoints(place, log.store.clock, limits=settings.workspace_limits)

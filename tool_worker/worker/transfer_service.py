@@ -60,7 +60,7 @@ class TransferService:
         self._comparing = asyncio.Lock()  # each may take as much memory as a patch may have bytes, and all of a disk
 
     async def transfer(self, conversation_id: str, token: str) -> None:
-        """Serve one request, and answer it.  Idempotent."""
+        """Serve one request, and answer it. Idempotent."""
         request = await self._transfers.request(conversation_id, token)
         if request is None:
             self._noted(conversation_id, token).unlink(missing_ok=True)  # answered by a worker that died afterwards

@@ -37,7 +37,7 @@ class TransferSpools:
         self._clock = clock
 
     def write(self, conversation_id: str, transfer: str, part: int, content: bytes) -> None:
-        """Write a part of an upload.  Idempotent.
+        """Write a part of an upload. Idempotent.
 
         Raises:
             FileUnfit: it is longer than a part may be.
@@ -111,7 +111,7 @@ class TransferSpools:
             yield file
 
     def drop(self, conversation_id: str, transfer: str) -> None:
-        """Remove what is kept of a transfer.  Idempotent."""
+        """Remove what is kept of a transfer. Idempotent."""
         self._path(conversation_id, transfer).unlink(missing_ok=True)
 
     def check_room(self, folder: Path) -> None:

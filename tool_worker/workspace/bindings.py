@@ -29,7 +29,7 @@ _Named = tuple[str, str]
 
 
 class Bindings:
-    """The bindings of one node.  All calls block.
+    """The bindings of one node. All calls block.
 
     Args:
         root: Directory of the node's workspaces.

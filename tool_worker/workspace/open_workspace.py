@@ -68,24 +68,6 @@ class OpenWorkspace:
         """Ask for the highest number under which an action was ever begun, and its fingerprint; None: none was."""
         return (await self.connection.ping()).newest
 
-    @property
-    def checked_at(self) -> int:
-        """See `HostConnection`."""
-        return self.connection.checked_at
-
-    @checked_at.setter
-    def checked_at(self, connects: int) -> None:
-        self.connection.checked_at = connects
-
-    @property
-    def gap_id(self) -> int:
-        """See `HostConnection`."""
-        return self.connection.gap_id
-
-    @gap_id.setter
-    def gap_id(self, event_id: int) -> None:
-        self.connection.gap_id = event_id
-
     async def interrupt(self, action_id: int | None) -> bool:
         """Stop an action; see `HostConnection.interrupt`."""
         return await self.connection.interrupt(action_id)

@@ -205,7 +205,7 @@ class Workspaces:
         return unwritable_notice(directory, binding.path, is_confined=can.confines_programs)
 
     async def demanded_sandbox(self) -> Sandbox:
-        """Return the sandbox of conversations that ask for none in particular, tried out before.  Idempotent.
+        """Return the sandbox of conversations that ask for none in particular, tried out before. Idempotent.
 
         Raises:
             SandboxError: it does not work here or does not hold; opening a workspace would fail for the same reason.
@@ -221,7 +221,7 @@ class Workspaces:
         return await interrupt_host(HostFolder(self._root, check_conversation_id(conversation_id)), action_id)
 
     async def close(self, conversation_id: str) -> None:
-        """End the host and all processes of the workspace; when this returns none of them is left.  Idempotent.
+        """End the host and all processes of the workspace; when this returns none of them is left. Idempotent.
 
         Raises:
             WorkspaceUnavailable: the kernel keeps a process that was killed; retryable.
@@ -257,7 +257,7 @@ class Workspaces:
                 await connection.detach()
 
     async def aclose(self) -> None:
-        """Detach from all hosts, which live on, and open none any more.  Idempotent."""
+        """Detach from all hosts, which live on, and open none any more. Idempotent."""
         self._is_closed = True
         for attached in self._attached.values():
             if attached.connection is not None:

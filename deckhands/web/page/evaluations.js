@@ -89,7 +89,7 @@ export function evaluation({ main, signal, refused }, name) {
     replace(rows, found.attempts.length ? grid(["Instance", "Model", "Outcome", "#Steps", "#Time", "#Cost", "Conversation"], found.attempts.map((one) => [
       details(one), one.model, [el("span", { class: `outcome o-${one.outcome}` }, one.outcome), one.cause ? el("div", { class: "dim" }, one.cause) : ""],
       one.iterations, duration(one.seconds), `${usd(one.cost_usd)}${one.has_unknown_cost ? " at least" : ""}`,
-      [one.conversation_id ? el("a", { href: `#/c/${one.conversation_id}`, "aria-label": `Conversation of ${one.instance}` }, "Open") : "", one.checked_id ? [" · ", el("a", { href: `#/c/${one.checked_id}`, "aria-label": `Check of ${one.instance}` }, "check")] : ""]]))
+      [one.conversation_id ? el("a", { href: `#/c/${one.conversation_id}`, "aria-label": `Conversation of ${one.instance}` }, "Open") : "", one.checked_id ? [" · ", el("a", { href: `#/c/${one.checked_id}`, "aria-label": `Check of ${one.instance}` }, "check")] : "", one.critic_id ? [" · ", el("a", { href: `#/c/${one.critic_id}`, "aria-label": `Critic of ${one.instance}` }, "critic")] : ""]]))
       : el("p", { class: "dim" }, "No attempt is like this."));
   }
 
@@ -99,7 +99,7 @@ export function evaluation({ main, signal, refused }, name) {
     named(found.dataset || name);
     title.replaceChildren(el("span", {}, found.dataset || name));
     const rest = found.total - found.ended;
-    replace(facts, standing(found), el("span", {}, `${found.ended.toLocaleString("en")} of ${found.total.toLocaleString("en")} attempts`), el("span", {}, usd(found.cost_usd)),
+    replace(facts, standing(found), el("span", {}, `${found.ended.toLocaleString("en")} of ${found.total.toLocaleString("en")} attempts`), el("span", { title: "With critics and tries that failed" }, usd(found.cost_usd)),
       el("span", {}, `${found.tokens.toLocaleString("en")} tokens`), found.eta_seconds === null ? "" : el("span", {}, `${duration(found.eta_seconds)} left`),
       found.is_driven && found.bound && !found.bound.startsWith("nothing:") ? el("span", {}, `bound by ${found.bound}`) : "", found.stopped ? el("span", {}, found.stopped) : "", el("span", { class: "mono dim" }, name));
     replace(progress, bar(found.outcomes, rest), legend(found.outcomes, rest));
@@ -132,8 +132,13 @@ function figures(found) {
     one.pass_at_1 === null ? "nothing scored" : [el("strong", {}, percent(one.pass_at_1)), share(`${percent(one.pass_at_1)}, between ${percent(one.interval[0])} and ${percent(one.interval[1])}`, one.pass_at_1, one.interval),
       el("div", { class: "dim" }, `${percent(one.interval[0])} to ${percent(one.interval[1])}`)],
     [bar(one.outcomes), el("div", { class: "dim" }, words(one.outcomes))],
-    [usd(one.total_cost_usd), one.has_unknown_cost ? el("div", { class: "dim" }, "at least") : ""], usd(one.cost_usd.median), `${duration(one.seconds.median)}, ${duration(one.seconds.p90)}`,
+    [usd(one.total_cost_usd), one.has_unknown_cost ? el("div", { class: "dim" }, "at least") : "", further(one).map((text) => el("div", { class: "dim" }, text))], usd(one.cost_usd.median), `${duration(one.seconds.median)}, ${duration(one.seconds.p90)}`,
     one.iterations.median.toLocaleString("en"), one.infrastructure_failures.toLocaleString("en")])));
+}
+
+/** What has been spent beside the cost of attempts. */
+function further(one) {
+  return [one.critic_cost_usd ? `critics ${usd(one.critic_cost_usd)}` : "", one.lost_cost_usd ? `tries that failed ${usd(one.lost_cost_usd)}` : ""].filter(Boolean);
 }
 
 function distribution(one) {
@@ -157,6 +162,6 @@ function failures(found, choose) {
 function details(one) {
   const waited = Object.entries(one.waiting_seconds).map(([reason, seconds]) => `${duration(seconds)} ${reason.replaceAll("_", " ")}`).join(", ");
   const said = [`attempt ${one.attempt}`, `${one.tokens.toLocaleString("en")} tokens`, `worked ${duration(one.working_seconds)}${waited ? `, waited ${waited}` : ""}`,
-    one.tries > 1 ? `begun ${one.tries} times (${one.failures.join(", ")})` : "", one.round ? `requeued ${one.round} times` : "", one.left_out.length ? `left out: ${one.left_out.join(", ")}` : ""];
+    one.tries > 1 ? `begun ${one.tries} times (${one.failures.join(", ")})` : "", one.round ? `requeued ${one.round} times` : "", one.left_out.length ? `left out: ${one.left_out.join(", ")}` : "", ...further(one), one.score === null ? "" : `the critic gave ${one.score}: ${one.verdict}`];
   return el("details", {}, el("summary", { class: "instance" }, one.instance), el("p", { class: "dim" }, said.filter(Boolean).join(" · ")), one.evidence ? block(one.evidence) : el("p", { class: "dim" }, "There is no evidence."));
 }

@@ -10,13 +10,17 @@ from controller_worker.settings import controller_settings
 
 def test_nothing_set():
     settings = controller_settings({})
-    assert (settings.max_conversations, settings.idle_seconds, settings.hooks) == (2_000, 30.0, "")
+    assert (settings.variables.max_conversations, settings.variables.idle_seconds, settings.variables.hooks) == (
+        2_000,
+        30.0,
+        "",
+    )
 
 
 def test_everything_set():
     environment = {"DECKHANDS_MAX_CONVERSATIONS": "5", "DECKHANDS_IDLE_SECONDS": " 2.5 ", "LLM_MODEL": "acme/large"}
     settings = controller_settings(environment | {"DECKHANDS_POOLS": "bash", "DECKHANDS_CONCURRENCY": "?"})
-    assert (settings.max_conversations, settings.idle_seconds) == (5, 2.5)
+    assert (settings.variables.max_conversations, settings.variables.idle_seconds) == (5, 2.5)
     assert settings.model_env["LLM_MODEL"] == "acme/large"
 
 

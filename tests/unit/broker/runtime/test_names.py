@@ -109,5 +109,5 @@ def test_the_tree_of_errors_is_drawn_whole() -> None:
 def test_an_error_says_what_to_do() -> None:
     assert str(UsageError("It is wrong.", remedy="Do it right.")) == "It is wrong. Do it right."
     assert str(errors.UnknownConversation("x")) == (
-        "No conversation with the id 'x' in this store. `deckhands ls` lists those there are."
+        "No conversation with the id 'x' in this store. `deckhands ls` lists all conversations."
     )

@@ -17,7 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker.contract.observations import TRUNCATION_MARKER
-from broker.secrets.masking import CUTS, MASK, MaskedPieces, Masker
+from broker.secrets.masking import CUTS, MASK, MaskedPieces, Masker, forms
 
 SECRET = "c4n4ry-p@ss+w/rd?'\"é\\x"
 SIGNS = "$ign`s&(a)<b>!*~[1];#"
@@ -288,6 +288,16 @@ def test_a_value_with_a_cut_in_it_is_found_in_pieces(encode: Callable[[str], str
     pieces = MaskedPieces(masker)
     shown = [pieces.feed(text[begin : begin + step]) for begin in range(0, len(text), step)]
     assert "".join(shown) + pieces.finish() == masker.text(text)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_the_beginning_of_a_value_waits_for_the_whole_mark_of_a_cut(cut: str) -> None:
+    masker = Masker(["'" * 60])
+    wrapped = "\r\n".join(max(forms("'" * 60), key=len)[:-1])  # as far as a value reaches
+    text = f"before\n{wrapped}{cut}what follows"
+    at = text.index(cut) + len(cut) - 1
+    pieces = MaskedPieces(masker)
+    assert pieces.feed(text[:at]) + pieces.feed(text[at:]) + pieces.finish() == masker.text(text)
 
 
 @given(st.text(), st.text(min_size=8))

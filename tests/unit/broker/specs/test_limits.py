@@ -11,7 +11,7 @@ from broker.specs.specs import Limits
 @pytest.mark.parametrize("name", Limits.model_fields)
 @pytest.mark.parametrize("flag", [False, True])
 def test_a_flag_is_no_limit(name: str, flag: bool) -> None:
-    with pytest.raises(ValidationError, match="is no number"):
+    with pytest.raises(ValidationError, match="is not a number"):
         Limits.model_validate({name: flag})
 
 

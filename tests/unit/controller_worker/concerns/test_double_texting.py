@@ -14,12 +14,12 @@ from broker.contract.actions import (
 )
 from broker.contract.double_texting import InterruptedObservation, RolledBackObservation, taken_back
 from broker.contract.events import DelegateEnded, Event, EventSource, ModelReply, ModelSwitched
-from broker.contract.observations import AgentDelegateObservation, ErrorObservation
+from broker.contract.observations import AgentDelegateObservation, AgentStateChangedObservation, ErrorObservation
 from broker.log.status import status_of
 from broker.specs.agent_state import AgentState
 from controller_worker.concerns.double_texting import is_at_rest
 from controller_worker.core.controller import fold, next_effect
-from controller_worker.core.effects import AwaitTools, CallModel, TellDelegates
+from controller_worker.core.effects import AwaitTools, CallModel, Rest, TellDelegates
 from controller_worker.core.state import State
 from controller_worker.loop.replay import replay
 from tests.controller_parts import Core, bash, call, check_snapshots, finish, messages_of, said, think
@@ -233,7 +233,8 @@ def test_delegates_are_stopped(policy: str) -> None:
     core.append(AgentDelegateAction(agent="CodeActAgent", inputs={"task": "look"}))
     delegate = last(core, AgentDelegateAction).id
     core.say("leave that")
-    core.run()
+    assert core.run() == CallModel(1, 1)  # it waits for the end of none
+    assert [event.cause for event in core.events if isinstance(event, ErrorObservation)] == [delegate]
     told = next_effect(core.state, core.now, ())
     assert isinstance(told, TellDelegates)
     assert told.state is AgentState.STOPPED
@@ -247,6 +248,24 @@ def test_delegates_are_stopped(policy: str) -> None:
     check_snapshots(core)
 
 
+def test_a_rollback_stops_no_delegate_of_before() -> None:
+    core = texting("rollback")
+    core.append(AgentDelegateAction(agent="CodeActAgent", inputs={"task": "look"}, background=True))
+    before = last(core, AgentDelegateAction).id
+    core.ask("paused")
+    core.run()
+    core.say("do it differently")
+    core.run()
+    core.append(AgentDelegateAction(agent="CodeActAgent", inputs={"task": "look again"}))
+    taken_back_too = last(core, AgentDelegateAction).id
+    core.say("no, this")
+    core.run()
+    told = next_effect(core.state, core.now, ())
+    assert isinstance(told, TellDelegates)
+    assert told.state is AgentState.STOPPED
+    assert before < told.since <= taken_back_too < told.order_id
+
+
 @pytest.mark.parametrize("policy", ["interrupt", "rollback"])
 def test_a_stop_goes_before_what_a_message_wants(policy: str) -> None:
     core = texting(policy)
@@ -257,6 +276,22 @@ def test_a_stop_goes_before_what_a_message_wants(policy: str) -> None:
     assert core.states()[-1] == "stopped"
     assert not [e for e in core.events if isinstance(e, InterruptedObservation | RolledBackObservation)]
     core.say("once more")
+    assert core.run() == CallModel(2, 1)
+    check_log(core)
+
+
+@pytest.mark.parametrize(
+    ("policy", "end"), [("interrupt", InterruptedObservation), ("rollback", RolledBackObservation)]
+)
+def test_a_pause_shows_before_what_a_message_wants_is_done_and_lasts(policy: str, end: type[Event]) -> None:
+    core = texting(policy)
+    core.reply(bash())
+    core.say("rather this")
+    core.ask("paused")
+    assert isinstance(core.run(), Rest)
+    assert core.states()[-1] == "paused"
+    assert last(core, AgentStateChangedObservation).id < last(core, end).id
+    core.ask("running")
     assert core.run() == CallModel(2, 1)
     check_log(core)
 

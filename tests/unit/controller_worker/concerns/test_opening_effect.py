@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from broker.contract.double_texting import RolledBackObservation
 from broker.contract.events import Observation, WorkspaceSpec
 from broker.contract.observations import ErrorObservation, OutcomeUnknownObservation
 from broker.contract.workspace_events import OpenWorkspaceAction, WorkspaceFailedObservation, WorkspaceOpenedObservation
 from broker.specs.agent_state import AgentState
 from broker.specs.workspace_sources import GitSource
 from controller_worker.concerns.opening import FAILED_CODE, MAX_ATTEMPTS
+from controller_worker.core.commit import index_fields
 from controller_worker.core.effects import AwaitTools, CallModel, Rest
 from controller_worker.loop.replay import replay
 from tests.controller_parts import Core
@@ -91,6 +93,16 @@ def test_nobody_waits_for_it_when_work_is_to_stop(wanted: str) -> None:
     else:
         assert isinstance(core.run(), AwaitTools)
         assert core.commits[-1].events[-1].kind == "action.open_workspace"
+    assert answered(core, OPENED) == CallModel(1, 1)
+
+
+def test_a_rollback_leaves_the_opening_at_work() -> None:
+    core = Core(double_texting="rollback", workspace=SPEC)
+    assert core.run() == AwaitTools((4,))
+    core.say("something else")
+    assert core.run() == AwaitTools((4,))
+    assert any(isinstance(event, RolledBackObservation) for event in core.events)
+    assert index_fields(core.state)["wait_reason"] == "tool"
     assert answered(core, OPENED) == CallModel(1, 1)
 
 

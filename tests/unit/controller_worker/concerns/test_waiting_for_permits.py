@@ -83,6 +83,16 @@ def test_a_message_is_recalled_while_the_call_waits() -> None:
     ]
 
 
+@pytest.mark.parametrize("code", ["rate_limit", "waiting_for_budget"])
+def test_an_interruption_ends_the_wait_of_the_call_that_it_replaces(code: str) -> None:
+    core = Core(double_texting="interrupt")
+    core.run()
+    core.append(ModelCallDeferred(code=code, content="acme/large has no room for the call now."))
+    core.say("rather this")
+    assert core.run() == CallModel(1, 1)
+    assert shown(core) == ("running", "")
+
+
 def test_a_reply_ends_the_wait_whatever_was_told() -> None:
     core = deferred("waiting_for_budget")
     core.reply(think())

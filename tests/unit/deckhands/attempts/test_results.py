@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from broker.runtime.errors import UsageError
 from deckhands.attempts.results import Results, Row, read_results
+from deckhands.attempts.standing import Meter
 from deckhands.attempts.statistics import (
     BINS,
     comparison_of,
@@ -19,6 +23,7 @@ from deckhands.attempts.statistics import (
     wilson,
 )
 from deckhands.evaluation.report import html_of
+from tests.source_code import ROOT
 
 
 def row(instance: str, outcome: str = "resolved", *, attempt: int = 1, **more: object) -> Row:
@@ -43,7 +48,7 @@ def test_rows_are_found_again_and_a_line_that_was_cut_off_is_dropped(tmp_path: P
 def test_a_file_of_other_lines_is_refused_and_stays(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     path.write_text("notes\nmore\n")
-    with pytest.raises(UsageError, match="no result"):
+    with pytest.raises(UsageError, match="is not a result"):
         Results(path)
     assert path.read_text() == "notes\nmore\n"
 
@@ -121,3 +126,68 @@ def test_failures_are_counted_by_how_they_ended_the_most_frequent_first() -> Non
         ("unresolved", "", {"m": 2}),
         ("limit", "max_budget", {"m": 1}),
     ]
+
+
+def test_every_cost_is_counted_once_and_named() -> None:
+    rows = [
+        row("a", cost_usd=1.0, critic_cost_usd=0.25, critic_id="c", score=7.0, verdict="<b>Fine.</b>"),
+        row("b", "unresolved", cost_usd=0.5, lost_cost_usd=0.125),
+        row("c", "infra-abandoned", cost_usd=0.5, critic_cost_usd=0.25, lost_cost_usd=0.5),
+        row("d", "not-run", cost_usd=0.25, cause="cancelled"),
+    ]
+    figures = summary_of(rows)["models"]["m"]
+    assert figures["cost_usd"] == {"total": 2.25, "median": 0.5, "p90": 1.0, "most": 1.0}
+    assert (figures["critic_cost_usd"], figures["lost_cost_usd"]) == (0.5, 0.625)
+    assert Meter(rows).cost_usd == 3.375
+    page = html_of("Costs", rows)
+    assert "Cost: $2.2500; critics: $0.5000; tries that failed: $0.6250" in page
+    assert "The critic gave 7 of 10 and cost $0.2500: &lt;b&gt;Fine.&lt;/b&gt;" in page
+    assert "critics" not in html_of("None", [row("a", cost_usd=1.0)])
+
+
+def test_the_page_says_how_attempts_failed() -> None:
+    page = html_of("Failures", [row("a"), row("b", "limit", cause="max_<iterations>")])
+    assert "<td>limit: max_&lt;iterations&gt;<td>1" in page
+
+
+def test_what_was_spent_on_replaced_rows_counts_for_a_budget(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    with Results(path) as results:
+        results.add(row("a", cost_usd=1.0, critic_cost_usd=0.5))
+        results.add(row("a", cost_usd=0.25, round=1))
+        results.add(row("b", cost_usd=0.25))
+        assert results.replaced_cost_usd == 1.5
+    with Results(path) as results:
+        assert results.replaced_cost_usd == 1.5
+        assert Meter(results.rows.values(), cost_usd=results.replaced_cost_usd).cost_usd == 2.0
+
+
+def test_shares_that_are_all_the_same_have_an_interval() -> None:
+    rows = [row(f"i{number}", attempt=attempt) for number in range(10) for attempt in (1, 2)]
+    assert summary_of(rows)["models"]["m"]["pass@1_interval"] == pytest.approx(list(wilson(10, 10)))
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from broker.runtime.errors import UsageError
+from deckhands.attempts.results import Results, Row, read_results
+path = Path(sys.argv[1])
+row = Row(instance="a", model="m", attempt=1, outcome="resolved")
+with Results(path) as results:
+    results.add(row)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, resource.RLIM_INFINITY))
+    try:
+        results.add_all([row.model_copy(update={"instance": name, "patch": "x" * 3_000}) for name in "bc"])
+    except UsageError as error:
+        print(error.message)
+    print(path.read_bytes().count(b"\\n"), [one.instance for one in results.rows.values()])
+print([one.instance for one in read_results(path)])
+"""
+
+
+def test_rows_that_find_no_room_leave_the_others_whole(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    command = (sys.executable, "-c", FULL, str(path))
+    done = subprocess.run(command, env=dict(os.environ), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == [f"{path} cannot be written: File too large.", "1 ['a']", "['a']"], done.stderr

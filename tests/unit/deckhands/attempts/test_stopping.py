@@ -40,7 +40,7 @@ def test_an_interval_is_written_in_several_ways(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "ci", "ci=0%", "ci=60%", "soon", "ci=3%;rm"])
 def test_other_texts_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is no criterion"):
+    with pytest.raises(UsageError, match="is not a criterion"):
         Until.parse(text, 2)
 
 
@@ -89,3 +89,19 @@ def test_equal_models_are_seldom_told_apart_however_often_one_looks() -> None:
                 fooled += 1
                 break
     assert fooled <= 50
+
+
+def test_each_pair_of_attempts_is_one_bet_that_nothing_later_changes() -> None:
+    """Majorities of instances would change with further attempts, and their odds would not be those of bets."""
+    every = attempts(4, ("a", "b"), times=5)
+    until = Until.parse("decided", 2)
+    better = [one.model == "a" for one in every]
+    assert until.is_reached(every, rows(every, better)) == "a is better than b (20 : 0)"
+    known = rows(every[:38], better[:38]) | rows(every[38:], [False, True])
+    assert until.is_reached(every, known) == "a is better than b (19 : 1)"
+
+
+def test_a_comparison_that_was_decided_long_ago_stays_so() -> None:
+    """A third model that is as good as the first keeps an evaluation running, whatever the second one loses by."""
+    assert odds(2_000, 0) > ODDS
+    assert odds(10, 3_000) > ODDS

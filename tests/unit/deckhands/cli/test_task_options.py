@@ -85,7 +85,7 @@ def test_delegates_are_named_or_described_in_files(tmp_path: Path) -> None:
     [
         ("{", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
-        ("[]", "holds no object"),
+        ("[]", "does not hold an object"),
         ('{"lm": {}}', "has the field 'lm', which does not exist. Did you mean 'llm'?"),
         ('{"llm": {"modl": "x"}}', "llm has the field 'modl', which does not exist. Did you mean 'model'?"),
         ('{"delegates": {"a": {"nam": "x"}}}', "delegates.a has the field 'nam'"),

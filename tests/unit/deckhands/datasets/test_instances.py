@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
 
 from broker.runtime.errors import UsageError
 from deckhands.datasets.dataset import read_dataset
+from deckhands.datasets.file_trees import MAX_BYTES, tree_of
 from deckhands.datasets.instances import Instance, selected
 
 SOME = [Instance(f"i-{number}", "task", tags=("odd",) if number % 2 else ()) for number in range(10)]
@@ -60,3 +63,36 @@ def test_selection() -> None:
 def test_what_selects_nothing_is_refused(only: str, part: str) -> None:
     with pytest.raises(UsageError):
         selected(SOME, only=only, part=part)
+
+
+def test_names_of_files_in_rows_are_written_in_one_way(tmp_path: Path) -> None:
+    """A hidden file is laid over the agent's only if both have the same name."""
+    row = {"id": "a", "task": "t", "check": "true", "hidden": {"./b.txt": "1", "c//d.txt": "2", "e/./f": "3"}}
+    (tmp_path / "d.jsonl").write_text(json.dumps(row))
+    (found,) = read_dataset(tmp_path / "d.jsonl")
+    assert sorted(tree_of(found.hidden)) == ["b.txt", "c/d.txt", "e/f"]
+
+
+@pytest.mark.parametrize("files", [{".": "x"}, {"a": "1", "./a": "2"}, {"a": "1", "a/b": "2"}])
+def test_names_of_files_that_cannot_be_together_are_refused(tmp_path: Path, files: dict[str, str]) -> None:
+    (tmp_path / "d.jsonl").write_text(json.dumps({"id": "a", "task": "t", "check": "true", "workspace": files}))
+    with pytest.raises(UsageError, match="line 1: workspace: "):
+        read_dataset(tmp_path / "d.jsonl")
+
+
+def test_files_that_no_workspace_may_have_are_found_before_anything_begins(tmp_path: Path) -> None:
+    for name in ("ws", "files"):
+        (tmp_path / name).mkdir()
+        os.truncate(os.open(tmp_path / name / "large", os.O_CREAT | os.O_RDWR), MAX_BYTES + 1)
+    row = {"id": "a", "task": "t", "check": "true"}
+    rows = [row | {"workspace": "ws"}, row | {"hidden": "ws"}, row | {"workspace": {"a": "x" * (MAX_BYTES + 1)}}]
+    for number, one in enumerate(rows):
+        (tmp_path / "d.jsonl").write_text(json.dumps(one))
+        with pytest.raises(UsageError) as raised:
+            read_dataset(tmp_path / "d.jsonl")
+        assert f"line 1: {('workspace', 'hidden', 'workspace')[number]}: " in str(raised.value)
+        assert "has more than 67,108,864 bytes" in str(raised.value)
+    question = {"task_id": "a", "Question": "q", "Final answer": "1", "file_name": "files/large"}
+    (tmp_path / "d.jsonl").write_text(json.dumps(question))
+    with pytest.raises(UsageError, match=r"line 1: file_name: .*more than"):
+        read_dataset(tmp_path / "d.jsonl")

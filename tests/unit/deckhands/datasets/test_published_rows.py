@@ -219,5 +219,5 @@ def test_a_dataset_of_an_installed_package(tmp_path: Path, monkeypatch: pytest.M
 
 def test_rows_that_are_no_objects_are_named(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps(QUESTION) + "\n[1]\nnothing\n")
-    with pytest.raises(UsageError, match=r"line 2: it is no JSON object; line 3: "):
+    with pytest.raises(UsageError, match=r"line 2: it is not a JSON object; line 3: "):
         read_dataset(tmp_path / "rows.jsonl")

@@ -17,6 +17,14 @@ from deckhands.evaluation.answers import answer_in, is_same
         ("a, b,c", "A, B, C"),
         ("1; 2.0", "1;2"),
         ("Saint  Petersburg.", "saint petersburg"),
+        ("a", "A"),
+        ("A.", "A"),
+        ("-", "-"),
+        ("1, 2, 3", "1,2,3"),
+        ("1,2,3", "1, 2, 3"),
+        ("1,234", "1234"),
+        ("1234", "1,234"),
+        ("NaN", "nan"),
     ],
 )
 def test_the_same(given: str, expected: str) -> None:
@@ -24,7 +32,11 @@ def test_the_same(given: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"), [("41", "42"), ("forty-two", "42"), ("a, b", "a, b, c"), ("", "x"), ("b, a", "a, b")]
+    ("given", "expected"),
+    [
+        *(("41", "42"), ("forty-two", "42"), ("a, b", "a, b, c"), ("", "x"), ("b, a", "a, b")),
+        *(("", "A"), ("The", "A"), ("+", "-"), ("12,3", "1,2,3"), ("123", "1,2,3")),
+    ],
 )
 def test_not_the_same(given: str, expected: str) -> None:
     assert not is_same(given, expected)
@@ -33,3 +45,10 @@ def test_not_the_same(given: str, expected: str) -> None:
 def test_the_last_final_answer_counts() -> None:
     assert answer_in("FINAL ANSWER: 3\nNo.\nFinal answer: 4\n") == "4"
     assert answer_in(" just this ") == "just this"
+
+
+@pytest.mark.parametrize(
+    "text", ["**FINAL ANSWER:** 42", "FINAL ANSWER: **42**", "**Final answer: 42**", "FINAL ANSWER: `42`"]
+)
+def test_marks_of_markdown_are_no_part_of_an_answer(text: str) -> None:
+    assert answer_in(text) == "42"

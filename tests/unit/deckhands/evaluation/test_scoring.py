@@ -27,6 +27,8 @@ def test_changed_new_and_removed_files_count() -> None:
         "usercustomize.py",
         "evil.pth",
         "pytest.ini",
+        ".pytest.ini",
+        "pytest.toml",
         "setup.cfg",
         "unittest.py",
         "unittest/__init__.py",
@@ -51,6 +53,8 @@ def test_hidden_files_are_laid_over_last() -> None:
     found = {**BEGUN_WITH, "hidden_tests/test_shop.py": File(b"pass\n")}
     work = work_of(BEGUN_WITH, found, HIDDEN)
     assert to_check(work, HIDDEN)["hidden_tests/test_shop.py"] == HIDDEN["hidden_tests/test_shop.py"]
+    visible = {**BEGUN_WITH, "hidden_tests/test_shop.py": File(b"an older version\n")}
+    assert to_check(work_of(visible, found, HIDDEN), HIDDEN) == {**BEGUN_WITH, **HIDDEN}
 
 
 def test_a_module_that_was_there_may_have_the_name_of_one_of_the_library() -> None:
@@ -65,3 +69,35 @@ def test_the_patch_names_every_change() -> None:
     assert "+new\n\\ No newline at end of file\n" in patch
     assert "--- a/setup.cfg\n+++ /dev/null\n" in patch
     assert "Binary files a/picture and b/picture differ\n" in patch
+
+
+@pytest.mark.parametrize("planted", ["tests/sub", "tests/sub/test_a.py/x", "tests/sub/test_a.py/y/z"])
+def test_what_stands_in_the_way_of_hidden_files_does_not_count(planted: str) -> None:
+    begun_with = {"tests/old.py": File(b"old\n")}
+    hidden = {"tests/sub/test_a.py": File(b"the tests\n")}
+    work = work_of(begun_with, {**begun_with, planted: File(b"mine\n")}, hidden)
+    assert (work.left_out, work.tree) == ((planted,), begun_with)
+    emptied = work_of(begun_with, {"tests": File(b"mine\n")}, hidden)
+    assert (emptied.left_out, emptied.tree) == (("tests",), {})
+
+
+TESTED = b'[tool.pytest.ini_options]\npythonpath = "src"\n'
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "counts"),
+    [
+        (None, b'[project]\nname = "shop"\n', True),
+        (None, b'[tool.pytest.ini_options]\naddopts = "--collect-only"\n', False),
+        (TESTED, TESTED + b'[project]\nname = "shop"\n', True),
+        (TESTED, TESTED + b'addopts = "--collect-only"\n', False),
+        (b"[project]\n", b"[tool.pytest]\n", False),
+        (TESTED, b"no = toml = here", False),
+    ],
+)
+def test_settings_of_pytest_in_a_project_file_do_not_count(before: bytes | None, after: bytes, counts: bool) -> None:
+    name = "lib/pyproject.toml"
+    begun_with = {} if before is None else {name: File(before)}
+    work = work_of(begun_with, {name: File(after)}, {})
+    assert work.left_out == (() if counts else (name,))
+    assert work.tree == ({name: File(after)} if counts else begun_with)

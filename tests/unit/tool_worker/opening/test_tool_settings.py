@@ -14,7 +14,7 @@ from tool_worker.settings import tool_settings
 def test_what_nobody_sets() -> None:
     settings = tool_settings({})
     assert settings.no_change_timeout_seconds == 10.0
-    assert (settings.workspace_idle_seconds, settings.workspace_ttl_seconds) == (300.0, 3600.0)
+    assert (settings.variables.workspace_idle_seconds, settings.variables.workspace_ttl_seconds) == (300.0, 3600.0)
     assert (settings.environment, settings.search_path) == ({}, "")
 
 
@@ -32,7 +32,7 @@ def test_what_shells_get() -> None:
     assert settings.no_change_timeout_seconds == 2.5
     assert settings.environment == {"REGION": "eu", "EMPTY": ""}
     assert settings.search_path == "/opt/bin:/bin"
-    assert settings.workspace_idle_seconds == 7.0
+    assert settings.variables.workspace_idle_seconds == 7.0
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from broker.runtime.errors import UsageError
-from deckhands.doors.chat_messages import CONVERSATION, MAX_MESSAGES, MAX_METADATA, MAX_PARTS, ChatRequest
+from deckhands.openapi.json_body import JsonBody
+from deckhands.protocols.chat_messages import CONVERSATION, MAX_MESSAGES, MAX_METADATA, MAX_PARTS, ChatRequest
 from deckhands.server.models import MAX_MODEL, ImageUrl
 from deckhands.tasks.tasks import MAX_TASK_CHARS
 
@@ -47,7 +48,7 @@ class TextOptions(BaseModel):
     format: TextFormat | None = None
 
 
-class ResponseRequest(BaseModel):
+class ResponseRequest(JsonBody):
     """A request for a response.
 
     Attributes:

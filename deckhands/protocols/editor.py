@@ -38,7 +38,7 @@ from broker.contract.events import Event
 from broker.runtime.errors import DeckhandsError
 from broker.specs.agent_state import AgentState
 from deckhands.conversation.async_conversation import AsyncConversation
-from deckhands.doors.editor_updates import SessionUpdates, asked
+from deckhands.protocols.editor_updates import SessionUpdates, asked
 from deckhands.reading.summary import ExitCode, Summary
 
 MAX_SESSIONS = 16

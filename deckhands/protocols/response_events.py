@@ -12,11 +12,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from deckhands.doors.chat import AgentFailed, Turn, answer_in
-from deckhands.doors.chat_messages import CONVERSATION, ChatRequest
-from deckhands.doors.progress import described
-from deckhands.doors.response_messages import ResponseRequest
-from deckhands.doors.spoken import Spoken
+from deckhands.protocols.chat import AgentFailed, Turn, answer_in
+from deckhands.protocols.chat_messages import CONVERSATION, ChatRequest
+from deckhands.protocols.progress import described
+from deckhands.protocols.response_messages import ResponseRequest
+from deckhands.protocols.spoken import Spoken
 from deckhands.server.problems import as_openai, problem_of
 from deckhands.server.streams import Item
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from broker.runtime.errors import UsageError
+from deckhands.openapi.json_body import JsonBody
 from deckhands.server.models import ID, MAX_MODEL, ImageUrl, NewConversation
 from deckhands.tasks.images import MAX_IMAGES
 from deckhands.tasks.tasks import MAX_TASK_CHARS
@@ -75,7 +76,7 @@ class ResponseFormat(BaseModel):
     json_schema: JsonSchema | None = None
 
 
-class ChatRequest(BaseModel):
+class ChatRequest(JsonBody):
     """A request for a chat completion.
 
     Attributes:

@@ -227,11 +227,12 @@ async def mcp(server: Served, token: str) -> AsyncIterator[McpClient]:
 
 async def test_mcp_an_agent_is_started_followed_answered_and_cancelled(server: Served, tmp_path: Path) -> None:
     heard: list[str] = []
+    long = " ".join(map(str, range(20_000)))
 
     async def hear(_progress: float, _total: float | None, message: str | None) -> None:
         heard.append(message or "")
 
-    model = script(tmp_path / "m.json", run_command("echo one"), finish("first"), finish("second"))
+    model = script(tmp_path / "m.json", run_command("echo one"), finish("first"), finish(long))
     async with mcp(server, await server.token()) as client:
         tools = {tool.name: tool.input_schema for tool in (await client.list_tools()).tools}
         assert sorted(tools) == ["cancel", "send_message", "start_task", "wait"]
@@ -245,7 +246,7 @@ async def test_mcp_an_agent_is_started_followed_answered_and_cancelled(server: S
         assert (found["state"], found["is_settled"], found["message"]) == ("finished", True, "first")
         assert heard == ["run: echo one"]
         more = await client.call_tool("send_message", this | {"content": "more", "wait_seconds": LIMIT_SECONDS})
-        assert more.structured_content["message"] == "second"
+        assert more.structured_content["message"] == long
         held = script(tmp_path / "held.json", run_command("sleep 600"))
         working = (await client.call_tool("start_task", {"task": "x", "model": held})).structured_content
         this = {"conversation_id": working["conversation_id"]}

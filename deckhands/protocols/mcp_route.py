@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from deckhands.doors.agent_tools import AgentTools
+from deckhands.openapi.json_body import JsonBody
+from deckhands.protocols.agent_tools import AgentTools
 from deckhands.server.dependencies import Reader
 from deckhands.server.guard import again
 
 routes = APIRouter(tags=["mcp"])
 
 
-class RpcRequest(BaseModel):
+class RpcRequest(JsonBody):
     """A request or a notification of JSON-RPC 2.0; a notification has no id."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"jsonrpc": "2.0", "id": 1, "method": "tools/list"}]})

@@ -1,4 +1,4 @@
-"""The lookout: finds the conversations that got on while somebody waits for them, and answers those who wait.
+"""The watcher of outcomes: finds conversations that got on while somebody waits for them, and answers those who wait.
 
 Notices lead to most of them at once; a sweep finds what a lost notice, a lost tail of the store or a door that died has
 left. Progress is reported at most once a second for each conversation.
@@ -39,7 +39,7 @@ SHOWN_CHARS = 200
 _log = logging.getLogger(__name__)
 
 
-class Lookout:
+class OutcomeWatcher:
     """Looks at conversations, as one door."""
 
     def __init__(self, desk: Desk, runs: Runs, worker_id: str) -> None:
@@ -103,16 +103,14 @@ class Lookout:
             commands: list[tuple[Argument, ...]] = [("XACK", names.notices, GROUP, *done)]
             commands.append(("XDEL", names.notices, *done))
             with suppress(StoreRefused):  # the stream was overwritten or removed meanwhile
-                await self._store.persist(lambda: self._store.connection.call_many(commands))
+                await self._store.call_many(commands)
 
     async def _forsaken(self, names: ShardKeys) -> list[tuple[bytes, list[bytes]]]:
         """Take over notices that another door has had for long."""
         idle_ms = int(FORSAKEN_AFTER_SECONDS * 1000)
         after = self._forsaken_after.get(names.shard, "0-0")
         command = ("XAUTOCLAIM", names.notices, GROUP, self._worker_id, idle_ms, after, "COUNT", BATCH)
-        self._forsaken_after[names.shard], entries, *_ = await self._store.persist(
-            lambda: self._store.connection.call(*command)
-        )
+        self._forsaken_after[names.shard], entries, *_ = await self._store.call(*command)
         return [(entry, fields) for entry, fields in entries if fields]
 
     async def _look(self, conversation_id: str, *, is_sweep: bool) -> None:

@@ -1,0 +1,98 @@
+"""Bodies of JSON whose values have the types that the OpenAPI document promises: a number is no text of one.
+
+Holds: what Pydantic would convert, such as `"3"` to 3 or 1 to true, is refused where the schema of a body says another
+type; the error names the place. A number without a fraction is an integer, as in JSON Schema.
+Does not: check anything but types; the models do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, Self
+
+from pydantic import BaseModel, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+Fault = tuple[tuple[str | int, ...], str, Any]
+"""Where it is, the type that is promised there, and what is there instead."""
+
+
+class JsonBody(BaseModel):
+    """The body of a request."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _has_promised_types(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        found = handler(value)
+        faults = list(_faults(_schema_of(cls), value, _schema_of(cls), ())) if isinstance(value, dict) else []
+        if faults:
+            raise ValidationError.from_exception_data(cls.__name__, [_detail(*fault) for fault in faults])
+        return found
+
+
+@cache
+def _schema_of(model: type[BaseModel]) -> Mapping[str, Any]:
+    return model.model_json_schema()
+
+
+def _detail(place: tuple[str | int, ...], kind: str, value: Any) -> InitErrorDetails:
+    error = PydanticCustomError("wrong_type", "Input should be of the JSON type {kind}", {"kind": kind})
+    return {"type": error, "loc": place, "input": value}
+
+
+def _faults(
+    schema: Mapping[str, Any], value: Any, whole: Mapping[str, Any], place: tuple[str | int, ...]
+) -> Iterator[Fault]:
+    """Yield what is of another type than a schema says.
+
+    Args:
+        whole: has the definitions that the schema refers to.
+    """
+    if "$ref" in schema:
+        schema = whole["$defs"][schema["$ref"].rpartition("/")[2]]
+    if "discriminator" in schema and isinstance(value, dict):
+        told = schema["discriminator"]
+        yield from _faults({"$ref": told["mapping"][value[told["propertyName"]]]}, value, whole, place)
+        return
+    if ways := schema.get("anyOf") or schema.get("oneOf"):
+        found = [list(_faults(way, value, whole, place)) for way in ways]
+        if all(found):
+            yield from max(found, key=_depth)
+        return
+    kind = schema.get("type")
+    if isinstance(kind, str) and not _is_of(kind, value):
+        yield place, kind, value
+    elif isinstance(value, dict):
+        others = schema.get("additionalProperties")
+        for name, part in value.items():
+            known = schema.get("properties", {}).get(name, others)
+            if isinstance(known, Mapping):
+                yield from _faults(known, part, whole, (*place, name))
+    elif isinstance(value, list) and isinstance(schema.get("items"), Mapping):
+        for n, part in enumerate(value):
+            yield from _faults(schema["items"], part, whole, (*place, n))
+
+
+def _depth(faults: list[Fault]) -> int:
+    """Say how near a way came that does not fit: the deeper its first fault, the more of it did."""
+    return len(faults[0][0])
+
+
+def _is_of(kind: str, value: Any) -> bool:
+    match value:
+        case None:
+            return kind == "null"
+        case bool():
+            return kind == "boolean"
+        case int():
+            return kind in ("integer", "number")
+        case float():
+            return kind == "number" or (kind == "integer" and value.is_integer())
+        case str():
+            return kind == "string"
+        case dict():
+            return kind == "object"
+        case list():
+            return kind == "array"
+    return True  # not from JSON

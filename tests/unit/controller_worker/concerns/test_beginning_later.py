@@ -1,0 +1,75 @@
+"""A conversation that waits for its time: what is done for it meanwhile, and what begins or ends it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from broker.contract.events import ConversationBegun
+from broker.contract.observations import AgentStateChangedObservation
+from broker.conversations.expiry import EXPIRED_CODE
+from broker.specs.agent_state import AgentState
+from controller_worker.core.commit import index_fields
+from controller_worker.core.effects import AwaitStart, CallModel, Rest
+from tests.controller_parts import START, Core, check_snapshots
+
+SOON = START + timedelta(hours=1)
+EXPIRED = AgentStateChangedObservation(agent_state=AgentState.ERROR, reason="It is too late.", code=EXPIRED_CODE)
+
+
+def waiting() -> Core:
+    core = Core(not_before=SOON)
+    assert core.run() == AwaitStart()
+    return core
+
+
+def shown(core: Core) -> tuple[object, ...]:
+    fields = index_fields(core.state)
+    return fields["planned"], fields["state"], fields["wait_reason"]
+
+
+def test_nothing_is_done_before_its_time_and_everything_then() -> None:
+    core = waiting()
+    core.say("and this")  # it belongs to the task
+    core.pass_time(7_200)
+    assert core.run() == AwaitStart()  # the store counts the time, and nobody's clock
+    assert len(core.events) == 3
+    assert shown(core) == ("waiting", "loading", "scheduled")
+    assert core.append(ConversationBegun()) == CallModel(1, 1)
+    assert shown(core) == ("begun", "running", "")
+    check_snapshots(core)
+
+
+def test_one_that_has_only_to_begin_in_time_waits_for_no_time() -> None:
+    core = Core(expires=SOON)
+    assert core.run() == AwaitStart()
+    assert shown(core) == ("waiting", "loading", "")
+
+
+@pytest.mark.parametrize("end", ["expired", "stopped"])
+def test_what_was_over_before_it_began_is_begun_by_a_persons_message_only(end: str) -> None:
+    core = waiting()
+    if end == "expired":
+        core.put(EXPIRED)
+    else:
+        core.ask("stopped")
+    assert core.run() == Rest()
+    assert shown(core) == ("over", "error" if end == "expired" else "stopped", "")
+    core.put(ConversationBegun())  # by an owner that had not heard of it
+    assert core.run() == Rest()
+    core.say("begin after all")
+    assert core.run() == CallModel(1, 1)
+    assert shown(core) == ("begun", "running", "")
+    check_snapshots(core)
+
+
+def test_a_pause_holds_it_and_a_resume_begins_it_before_its_time() -> None:
+    core = waiting()
+    core.ask("paused")
+    assert core.run() == Rest()  # it does not wait for its time any more
+    assert shown(core) == ("waiting", "paused", "")
+    core.ask("running")
+    assert core.run() == CallModel(1, 1)
+    assert shown(core) == ("begun", "running", "")
+    check_snapshots(core)
