@@ -10,7 +10,7 @@ from broker.runtime.settings import BrokerSettings
 from broker.specs.agent_state import AgentState
 from broker.store.store import Store
 from deckhands.client.client import Client
-from deckhands.jobs.job import Workbench
+from deckhands.jobs.job import JobServices
 from deckhands.jobs.retiring import retire
 from tests.unit.deckhands.sample_log import command, output, reply, state, user
 
@@ -28,12 +28,12 @@ def delegate_ended(name: str, *, cost_usd: float = 0.0) -> DelegateEnded:
     return DelegateEnded(delegate_id=2, conversation_id=name, agent_state=AgentState.FINISHED, cost_usd=cost_usd)
 
 
-def workbench(store: Store, place: Path | str, rules: str, folder: Path) -> Workbench:
+def services(store: Store, place: Path | str, rules: str, folder: Path) -> JobServices:
     path = folder / "retention.toml"
     path.write_text(rules)
-    return Workbench(store, BrokerSettings(archive=str(place), retention=str(path)))
+    return JobServices(store, BrokerSettings(archive=str(place), retention=str(path)))
 
 
 async def retired(store: Store, place: Path | str, folder: Path, rules: str = '[[rule]]\nage = "0s"') -> dict[str, int]:
     """Run the job once."""
-    return await retire(workbench(store, place, rules, folder))
+    return await retire(services(store, place, rules, folder))

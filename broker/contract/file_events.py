@@ -138,7 +138,7 @@ class FileReadAction(RiskyAction):
 
 
 class FileWriteAction(RiskyAction):
-    """Write a file, or lines in the place of a range; a missing file is made, with its directories.
+    """Write a file, or lines in place of a range; a missing file is made, with its directories.
 
     Attributes:
         path: absolute, or relative to where the shell is.

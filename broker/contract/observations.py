@@ -68,7 +68,7 @@ class AgentThinkObservation(Observation):
 
 
 class AgentCondensationObservation(Observation):
-    """A summary in the place of forgotten events."""
+    """A summary in place of forgotten events."""
 
     kind: Literal["observation.condense"] = "observation.condense"
 

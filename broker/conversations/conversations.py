@@ -1,5 +1,7 @@
 """The index of conversations: what a listing shows, closing, dead letters, the record of takeovers.
 
+Holds: what is wrong with the hash of one conversation hides no other: a number that is none is 0, and a key of another
+type is no conversation.
 Does not: say anything that the log does not; the index is written along with it.
 """
 
@@ -12,13 +14,17 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
 from types import MappingProxyType
+from typing import Any
 
 from broker.runtime.clock import from_millis
-from broker.runtime.errors import UnknownConversation
-from broker.store.connection import texts_by_name
+from broker.runtime.errors import StoreRefused, UnknownConversation
+from broker.store.connection import WRONG_TYPE, Argument, texts_by_name
 from broker.store.store import Store
 
 SCANNED_AT_ONCE = 1_000
+MAX_DIGITS = 18
+LATEST_MS = 250_000_000_000_000
+"""In the year 9892."""
 LABELS_KEPT = 1_000
 """So many different sets of labels are remembered as values."""
 
@@ -129,9 +135,8 @@ class Conversations:
 
     async def glimpses(self, conversation_ids: Sequence[str]) -> list[Glimpse | None]:
         """Return what is asked about conversations before they are shown; None for those that do not exist."""
-        commands = [("HMGET", self._store.keys(cid).meta, *_GLIMPSE) for cid in conversation_ids]
-        replies = await self._store.call_many(commands)
-        return [_glimpse(reply) for reply in replies]
+        replies = await self._replies([("HMGET", self._store.keys(cid).meta, *_GLIMPSE) for cid in conversation_ids])
+        return [_glimpse(reply) if reply else None for reply in replies]
 
     async def row(self, conversation_id: str) -> ConversationRow:
         """Return one conversation.
@@ -185,9 +190,21 @@ class Conversations:
             raise UnknownConversation(conversation_id)
 
     async def _rows(self, ids: Sequence[str]) -> list[ConversationRow | None]:
-        commands = [("HGETALL", self._store.keys(cid).meta) for cid in ids]
-        replies = await self._store.call_many(commands)
+        replies = await self._replies([("HGETALL", self._store.keys(cid).meta) for cid in ids])
         return [_row(cid, flat) for cid, flat in zip(ids, replies, strict=True)]
+
+    async def _replies(self, commands: Sequence[tuple[Argument, ...]]) -> list[list[Any]]:
+        """Return what commands answer; nothing where a key is of another type."""
+        try:
+            found: list[list[Any]] = await self._store.persist(lambda: self._store.connection.call_many(commands))
+        except StoreRefused as error:
+            if WRONG_TYPE not in error.message:
+                raise
+            if len(commands) == 1:
+                return [[]]
+            half = len(commands) // 2
+            return [*await self._replies(commands[:half]), *await self._replies(commands[half:])]
+        return found
 
 
 _KNOWN = {"title", "state", "wait_reason", "last_id", "created_ms", "updated_ms", "owner", "node", "closed", "labels"}
@@ -215,6 +232,7 @@ _INTERNAL = {
     "not_before_ms",
     "copied",
 }
+_PLAN = frozenset({b"planned", b"not_before_ms"})
 _NOT_SHOWN = frozenset(name.encode() for name in _KNOWN | _INTERNAL)
 _GLIMPSE = ("last_id", "state", "wait_reason", "labels", "tenant", "model", "cost_usd")
 
@@ -251,14 +269,16 @@ def _row(conversation_id: str, flat: list[bytes]) -> ConversationRow | None:
         title=text(b"title"),
         state=text(b"state"),
         wait_reason=text(b"wait_reason"),
-        last_event_id=int(found[b"last_id"]),
-        created=from_millis(int(found.get(b"created_ms", b"0"))),
-        updated=from_millis(int(found.get(b"updated_ms", b"0"))),
+        last_event_id=_whole(found[b"last_id"]),
+        created=_moment(found.get(b"created_ms", b"0")),
+        updated=_moment(found.get(b"updated_ms", b"0")),
         owner=text(b"owner"),
         node=text(b"node"),
         is_closed=b"closed" in found,
         labels=dict(_labels_in(text(b"labels"))),
-        not_before=_not_before(text(b"planned"), text(b"not_before_ms")),
+        not_before=_moment(found[b"not_before_ms"])
+        if found.keys() >= _PLAN and found[b"planned"] == b"waiting"
+        else None,
         tenant=text(b"tenant"),
         fields={
             name.decode(errors="backslashreplace"): value.decode(errors="backslashreplace")
@@ -268,8 +288,13 @@ def _row(conversation_id: str, flat: list[bytes]) -> ConversationRow | None:
     )
 
 
-def _not_before(planned: str, due_ms: str) -> datetime | None:
-    return from_millis(int(due_ms)) if planned == "waiting" and due_ms.isdigit() else None
+def _whole(raw: bytes) -> int:
+    return int(raw) if raw.isdigit() and len(raw) <= MAX_DIGITS else 0
+
+
+def _moment(raw: bytes) -> datetime:
+    millis = _whole(raw)
+    return from_millis(millis if millis <= LATEST_MS else 0)
 
 
 @lru_cache(maxsize=LABELS_KEPT)

@@ -35,12 +35,10 @@ class HeartbeatThread:
         store_url: str,
         membership: Membership,
         *,
-        stuck_after_seconds: float = STUCK_AFTER_SECONDS,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._store_url = store_url
         self._membership = membership
-        self._stuck_after_seconds = stuck_after_seconds
         self._clock = clock
         self._turned = self._clock.monotonic()
         self._progress = 0
@@ -65,7 +63,7 @@ class HeartbeatThread:
         store: redis.Redis | None = None
         while not self._over.wait(HEARTBEAT_SECONDS):
             silent = self._clock.monotonic() - self._turned
-            if not LATE_AFTER_SECONDS < silent < self._stuck_after_seconds:
+            if not LATE_AFTER_SECONDS < silent < STUCK_AFTER_SECONDS:
                 continue
             store = store or redis.Redis.from_url(self._store_url, socket_timeout=REPLY_TIMEOUT_SECONDS)
             # The store may be away; then the loop waits for it too, and the next round tries again.

@@ -236,5 +236,5 @@ class Owners:
 
 
 def _turn(rank: bytes = b"1", share: bytes = b"", weight: bytes = b"1") -> tuple[int, str, float]:
-    """Return whose turn a conversation has, as far as it can be read; functions of another version do not say it."""
+    """Return rank, share and weight, as far as they can be read; functions of another version leave them out."""
     return (int(rank) if rank in (b"0", b"1", b"2") else 1), share.decode(errors="backslashreplace"), float(weight)

@@ -186,13 +186,14 @@ class Transfers:
             await self._store.call("DEL", key, names.stored_file(token))
             raise TransferFailed(
                 f"The node {node.decode()}, which has the workspace, did not answer for {limit_seconds:g} seconds.",
-                remedy="Is a tool worker running there?",
+                remedy="Start a tool worker there.",
             ) from error
         try:
             answer = TransferAnswer.model_validate_json(answered)
         except ValueError as error:
             raise TransferFailed(
-                f"The answer of the node {node.decode()} cannot be read.", remedy="Is its tool worker of this version?"
+                f"The answer of the node {node.decode()} cannot be read.",
+                remedy="Make sure that its tool worker runs this version.",
             ) from error
         if answer.error:
             failure = TransferFailed(answer.error, remedy=answer.remedy)

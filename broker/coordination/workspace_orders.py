@@ -12,7 +12,7 @@ from broker.store.store import Store
 
 _POLL_SECONDS = 0.02
 _LOOK_AHEAD = 1_000
-_NOBODY_READS = ("no such key", "NOGROUP")
+_NOBODY_READS = ("answered: NOGROUP", "no such key")
 """What the server says of a stream that no worker reads, or that was removed with its node."""
 
 

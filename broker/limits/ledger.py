@@ -20,7 +20,7 @@ from typing import Any
 
 from broker.coordination.wakeups import wake
 from broker.log.fencing import Ownership
-from broker.runtime.errors import StoreRefused, UsageError
+from broker.runtime.errors import OwnershipLost, StoreRefused, UsageError
 from broker.runtime.ids import new_key
 from broker.store.connection import WRONG_TYPE, Argument, texts_by_name
 from broker.store.keys import ShardKeys
@@ -155,6 +155,9 @@ class Ledger:
 
         Returns:
             None when it is reserved, or whose budget has no room; the conversation is then woken when there is.
+
+        Raises:
+            OwnershipLost: the conversation's next owner has a call under way.
         """
         outcome, account = await self._call(
             "deck_budget_reserve",
@@ -162,6 +165,8 @@ class Ledger:
             *(nano(worst_usd), nano(total_usd), *accounts),
             accounts=accounts,
         )
+        if outcome == "fenced":
+            raise OwnershipLost(f"The conversation {ownership.conversation_id} has another owner.")
         return Exhausted(account) if outcome == "exhausted" else None
 
     async def settle(

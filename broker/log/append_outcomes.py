@@ -1,4 +1,4 @@
-"""The outcomes of an append to a log, as types.
+"""The outcomes of an append to a log, as types; and whether one has been made.
 
 Does not: include a lost reply: `event_log` repeats the call until it has an outcome.
 """
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from broker.runtime.errors import ConversationBusy, StoreError, UnknownConversation
+from broker.store.store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +88,9 @@ def outcome_of(reply: Any, conversation_id: str, checksum: str = "") -> Outcome 
         case ["lost", last]:
             return Lost(last)
     raise StoreError(f"The function append answered {reply!r}.")
+
+
+async def has_appended(store: Store, conversation_id: str, key: str) -> bool:
+    """Say whether the log has what a producer has appended under a key."""
+    once = store.keys(conversation_id).once
+    return bool(await store.persist(lambda: store.connection.call("HEXISTS", once, f"p:{key}")))

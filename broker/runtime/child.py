@@ -116,7 +116,7 @@ class Child:
 
 
 def rotate(log: Path) -> None:
-    """Move a log of more than 10 MiB aside, in the place of the one moved before."""
+    """Move a log of more than 10 MiB aside, in place of the one moved before."""
     if log.exists() and log.stat().st_size > LOG_LIMIT_BYTES:
         log.replace(log.with_name(log.name + ".1"))
 

@@ -126,7 +126,7 @@ class MultiplexedConnection:
             reason = str(error).rstrip(".") or type(error).__name__
             raise StoreUnavailable(
                 f"Cannot connect to the store at {address.shown}: {reason}.",
-                remedy="Is it running, and is DECKHANDS_URL right?",
+                remedy="Start it, or set DECKHANDS_URL.",
             ) from error
         except BaseException:
             wire.abort(None)

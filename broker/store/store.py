@@ -10,10 +10,11 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, TypeVar
 
 from broker.contract.codec import SCHEMA_VERSION
-from broker.runtime.clock import SYSTEM_CLOCK, Clock, SharedClock
+from broker.runtime.clock import SYSTEM_CLOCK, Clock, SharedClock, from_millis
 from broker.runtime.errors import (
     OutcomeUnknown,
     StoreMisconfigured,
@@ -94,6 +95,11 @@ class Store:
             return reply
 
         return await self.persist(call)
+
+    async def now(self, names: ShardKeys) -> datetime:
+        """Return the time that a shard counts in: the store's own, without the jumps of its clock."""
+        _, now_ms = await self.function("deck_now", (names.root,))
+        return from_millis(int(now_ms))
 
     async def call(self, *command: Argument) -> Any:
         """Send an idempotent command until its outcome is known; see `persist`."""

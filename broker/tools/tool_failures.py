@@ -92,7 +92,7 @@ class ToolFailures:
         self._store = store
 
     async def report(self, worker_id: str, failures: Iterable[ToolFailure]) -> None:
-        """Put these failures in the place of what a worker reported before; none: nothing fails. Idempotent."""
+        """Put these failures in place of what a worker reported before; none: nothing fails. Idempotent."""
         found = [failure.model_dump() for failure in failures][:MAX_FAILURES]
         try:
             if found:

@@ -4,7 +4,8 @@ They are asked by aiohttp, without an SDK. The openai SDK's `create` walks the w
 no renaming: 30 ms of CPU at 41 messages, 1.5 s at 2,000, during which no other conversation moves; its `post` keeps
 more while a call waits than the rest of a conversation. litellm adds its own to that, and a quarter of a gigabyte.
 
-Holds: one attempt per call. A server that refuses a stream which nobody watches is asked once more, for a whole reply,
+Holds: one attempt per call; what a server never read, because it had just closed an idle connection, is no attempt, and
+is sent again. A server that refuses a stream which nobody watches is asked once more, for a whole reply,
 and streams no more. A key of the environment that is meant for OpenAI is not sent here.
 Does not: import aiohttp before a model is created.
 """
@@ -18,7 +19,7 @@ from typing import Any
 
 from broker.runtime.clock import Clock
 from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.errors import BadRequestError
+from controller_worker.llm.errors import BadRequestError, ServiceUnavailableError
 from controller_worker.llm.llm import Completion, ModelRequest
 from controller_worker.llm.model_features import features_of
 from controller_worker.llm.model_table import look_up
@@ -26,7 +27,7 @@ from controller_worker.llm.parameters import body_and_headers, chat_parameters, 
 from controller_worker.llm.strictness import Strict, Strictness
 from controller_worker.wires.chat_stream import ChatStream
 from controller_worker.wires.chat_wire import ChatWire, read_chat_reply
-from controller_worker.wires.http_transport import HttpTransport
+from controller_worker.wires.http_transport import ConnectionStale, HttpTransport
 from controller_worker.wires.plausible_usage import completion_of
 from controller_worker.wires.quota_headers import quota_left
 from controller_worker.wires.raw_client import RawClient, is_streamed
@@ -36,6 +37,9 @@ COMPATIBLE_PROVIDERS = ("openai", "custom_openai", "hosted_vllm", "litellm_proxy
 """Names of litellm's for servers that speak Chat Completions at an address of their own."""
 NO_KEY = "no-key"
 COST_HEADER = "x-litellm-response-cost"
+
+STALE_LIMIT = 3
+"""How many connections that turn out to be closed are tried before a call has failed."""
 
 _PATH = "/chat/completions"
 STREAM = "stream"
@@ -111,10 +115,17 @@ class OpenAICompatibleLLM:
         streaming = {STREAM: True, "stream_options": {"include_usage": True}} if stream is not None else {}
 
         async def ask(strict: Strict) -> tuple[Any, Mapping[str, str], int]:
-            body = self._wire.body({**parameters, **streaming}, request, strict)
-            size, asking = len(body), self._client.ask(request, _PATH, body, self._headers, stream=stream)
-            del body  # it is sent long before the answer comes
-            return *await asking, size
+            stale = 0
+            while True:
+                body = self._wire.body({**parameters, **streaming}, request, strict)
+                size, asking = len(body), self._client.ask(request, _PATH, body, self._headers, stream=stream)
+                del body  # it is sent long before the answer comes
+                try:
+                    return *await asking, size
+                except ServiceUnavailableError as error:
+                    stale += 1
+                    if stale > STALE_LIMIT or not isinstance(error.__cause__, ConnectionStale):
+                        raise
 
         return await self._strictness.ask(request, ask)
 

@@ -85,7 +85,7 @@ def create_batch_provider(config: LLMConfig, clock: Clock) -> BatchProvider:
 
 
 def check_batches(config: LLMConfig) -> None:
-    """Make sure that calls that are to be batched can be.
+    """Refuse a configuration whose calls cannot be batched.
 
     Raises:
         LLMConfigError: the model's backend has no batch API.

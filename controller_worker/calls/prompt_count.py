@@ -94,7 +94,7 @@ async def count(
 
 
 def overflow(counted: PromptCount, config: LLMConfig, request: ModelRequest, *, attempt: int) -> ModelCallFailed | None:
-    """Return what the log says in the place of a call whose prompt does not fit; None where it may, or another may."""
+    """Return what the log says in place of a call whose prompt does not fit; None where it may, or another may."""
     if counted.tokens is None:
         return None
     window = max_input_tokens(config)

@@ -100,7 +100,7 @@ class Delegate:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The state that the delegates are to take, and the event of the parent's log because of which.
+    """The state that the delegates are to take, and the event in the parent's log that asks for it.
 
     Attributes:
         since: it is for those that were asked for by this event or a later one.

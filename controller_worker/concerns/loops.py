@@ -147,7 +147,7 @@ def _after_observation(loops: Loops, observation: Observation, state: State) -> 
 
 
 def _refused_call(loops: Loops, observation: Observation) -> Trace | None:
-    """Return the call that an error answers in the place of an action; None for any other observation."""
+    """Return the call that an error answers in place of an action; None for any other observation."""
     metadata = observation.tool_call_metadata
     if metadata is None or observation.cause is not None or not isinstance(observation, ErrorObservation):
         return None

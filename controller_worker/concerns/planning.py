@@ -1,7 +1,7 @@
 """Planning: a plan that waits to be accepted, the agent that carries it out, and the task list that agents keep.
 
 A planning agent proposes a plan by an action. Where a person has to agree, that action waits like any other that is to
-be confirmed; a rejection, or a message in the place of an answer, sends the planning agent back to work. An accepted
+be confirmed; a rejection, or a message in place of an answer, sends the planning agent back to work. An accepted
 plan is settled by the controller itself, and with that observation the conversation's agent is the one that carries the
 plan out: same log, same workspace, same limits, other tools and another system message.
 

@@ -60,6 +60,6 @@ class LLMSummarizingCondenser:
 def _conclude(
     spec: LLMSummarizingCondenserSpec, view: View, forgotten: list[Event], reply: ModelReply
 ) -> CondensationAction:
-    """Put the reply's words in the place of the events; the earlier notes, if it has none."""
+    """Put the reply's words in place of the events; the earlier notes, if it has none."""
     summary = reply.content.strip() or previous_summary(spec, view)
     return forgetting(view, forgotten, summary=summary, summary_offset=spec.keep_first)

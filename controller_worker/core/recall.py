@@ -55,7 +55,7 @@ def recall(
 
 
 def _known(own: Iterable[Skill], workspace: Iterable[Skill]) -> Iterator[Skill]:
-    """Yield all skills: those of the workspace in the place of their namesakes, the others behind."""
+    """Yield all skills: those of the workspace in place of their namesakes, the others behind."""
     found = {skill.name: skill for skill in workspace}
     names = set(found)
     for skill in own:

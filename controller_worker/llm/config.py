@@ -222,9 +222,18 @@ class LLMConfig(BaseModel):
     @field_validator("base_url", "ollama_base_url")
     @classmethod
     def _is_address(cls, value: str | None) -> str | None:
-        if value and not re.match(r"https?://[^/]", value):
+        if value and not _is_address(value):
             raise ValueError("this is not an address; it looks like https://host/v1")  # its text may be a key
         return value
+
+    @field_validator("api_key")
+    @classmethod
+    def _is_a_line(cls, value: SecretStr | None) -> SecretStr | None:
+        """Leave out the line end that a key from a file has; within a key, a header could not hold one."""
+        key = value.get_secret_value().strip() if value is not None else ""
+        if any(char < " " or char == "\x7f" for char in key):
+            raise ValueError("a key has no line breaks and no control characters in it")
+        return SecretStr(key) if value is not None else None
 
     @field_validator("completion_kwargs")
     @classmethod
@@ -328,6 +337,16 @@ def set_litellm_environment() -> None:
     """Set what litellm reads while it is imported; what is set already stays."""
     for name, value in LITELLM_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+
+
+def _is_address(text: str) -> bool:
+    """Say whether a text is an address of a server."""
+    try:
+        parts = urlsplit(text)
+        has_place = bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of the port, or of brackets
+        return False
+    return has_place and re.match(r"https?://[^/]", text) is not None and not re.search(r"\s", parts.netloc)
 
 
 def _from_text(text: str) -> Any:

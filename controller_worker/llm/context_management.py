@@ -99,7 +99,7 @@ class Compaction(BaseModel):
 
     Attributes:
         trigger_tokens: the prompt's length from which it happens; None means the provider's 150,000.
-        instructions: what a summary should hold, in the place of the provider's own.
+        instructions: what a summary should hold, in place of the provider's own.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

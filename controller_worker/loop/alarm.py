@@ -1,4 +1,4 @@
-"""The alarm of a conversation whose time is limited: whatever is under way then, a tool or the model, is ended."""
+"""The alarm of a conversation with a time limit: when it rings, a tool or a model call under way is ended."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ class Alarm:
             self._timer = asyncio.get_running_loop().call_later(max(left, 0.0), self._ring)
 
     def cancel(self) -> None:
-        """Never ring."""
+        """Do not ring any more."""
         if self._timer is not None:
             self._timer.cancel()

@@ -57,7 +57,7 @@ class Turn:
             await self.turns.wait(self)
 
     async def take_next(self) -> None:
-        """Between two steps: let those pass whose turn it is."""
+        """Let others go first between two steps."""
         turns = self.turns
         # One that was just claimed yields to interactive work alone: its first steps would take as many rounds in line.
         if turns.is_full_for(self) or (turns.is_waited_for and not self.is_new):
@@ -65,14 +65,14 @@ class Turn:
             await self.take()
 
     def give(self) -> None:
-        """Have stepped."""
+        """Give the turn back after a step."""
         self.is_new = False
         self.turns.give(self)
 
 
 @dataclass(slots=True)
 class _Line:
-    """Those of one class who wait: place, number, who it is."""
+    """The turns of one class that wait, by place and number."""
 
     waiting: list[tuple[float, int, asyncio.Future[None], Turn]] = field(default_factory=list)
     shares: dict[str, float] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class StepTurns:
         return any(self._waiting)
 
     def is_full_for(self, turn: Turn) -> bool:
-        """Whether more step than may beside interactive work, of which this is none."""
+        """Whether a turn that is not interactive has to wait, because enough others step beside interactive work."""
         return turn.rank > 0 and self._is_hurried and self._others > BESIDE_INTERACTIVE
 
     def turn_of(self, claimed: Claimed) -> Turn:

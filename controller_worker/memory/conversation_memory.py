@@ -110,7 +110,7 @@ class ConversationMemory:
             self._keep_since_reply(came)
 
     def mask(self, event_id: int, text: str) -> None:
-        """Show a text in the place of what is shown of an observation, from now on."""
+        """From now on, show a text in place of an observation."""
         self._masks[event_id] = text
         shown = self._places.get(event_id)
         if shown is not None:

@@ -72,7 +72,7 @@ def will_have_room(state: State, cost_usd: float) -> bool:
 
 
 def refused(state: State, cost_usd: float) -> ModelCallFailed:
-    """Return what the log says in the place of a call for which the budget has no room."""
+    """Return what the log says in place of a call for which the budget has no room."""
     left = max((state.usage.max_budget_usd or 0.0) - state.usage.cost_usd, 0.0)
     return ModelCallFailed(
         code=BUDGET_CODE,

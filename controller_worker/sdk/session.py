@@ -7,7 +7,7 @@ tool calls: they are observations, whichever worker has appended them.
 Holds: nothing that the SDK says is appended or run. A program that dies, hangs or says nonsense is replaced by one that
 gets the turn under way; after `MAX_STARTS` in a row that came to nothing, the legacy agent continues, or the call
 fails like any other.
-Does not: outlive the worker's hold on the conversation; see `relived` for what the next program gets.
+Does not: outlive the worker's hold on the conversation; see `restored_turn` for what the next program gets.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from controller_worker.core.effects import Append, CallModel
 from controller_worker.core.failures import last_error_of
 from controller_worker.core.state import State
 from controller_worker.sdk.failures import sdk_error
-from controller_worker.sdk.relived import (
+from controller_worker.sdk.restored_turn import (
     BEGIN,
     call_id,
     call_of,
     is_new_agent,
     is_of_agent,
     query_of,
-    relived,
+    restored_turn,
     told_reply,
     told_result,
     without,
@@ -154,7 +154,7 @@ class Session:
         """Start a program, and tell it the turn under way."""
         self._starts += 1
         events = await self._log.read(self._conversation_id, until=state.version)
-        turn = relived(without(events, taken_back(events)))
+        turn = restored_turn(without(events, taken_back(events)))
         is_sandboxed = await asyncio.to_thread(lambda: self._sessions.is_sandboxed)
         runner = Runner(
             on_line=lambda line: self._take(line) if self._runner is runner else None,

@@ -13,7 +13,7 @@ from typing import Any
 from controller_worker.llm.errors import MalformedReplyError
 from controller_worker.llm.llm import Delta
 from controller_worker.wires.event_stream import DONE
-from controller_worker.wires.provider_errors import StreamedError, failure_of_choice
+from controller_worker.wires.provider_errors import StreamedError, failure_of_choice, is_failure
 from controller_worker.wires.thoughts import OF_A_CALL
 
 
@@ -30,6 +30,7 @@ class ChatStream:
         self._thoughts: list[list[str]] = []  # the pieces of each block
         self._reasoning_items: dict[str, Mapping[str, Any]] = {}  # by id: litellm repeats them at the end
         self._calls: dict[int, dict[str, Any]] = {}
+        self._places: dict[int, int] = {}  # of calls that share the number of another one
         self._latest_call = -1
         self._shown_call = 0
 
@@ -49,7 +50,7 @@ class ChatStream:
             return True
         try:
             chunk = json.loads(text)
-            if isinstance(chunk, dict) and chunk.get("error"):
+            if isinstance(chunk, dict) and is_failure(chunk):
                 raise StreamedError(chunk)
             if isinstance(chunk, dict) and (failed := failure_of_choice(chunk)) is not None:
                 raise failed
@@ -122,11 +123,16 @@ class ChatStream:
                 blocks[-1][name] = value
 
     def _take_call(self, piece: Mapping[str, Any]) -> None:
-        """Add to a call. A piece without a place belongs to the latest call, or begins one if it has an id."""
+        """Add to a call. A piece without a place belongs to the latest call, or begins one if it has an id.
+
+        Some servers give every call of a reply the first place; a name under another id begins a call.
+        """
         function = piece.get("function") or {}
         index = piece.get("index")
         if not isinstance(index, int):
             index = self._latest_call + (1 if piece.get("id") or not self._calls else 0)
+        else:
+            index = self._place_of(index, piece.get("id"), function.get("name"))
         self._latest_call = max(self._latest_call, index)
         call = self._calls.setdefault(index, {"id": "", "name": "", "arguments": [], "attached": {}})
         call["attached"] |= {name: piece[name] for name in OF_A_CALL if piece.get(name)}
@@ -139,3 +145,11 @@ class ChatStream:
             # Calls that a model makes side by side are told apart by their number in the reply.
             is_other, self._shown_call = index != self._shown_call, index
             self._on_delta(Delta("call", f"\n[call {index + 1}] {shown}" if is_other else shown))
+
+    def _place_of(self, index: int, call_id: Any, name: Any) -> int:
+        """Return where a piece under this number belongs."""
+        place = self._places.get(index, index)
+        begun = self._calls.get(place)
+        if begun and name and call_id and begun["name"] and begun["id"] not in ("", call_id):
+            place = self._places[index] = self._latest_call + 1
+        return place

@@ -133,7 +133,7 @@ def asked_fields(request: ModelRequest, strict: Strict = LOOSE) -> dict[str, Any
 
 
 def chat_tools(tools: Sequence[ToolSpec], *, is_strict: bool = False) -> list[dict[str, Any]]:
-    """Write the tools; strict are those whose schemas can be."""
+    """Write the tools; those whose schemas allow it are strict."""
     written = []
     for tool in tools:
         function: dict[str, Any] = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}

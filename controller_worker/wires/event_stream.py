@@ -29,6 +29,10 @@ CLOSING_SECONDS = 5.0
 END_SECONDS = 0.25
 """How long a body may last after the end of a reply; then its connection is given up."""
 DONE = "[DONE]"
+SHOWN_BYTES = 200
+"""How much an error shows of a reply that is neither events nor JSON."""
+_JSON_BEGINS = (b"{", b"[")
+_STREAM_BEGINS = (b":", b"event:", b"id:", b"retry:")
 
 
 class EventDecoder:
@@ -150,7 +154,7 @@ async def read_events(
     limits: StreamLimits,
     take: Callable[[str], bool],
     is_whole: Callable[[], bool] = lambda: False,
-) -> None:
+) -> bytes | None:
     """Hand over the texts of a reply's events, up to the one that is the last.
 
     The body usually ends right behind it. If it does not, the connection is of no further use, but the reply is whole.
@@ -159,18 +163,36 @@ async def read_events(
         take: takes in a text, and says whether the reply ends with it.
         is_whole: says whether what is still to come matters little: then no long silence is accepted.
 
+    Returns:
+        A body that is JSON instead of events, whatever its type says; None if there were events, or nothing.
+
     Raises:
         ModelTimeoutError: a silence was too long.
-        MalformedReplyError: it has more than 64 MiB, or one of its events is too long.
+        MalformedReplyError: it has more than 64 MiB, one of its events is too long, or it has none but other words.
     """
-    decoder = EventDecoder()
+    decoder, beginning, has_events = EventDecoder(), b"", False
+    whole: list[bytes] | None = None
     async for chunk in within_limits(_bounded(chunks), limits, is_whole):
+        if not beginning:
+            beginning = chunk.lstrip()[:SHOWN_BYTES]
+            whole = [] if beginning[:1] in _JSON_BEGINS else None
+        if whole is not None:
+            whole.append(chunk)
+            continue
         for text in decoder.feed(chunk):
+            has_events = True
             if take(text):
                 await _read_to_the_end(chunks)
-                return
+                return None
+    if whole is not None:
+        return b"".join(whole)
     for text in decoder.finish():
+        has_events = True
         take(text)
+    if beginning and not has_events and not beginning.startswith(_STREAM_BEGINS):
+        shown = beginning.decode(errors="replace")
+        raise MalformedReplyError(f"The reply is no stream of events: it begins with {shown!r}.", provider_text=shown)
+    return None
 
 
 async def _read_to_the_end(chunks: AsyncIterator[bytes]) -> None:

@@ -4,23 +4,25 @@ An SDK holds some twenty objects and fifteen frames of coroutines for as long as
 does, and of a body only what is not sent yet.
 
 Holds: one attempt per request; redirects are not followed; proxies are those of the environment, and certificates those
-that httpx trusts (`SSL_CERT_FILE`, `SSL_CERT_DIR`, else certifi's); a key is sent to this server only.
+that httpx trusts (`SSL_CERT_FILE`, `SSL_CERT_DIR`, else certifi's); a key is sent to this server only; a refused answer
+is known by its status, even if its body breaks off.
 Does not: import aiohttp before a client is made, or limit the time of a whole reply.
 """
 
 from __future__ import annotations
 
-import base64
+import asyncio
 import contextlib
 import io
 import json
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import SplitResult, unquote, urlsplit
-from urllib.request import getproxies, proxy_bypass
+from urllib.parse import urlsplit
 
 from controller_worker.llm.config import LLMConfig
-from controller_worker.wires.event_stream import whole_reply
+from controller_worker.wires.environment_proxy import environment_proxy, login_of, without_login
+from controller_worker.wires.event_stream import CLOSING_SECONDS
 from controller_worker.wires.raw_client import CONNECTIONS_LIMIT, IDLE_CONNECTION_SECONDS
 
 if TYPE_CHECKING:
@@ -30,10 +32,27 @@ AGENT = "deckhands"
 CHUNK_BYTES = 16 * 1024
 PIECE_BYTES = 256 * 1024
 """How much of a body is given to the connection at once."""
+REFUSAL_LIMIT_BYTES = 1024 * 1024
+"""How much is read of the body of a refused answer."""
+LOCATION_LIMIT_CHARS = 300
+HEADER_LIMIT_BYTES = 64 * 1024
+"""Of one header: gateways add cookies and policies that are longer than aiohttp's 8 KiB."""
+UNASKED_LIMIT = 10
+"""How many connections on which something came while they were idle are closed for one request."""
+STALE_SECONDS = 5.0
+"""How soon a used connection has to fail for its server to have closed it before it read the request."""
 
 
 class RequestFailed(Exception):
     """No answer has come, or it has broken off; the cause says why."""
+
+
+class ConnectionStale(RequestFailed):
+    """The server has closed a connection between two requests; the second one may be sent again."""
+
+
+class RequestUnsendable(Exception):
+    """No request can be made of the address, the key or the headers; it would fail again."""
 
 
 class AnswerRefused(Exception):
@@ -44,7 +63,7 @@ class AnswerRefused(Exception):
         try:
             body = json.loads(text)
         except (ValueError, RecursionError):
-            super().__init__(text or f"Error code: {response.status}")
+            super().__init__(_redirection(response) or text or f"Error code: {response.status}")
             self.body: Any = text
         else:
             super().__init__(f"Error code: {response.status} - {body}")
@@ -72,7 +91,8 @@ class HttpAnswer:
             async for chunk in self._response.content.iter_chunked(CHUNK_BYTES):
                 yield chunk
         except self._raised as error:
-            raise RequestFailed(str(error) or type(error).__name__) from error
+            is_late = isinstance(error, TimeoutError)
+            raise RequestFailed("Request timed out." if is_late else "The reply has broken off.") from error
 
     async def aclose(self) -> None:
         """Give its connection back, or up if the body was not read to its end."""
@@ -81,10 +101,19 @@ class HttpAnswer:
             await self._response.wait_for_close()
 
 
+class _Connection:
+    """What is known of the connection of a request."""
+
+    __slots__ = ("is_reused",)
+
+    def __init__(self) -> None:
+        self.is_reused = False
+
+
 class HttpTransport:
     """The connections to the server of a configuration, which log in with its key."""
 
-    failures: tuple[type[Exception], ...] = (RequestFailed, AnswerRefused)
+    failures: tuple[type[Exception], ...] = (RequestFailed, RequestUnsendable, AnswerRefused)
     broken: tuple[type[Exception], ...] = (RequestFailed,)
 
     def __init__(self, config: LLMConfig, key: str) -> None:
@@ -92,6 +121,7 @@ class HttpTransport:
 
         Raises:
             OSError: there are no certificates where the environment says.
+            LLMConfigError: the proxy of the environment cannot be used.
         """
         import aiohttp
         import httpx
@@ -99,9 +129,15 @@ class HttpTransport:
 
         assert config.base_url is not None
         address = urlsplit(config.base_url)
-        self.base_url = address._replace(netloc=address.netloc.rpartition("@")[2]).geturl().rstrip("/")
-        self._headers = {"Accept": "application/json", "User-Agent": AGENT, "Authorization": _login(address, key)}
-        self._proxy, login = _without_login(environment_proxy(config.base_url))
+        netloc = address.netloc.rpartition("@")[2]
+        self.base_url = address._replace(netloc=netloc, query="", fragment="").geturl().rstrip("/")
+        self._query = address.query
+        self._headers = {
+            "Accept": "application/json",
+            "User-Agent": AGENT,
+            "Authorization": login_of(address) or f"Bearer {key}",
+        }
+        self._proxy, login = without_login(environment_proxy(config.base_url))
         to_proxy = {"Proxy-Authorization": login} if login else {}
         is_tunnelled = address.scheme == "https"
         self._to_proxy = to_proxy if is_tunnelled else {}
@@ -110,17 +146,29 @@ class HttpTransport:
         self._config = config
         self._aiohttp = aiohttp
         self._raised = (aiohttp.ClientError, HttpProcessingError, OSError, ValueError)
+        self._closed_by_server = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError)
         self._session: aiohttp.ClientSession | None = None
         self._timeouts: dict[float, aiohttp.ClientTimeout] = {}
 
     async def post(
         self, path: str, body: bytes, headers: Mapping[str, str], *, read_seconds: float | None = None
     ) -> HttpAnswer:
-        """See `Transport.post`."""
-        size, pieces = len(body), _pieces(body)
+        """See `Transport.post`.
+
+        Raises:
+            ConnectionStale: the connection was used before, and its server has closed it without an answer.
+        """
+        size, pieces, connection = len(body), _pieces(body), _Connection()
         del body
         sent = self._with_own({**headers, "Content-Length": str(size)})
-        return await self._ask("POST", path, pieces, sent, read_seconds)
+        began = asyncio.get_running_loop().time()
+        try:
+            return await self._ask("POST", path, pieces, sent, read_seconds=read_seconds, connection=connection)
+        except RequestFailed as error:
+            is_early = asyncio.get_running_loop().time() - began < STALE_SECONDS
+            if connection.is_reused and is_early and isinstance(error.__cause__, self._closed_by_server):
+                raise ConnectionStale(str(error)) from error.__cause__
+            raise
 
     async def request(self, method: str, path: str, headers: Mapping[str, str], content: bytes | None = None) -> bytes:
         """See `Transport.request`."""
@@ -148,34 +196,56 @@ class HttpTransport:
         return {**own, **headers}
 
     async def _ask(
-        self, method: str, path: str, data: Any, headers: Mapping[str, str], read_seconds: float | None = None
+        self,
+        method: str,
+        path: str,
+        data: Any,
+        headers: Mapping[str, str],
+        *,
+        read_seconds: float | None = None,
+        connection: _Connection | None = None,
     ) -> HttpAnswer:
         session = self._session or self._open()
         try:
             response = await session.request(
                 method,
-                self.base_url + path,
+                self._address(path),
                 data=data,
                 headers=headers,
                 allow_redirects=False,  # it would carry prompt and key to wherever it points
                 proxy=self._proxy,
                 proxy_headers=self._to_proxy or None,
                 timeout=self._timeout(read_seconds or self._config.read_timeout),
+                trace_request_ctx=connection,
             )
+        except ValueError as error:  # before anything was sent
+            raise RequestUnsendable("The request cannot be made. Check address, key and headers.") from error
         except self._raised as error:
             is_late = isinstance(error, TimeoutError)
             raise RequestFailed("Request timed out." if is_late else "Connection error.") from error
         answer = HttpAnswer(response, self._raised)
         if not 200 <= response.status < 300:
-            raise AnswerRefused(response, await _whole(answer, is_bounded=True))
+            raise AnswerRefused(response, await _refusal(answer))
         return answer
+
+    def _address(self, path: str) -> str:
+        """Return where a request goes; the query of the base address is part of each."""
+        return self.base_url + path + (("&" if "?" in path else "?") + self._query if self._query else "")
 
     def _open(self) -> aiohttp.ClientSession:
         """Make the session, which wants a running loop."""
-        connector = self._aiohttp.TCPConnector(
+        connector = _connector_class(self._aiohttp)(
             limit=CONNECTIONS_LIMIT, keepalive_timeout=IDLE_CONNECTION_SECONDS, ssl=self._ssl
         )
-        self._session = self._aiohttp.ClientSession(connector=connector)
+        tracing = self._aiohttp.TraceConfig()
+        tracing.on_connection_reuseconn.append(partial(_note, is_reused=True))
+        tracing.on_connection_create_start.append(partial(_note, is_reused=False))
+        self._session = self._aiohttp.ClientSession(
+            connector=connector,
+            trace_configs=[tracing],
+            max_line_size=HEADER_LIMIT_BYTES,
+            max_field_size=HEADER_LIMIT_BYTES,
+        )
         return self._session
 
     def _timeout(self, read_seconds: float) -> aiohttp.ClientTimeout:
@@ -189,33 +259,6 @@ class HttpTransport:
         return self._timeouts[read_seconds]
 
 
-def environment_proxy(url: str) -> str | None:
-    """Return the proxy that the environment names for an address (`HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`), or None."""
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    if proxy_bypass(host):
-        return None
-    proxies = getproxies()
-    proxy = proxies.get(parts.scheme) or proxies.get("all")
-    return f"http://{proxy}" if proxy and "://" not in proxy else proxy or None
-
-
-def _without_login(proxy: str | None) -> tuple[str | None, str]:
-    """Return a proxy's address as errors may show it, and its login; empty: none."""
-    if proxy is None or "@" not in proxy:
-        return proxy, ""
-    address = urlsplit(proxy)
-    shown = address._replace(netloc=address.netloc.rpartition("@")[2]).geturl()
-    return shown, _login(address, "") if address.username else ""
-
-
-def _login(address: SplitResult, key: str) -> str:
-    if address.username is None:
-        return f"Bearer {key}"
-    pair = f"{unquote(address.username)}:{unquote(address.password or '')}"
-    return f"Basic {base64.b64encode(pair.encode()).decode()}"
-
-
 async def _pieces(body: bytes) -> AsyncIterator[bytes | memoryview]:
     """Yield a body, which is forgotten once it is sent: the answer takes much longer."""
     if len(body) > PIECE_BYTES:
@@ -226,16 +269,73 @@ async def _pieces(body: bytes) -> AsyncIterator[bytes | memoryview]:
         yield body
 
 
-async def _whole(answer: HttpAnswer, *, is_bounded: bool = False) -> bytes:
+async def _note(_session: Any, context: Any, _parameters: Any, *, is_reused: bool) -> None:
+    if context.trace_request_ctx is not None:
+        context.trace_request_ctx.is_reused = is_reused
+
+
+def _connector_class(aiohttp: Any) -> Any:
+    """Return the class of our pools of connections."""
+
+    class Connector(aiohttp.TCPConnector):  # type: ignore[misc]
+        async def connect(self, req: Any, traces: Any, timeout: Any) -> Any:  # noqa: ASYNC109
+            """Connect, by no connection on which something came unasked: it would be taken for the answer."""
+            connection = await super().connect(req, traces, timeout)
+            for _ in range(UNASKED_LIMIT):
+                if not connection.protocol.should_close:
+                    break
+                connection.close()
+                connection = await super().connect(req, traces, timeout)
+            connection.add_callback(partial(asyncio.get_running_loop().call_soon, _cut, connection.transport))
+            return connection
+
+    return Connector
+
+
+def _cut(transport: asyncio.Transport) -> None:
+    """Cut a connection that was given up while a server that reads nothing was sent a body."""
+    if transport.is_closing() and transport.get_write_buffer_size():
+        transport.abort()
+
+
+async def _whole(answer: HttpAnswer) -> bytes:
     """Return a body and give the connection back; results of a batch may have any size."""
     try:
-        return await whole_reply(answer.chunks()) if is_bounded else b"".join([part async for part in answer.chunks()])
+        return b"".join([part async for part in answer.chunks()])
     finally:
         await answer.aclose()
+
+
+async def _refusal(answer: HttpAnswer) -> bytes:
+    """Return the body of a refused answer, or its beginning if it breaks off or never ends: the status counts."""
+    parts, size = [], 0
+    try:
+        with contextlib.suppress(RequestFailed, TimeoutError):
+            async with asyncio.timeout(CLOSING_SECONDS):
+                async for part in answer.chunks():
+                    parts.append(part)
+                    size += len(part)
+                    if size >= REFUSAL_LIMIT_BYTES:
+                        break
+    finally:
+        await answer.aclose()
+    return b"".join(parts)
+
+
+def _redirection(response: aiohttp.ClientResponse) -> str:
+    """Return where a redirection points, without a login and a query; empty if it is none."""
+    if not 300 <= response.status < 400:
+        return ""
+    with contextlib.suppress(ValueError):
+        there = urlsplit(response.headers.get("Location", ""))
+        shown = there._replace(netloc=there.netloc.rpartition("@")[2], query="", fragment="").geturl()
+        if shown:
+            return f"Redirected to {shown[:LOCATION_LIMIT_CHARS]}, and redirects are not followed."
+    return ""
 
 
 def _decoded(content: bytes, charset: str | None) -> str:
     try:
         return content.decode(charset or "utf-8", "replace")
-    except LookupError:  # a charset that nobody knows
+    except (LookupError, UnicodeError):  # a charset that nobody knows, or that has no replacements
         return content.decode("utf-8", "replace")

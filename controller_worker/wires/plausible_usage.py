@@ -61,7 +61,7 @@ def completion_of(
 def plausible_usage(
     reply: Reply, request: ModelRequest, config: LLMConfig, row: ModelRow | None, *, sent_bytes: int | None = None
 ) -> Usage:
-    """Return what a provider has reported, with estimates in the place of what cannot be."""
+    """Return what a provider has reported, with estimates in place of what cannot be."""
     usage = found = _with_cache(reply.usage)
     prompt = usage.prompt_tokens
     limit = SLACK * ((row and row.max_input_tokens) or UNKNOWN_INPUT_LIMIT)

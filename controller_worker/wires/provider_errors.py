@@ -47,6 +47,7 @@ _BY_CLASS: tuple[tuple[frozenset[str], type[ModelError]], ...] = (
     (frozenset({"ContextWindowExceededError"}), ContextWindowError),
     (frozenset({"ContentPolicyViolationError"}), ContentPolicyError),
     (frozenset({"BudgetExceededError", "PaymentRequiredError"}), OutOfCreditsError),
+    (frozenset({"RequestUnsendable"}), BadRequestError),
     (frozenset({"APITimeoutError", "TimeoutException", "TimeoutError"}), ModelTimeoutError),
     (frozenset({"JSONDecodeError", "APIResponseValidationError", "UnicodeDecodeError"}), MalformedReplyError),
     (frozenset({"TransportError", "ClientError", "ConnectionError"}), ServiceUnavailableError),
@@ -108,6 +109,13 @@ class StreamedError(Exception):
         self.body = body
 
 
+def is_failure(reply: Mapping[str, Any]) -> bool:
+    """Say whether what came where a reply or a part of it was due is an error: of most, of older vLLM, of gateways."""
+    if reply.get("error") or "error" in (reply.get("type"), reply.get("object")):
+        return True
+    return isinstance(reply.get("message"), str) and "code" in reply and "choices" not in reply
+
+
 def failure_of_choice(reply: Mapping[str, Any]) -> StreamedError | None:
     """Return the error that stands in a choice beside what the model wrote until then, as OpenRouter puts it.
 
@@ -134,7 +142,10 @@ class BatchedError(Exception):
 
 
 _NO_CONNECTION = frozenset(
-    {"ClientConnectorError", "ClientConnectorDNSError", "ConnectError", "ConnectionRefusedError"}
+    {
+        *("ClientConnectorError", "ClientConnectorDNSError", "ClientProxyConnectionError"),
+        *("ConnectError", "ConnectionRefusedError"),
+    }
 )
 URL_LIMIT_CHARS = 300
 
@@ -218,12 +229,17 @@ def _text(chain: Sequence[BaseException], secrets: Sequence[str]) -> str:
         first, last = chain[0], chain[-1]
         said = str(first) or type(first).__name__
         if last is not first and str(last) and str(last) not in said:
-            said += f" ({str(last).strip()})"
+            said += f" ({' '.join(str(last).split())})"
     said = said.partition("\nTraceback (most recent call last)")[0]  # litellm quotes one for a key that is missing
+    return masked(said, secrets)[:PROVIDER_TEXT_LIMIT_CHARS]
+
+
+def masked(text: str, secrets: Sequence[str]) -> str:
+    """Return a text without the secrets in it."""
     for secret in secrets:
         if len(secret) >= MASKED_FROM_CHARS:
-            said = said.replace(secret, MASK)
-    return said[:PROVIDER_TEXT_LIMIT_CHARS]
+            text = text.replace(secret, MASK)
+    return text
 
 
 def _url(chain: Sequence[BaseException]) -> str:

@@ -18,8 +18,21 @@ from broker.runtime.clock import Clock
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import MalformedReplyError, ModelTimeoutError
 from controller_worker.llm.llm import Delta, ModelRequest
-from controller_worker.wires.event_stream import read_events, stream_limits, until_headers, whole_reply
-from controller_worker.wires.provider_errors import StreamedError, failure_of_choice, model_error
+from controller_worker.wires.event_stream import (
+    SHOWN_BYTES,
+    StreamLimits,
+    read_events,
+    stream_limits,
+    until_headers,
+    whole_reply,
+)
+from controller_worker.wires.provider_errors import (
+    StreamedError,
+    failure_of_choice,
+    is_failure,
+    masked,
+    model_error,
+)
 
 CONNECTIONS_LIMIT = 10_000
 """Of one client. Fewer than a worker holds conversations, and calls would wait for each other unseen."""
@@ -129,15 +142,18 @@ class RawClient:
                 async with until_headers(limits):
                     response = await asking
             try:
-                # Servers and gateways that do not stream answer in JSON all the same.
-                if streamed is None or "json" in response.headers.get("content-type", ""):
+                if streamed is None:
                     return parsed(await whole_reply(response.chunks())), response.headers
+                if "json" in response.headers.get("content-type", ""):  # the first byte may come with the last one
+                    limits = StreamLimits(self._config.read_timeout, self._config.read_timeout)
+                whole = None
                 try:
-                    await read_events(response.chunks(), limits, streamed.take, lambda: streamed.is_whole)
+                    whole = await read_events(response.chunks(), limits, streamed.take, lambda: streamed.is_whole)
                 except self._lost:
                     if not streamed.is_whole:
                         raise
-                return streamed.reply(), response.headers
+                # Servers and gateways that do not stream answer in JSON all the same, under any type.
+                return parsed(whole) if whole is not None else streamed.reply(), response.headers
             finally:
                 await response.aclose()
 
@@ -165,6 +181,10 @@ class RawClient:
                 yield
         except TimeoutError as error:
             raise ModelTimeoutError(f"There was no whole reply within {limit_seconds:g} s.") from error
+        except MalformedReplyError as error:  # some servers echo what they were sent
+            secrets = self._config.secrets
+            shown = masked(error.provider_text, secrets)
+            raise MalformedReplyError(masked(error.message, secrets), provider_text=shown) from error.__cause__
         except self._failures as error:
             raise model_error(error, secrets=self._config.secrets, now=self._clock.now()) from error
 
@@ -188,9 +208,10 @@ def parsed(content: bytes) -> Any:
     try:
         reply = json.loads(content)
     except (ValueError, RecursionError) as error:
-        shown = content[:200].decode(errors="replace")
-        raise MalformedReplyError(f"The reply is not JSON: {error}.", provider_text=shown) from error
-    if isinstance(reply, dict) and (reply.get("type") == "error" or reply.get("error")):
+        shown = content[:SHOWN_BYTES].decode(errors="replace")
+        begins = f" It begins with {shown!r}." if shown else ""
+        raise MalformedReplyError(f"The reply is not JSON: {error}.{begins}", provider_text=shown) from error
+    if isinstance(reply, dict) and is_failure(reply):
         raise StreamedError(reply)
     if isinstance(reply, dict) and (failed := failure_of_choice(reply)) is not None:
         raise failed

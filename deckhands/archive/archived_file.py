@@ -20,7 +20,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, cast
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
@@ -37,6 +37,8 @@ MAX_EVENTS_BYTES = 512 * 2**20
 MAX_MEMBER_BYTES = 64 * 2**20
 MAX_TOTAL_BYTES = 4 * 2**30
 MAX_MEMBERS = 50_000
+MAX_DIRECTORY_BYTES = 16 * 2**20
+"""Of the list of members at the end of a file: enough for `MAX_MEMBERS`, each of which has about 150 bytes there."""
 MAX_LINE_BYTES = 64 * 2**20
 PIECE_BYTES = 2**20
 _NAME = re.compile(r"events\.jsonl|summary\.json|manifest\.json|(blobs|uploads)/[0-9a-f]{64}")
@@ -145,7 +147,7 @@ class ArchivedFile:
         if size_bytes > MAX_FILE_BYTES:
             raise self._corrupt(f"it has {size_bytes:,} bytes; the limit is {MAX_FILE_BYTES:,}")
         try:
-            self._zip = zipfile.ZipFile(file)
+            self._zip = zipfile.ZipFile(cast("BinaryIO", _Bounded(file)))
         except (zipfile.BadZipFile, RuntimeError, ValueError, EOFError) as error:
             raise self._corrupt(f"it is no ZIP file: {error}") from error
         except OSError as error:
@@ -269,6 +271,26 @@ class ArchivedFile:
 
     def _corrupt(self, why: str) -> CorruptArchive:
         return CorruptArchive(f"{self._name} cannot be used: {why}.")
+
+
+class _Bounded:
+    """A file of which not more is read at once than the list of members may have; it is read in one go."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
+
+    def read(self, size: int = -1) -> bytes:
+        """Read as the file does.
+
+        Raises:
+            BadZipFile: that would be too much.
+        """
+        if size <= MAX_DIRECTORY_BYTES:
+            content: bytes = self._file.read(size if size >= 0 else MAX_DIRECTORY_BYTES + 1)
+            if len(content) <= MAX_DIRECTORY_BYTES:
+                return content
+        raise zipfile.BadZipFile(f"its directory has more than {MAX_DIRECTORY_BYTES:,} bytes")
 
 
 def _info(name: str) -> zipfile.ZipInfo:

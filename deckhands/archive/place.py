@@ -133,7 +133,9 @@ def _written(about: Mapping[str, Any]) -> float:
 
 
 def _write_here(path: Path, drafts: Path, content: BinaryIO) -> None:
+    made = {path.parent, path.parent.parent}
     for folder in (path.parent, drafts):
+        made |= {each.parent for each in (folder, *folder.parents) if not each.exists()}
         folder.mkdir(mode=OWN_DIRECTORY, parents=True, exist_ok=True)
     # Two may write the same file: a conversation leaves alone and with its parent.
     with tempfile.NamedTemporaryFile(dir=drafts, prefix=path.name, delete=False) as draft:
@@ -145,8 +147,9 @@ def _write_here(path: Path, drafts: Path, content: BinaryIO) -> None:
         except BaseException:
             Path(draft.name).unlink(missing_ok=True)
             raise
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    for folder in made:  # a new folder is on the disk once its parent is, and so is what is in it
+        directory = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)

@@ -111,7 +111,7 @@ class ChosenToEnd(Chosen):
 
 
 @dataclass(frozen=True, slots=True)
-class Deed:
+class BulkAction:
     """What a verb does to each conversation.
 
     Attributes:
@@ -130,9 +130,9 @@ class Deed:
 
 @dataclass(slots=True)
 class _Outcomes:
-    """The outcomes of many deeds, printed as they come."""
+    """The outcomes of many actions, printed as they come."""
 
-    deed: Deed
+    action: BulkAction
     as_json: bool
     failures: list[str] = field(default_factory=list)
     done: int = 0
@@ -141,7 +141,7 @@ class _Outcomes:
     async def do(self, client: Client, conversation_id: str) -> None:
         """Do it to one; what the store refuses to all is raised."""
         try:
-            await self.deed.act(client, conversation_id)
+            await self.action.act(client, conversation_id)
         except (UsageError, NotDeleted, NotStopped) as error:
             self.fail(conversation_id, error)
         else:
@@ -164,11 +164,11 @@ class _Outcomes:
             note(failure)
         if self.failed > len(self.failures):
             note(f"… and {self.failed - len(self.failures):,} more.")
-        note(f"{counted(self.done, 'conversation')} {self.deed.done}.")
+        note(f"{counted(self.done, 'conversation')} {self.action.done}.")
         return 1 if self.failed else 0
 
 
-async def do_to_chosen(chosen: Chosen, deed: Deed, *, as_json: bool, is_sure: bool = False) -> int:
+async def do_to_chosen(chosen: Chosen, action: BulkAction, *, as_json: bool, is_sure: bool = False) -> int:
     """Do something to every conversation that is meant, and return the exit code: 1 if it was refused for some.
 
     Raises:
@@ -177,14 +177,14 @@ async def do_to_chosen(chosen: Chosen, deed: Deed, *, as_json: bool, is_sure: bo
         StoreError: the store cannot be used; those that were printed are done.
     """
     chosen.check()
-    settings, outcomes = FaceSettings.from_env(), _Outcomes(deed, as_json)
+    settings, outcomes = FaceSettings.from_env(), _Outcomes(action, as_json)
     if not chosen.is_selection:
         for conversation_id in chosen.conversation_ids:
             try:
                 async with conversation_client(settings, conversation_id) as client:
                     await outcomes.do(client, conversation_id)
             except UnknownConversation as error:
-                if not (deed.reaches_archive and isinstance(error, IsArchived)):
+                if not (action.reaches_archive and isinstance(error, IsArchived)):
                     outcomes.fail(conversation_id, error)
                     continue
                 async with cluster_client(settings) as client:
@@ -192,29 +192,29 @@ async def do_to_chosen(chosen: Chosen, deed: Deed, *, as_json: bool, is_sure: bo
         return outcomes.close()
     selection = chosen.selection()
     async with cluster_client(settings) as client:
-        number = await _count(client, selection, deed)
-        if number and deed.is_end and not is_sure:
-            require_agreement(counted(number, "conversation"), deed.done)
-        with Progress(f"conversations {deed.done}", number) as progress:
+        number = await _count(client, selection, action)
+        if number and action.is_end and not is_sure:
+            require_agreement(counted(number, "conversation"), action.done)
+        with Progress(f"conversations {action.done}", number) as progress:
 
             async def do(conversation_id: str) -> None:
                 await outcomes.do(client, conversation_id)
                 progress.add()
 
-            await for_each(_ids(client, selection, deed), do)
+            await for_each(_ids(client, selection, action), do)
     return outcomes.close()
 
 
-async def _ids(client: Client, selection: Selection, deed: Deed) -> AsyncIterator[str]:
+async def _ids(client: Client, selection: Selection, action: BulkAction) -> AsyncIterator[str]:
     async for page in Selected(client.store, selection).pages():
         for row in page:
-            if deed.fits(row):
+            if action.fits(row):
                 yield row.conversation_id
 
 
-async def _count(client: Client, selection: Selection, deed: Deed) -> int:
+async def _count(client: Client, selection: Selection, action: BulkAction) -> int:
     number = 0
-    async for _ in _ids(client, selection, deed):
+    async for _ in _ids(client, selection, action):
         number += 1
     return number
 

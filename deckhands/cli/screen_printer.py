@@ -30,7 +30,7 @@ class Area(Protocol):
     """Lines at the bottom of a terminal; see `LiveArea`."""
 
     def show(self, lines: Sequence[str]) -> None:
-        """Put lines in the place of those that are there."""
+        """Put lines in place of those that are there."""
 
     def above(self, lines: Iterable[str]) -> None:
         """Print lines above."""
@@ -116,7 +116,7 @@ class ScreenPrinter(EventPrinter):
         self._area.above([clean_line(text, limit=1_000)])
 
     def summary(self, summary: Summary) -> None:
-        """Print a summary in the place of the line."""
+        """Print a summary in place of the line."""
         self.close()
         super().summary(summary)
 

@@ -13,6 +13,7 @@ from broker.limits.ledger import LARGEST_USD, Ledger, accounts_of
 from broker.log.event_log import EventLog
 from broker.log.invariants import violations
 from broker.runtime.errors import CorruptEntry, UnknownConversation, UsageError
+from broker.runtime.ids import is_conversation_id
 from broker.specs.workspace_sources import UploadedSource
 from broker.store.store import Store
 from deckhands.archive.archive import Archive as Archive  # noqa: PLC0414  (callers get it from here)
@@ -90,17 +91,20 @@ async def lend_upload(
 
 
 async def forget(archive: Archive, conversation_id: str) -> bool:
-    """Remove the files of a conversation and its delegates; says whether it had one. Idempotent."""
+    """Remove the files of a conversation and its delegates; says whether it had one. Idempotent.
+
+    A file of another conversation stays, whatever this one says of it.
+    """
     manifest = await archive.manifest(conversation_id)
     if manifest is None:
         return False
-    found, wanted = {conversation_id}, list(manifest.delegates)
+    found, wanted = {conversation_id}, [(conversation_id, name) for name in manifest.delegates]
     while wanted and len(found) < MAX_FORGOTTEN:
-        delegate_id = wanted.pop()
-        delegate = await archive.manifest(delegate_id)
-        if delegate is not None and delegate_id not in found:
+        parent_id, delegate_id = wanted.pop()
+        delegate = await archive.manifest(delegate_id) if is_conversation_id(delegate_id) else None
+        if delegate is not None and delegate_id not in found and delegate.parent == parent_id:
             found.add(delegate_id)
-            wanted += delegate.delegates
+            wanted += [(delegate_id, name) for name in delegate.delegates]
     for doomed in sorted(found, key=lambda name: name == conversation_id):  # its own last: it names the others
         await archive.remove(doomed)
     return True

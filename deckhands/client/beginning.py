@@ -15,7 +15,6 @@ from broker.contract.events import AgentSpec, ConversationCreated, EventSource, 
 from broker.coordination.stored_files import StoredFiles
 from broker.log.admission import begun_before, check
 from broker.log.event_log import Appended, Duplicate, EventLog
-from broker.runtime.clock import from_millis
 from broker.runtime.errors import AdmissionRefused, UsageError
 from broker.runtime.tracing import tracing
 from broker.secrets.secrets import Secrets
@@ -171,5 +170,4 @@ async def _now(store: Store, conversation_id: str, timing: Timing) -> datetime:
     """Return what the time is: where a time of day has to be compared with it, by the store and not by this machine."""
     if timing.not_before is None and not isinstance(timing.expires, datetime):
         return store.clock.now()
-    _, now_ms = await store.function("deck_now", (store.keys(conversation_id).shard.root,))
-    return from_millis(now_ms)
+    return await store.now(store.keys(conversation_id).shard)

@@ -75,7 +75,7 @@ class Change:
             parts["limits"] = inputs.limits_in(self.limits)
         if self.labels is not None:
             parts["labels"] = dict(inputs.labels_in(self.labels))
-        names = inputs.names_in(self.tools, "tools")
+        names = inputs.tools_in(self.tools)
         if names:
             parts["tools"] = await ToolOffers(store).choose(names, limit_seconds=offers_limit_seconds)
         if not self.has_parts:

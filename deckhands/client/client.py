@@ -170,7 +170,7 @@ class Client(Steering):
             limits=inputs.limits_in(limits),
             upload=upload,
             image_urls=await asyncio.to_thread(image_urls_of, images),
-            tools=inputs.names_in(tools, "tools"),
+            tools=inputs.tools_in(tools),
             secrets=inputs.secrets_in(secrets),
             headless=headless,
             tenancy=inputs.tenancy_in(tenancy),

@@ -1,12 +1,14 @@
 """How a conversation is deleted: only one that is settled or closed, and the delegates that have ended with it.
 
 Holds: a deletion that was interrupted is completed by repeating it. A delegate that its parent still waits for stays.
+So does one that does not say itself whose delegate it is: a fork and an imported log name those of others.
 Does not: ask anybody; `deckhands rm` does.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 
 from broker.contract.codec import decode_any
 from broker.contract.events import ConversationCreated, DelegateEnded, Event
@@ -24,6 +26,19 @@ async def delete(log: EventLog, conversation_id: str, *, limit_seconds: float = 
     Raises:
         UsageError: the conversation is unknown or not settled, or it is a delegate that its parent waits for.
     """
+    await _delete(log, conversation_id, limit_seconds, set())
+
+
+def is_delegate_of(events: Sequence[Event], parent_id: str) -> bool:
+    """Say whether a log, or its first event, is of a delegate of this conversation."""
+    created = events[0] if events else None
+    parent = created.parent if isinstance(created, ConversationCreated) else None
+    return parent is not None and parent.conversation_id == parent_id
+
+
+async def _delete(log: EventLog, conversation_id: str, limit_seconds: float, seen: set[str]) -> None:
+    """Delete a conversation and its delegates, but for those that were `seen`."""
+    seen.add(conversation_id)
     index = Conversations(log.store)
     row = await index.row(conversation_id)
     try:
@@ -37,9 +52,11 @@ async def delete(log: EventLog, conversation_id: str, *, limit_seconds: float = 
             remedy="Cancel it first: `deckhands rm --cancel` does both.",
         )
     await _check_parent(index, conversation_id, events)
-    for delegate_id in _delegates(events):
-        with contextlib.suppress(UnknownConversation):  # it was deleted before
-            await delete(log, delegate_id, limit_seconds=limit_seconds)
+    for delegate_id in dict.fromkeys(_delegates(events)):
+        with contextlib.suppress(UnknownConversation, CorruptEntry):  # it was deleted before, or says nothing
+            first = await log.read(delegate_id, until=1, decode=decode_any)
+            if delegate_id not in seen and is_delegate_of(first, conversation_id):
+                await _delete(log, delegate_id, limit_seconds, seen)
     last_id = events[-1].id if events else row.last_event_id
     await Deletion(log.store).delete(conversation_id, last_id=last_id, limit_seconds=limit_seconds)
 

@@ -53,7 +53,7 @@ def require_agent_here(agent: AgentSpec) -> None:
     """Refuse an agent that a controller worker of this machine would not know.
 
     Raises:
-        UsageError: there is no such agent; names those that there are.
+        UsageError: there is no such agent; names those that exist.
     """
     if known := agents_here():
         _require(agent, known)

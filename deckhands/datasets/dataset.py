@@ -75,7 +75,7 @@ def read_dataset(name: str | Path, *, repositories: Path | None = None) -> list[
 
 
 def _rows_in(path: Path) -> list[tuple[int, Any]]:
-    """Return the rows of a file by their lines; an error in the place of one that is no JSON."""
+    """Return the rows of a file by their lines; an error in place of one that is no JSON."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:

@@ -74,7 +74,7 @@ class InImage:
         return found
 
     def some(self, names: Iterable[str]) -> dict[str, File]:
-        """Return some of them; those that there are not are left out."""
+        """Return some of them; missing ones are left out."""
         with _container(self.image) as container:
             copied = {name: _copied(container, name, self.image) for name in names}
         return {name: next(iter(files.values())) for name, files in copied.items() if files}

@@ -68,7 +68,7 @@ class Commit:
         return _in_tar(packed, str(self.mirror))
 
     def some(self, names: Iterable[str]) -> dict[str, File]:
-        """Return some of them; those that there are not are left out."""
+        """Return some of them; missing ones are left out."""
         listed = git(self.mirror, "ls-tree", "-r", "-z", "--name-only", self.commit, "--", *names) or b""
         there = tuple(sorted(name for name in listed.decode(errors="replace").split("\0") if name))
         return Commit(self.mirror, self.commit, there).read() if there else {}
@@ -97,7 +97,7 @@ class Archive:
         return found
 
     def some(self, names: Iterable[str]) -> dict[str, File]:
-        """Return some of them; those that there are not are left out."""
+        """Return some of them; missing ones are left out."""
         found = self.read()
         return {name: found[name] for name in names if name in found}
 

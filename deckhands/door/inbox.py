@@ -31,7 +31,7 @@ from broker.store.group_reader import GroupReader
 from broker.store.keys import INBOX
 from deckhands.door.callers import STREAM, Caller
 from deckhands.door.desk import STORE_FAILS, Desk
-from deckhands.door.lookout import answer_stream
+from deckhands.door.outcome_watcher import answer_stream
 from deckhands.door.replies import NAME, VERSION, Replies
 from deckhands.tasks.requests import MAX_KEY_CHARS, TaskRequest
 from deckhands.tasks.tasks import conversation_id_of

@@ -21,6 +21,7 @@ from typing import Any
 from broker.runtime.errors import AdmissionRefused, StoreError, UsageError
 from broker.runtime.failpoints import failpoint
 from broker.runtime.ids import new_key
+from broker.specs.agent_state import AgentState, is_settled
 from broker.specs.specs import PriorityName
 from broker.specs.timing import Timing
 from deckhands.door.callers import CELERY, Caller
@@ -100,6 +101,7 @@ class Runs:
         if caller is not None and (found := await self._outcome(caller)):
             return found
         if caller is not None and (caller.outcome or caller.is_answered or await desk.meta(conversation_id)):
+            await self._stop_if_revoked(message.task_id)
             return None
         request = message.request()
         caller = Caller(conversation_id, CELERY, message.task_id, kept=message.kept, is_headless=request.headless)
@@ -116,6 +118,7 @@ class Runs:
             raise
         await desk.callers.keep(caller)
         failpoint("door.begun")
+        await self._stop_if_revoked(message.task_id)
         return None
 
     async def has_answered(self, task_id: str) -> None:
@@ -138,6 +141,17 @@ class Runs:
                 await desk.client.cancel(conversation_id)
             await desk.callers.decide(conversation_id, REVOKED)
         await self.send_second_half(caller)
+
+    async def _stop_if_revoked(self, task_id: str) -> None:
+        """Stop a run that works although its task was revoked: it began after the revocation had looked for it."""
+        desk, conversation_id = self._desk, conversation_of_task(task_id)
+        if not await desk.revocations.is_revoked(task_id):
+            return
+        meta = await desk.meta(conversation_id)
+        state = meta.get("state", "")
+        if meta and not (state in set(AgentState) and is_settled(AgentState(state))):
+            await desk.client.cancel(conversation_id)
+            await desk.callers.decide(conversation_id, REVOKED)
 
     async def send_second_half(self, caller: Caller) -> None:
         """Send the second half of a run whose outcome is decided, and look again in case it gets lost."""

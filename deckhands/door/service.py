@@ -23,8 +23,8 @@ from broker.store.store import open_store
 from deckhands.door.desk import Desk
 from deckhands.door.evaluations import Evaluations
 from deckhands.door.inbox import Inbox
-from deckhands.door.lookout import Lookout
 from deckhands.door.orders import Orders
+from deckhands.door.outcome_watcher import OutcomeWatcher
 from deckhands.door.runs import Runs
 
 _log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Door:
         life = self._life
         if life is None:
             return {"role": "door"}
-        return {"role": "door", "worker_id": life.worker_id, "looks": life.lookout.looks, "entries": life.inbox.entries}
+        return {"role": "door", "worker_id": life.worker_id, "looks": life.watcher.looks, "entries": life.inbox.entries}
 
 
 class _Life:
@@ -74,7 +74,7 @@ class _Life:
 
     def __init__(self, desk: Desk, runs: Runs, settings: BrokerSettings, evaluations: Evaluations) -> None:
         self.worker_id = new_worker_id("door")
-        self.lookout = Lookout(desk, runs, self.worker_id)
+        self.watcher = OutcomeWatcher(desk, runs, self.worker_id)
         self.inbox = Inbox(desk, self.worker_id)
         self._store, self._log = desk.store, desk.log
         self._evaluations = evaluations
@@ -87,13 +87,13 @@ class _Life:
             async with asyncio.TaskGroup() as group:
                 tasks = [
                     group.create_task(self._beat(on_beat)),
-                    group.create_task(self.lookout.keep_up()),
-                    group.create_task(self.lookout.report_progress()),
+                    group.create_task(self.watcher.keep_up()),
+                    group.create_task(self.watcher.report_progress()),
                     group.create_task(self.inbox.read()),
                     group.create_task(self.inbox.keep_up()),
                     group.create_task(self._evaluations.keep_up()),
                 ]
-                tasks += [group.create_task(self.lookout.read_notices(names)) for names in self._store.all_shards]
+                tasks += [group.create_task(self.watcher.read_notices(names)) for names in self._store.all_shards]
                 group.create_task(cancel_when(stop, tasks))
         except* OwnershipLost:
             _log.warning("%s was presumed dead; starting over", self.worker_id)
@@ -103,11 +103,11 @@ class _Life:
     async def _beat(self, on_beat: Callable[[int], None]) -> None:
         while True:
             failpoint("door.beat")
-            progress = self.lookout.looks + self.inbox.entries
+            progress = self.watcher.looks + self.inbox.entries
             on_beat(progress)
             found = await self.membership.tick(progress)
             if found is None:
                 raise OwnershipLost(f"{self.worker_id} was swept.")
             await expire(self._log, found.expired)
-            self.membership.figures.set(looks=self.lookout.looks, entries=self.inbox.entries)
+            self.membership.figures.set(looks=self.watcher.looks, entries=self.inbox.entries)
             await self.membership.pause()

@@ -66,7 +66,7 @@ class Inside:
             os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
 
     def create(self, path: str) -> BinaryIO:
-        """Open a new file to be written, in the place of one that is there; raises what `write` does."""
+        """Open a new file to be written, in place of one that is there; raises what `write` does."""
         with self._folder_of(path) as (folder, name):
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=folder)
@@ -102,7 +102,7 @@ class Inside:
                 return file.read(MAX_READ_BYTES)
 
     def move(self, path: str, name: str) -> None:
-        """Give a file another name in its folder, in the place of what has it; without effect if there is no file."""
+        """Give a file another name in its folder, in place of what has it; without effect if there is no file."""
         with self._folder_of(path, makes=False) as (folder, old):
             if folder >= 0:
                 with suppress(FileNotFoundError):

@@ -18,7 +18,7 @@ from broker.conversations.selection import Selected, Selection
 from broker.log.entries import decoded
 from broker.runtime.errors import CorruptEntry, DeckhandsError, StoreTooNew
 from broker.store.store import Store
-from deckhands.jobs.job import Workbench
+from deckhands.jobs.job import JobServices
 
 
 class CheckpointsNotRemoved(DeckhandsError):
@@ -28,26 +28,26 @@ class CheckpointsNotRemoved(DeckhandsError):
     retryable = True
 
 
-async def remove_checkpoints(workbench: Workbench) -> dict[str, int]:
+async def remove_checkpoints(services: JobServices) -> dict[str, int]:
     """Remove what nobody needs. Returns how many conversations were forgotten, and how many pieces dropped."""
-    url = workbench.settings.checkpoints
+    url = services.settings.checkpoints
     if not url:
         return {"forgotten": 0, "dropped": 0}
     there = (await _asked({"url": url}))["conversations"]
-    doomed = [name for name in there if not await _is_known(workbench, name)]
+    doomed = [name for name in there if not await _is_known(services, name)]
     if doomed:
-        needed = await _origins(workbench.store)
+        needed = await _origins(services.store)
         doomed = [name for name in doomed if name not in needed]
     found = await _asked({"url": url, "forget": doomed})
     return {"forgotten": found["forgotten"], "dropped": found["dropped"]}
 
 
-async def _is_known(workbench: Workbench, conversation_id: str) -> bool:
-    store = workbench.store
+async def _is_known(services: JobServices, conversation_id: str) -> bool:
+    store = services.store
     meta = store.keys(conversation_id).meta
     if await store.call("EXISTS", meta):
         return True
-    return await workbench.client.is_archived(conversation_id)
+    return await services.client.is_archived(conversation_id)
 
 
 async def _origins(store: Store) -> set[str]:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Concatenate
+from weakref import WeakValueDictionary
 
 from broker.runtime.ids import new_key
 from broker.runtime.settings import BrokerSettings
@@ -16,22 +17,48 @@ from deckhands.client.client import Client
 
 LOCK_MS = 15_000
 RENEWAL_SECONDS = 4.0
+PLACES = 64
+PLACES_OF_TENANT = 16
+LONGEST_WAIT_SECONDS = 30.0
+"""For a place: what has none by then is sent again later, and those that wait are not too many."""
 LONGEST_LIMIT_SECONDS = 1_500.0
 """Shorter than the time after which the broker delivers a message again."""
 
 
+class TenantPlaces:
+    """Places of which each tenant has some at most, so that none keeps another one waiting for long."""
+
+    def __init__(self) -> None:
+        self._all = asyncio.Semaphore(PLACES)
+        self._of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    @asynccontextmanager
+    async def one(self, tenant: str) -> AsyncIterator[None]:
+        """Hold a place, once there is one.
+
+        Raises:
+            TimeoutError: there was none for `LONGEST_WAIT_SECONDS`.
+        """
+        own = self._of.setdefault(tenant, asyncio.Semaphore(PLACES_OF_TENANT))
+        async with asyncio.timeout(LONGEST_WAIT_SECONDS) as limit, own, self._all:
+            limit.reschedule(None)
+            yield
+
+
 @dataclass(frozen=True, slots=True)
-class Workbench:
+class JobServices:
     """What every job is given.
 
     Attributes:
         send: sends another job; None: there is nobody to send it to.
+        places: for what waits for others outside of the cluster, a few for each tenant.
     """
 
     store: Store
     settings: BrokerSettings
     send: Callable[[str, tuple[Any, ...]], None] | None = None
     client: Client = field(init=False)
+    places: TenantPlaces = field(init=False, default_factory=TenantPlaces)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "client", Client(self.store, self.settings.archive))
@@ -54,15 +81,18 @@ class Job:
         retries: how often it is tried again after an error that may pass.
         has_result: whether Celery keeps what it returns.
         is_alone: whether a second one returns at once while one is at work.
+        is_awaited: whether its task, and a slot of the worker, lasts as long as it does. One that is not has no result
+            and is not tried again: what it leaves is found by those who send it.
     """
 
     name: str
-    run: Callable[Concatenate[Workbench, ...], Awaitable[Any]]
+    run: Callable[Concatenate[JobServices, ...], Awaitable[Any]]
     every_seconds: float | None = None
     limit_seconds: float = 600.0
     retries: int = 3
     is_alone: bool = True
     has_result: bool = True
+    is_awaited: bool = True
 
 
 @asynccontextmanager

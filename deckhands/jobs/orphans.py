@@ -17,7 +17,7 @@ from broker.runtime.errors import StoreRefused, UsageError
 from broker.runtime.logs import about
 from broker.store.store import Store
 from deckhands.client.deleting import delete
-from deckhands.jobs.job import Workbench
+from deckhands.jobs.job import JobServices
 
 SCANNED_AT_ONCE = 1_000
 UNTOUCHED_SECONDS = 3_600
@@ -27,9 +27,9 @@ LFU_REMEDY = "Set `maxmemory-policy noeviction` on it."
 _log = logging.getLogger(__name__)
 
 
-async def remove_orphans(workbench: Workbench) -> dict[str, int]:
+async def remove_orphans(services: JobServices) -> dict[str, int]:
     """Remove what nothing names. Returns how many keys were removed, and how many deletions completed."""
-    return await removed_from(workbench.store, UNTOUCHED_SECONDS)
+    return await removed_from(services.store, UNTOUCHED_SECONDS)
 
 
 async def removed_from(store: Store, untouched_seconds: int) -> dict[str, int]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from broker.runtime.errors import UsageError
 from broker.runtime.ids import check_conversation_id
-from deckhands.jobs.job import Workbench
+from deckhands.jobs.job import JobServices
 
 
-async def restore(workbench: Workbench, conversation_id: str) -> dict[str, str | bool]:
+async def restore(services: JobServices, conversation_id: str) -> dict[str, str | bool]:
     """Bring it back; `restored` is false for one that is in the store already. See `Client.restore` for the rest."""
     if not isinstance(conversation_id, str):
         raise UsageError(f"The conversation id {ascii(conversation_id)[:100]} is not a text.")
-    is_new = await workbench.client.restore(check_conversation_id(conversation_id))
+    is_new = await services.client.restore(check_conversation_id(conversation_id))
     return {"conversation_id": conversation_id, "restored": is_new}

@@ -3,7 +3,7 @@
 Holds: a conversation is deleted from the store only if its file has been read back and checked, or if a rule says so.
 Killed at any point, it is in the store or in the archive; the next run completes what is left. Only what is settled and
 old enough goes, at the event at which it was read: a message that comes meanwhile keeps it. Delegates go with their
-parents, and not before.
+parents, and not before, if they say themselves whose they are.
 Does not: take away what cannot be archived, such as a damaged log; the log of the worker names it, and it stays.
 """
 
@@ -23,16 +23,17 @@ from broker.conversations.deletion import Deletion, NotDeleted
 from broker.log.event_log import EventLog
 from broker.log.status import status_of
 from broker.runtime.clock import to_millis
-from broker.runtime.errors import CorruptEntry, StoreTooNew, UnknownConversation, UnknownKind, UsageError
+from broker.runtime.errors import CorruptEntry, StoreRefused, StoreTooNew, UnknownConversation, UnknownKind, UsageError
 from broker.runtime.failpoints import failpoint
 from broker.runtime.logs import about
 from broker.specs.agent_state import AgentState, is_settled
+from broker.store.connection import WRONG_TYPE
 from broker.store.store import Store
 from deckhands.archive.archive import Archive, delegates_in
 from deckhands.archive.errors import ArchiveConflict, CorruptArchive, TooLargeToArchive
 from deckhands.archive.retention import Retention, Rule
-from deckhands.client.deleting import delete
-from deckhands.jobs.job import Workbench
+from deckhands.client.deleting import delete, is_delegate_of
+from deckhands.jobs.job import JobServices
 
 PAGE = 200
 AT_ONCE = 8
@@ -49,14 +50,14 @@ _UNFIT = (CorruptEntry, StoreTooNew, UnknownKind, ArchiveConflict, CorruptArchiv
 _log = logging.getLogger(__name__)
 
 
-async def retire(workbench: Workbench) -> dict[str, int]:
+async def retire(services: JobServices) -> dict[str, int]:
     """Apply the retention policy. Returns how many conversations were archived and deleted, were kept, and failed."""
-    settings = workbench.settings
+    settings = services.settings
     retention = Retention.of_setting(settings.retention)
     if warning := retention.warning(settings.archive):
         _log.warning("%s", warning)
     archive = Archive(settings.archive) if settings.archive else None
-    round_ = _Round(workbench.store, retention, archive, settings.checkpoints)
+    round_ = _Round(services.store, retention, archive, settings.checkpoints)
     await round_.go()
     if archive:
         await archive.sweep(before=round_.now - ABANDONED)
@@ -117,7 +118,9 @@ class _Round:
         conversation_id = row.conversation_id
         try:
             fate = await self._fate(row)
-        except _UNFIT as error:
+        except (*_UNFIT, StoreRefused) as error:
+            if isinstance(error, StoreRefused) and WRONG_TYPE not in error.message:
+                raise
             fate = "failed"
             if self.done[fate] < MAX_TOLD:
                 _log.error("%s stays in the store: %s", conversation_id, error, extra=about(conversation_id))
@@ -135,12 +138,13 @@ class _Round:
         if begun is not None:  # by an earlier run, or by somebody: what was begun is completed
             await delete(self.log, conversation_id, limit_seconds=0.0)
             return "deleted"
-        if awaited is not None:
+        if awaited is not None or not self._may_go(row):
             return "kept"
         events = await self.log.read(conversation_id)
-        if not events:
-            raise CorruptEntry("Its log is empty.")
-        rule = self._rule_for(row, events)
+        if not events or not isinstance(events[0], ConversationCreated):
+            raise CorruptEntry("Its log does not begin as one.")
+        tenancy = events[0].tenancy
+        rule = self._rule_for(row, tenancy.tenant if tenancy else "")
         tree = _Tree()
         if rule is None or await self._has_parent(events) or not await self._collect(tree, row, events):
             return "kept"
@@ -174,11 +178,13 @@ class _Round:
         rests = row.is_closed or (row.state in set(AgentState) and is_settled(AgentState(row.state)))
         return rests and self.retention.youngest is not None and age >= self.retention.youngest.total_seconds()
 
-    def _rule_for(self, row: ConversationRow, events: list[Event]) -> Rule | None:
-        """Return the rule by which a conversation goes now."""
-        created = events[0]
-        assert isinstance(created, ConversationCreated)
-        tenant = created.tenancy.tenant if created.tenancy else ""
+    def _may_go(self, row: ConversationRow) -> bool:
+        """Say whether a conversation may go now, before its log is read, which says whose it is."""
+        is_known = row.tenant or all(rule.tenant is None for rule in self.retention.rule)
+        return not is_known or self._rule_for(row, row.tenant) is not None
+
+    def _rule_for(self, row: ConversationRow, tenant: str) -> Rule | None:
+        """Return the rule by which a conversation of a tenant goes now."""
         rule = self.retention.rule_for(tenant=tenant, labels=row.labels, state=row.state)
         is_old = rule is not None and rule.age is not None and self.now - row.updated >= rule.age
         return rule if is_old else None
@@ -203,6 +209,8 @@ class _Round:
                 delegate = await self.index.row(delegate_id)
                 log = await self.log.read(delegate_id)
             except UnknownConversation:  # it has gone before
+                continue
+            if not is_delegate_of(log, row.conversation_id):  # a fork and an imported log name those of others
                 continue
             if len(tree.logs) > MAX_DELEGATES or not await self._collect(tree, delegate, log):
                 return False

@@ -15,7 +15,7 @@ from broker.runtime.errors import OwnershipLost
 from broker.runtime.ids import new_worker_id
 from broker.runtime.settings import BrokerSettings
 from broker.store.store import Store, open_store
-from deckhands.jobs.job import Workbench
+from deckhands.jobs.job import JobServices
 
 ROLE = "jobs"
 
@@ -32,7 +32,7 @@ class JobsService:
     def __init__(self, settings: BrokerSettings, send: Callable[[str, tuple[Any, ...]], None]) -> None:
         self._settings, self._send = settings, send
         self._is_open = asyncio.Event()
-        self._workbench: Workbench
+        self._services: JobServices
         self._worker_id = ""
         self._figures = Figures()
         self._at_work: set[asyncio.Task[Any]] = set()
@@ -41,7 +41,7 @@ class JobsService:
         """See `LoopService.run`."""
         settings = self._settings
         store = await open_store(settings.url, shards=settings.shards, patience_seconds=None, opening_seconds=None)
-        self._workbench = Workbench(store, settings, self._send)
+        self._services = JobServices(store, settings, self._send)
         self._is_open.set()
         try:
             while not stop.is_set():
@@ -56,15 +56,15 @@ class JobsService:
             await asyncio.gather(*self._at_work, return_exceptions=True)
             await store.aclose()
 
-    async def opened(self) -> Workbench:
+    async def opened(self) -> JobServices:
         """Wait until the store is open, and return what jobs are given."""
         await self._is_open.wait()
-        return self._workbench
+        return self._services
 
-    async def carry_out(self, name: str, job: Callable[[Workbench], Coroutine[Any, Any, Any]]) -> Any:
+    async def carry_out(self, name: str, job: Callable[[JobServices], Coroutine[Any, Any, Any]]) -> Any:
         """Do a job and return its result; it is cancelled when this worker is asked to stop."""
-        workbench = await self.opened()
-        task = asyncio.create_task(job(workbench))
+        services = await self.opened()
+        task = asyncio.create_task(job(services))
         self._at_work.add(task)
         task.add_done_callback(self._at_work.discard)
         try:

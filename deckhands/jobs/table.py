@@ -18,7 +18,7 @@ JOBS = (
     Job("orphans", remove_orphans, every_seconds=3_600.0),
     Job("schedules", tick, every_seconds=TICK_SECONDS, limit_seconds=120.0, retries=0, has_result=False),
     Job("webhooks", tell, every_seconds=TELL_SECONDS, limit_seconds=120.0, retries=0, has_result=False),
-    Job("deliver", deliver, limit_seconds=1_200.0, retries=0, is_alone=False, has_result=False),
+    Job("deliver", deliver, limit_seconds=1_200.0, retries=0, is_alone=False, has_result=False, is_awaited=False),
     Job("checkpoints", remove_checkpoints, every_seconds=86_400.0),
     Job("restore", restore, is_alone=False),
 )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from inspect import signature
 from typing import Any
 
@@ -14,12 +15,14 @@ from celery.exceptions import Reject
 from broker.celery.bootstep import LoopThread
 from broker.celery.jobs_app import PREFIX, QUEUE, JobRequest
 from broker.runtime.errors import DeckhandsError
-from deckhands.jobs.job import Job, Workbench, alone
+from deckhands.jobs.job import Job, JobServices, alone
 from deckhands.jobs.service import JobsService
 
 EXPIRES_SECONDS = 60.0
 FIRST_RETRY_SECONDS = 5.0
 LONGEST_RETRY_SECONDS = 300.0
+
+_log = logging.getLogger(__name__)
 BUSY = {"skipped": "another one is at work"}
 
 
@@ -59,10 +62,14 @@ def _task(job: Job, service: JobsService, loop: LoopThread) -> Task:
                 signature(job.run).bind(None, *arguments, **options)
             except TypeError as error:
                 raise JobFailed(f"The arguments do not fit: {error}.", "usage") from None
+            done = loop.begin(
+                service.carry_out(job.name, lambda services: _carry_out(job, services, arguments, options))
+            )
+            if not job.is_awaited:
+                done.add_done_callback(lambda ended: _note_end(job, ended))
+                return None
             try:
-                return loop.begin(
-                    service.carry_out(job.name, lambda workbench: _carry_out(job, workbench, arguments, options))
-                ).result()
+                return done.result()
             except CancelledError:  # this worker stops; another one, or its next life, does it
                 raise Reject("its worker stops", requeue=True) from None
             except DeckhandsError as error:
@@ -79,12 +86,18 @@ def _task(job: Job, service: JobsService, loop: LoopThread) -> Task:
     return JobTask()
 
 
-async def _carry_out(job: Job, workbench: Workbench, arguments: Any, options: Any) -> Any:
+def _note_end(job: Job, ended: Future[Any]) -> None:
+    """Say why a job that nobody awaits has failed."""
+    if not ended.cancelled() and (error := ended.exception()) is not None:
+        _log.warning("the job %s failed: %s: %s", job.name, type(error).__name__, error)
+
+
+async def _carry_out(job: Job, services: JobServices, arguments: Any, options: Any) -> Any:
     async with asyncio.timeout(job.limit_seconds):
         if not job.is_alone:
-            return await job.run(workbench, *arguments, **options)
-        async with alone(workbench.store, job.name) as is_first:
-            return await job.run(workbench, *arguments, **options) if is_first else BUSY
+            return await job.run(services, *arguments, **options)
+        async with alone(services.store, job.name) as is_first:
+            return await job.run(services, *arguments, **options) if is_first else BUSY
 
 
 def _pause(tried: int) -> float:

@@ -6,7 +6,8 @@ that is due. `deliver` makes the first deliveries of one line.
 Holds: what has been appended hears of after a death at any point: a conversation is off the list only when all its
 deliveries are planned, a planned one is in the store until it has ended, and the line of a worker that died is due
 again after a minute. Deliveries of a conversation to a webhook are made one after another, in the order of its events;
-a later one waits until an earlier one has been delivered or given up.
+a later one waits until an earlier one has been delivered or given up. While receivers are slow, no other job and no
+other tenant waits for them.
 Does not: deliver once only. A worker that dies behind a request leaves it to be made again, under the same id.
 """
 
@@ -32,7 +33,7 @@ from broker.runtime.logs import about
 from broker.secrets.secrets import SecretsLocked
 from broker.store.connection import texts_by_name
 from broker.store.keys import ShardKeys
-from deckhands.jobs.job import Workbench
+from deckhands.jobs.job import JobServices
 from deckhands.webhooks.a2a_form import TOKEN_HEADER
 from deckhands.webhooks.book import Line, UnknownWebhook, WebhookBook
 from deckhands.webhooks.sending import Answer, rules_of, send, signed
@@ -52,11 +53,11 @@ FULL = "too many deliveries waited"
 _log = logging.getLogger(__name__)
 
 
-async def tell(workbench: Workbench) -> dict[str, int]:
+async def tell(services: JobServices) -> dict[str, int]:
     """Plan deliveries and send those that are due. Returns how many conversations had news, and lines sent."""
-    book = book_of(workbench)
+    book = book_of(services)
     try:
-        return await _tell(workbench, book)
+        return await _tell(services, book)
     except StoreRefused as error:
         if "WRONGTYPE" not in error.message:
             raise
@@ -64,23 +65,32 @@ async def tell(workbench: Workbench) -> dict[str, int]:
         return {"looked_at": 0, "sent": 0}
 
 
-async def _tell(workbench: Workbench, book: WebhookBook) -> dict[str, int]:
+async def _tell(services: JobServices, book: WebhookBook) -> dict[str, int]:
     hooks = await book.all()
     await book.mark(sorted({hook.tenant for hook in hooks}))
     looked_at = 0
-    for names in workbench.store.all_shards:
-        looked_at += await _plan_shard(workbench, book, hooks, names)
+    for names in services.store.all_shards:
+        looked_at += await _plan_shard(services, book, hooks, names)
     lines = await book.due(LINES_AT_ONCE)
     for line in lines:
-        await workbench.ask("deliver", line.webhook_id, line.conversation_id, line.due)
+        await services.ask("deliver", line.webhook_id, line.conversation_id, line.due)
     return {"looked_at": looked_at, "sent": len(lines)}
 
 
-async def deliver(workbench: Workbench, webhook_id: str, conversation_id: str, due: str) -> int:
+async def deliver(services: JobServices, webhook_id: str, conversation_id: str, due: str) -> int:
     """Make the deliveries of a line, unless it is somebody else's by now. Returns how many requests were made."""
-    book, rules = book_of(workbench), rules_of(workbench.settings.webhook_private)
-    trust = _trust()
-    line: Line | None = Line(str(webhook_id), str(conversation_id), str(due))
+    book = book_of(services)
+    line = Line(str(webhook_id), str(conversation_id), str(due))
+    try:
+        tenant = (await book.webhook(line.webhook_id)).tenant
+        async with services.places.one(tenant):
+            return await _deliver(services, book, line)
+    except (UnknownWebhook, TimeoutError):  # it is removed, or receivers are slow: the line is due again in a minute
+        return 0
+
+
+async def _deliver(services: JobServices, book: WebhookBook, line: Line | None) -> int:
+    rules, trust = rules_of(services.settings.webhook_private), _trust()
     for made in range(DELIVERED_AT_ONCE):
         taken = await book.take(line) if line is not None else None
         if taken is None:
@@ -95,20 +105,20 @@ async def deliver(workbench: Workbench, webhook_id: str, conversation_id: str, d
     return DELIVERED_AT_ONCE
 
 
-def book_of(workbench: Workbench) -> WebhookBook:
+def book_of(services: JobServices) -> WebhookBook:
     """Return the webhooks of a worker's store."""
-    return WebhookBook(workbench.store, workbench.client.secrets)
+    return WebhookBook(services.store, services.client.secrets)
 
 
-async def _plan_shard(workbench: Workbench, book: WebhookBook, hooks: list[Webhook], names: ShardKeys) -> int:
+async def _plan_shard(services: JobServices, book: WebhookBook, hooks: list[Webhook], names: ShardKeys) -> int:
     """Plan what conversations of a shard have appended, and return how many were looked at."""
     free, cursor, looked_at = asyncio.Semaphore(PLANNED_AT_ONCE), b"0", 0
-    store = workbench.store
+    store = services.store
 
     async def look(conversation_id: str, first: int) -> None:
         async with free:
             try:
-                await _plan(workbench, book, hooks, conversation_id, first)
+                await _plan(services, book, hooks, conversation_id, first)
             except StoreUnavailable:
                 raise
             except (DeckhandsError, ValueError) as error:
@@ -126,10 +136,10 @@ async def _plan_shard(workbench: Workbench, book: WebhookBook, hooks: list[Webho
 
 
 async def _plan(
-    workbench: Workbench, book: WebhookBook, hooks: list[Webhook], conversation_id: str, first: int
+    services: JobServices, book: WebhookBook, hooks: list[Webhook], conversation_id: str, first: int
 ) -> None:
     """Plan the deliveries of what a conversation has appended; then it has no news."""
-    store, names = workbench.store, workbench.store.keys(conversation_id)
+    store, names = services.store, services.store.keys(conversation_id)
     meta = texts_by_name(await store.call("HGETALL", names.meta))
     told_of = [hook for hook in hooks if hook.concerns(conversation_id, meta.get("tenant", ""))]
     events: list[Event] = []

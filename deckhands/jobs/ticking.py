@@ -1,8 +1,8 @@
 """The job `schedules`: begins what has come due, each tick once.
 
 Holds: a tick begins a conversation under a key made of the schedule's name and the time of the tick, so repeated ticks
-and several beats begin nothing twice; a schedule that cannot be begun keeps no other from its turn, and is tried again
-until its tick is too late.
+and several beats begin nothing twice; schedules that cannot be begun keep no other from its turn, and are tried again
+until their ticks are too late.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from broker.runtime.failpoints import failpoint
 from broker.specs.agent_state import AgentState, is_settled
 from deckhands.client.beginning import begin, beginning_of
 from deckhands.client.client import Client
-from deckhands.jobs.job import Workbench
+from deckhands.jobs.job import JobServices
 from deckhands.schedules.book import Entry, ScheduleBook
 from deckhands.schedules.schedule import MAX_QUEUED, due_of
 from deckhands.tasks.requests import TaskRequest
@@ -26,6 +26,10 @@ from deckhands.tasks.tasks import conversation_id_of
 
 TICK_SECONDS = 5.0
 DUE_AT_ONCE = 256
+TRIED_AGAIN_AT_ONCE = 32
+"""Few: each may wait for a tool."""
+STRIDE = 10_007
+"""A prime above the number of schedules: however many ticks of the job are left out, all schedules are come to."""
 AT_ONCE = 16
 OFFERS_LIMIT_SECONDS = 2.0
 """How long a tool may be missing; the tick is tried again."""
@@ -33,11 +37,11 @@ OFFERS_LIMIT_SECONDS = 2.0
 _log = logging.getLogger(__name__)
 
 
-async def tick(workbench: Workbench) -> dict[str, int]:
+async def tick(services: JobServices) -> dict[str, int]:
     """Begin what is due. Returns how many schedules were looked at."""
-    book = ScheduleBook(workbench.store, workbench.client.secrets)
+    book = ScheduleBook(services.store, services.client.secrets)
     try:
-        return {"looked_at": await begin_due(workbench.client, book, await book.now())}
+        return {"looked_at": await begin_due(services.client, book, await book.now())}
     except StoreRefused as error:
         if "WRONGTYPE" not in error.message:
             raise
@@ -47,7 +51,10 @@ async def tick(workbench: Workbench) -> dict[str, int]:
 
 async def begin_due(client: Client, book: ScheduleBook, now: datetime) -> int:
     """Begin what is due at a moment, and return how many schedules were looked at. Idempotent."""
-    names = dict.fromkeys([*await book.due(now, limit=DUE_AT_ONCE), *await book.waiting()])
+    waiting, failing = await book.waiting_and_failing()
+    wanted = dict.fromkeys([*await book.due(now), *waiting])
+    fresh, tried = [name for name in wanted if name not in failing], [name for name in wanted if name in failing]
+    names = [*_some_of(fresh, DUE_AT_ONCE, now), *_some_of(tried, TRIED_AGAIN_AT_ONCE, now)]
     free = asyncio.Semaphore(AT_ONCE)
 
     async def look(name: str) -> None:
@@ -56,6 +63,14 @@ async def begin_due(client: Client, book: ScheduleBook, now: datetime) -> int:
 
     await asyncio.gather(*map(look, names))
     return len(names)
+
+
+def _some_of(names: list[str], limit: int, now: datetime) -> list[str]:
+    """Return so many of them, others each time, so that all have their turns."""
+    if len(names) <= limit:
+        return names
+    start = int(now.timestamp() / TICK_SECONDS) * STRIDE % len(names)
+    return [*names[start:], *names][:limit]
 
 
 async def _look_safely(client: Client, book: ScheduleBook, name: str, now: datetime) -> None:

@@ -124,7 +124,7 @@ OF_WORKERS = (
     _worker("inbox_entries", "counter", "entries", "Entries that a door has taken from the inbox"),
     _worker("jobs", "counter", "jobs", "Jobs that have succeeded", "job"),
     _worker("failed_jobs", "counter", "failed_jobs", "Jobs that have failed or were stopped", "job"),
-    _worker("streams", "gauge", "streams", "Streams of events that a server has open"),
+    _worker("streams", "gauge", "streams", "Streams of events that a server has open, and requests that wait"),
     _worker(
         "http_refusals",
         "counter",

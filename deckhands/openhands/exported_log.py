@@ -96,7 +96,7 @@ def _filled(found: Mapping[int, Event], findings: Findings) -> Iterator[Event]:
 
 
 def _instead(waiting: list[Event], last: Event) -> Event:
-    """Return what stands in the place of an event that is missing."""
+    """Return what stands in place of an event that is missing."""
     if waiting:
         return missing_result(waiting.pop(0), event_id=last.id + 1, timestamp=last.timestamp)
     return NullObservation(id=last.id + 1, timestamp=last.timestamp)

@@ -72,14 +72,14 @@ def reply_fields(response: Any, metadata: Fields) -> dict[str, Any]:
     Args:
         metadata: names the call that the response at least has; empty for a response without calls.
     """
-    response = _object(response)
+    response = object_in(response)
     choices = response.get("choices")
-    choice = _object(choices[0]) if isinstance(choices, list) and choices else {}
-    message = _object(choice.get("message"))
+    choice = object_in(choices[0]) if isinstance(choices, list) and choices else {}
+    message = object_in(choice.get("message"))
     calls = list(_calls(message.get("tool_calls")))
     call_id = metadata.get("tool_call_id")
     if metadata and all(call["id"] != call_id for call in calls):
-        calls.append({"id": _text(call_id), "name": _text(metadata.get("function_name")), "arguments": "{}"})
+        calls.append({"id": text_in(call_id), "name": text_in(metadata.get("function_name")), "arguments": "{}"})
     thinking = message.get("thinking_blocks")
     return {
         "content": content_text(message.get("content")),
@@ -87,17 +87,17 @@ def reply_fields(response: Any, metadata: Fields) -> dict[str, Any]:
         "thinking_blocks": [block for block in thinking if isinstance(block, dict)]
         if isinstance(thinking, list)
         else [],
-        "model": _text(response.get("model")),
-        "response_id": _text(response.get("id")),
-        "stop_reason": _text(choice.get("finish_reason")),
+        "model": text_in(response.get("model")),
+        "response_id": text_in(response.get("id")),
+        "stop_reason": text_in(choice.get("finish_reason")),
         "usage": usage_of(response.get("usage")),
     }
 
 
 def usage_of(usage: Any) -> dict[str, int]:
     """Return the tokens of a response, those of the cache from wherever its provider puts them."""
-    usage = _object(usage)
-    details = _object(usage.get("prompt_tokens_details"))
+    usage = object_in(usage)
+    details = object_in(usage.get("prompt_tokens_details"))
     read = count(details.get("cached_tokens")) or count(usage.get("cache_read_input_tokens"))
     return {
         "prompt_tokens": count(usage.get("prompt_tokens")),
@@ -123,20 +123,22 @@ def amount(value: Any) -> float | None:
 def content_text(content: Any) -> str:
     """Return the text of a message, which may stand in parts."""
     if isinstance(content, list):
-        return "\n".join(_text(part.get("text")) for part in content if isinstance(part, dict) and part.get("text"))
-    return _text(content)
+        return "\n".join(text_in(part.get("text")) for part in content if isinstance(part, dict) and part.get("text"))
+    return text_in(content)
 
 
 def _calls(calls: Any) -> Iterable[dict[str, str]]:
     for call in calls if isinstance(calls, list) else ():
-        function = _object(_object(call).get("function"))
+        function = object_in(object_in(call).get("function"))
         if isinstance(call.get("id"), str) and isinstance(function.get("name"), str):
-            yield {"id": call["id"], "name": function["name"], "arguments": _text(function.get("arguments")) or "{}"}
+            yield {"id": call["id"], "name": function["name"], "arguments": text_in(function.get("arguments")) or "{}"}
 
 
-def _object(value: Any) -> Fields:
+def object_in(value: Any) -> Fields:
+    """Return an object; empty for anything else."""
     return value if isinstance(value, dict) else {}
 
 
-def _text(value: Any) -> str:
+def text_in(value: Any) -> str:
+    """Return a text; empty for anything else."""
     return value if isinstance(value, str) else ""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from deckhands.openhands.model_responses import TOKENS, amount, count
+from deckhands.openhands.model_responses import TOKENS, amount, count, object_in, text_in
 from deckhands.openhands.v0_fields import task_items
 
 Fields = dict[str, Any]
@@ -50,17 +50,17 @@ def costs_of(state: Fields) -> dict[str, Fields]:
     """Return what each reply has cost, by its id; costs themselves name no reply, and stand in the same order."""
     found: dict[str, Fields] = {}
     for metrics in _metrics(state):
-        usages, costs = (list(map(_object, _list(metrics.get(name)))) for name in ("token_usages", "costs"))
+        usages, costs = (list(map(object_in, _list(metrics.get(name)))) for name in ("token_usages", "costs"))
         latencies = {
             one["response_id"]: amount(one.get("latency")) or 0.0
-            for one in map(_object, _list(metrics.get("response_latencies")))
+            for one in map(object_in, _list(metrics.get("response_latencies")))
             if isinstance(one.get("response_id"), str)
         }
         for position, usage in enumerate(usages):
             name = usage.get("response_id")
             if isinstance(name, str):
                 found[name] = {
-                    "model": _name(usage.get("model")) or _name(metrics.get("model_name")),
+                    "model": text_in(usage.get("model")) or text_in(metrics.get("model_name")),
                     "usage": {token: count(usage.get(token)) for token in TOKENS},
                     "latency_seconds": latencies.get(name, 0.0),
                     "cost_usd": amount(costs[position].get("cost")) if len(costs) == len(usages) else None,
@@ -73,24 +73,16 @@ def sums_of(state: Fields) -> Fields:
     totals = {"cost": 0.0, **dict.fromkeys(TOKENS, 0)}
     for metrics in _metrics(state):
         totals["cost"] += amount(metrics.get("accumulated_cost")) or 0.0
-        usage = _object(metrics.get("accumulated_token_usage"))
+        usage = object_in(metrics.get("accumulated_token_usage"))
         for name in TOKENS:
             totals[name] += count(usage.get(name))
     return {"accumulated_cost": totals.pop("cost"), "accumulated_token_usage": totals}
 
 
 def _metrics(state: Fields) -> list[Mapping[str, Any]]:
-    by_usage = _object(_object(state.get("stats")).get("usage_to_metrics"))
+    by_usage = object_in(object_in(state.get("stats")).get("usage_to_metrics"))
     return [metrics for metrics in by_usage.values() if isinstance(metrics, dict)]
 
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
-
-
-def _object(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _name(value: Any) -> str:
-    return value if isinstance(value, str) else ""

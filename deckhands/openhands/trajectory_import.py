@@ -19,7 +19,7 @@ from typing import Any
 from broker.contract.codec import event_from_wire
 from broker.contract.events import AgentSpec, ConfirmationStatus, ConversationCreated, Event, EventSource, ModelReply
 from broker.runtime.errors import UsageError
-from deckhands.openhands.model_responses import OWN_FIELDS, reply_fields
+from deckhands.openhands.model_responses import OWN_FIELDS, object_in, reply_fields
 from deckhands.openhands.recordings import (
     LOST_IDS,
     UNREADABLE,
@@ -85,7 +85,7 @@ class _Reading:
     def log(self) -> list[Event]:
         """Return the events, from the creation on."""
         for index, (position, record) in enumerate(self._records):
-            self._now = utc_text(record.get("timestamp")) or utc_text(_object(record.get("args")).get("timestamp"))
+            self._now = utc_text(record.get("timestamp")) or utc_text(object_in(record.get("args")).get("timestamp"))
             self._spending.see(record.get("llm_metrics"))
             if index in self._shape.of_delegates:
                 self._findings.left_out["events of delegates, whose results are kept"] += 1
@@ -133,7 +133,7 @@ class _Reading:
         """Return the event of a record; its replies, and what else has to stand before it, are appended."""
         if not name:
             raise ValueError("it is neither an action nor an observation")
-        extension = _object(record.get(EXTENSION))
+        extension = object_in(record.get(EXTENSION))
         kind = self._kind_of(extension, family, name)
         self._recall_missing(record, family, name)
         own = action_fields(record) if family == "action" else observation_fields(record)
@@ -261,7 +261,7 @@ class _Reading:
         """Append the replies that a record of ours carries, as they stood in the log that it was written from."""
         replies = extension.get("replies")
         for given in replies if isinstance(replies, list) else ():
-            metadata = _object(record.get("tool_call_metadata"))
+            metadata = object_in(record.get("tool_call_metadata"))
             has_response = extension.get("reply_id") == given["id"] and metadata
             response = metadata.get("model_response") if has_response else given.get("response")
             fields = reply_fields(response, metadata if has_response else {})
@@ -330,7 +330,7 @@ class _Reading:
         self._add("observation.null", cause=recall)
 
     def _replace_result(self, record: Fields, family: str) -> None:
-        """Put a result that says so in the place of one that cannot be read."""
+        """Put a result that says so in place of one that cannot be read."""
         cause = self._numbers.meant(record.get("cause")) if family == "observation" else None
         if cause is not None and is_carried_out(self._events[cause - 2]):
             self._add_missing_result(self._events[cause - 2])
@@ -348,10 +348,6 @@ class _Reading:
     def _add_missing_result(self, action: Event) -> None:
         if action.id not in self._answered:
             self._append(missing_result(action, event_id=self._next_id, timestamp=self._now))
-
-
-def _object(value: Any) -> Fields:
-    return value if isinstance(value, dict) else {}
 
 
 _FORGOTTEN = ("forgotten_event_ids", "forgotten_events_start_id", "forgotten_events_end_id")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from deckhands.openhands.model_responses import amount, content_text
+from deckhands.openhands.model_responses import amount, content_text, object_in
 
 Fields = Mapping[str, Any]
 
@@ -37,7 +37,7 @@ TASK_STATES = {
 
 def action_fields(record: Fields) -> dict[str, Any]:
     """Return the own fields of an action."""
-    args = {RENAMED_ARGS.get(key, key): value for key, value in _object(record.get("args")).items()}
+    args = {RENAMED_ARGS.get(key, key): value for key, value in object_in(record.get("args")).items()}
     args |= _editor_arguments(args.pop("translated_ipython_code", None))
     if record["action"] == "system" and args.get("tools") is not None:
         args["tools"] = _tool_names(args["tools"])
@@ -52,10 +52,10 @@ def action_fields(record: Fields) -> dict[str, Any]:
 
 def observation_fields(record: Fields) -> dict[str, Any]:
     """Return the own fields of an observation."""
-    extras = dict(_object(record.get("extras")))
+    extras = dict(object_in(record.get("extras")))
     old = {name: _number(extras.pop(key)) for key, name in OLD_METADATA.items() if key in extras}
     if record["observation"] == "run":
-        given = {name: value for name, value in _object(extras.get("metadata")).items() if value is not None}
+        given = {name: value for name, value in object_in(extras.get("metadata")).items() if value is not None}
         extras["metadata"] = given | {name: value for name, value in old.items() if value is not None}
     if "task_list" in extras:
         extras["task_list"] = task_items(extras["task_list"])
@@ -63,12 +63,12 @@ def observation_fields(record: Fields) -> dict[str, Any]:
     return fields | {"content": content_text(record.get("content"))}
 
 
-def task_items(items: Any, *, id_prefix: str = "task-") -> list[dict[str, str]]:
+def task_items(items: Any) -> list[dict[str, str]]:
     """Return the items of a task list, whatever types the model gave their fields; what is not an object is no item."""
     found = enumerate((item for item in items if isinstance(item, dict)) if isinstance(items, list) else (), 1)
     return [
         {
-            "id": _text(item.get("id")) or f"{id_prefix}{number}",
+            "id": _text(item.get("id")) or f"task-{number}",
             "title": _text(item.get("title")) or "Untitled task",
             "status": TASK_STATES.get(_text(item.get("status")).strip().lower(), "todo"),
             "notes": _text(item.get("notes")),
@@ -96,12 +96,12 @@ def _editor_arguments(code: Any) -> Fields:
         arguments = ast.literal_eval(code.removeprefix(EDITOR_CALL)[:-2])
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return {}
-    return {key: value for key, value in _object(arguments).items() if isinstance(key, str) and value is not None}
+    return {key: value for key, value in object_in(arguments).items() if isinstance(key, str) and value is not None}
 
 
 def _tool_names(tools: Any) -> list[str]:
     listed = tools if isinstance(tools, list) else []
-    named = [_object(tool.get("function")) or tool for tool in listed if isinstance(tool, dict)]
+    named = [object_in(tool.get("function")) or tool for tool in listed if isinstance(tool, dict)]
     return [tool["name"] for tool in named if isinstance(tool.get("name"), str)]
 
 
@@ -114,7 +114,3 @@ def _number(value: Any) -> int | None:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else "" if value is None else str(value)
-
-
-def _object(value: Any) -> Fields:
-    return value if isinstance(value, dict) else {}

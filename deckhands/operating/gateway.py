@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING
 import click
 
 from broker.runtime.errors import UsageError
+from broker.runtime.logs import begin_logging
+from broker.runtime.settings import logs_json
 from broker.store.store import open_store
 from deckhands.cli.output import note
 from deckhands.cli.verbs import options_as
@@ -28,6 +31,8 @@ VERBS = {"serve": "Serve the cluster over HTTP: a web page, REST, server-sent ev
 LIBRARIES = ("fastapi", "prometheus_client", "uvicorn", "websockets")
 PATIENCE_SECONDS = 5.0
 """How long a request waits for a store that does not answer."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +106,7 @@ async def page_of_cluster(url: str, archive: str, *, port: int) -> AsyncGenerato
     from deckhands.server.gateway import Gateway, ServerOptions
     from deckhands.server.serving import serving
 
+    begin_logging("server", is_json=logs_json())
     gateway = Gateway(await open_store(url, patience_seconds=PATIENCE_SECONDS), archive, ServerOptions(port=port))
     try:
         async with serving(gateway) as chosen:
@@ -114,6 +120,8 @@ async def _serve(settings: FaceSettings, options: ServerOptions) -> None:
     from deckhands.server.gateway import Gateway
     from deckhands.server.serving import serve as serve_gateway
 
+    begin_logging("server", is_json=logs_json())
+    tell = _log.info if logs_json() else note
     store = await open_cluster(settings=settings, patience_seconds=PATIENCE_SECONDS)
     gateway = Gateway(store, settings.archive, options)
     has_keys = await gateway.keys.any()
@@ -122,11 +130,11 @@ async def _serve(settings: FaceSettings, options: ServerOptions) -> None:
         scheme = "http" if options.certificate is None else "https"
         host = f"[{options.host}]" if ":" in options.host else options.host
         address = f"{scheme}://{host}:{port}"
-        note(f"Serving at {address}, where its page is. Its API: {address}/openapi.json. Ctrl-C stops it.")
+        tell(f"Serving at {address}, where its page is. Its API: {address}/openapi.json. Ctrl-C stops it.")
         if not has_keys:
-            note("There are no API keys: every program of this machine may do everything.")
+            tell("There are no API keys: every program of this machine may do everything.")
         elif options.certificate is None and not options.is_loopback and not options.proxies:
-            note("Keys travel unencrypted: pass --certificate, or name the proxy that encrypts by --proxy.")
+            tell("Keys travel unencrypted: pass --certificate, or name the proxy that encrypts by --proxy.")
 
     try:
         await serve_gateway(gateway, on_ready=on_ready)

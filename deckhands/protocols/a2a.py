@@ -7,7 +7,6 @@ Does not: list tasks; `GET /conversations` does.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -16,10 +15,9 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.responses import JSONResponse, Response
 
-from broker.runtime.errors import DeckhandsError, EventsLost, UnknownConversation, UsageError
+from broker.runtime.errors import DeckhandsError, UnknownConversation, UsageError
 from broker.runtime.settings import BrokerSettings
 from deckhands.access.api_keys import Refused, Scope
-from deckhands.client.errors import NotSettled
 from deckhands.protocols.a2a_messages import (
     EXAMPLE,
     PushConfig,
@@ -37,10 +35,10 @@ from deckhands.protocols.progress import described
 from deckhands.server.conversations import begin, result_of
 from deckhands.server.dependencies import GatewayOf, Reader, own_key
 from deckhands.server.gateway import Gateway, Principal
-from deckhands.server.live import SseResponse
+from deckhands.server.live import SseResponse, settles
 from deckhands.server.models import ID, Result
 from deckhands.server.runs import DEFAULT_SECONDS
-from deckhands.server.streams import EventStream, Item
+from deckhands.server.streams import EventStream, Item, check_room
 from deckhands.tasks.inputs import id_in
 from deckhands.webhooks.book import UnknownWebhook, WebhookBook
 from deckhands.webhooks.sending import address_of, rules_of
@@ -110,11 +108,11 @@ async def card(request: Request) -> dict[str, Any]:
 
 
 @routes.post("/a2a", response_class=Response, responses=ANSWERS, summary="Agents for other agents (A2A, JSON-RPC)")
-async def call(gateway: GatewayOf, principal: Reader, request: A2ARequest) -> Response:
+async def call(gateway: GatewayOf, principal: Reader, request: A2ARequest, received: Request) -> Response:
     """Answer a request of the Agent2Agent protocol. Each method asks for further scopes; see docs/serving.md."""
     if request.method in UNSUPPORTED_METHODS:
         return _failed(request, UNSUPPORTED, "Not offered; GET /conversations lists conversations.")
-    known = _Methods(gateway, principal)
+    known = _Methods(gateway, principal, received)
     try:
         if request.method in ("SendStreamingMessage", "SubscribeToTask"):
             return await known.stream(request)
@@ -133,8 +131,8 @@ async def call(gateway: GatewayOf, principal: Reader, request: A2ARequest) -> Re
 class _Methods:
     """The methods of the protocol, for somebody."""
 
-    def __init__(self, gateway: Gateway, principal: Principal) -> None:
-        self._gateway, self._principal = gateway, principal
+    def __init__(self, gateway: Gateway, principal: Principal, received: Request) -> None:
+        self._gateway, self._principal, self._received = gateway, principal, received
         self.named: dict[str, Callable[[Mapping[str, Any]], Awaitable[dict[str, Any] | None]]] = {
             "SendMessage": self._send,
             "GetTask": self._get,
@@ -148,6 +146,7 @@ class _Methods:
 
     async def stream(self, request: A2ARequest) -> Response:
         """Follow a task until it has settled: the task of a message, or an existing one."""
+        check_room(self._gateway)
         if request.method == "SubscribeToTask":
             conversation_id = await self._visible(TaskParams.model_validate(request.params or {}).id)
             found = await self._result(conversation_id)
@@ -200,10 +199,11 @@ class _Methods:
 
     async def _send(self, given: Mapping[str, Any]) -> dict[str, Any]:
         params = SendParams.model_validate(given)
+        if not params.configuration.return_immediately:
+            check_room(self._gateway)
         conversation_id, _ = await self._sent(params)
         if not params.configuration.return_immediately:
-            with contextlib.suppress(NotSettled, EventsLost):
-                await self._gateway.follower.wait_until_settled(conversation_id, timeout_seconds=DEFAULT_SECONDS)
+            await settles(self._gateway, self._received, conversation_id, timeout_seconds=DEFAULT_SECONDS)
         return {"task": await self._task(conversation_id, params.configuration.history_length)}
 
     async def _task(self, conversation_id: str, history_length: int = 0) -> dict[str, Any]:

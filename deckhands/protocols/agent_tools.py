@@ -24,7 +24,7 @@ from deckhands.server.conversations import begin, result_of
 from deckhands.server.dependencies import MAX_REASON, own_key
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.models import ID, MAX_MODEL
-from deckhands.server.streams import EventStream
+from deckhands.server.streams import EventStream, check_room
 from deckhands.tasks.requests import MAX_KEY_CHARS, TaskRequest
 from deckhands.tasks.tasks import MAX_TASK_CHARS
 
@@ -82,6 +82,8 @@ class AgentTools:
     ) -> TaskState:
         """Let an agent work on a task, in a new conversation. Returns at once, or waits for the result."""
         principal = _principal(context, Scope.WRITE, *([Scope.READ] if wait_seconds else []))
+        if wait_seconds:
+            check_room(self._gateway)
         asked = TaskRequest.parse({"task": task, "agent": agent, "model": model or None})
         own = own_key(principal, f"mcp:{idempotency_key}" if idempotency_key else None)
         conversation_id = await begin(self._gateway, principal, asked, own)
@@ -104,6 +106,8 @@ class AgentTools:
     ) -> TaskState:
         """Send the agent a message, which continues it whatever its state: an answer, a correction, further work."""
         principal = _principal(context, Scope.WRITE, *([Scope.READ] if wait_seconds else []))
+        if wait_seconds:
+            check_room(self._gateway)
         await self._gateway.visible(principal, conversation_id)
         own = own_key(principal, f"mcp:{idempotency_key}" if idempotency_key else None)
         await self._gateway.acting(principal, "message", "", key=own).send_message(conversation_id, content)

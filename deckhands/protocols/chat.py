@@ -7,7 +7,6 @@ the client disconnects, the conversation continues.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -17,8 +16,7 @@ from starlette.responses import JSONResponse, Response
 
 from broker.log.live_text import LiveText
 from broker.runtime.clock import SYSTEM_CLOCK
-from broker.runtime.errors import EventsLost, UsageError
-from deckhands.client.errors import NotSettled
+from broker.runtime.errors import UsageError
 from deckhands.protocols.chat_messages import CONVERSATION, ChatRequest
 from deckhands.protocols.progress import described
 from deckhands.protocols.spoken import Spoken
@@ -26,10 +24,11 @@ from deckhands.server.cluster import agents, models
 from deckhands.server.conversations import begin_once, result_of
 from deckhands.server.dependencies import GatewayOf, IdempotencyKey, Reader, Writer, own_key
 from deckhands.server.gateway import Gateway, Principal
-from deckhands.server.live import ALIVE, SseResponse
+from deckhands.server.live import ALIVE, SseResponse, settles
+from deckhands.server.models import Result
 from deckhands.server.problems import Problem, as_openai, problem_of
 from deckhands.server.runs import DEFAULT_SECONDS, LONGEST_SECONDS
-from deckhands.server.streams import EventStream, Item
+from deckhands.server.streams import EventStream, Item, check_room
 
 routes = APIRouter(prefix="/v1", tags=["openai"])
 EXAMPLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Three files."}}]}
@@ -89,21 +88,9 @@ async def complete(
     turn = await turn_of(gateway, principal, request, chat, key, is_live=is_live)
     headers = {"Location": f"/conversations/{turn.conversation_id}"}
     if chat.stream:
-        events = EventStream(
-            gateway,
-            principal,
-            turn.conversation_id,
-            after=turn.after,
-            deltas=is_live,
-            until_settled=True,
-            is_said_whole=True,
-        )
+        events = events_of(gateway, principal, turn, is_live=is_live)
         return SseResponse(gateway, events, headers, head=ALIVE, written=Chunks(turn, chat, is_live=is_live).of)
-    with contextlib.suppress(NotSettled, EventsLost):
-        await gateway.follower.wait_until_settled(turn.conversation_id, timeout_seconds=timeout_seconds)
-    result = await result_of(gateway.client, turn.conversation_id)
-    if result.is_settled and result.summary["state"] == "error":
-        raise AgentFailed(turn.conversation_id, result.summary)
+    result = await answered(gateway, request, turn, timeout_seconds)
     message = {
         "role": "assistant",
         "content": answer_in(result.summary, chat) if result.is_settled else "",
@@ -170,6 +157,7 @@ async def turn_of(
         UnknownConversation: there is none of this id, or it is another tenant's.
         UsageError, Problem: the messages cannot be used, or the conversation takes none.
     """
+    check_room(gateway)
     if not chat.conversation_id:
         return Turn(await begin_once(gateway, principal, request, chat.task(), key, is_watched=is_live), chat.model)
     conversation_id = await gateway.visible(principal, chat.conversation_id)
@@ -185,6 +173,32 @@ async def turn_of(
     used = before["prompt_tokens"], before["completion_tokens"]
     after, steps = before["last_event_id"], before["iterations"]
     return Turn(conversation_id, chat.model, after=after, before=used, steps=steps)
+
+
+def events_of(gateway: Gateway, principal: Principal, turn: Turn, *, is_live: bool) -> EventStream:
+    """Return what happens in a turn until the conversation has settled; see `turn_of`."""
+    return EventStream(
+        gateway,
+        principal,
+        turn.conversation_id,
+        after=turn.after,
+        deltas=is_live,
+        until_settled=True,
+        is_said_whole=True,
+    )
+
+
+async def answered(gateway: Gateway, request: Request, turn: Turn, timeout_seconds: float) -> Result:
+    """Wait until the conversation has settled, but no longer than the timeout.
+
+    Raises:
+        AgentFailed: it has ended in an error.
+    """
+    await settles(gateway, request, turn.conversation_id, timeout_seconds=timeout_seconds)
+    result = await result_of(gateway.client, turn.conversation_id)
+    if result.is_settled and result.summary["state"] == "error":
+        raise AgentFailed(turn.conversation_id, result.summary)
+    return result
 
 
 def answer_in(summary: Mapping[str, Any], chat: ChatRequest) -> str:

@@ -7,23 +7,18 @@ Does not: keep responses; `GET /conversations/ID` has what became of one.
 
 from __future__ import annotations
 
-import contextlib
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 
-from broker.runtime.errors import EventsLost
-from deckhands.client.errors import NotSettled
-from deckhands.protocols.chat import AgentFailed, turn_of
+from deckhands.protocols.chat import answered, events_of, turn_of
 from deckhands.protocols.response_events import Written
 from deckhands.protocols.response_messages import ResponseRequest
-from deckhands.server.conversations import result_of
 from deckhands.server.dependencies import GatewayOf, IdempotencyKey, Reader, Writer
 from deckhands.server.live import ALIVE, SseResponse
 from deckhands.server.models import ID
 from deckhands.server.runs import DEFAULT_SECONDS, LONGEST_SECONDS
-from deckhands.server.streams import EventStream
 
 routes = APIRouter(prefix="/v1", tags=["openai"])
 SAID = {
@@ -67,19 +62,7 @@ async def respond(
     headers = {"Location": f"/conversations/{turn.conversation_id}"}
     written = Written(turn, asked, chat, is_live=is_live)
     if asked.stream:
-        events = EventStream(
-            gateway,
-            principal,
-            turn.conversation_id,
-            after=turn.after,
-            deltas=is_live,
-            until_settled=True,
-            is_said_whole=True,
-        )
+        events = events_of(gateway, principal, turn, is_live=is_live)
         return SseResponse(gateway, events, headers, head=ALIVE + written.first(), written=written.of)
-    with contextlib.suppress(NotSettled, EventsLost):
-        await gateway.follower.wait_until_settled(turn.conversation_id, timeout_seconds=timeout_seconds)
-    result = await result_of(gateway.client, turn.conversation_id)
-    if result.is_settled and result.summary["state"] == "error":
-        raise AgentFailed(turn.conversation_id, result.summary)
+    result = await answered(gateway, request, turn, timeout_seconds)
     return JSONResponse(written.whole(result.summary if result.is_settled else None), headers=headers)

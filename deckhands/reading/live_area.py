@@ -26,7 +26,7 @@ class LiveArea:
         self._is_hidden = False
 
     def show(self, lines: Sequence[str]) -> None:
-        """Put lines in the place of those that are there; nothing is sent if nothing changes."""
+        """Put lines in place of those that are there; nothing is sent if nothing changes."""
         fitting = self._fitted(lines)
         if fitting == self._lines and (self._drawn or not fitting):
             return

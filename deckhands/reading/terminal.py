@@ -90,12 +90,12 @@ def print_coloured(lines: Iterable[str], *, err: bool = False, end: str = "\n") 
 
 
 def redraw(line: str) -> None:
-    """Put a line in the place of the one that the cursor is on, on standard error, which is a terminal."""
+    """Put a line in place of the one that the cursor is on, on standard error, which is a terminal."""
     click.echo(f"\r\x1b[K{clean(line)}", nl=False, err=True, color=True)
 
 
 def redraw_lines(lines: Sequence[str], before: int) -> None:
-    """Put lines in the place of the last `before` lines that this printed on standard error, which is a terminal."""
+    """Put lines in place of the last `before` lines that this printed on standard error, which is a terminal."""
     up = f"\x1b[{before}A" if before else ""
     body = "".join(f"\r\x1b[K{clean(line)}\n" for line in lines)
     click.echo(f"{up}{body}\x1b[J", nl=False, err=True, color=True)

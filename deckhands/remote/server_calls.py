@@ -35,6 +35,8 @@ TRANSFER_CODES = frozenset(
     {"transfer_failed", "no_such_file", "file_unfit", "workspace_lost", "source_unusable", "workspace_too_large"}
 )
 REPEATED = frozenset({429, 503})
+OF_PROXIES = frozenset({502, 504})
+"""What a proxy answers while there is no server behind it; of a server, they are final."""
 
 
 class ServerUnavailable(StoreUnavailable):
@@ -119,7 +121,8 @@ class ServerCalls:
                 if answer.is_success:
                     return answer
                 failed = error_of(answer, path)
-                if answer.status_code not in REPEATED:
+                is_of_proxy = answer.status_code in OF_PROXIES and isinstance(failed, ServerUnavailable)
+                if answer.status_code not in REPEATED and not is_of_proxy:
                     raise failed
             if asyncio.get_running_loop().time() >= end:
                 raise failed
@@ -158,7 +161,8 @@ class ServerCalls:
                 remedy="Set SSL_CERT_FILE to a file with the certificate of its authority.",
             )
         return ServerUnavailable(
-            f"The server at {self._url} does not answer: {error or type(error).__name__}.", remedy="Is it running?"
+            f"The server at {self._url} does not answer: {error or type(error).__name__}.",
+            remedy="Start it, or correct the address.",
         )
 
 

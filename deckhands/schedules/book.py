@@ -55,8 +55,7 @@ class ScheduleBook:
 
     async def now(self) -> datetime:
         """Return the time that ticks are compared with: the store's."""
-        _, now_ms = await self._store.function("deck_now", (self._names.root,))
-        return from_millis(now_ms)
+        return await self._store.now(self._names)
 
     async def add(self, schedule: Schedule, request: TaskRequest) -> datetime | None:
         """Write a schedule down, and return its first tick.
@@ -146,20 +145,23 @@ class ScheduleBook:
             raise _unreadable(name) from error
         return Entry(_schedule_in(name, text), _standing_in(name, known), due, known or b"")
 
-    async def due(self, now: datetime, *, limit: int) -> list[str]:
-        """Return the names of schedules whose next tick has come."""
-        command = ("ZRANGEBYSCORE", self._names.schedules_due, "-inf", to_millis(now), "LIMIT", 0, limit)
+    async def due(self, now: datetime) -> list[str]:
+        """Return the names of schedules whose next tick has come, up to `MAX_SCHEDULES`."""
+        command = ("ZRANGEBYSCORE", self._names.schedules_due, "-inf", to_millis(now), "LIMIT", 0, MAX_SCHEDULES)
         found = await self._store.call(*command)
         return [name.decode(errors="backslashreplace") for name in found]
 
-    async def waiting(self) -> list[str]:
-        """Return the names of schedules with ticks that wait for their turn."""
+    async def waiting_and_failing(self) -> tuple[list[str], set[str]]:
+        """Return the names of schedules with ticks that wait for their turn, and of those that could not begin one."""
         flat = await self._store.call("HGETALL", self._names.schedules_standing)
-        return [
-            name.decode(errors="backslashreplace")
-            for name, text in zip(flat[::2], flat[1::2], strict=True)
-            if b'"queued":[]' not in text
-        ]
+        waiting, failing = [], set()
+        for raw, text in zip(flat[::2], flat[1::2], strict=True):
+            name = raw.decode(errors="backslashreplace")
+            if b'"queued":[]' not in text:
+                waiting.append(name)
+            if b'"error":"' in text and b'"error":""' not in text:
+                failing.add(name)
+        return waiting, failing
 
     async def move(self, entry: Entry, standing: Standing, due: datetime | None) -> bool:
         """Write how far a schedule has come; False: it is gone, or has been moved by another worker."""
@@ -199,7 +201,7 @@ class ScheduleBook:
         return TaskRequest.parse(fields)
 
     async def clear_away(self) -> None:
-        """Move what stands in the place of the schedules and is of another type out of their way.
+        """Move what stands in place of the schedules and is of another type out of their way.
 
         The next ticks are computed again if they were lost.
         """

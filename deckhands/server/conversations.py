@@ -12,6 +12,7 @@ from starlette.responses import Response
 from broker.conversations.conversations import ConversationRow
 from broker.conversations.selection import SCHEDULED, WAITING, Place, Selected, Selection
 from broker.coordination.transfers import NoWorkspace
+from broker.log.append_outcomes import has_appended
 from broker.log.live_text import LiveText
 from broker.log.status import status_of
 from broker.runtime.errors import DeckhandsError, UnknownConversation, UsageError
@@ -261,7 +262,9 @@ class _Acts:
             except (UnknownConversation, NoWorkspace):
                 raise
             except UsageError as error:
-                raise Problem(409, "conflict", error.message, remedy=error.remedy) from error
+                if own is None or not await has_appended(client.store, conversation_id, own):
+                    raise Problem(409, "conflict", error.message, remedy=error.remedy) from error
+                found = None  # an earlier attempt has done it, its answer was lost, and the conversation has moved on
             return found if isinstance(found, dict) else await _done(client, conversation_id)
 
         return await once(self._gateway, self._request, own, carry_out, status=status)

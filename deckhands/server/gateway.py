@@ -184,7 +184,8 @@ class Gateway:
         """
         if not is_conversation_id(conversation_id):
             raise UnknownConversation(conversation_id)
-        if not principal.sees_all and await self.tenant_of(conversation_id) != principal.tenant:
+        tenant = await self.tenant_of(conversation_id)
+        if not principal.sees_all and tenant != principal.tenant:
             raise UnknownConversation(conversation_id)
         return conversation_id
 

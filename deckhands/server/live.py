@@ -13,20 +13,21 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Query, WebSocket
+from fastapi import APIRouter, Depends, Header, Query, Request, WebSocket
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
 from broker.runtime.errors import DeckhandsError, EventsLost, UnknownConversation
 from deckhands.access.tickets import TICKET_SECONDS
+from deckhands.client.errors import NotSettled
 from deckhands.server.conversations import Seen
 from deckhands.server.dependencies import MAX_EVENT_ID, GatewayOf, Reader
 from deckhands.server.gateway import Gateway
 from deckhands.server.guard import SUBPROTOCOL
 from deckhands.server.models import Ticket
 from deckhands.server.problems import Problem, problem_of
-from deckhands.server.streams import EventStream, Item, SlowReader
+from deckhands.server.streams import EventStream, Item, SlowReader, check_room
 
 routes = APIRouter(tags=["streams"])
 PROTOCOL = "deckhands"
@@ -114,6 +115,30 @@ async def _until_gone(receive: Receive) -> None:
         pass
 
 
+async def settles(gateway: Gateway, request: Request, conversation_id: str, *, timeout_seconds: float) -> bool:
+    """Wait until a conversation has settled or the caller has left; it counts as a stream. Say whether it has settled.
+
+    Args:
+        request: whose body was read.
+    """
+    wait = gateway.follower.wait_until_settled(conversation_id, timeout_seconds=timeout_seconds)
+    waiting, leaving = asyncio.create_task(wait), asyncio.create_task(_until_gone(request.receive))
+    gateway.streams.add(waiting)
+    try:
+        await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            return False
+        error = waiting.exception()
+        if error is not None and not isinstance(error, NotSettled | EventsLost):
+            raise error
+        return error is None
+    finally:
+        gateway.streams.discard(waiting)
+        for task in (waiting, leaving):
+            task.cancel()
+        await asyncio.gather(waiting, leaving, return_exceptions=True)
+
+
 async def check_place(gateway: Gateway, conversation_id: str, after: int) -> None:
     """Check that a stream can begin after an event.
 
@@ -122,8 +147,7 @@ async def check_place(gateway: Gateway, conversation_id: str, after: int) -> Non
         EventsLost: its log ends before that event.
         Problem: too many streams are open.
     """
-    if len(gateway.streams) >= gateway.options.max_streams:
-        raise Problem(503, "too_many_streams", "The server has reached its limit of streams.", remedy="Use another.")
+    check_room(gateway)
     try:
         last_id = await gateway.client.log.last_id(conversation_id)
     except UnknownConversation:

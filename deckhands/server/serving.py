@@ -2,8 +2,8 @@
 
 Holds: without keys, it listens only on this machine; a request whose head arrives too slowly loses its connection; at
 the end, every stream is closed with a code. Requests that are refused here, before the application sees them, are
-counted by reason.
-Does not: count what TLS refuses.
+counted by reason, and so are handshakes of TLS that fail.
+Does not: count peers that leave before the end of a handshake, or never get to it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import gc
 import logging
 import resource
 import socket
+import ssl
 import sys
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
@@ -122,6 +123,29 @@ def socket_protocol_with(refusals: Counter[Refusal]) -> type[WebSocketsSansIOPro
     return SocketConnection
 
 
+def handshakes_with(refusals: Counter[Refusal]) -> type[ssl.SSLObject]:
+    """Return the TLS of connections.
+
+    Args:
+        refusals: counts the handshakes that fail.
+    """
+
+    class CountedHandshake(ssl.SSLObject):
+        """The TLS of one connection."""
+
+        def do_handshake(self) -> None:
+            """Take a step of the handshake."""
+            try:
+                super().do_handshake()
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                raise
+            except ssl.SSLError:
+                refusals["", "tls_handshake"] += 1
+                raise
+
+    return CountedHandshake
+
+
 class Server(uvicorn.Server):
     """A server that ends its streams before it waits for its connections to close."""
 
@@ -160,6 +184,9 @@ def server_of(gateway: Gateway) -> Server:
         timeout_graceful_shutdown=ENDING_SECONDS,
         backlog=BACKLOG,
     )
+    config.load()
+    if config.ssl is not None:
+        config.ssl.sslobject_class = handshakes_with(gateway.refusals)
     return Server(config, gateway)
 
 

@@ -8,10 +8,11 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from broker.conversations.conversations import Conversations
-from broker.runtime.errors import ConversationMoved
+from broker.runtime.errors import ConversationMoved, UnknownConversation
 from broker.specs.policies import ConfirmationPolicy
 from deckhands.client.changing import Change
 from deckhands.client.client import Client
+from deckhands.client.errors import IsArchived
 from deckhands.client.secret_keeping import keep_secrets
 from deckhands.server.conversations import CONFLICT, Acts, Operated, Written, result_of
 from deckhands.server.dependencies import (
@@ -100,9 +101,15 @@ async def change(
     return await acts(principal, conversation_id, "change", new.reason, change_it)
 
 
-@routes.put("/{conversation_id}/secrets", status_code=204)
+@routes.put("/{conversation_id}/secrets", status_code=204, responses={409: {"description": "it is archived"}})
 async def set_secrets(gateway: GatewayOf, principal: Writer, conversation_id: Written, new: NewSecrets) -> Response:
     """Add secrets, or replace those of the same names. Their values are in no log."""
+    try:
+        await gateway.client.log.last_id(conversation_id)
+    except UnknownConversation:  # what is kept for it would stay behind
+        if await gateway.client.is_archived(conversation_id):
+            raise IsArchived(conversation_id) from None
+        raise
     await gateway.record(principal, "secrets", conversation_id, ", ".join(sorted(new.secrets)))
     await keep_secrets(gateway.client.secrets, conversation_id, new.secrets)
     return Response(status_code=204)

@@ -92,10 +92,7 @@ class EventStream:
             Problem: too many streams are open.
         """
         gateway = self._gateway
-        if len(gateway.streams) >= gateway.options.max_streams:
-            raise Problem(
-                503, "too_many_streams", "The server has reached its limit of streams.", remedy="Use another."
-            )
+        check_room(gateway)
         gateway.streams.add(self)
         pumps = [asyncio.create_task(self._pump_events())]
         pumps += [asyncio.create_task(self._pump_deltas())] if self._deltas else []
@@ -124,9 +121,11 @@ class EventStream:
                 return [Item("problem", problem_of(error))]
         if self._queue.empty():
             getting = asyncio.ensure_future(self._queue.get())
-            await asyncio.wait((getting, stopping), timeout=quiet, return_when=asyncio.FIRST_COMPLETED)
+            try:
+                await asyncio.wait((getting, stopping), timeout=quiet, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                getting.cancel()  # nobody would await it, if the reader has left
             if not getting.done():
-                getting.cancel()
                 if stopping.done():
                     return [Item("problem", problem_of(Stopping()))]
                 return []
@@ -225,6 +224,16 @@ class EventStream:
                             self._queue.put_nowait(Item("delta", content))
             except (StoreUnavailable, OutcomeUnknown):
                 await asyncio.sleep(PAUSE_SECONDS * jitter())
+
+
+def check_room(gateway: Gateway) -> None:
+    """Check that there is room for one more stream, or for one more request that waits.
+
+    Raises:
+        Problem: too many are open.
+    """
+    if len(gateway.streams) >= gateway.options.max_streams:
+        raise Problem(503, "too_many_streams", "The server has as many streams as it takes.", remedy="Use another.")
 
 
 async def said_whole(client: Client, conversation_id: str, event: Event) -> Event:

@@ -130,8 +130,8 @@ def limits_in(limits: Limits | None) -> Limits:
     return instance_of(Limits, found, "limits", "Pass Limits(max_iterations=…, max_budget_usd=…, …).")
 
 
-def names_in(names: Iterable[str], argument: str) -> tuple[str, ...]:
-    """Return several names.
+def tools_in(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the keys of several tools.
 
     Raises:
         UsageError: it is one text, or not all of them are texts.
@@ -139,7 +139,7 @@ def names_in(names: Iterable[str], argument: str) -> tuple[str, ...]:
     is_several = isinstance(names, Iterable) and not isinstance(names, str)
     found = tuple(names) if is_several else ()
     if not is_several or not all(isinstance(name, str) for name in found):
-        raise UsageError(f"The argument {argument} is {ascii(names)[:200]}.", remedy="Pass a list of strings.")
+        raise UsageError(f"The argument tools is {ascii(names)[:200]}.", remedy="Pass a list of strings.")
     return found
 
 

@@ -17,7 +17,7 @@ from deckhands.reading.screen import ScreenRenderer
 from deckhands.reading.status_line import Standing
 from deckhands.reading.terminal import clean_line
 from deckhands.reasons.why import lines_of
-from deckhands.terminal.deeds import do, said
+from deckhands.terminal.actions import do, said
 from deckhands.terminal.questions import Line, Sure
 
 EVENTS_SHOWN = 200
@@ -145,8 +145,8 @@ class OneConversation(Screen[None]):
         if self._asked is None:
             self.notify("It asks nothing.", markup=False)
             return
-        deed = self._client.confirm(self._conversation_id, action_id=self._asked.id)
-        self.notify(clean_line(await said(deed, "The action runs."), limit=500), markup=False)
+        work = self._client.confirm(self._conversation_id, action_id=self._asked.id)
+        self.notify(clean_line(await said(work, "The action runs."), limit=500), markup=False)
 
     def action_reject(self) -> None:
         """Refuse the action that is shown, with a reason."""
@@ -157,8 +157,8 @@ class OneConversation(Screen[None]):
 
         async def answer(reason: str | None) -> None:
             if reason is not None:
-                deed = self._client.reject(self._conversation_id, reason=reason, action_id=asked.id)
-                self.notify(clean_line(await said(deed, "The action was refused."), limit=500), markup=False)
+                work = self._client.reject(self._conversation_id, reason=reason, action_id=asked.id)
+                self.notify(clean_line(await said(work, "The action was refused."), limit=500), markup=False)
 
         question = "Why not? The agent reads it and continues; without a reason it waits for a message."
         self.app.push_screen(Line(question), answer)
@@ -168,7 +168,7 @@ class OneConversation(Screen[None]):
 
         async def answer(text: str | None) -> None:
             if text:
-                deed = self._client.send_message(self._conversation_id, text)
-                self.notify(clean_line(await said(deed, "The message was sent."), limit=500), markup=False)
+                work = self._client.send_message(self._conversation_id, text)
+                self.notify(clean_line(await said(work, "The message was sent."), limit=500), markup=False)
 
         self.app.push_screen(Line(f"Message to {self._conversation_id}:"), answer)

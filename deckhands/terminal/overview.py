@@ -42,10 +42,9 @@ class Facts:
 class Overview:
     """Reads workers and queues."""
 
-    def __init__(self, store: Store, *, sees_inbox: bool = True) -> None:
+    def __init__(self, store: Store) -> None:
         self.facts = Facts()
         self._store = store
-        self._sees_inbox = sees_inbox
         self._before: tuple[float, dict[str, float], dict[str, float]] | None = None
 
     async def look(self) -> None:
@@ -56,7 +55,7 @@ class Overview:
         """
         found = await workers(self._store)
         routes = {route for worker in found for route in worker.routes}
-        queues = await depths(self._store, routes, sees_inbox=self._sees_inbox)
+        queues = await depths(self._store, routes)
         now = self._store.clock.monotonic()
         steps, cost = _sums(found, "steps"), _sums(found, "cost_usd")
         rates: tuple[float | None, float | None] = (None, None)

@@ -15,8 +15,8 @@ from broker.runtime.clock import SYSTEM_CLOCK
 from broker.runtime.errors import DeckhandsError, StoreError
 from deckhands.client.client import Client
 from deckhands.reading.terminal import clean_line, counted
+from deckhands.terminal.actions import do
 from deckhands.terminal.conversation_list import ConversationList, heading
-from deckhands.terminal.deeds import do
 from deckhands.terminal.one_conversation import OneConversation
 from deckhands.terminal.overview import Overview, cluster_lines, conversation_line, queue_line, worker_line
 from deckhands.terminal.questions import Sure
@@ -75,12 +75,12 @@ class Top(App[None]):
     ENABLE_COMMAND_PALETTE = False
     TITLE = "deckhands top"
 
-    def __init__(self, client: Client, *, words: str = "", by: str = "updated", sees_inbox: bool = True) -> None:
+    def __init__(self, client: Client, *, words: str = "", by: str = "updated") -> None:
         super().__init__()
         self.animation_level = "none"
         self._client = client
         self._roster = Roster(client.store)
-        self._overview = Overview(client.store, sees_inbox=sees_inbox)
+        self._overview = Overview(client.store)
         self._words = words
         self._by = by
         self._is_turned = False

@@ -87,7 +87,7 @@ async def execute(
     except TimeoutError as error:
         raise CommandFailed(
             f"No tool worker has answered the command, which is event {event_id} of {conversation_id}.",
-            remedy="It runs when one takes it up. Is a tool worker running on the node that has the workspace?",
+            remedy="It runs when one takes it up. Start a tool worker on the node that has the workspace.",
         ) from error
     if answer.error_id:
         raise CommandFailed(answer.content)

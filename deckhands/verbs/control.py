@@ -13,7 +13,7 @@ from broker.conversations.conversations import ConversationRow
 from broker.specs.agent_state import TERMINAL_STATES, AgentState
 from broker.specs.timing import MessagePolicy
 from deckhands.cli.abbreviations import conversation_argument
-from deckhands.cli.choosing import Chosen, ChosenToEnd, Deed, chosen_options, do_to_chosen, yes_option
+from deckhands.cli.choosing import BulkAction, Chosen, ChosenToEnd, chosen_options, do_to_chosen, yes_option
 from deckhands.cli.connecting import on_conversation
 from deckhands.cli.options import json_option, read_task
 from deckhands.cli.output import note, print_json
@@ -118,8 +118,8 @@ def pause(options: PauseOptions) -> int:
 
     Name conversations, or choose them by --label and --state; those that are over are left alone then.
     """
-    deed = Deed("paused", lambda client, name: client.pause(name), _may_be_paused)
-    return _do(options, deed, "The request is in the log.", as_json=options.as_json)
+    action = BulkAction("paused", lambda client, name: client.pause(name), _may_be_paused)
+    return _do(options, action, "The request is in the log.", as_json=options.as_json)
 
 
 @click.command()
@@ -132,12 +132,12 @@ def resume(options: ResumeOptions) -> int:
 
     Name them, or choose them by --label and --state; those in other states are left alone then.
     """
-    deed = Deed(
+    action = BulkAction(
         "resumed",
         lambda client, name: client.resume(name, model=options.model),
         lambda row: row.state in RESUMABLE_STATES and not row.is_closed,
     )
-    return _do(options, deed, "The request is in the log.", as_json=options.as_json)
+    return _do(options, action, "The request is in the log.", as_json=options.as_json)
 
 
 @click.command()
@@ -165,13 +165,13 @@ def cancel(options: CancelOptions) -> int:
     """
     seconds = None if options.no_wait else CANCEL_WAIT_SECONDS
     if options.only_id is None:
-        deed = Deed(
+        action = BulkAction(
             "cancelled",
             lambda client, name: client.cancel(name, wait_seconds=seconds),
             lambda row: row.state not in TERMINAL_STATES and not row.is_closed,
             is_end=True,
         )
-        return asyncio.run(do_to_chosen(options, deed, as_json=options.as_json, is_sure=options.is_sure))
+        return asyncio.run(do_to_chosen(options, action, as_json=options.as_json, is_sure=options.is_sure))
     name = options.only_id
     summary = on_conversation(name, lambda client: client.cancel(name, wait_seconds=seconds))
     if options.as_json:
@@ -191,21 +191,21 @@ def close(options: CloseOptions) -> int:
 
     Name conversations, or choose them by --label and --state; those that are not over are left alone then.
     """
-    deed = Deed(
+    action = BulkAction(
         "closed",
         lambda client, name: client.close(name),
         lambda row: row.state in TERMINAL_STATES and not row.is_closed,
         is_end=True,
     )
-    return _do(options, deed, "The conversation is closed.", as_json=options.as_json, is_sure=options.is_sure)
+    return _do(options, action, "The conversation is closed.", as_json=options.as_json, is_sure=options.is_sure)
 
 
-def _do(options: Chosen, deed: Deed, said: str, *, as_json: bool, is_sure: bool = False) -> int:
+def _do(options: Chosen, action: BulkAction, said: str, *, as_json: bool, is_sure: bool = False) -> int:
     """Do something to the conversations that are meant; `said` is the note after one that was named alone."""
     name = options.only_id
     if name is None or as_json:
-        return asyncio.run(do_to_chosen(options, deed, as_json=as_json, is_sure=is_sure))
-    on_conversation(name, lambda client: deed.act(client, name))
+        return asyncio.run(do_to_chosen(options, action, as_json=as_json, is_sure=is_sure))
+    on_conversation(name, lambda client: action.act(client, name))
     note(said)
     return 0
 

@@ -11,7 +11,7 @@ import click
 from broker.conversations.conversations import ConversationRow
 from broker.runtime.errors import UnknownConversation
 from broker.specs.agent_state import AgentState, is_settled
-from deckhands.cli.choosing import ChosenToEnd, Deed, chosen_options, do_to_chosen, yes_option
+from deckhands.cli.choosing import BulkAction, ChosenToEnd, chosen_options, do_to_chosen, yes_option
 from deckhands.cli.options import json_option
 from deckhands.cli.verbs import options_as
 from deckhands.client.client import Client
@@ -55,8 +55,8 @@ def rm(options: RemoveOptions) -> int:
     def fits(row: ConversationRow) -> bool:
         return options.must_cancel or _may_be_removed(row)
 
-    deed = Deed("deleted", remove, fits, is_end=True, reaches_archive=True)
-    return asyncio.run(do_to_chosen(options, deed, as_json=options.as_json, is_sure=options.is_sure))
+    action = BulkAction("deleted", remove, fits, is_end=True, reaches_archive=True)
+    return asyncio.run(do_to_chosen(options, action, as_json=options.as_json, is_sure=options.is_sure))
 
 
 async def _cancel(client: Client, conversation_id: str) -> None:

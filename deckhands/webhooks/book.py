@@ -17,7 +17,6 @@ from datetime import datetime
 from typing import Literal
 
 from broker.coordination.unreadable import Unreadable
-from broker.runtime.clock import from_millis
 from broker.runtime.errors import DeckhandsError, UsageError
 from broker.runtime.settings import BrokerSettings
 from broker.secrets.secrets import Secrets, secret_key
@@ -102,7 +101,7 @@ class WebhookBook:
             secret=sealed,
             form=form,
             token=sealed_token,
-            created=from_millis(await self._now_ms()),
+            created=await self._store.now(self._names),
         )
         await self.mark([tenant])
         if await self._put(hook.id, b"", hook.model_dump_json().encode()) == "full":
@@ -169,7 +168,7 @@ class WebhookBook:
                 check(hook)
             changed = hook.model_copy(update={"is_enabled": is_enabled, "why_off": why_off})
             if is_enabled and not hook.is_enabled:
-                changed = changed.model_copy(update={"created": from_millis(await self._now_ms())})
+                changed = changed.model_copy(update={"created": await self._store.now(self._names)})
             if await self._put(webhook_id, text, changed.model_dump_json().encode()) == "put":
                 return changed
 
@@ -222,7 +221,7 @@ class WebhookBook:
                 event_id=0,
                 type="",
                 body="",
-                planned=from_millis(await self._now_ms()),
+                planned=await self._store.now(self._names),
                 state="failed",
                 error="The store has it in a form that cannot be read.",
             )
@@ -244,13 +243,13 @@ class WebhookBook:
         return Line(line.webhook_id, line.conversation_id, _text(rest[0])) if outcome == "ended" else None
 
     async def deliveries(self, webhook_id: str, *, limit: int) -> list[Delivery]:
-        """Return the latest deliveries of a webhook, newest first."""
+        """Return the latest deliveries of a webhook that can be read, newest first."""
         order, sent = self._names.webhook(webhook_id, "order"), self._names.webhook(webhook_id, "sent")
         names = await self._store.call("ZREVRANGE", order, 0, limit - 1)
         if not names:
             return []
         texts = await self._store.call("HMGET", sent, *names)
-        return [Delivery.model_validate_json(text) for text in texts if text is not None]
+        return [delivery for text in texts if (delivery := _delivery_in(text)) is not None]
 
     async def redeliver(self, webhook_id: str, delivery_id: str) -> Delivery:
         """Repeat a delivery under the same id, before later ones of its conversation.
@@ -260,11 +259,10 @@ class WebhookBook:
         """
         while True:
             text = await self._store.call("HGET", self._names.webhook(webhook_id, "sent"), delivery_id)
-            if text is None:
+            if (found := _delivery_in(text)) is None:
                 raise UnknownWebhook(
                     "There is no such delivery.", remedy="The log of deliveries lists the latest ones."
                 )
-            found = Delivery.model_validate_json(text)
             again = found.model_copy(update={"state": "waiting", "attempts": 0, "next_attempt": None, "error": ""})
             arguments = (webhook_id, found.conversation_id, found.id, found.event_id, text, again.model_dump_json())
             (outcome,) = await self._store.function("deck_redeliver", (self._names.root,), *arguments)
@@ -297,9 +295,13 @@ class WebhookBook:
         (outcome,) = await self._store.function("deck_put_webhook", (self._names.root,), *arguments)
         return str(outcome)
 
-    async def _now_ms(self) -> int:
-        _, now_ms = await self._store.function("deck_now", (self._names.root,))
-        return int(now_ms)
+
+def _delivery_in(text: bytes | None) -> Delivery | None:
+    """Return a delivery that the store has; None: it has none, or one that cannot be read."""
+    try:
+        return None if text is None else Delivery.model_validate_json(text)
+    except ValueError:  # of pydantic
+        return None
 
 
 def _text(value: bytes | str) -> str:

@@ -91,6 +91,8 @@ async def test_one_that_was_closed_or_lost_makes_room(store: Store) -> None:
     await store.connection.call("DEL", store.keys("two").meta)  # as a store that was restored from an older file
     await begin(store, "four")
     await refused(store, "five")
+    await store.connection.call("HSET", store.keys("four").meta, "state", "finished")  # restored without its index
+    await begin(store, "five")
 
 
 async def test_a_damaged_conversation_does_not_count(store: Store) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from broker.limits.ledger import Exhausted, Ledger, account_path, accounts_of, nano
 from broker.log.fencing import Ownership
-from broker.runtime.errors import UsageError
+from broker.runtime.errors import OwnershipLost, UsageError
 from broker.store.store import Store, open_store
 from broker.testing.memory_store import MemoryConnection
 from tests.broker_parts import begin, enter, lapse, notified
@@ -267,6 +267,33 @@ async def test_a_former_owner_does_not_touch_the_reservation_of_the_next(store: 
         await settle(ledger, "aaa", 0.0, is_lost=is_lost)
     tenant = await ledger.account(TENANT)
     assert (tenant.reserved_usd, tenant.lost_usd, tenant.lost_calls) == (0.5, 0.6, 1)
+
+
+async def test_a_former_owner_may_not_call_once_the_next_does(store: Store) -> None:
+    for worker in ("w1", "w2"):
+        await enter(store, worker)
+    ledger = Ledger(store)
+    assert await reserve(ledger, "aaa", 0.5, worker="w2", token=2) is None
+    with pytest.raises(OwnershipLost):
+        await reserve(ledger, "aaa", 0.5)
+    assert (await ledger.account(TENANT)).reserved_usd == 0.5
+
+
+async def test_what_a_batch_may_cost_is_reserved_until_its_reply_is_in_the_log(store: Store) -> None:
+    for worker in ("w1", "w2"):
+        await enter(store, worker)
+    ledger = Ledger(store)
+    assert await ledger.reserve(owner("aaa"), chain("aaa"), worst_usd=0.5, total_usd=0.25, is_batched=True) is None
+    again = owner("aaa", worker="w2", token=2)
+    # It is on its way, so a later estimate changes nothing.
+    assert await ledger.reserve(again, chain("aaa"), worst_usd=0.75, total_usd=0.25, is_batched=True) is None
+    assert (await ledger.account(TENANT)).reserved_usd == 0.5
+    await bury(store, "w1")
+    await ledger.sweep()
+    assert (await ledger.account(TENANT)).reserved_usd == 0.5
+    await reserve(ledger, "aaa", 0.125, total=0.5, worker="w2", token=2)
+    tenant = await ledger.account(TENANT)
+    assert (tenant.spent_usd, tenant.reserved_usd, tenant.lost_usd) == (0.5, 0.125, 0.0)
 
 
 async def test_a_call_that_was_cut_off_is_lost(store: Store) -> None:

@@ -128,6 +128,17 @@ async def test_conversations_of_tenants_come_by_weight(store: Store) -> None:
     assert shares == {"acme": 75, "globex": 25}
 
 
+async def test_a_tenant_that_comes_late_has_no_turns_to_make_up_for(store: Store) -> None:
+    await controllers(store)
+    for n in range(60):
+        await start(store, f"early-{n}", tenant="early")
+    await taken(store, 30)
+    for n in range(20):
+        await start(store, f"late-{n}", tenant="late")
+    window = 8
+    assert tenants_of((await taken(store, window + 20))[window:]) == {"early": 10, "late": 10}
+
+
 async def test_one_that_is_notified_again_in_line_keeps_its_place(store: Store) -> None:
     await controllers(store)
     ids = [f"batch-{n}" for n in range(16)]

@@ -19,7 +19,7 @@ from a2a.utils.errors import InvalidParamsError, TaskNotCancelableError, TaskNot
 
 from broker.runtime.settings import BrokerSettings
 from deckhands.access.api_keys import Scope
-from deckhands.jobs.job import Workbench
+from deckhands.jobs.job import JobServices
 from deckhands.jobs.telling import deliver, tell
 from tests.door_parts import saying
 from tests.integration.command_line import finish, run_command, script
@@ -119,7 +119,7 @@ async def test_changes_are_pushed_with_the_token_of_the_client(server: Served) -
         assert (kept.url, kept.token) == (receiver.url, "")
         sent: list[tuple[str, ...]] = []
         settings = BrokerSettings(webhook_private=PRIVATE)
-        bench = Workbench(server.client.store, settings, lambda _, arguments: sent.append(arguments))
+        bench = JobServices(server.client.store, settings, lambda _, arguments: sent.append(arguments))
         await tell(bench)
         await asyncio.gather(*(deliver(bench, *arguments) for arguments in sent))
         headers, body = receiver.requests[-1]

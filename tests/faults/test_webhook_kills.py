@@ -8,7 +8,7 @@ import pytest
 
 from broker.runtime.settings import BrokerSettings
 from broker.specs.specs import Tenancy
-from deckhands.jobs.job import Workbench
+from deckhands.jobs.job import JobServices
 from deckhands.jobs.telling import book_of
 from tests.faults.harness import FaultCluster
 from tests.webhook_parts import begin_worked, receiving
@@ -26,7 +26,7 @@ async def test_a_worker_that_dies_loses_nothing_that_has_settled(
     client = cluster.client
     monkeypatch.setenv("DECKHANDS_SECRET_KEY", SECRET_KEY)
     async with receiving() as receiver:
-        book = book_of(Workbench(client.store, BrokerSettings.from_env()))
+        book = book_of(JobServices(client.store, BrokerSettings.from_env()))
         await book.add("acme", receiver.url, EVENTS)
         names = [f"one-{number}" for number in range(3)]
         for name in names:

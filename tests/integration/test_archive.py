@@ -30,7 +30,7 @@ from deckhands.client.client import Client
 from deckhands.jobs.orphans import remove_orphans, removed_from
 from deckhands.jobs.retiring import _Round
 from deckhands.reading.spending import spending_of
-from tests.archive_parts import LONG_TEXT, begin_ended, delegate_ended, retired, workbench
+from tests.archive_parts import LONG_TEXT, begin_ended, delegate_ended, retired, services
 from tests.stores import RealServer, emptied
 
 
@@ -182,7 +182,7 @@ async def test_a_delegate_that_continues_while_its_tree_is_archived_stays_whole(
     await begin_ended(client, "parent", delegate_ended("one"), delegate_ended("two"))
     await begin_ended(client, "later")
     log = await client.events("one", is_whole=True)
-    settings = workbench(client.store, place, '[[rule]]\nage = "0s"', tmp_path).settings
+    settings = services(client.store, place, '[[rule]]\nage = "0s"', tmp_path).settings
     retention = Retention.of_setting(settings.retention)
     interrupted = _Round(client.store, retention, Interrupted(str(place), client), "")
     await interrupted.go()
@@ -287,7 +287,7 @@ async def test_keys_that_nothing_names_are_removed_and_others_not(client, place,
     await call("SET", names.blob("0" * 64), "a text whose event was never appended")
     await call("HSET", names.once, "key", "1")
     count = len(await keys_of(client))
-    bench = workbench(client.store, place, "", tmp_path)
+    bench = services(client.store, place, "", tmp_path)
     assert (await remove_orphans(bench))["removed"] == 0
     assert (await removed_from(client.store, 0)) == {"removed": 2, "completed": 0}
     assert len(await keys_of(client)) == count - 2
@@ -311,5 +311,5 @@ async def test_a_deletion_that_was_interrupted_is_completed(client, place, tmp_p
     last_id = await client.log.last_id("parent")
     begun = await client.store.function("deck_begin_deletion", (names.root, names.shard.root), "parent", last_id)
     assert begun == ["begun"]
-    assert await remove_orphans(workbench(client.store, place, "", tmp_path)) == {"removed": 0, "completed": 1}
+    assert await remove_orphans(services(client.store, place, "", tmp_path)) == {"removed": 0, "completed": 1}
     assert await keys_of(client) == []

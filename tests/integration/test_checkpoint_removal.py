@@ -10,7 +10,7 @@ from broker.runtime.clock import SystemClock
 from broker.runtime.settings import BrokerSettings
 from deckhands.client.client import Client
 from deckhands.jobs.checkpoints import CheckpointsNotRemoved, remove_checkpoints
-from deckhands.jobs.job import Workbench
+from deckhands.jobs.job import JobServices
 from tests.archive_parts import begin_ended, retired
 from tests.stores import RealServer, emptied
 from tool_worker.checkpoints.checkpoint_store import Checkpoints, SavedFiles
@@ -22,8 +22,8 @@ async def test_only_what_nobody_needs_goes(valkey_server: RealServer, tmp_path: 
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "file").write_text("content")
     async with await Client.connect(await emptied(valkey_server.url)) as client:
-        workbench = Workbench(client.store, BrokerSettings(archive=str(archive), checkpoints=place))
-        assert await remove_checkpoints(workbench) == {"forgotten": 0, "dropped": 0}
+        services = JobServices(client.store, BrokerSettings(archive=str(archive), checkpoints=place))
+        assert await remove_checkpoints(services) == {"forgotten": 0, "dropped": 0}
         for name in ("archived", "origin", "gone", "here"):
             await begin_ended(client, name)
             checkpoints.save(name, tmp_path / "work", SavedFiles(), event=3)
@@ -32,10 +32,10 @@ async def test_only_what_nobody_needs_goes(valkey_server: RealServer, tmp_path: 
         await client.fork("origin")
         await client.delete("origin")
         await client.delete("gone")
-        assert await remove_checkpoints(workbench) == {"forgotten": 1, "dropped": 0}
+        assert await remove_checkpoints(services) == {"forgotten": 1, "dropped": 0}
         left = [name for name in ("archived", "origin", "gone", "here") if checkpoints.has(name)]
         assert left == ["archived", "origin", "here"]
         (tmp_path / "checkpoints" / "checkpoints" / "here").write_text("damaged")
         with pytest.raises(CheckpointsNotRemoved, match="cannot be removed"):
-            await remove_checkpoints(workbench)
+            await remove_checkpoints(services)
         assert checkpoints.has("origin")

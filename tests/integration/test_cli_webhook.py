@@ -10,7 +10,7 @@ import pytest
 from broker.runtime.settings import BrokerSettings
 from broker.store.store import open_store
 from deckhands.client.client import Client
-from deckhands.jobs.job import Workbench
+from deckhands.jobs.job import JobServices
 from deckhands.jobs.telling import book_of, deliver, tell
 from tests.integration.command_line import Done, deckhands, environment
 from tests.stores import RealServer, emptied
@@ -79,7 +79,7 @@ def test_deliveries_are_listed_with_how_they_have_ended(face: Face) -> None:
     async def work(url: str) -> None:
         sent: list[tuple[str, ...]] = []
         settings = BrokerSettings(webhook_private="127.0.0.1")
-        bench = Workbench(await open_store(face.url), settings, lambda _, arguments: sent.append(arguments))
+        bench = JobServices(await open_store(face.url), settings, lambda _, arguments: sent.append(arguments))
         client = Client(bench.store)
         await book_of(bench).add("*", url, ("conversation.settled",))
         await begin_worked(client, "told-one")

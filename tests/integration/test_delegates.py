@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -19,14 +21,16 @@ from broker.contract.events import (
     Parent,
     WorkspaceSpec,
 )
-from broker.contract.observations import AgentDelegateObservation, ErrorObservation
+from broker.contract.observations import AgentDelegateObservation, ErrorObservation, EventsLostObservation
 from broker.conversations.conversations import Conversations
 from broker.conversations.delegates import delegate_conversation
 from broker.log.lost_tails import name_gap
 from broker.runtime.errors import EventsLost
 from broker.specs.agent_state import AgentState
+from controller_worker.core.controller import fold
 from controller_worker.core.effects import TellDelegates
-from controller_worker.loop.delegates import Delegates
+from controller_worker.core.state import State
+from controller_worker.loop.delegates import Delegates, report
 from deckhands.client.forking import fork_of
 from tests.controller_parts import said
 from tests.conversation_hands import CID, Hands
@@ -64,6 +68,18 @@ async def test_a_delegate_begins_with_its_task_its_share_and_its_parent(hands: H
     assert created.limits.max_seconds is not None
     assert 2_500 < created.limits.max_seconds <= 3_240  # nine tenths of what its parent has left
     assert message.sentence == "TASK: look"
+
+
+async def test_a_delegate_gets_its_share_of_the_time_that_is_left(hands: Hands) -> None:
+    delegate_id, _ = await delegate_of(hands, limits=Limits(max_seconds=3_600.0))
+    state, keys = hands.loops[0].state, hands.store.keys(delegate_id)
+    await hands.store.connection.call("DEL", keys.events, keys.meta, keys.once)
+    late = replace(state.usage, deadline=hands.store.clock.now() + timedelta(seconds=100))
+    await Delegates(hands.log, hands.store).start(replace(state, usage=late), state.delegation.delegates[0])
+    (created, _) = await hands.log.read(delegate_id)
+    assert isinstance(created, ConversationCreated)
+    assert created.limits.max_seconds is not None
+    assert 60 < created.limits.max_seconds <= 90
 
 
 async def test_the_error_for_an_unknown_delegate_names_the_configured_ones_first(hands: Hands) -> None:
@@ -137,6 +153,35 @@ async def test_an_order_that_was_lost_does_not_hold_back_another_with_its_number
         await delegates.tell(state, TellDelegates(wanted, 99))
     told = [event for event in await hands.log.read(delegate_id) if isinstance(event, ChangeAgentStateAction)]
     assert [event.agent_state for event in told] == [AgentState.PAUSED, AgentState.STOPPED]
+
+
+async def test_an_order_is_for_those_who_had_been_asked_for_and_since_when_it_says(hands: Hands) -> None:
+    """A next owner passes the latest order on once more, and others may have begun since."""
+    delegate_id, begun = await delegate_of(hands)
+    delegates, state = Delegates(hands.log, hands.store), hands.loops[0].state
+    asked_id = state.delegation.delegates[0].id
+    for order in (
+        TellDelegates(AgentState.STOPPED, asked_id - 1),
+        TellDelegates(AgentState.STOPPED, asked_id + 9, since=asked_id + 1),
+    ):
+        await delegates.tell(state, order)
+    told = [event for event in await hands.log.read(delegate_id) if isinstance(event, ChangeAgentStateAction)]
+    assert told == []
+    await delegates.tell(state, TellDelegates(AgentState.STOPPED, asked_id + 1, since=asked_id))
+    assert await hands.log.last_id(delegate_id) > len(begun)
+
+
+async def test_an_end_whose_request_the_parent_has_lost_is_no_answer_to_what_has_its_number(hands: Hands) -> None:
+    _, begun = await delegate_of(hands)
+    assert isinstance(begun[0], ConversationCreated)
+    assert begun[0].parent is not None
+    before = await hands.log.last_id(CID)
+    parent = begun[0].parent.model_copy(update={"delegate_id": 2})  # where the parent has a message now
+    await report(hands.log, fold(State(), begun), parent)
+    written = [event for event in await hands.log.read(CID) if event.id > before]
+    assert [type(event) for event in written if isinstance(event, DelegateEnded | EventsLostObservation)] == [
+        EventsLostObservation
+    ]
 
 
 @pytest.mark.parametrize("paused_by", ["the parent", "a person", "nobody"])

@@ -23,10 +23,12 @@ from broker.log.event_log import EventLog
 from broker.runtime.errors import UsageError
 from broker.store.store import Store
 from tests.integration.test_mcp import offering, program
-from tests.integration.workspace_hosts import Terminal, answer, client, gone, opened
+from tests.integration.workspace_hosts import LIMIT_SECONDS, Terminal, answer, client, gone, opened
 from tests.polling import until
 from tool_worker.errors import EgressRefused, WorkspaceConflict
 from tool_worker.launch.egress_gate import EgressGate
+from tool_worker.launch.host_folder import HostFolder
+from tool_worker.launch.host_launch import wait_until_dead
 from tool_worker.mcp.config import McpServerSpec
 from tool_worker.settings import tool_settings
 from tool_worker.worker.executor import Executor
@@ -104,6 +106,15 @@ async def test_a_command_reaches_what_is_on_the_list_and_is_told_what_is_not(tmp
         assert (await run(f"curl -sS --noproxy '*' http://{site.host}/")).exit_code == 7
         assert json.loads((tmp_path / "reaching" / "host" / "egress.log").read_text())["why"] == why
         process = await proxy_of("reaching")
+    await gone(process.pid)
+
+
+async def test_a_proxy_keeps_no_host_that_no_worker_is_attached_to(tmp_path: Path) -> None:
+    async with opened(tmp_path, sandbox="bwrap", gate=GATE, ttl_seconds=0.2) as workspaces:
+        await workspaces.open("resting", WorkspaceSpec(allow=("elsewhere.test",)))
+        process = await proxy_of("resting")
+        await workspaces.aclose()
+        assert await wait_until_dead(HostFolder(tmp_path, "resting"), LIMIT_SECONDS)
     await gone(process.pid)
 
 

@@ -164,6 +164,11 @@ async def test_attempts_under_way_begin_again_and_a_requeue_that_is_read_twice_c
     assert await running.ended() == [("a", "resolved", "")]
     assert running.rows[0].failures == []
     assert (await client.wait_until_settled(first)).state == "stopped"
+    # A driver that dies behind the grant leaves the next round to the next one.
+    await running.steering.granted("read", {(model, "a", 1): 2})
+    again = Running(client, Plan("again", questions("a"), [model]), results)
+    assert await again.ended() == [("a", "resolved", "")]
+    assert again.rows[0].round == 2
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -199,6 +204,12 @@ async def test_it_ends_early_once_enough_is_known(client: Client, results: Resul
     assert all("is better than" in cause for cause in left_out)
     again = Running(client, plan, results)
     assert await again.ended() == []
+    # What a person requeues is carried out all the same.
+    skipped = next(instance for instance, outcome, _ in ended if outcome == "not-run")
+    await again.steering.requeue(Requeue(outcomes=("not-run",), instances=(skipped,)))
+    carried_out = await Running(client, plan, results).ended()
+    assert carried_out
+    assert {(instance, outcome == "not-run") for instance, outcome, _ in carried_out} == {(skipped, False)}
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -30,8 +30,10 @@ from broker.contract.observations import (
     ErrorObservation,
     EventsLostObservation,
     OutcomeUnknownObservation,
+    SurveyObservation,
 )
 from broker.contract.offered_tools import ToolCallAction
+from broker.contract.workspace_events import SurveyAction
 from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionReclaimed, ControlDelivery
 from broker.log.event_log import EventLog
 from broker.secrets.secrets import Secrets
@@ -72,6 +74,22 @@ async def test_a_result_that_cannot_be_masked_is_an_error_that_says_so(memory_st
     assert isinstance(answer, ErrorObservation)
     assert (answer.cause, answer.error_id) == (2, "secrets_locked")
     assert "no key for them" in answer.content
+
+
+async def test_a_result_without_a_key_for_secrets_is_not_in_the_log(memory_store: Store, tmp_path: Path) -> None:
+    (tmp_path / "conversation" / "workspace").mkdir(parents=True)
+    (tmp_path / "conversation" / "workspace" / "a.txt").write_text("c4n4ry-hidden\n")
+    log = EventLog(memory_store)
+    await log.create(ConversationCreated(conversation_id="conversation"))
+    await log.append("conversation", [FileReadAction(path="a.txt")])
+    await Secrets(memory_store, lambda: bytes(32)).put("conversation", "TOKEN", "c4n4ry-hidden")
+    locked = EventLog(memory_store, Secrets(memory_store, no_key))
+    async with opened(tmp_path) as workspaces:
+        await Executor(locked, workspaces, worker_id="tool-1").execute(await delivery_of(log, 2), ActionClaimed(1))
+    answer = (await log.read("conversation"))[-1]
+    assert isinstance(answer, ErrorObservation)
+    assert (answer.cause, answer.error_id) == (2, "secrets_locked")
+    assert "c4n4ry" not in answer.content
 
 
 @pytest.mark.parametrize(("claim", "is_known"), [(ActionReclaimed(2, "tool-0"), False), (ActionClaimed(1), True)])
@@ -208,6 +226,10 @@ async def test_what_ran_without_a_sandbox_says_so(
         events = Events(log, Executor(log, workspaces, worker_id="tool-1"))
         for action in (CmdRunAction(command="true"), FileWriteAction(path="a", content="a"), FileReadAction(path="b")):
             assert (await events.observed(action)).unsandboxed is is_said
+        await events.observed(FileWriteAction(path=".openhands/setup.sh", content="exit 1"))
+        survey = await events.observed(SurveyAction())
+        assert isinstance(survey, SurveyObservation)
+        assert survey.scripts == (() if is_said else (".openhands/setup.sh",))
         stopped = CmdRunAction(command="true", confirmation_state=ConfirmationStatus.REJECTED)
         assert (await events.observed(stopped)).unsandboxed is None
 
@@ -257,6 +279,42 @@ async def test_a_lost_actions_result_does_not_answer_the_one_that_has_its_number
     assert answer.cause == 2
     assert "was not run" in answer.content
     assert not (tmp_path / "conversation" / "workspace" / "effects").exists()
+
+
+async def test_a_number_that_was_given_again_is_noticed_though_the_journal_goes_no_further_than_the_log(
+    memory_store: Store, tmp_path: Path
+) -> None:
+    log, known = EventLog(memory_store), CmdRunAction(command="true")
+    await log.create(ConversationCreated(conversation_id="conversation"))
+    await log.append("conversation", [CmdRunAction(command="echo effect >> effects"), known])
+    async with opened(tmp_path) as workspaces:
+        host, lost = await workspaces.open("conversation"), CmdRunAction(command="echo old")
+        for number, action in ((2, lost), (3, known)):
+            await host.run(number, "bash", {"command": action.command}, fingerprint=fingerprint_of(action))
+        await Executor(log, workspaces, worker_id="tool-1").execute(await delivery_of(log, 2), ActionClaimed(1))
+    gap, answer = (await log.read("conversation"))[3:]
+    assert isinstance(gap, EventsLostObservation)
+    assert "event 2 was a different event before" in gap.content
+    assert isinstance(answer, OutcomeUnknownObservation)
+    assert not (tmp_path / "conversation" / "workspace" / "effects").exists()
+
+
+async def test_the_result_of_an_action_that_its_log_has_lost_meanwhile_answers_no_other(
+    memory_store: Store, tmp_path: Path
+) -> None:
+    log = EventLog(memory_store)
+    await log.create(ConversationCreated(conversation_id="conversation"))
+    await log.append("conversation", [CmdRunAction(command="echo lost")])
+    delivery = await delivery_of(log, 2)
+    await memory_store.connection.call("DEL", memory_store.keys("conversation").events)
+    await memory_store.connection.call("DEL", memory_store.keys("conversation").meta)
+    await memory_store.connection.call("DEL", memory_store.keys("conversation").once)
+    await log.create(ConversationCreated(conversation_id="conversation"))
+    await log.append("conversation", [CmdRunAction(command="echo other")])
+    async with opened(tmp_path) as workspaces:
+        await Executor(log, workspaces, worker_id="tool-1").execute(delivery, ActionClaimed(1))
+    kinds = [event.kind for event in await log.read("conversation")]
+    assert kinds == ["conversation.created", "action.run", "observation.events_lost"]
 
 
 async def test_an_action_decided_before_a_gap_was_named_is_not_begun(memory_store: Store, tmp_path: Path) -> None:

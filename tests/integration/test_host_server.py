@@ -124,7 +124,7 @@ async def test_everybody_who_asks_for_a_running_action_gets_its_result(tmp_path:
             await asyncio.sleep(0)
         second = asyncio.create_task(other.run(1, "bash", call))
         # Served after the request before it, on the same connection.
-        await other.connection.ping()
+        assert not await other.connection.retire(may_kill=True)
         gate.open()
         async with asyncio.timeout(20):
             results = await asyncio.gather(first, second)

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
 from controller_worker.llm.config import LLMConfig
-from controller_worker.wires.event_stream import whole_reply
+from controller_worker.wires.environment_proxy import environment_proxy
+from controller_worker.wires.event_stream import REPLY_LIMIT_BYTES, whole_reply
 from controller_worker.wires.http_transport import (
     PIECE_BYTES,
     AnswerRefused,
     HttpTransport,
     RequestFailed,
-    environment_proxy,
 )
 from controller_worker.wires.provider_errors import model_error
+from tests.certificates import certificate_in
 
 LIMIT_SECONDS = 10.0
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
@@ -108,6 +111,10 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
         ("https://api.example.com/v1", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "ample.com"}, "http://p:1"),
         ("http://me:pass@10.0.0.7:8000/v1", {"HTTP_PROXY": "http://p:1", "NO_PROXY": "10.0.0.7"}, None),
         ("http://10.0.0.7:8000/v1", {"HTTP_PROXY": "http://p:1", "NO_PROXY": "10.0.0.7:8001"}, "http://p:1"),
+        ("http://10.0.0.7:8000/v1", {"HTTP_PROXY": "http://p:1", "NO_PROXY": "a.b, 10.0.0.0/8"}, None),
+        ("http://10.0.0.7:8000/v1", {"HTTP_PROXY": "http://p:1", "NO_PROXY": "10.0.1.0/24,::/0"}, "http://p:1"),
+        ("http://[::1]:8000/v1", {"HTTP_PROXY": "http://p:1", "NO_PROXY": "::1"}, None),
+        ("http://[fd00::7]:8000/v1", {"HTTP_PROXY": "http://p:1", "NO_PROXY": "fd00::/8"}, None),
     ],
 )
 def test_the_environment_names_the_proxy(
@@ -142,6 +149,36 @@ async def test_the_login_of_a_proxy_is_sent_to_it_and_in_no_error(
     assert "proxy-authorization: basic dxnlcjpwyxnzdzbyza==" in proxy.head  # lowered by the reader
     texts = [str(error) for error in (failed.value, failed.value.__cause__)]
     assert not [text for text in texts if "passw0rd" in text], texts
+
+
+async def test_the_server_behind_a_proxy_gets_no_login_but_its_own_and_the_proxy_not_that(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    certificate, key = certificate_in(tmp_path, "models.invalid")
+    context, asked = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), []
+    context.load_cert_chain(certificate, key)
+
+    async def tunnel(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append((await reader.readuntil(b"\r\n\r\n")).lower())
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        await writer.drain()
+        await writer.start_tls(context)
+        asked.append((await reader.readuntil(b"\r\n\r\n")).lower())
+        writer.write(ANSWER)
+        await writer.drain()
+        writer.close()
+
+    proxy = await asyncio.start_server(tunnel, "127.0.0.1", 0)
+    host, port = proxy.sockets[0].getsockname()
+    monkeypatch.setenv("HTTPS_PROXY", f"http://user:passw0rd@{host}:{port}")
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    async with proxy, asyncio.timeout(LIMIT_SECONDS), transport("https://models.invalid/v1") as made:
+        assert await whole_answer(made) == b"{}"
+    to_proxy, to_server = asked
+    assert b"\r\nproxy-authorization: basic" in to_proxy
+    assert b"\r\nauthorization" not in to_proxy
+    assert b"\r\nproxy-authorization" not in to_server
+    assert b"\r\nauthorization: bearer the-key" in to_server
 
 
 async def test_a_body_is_forgotten_once_it_is_sent() -> None:
@@ -182,6 +219,8 @@ async def test_there_is_one_login(userinfo: str, headers: dict[str, str], login:
     [
         ("text/html; charset=iso-8859-1", "sch\xf6n"),
         ("text/html; charset=what-is-this", "sch\ufffdn"),
+        ("text/html; charset=idna", "sch\ufffdn"),
+        ("text/html; charset=punycode", "sch\ufffdn"),
     ],
 )
 async def test_a_refusal_in_any_charset_can_be_read(content_type: str, said: str) -> None:
@@ -193,6 +232,25 @@ async def test_a_refusal_in_any_charset_can_be_read(content_type: str, said: str
     assert (caught.value.status_code, str(caught.value)) == (418, said)
 
 
+@pytest.mark.parametrize("status", [301, 302, 307])
+async def test_a_redirect_is_a_refusal(status: int) -> None:
+    head = f"HTTP/1.1 {status} Elsewhere\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n"
+    async with listening(head.encode()) as server, transport(server.address) as made:
+        server.may_answer.set()
+        with pytest.raises(AnswerRefused) as caught:
+            await made.post("/chat/completions", b"{}", {})
+    assert caught.value.status_code == status
+
+
+async def test_a_refusal_without_end_is_not_read_to_it_and_its_connection_is_given_up() -> None:
+    endless = b"HTTP/1.1 500 No\r\n\r\n" + bytes(2 * REPLY_LIMIT_BYTES)
+    async with listening(endless) as server, transport(server.address) as made:
+        server.may_answer.set()
+        with pytest.raises(AnswerRefused):
+            await made.post("/chat/completions", b"{}", {})
+        await server.has_ended.wait()
+
+
 @pytest.mark.parametrize("answer", [b"", b"nonsense\r\n\r\n", ANSWER[:-1]])
 async def test_an_answer_that_breaks_off_has_failed(answer: bytes) -> None:
     async with listening(answer) as server, transport(server.address) as made:
@@ -202,11 +260,12 @@ async def test_an_answer_that_breaks_off_has_failed(answer: bytes) -> None:
     assert model_error(caught.value).code == "service_unavailable"
 
 
-async def test_a_silence_that_is_too_long_is_called_one() -> None:
-    async with listening() as server, transport(server.address, read_timeout=0.05) as made:
+@pytest.mark.parametrize(("settings", "read_seconds"), [({"read_timeout": 0.05}, None), ({}, 0.05)])
+async def test_a_silence_that_is_too_long_is_called_one(settings: dict[str, float], read_seconds: float | None) -> None:
+    async with listening() as server, transport(server.address, **settings) as made:
         try:
             with pytest.raises(RequestFailed, match="timed out") as caught:
-                await made.post("/chat/completions", b"{}", {})
+                await made.post("/chat/completions", b"{}", {}, read_seconds=read_seconds)
         finally:
             server.may_answer.set()
     assert isinstance(caught.value.__cause__, TimeoutError)

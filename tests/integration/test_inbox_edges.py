@@ -16,9 +16,10 @@ from broker.log.event_log import EventLog
 from broker.store import keys
 from broker.store.store import Store
 from deckhands.door import inbox
-from deckhands.door.desk import OFFERS_LIMIT_SECONDS, Desk
+from deckhands.door.callers import STREAM, Caller
+from deckhands.door.desk import OFFERS_LIMIT_SECONDS, REVOKED, Desk
 from deckhands.door.inbox import FORSAKEN_AFTER_SECONDS, GROUP, MOST_DELIVERIES, Inbox
-from deckhands.door.lookout import Lookout
+from deckhands.door.outcome_watcher import OutcomeWatcher
 from deckhands.door.runs import Runs
 from deckhands.tasks.tasks import conversation_id_of
 from tests.conversation_hands import WatchedConnection
@@ -138,12 +139,12 @@ async def test_a_notice_of_a_deleted_conversation_leaves_nothing(desk: Desk) -> 
     names = store.keys(conversation_id_of("inbox:shop:a"))
     await EventLog(store).store.connection.call("XGROUP", "CREATE", names.shard.notices, "doors", "0", "MKSTREAM")
     await store.connection.call("XADD", names.shard.notices, "*", "c", names.conversation_id)
-    lookout = Lookout(desk, Runs(desk), "d1")
+    watcher = OutcomeWatcher(desk, Runs(desk), "d1")
 
     async def is_read() -> bool:
         return not await store.connection.call("XLEN", names.shard.notices)
 
-    async with serving(lookout.read_notices(names.shard), Inbox(desk, "d1").read()):
+    async with serving(watcher.read_notices(names.shard), Inbox(desk, "d1").read()):
         await until(is_read, limit=60.0, what="a notice that was read")
         assert await store.connection.call("EXISTS", names.caller) == 0
         await put(store, {"id": "a", "task": "x"})
@@ -157,6 +158,28 @@ async def test_a_caller_without_an_outcome_is_not_answered(desk: Desk) -> None:
         await put(desk.store, {"id": "a", "task": "x"})
         await until_empty(desk.store)
     assert [reply.event for reply in await replies(desk.store)] == ["accepted"]
+
+
+async def test_a_delay_counts_from_when_the_entry_was_added(desk: Desk) -> None:
+    seconds = int((await desk.store.connection.call("TIME"))[0])
+    left = []
+    for name, added in (("now", seconds), ("an hour ago", seconds - 3_600)):
+        request = b'{"id": "%s", "task": "x", "delay": 4000}' % name.encode()
+        await Inbox(desk, "d1")._take(f"{added}000-1", [b"v", b"1", b"request", request])
+        conversation_id = conversation_id_of(f"inbox::{name}")
+        due_ms = await desk.store.connection.call("ZSCORE", desk.store.all_shards[0].parked, conversation_id)
+        left.append(float(due_ms) / 1_000 - seconds)
+    assert left == pytest.approx([4_000, 400], abs=60)
+
+
+async def test_an_outcome_is_decided_once(desk: Desk) -> None:
+    name = conversation_id_of("inbox:shop:a")
+    await desk.callers.keep(Caller(name, STREAM, "shop", "a"))
+    decided = await desk.callers.decide(name, {"status": "SUCCESS"})
+    assert await desk.callers.decide(name, REVOKED) == decided  # another door has read less, or more, of its log
+    caller = await desk.callers.of(name)
+    assert caller is not None
+    assert caller.outcome == decided
 
 
 async def forsake(store: Store, entry: str, deliveries: int) -> None:

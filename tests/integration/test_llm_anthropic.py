@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import anthropic
+import httpx2
 import pytest
 
 from broker.runtime.clock import SystemClock
@@ -14,6 +18,8 @@ from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import BadRequestError, LLMConfigError
 from controller_worker.llm.llm import Completion, ModelRequest, Usage
 from controller_worker.messages.messages import Message, TextPart, ToolCall
+from controller_worker.wires.raw_client import connections, timeouts
+from controller_worker.wires.sdk_transport import SdkTransport
 from tests.integration.llm_requests import HISTORY, TOOL, answer
 from tests.model_server.running_server import RunningModelServer
 
@@ -168,6 +174,25 @@ async def test_a_turn_that_another_model_has_begun_goes_on_without_a_budget_of_t
 )
 async def test_max_tokens(server: RunningModelServer, settings: dict[str, Any], max_tokens: int) -> None:
     assert (await sent(server, **settings))["max_tokens"] == max_tokens
+
+
+async def test_the_limit_of_one_request_goes_before_the_clients(server: RunningModelServer) -> None:
+    config = LLMConfig.create(model="anthropic/claude-sonnet-5", api_key="k", base_url=server.url, read_timeout=200.0)
+    client = anthropic.AsyncAnthropic(
+        api_key="k",
+        base_url=server.url,
+        max_retries=0,
+        http_client=anthropic.DefaultAioHttpClient(**connections(httpx2, config)),
+    )
+    transport = SdkTransport(client, httpx2, anthropic.AnthropicError, partial(timeouts, httpx2, config))
+    server.plan({"kind": "hang"})
+    body = b'{"model": "claude-sonnet-5", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]}'
+    try:
+        with pytest.raises(anthropic.APITimeoutError):
+            async with asyncio.timeout(20):
+                await transport.post("/v1/messages", body, {}, read_seconds=0.05)
+    finally:
+        await transport.aclose()
 
 
 async def test_no_marks_without_caching(server: RunningModelServer) -> None:

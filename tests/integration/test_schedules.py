@@ -15,7 +15,7 @@ from broker.runtime.errors import UsageError
 from broker.runtime.settings import BrokerSettings
 from broker.store.store import Store
 from controller_worker.agents.registry import known_agents
-from deckhands.jobs.job import Workbench
+from deckhands.jobs.job import JobServices
 from deckhands.jobs.ticking import begin_due, conversation_of, tick
 from deckhands.schedules.book import ScheduleBook
 from deckhands.schedules.schedule import Schedule, Standing
@@ -30,8 +30,8 @@ class Cluster:
 
     def __init__(self, store: Store) -> None:
         self.store, self.now = store, NOON
-        self.workbench = Workbench(store, BrokerSettings.from_env())
-        self.book = ScheduleBook(store, self.workbench.client.secrets)
+        self.services = JobServices(store, BrokerSettings.from_env())
+        self.book = ScheduleBook(store, self.services.client.secrets)
 
     async def add(self, request: dict[str, Any] | None = None, **fields: Any) -> None:
         schedule = Schedule(**{"name": NAME, "cron": "0 6 1 1 *"} | fields)
@@ -48,7 +48,7 @@ class Cluster:
 
     async def tick(self, *, minutes_later: float = 0.0) -> None:
         self.now += timedelta(minutes=minutes_later)
-        await begin_due(self.workbench.client, self.book, self.now)
+        await begin_due(self.services.client, self.book, self.now)
 
     async def rows(self) -> list[ConversationRow]:
         return await Conversations(self.store).recent()
@@ -88,7 +88,7 @@ async def test_a_tick_begins_one_conversation_with_all_its_options(cluster: Clus
     (row,) = await cluster.rows()
     assert row.conversation_id == conversation_of(NAME, due)
     assert row.labels == {"team": "docs"}
-    created: Any = (await cluster.workbench.client.events(row.conversation_id))[0]
+    created: Any = (await cluster.services.client.events(row.conversation_id))[0]
     assert (created.tenancy.tenant, created.limits.max_iterations, created.double_texting) == ("acme", 7, "reject")
     standing = await cluster.standing()
     assert (standing.last_tick, standing.begun, standing.error) == (due, 1, "")
@@ -118,7 +118,7 @@ async def test_a_worker_that_dies_behind_a_beginning_leaves_a_tick_that_is_begun
 ) -> None:
     await cluster.add()
     due = await cluster.come_due()
-    client, book = cluster.workbench.client, cluster.book
+    client, book = cluster.services.client, cluster.book
     entry = await book.entry(NAME)
     await client.submit_request(book.request_of(entry.schedule), conversation_id=conversation_of(NAME, due))
     await cluster.tick(minutes_later=1)  # it is noted, and the next tick has come meanwhile
@@ -222,7 +222,7 @@ class Interrupted(ScheduleBook):
 
 async def test_a_schedule_that_is_removed_while_it_is_resumed_stays_removed(cluster: Cluster) -> None:
     await cluster.add(is_paused=True)
-    book = Interrupted(cluster.store, cluster.workbench.client.secrets)
+    book = Interrupted(cluster.store, cluster.services.client.secrets)
     book.happens = lambda: cluster.book.remove(NAME)
     with pytest.raises(UsageError, match="There is no schedule nightly"):
         await book.set_paused(NAME, is_paused=False)
@@ -230,7 +230,7 @@ async def test_a_schedule_that_is_removed_while_it_is_resumed_stays_removed(clus
 
 
 async def test_a_schedule_is_written_whole_or_not_at_all(cluster: Cluster) -> None:
-    book = Interrupted(cluster.store, cluster.workbench.client.secrets)
+    book = Interrupted(cluster.store, cluster.services.client.secrets)
     book.happens = None  # which cannot be called: as if the process had died
     with pytest.raises(TypeError):
         await book.add(Schedule(name=NAME, cron="0 6 1 1 *"), TaskRequest.parse({"task": "look"}))
@@ -253,7 +253,7 @@ async def test_a_tick_may_cancel_the_one_before(cluster: Cluster) -> None:
     begun = (await cluster.standing()).conversation_id
     await cluster.tick(minutes_later=1)
     assert len(await cluster.rows()) == 2
-    requested = [getattr(event, "agent_state", None) for event in await cluster.workbench.client.events(begun)]
+    requested = [getattr(event, "agent_state", None) for event in await cluster.services.client.events(begun)]
     assert requested[-1] == "stopped"
 
 
@@ -282,7 +282,7 @@ async def test_a_paused_schedule_begins_nothing_and_makes_up_for_nothing(cluster
 async def test_the_job_goes_by_the_time_of_the_store(cluster: Cluster) -> None:
     await cluster.add(catch_up_seconds=1e8)
     due = await cluster.come_due()
-    assert await tick(cluster.workbench) == {"looked_at": 1}
+    assert await tick(cluster.services) == {"looked_at": 1}
     last = (await cluster.standing()).last_tick
     assert last is not None
     assert due < last <= await cluster.book.now() < last + timedelta(minutes=2)
@@ -338,7 +338,7 @@ async def test_secrets_are_not_readable_in_the_store(
     (row,) = await cluster.rows()
     log = EventLog(cluster.store)
     assert "hunter2" not in str(await log.read(row.conversation_id))
-    assert await cluster.workbench.client.secrets.names(row.conversation_id) == ["TOKEN"]
+    assert await cluster.services.client.secrets.names(row.conversation_id) == ["TOKEN"]
 
 
 async def test_a_name_means_one_schedule(cluster: Cluster) -> None:

@@ -101,6 +101,8 @@ async def test_a_change_that_is_sent_again_has_the_answer_of_the_first(server: S
         again = await client.patch(path, json=body, headers=headers)
         assert (first.status_code, again.status_code) == (202, 202)
         assert first.json() == again.json()
+        other = await client.patch(path, json=body | {"labels": {"a": "c"}}, headers=headers)
+        assert (other.status_code, other.json()["code"]) == (422, "idempotency_key_reused")
 
 
 async def test_a_text_of_a_number_is_refused_where_the_api_document_promises_a_number(server: Served) -> None:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
 from pathlib import Path
 
+import httpx2
+import pytest
+
 from deckhands.server.serving import MAX_HEAD_BYTES
+from tests.certificates import certificate_in
 from tests.integration.test_cluster_metrics import samples_in, value_of
-from tests.polling import unhurried
+from tests.polling import unhurried, until
 from tests.server_parts import Served, served
 
 HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
@@ -61,3 +67,33 @@ async def test_what_is_refused_below_the_application_counts_by_its_reason(
     }
     assert value_of(samples, name, status="408") == 3
     assert value_of(samples, name, status="404", reason="") == value_of(samples, name, status="404") == 1
+
+
+def greet_with_tls(host: str, port: int) -> None:
+    """Shake hands as a client that trusts the authorities of this machine, and says why it leaves."""
+    with socket.create_connection((host, port)) as plain:
+        ssl.create_default_context().wrap_socket(plain, server_hostname=host).close()
+
+
+async def test_a_handshake_that_fails_counts(
+    tmp_path: Path, programs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = certificate_in(tmp_path)
+    async with served(tmp_path / "log", programs, certificate=certificate, certificate_key=key) as server:
+        address = "127.0.0.1", server.port
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await asyncio.to_thread(greet_with_tls, *address)
+        for nonsense in (HEAD + b"\r\n", b"\x16\x03\x01\x00\x05nonsense"):
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(nonsense)
+            async with asyncio.timeout(unhurried(30)):
+                await reader.read()
+            writer.close()
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        async with httpx2.AsyncClient(base_url=f"https://127.0.0.1:{server.port}", timeout=30) as client:
+
+            async def is_counted() -> bool:
+                samples = samples_in((await client.get("/metrics")).content)
+                return value_of(samples, "deckhands_http_refusals_total", status="", reason="tls_handshake") == 3
+
+            await until(is_counted, what="three handshakes")

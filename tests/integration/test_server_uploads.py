@@ -20,6 +20,7 @@ import pytest_asyncio
 
 from broker.contract.actions import MessageAction
 from broker.coordination.stored_files import MAX_STORED_FILE_BYTES, PIECE_BYTES, StoredFiles
+from broker.runtime.errors import CorruptEntry
 from broker.specs.workspace_sources import UploadedSource
 from deckhands.access.uploads import KEPT_SECONDS, MAX_WAITING
 from deckhands.tasks.inputs import id_in
@@ -203,6 +204,28 @@ async def test_a_file_that_has_expired_does_not_count_as_waiting(server: Served)
         put = await client.put(f"/uploads/{small}", content=b"small", headers=under("another"))
         assert put.status_code == 201
         assert await store.connection.call("ZCARD", key) == 1
+
+
+async def test_a_refusal_takes_nothing_out_of_the_count_that_was_in_it(server: Served) -> None:
+    """Another upload of the tenant is being refused at this moment, and is counted still."""
+    small, store = sha256(b"small").hexdigest(), server.client.store
+    key = f"{store.all_shards[0].api_keys}:uploads:{sha256(b'racing').hexdigest()}"
+    until, own = store.clock.now().timestamp() + 60, f"{id_under('racing', 'own')}:{small}"
+    for member in (own, *map(str, range(MAX_WAITING))):
+        await store.connection.call("ZADD", key, until, member)
+    async with server.as_(await server.token("racing")) as client:
+        put = client.put(f"/uploads/{small}", content=b"small", headers=under("own"))
+        assert await code_of(put) == (429, "too_many_uploads")
+    assert await store.connection.call("ZSCORE", key, own) is not None
+
+
+async def test_a_file_that_was_overwritten_in_the_store_is_nobodys(server: Served) -> None:
+    files, store = StoredFiles(server.client.store), server.client.store
+    await files.keep("overwritten", CONTENT)
+    key = store.keys("overwritten").stored_file(NAME)
+    await store.connection.call("HSET", key, 0, b"X" * PIECE_BYTES)
+    with pytest.raises(CorruptEntry, match="damaged"):
+        await files.fetch("overwritten", NAME)
 
 
 async def test_pictures_of_a_task_are_checked_as_those_of_a_message(server: Served, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from broker.contract.events import EventSource
 from broker.runtime.errors import UsageError
 from broker.runtime.settings import BrokerSettings
 from broker.specs.specs import Tenancy
-from deckhands.jobs.job import Workbench
+from deckhands.jobs.job import JobServices
 from deckhands.jobs.telling import book_of, deliver, tell
 from deckhands.webhooks.book import MAX_WAITING
 from deckhands.webhooks.sending import AddressRefused, Answer, address_of, rules_of, send
@@ -42,7 +42,7 @@ class Jobs:
     def __init__(self, server: Served) -> None:
         self.sent: list[tuple[str, ...]] = []
         settings = BrokerSettings(webhook_private=PRIVATE)
-        self.bench = Workbench(server.client.store, settings, lambda _, arguments: self.sent.append(arguments))
+        self.bench = JobServices(server.client.store, settings, lambda _, arguments: self.sent.append(arguments))
 
     async def work(self) -> int:
         """Plan, and make the deliveries that are due; returns how many requests were made."""
@@ -227,7 +227,7 @@ async def test_private_addresses_and_what_is_no_address_are_refused(server: Serv
 async def test_an_address_that_has_become_private_is_not_connected_to(server: Served, receiver: Receiver) -> None:
     hook = await added(server, receiver, "nine")
     jobs = Jobs(server)
-    jobs.bench = Workbench(server.client.store, BrokerSettings(), lambda _, arguments: jobs.sent.append(arguments))
+    jobs.bench = JobServices(server.client.store, BrokerSettings(), lambda _, arguments: jobs.sent.append(arguments))
     await begun(server, "nine-a", "nine")
     assert await jobs.work() == 1
     assert receiver.requests == []

@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import random
+import struct
 import zipfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ import pytest
 
 from broker.runtime.errors import DeckhandsError, UsageError
 from deckhands.archive.archive import Archive
-from deckhands.archive.archived_file import MAX_EVENTS_BYTES, MAX_MEMBER_BYTES
+from deckhands.archive.archived_file import MAX_DIRECTORY_BYTES, MAX_EVENTS_BYTES, MAX_MEMBER_BYTES, ArchivedFile
 from deckhands.archive.errors import CorruptArchive
 from deckhands.archive.place import ArchivePlace
 from deckhands.client.client import Client
@@ -189,6 +190,33 @@ async def test_bombs_are_refused_before_they_are_unpacked(client: Client) -> Non
         info.file_size = limit + 1
         _restate(path, stated, name, limit + 1)
         await refused(client, match="too large|cannot be used")
+
+
+@pytest.mark.parametrize("is_zip64", [False, True])
+def test_a_directory_of_more_members_than_any_file_has_is_not_read(is_zip64: bool) -> None:
+    name, count = b"blobs/" + b"0" * 64, MAX_DIRECTORY_BYTES // 100
+    entry = struct.pack("<4s4B4HL2L5H2L", b"PK\x01\x02", 20, 3, 20, *[0] * 8, len(name), *[0] * 6) + name
+    directory = entry * count
+    size, end = len(directory), b""
+    if is_zip64:
+        end = struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, count, count, size, 0)
+        end += struct.pack("<4sLQL", b"PK\x06\x07", 0, size, 1)
+        size = 0xFFFFFFFF
+    file = CountedReads(directory + end + struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 0xFFFF, 0xFFFF, size, 0, 0))
+    with pytest.raises(CorruptArchive, match="directory"):
+        ArchivedFile(file, NAME, size_bytes=len(file.getvalue()))
+    assert file.most <= MAX_DIRECTORY_BYTES
+
+
+class CountedReads(io.BytesIO):
+    """A file that notes how much is read of it at once."""
+
+    most = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        content = super().read(size)
+        self.most = max(self.most, len(content))
+        return content
 
 
 def _restate(path: Path, content: bytearray, name: str, size: int) -> None:

@@ -16,7 +16,7 @@ from broker.store import keys
 from broker.store.store import Store
 from deckhands.door.desk import Desk, conversation_of_task
 from deckhands.door.inbox import Inbox
-from deckhands.door.lookout import BATCH, Lookout
+from deckhands.door.outcome_watcher import BATCH, OutcomeWatcher
 from deckhands.door.runs import RunMessage, Runs
 from deckhands.tasks.requests import TaskRequest
 from tests.inbox_parts import put
@@ -131,7 +131,7 @@ async def test_awaited_conversations_that_nobody_can_name_are_looked_at_once(des
     async def are_gone() -> bool:
         return not await call("ZCARD", names.awaited)
 
-    async with serving(Lookout(desk, Runs(desk), "d1").keep_up()):
+    async with serving(OutcomeWatcher(desk, Runs(desk), "d1").keep_up()):
         await until(are_gone, what="an empty set")
 
 
@@ -175,7 +175,7 @@ async def test_an_inbox_that_is_overwritten_beneath_an_entry_is_no_fault_of_it(
 
 async def test_notices_that_are_overwritten_while_they_are_read_end_no_door(desk: Desk) -> None:
     names = desk.store.all_shards[0]
-    lookout = Lookout(desk, Runs(desk), "d1")
+    watcher = OutcomeWatcher(desk, Runs(desk), "d1")
     await desk.store.connection.call("SET", names.notices, "a string")
-    await lookout._look_at_entries(names, [(b"1-1", [b"c", conversation_of_task("a").encode()]), (b"1-2", [b"x", b""])])
-    assert lookout.looks == 1
+    await watcher._look_at_entries(names, [(b"1-1", [b"c", conversation_of_task("a").encode()]), (b"1-2", [b"x", b""])])
+    assert watcher.looks == 1

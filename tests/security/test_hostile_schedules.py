@@ -95,7 +95,7 @@ async def test_a_key_of_another_type_is_moved_out_of_the_way_of_the_others(clust
     await call("DEL", name)
     await call("SET", name, "a string")
     for _ in range(2):
-        await tick(cluster.workbench)
+        await tick(cluster.services)
     assert [kept.key for kept in await Unreadable(cluster.store).all()] == [name]
     kept = [entry.schedule.name for entry in await cluster.book.all()]
     assert kept == ([] if key == "schedules" else [NAME])

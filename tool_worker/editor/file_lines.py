@@ -71,7 +71,7 @@ class FileLines:
             return _refusal(str(error), path)
 
     def write(self, arguments: dict[str, object]) -> dict[str, object]:
-        """Write lines in the place of a range; a file that is missing is made, with its directories.
+        """Write lines in place of a range; a file that is missing is made, with its directories.
 
         Idempotent: only for the whole of a file.
 

@@ -73,7 +73,7 @@ class Patching:
             if any(os.path.realpath(one.path) == os.path.realpath(path) for one in plan):
                 raise EditRefusedError(f"No patch was applied. It changes {change.path} twice: write one change of it.")
             if change.kind == ADD:
-                self._plan_new(plan, path, "\n".join([*change.chunks[0].new, ""]) if change.chunks else "", "A")
+                self._plan_new(plan, path, "\n".join([*change.chunks[0].new, ""]) if change.chunks else "")
                 continue
             if os.path.islink(path) and (change.kind == DELETE or change.target):
                 raise EditRefusedError(f"No patch was applied. {change.path} is a link: remove it in the shell.")
@@ -88,15 +88,15 @@ class Patching:
             text = _patched(file.text, change.chunks, change.path, budget)
             if change.target:
                 plan.append(_Planned("D", path, content, file, None))
-                self._plan_new(plan, os.path.normpath(os.path.join(cwd, change.target)), text, "A")
+                self._plan_new(plan, os.path.normpath(os.path.join(cwd, change.target)), text)
             else:
                 plan.append(_Planned("M", path, content, file, text))
         return plan
 
-    def _plan_new(self, plan: list[_Planned], path: str, text: str, mark: str) -> None:
+    def _plan_new(self, plan: list[_Planned], path: str, text: str) -> None:
         if find_status(path) or any(one.path == path for one in plan):
             raise EditRefusedError(f"No patch was applied. There is a file at {path} already: update it instead.")
-        plan.append(_Planned(mark, path, None, None, with_plain_breaks(text)))
+        plan.append(_Planned("A", path, None, None, with_plain_breaks(text)))
 
     def _carry_out(self, plan: list[_Planned]) -> None:
         done: list[_Planned] = []

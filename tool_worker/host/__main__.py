@@ -6,7 +6,7 @@ descriptors, so that nothing in the sandbox has a path to them. The argument is 
 Holds:
     - In a process namespace it is the first process. The kernel lets no program of the workspace kill or stop it, and
       kills all of them when it ends.
-    - Nothing runs in a directory that was put in the place of the workspace after its tool worker had looked at it.
+    - Nothing runs in a directory that was put in place of the workspace after its tool worker had looked at it.
 """
 
 from __future__ import annotations

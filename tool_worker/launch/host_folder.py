@@ -174,7 +174,7 @@ class HostFolder:
             os.close(descriptor)
 
     def listen(self) -> socket.socket:
-        """Return a listening socket at the host's address, in the place of an earlier one."""
+        """Return a listening socket at the host's address, in place of an earlier one."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with self._address() as address:

@@ -192,7 +192,7 @@ class Repositories:
 
 
 async def sandbox_of_git(demanded: Callable[[], Awaitable[Sandbox]], files: Path) -> Sandbox:
-    """Return what git runs in: what the node demands, but bubblewrap in the place of containers if it works.
+    """Return what git runs in: what the node demands, but bubblewrap in place of containers if it works.
 
     An image need not have a git, and a container takes a second to start.
     """

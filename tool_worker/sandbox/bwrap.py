@@ -197,7 +197,7 @@ def _temporary(executable: str, enclosure: Enclosure) -> Iterator[str]:
 def _has_mounts_below(directory: str, enclosure: Enclosure) -> bool:
     """Say whether something is mounted below a directory, which then must not be one that agents have written to.
 
-    bwrap makes mount points before the old root is gone. A link that an agent has left in the place of a directory on
+    bwrap makes mount points before the old root is gone. A link that an agent has left in place of a directory on
     the way there would lead it out.
     """
     targets = map(PurePosixPath, map(str, (enclosure.mount_at, *interpreter_prefixes(), *enclosure.read_only)))

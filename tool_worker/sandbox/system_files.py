@@ -150,7 +150,7 @@ def _may_be_read(path: Path) -> bool:
 
 
 def _watched(machine: Path) -> Iterator[Path]:
-    """Yield what changes when a file is put in the place of another, or a link is."""
+    """Yield what changes when a file is put in place of another, or a link is."""
     for name in COPIED:
         yield machine / name
         for folder, _, _ in os.walk(machine / name):

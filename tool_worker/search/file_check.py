@@ -25,7 +25,7 @@ MAX_PROBLEM_CHARS = 200
 RUFF = ("ruff", "check", "--isolated", "--no-cache", "--quiet", "--output-format=concise", "--select=E9,F63,F7,F82")
 
 
-def problems_in(paths: list[str], limit_seconds: float = LIMIT_SECONDS) -> str:
+def problems_in(paths: list[str]) -> str:
     """Return a line for each problem, with a head; nothing if there is none."""
 
     def work(write: Callable[[str], None]) -> None:
@@ -36,7 +36,7 @@ def problems_in(paths: list[str], limit_seconds: float = LIMIT_SECONDS) -> str:
             if len(found) > MAX_PROBLEMS:
                 write(f"{os.path.basename(path)}: {len(found) - MAX_PROBLEMS} more\n")
 
-    text, _ = text_within(limit_seconds, work)
+    text, _ = text_within(LIMIT_SECONDS, work)
     return f"\n[Check after the edit:\n{text.rstrip()}]" if text.strip() else ""
 
 

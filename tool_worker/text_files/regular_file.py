@@ -125,7 +125,7 @@ def make_parents(path: str) -> None:
     """
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-    except FileExistsError:  # a file is in the place of the last directory
+    except FileExistsError:  # a file is where the last directory should be
         error = NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         raise FileAccessError(error, f"make the directory of {path}") from None
     except OSError as error:

@@ -84,7 +84,7 @@ class OfferedTools:
         return self._failures.pop(source, None) is not None
 
     def replace(self, tools: Iterable[CustomTool], *, prefix: str) -> None:
-        """Put these tools in the place of all whose key begins with the prefix."""
+        """Put these tools in place of all whose key begins with the prefix."""
         kept = {key: tool for key, tool in self._tools.items() if not key.startswith(prefix)}
         self._tools = kept | {tool.offer.key: tool for tool in tools}
         self.expect(prefix).set()

@@ -152,7 +152,7 @@ st.register_type_strategy(
     ),
 )
 for _part in set(Part.__subclasses__()) - {Skill, Note, WorkspaceSpec, AcpSpec}:
-    st.register_type_strategy(_part, _parts(_part))
+    st.register_type_strategy(_part, _parts)  # called when it is needed: parts of parts are known by then
 
 
 def test_every_kind_is_known() -> None:

@@ -185,7 +185,7 @@ async def test_a_refused_login_leaves_no_socket_behind(valkey_server: RealServer
 
 async def test_nobody_there(tmp_path: Path) -> None:
     connection = MultiplexedConnection(f"unix://{tmp_path}/nothing")
-    with pytest.raises(StoreUnavailable, match="Is it running, and is DECKHANDS_URL right"):
+    with pytest.raises(StoreUnavailable, match="Start it, or set DECKHANDS_URL"):
         await connection.call("PING")
     with pytest.raises(StoreUnavailable, match=r"Cannot connect to the store at 127\.0\.0\.1:1/0"):
         await MultiplexedConnection("redis://127.0.0.1:1/0").call("PING")

@@ -117,6 +117,14 @@ def test_a_missing_model_names_what_to_set(env: dict[str, str]) -> None:
         assert name in str(caught.value)
 
 
+def test_a_key_is_one_line() -> None:
+    config = LLMConfig.create(model="gpt-5", api_key="sk-from-a-file\n")
+    assert config.secrets == ("sk-from-a-file",)
+    with pytest.raises(LLMConfigError, match=r"api_key \(LLM_API_KEY\): a key has no line breaks") as caught:
+        LLMConfig.create(model="gpt-5", api_key="sk-one\nsk-two")
+    assert "sk-" not in str(caught.value)
+
+
 def test_a_bad_value_names_its_variable() -> None:
     with pytest.raises(LLMConfigError) as caught:
         LLMConfig.from_env({"LLM_MODEL": "gpt-4o", "LLM_NUM_RETRIES": "many", "LLM_TOP_P": "2"})
@@ -124,7 +132,13 @@ def test_a_bad_value_names_its_variable() -> None:
     assert "top_p (LLM_TOP_P)" in str(caught.value)
 
 
-@pytest.mark.parametrize("url", ["localhost:8000/v1", "models", "ftp://models/v1", "http://"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("localhost:8000/v1", "models", "ftp://models/v1", "http://"),
+        *("http://host:99999/v1", "http://host:port/v1", "http://[::1/v1", "http://my models/v1"),
+    ],
+)
 def test_an_address_that_is_none_is_told_at_once(url: str) -> None:
     with pytest.raises(LLMConfigError) as caught:
         LLMConfig.from_env({"LLM_MODEL": "gpt-4o", "LLM_BASE_URL": url})

@@ -137,6 +137,35 @@ def test_calls_that_arrive_interleaved_or_without_a_place() -> None:
     ]
 
 
+def test_calls_that_all_have_the_first_place_are_told_apart() -> None:
+    reply, _ = chat(
+        chunk(tool_calls=[piece('{"a"', index=0, id="x", name="f")]),
+        chunk(tool_calls=[piece(": 1}", index=0, id="another each time")]),
+        chunk(tool_calls=[piece("{", index=0, id="y", name="f")]),
+        chunk("tool_calls", tool_calls=[piece("}", index=0), piece("[]", index=1, id="z", name="g")]),
+    )
+    assert reply["choices"][0]["message"]["tool_calls"] == [
+        {"id": "x", "function": {"name": "f", "arguments": '{"a": 1}'}},
+        {"id": "y", "function": {"name": "f", "arguments": "{}"}},
+        {"id": "z", "function": {"name": "g", "arguments": "[]"}},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("event", "code"),
+    [
+        ({"object": "error", "message": "This is too much.", "type": "BadRequestError", "code": 400}, "bad_request"),
+        ({"message": "This is too much.", "code": 503}, "service_unavailable"),
+        ({"type": "error", "message": "This is too much."}, "internal"),
+    ],
+)
+def test_errors_that_are_not_called_one(event: dict[str, Any], code: str) -> None:
+    with pytest.raises(StreamedError) as caught:
+        chat(chunk(content="cut"), event)
+    error = model_error(caught.value)
+    assert (error.code, str(error)) == (code, "This is too much.")
+
+
 def test_a_thought_in_many_pieces_costs_no_more_than_its_length() -> None:
     piece = 200 * "x"
     stream = ChatStream(lambda _: None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from io import BytesIO
 from pathlib import Path
@@ -74,3 +76,26 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ArchiveUnavailable, match="no device"):
         place.write("one", Broken())
     assert not [*(tmp_path / ".drafts").iterdir()]
+
+
+WRITING = """
+import io, os, sys
+from deckhands.archive.place import ArchivePlace
+place = ArchivePlace(sys.argv[1])
+opened = set()
+def note(event, arguments):
+    if event == "open" and isinstance(arguments[0], str) and os.path.isdir(arguments[0]):
+        opened.add(arguments[0])
+sys.addaudithook(note)
+place.write("conversation", io.BytesIO(b"content"))
+print(*sorted(opened), sep="\\n")
+"""
+
+
+def test_the_names_of_new_folders_are_on_the_disk_when_a_file_is(tmp_path: Path) -> None:
+    """A directory is opened to be synchronized: its entries are not on the disk before that, whatever is in them."""
+    root = tmp_path / "above" / "archive"
+    arguments = [sys.executable, "-c", WRITING, str(root)]
+    done = subprocess.run(arguments, check=True, capture_output=True, text=True, env={"PATH": ""}, timeout=60)
+    folder = Path(ArchivePlace(str(root)).path("conversation")).parent
+    assert {Path(line) for line in done.stdout.splitlines()} >= {folder, root, root.parent, tmp_path}

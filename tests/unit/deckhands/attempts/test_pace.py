@@ -63,6 +63,15 @@ def test_a_host_that_suffers_gets_fewer_but_never_less_than_what_begins_at_once(
     assert pace.pace.limit == START
 
 
+def test_it_waits_for_the_effect_before_it_shrinks_again() -> None:
+    pace = Pace(100, limit=100)
+    assert pace.shrink(0.0, 100)
+    assert not pace.shrink(QUIET_SECONDS - 1.0, 100)  # those that began before the first still run
+    assert pace.limit == 70
+    assert pace.shrink(QUIET_SECONDS, 70)
+    assert (pace.limit, pace.found) == (49, [100, 70])
+
+
 def test_busy_cpus_without_stalls_are_used_and_not_short() -> None:
     assert Hosts(cpu=0.99, cpu_stalled=0.1).binds == ""
 

@@ -53,6 +53,8 @@ def test_hidden_files_are_laid_over_last() -> None:
     found = {**BEGUN_WITH, "hidden_tests/test_shop.py": File(b"pass\n")}
     work = work_of(BEGUN_WITH, found, HIDDEN)
     assert to_check(work, HIDDEN)["hidden_tests/test_shop.py"] == HIDDEN["hidden_tests/test_shop.py"]
+    visible = {**BEGUN_WITH, "hidden_tests/test_shop.py": File(b"an older version\n")}
+    assert to_check(work_of(visible, found, HIDDEN), HIDDEN) == {**BEGUN_WITH, **HIDDEN}
 
 
 def test_a_module_that_was_there_may_have_the_name_of_one_of_the_library() -> None:

@@ -20,7 +20,7 @@ from broker.contract.observations import ErrorObservation
 from broker.contract.task_list import PlanAcceptedObservation
 from broker.specs.tool_arguments import json_in
 
-MAX_RELIVED = 20
+MAX_RESTORED = 20
 """Replies that a fresh program is given again."""
 SHOWN_CHARS = 20_000
 BEGIN = "Continue."
@@ -28,7 +28,7 @@ SETTLED = "The call is settled."
 
 
 @dataclass(frozen=True, slots=True)
-class Relived:
+class RestoredTurn:
     """The turn under way.
 
     Attributes:
@@ -42,7 +42,7 @@ class Relived:
     observations: tuple[Observation, ...] = ()
 
 
-def relived(events: Iterable[Event]) -> Relived:
+def restored_turn(events: Iterable[Event]) -> RestoredTurn:
     """Return the turn under way of a log, without what was taken back."""
     replies: list[ModelReply] = []
     observations: list[Observation] = []
@@ -52,7 +52,7 @@ def relived(events: Iterable[Event]) -> Relived:
             assert isinstance(event, ModelReply)
             if not replies:
                 begun_by = query
-            replies = [*replies, event][-MAX_RELIVED:] if event.tool_calls else []
+            replies = [*replies, event][-MAX_RESTORED:] if event.tool_calls else []
         elif is_new_agent(event):
             replies = []
         elif isinstance(event, MessageAction) and event.source is EventSource.USER:
@@ -60,10 +60,10 @@ def relived(events: Iterable[Event]) -> Relived:
         elif isinstance(event, Observation):
             observations.append(event)
     if not replies:
-        return Relived(query)
+        return RestoredTurn(query)
     kept = {reply.id for reply in replies}
     answers = tuple(one for one in observations if (key := call_of(one)) is not None and key[0] in kept)
-    return Relived(begun_by, tuple(replies), answers)
+    return RestoredTurn(begun_by, tuple(replies), answers)
 
 
 def is_of_agent(event: Event) -> bool:

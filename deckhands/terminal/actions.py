@@ -8,7 +8,7 @@ from broker.conversations.conversations import Conversations
 from broker.runtime.errors import DeckhandsError
 from deckhands.client.client import Client
 
-Deed = Callable[[Client, str], Awaitable[object]]
+Act = Callable[[Client, str], Awaitable[object]]
 
 
 async def _requeue(client: Client, conversation_id: str) -> None:
@@ -16,7 +16,7 @@ async def _requeue(client: Client, conversation_id: str) -> None:
     await client.resume(conversation_id)
 
 
-DEEDS: Mapping[str, tuple[str, Deed]] = {
+ACTIONS: Mapping[str, tuple[str, Act]] = {
     "pause": ("asked to pause", lambda client, cid: client.pause(cid)),
     "interrupt": ("asked to stop what runs and pause", lambda client, cid: client.interrupt(cid)),
     "resume": ("asked to continue", lambda client, cid: client.resume(cid)),
@@ -27,18 +27,18 @@ DEEDS: Mapping[str, tuple[str, Deed]] = {
 
 
 async def do(client: Client, name: str, conversation_id: str) -> str:
-    """Carry out one of `DEEDS` and return what to say: that it was done, or why not."""
-    done, act = DEEDS[name]
+    """Carry out one of `ACTIONS` and return what to say: that it was done, or why not."""
+    done, act = ACTIONS[name]
     return await said(
         act(client, conversation_id),
         f"{conversation_id} was {done}." if name != "requeue" else f"{conversation_id} {done}.",
     )
 
 
-async def said(deed: Awaitable[object], done: str) -> str:
+async def said(work: Awaitable[object], done: str) -> str:
     """Wait for an action and return what to say about it."""
     try:
-        await deed
+        await work
     except DeckhandsError as error:
         return f"{error.message} {error.remedy}".strip()
     return done

@@ -1,4 +1,4 @@
-"""The lookout: finds the conversations that got on while somebody waits for them, and answers those who wait.
+"""The watcher of outcomes: finds conversations that got on while somebody waits for them, and answers those who wait.
 
 Notices lead to most of them at once; a sweep finds what a lost notice, a lost tail of the store or a door that died has
 left. Progress is reported at most once a second for each conversation.
@@ -39,7 +39,7 @@ SHOWN_CHARS = 200
 _log = logging.getLogger(__name__)
 
 
-class Lookout:
+class OutcomeWatcher:
     """Looks at conversations, as one door."""
 
     def __init__(self, desk: Desk, runs: Runs, worker_id: str) -> None:

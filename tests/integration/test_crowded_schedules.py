@@ -1,0 +1,60 @@
+"""More schedules come due than are looked at in one go, and many of them cannot begin: the others have their turns."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from broker.store.connection import Argument
+from controller_worker.agents.registry import known_agents
+from deckhands.jobs.ticking import DUE_AT_ONCE
+from deckhands.schedules.schedule import Standing
+from tests.integration.test_schedules import NAME, NOON, Cluster, cluster
+
+__all__ = ["cluster"]
+
+SPOILT = DUE_AT_ONCE + 44
+LATER = "LaterAgent"
+
+
+async def spoil(cluster: Cluster, number: int, *, agent: str = "NobodyAgent", standing: Standing | None = None) -> None:
+    """Write down schedules that cannot begin, and have been due for a while."""
+    await cluster.add({"agent": agent})
+    text = (await cluster.book.entry(NAME)).schedule.model_dump()
+    await cluster.book.remove(NAME)
+    names, due_ms = cluster.store.all_shards[0], int(NOON.timestamp() * 1000) - 60_000
+    commands: list[tuple[Argument, ...]] = []
+    for count in range(number):
+        name = f"spoilt-{count}"
+        commands.append(("HSET", names.schedules, name, json.dumps(text | {"name": name, "cron": "* * * * *"})))
+        commands.append(("ZADD", names.schedules_due, due_ms, name))
+        if standing is not None:
+            commands.append(("HSET", names.schedules_standing, name, standing.model_dump_json()))
+    await cluster.store.connection.call_many(commands)
+
+
+@pytest.mark.parametrize("is_queued", [False, True])
+async def test_those_that_cannot_begin_keep_no_other_from_its_turn(cluster: Cluster, is_queued: bool) -> None:
+    queued = Standing(queued=(NOON,), error="x", failing_since=NOON) if is_queued else None
+    await spoil(cluster, SPOILT, standing=queued)
+    await cluster.add()
+    await cluster.come_due()
+    for _ in range(3):
+        await cluster.tick(minutes_later=0.1)
+    assert (await cluster.standing()).begun == 1
+
+
+async def test_one_that_can_begin_again_does_although_others_cannot(cluster: Cluster) -> None:
+    await spoil(cluster, SPOILT, standing=Standing(error="nobody knows the agent"))
+    await cluster.add({"agent": LATER}, catch_up_seconds=86_400.0)
+    await cluster.come_due()
+    for _ in range(2):
+        await cluster.tick(minutes_later=0.1)
+    assert (await cluster.standing()).begun == 0
+    await cluster.replace_controllers(*known_agents(), LATER)
+    for _ in range(40):
+        await cluster.tick(minutes_later=1 / 12)
+        if (await cluster.standing()).begun:
+            return
+    raise AssertionError("it was not come to")

@@ -1,0 +1,74 @@
+"""Requests that wait for a conversation: they are bounded, nothing begins for which there is no room, and none outlives
+its caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deckhands.server.gateway import Principal
+from deckhands.server.streams import EventStream
+from tests.polling import until
+from tests.server_parts import Served, served
+
+CHAT = {"model": "CodeActAgent", "messages": [{"role": "user", "content": "do it"}]}
+MESSAGE = {"messageId": "m-1", "role": "ROLE_USER", "parts": [{"text": "do it"}]}
+A2A = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": MESSAGE}}
+WAITING: dict[str, dict[str, Any]] = {
+    "/runs/wait?timeout_seconds=3600": {"task": "do it"},
+    "/v1/chat/completions?timeout_seconds=3600": CHAT,
+    "/v1/responses?timeout_seconds=3600": {"model": "CodeActAgent", "input": "do it"},
+    "/a2a": A2A,
+}
+STREAMING: dict[str, dict[str, Any]] = {
+    "/runs/stream": {"task": "do it"},
+    "/v1/chat/completions": CHAT | {"stream": True},
+    "/a2a": A2A | {"method": "SendStreamingMessage"},
+}
+
+
+@pytest.fixture
+async def server(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Served]:
+    async with served(tmp_path / "log", programs, max_streams=1) as found:
+        yield found
+
+
+async def begun(server: Served) -> int:
+    return len(await server.client.recent())
+
+
+async def test_requests_that_wait_have_room_end_with_their_callers_and_else_begin_nothing(server: Served) -> None:
+    streams = server.gateway.streams
+    async with server.as_() as client:
+        for number, (path, body) in enumerate(WAITING.items(), 1):
+            waiting = asyncio.create_task(client.post(path, json=body, headers={"Idempotency-Key": path}))
+            await until(lambda: len(streams) == 1, what="a request that waits")
+            for other, same in (*WAITING.items(), *STREAMING.items()):
+                refused = await client.post(other, json=same)
+                assert "too_many_streams" in refused.text, (other, refused.text)
+                assert refused.status_code == (200 if other == "/a2a" else 503), other
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            await until(lambda: not streams, what="the end of what waited for nobody")
+            assert await begun(server) == number
+
+
+async def test_a_reader_that_leaves_leaves_no_task_behind(server: Served) -> None:
+    cid = await server.client.submit("do it")
+
+    async def read() -> None:
+        async for _ in EventStream(server.gateway, Principal(), cid).batches():
+            pass
+
+    before = len(asyncio.all_tasks())
+    for _ in range(5):
+        reading = asyncio.create_task(read())
+        await until(lambda: bool(server.gateway.streams), what="a reader")
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+    await until(lambda: len(asyncio.all_tasks()) <= before, what="the end of all tasks", limit=5.0)
