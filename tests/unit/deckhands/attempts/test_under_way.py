@@ -1,4 +1,4 @@
-"""What an attempt has cost so far, whatever it is a fork of and whoever judges it."""
+"""What an attempt has cost so far, also if it is a fork or has a critic."""
 
 from __future__ import annotations
 
