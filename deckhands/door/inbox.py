@@ -50,6 +50,8 @@ UPKEEP_SECONDS = 1.0
 FORSAKEN_AFTER_SECONDS = 10.0
 """Longer than an entry may wait for anything but the store, see `desk.OFFERS_LIMIT_SECONDS`."""
 FIELDS = frozenset({b"v", b"request", b"reply_to"})
+SECRET = b"secret"
+"""What is in the name of a field whose value is not kept, however a producer has written it."""
 
 _log = logging.getLogger(__name__)
 
@@ -296,11 +298,15 @@ def _id_in(about: Mapping[bytes, bytes]) -> str:
 
 def without_secrets(fields: Sequence[bytes]) -> list[bytes]:
     """Return the fields of an entry as they may be kept: what cannot be read and may have secrets is left out."""
-    return [_without_secrets(part) for part in fields]
+    names = [b"", *fields]
+    return [
+        MASK.encode() if place % 2 and SECRET in names[place].lower() else _without_secrets(part)
+        for place, part in enumerate(fields)
+    ]
 
 
 def _without_secrets(part: bytes) -> bytes:
-    if b"secret" not in part.lower() and b"\\u" not in part:
+    if SECRET not in part.lower() and b"\\u" not in part:
         return part
     if len(part) > MAX_ENTRY_BYTES:
         return MASK.encode()
@@ -313,7 +319,7 @@ def _without_secrets(part: bytes) -> bytes:
 
 def _hidden(found: Any) -> Any:
     if isinstance(found, dict):
-        return {name: MASK if name == "secrets" else _hidden(value) for name, value in found.items()}
+        return {name: MASK if SECRET.decode() in name.lower() else _hidden(value) for name, value in found.items()}
     return [_hidden(value) for value in found] if isinstance(found, list) else found
 
 

@@ -28,6 +28,8 @@ REQUEST = {"task": "deploy", "secrets": {"TOKEN": CANARY}}
         ({"v": "1", "request": json.dumps(REQUEST)[:-1]}, False),
         ({"v": "1", "request": '{"secr\\u0065ts": {"TOKEN": "' + CANARY}, False),
         ({"v": "1", "Request": json.dumps(REQUEST)}, True),
+        ({"v": "1", "request": json.dumps({"task": "", "Secrets": {"TOKEN": CANARY}})}, True),
+        ({"v": "1", "task": "deploy", "secrets": json.dumps({"TOKEN": CANARY})}, True),
         ({"v": "2", "request": json.dumps(REQUEST)}, True),
         ({"v": "1", "request": json.dumps({"task": "deploy", "workspace": "nowhere"})}, True),
     ],
