@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -191,12 +191,7 @@ def reply_of(
         model=completion.model,
         response_id=completion.response_id,
         stop_reason=completion.stop_reason,
-        usage=TokenUsage(
-            prompt_tokens=completion.usage.prompt_tokens,
-            completion_tokens=completion.usage.completion_tokens,
-            cache_read_tokens=completion.usage.cache_read_tokens,
-            cache_write_tokens=completion.usage.cache_write_tokens,
-        ),
+        usage=TokenUsage(**asdict(completion.usage)),
         cost_usd=completion.cost_usd,
         latency_seconds=completion.latency_seconds,
         iteration=iteration,

@@ -23,15 +23,13 @@ from urllib.parse import urlsplit
 from controller_worker.llm.config import LLMConfig
 from controller_worker.wires.environment_proxy import environment_proxy, login_of, without_login
 from controller_worker.wires.event_stream import CLOSING_SECONDS
-from controller_worker.wires.raw_client import CONNECTIONS_LIMIT, IDLE_CONNECTION_SECONDS
+from controller_worker.wires.raw_client import CONNECTIONS_LIMIT, IDLE_CONNECTION_SECONDS, pieces_of
 
 if TYPE_CHECKING:
     import aiohttp
 
 AGENT = "deckhands"
 CHUNK_BYTES = 16 * 1024
-PIECE_BYTES = 256 * 1024
-"""How much of a body is given to the connection at once."""
 REFUSAL_LIMIT_BYTES = 1024 * 1024
 """How much is read of the body of a refused answer."""
 LOCATION_LIMIT_CHARS = 300
@@ -158,7 +156,7 @@ class HttpTransport:
         Raises:
             ConnectionStale: the connection was used before, and its server has closed it without an answer.
         """
-        size, pieces, connection = len(body), _pieces(body), _Connection()
+        size, pieces, connection = len(body), pieces_of(body), _Connection()
         del body
         sent = self._with_own({**headers, "Content-Length": str(size)})
         began = asyncio.get_running_loop().time()
@@ -172,7 +170,7 @@ class HttpTransport:
 
     async def request(self, method: str, path: str, headers: Mapping[str, str], content: bytes | None = None) -> bytes:
         """See `Transport.request`."""
-        pieces = _pieces(content) if content is not None else None
+        pieces = pieces_of(content) if content is not None else None
         length = {"Content-Length": str(len(content))} if content is not None else {}
         return await _whole(await self._ask(method, path, pieces, self._with_own({**headers, **length})))
 
@@ -258,16 +256,6 @@ class HttpTransport:
                 sock_read=read_seconds,
             )
         return self._timeouts[read_seconds]
-
-
-async def _pieces(body: bytes) -> AsyncIterator[bytes | memoryview]:
-    """Yield a body, which is forgotten once it is sent: the answer takes much longer."""
-    if len(body) > PIECE_BYTES:
-        view = memoryview(body)
-        for start in range(0, len(body), PIECE_BYTES):
-            yield view[start : start + PIECE_BYTES]
-    else:
-        yield body
 
 
 async def _note(_session: Any, context: Any, _parameters: Any, *, is_reused: bool) -> None:

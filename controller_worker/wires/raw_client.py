@@ -37,6 +37,8 @@ from controller_worker.wires.provider_errors import (
 CONNECTIONS_LIMIT = 10_000
 """Of one client. Fewer than a worker holds conversations, and calls would wait for each other unseen."""
 IDLE_CONNECTION_SECONDS = 30.0
+PIECE_BYTES = 256 * 1024
+"""How much of a body is given to the connection at once."""
 
 
 class Answer(Protocol):
@@ -187,6 +189,16 @@ class RawClient:
             raise MalformedReplyError(masked(error.message, secrets), provider_text=shown) from error.__cause__
         except self._failures as error:
             raise model_error(error, secrets=self._config.secrets, now=self._clock.now()) from error
+
+
+async def pieces_of(body: bytes) -> AsyncIterator[bytes | memoryview]:
+    """Yield a body, which is forgotten once it is sent: the answer takes much longer."""
+    if len(body) > PIECE_BYTES:
+        view = memoryview(body)
+        for start in range(0, len(body), PIECE_BYTES):
+            yield view[start : start + PIECE_BYTES]
+    else:
+        yield body
 
 
 def is_streamed(request: ModelRequest, *, is_long: bool) -> bool:

@@ -1,6 +1,6 @@
 """A provider's SDK as a transport: it logs in, connects and raises; the bytes are ours.
 
-Holds: one attempt per request, as the SDK is made without retries.
+Holds: one attempt per request, as the SDK is made without retries; so a body that is sent is not kept.
 Does not: import an SDK.
 """
 
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from types import ModuleType
 from typing import Any
+
+from controller_worker.wires.raw_client import pieces_of
 
 _UNREAD = {"X-Stainless-Raw-Response": "stream"}
 """Asks the SDK for the answer as it is, before its body is read."""
@@ -54,10 +56,12 @@ class SdkTransport:
         self, path: str, body: bytes, headers: Mapping[str, str], *, read_seconds: float | None = None
     ) -> SdkAnswer:
         """See `Transport.post`."""
-        options: dict[str, Any] = {"headers": {**headers, **_UNREAD}}
+        length, pieces = {"Content-Length": str(len(body))}, pieces_of(body)
+        del body
+        options: dict[str, Any] = {"headers": {**headers, **_UNREAD, **length}}
         if read_seconds is not None:
             options["timeout"] = self._timeout(read_seconds)
-        posted = self.sdk_client.post(path, cast_to=self._http.Response, content=body, options=options)
+        posted = self.sdk_client.post(path, cast_to=self._http.Response, content=pieces, options=options)
         return SdkAnswer(await posted)
 
     async def request(self, method: str, path: str, headers: Mapping[str, str], content: bytes | None = None) -> bytes:

@@ -92,17 +92,7 @@ class Reader:
 
     async def summary(self, conversation_id: str) -> Summary:
         """Return the summary of a conversation, with whole texts; raises what `events` does."""
-        return summarize(await self.with_words(conversation_id, await self.events(conversation_id)))
-
-    async def with_words(self, conversation_id: str, events: Sequence[Event]) -> list[Event]:
-        """Return events with that whole which a summary of them quotes: the log holds only the head and tail.
-
-        A text that is lost or damaged stays as the log has it.
-        """
-        found = list(events)
-        for place in words_in(found):
-            found[place] = await self._whole(conversation_id, found[place])
-        return found
+        return summarize(await with_words(self, conversation_id, await self.events(conversation_id)))
 
     async def why(self, conversation_id: str, *, shows_workers: bool = True, worker_logs: Path | None = None) -> Why:
         """Return why a conversation is where it is: the chain from its state to the cause.
@@ -178,7 +168,7 @@ class Reader:
         """Read events until the status is enough and the log has no more."""
         async with contextlib.aclosing(self.tail(conversation_id, after=tally.last_event_id)) as events:
             async for event in events:
-                tally.add(*await self.with_words(conversation_id, [event]))
+                tally.add(*await with_words(self, conversation_id, [event]))
                 if is_enough(tally.status) and tally.last_event_id >= await self._last_id(conversation_id, event.id):
                     return
 
@@ -189,16 +179,28 @@ class Reader:
         except UnknownConversation:
             return known
 
-    async def _whole(self, conversation_id: str, event: Event) -> Event:
-        if not event.blobs:
-            return event
-        with contextlib.suppress(CorruptEntry):
-            return await self.log.blobs.whole(conversation_id, event)
-        archived = None
-        if self.archive is not None:
-            after = event.id - 1
-            archived = await self.archive.events(conversation_id, after=after, is_whole=True, decode=decode_any)
-        return archived[0] if archived else event
-
     async def _tally(self, conversation_id: str) -> Tally:
-        return Tally.of(await self.with_words(conversation_id, await self.events(conversation_id)))
+        return Tally.of(await with_words(self, conversation_id, await self.events(conversation_id)))
+
+
+async def with_words(reader: Reader, conversation_id: str, events: Sequence[Event]) -> list[Event]:
+    """Return events with that whole which a summary of them quotes: the log holds only the head and tail.
+
+    A text that is lost or damaged stays as the log has it.
+    """
+    found = list(events)
+    for place in words_in(found):
+        found[place] = await _whole(reader, conversation_id, found[place])
+    return found
+
+
+async def _whole(reader: Reader, conversation_id: str, event: Event) -> Event:
+    if not event.blobs:
+        return event
+    with contextlib.suppress(CorruptEntry):
+        return await reader.log.blobs.whole(conversation_id, event)
+    archived = None
+    if reader.archive is not None:
+        after = event.id - 1
+        archived = await reader.archive.events(conversation_id, after=after, is_whole=True, decode=decode_any)
+    return archived[0] if archived else event

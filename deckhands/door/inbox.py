@@ -2,7 +2,8 @@
 
 Holds: an entry is acknowledged after its conversation has begun and its producer has been answered, so one that the
 store accepted is carried out, whatever dies; the same id of the same producer begins one conversation. What cannot be
-used is answered, if it says where, and put aside; so is whatever a door fails at. No entry waits for another one.
+used is answered, if it says where, and put aside without its secrets; so is whatever a door fails at. No entry waits
+for another one.
 Keys: `deck:inbox`, group `doors`.
 """
 
@@ -26,6 +27,7 @@ from broker.runtime.errors import (
     UsageError,
 )
 from broker.runtime.failpoints import failpoint
+from broker.secrets.masking import MASK
 from broker.store.connection import Argument
 from broker.store.group_reader import GroupReader
 from broker.store.keys import INBOX
@@ -223,7 +225,7 @@ class Inbox:
                 reason["retry_after_seconds"] = error.retry_after_seconds
             await self._replies.send(reply_to, request_id, "rejected", content=reason)
         if not (reply_to and isinstance(error, AdmissionRefused)):  # a producer that knows sends it again
-            await self._unreadable.put_aside(self._store.all_shards[0], INBOX, entry, fields, error)
+            await self._unreadable.put_aside(self._store.all_shards[0], INBOX, entry, without_secrets(fields), error)
         await self._done(entry)
 
     async def _done(self, entry: str) -> None:
@@ -290,6 +292,29 @@ def _id_in(about: Mapping[bytes, bytes]) -> str:
         return ""
     name = found.get("id") if isinstance(found, dict) else None
     return name if isinstance(name, str) and 0 < len(name) <= MAX_KEY_CHARS and _is_text(name) else ""
+
+
+def without_secrets(fields: Sequence[bytes]) -> list[bytes]:
+    """Return the fields of an entry as they may be kept: what cannot be read and may have secrets is left out."""
+    return [_without_secrets(part) for part in fields]
+
+
+def _without_secrets(part: bytes) -> bytes:
+    if b"secret" not in part.lower() and b"\\u" not in part:
+        return part
+    if len(part) > MAX_ENTRY_BYTES:
+        return MASK.encode()
+    try:
+        found = json.loads(part.decode())
+    except (ValueError, RecursionError):
+        return MASK.encode()
+    return MASK.encode() if is_deeper(found, MAX_DEPTH) else json.dumps(_hidden(found)).encode()
+
+
+def _hidden(found: Any) -> Any:
+    if isinstance(found, dict):
+        return {name: MASK if name == "secrets" else _hidden(value) for name, value in found.items()}
+    return [_hidden(value) for value in found] if isinstance(found, list) else found
 
 
 def _is_text(found: Any) -> bool:

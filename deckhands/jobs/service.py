@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from broker.celery.bootstep import cancel_when
@@ -18,6 +19,8 @@ from broker.store.store import Store, open_store
 from deckhands.jobs.job import JobServices
 
 ROLE = "jobs"
+THREADS = 256
+"""More than deliveries at once; a thread is made when it is needed."""
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +43,8 @@ class JobsService:
     async def run(self, stop: asyncio.Event) -> None:
         """See `LoopService.run`."""
         settings = self._settings
+        # Names of receivers are looked up in threads, which may take their time; other jobs need some too.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="jobs"))
         store = await open_store(settings.url, shards=settings.shards, patience_seconds=None, opening_seconds=None)
         self._services = JobServices(store, settings, self._send)
         self._is_open.set()

@@ -12,10 +12,19 @@ from functools import cache
 from typing import Any, Self
 
 from pydantic import BaseModel, ModelWrapValidatorHandler, ValidationError, model_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError
 
 Fault = tuple[tuple[str | int, ...], str, Any]
 """Where it is, the type that is promised there, and what is there instead."""
+CODES = {
+    "integer": "int_type",
+    "number": "float_type",
+    "boolean": "bool_type",
+    "string": "string_type",
+    "array": "list_type",
+    "object": "dict_type",
+    "null": "none_required",
+}
+"""What Pydantic calls a value that is not of a type of JSON."""
 
 
 class JsonBody(BaseModel):
@@ -27,18 +36,14 @@ class JsonBody(BaseModel):
         found = handler(value)
         faults = list(_faults(_schema_of(cls), value, _schema_of(cls), ())) if isinstance(value, dict) else []
         if faults:
-            raise ValidationError.from_exception_data(cls.__name__, [_detail(*fault) for fault in faults])
+            details: list[Any] = [{"type": CODES[kind], "loc": place, "input": part} for place, kind, part in faults]
+            raise ValidationError.from_exception_data(cls.__name__, details)
         return found
 
 
 @cache
 def _schema_of(model: type[BaseModel]) -> Mapping[str, Any]:
     return model.model_json_schema()
-
-
-def _detail(place: tuple[str | int, ...], kind: str, value: Any) -> InitErrorDetails:
-    error = PydanticCustomError("wrong_type", "Input should be of the JSON type {kind}", {"kind": kind})
-    return {"type": error, "loc": place, "input": value}
 
 
 def _faults(

@@ -16,17 +16,17 @@ from starlette.responses import JSONResponse, Response
 
 from broker.log.live_text import LiveText
 from broker.runtime.clock import SYSTEM_CLOCK
-from broker.runtime.errors import UsageError
+from broker.runtime.errors import DeckhandsError, UsageError
 from deckhands.protocols.chat_messages import CONVERSATION, ChatRequest
 from deckhands.protocols.progress import described
 from deckhands.protocols.spoken import Spoken
 from deckhands.server.cluster import agents, models
 from deckhands.server.conversations import begin_once, result_of
-from deckhands.server.dependencies import GatewayOf, IdempotencyKey, Reader, Writer, own_key
+from deckhands.server.dependencies import GatewayOf, IdempotencyKey, Reader, Writer, fingerprint, own_key
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.live import ALIVE, SseResponse, settles
 from deckhands.server.models import Result
-from deckhands.server.problems import Problem, as_openai, problem_of
+from deckhands.server.problems import Problem, as_openai, problem_of, status_of_error
 from deckhands.server.runs import DEFAULT_SECONDS, LONGEST_SECONDS
 from deckhands.server.streams import EventStream, Item, check_room
 
@@ -154,6 +154,7 @@ async def turn_of(
         is_live: what the agent says is wanted as it is written.
 
     Raises:
+        KeyReused: the key belongs to another request.
         UnknownConversation: there is none of this id, or it is another tenant's.
         UsageError, Problem: the messages cannot be used, or the conversation takes none.
     """
@@ -162,14 +163,21 @@ async def turn_of(
         return Turn(await begin_once(gateway, principal, request, chat.task(), key, is_watched=is_live), chat.model)
     conversation_id = await gateway.visible(principal, chat.conversation_id)
     text, images = chat.message()
+    own = own_key(principal, key)
+    if own is not None:
+        await gateway.repeated.begin(own, await fingerprint(request))
     before = (await result_of(gateway.client, conversation_id)).summary
     if is_live:
         await LiveText(gateway.store, conversation_id).announce()
-    client = gateway.acting(principal, "message", "", key=own_key(principal, key))
+    client = gateway.acting(principal, "message", "", key=own)
     try:
         await client.send_message(conversation_id, text, images=images, model=chat.model_of_agent)
-    except UsageError as error:
-        raise Problem(409, "conflict", error.message, remedy=error.remedy) from error
+    except DeckhandsError as error:
+        if own is not None and status_of_error(error) < 500:
+            await gateway.repeated.forget(own)
+        if isinstance(error, UsageError):
+            raise Problem(409, "conflict", error.message, remedy=error.remedy) from error
+        raise
     used = before["prompt_tokens"], before["completion_tokens"]
     after, steps = before["last_event_id"], before["iterations"]
     return Turn(conversation_id, chat.model, after=after, before=used, steps=steps)

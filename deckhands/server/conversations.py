@@ -20,6 +20,7 @@ from broker.runtime.tracing import checked_traceparent
 from broker.specs.agent_state import AgentState
 from broker.tools.tool_offers import ToolOffers
 from deckhands.client.client import Client
+from deckhands.client.reader import with_words
 from deckhands.reading.summary import summarize
 from deckhands.server.dependencies import (
     OFFERS_SECONDS,
@@ -214,7 +215,7 @@ Operated = Annotated[str, Depends(operated)]
 
 async def result_of(client: Client, conversation_id: str) -> Result:
     """Return a conversation and its summary, with whole texts, from the store or the archive."""
-    events = await client.with_words(conversation_id, await client.events(conversation_id, is_lenient=True))
+    events = await with_words(client, conversation_id, await client.events(conversation_id, is_lenient=True))
     is_settled, summary = status_of(events).is_settled, summarize(events).as_json()
     return Result(conversation_id=conversation_id, is_settled=is_settled, summary=summary)
 

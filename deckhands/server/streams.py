@@ -19,6 +19,7 @@ from broker.log.live_text import LiveText
 from broker.runtime.errors import CorruptEntry, DeckhandsError, OutcomeUnknown, StoreUnavailable
 from broker.runtime.ids import jitter, shortened
 from deckhands.client.client import Client
+from deckhands.client.reader import with_words
 from deckhands.reading.summary import Tally
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.models import chars_in, event_json
@@ -162,7 +163,7 @@ class EventStream:
             if self._tally is not None and self._after:
                 events = await self._gateway.follower.events(self._conversation_id, is_lenient=True)
                 seen = [event for event in events if event.id <= self._after]
-                for event in await self._gateway.follower.with_words(self._conversation_id, seen):
+                for event in await with_words(self._gateway.follower, self._conversation_id, seen):
                     self._tally.add(event)
                 if await self._is_over():
                     return
@@ -191,7 +192,7 @@ class EventStream:
                     await self._put(event)
                     self._after = event.id
                     if self._tally is not None:
-                        self._tally.add(*await self._gateway.follower.with_words(self._conversation_id, [event]))
+                        self._tally.add(*await with_words(self._gateway.follower, self._conversation_id, [event]))
                         if await self._is_over():
                             return True
         except (StoreUnavailable, OutcomeUnknown):

@@ -101,9 +101,9 @@ async def test_a_command_that_ends_too_early_again_and_again_is_given_up(produce
 async def test_the_id_of_a_task_names_no_file(producer: Producer) -> None:
     model = script(producer.cluster.root / "named.json", finish("6"))
     options = {"dataset": ROWS, "models": model, "out": "named", "concurrency": 2}
-    summary = await result_of(producer.send("evaluate", kwargs=options, task_id="../../../elsewhere"))
+    summary = await result_of(producer.send("evaluate", kwargs=options, task_id="../../../no-name-of-a-task"))
     assert summary["models"][model]["outcomes"]["resolved"] == 1
-    assert not list(producer.cluster.root.parent.rglob("elsewhere*"))
+    assert not list(producer.cluster.root.parent.rglob("no-name-of-a-task*"))
 
 
 def commands_in(directory: Path) -> list[int]:

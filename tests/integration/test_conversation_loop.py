@@ -354,6 +354,16 @@ async def test_a_damaged_entry_is_an_error_that_names_it(hands: Hands) -> None:
 # Others
 
 
+async def test_a_conversation_is_parked_until_its_next_attempt_and_not_for_less(hands: Hands) -> None:
+    await hands.begin({"error": {"code": "service_unavailable", "times": 1, "text": "busy"}}, THINK)
+    loop = await hands.go()
+    assert hands.gone == [CID]
+    wait = loop.state.calls.wait
+    assert wait is not None
+    parked_ms = await hands.store.connection.call("ZSCORE", hands.store.all_shards[0].parked, CID)
+    assert wait.until.timestamp() - 1 < float(parked_ms) / 1_000 < wait.until.timestamp() + 5
+
+
 async def test_a_closed_conversation_is_given_up_at_once(hands: Hands) -> None:
     await hands.begin()
     await Conversations(hands.store).close(CID)

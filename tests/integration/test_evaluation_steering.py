@@ -274,6 +274,13 @@ async def test_siblings_begin_in_the_middle_with_its_files_and_are_compared(
     assert (await client.summary(origin)).message == "no"
 
 
+def test_attempts_under_way_are_requeued_only_by_their_outcome() -> None:
+    key = ("model", "a", 1)
+    assert not Requeue(instances=("a",)).means_running(key)
+    assert Requeue(outcomes=("running",), instances=("a",)).means_running(key)
+    assert not Requeue(outcomes=("running",), causes=("budget",)).means_running(key)
+
+
 def test_one_command_at_a_time_writes_results(results: Results) -> None:
     with pytest.raises(BeingWritten, match="carries out"):
         Results(results.path)

@@ -188,7 +188,9 @@ async def test_a_command_that_is_stopped_while_its_workspace_is_opened_is_not_ru
     async with opened(tmp_path) as workspaces:
         executor = Executor(log, workspaces, worker_id="tool-1")
         running = asyncio.create_task(executor.execute(await delivery_of(log, 2), ActionClaimed(1)))
-        await until((tmp_path / "conversation").exists)
+        async with asyncio.timeout(10):
+            while not (tmp_path / "conversation").exists():
+                await asyncio.sleep(0)  # its shell is there some milliseconds later
         await executor.execute_control(ControlDelivery("conversation", action_id, order, ""))
         await running
     observation = (await log.read("conversation"))[-1]

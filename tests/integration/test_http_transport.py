@@ -12,16 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from broker.runtime.clock import SystemClock
+from controller_worker.backends.anthropic_backend import AnthropicLLM
 from controller_worker.llm.config import LLMConfig
 from controller_worker.wires.environment_proxy import environment_proxy
 from controller_worker.wires.event_stream import REPLY_LIMIT_BYTES, whole_reply
 from controller_worker.wires.http_transport import (
-    PIECE_BYTES,
     AnswerRefused,
     HttpTransport,
     RequestFailed,
 )
 from controller_worker.wires.provider_errors import model_error
+from controller_worker.wires.raw_client import PIECE_BYTES
 from tests.certificates import certificate_in
 
 LIMIT_SECONDS = 10.0
@@ -179,6 +181,22 @@ async def test_the_server_behind_a_proxy_gets_no_login_but_its_own_and_the_proxy
     assert b"\r\nauthorization" not in to_proxy
     assert b"\r\nproxy-authorization" not in to_server
     assert b"\r\nauthorization: bearer the-key" in to_server
+
+
+async def test_a_body_is_forgotten_once_it_is_sent_by_an_sdk() -> None:
+    for sent in (bytes(bytearray(b"x" * (PIECE_BYTES + 7))), bytes(bytearray(b"y" * 1_000))):
+        alone = sys.getrefcount(sent)
+        async with listening() as server:
+            config = LLMConfig.create(model="claude-sonnet-5", base_url=server.address, api_key="the-key")
+            llm = AnthropicLLM(config, SystemClock())
+            asking = asyncio.create_task(llm._client.transport.post("/v1/messages", sent, {}))
+            await server.has_all.wait()
+            assert server.request.endswith(b"\r\n\r\n" + sent)
+            assert not [line for line in server.head if line.startswith("transfer-encoding")]
+            assert sys.getrefcount(sent) == alone
+            server.may_answer.set()
+            await (await asking).aclose()
+            await llm.aclose()
 
 
 async def test_a_body_is_forgotten_once_it_is_sent() -> None:

@@ -107,15 +107,30 @@ async def test_a_change_that_is_sent_again_has_the_answer_of_the_first(server: S
 
 async def test_a_text_of_a_number_is_refused_where_the_api_document_promises_a_number(server: Served) -> None:
     async with server.as_(await server.token("acme")) as client:
-        for body, place in (
-            ({"task": "do it", "limits": {"max_iterations": "3"}}, "body.limits.max_iterations"),
-            ({"task": "do it", "headless": "false"}, "body.headless"),
-            ({"task": "do it", "delay": True}, "body.delay"),
+        for body, place, code in (
+            ({"task": "do it", "limits": {"max_iterations": "3"}}, "body.limits.max_iterations", "int_type"),
+            ({"task": "do it", "headless": "false"}, "body.headless", "bool_type"),
+            ({"task": "do it", "delay": True}, "body.delay", "float_type"),
         ):
             answer = await client.post("/conversations", json=body)
             (error,) = answer.json()["errors"]
-            assert (answer.status_code, error["in"], error["code"]) == (422, place, "wrong_type")
+            assert (answer.status_code, error["in"], error["code"]) == (422, place, code)
         assert (await client.get("/conversations")).json()["conversations"] == []
+
+
+async def test_another_message_under_a_key_that_continued_a_chat_is_refused_and_not_left_out(server: Served) -> None:
+    cid = await server.client.submit("do it", tenancy=Tenancy(tenant="acme"))
+    async with server.as_(await server.token("acme")) as client:
+        statuses = []
+        for text in ("one", "one", "two"):
+            said = [{"role": "user", "content": text}]
+            body = {"model": "CodeActAgent", "messages": said, "metadata": {"conversation_id": cid}}
+            path, headers = "/v1/chat/completions?timeout_seconds=0.01", {"Idempotency-Key": "chat"}
+            answer = await client.post(path, json=body, headers=headers)
+            statuses.append((answer.status_code, answer.json().get("error", {}).get("code", "")))
+        assert statuses == [(200, ""), (200, ""), (422, "idempotency_key_reused")]
+        events = (await client.get(f"/conversations/{cid}/events?kind=action.message")).json()["events"]
+        assert [event["content"] for event in events] == ["do it", "one"]
 
 
 async def test_a_change_whose_reply_the_store_lost_is_not_refused_when_it_is_sent_again(lossy_wire: LossyWire) -> None:
