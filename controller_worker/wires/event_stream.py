@@ -174,7 +174,7 @@ async def read_events(
     whole: list[bytes] | None = None
     async for chunk in within_limits(_bounded(chunks), limits, is_whole):
         if not beginning:
-            beginning = chunk.lstrip()[:SHOWN_BYTES]
+            beginning = chunk.removeprefix(codecs.BOM_UTF8).lstrip()[:SHOWN_BYTES]
             whole = [] if beginning[:1] in _JSON_BEGINS else None
         if whole is not None:
             whole.append(chunk)

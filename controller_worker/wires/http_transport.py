@@ -216,9 +216,10 @@ class HttpTransport:
                 timeout=self._timeout(read_seconds or self._config.read_timeout),
                 trace_request_ctx=connection,
             )
-        except ValueError as error:  # before anything was sent
-            raise RequestUnsendable("The request cannot be made. Check address, key and headers.") from error
         except self._raised as error:
+            # A certificate that is not trusted is both errors, and may be another one soon.
+            if isinstance(error, ValueError) and not isinstance(error, OSError):  # before anything was sent
+                raise RequestUnsendable("The request cannot be made. Check address, key and headers.") from error
             is_late = isinstance(error, TimeoutError)
             raise RequestFailed("Request timed out." if is_late else "Connection error.") from error
         answer = HttpAnswer(response, self._raised)

@@ -52,7 +52,7 @@ async def restore(log: EventLog, archive: Archive | None, conversation_id: str) 
         raise UsageError(f"The archived log of {conversation_id} cannot be one: {why}.")
     own_usd, delegates_usd = spending_of(events).spent_usd, _delegates_usd(created, events)
     if not all(0 <= usd <= LARGEST_USD for usd in (own_usd, delegates_usd)):  # NaN fails too
-        raise UsageError(f"The archived log of {conversation_id} cannot be one: its costs are none.")
+        raise UsageError(f"The archived log of {conversation_id} cannot be one: its costs are not valid amounts.")
     source = created.workspace.source
     if isinstance(source, UploadedSource):
         content = await archive.upload(conversation_id, source.parcel)

@@ -290,11 +290,11 @@ def _compared_rows(options: CompareOptions) -> list[list[Row]]:
     if len(names) > 2:
         raise UsageError(f"--model {options.models!r} has more than two names.", remedy="Write --model A,B.")
     chosen = []
-    for rows, name in zip(sides, (names[0], names[-1]), strict=True):
+    for folder, rows, name in zip((options.first, options.second), sides, (names[0], names[-1]), strict=True):
         chosen.append([row for row in rows if row.model == name])
         if not chosen[-1]:
             known = ", ".join(sorted({row.model for row in rows}))
-            raise UsageError(f"--model {name!r} has no attempts there.", remedy=f"There are those of {known}.")
+            raise UsageError(f"--model {name!r} matches no attempt in {folder}.", remedy=f"Its models: {known}.")
     return chosen
 
 

@@ -37,6 +37,8 @@ NEVER_WORK = frozenset(
 NEVER_BELOW = frozenset({".git", ".hg", ".openhands", "__pycache__", "node_modules", ".venv", "venv", "site-packages"})
 MAX_NAMES, MAX_NAME_CHARS = 1_000, 300
 NEVER_ENDING = (".pth", ".pyc", ".pyo", ".egg-link")
+MAX_TOML_BYTES, MAX_DOTS = 64 * 1024, 100
+"""Of a project file and of each of its lines: the time to read a dotted key grows with the square of its parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +122,11 @@ def _sets_pytest(path: PurePosixPath, old: File | None, new: File | None) -> boo
 
 
 def _pytest_settings(file: File | None) -> object:
-    """Return them; None: there are none. A file that is no TOML is one that sets anything."""
+    """Return them; None: there are none. A file that is no TOML, or costs much to read, is one that sets anything."""
     if file is None:
         return None
+    if len(file.content) > MAX_TOML_BYTES or any(line.count(b".") > MAX_DOTS for line in file.content.splitlines()):
+        return file
     try:
         tool = tomllib.loads(file.content.decode()).get("tool")
     except (ValueError, RecursionError):

@@ -124,8 +124,12 @@ class RemoteClient:
             self._copies[idempotency_key] = copy
         sent = workspace.model_copy(update={"path": None, "source": copy.source})
         body["workspace"] = sent.model_dump(mode="json", exclude_none=True)
-        begun = await self._begin(body, copy.content, idempotency_key)
-        del self._copies[idempotency_key]
+        try:
+            begun = await self._begin(body, copy.content, idempotency_key)
+        except UsageError:  # nothing has begun; the files may change until it is tried again
+            self._copies.pop(idempotency_key, None)
+            raise
+        self._copies.pop(idempotency_key, None)
         return begun
 
     async def _begin(self, body: Mapping[str, Any], upload: bytes | None, key: str) -> str:

@@ -260,5 +260,5 @@ def way_in(option: int) -> int:
     """
     if option not in WAYS_OUT:
         ways = "; ".join(f"{number}: {what}" for number, what in WAYS_OUT.items())
-        raise UsageError(f"There is no way out of a loop called {ascii(option)[:100]}.", remedy=f"Ways: {ways}.")
+        raise UsageError(f"{ascii(option)[:100]} is not a way out of a loop.", remedy=f"Ways: {ways}.")
     return option

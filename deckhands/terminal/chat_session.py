@@ -303,9 +303,7 @@ class Chat:
 
     async def _recover(self, way: str) -> None:
         if way not in WAYS:
-            raise UsageError(
-                f"There is no way out of a loop called {ascii(way)[:60]}.", remedy=f"Known: {', '.join(WAYS)}."
-            )
+            raise UsageError(f"{ascii(way)[:60]} is not a way out of a loop.", remedy=f"Known: {', '.join(WAYS)}.")
         await self._place.client.recover(self._name(), option=WAYS[way])
 
     async def _fork(self, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import json
 import socket
@@ -220,6 +221,7 @@ async def test_headers_may_be_long() -> None:
         ("text/event-stream", b"\n\n" + REPLY),
         ("application/json", EVENTS),
         ("text/plain", EVENTS),
+        ("application/json", codecs.BOM_UTF8 + REPLY),
     ],
 )
 async def test_a_streamed_reply_is_read_by_what_it_is_whatever_its_type_says(content_type: str, body: bytes) -> None:
@@ -266,7 +268,9 @@ async def test_an_authority_of_the_environment_is_trusted(tmp_path: Path, monkey
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(certificate, key)
     async with scripted([answer(REPLY)], tls=tls) as server:
-        assert "certificate" in str(await failed(server.address, REQUEST))
+        untrusted = await failed(server.address, REQUEST)
+        assert str(untrusted).startswith("Connection error.")
+        assert ("certificate" in str(untrusted), untrusted.retryable) == (True, True)
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
         assert (await asked(server.address, REQUEST))[0].text == "hello"
 

@@ -93,6 +93,8 @@ TESTED = b'[tool.pytest.ini_options]\npythonpath = "src"\n'
         (TESTED, TESTED + b'addopts = "--collect-only"\n', False),
         (b"[project]\n", b"[tool.pytest]\n", False),
         (TESTED, b"no = toml = here", False),
+        (None, b".".join([b"a"] * 2_000) + b" = 1\n", False),
+        (None, b"# long\n" * 20_000, False),
     ],
 )
 def test_settings_of_pytest_in_a_project_file_do_not_count(before: bytes | None, after: bytes, counts: bool) -> None:
