@@ -110,7 +110,7 @@ class Evaluation:
                 one.failures.append(str(failure))
                 if len(one.failures) > self._plan.retries:
                     return one.row("infra-abandoned", cause=one.failures[-1])
-                one.lost_cost_usd, one.seen = round(one.lost_cost_usd + one.cost_usd, 8), Seen()
+                one.lost_cost_usd, one.seen, one.judged = round(one.spent_usd, 8), Seen(), Seen()
                 one.phase = "waits"
                 await _back_off(len(one.failures))
 
