@@ -94,7 +94,7 @@ class Store:
             reply[0] = reply[0].decode()
             return reply
 
-        return await self.persist(call)
+        return await _persist(call, self.clock, self.patience_seconds, self.outage)
 
     async def now(self, names: ShardKeys) -> datetime:
         """Return the time that a shard counts in: the store's own, without the jumps of its clock."""
@@ -103,11 +103,13 @@ class Store:
 
     async def call(self, *command: Argument) -> Any:
         """Send an idempotent command until its outcome is known; see `persist`."""
-        return await self.persist(lambda: self.connection.call(*command))
+        return await _persist(lambda: self.connection.call(*command), self.clock, self.patience_seconds, self.outage)
 
     async def call_many(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         """Send idempotent commands together until their outcome is known; see `persist`."""
-        return await self.persist(lambda: self.connection.call_many(commands))
+        return await _persist(
+            lambda: self.connection.call_many(commands), self.clock, self.patience_seconds, self.outage
+        )
 
     async def persist(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeat an idempotent call while the store cannot be reached, with growing, jittered pauses.
