@@ -138,7 +138,7 @@ def test_a_worker_stopped_at_every_eighth_boundary_while_another_takes_over(
 @parts()
 def test_two_faults(part: int, model: Mapping[str, str]) -> None:
     plans = random_pairs(PAIRS // PARTS, boundaries(model, is_watched_to_the_end=False), seed=part)
-    assert struck_in(plans, model) > 1.9 * PAIRS / PARTS
+    assert struck_in(plans, model) > 1.8 * PAIRS / PARTS  # the second one may lie behind the end
 
 
 @parts(SEED_PARTS)
