@@ -22,8 +22,6 @@ from tests.wording import wording
 Finding = tuple[int, str]
 """A line and what to do about it."""
 
-MAX_FILE_LINES = 400
-MAX_FUNCTION_LINES = 80
 MAX_POSITIONAL_PARAMETERS = 5
 MAX_DEPTH = 3
 
@@ -44,21 +42,6 @@ KERNEL_FILE = "tool_worker/host/kernel.py"
 MODEL_LIBRARIES = {"litellm", "anthropic", "openai"}
 MADE_OF_CONCERNS = {"state", "order", "controller", "commit"}
 """Modules of the core above the concerns; all others are the terms in which concerns are written."""
-
-FORBIDDEN_WORDS = {
-    *("process", "manage", "manager", "handle", "data", "info", "misc"),
-    *("helper", "helpers", "util", "utils", "utility", "common", "base"),
-}
-IMPOSED_NAMES = {
-    "data_received",
-    "handle_data",
-    "handle_starttag",
-    "handle_endtag",
-    "handle_message",
-    "handle_connect",
-    "info",
-}
-"""Methods that asyncio.Protocol, html.parser, uvicorn, kombu and Celery call by these names."""
 
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b")
 NUMBERED_OR_VAGUE_FILE = re.compile(r"\w+_(\d|impl|utils?|helpers?)")
@@ -214,19 +197,6 @@ def docstrings(source: Source) -> Iterator[Finding]:
             )
 
 
-def file_length(source: Source) -> Iterator[Finding]:
-    lines = len(source.text.splitlines())
-    if lines > MAX_FILE_LINES:
-        yield lines, f"{lines} lines, the limit is {MAX_FILE_LINES}: split the file by noun"
-
-
-def function_length(source: Source) -> Iterator[Finding]:
-    for node in source.nodes(Function):
-        lines = node.end_lineno - node.lineno + 1
-        if lines > MAX_FUNCTION_LINES:
-            yield node.lineno, f"{node.name} has {lines} lines, the limit is {MAX_FUNCTION_LINES}: split it by step"
-
-
 def positional_parameters(source: Source) -> Iterator[Finding]:
     for node in source.nodes(Function):
         names = [parameter.arg for parameter in (*node.args.posonlyargs, *node.args.args)]
@@ -238,24 +208,10 @@ def positional_parameters(source: Source) -> Iterator[Finding]:
             )
 
 
-def telling_names(source: Source) -> Iterator[Finding]:
-    for part in PurePosixPath(source.path).with_suffix("").parts:
-        if words := FORBIDDEN_WORDS & _words(part):
-            yield 1, f"the path says {', '.join(sorted(words))}: name it after the noun it defines"
-    for node in source.public_definitions():
-        words = FORBIDDEN_WORDS & _words(node.name)
-        if words and node.name not in IMPOSED_NAMES:
-            yield node.lineno, f"{node.name} says {', '.join(sorted(words))}: name what it is or does"
-
-
 def noun_files(source: Source) -> Iterator[Finding]:
     path = PurePosixPath(source.path)
     if NUMBERED_OR_VAGUE_FILE.fullmatch(path.stem):
         yield 1, f"{path.name} is a remainder: split the file by noun"
-    if len(path.parts) > MAX_DEPTH:
-        yield 1, "deeper than package/folder/file: move it up"
-    if path.name == "__init__.py" and source.path != "deckhands/__init__.py" and len(source.tree.body) > 1:
-        yield source.tree.body[1].lineno, "an __init__.py holds a docstring only: import from the defining file"
 
 
 def finished(source: Source) -> Iterator[Finding]:
@@ -375,10 +331,6 @@ def _is_within(name: str, owner: str) -> bool:
     return name == owner or name.startswith(owner + ".")
 
 
-def _words(name: str) -> set[str]:
-    return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
-
-
 def _is_stub(node: Definition) -> bool:
     body = node.body[1:] if ast.get_docstring(node) else node.body
     return bool(body) and all(
@@ -451,10 +403,7 @@ RULES = (
     Rule("safe_loading", is_ours, safe_loading),
     Rule("no_dynamic_code", _may_not_execute, no_dynamic_code),
     Rule("docstrings", is_ours, docstrings),
-    Rule("file_length", is_ours, file_length),
-    Rule("function_length", lambda path: is_ours(path) or is_test(path), function_length),
     Rule("positional_parameters", is_ours, positional_parameters),
-    Rule("telling_names", is_ours, telling_names),
     Rule("noun_files", is_ours, noun_files),
     Rule("finished", is_written_by_us, finished),
     Rule("no_print", _may_not_print, no_print),

@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.house_rules import RULES, is_ours
+from tests.house_rules import RULES
 from tests.source_code import ROOT, Source, tracked_sources
 
 RULE_BY_NAME = {rule.name: rule for rule in RULES}
@@ -83,20 +83,10 @@ BROKEN = [
     ("docstrings", "broker/a.py", '"""M."""\ndef f():\n    return 1', {2}),
     ("docstrings", "broker/a.py", '"""M."""\nclass A:\n    """A."""\n    async def f(self):\n        return 1', {4}),
     ("docstrings", "broker/a.py", '"""M."""\nif True:\n    class A:\n        x = 1', {3}),
-    ("file_length", "broker/a.py", "x = 1\n" * 401, {401}),
-    ("function_length", "broker/a.py", "def f():\n" + "    x = 1\n" * 80, {1}),
-    ("function_length", "tests/a.py", "class A:\n    async def f(self):\n" + "        x = 1\n" * 80, {2}),
     ("positional_parameters", "broker/a.py", "def f(a, b, c, d, e, g): ...", {1}),
     ("positional_parameters", "broker/a.py", "class A:\n    def f(self, a, b, c, /, d, e, g): ...", {2}),
-    ("telling_names", "broker/event_utils.py", "x = 1", {1}),
-    ("telling_names", "tool_worker/common/a.py", "x = 1", {1}),
-    ("telling_names", "broker/a.py", "def process_event(): ...", {1}),
-    ("telling_names", "broker/a.py", "class ConversationManager:\n    def handle(self): ...", {1, 2}),
-    ("telling_names", "broker/a.py", "class MCPBase: ...\nclass RepositoryInfo: ...", {1, 2}),
     ("noun_files", "broker/event_log_2.py", '"""M."""', {1}),
     ("noun_files", "broker/event_log_impl.py", '"""M."""', {1}),
-    ("noun_files", "deckhands/cli/verbs/run.py", '"""M."""', {1}),
-    ("noun_files", "broker/__init__.py", '"""M."""\nfrom broker.log.event_log import EventLog', {2}),
     ("finished", "broker/a.py", "x = 1  # TODO: later", {1}),
     ("finished", "broker/log/functions.lua", "-- here\n-- FIXME: there", {2}),
     ("finished", "broker/a.py", "def f():\n    raise NotImplementedError", {2}),
@@ -192,19 +182,11 @@ KEPT = [
         "broker/a.py",
         '"""M."""\ndef _f():\n    return 1\nclass _A:\n    def f(self):\n        def g():\n            return 1',
     ),
-    ("file_length", "broker/a.py", "x = 1\n" * 400),
-    ("function_length", "broker/a.py", "def f():\n" + "    x = 1\n" * 79),
     (
         "positional_parameters",
         "broker/a.py",
         "class A:\n    def f(self, a, b, c, d, e, *, g): ...\ndef f(*a, **b): ...",
     ),
-    (
-        "telling_names",
-        "broker/a.py",
-        "class Dataset:\n    metadata = 1\n    def data_received(self): ...\n    def _info(self): ...",
-    ),
-    ("noun_files", "broker/__init__.py", '"""M."""'),
     ("noun_files", "deckhands/__init__.py", '"""M."""\nfrom deckhands.client.client import Client'),
     (
         "finished",
@@ -284,19 +266,6 @@ def test_no_two_test_files_share_a_name() -> None:
     names = Counter(path.name for path in files)
     shared = [str(path.relative_to(ROOT)) for path in files if names[path.name] > 1]
     assert not shared, f"rename all but one of each name: {', '.join(sorted(shared))}"
-
-
-ROOM_LIMIT = 16
-"""Modules of a room at most, beside its `__init__`; about fifteen is the aim."""
-LISTS = {"controller_worker/concerns"}
-"""Rooms that are a list: each file is one entry, and one page has them all in their order (docs/decisions/0012)."""
-
-
-def test_no_room_is_too_full_to_enter() -> None:
-    modules = (Path(source.path) for source in tracked_sources() if is_ours(source.path))
-    rooms = Counter(str(module.parent) for module in modules if module.name != "__init__.py")
-    full = {room: count for room, count in rooms.items() if count > ROOM_LIMIT and room not in LISTS}
-    assert not full, f"split these rooms by noun: {full}"
 
 
 def test_constraints_are_plain_pins() -> None:
