@@ -177,7 +177,7 @@ class Cluster:
             DeckhandsError: they have not reported within a minute; names the logs.
         """
         members_wanted = sum(worker.role != BEAT for worker in self.workers.values())
-        store = await open_store(self.url)
+        store = await open_store(self.url, deploys=False)
         try:
             async with asyncio.timeout(READY_LIMIT_SECONDS):
                 while await self._count_alive(store) < members_wanted:
