@@ -97,7 +97,7 @@ class FunctionsVersion:
         return self.code == caller.code or 0 < self.oldest <= caller.order < self.order
 
     def __str__(self) -> str:
-        return f"{self.order or 'unknown'} ({ascii(self.code)[1:9] or 'without a hash'})"
+        return f"{self.order or 'unknown'} ({ascii(self.code[:8])[1:-1] or 'without a hash'})"
 
 
 @cache
@@ -261,7 +261,7 @@ async def _stopped(connection: Connection, own: FunctionsVersion, stop_seconds: 
     try:
         with suppress(TimeoutError):
             async with asyncio.timeout(stop_seconds):
-                while users := await _cut_off(connection, own):
+                while users := await _cut_off(connection, own):  # noqa: ASYNC110  (other processes, through the store)
                     await asyncio.sleep(POLL_SECONDS)
         return users
     finally:
