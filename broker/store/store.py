@@ -26,7 +26,16 @@ from broker.runtime.errors import (
 from broker.runtime.ids import jitter, new_key
 from broker.runtime.settings import BrokerSettings
 from broker.store import keys
-from broker.store.connection import WRONG_TYPE, Argument, Connection, MultiplexedConnection, texts_by_name
+from broker.store.connection import (
+    CLUSTER,
+    NAME_A_PRIMARY,
+    SENTINEL,
+    WRONG_TYPE,
+    Argument,
+    Connection,
+    MultiplexedConnection,
+    texts_by_name,
+)
 from broker.store.durability import REMEDY, volatility_of
 from broker.store.function_libraries import LIBRARIES as LIBRARIES  # noqa: PLC0414
 from broker.store.function_libraries import UNCHANGING, StoreFunctions, deploy
@@ -239,6 +248,11 @@ async def _persist(call: Callable[[], Awaitable[T]], clock: Clock, patience_seco
 async def _check_server(connection: Connection) -> tuple[str, ...]:
     """Refuse a server that cannot be used, and return what is wrong with one that can."""
     facts = await server_facts(connection)
+    mode = facts.get("server_mode") or facts.get("redis_mode")
+    if mode == "sentinel":
+        raise StoreMisconfigured(f"DECKHANDS_URL names a Sentinel. {SENTINEL}", remedy=NAME_A_PRIMARY)
+    if mode == "cluster" or facts.get("cluster_enabled") == "1":
+        raise StoreMisconfigured(f"The store is a node of a cluster. {CLUSTER}", remedy=NAME_A_PRIMARY)
     version = facts.get("valkey_version") or facts.get("redis_version", "0")
     if tuple(int(part) for part in version.split(".")[:2]) < MINIMUM_SERVER_VERSION:
         raise StoreMisconfigured(

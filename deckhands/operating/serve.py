@@ -337,7 +337,7 @@ def _become(role: str, chosen: dict[str, Any]) -> NoReturn:
     environment = worker_environment(role, settings.environment) | {
         name: str(value) for name, value in chosen.items() if value
     }
-    if role == BEAT and environment.get("DECKHANDS_CELERY_URL"):
+    if role == BEAT and any(environment.get(f"DECKHANDS_CELERY_URL{kind}") for kind in ("", "_FILE")):
         _execute(role, environment)
     url = store_url(settings)
     asyncio.run(_check_store(url, settings))
