@@ -13,6 +13,7 @@ Does not: ask a Sentinel, follow redirections of Redis Cluster, subscribe, or de
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections import deque
 from collections.abc import Sequence
@@ -146,8 +147,10 @@ class MultiplexedConnection:
                     await loop.create_unix_connection(lambda: wire, address.path)
                 else:
                     await loop.create_connection(lambda: wire, address.host, address.port, ssl=address.ssl_context)
-                for greeting in address.greetings:
-                    check_reply(await wire.send(greeting)[0])
+                *greeted, about = wire.send(*address.greetings, ("INFO", "server"))
+                for reply in greeted:
+                    check_reply(await reply)
+                wire.epoch = endpoint.epoch_of(await about)
         except StoreMisconfigured as error:
             wire.abort(None)
             raise endpoint.refused(error) from error
@@ -257,7 +260,8 @@ class _Endpoint:
     """What the connections of one process to one store share.
 
     Attributes:
-        epoch: rises when the server turns out to be no primary; connections of an earlier epoch are made again.
+        epoch: rises when the server turns out to be no primary, or the name leads to another one; connections of an
+            earlier epoch are made again, since a server that was left may answer for long with what it alone has.
         has_served: whether a login has succeeded, so that a later refusal may be over when its reason is.
     """
 
@@ -265,6 +269,7 @@ class _Endpoint:
         self.url = url
         self.epoch = 0
         self.has_served = False
+        self._run_id = b""
         self.address()
 
     def address(self) -> _Address:
@@ -273,6 +278,19 @@ class _Endpoint:
             return _parse(current_url(self.url))
         except (StoreMisconfigured, UsageError) as error:
             raise self.refused(error) from error
+
+    def epoch_of(self, about: Any) -> int:
+        """Return the epoch of a new connection; if it leads to another server than those before, a new one begins.
+
+        Args:
+            about: the server's answer to INFO, which names its run; a refusal names none.
+        """
+        found = re.search(rb"run_id:(\w+)", about) if isinstance(about, bytes) else None
+        if found and found[1] != self._run_id:
+            if self._run_id:
+                self.epoch += 1
+            self._run_id = found[1]
+        return self.epoch
 
     def leave(self, epoch: int) -> None:
         """Note that the server of a connection of this epoch is not the one to talk to."""
