@@ -232,8 +232,8 @@ class UrlInFile(str):
         return made
 
     def derived(self, derive: Callable[[str], str]) -> UrlInFile:
-        """Return another URL that is made of what the same file holds."""
-        return UrlInFile(self.path, derive)
+        """Return a URL that is made of this one, as its file has it now; raises what the constructor does."""
+        return UrlInFile(self.path, lambda text: derive(self._derive(text)))
 
     def read(self) -> str:
         """Return what it is now; raises as the constructor does."""

@@ -99,7 +99,10 @@ async def test_a_group_that_exists_is_no_busy_server(connection: MultiplexedConn
         ("OOM command not allowed when used memory > 'maxmemory'.", StoreUnavailable),
         ("READONLY You can't write against a read only replica.", StoreUnavailable),
         ("BUSY Redis is busy running a script.", StoreUnavailable),
-        ("UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)", StoreUnavailable),
+        (
+            "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
+            StoreUnavailable,
+        ),
         ("MASTERDOWN Link with MASTER is down", StoreUnavailable),
         ("CLUSTERDOWN The cluster is down", StoreUnavailable),
         ("NOAUTH Authentication required.", StoreUnavailable),  # the login had succeeded

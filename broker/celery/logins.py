@@ -1,0 +1,41 @@
+"""The login at Celery's broker and its result backend when a file holds the URL: read again at each connection.
+
+Does not: follow a change of host or port in the file; the worker has to be started again for that.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import unquote, urlsplit
+
+from redis.credentials import CredentialProvider
+from redis.exceptions import AuthenticationError
+
+from broker.runtime.errors import UsageError
+from broker.runtime.settings import UrlInFile
+
+
+class UrlCredentials(CredentialProvider):
+    """User and password of a URL, as its file has them now."""
+
+    def __init__(self, url: UrlInFile) -> None:
+        self._url = url
+
+    def get_credentials(self) -> tuple[str, ...]:
+        """Return user and password, the password alone, or nothing, as redis-py takes them.
+
+        Raises:
+            AuthenticationError: the file cannot be read; redis-py's own, so that it is tried again.
+        """
+        try:
+            parts = urlsplit(self._url.read())
+        except UsageError as error:
+            raise AuthenticationError(str(error)) from error
+        return tuple(unquote(text) for text in (parts.username, parts.password) if text)
+
+
+def split_login(url: str) -> tuple[str, UrlCredentials | None]:
+    """Return a URL without its login, and what provides the login; a URL that no file holds stays whole."""
+    if not isinstance(url, UrlInFile):
+        return url, None
+    login = urlsplit(url).netloc.rpartition("@")[0]
+    return url.replace(f"{login}@", "", 1) if login else str(url), UrlCredentials(url)
