@@ -20,22 +20,25 @@ class UrlCredentials(CredentialProvider):
     def __init__(self, url: UrlInFile) -> None:
         self._url = url
 
-    def get_credentials(self) -> tuple[str, ...]:
-        """Return user and password, the password alone, or nothing, as redis-py takes them.
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        """Return user and password, or the password alone, as redis-py takes them.
 
         Raises:
-            AuthenticationError: the file cannot be read; redis-py's own, so that it is tried again.
+            AuthenticationError: the file cannot be read or has no password; redis-py's own, so that it is tried again.
         """
         try:
             parts = urlsplit(self._url.read())
         except UsageError as error:
             raise AuthenticationError(str(error)) from error
-        return tuple(unquote(text) for text in (parts.username, parts.password) if text)
+        if not parts.password:
+            raise AuthenticationError(f"The URL in {self._url.path} has no password any more.")
+        password = unquote(parts.password)
+        return (unquote(parts.username), password) if parts.username else (password,)
 
 
 def split_login(url: str) -> tuple[str, UrlCredentials | None]:
-    """Return a URL without its login, and what provides the login; a URL that no file holds stays whole."""
-    if not isinstance(url, UrlInFile):
-        return url, None
+    """Return a URL without its login, and what provides the login; one without, or that no file holds, stays whole."""
     login = urlsplit(url).netloc.rpartition("@")[0]
-    return url.replace(f"{login}@", "", 1) if login else str(url), UrlCredentials(url)
+    if not isinstance(url, UrlInFile) or not login:
+        return str(url), None
+    return url.replace(f"{login}@", "", 1), UrlCredentials(url)

@@ -140,7 +140,7 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         """Return how to connect; a login that a file holds is read from it each time."""
         found: dict[str, Any] = super()._connparams(asynchronous)
         url = getattr(self.connection.client, "own_url", "")
-        if isinstance(url, UrlInFile):
+        if isinstance(url, UrlInFile) and found.get("password"):
             for name in ("username", "password"):
                 found.pop(name, None)
             found["credential_provider"] = UrlCredentials(url)

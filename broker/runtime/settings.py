@@ -205,6 +205,8 @@ class UrlInFile(str):
     """
 
     __slots__ = ("_derive", "path")
+    path: Path
+    _derive: Callable[[str], str]
 
     def __new__(cls, path: Path, derive: Callable[[str], str] = str) -> Self:
         """Read the file.

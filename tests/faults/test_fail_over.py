@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import shutil
 import tempfile
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from broker.runtime.errors import StoreError, StoreMisconfigured
 from broker.store.connection import MultiplexedConnection
 from broker.store.store import open_store
 from deckhands.client.client import Client
@@ -18,7 +20,8 @@ from tests.faults.harness import FaultCluster, steps
 from tests.faults.proxy import Name
 from tests.faults.server_process import free_port
 from tests.faults.test_lost_tail import check
-from tests.stores import RealServer, redis_program, valkey_program
+from tests.polling import unhurried
+from tests.stores import RealServer, redis_program, running, valkey_program
 
 EVERYBODY = ("c1", "t1", "d1", "j1")
 
@@ -125,3 +128,39 @@ async def test_what_a_stale_primary_acknowledged_alone_is_named(pair: Pair) -> N
     await pair.settle(ids)
     await check(pair, ids)
     pair.check_that_all_live()
+
+
+async def test_a_node_of_a_cluster_is_refused_with_a_remedy() -> None:
+    options = ("--port", str(free_port()), "--cluster-enabled", "yes")
+    with contextlib.contextmanager(running)(valkey_program(), *options) as server:
+        with pytest.raises(StoreMisconfigured, match=r"Redis Cluster is not supported yet\. Name one primary"):
+            await open_store(server.url)
+        connection = MultiplexedConnection(server.url)
+        with pytest.raises(StoreError) as refused:
+            await connection.call("GET", "deck:store")
+        assert "8975" not in str(refused.value)
+        await connection.aclose()
+
+
+async def test_a_sentinel_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    port = free_port()
+    settings = tmp_path / "sentinel.conf"
+    settings.write_text(f"port {port}\nbind 127.0.0.1\ndir {tmp_path}\n")
+    sentinel = await asyncio.create_subprocess_exec(
+        *(valkey_program(), str(settings), "--sentinel"), stdout=asyncio.subprocess.DEVNULL
+    )
+    url = f"redis://127.0.0.1:{port}/0"
+    try:
+        with pytest.raises(
+            StoreMisconfigured, match=r"names a Sentinel\. Sentinel is not supported yet\. Name one primary"
+        ):
+            await open_store(url, opening_seconds=unhurried(10))
+    finally:
+        sentinel.kill()
+        await sentinel.wait()
+
+
+@pytest.mark.parametrize("scheme", ["redis+sentinel", "sentinel", "redis+cluster"])
+async def test_urls_of_what_is_not_supported_are_refused_with_a_remedy(scheme: str) -> None:
+    with pytest.raises(StoreMisconfigured, match=r"not supported yet\. Name one primary"):
+        await open_store(f"{scheme}://:secret@h:26379/mymaster/0")
