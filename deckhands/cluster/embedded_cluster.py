@@ -175,7 +175,7 @@ class Cluster:
     async def until_ready(self) -> None:
         """Wait until every worker has reported to the store, at most `ready_seconds` long; a beat does not report.
 
-        A worker that is slow to start is named, and once more when it is ready: the others go on without it.
+        A worker that is slow to start is named, and once more when it is ready: the others start without it.
 
         Raises:
             WorkerKeepsFailing: one cannot be started.

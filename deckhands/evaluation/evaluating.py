@@ -108,7 +108,7 @@ async def evaluate_async(
     settings = FaceSettings.from_env()
     if cluster is not None:
         named = {"DECKHANDS_URL": cluster, "DECKHANDS_URL_FILE": ""}
-        settings = replace(settings, url=cluster, environment=settings.environment | named)
+        settings = replace(settings, url=cluster, environment={**settings.environment, **named})
     with Results(directory / RESULTS) as results, Record(directory) as record:
 
         def keep(row: Row) -> None:

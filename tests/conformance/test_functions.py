@@ -19,7 +19,6 @@ from broker.store.function_libraries import (
     LIBRARIES,
     VERSIONS,
     FunctionsVersion,
-    deploy,
     functions_code,
     own_version,
 )
@@ -122,16 +121,6 @@ async def test_functions_that_do_not_serve_are_named(opened: Connect, version: F
     with pytest.raises(StoreTooNew, match=re.escape(f"version {version}; this build is made for version {OWN}")):
         await open_store(opened())
     assert await are_there(opened(), version)
-
-
-async def test_an_unknown_build_does_not_replace_known_functions(
-    opened: Connect, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await with_functions(opened(), OLDER)
-    monkeypatch.setattr(function_libraries, "own_version", lambda: FunctionsVersion(0, "changed", 0))
-    with pytest.raises(StoreTooNew, match="add its hash to VERSIONS"):
-        await deploy(opened())
-    assert await are_there(opened(), OLDER)
 
 
 async def test_lost_newer_functions_are_not_replaced_by_older_ones(opened: Connect) -> None:
