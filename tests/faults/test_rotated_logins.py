@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from celery import Celery
 
 from broker.runtime.errors import OutcomeUnknown, StoreMisconfigured, StoreUnavailable
 from broker.store.connection import MultiplexedConnection
 from broker.store.store import open_store
 from deckhands.client.client import Client
 from tests.certificates import certificate_in
+from tests.door_parts import saying
 from tests.faults.harness import FaultCluster, steps
 from tests.faults.server_process import free_port
 from tests.polling import until
@@ -58,6 +61,15 @@ class Rotated(FaultCluster):
         await connection.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         await connection.aclose()
         self.password = "new"
+
+    async def run_as_task(self) -> None:
+        """Send an agent as a Celery task, and wait until its result is there."""
+        url = self.url.replace("unix", "redis+socket") + "?virtual_host=1"
+        script = self.root / "task.json"
+        script.write_text(json.dumps({"turns": saying("done")}))
+        with Celery("shop", broker=url, backend=url, set_as_current=False) as app:
+            result = app.send_task("deckhands.run", ["do it"], {"model": f"scripted/{script}"}, queue="deckhands")
+            await self.until(lambda: result.state == "SUCCESS", limit=60, what="result")
 
     async def pinged(self) -> set[str]:
         """Return the roles that answer Celery's remote control."""
@@ -106,6 +118,7 @@ async def test_workers_read_a_rotated_password_again(rotated: Rotated) -> None:
         return await cluster.pinged() == set(ROLES.values())
 
     await cluster.until(all_answer, limit=60, what="answers of all workers on Celery's broker")
+    await cluster.run_as_task()
     assert {name: worker.poll() for name, worker in cluster.workers.items()} == dict.fromkeys(ROLES)
 
 
