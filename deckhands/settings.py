@@ -52,7 +52,7 @@ class FaceSettings:
     """Settings of one command.
 
     Attributes:
-        url: the store named by DECKHANDS_URL; None when none is named.
+        url: the store named by DECKHANDS_URL or DECKHANDS_URL_FILE; None when none is named.
         archive: where archived conversations are; empty: nowhere.
         api_key: of a server; empty: none.
         home: where embedded clusters and runs live.
@@ -85,7 +85,7 @@ class FaceSettings:
         if broker.sandbox not in SANDBOXES:
             raise UsageError(f"DECKHANDS_SANDBOX is {broker.sandbox!r}.", remedy="Use auto, bwrap, docker or none.")
         return cls(
-            url=broker.url if env.get("DECKHANDS_URL", "").strip() else None,
+            url=broker.url if broker.url_file or env.get("DECKHANDS_URL", "").strip() else None,
             archive=broker.archive,
             api_key=broker.api_key,
             shards=broker.shards,

@@ -25,8 +25,9 @@ from celery.utils.nodenames import host_format
 
 from broker.celery.messages import Messages, WorkerConsumer
 from broker.celery.remote_control import RemoteControl
+from broker.runtime.errors import UsageError
 from broker.runtime.logs import as_json
-from broker.runtime.settings import logs_json
+from broker.runtime.settings import UrlInFile, logs_json
 
 LOADER = "celery.loaders.app:AppLoader"
 SOCKET_TIMEOUT_SECONDS = 5.0
@@ -138,4 +139,7 @@ def _keep_to_own_broker(app: Celery) -> None:
 
 
 def _connected(connect: Callable[..., Any], own_url: str, url: str | None = None, **options: Any) -> Any:
+    if isinstance(own_url, UrlInFile):
+        with suppress(UsageError):  # the login is read again at each try, see `logins`
+            own_url = own_url.derived(str)
     return connect(url or own_url, **options)

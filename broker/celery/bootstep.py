@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 from celery import Celery, bootsteps, signals
 
-from broker.runtime.child import EXIT_STORE_REPLACED
-from broker.runtime.errors import StoreReplaced, UsageError
+from broker.runtime.child import EXIT_FUNCTIONS, EXIT_STORE_REPLACED
+from broker.runtime.errors import FunctionsReplaced, StoreReplaced, StoreTooNew, UsageError
 from broker.runtime.hardening import seclude
 
 HAND_BACK_SECONDS = 3.0
@@ -30,6 +30,8 @@ CALL_LIMIT_SECONDS = 15.0
 STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT})
 EXIT_STOPPED = 0
 EXIT_DEAD_LOOP = 70
+ENDS = ((StoreReplaced, EXIT_STORE_REPLACED), ((FunctionsReplaced, StoreTooNew), EXIT_FUNCTIONS))
+"""The exit status of a worker, by the errors that end its loop."""
 
 _log = logging.getLogger(__name__)
 
@@ -108,12 +110,15 @@ class LoopThread:
             self._loop.run_until_complete(self._serve())
         except BaseException as error:  # noqa: BLE001  (whatever it is, the process must not outlive its loop)
             causes = error.exceptions if isinstance(error, BaseExceptionGroup) else (error,)
-            if not all(isinstance(cause, UsageError | StoreReplaced) for cause in causes):
+            expected = (UsageError, StoreReplaced, FunctionsReplaced, StoreTooNew)
+            if not all(isinstance(cause, expected) for cause in causes):
                 _log.exception("the loop died")
             for cause in causes:
                 _log.critical("the worker ends: %s", cause)
-            is_replaced = any(isinstance(cause, StoreReplaced) for cause in causes)
-            os._exit(EXIT_STORE_REPLACED if is_replaced else EXIT_DEAD_LOOP)
+            for kinds, status in ENDS:
+                if any(isinstance(cause, kinds) for cause in causes):
+                    os._exit(status)
+            os._exit(EXIT_DEAD_LOOP)
 
     async def _serve(self) -> None:
         serving = asyncio.ensure_future(self.service.run(self._stop))

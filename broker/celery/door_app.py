@@ -25,6 +25,7 @@ from redis.exceptions import ConnectionError, TimeoutError  # noqa: A004
 
 from broker.celery.app import TRANSPORT_OPTIONS, make_app
 from broker.celery.canvas import FOLLOWERS, followers
+from broker.celery.logins import split_login
 from broker.celery.messages import (
     MAX_NAME_CHARS,
     WorkerConsumer,
@@ -170,11 +171,13 @@ def make_door_app(broker_url: str, result_url: str) -> Celery:
     """
     # Or each callback that is sent would be listened for, by a worker that never asks.
     _set_task_join_will_block(True)
+    result_backend, login = split_login(result_url)
     return make_app(
         "door",
         broker_url,
         DoorMessages,
-        result_backend=result_url,
+        result_backend=result_backend,
+        redis_backend_credential_provider=login,
         result_serializer="json",
         result_accept_content=["json"],
         result_backend_thread_safe=True,

@@ -16,7 +16,9 @@ from celery import Celery
 from celery.worker.request import Request
 
 from broker.celery.app import TRANSPORT_OPTIONS, make_app
+from broker.celery.logins import split_login
 from broker.celery.taken_entries import KeptMessages
+from broker.runtime.settings import UrlInFile
 
 QUEUE = "deckhands.jobs"
 PREFIX = "deckhands.jobs."
@@ -50,11 +52,13 @@ def make_jobs_app(broker_url: str, result_url: str, schedule: dict[str, Any]) ->
         result_url: where results are kept, as kombu writes it.
         schedule: Celery's `beat_schedule`: what a beat sends, and how often.
     """
+    (result_backend, login), (beat_url, beat_login) = split_login(result_url), split_login(broker_url)
     return make_app(
         "jobs",
         broker_url,
         KeptMessages,
-        result_backend=result_url,
+        result_backend=result_backend,
+        redis_backend_credential_provider=login,
         result_serializer="json",
         result_accept_content=["json"],
         result_backend_thread_safe=True,
@@ -70,8 +74,9 @@ def make_jobs_app(broker_url: str, result_url: str, schedule: dict[str, Any]) ->
         beat_schedule=schedule,
         beat_scheduler=SCHEDULER,
         beat_max_loop_interval=BEAT_TURN_SECONDS,
-        redbeat_redis_url=redis_url(broker_url),
-        redbeat_redis_options={"socket_timeout": 5.0, "socket_connect_timeout": 5.0, "retry_period": -1},
+        redbeat_redis_url=redis_url(beat_url),
+        redbeat_redis_options={"socket_timeout": 5.0, "socket_connect_timeout": 5.0, "retry_period": -1}
+        | ({"credential_provider": beat_login} if beat_login else {}),
         redbeat_key_prefix=BEAT_KEYS,
         redbeat_lock_timeout=BEAT_LOCK_SECONDS,
     )
@@ -87,6 +92,8 @@ def run_beat(app: Celery) -> None:
 
 def redis_url(broker_url: str) -> str:
     """Return the address of Celery's broker as redis-py writes it."""
+    if isinstance(broker_url, UrlInFile):
+        return broker_url.derived(redis_url)
     if not broker_url.startswith("redis+socket://"):
         return broker_url
     parts = urlsplit(broker_url)

@@ -23,7 +23,9 @@ from kombu.transport import redis as kombu_redis
 from pydantic import BaseModel, Field, RootModel, StrictInt, StrictStr, ValidationError
 from redis import exceptions as redis_errors
 
+from broker.celery.logins import UrlCredentials
 from broker.runtime.clock import SYSTEM_CLOCK, Clock
+from broker.runtime.settings import UrlInFile
 
 MAX_BODY_CHARS = 1 << 20
 """Of answers to remote control, which list what a worker holds."""
@@ -134,6 +136,16 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
 
     QoS = QoS
 
+    def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
+        """Return how to connect; a login that a file holds is read from it each time."""
+        found: dict[str, Any] = super()._connparams(asynchronous)
+        url = getattr(self.connection.client, "own_url", "")
+        if isinstance(url, UrlInFile) and found.get("password"):
+            for name in ("username", "password"):
+                found.pop(name, None)
+            found["credential_provider"] = UrlCredentials(url)
+        return found
+
     def _brpop_read(self, **options: Any) -> Any:
         return self._or_dropped("an entry of a Celery queue", lambda: super(Channel, self)._brpop_read(**options))
 
@@ -167,6 +179,14 @@ class Connection(kombu.Connection):  # type: ignore[misc]
     """A connection that reads by our transport where kombu would read by its own."""
 
     own_transport: type[Transport] = Transport
+
+    def __init__(self, hostname: Any = "localhost", *arguments: Any, own_url: str = "", **options: Any) -> None:
+        self.own_url = own_url or hostname
+        super().__init__(hostname, *arguments, **options)
+
+    def clone(self, **options: Any) -> Any:
+        """Return a copy, for a pool of connections."""
+        return super().clone(own_url=self.own_url, **options)
 
     def get_transport_cls(self) -> Any:
         """Return the class of the transport."""

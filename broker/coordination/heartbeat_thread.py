@@ -12,7 +12,6 @@ Does not: tell the loop anything; a worker that was declared dead learns it from
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from types import TracebackType
 from typing import Self
@@ -21,6 +20,8 @@ import redis
 
 from broker.coordination.membership import HEARTBEAT_SECONDS, Membership
 from broker.runtime.clock import SYSTEM_CLOCK, Clock
+from broker.runtime.errors import UsageError
+from broker.runtime.settings import current_url
 
 LATE_AFTER_SECONDS = 2 * HEARTBEAT_SECONDS
 STUCK_AFTER_SECONDS = 10.0
@@ -65,10 +66,16 @@ class HeartbeatThread:
             silent = self._clock.monotonic() - self._turned
             if not LATE_AFTER_SECONDS < silent < STUCK_AFTER_SECONDS:
                 continue
-            store = store or redis.Redis.from_url(self._store_url, socket_timeout=REPLY_TIMEOUT_SECONDS)
-            # The store may be away; then the loop waits for it too, and the next round tries again.
-            with contextlib.suppress(redis.RedisError, OSError):
+            # The store may be away, or have a new primary or password; then the loop waits for it too, and the next
+            # round connects again.
+            try:
+                url = current_url(self._store_url)
+                store = store or redis.Redis.from_url(url, socket_timeout=REPLY_TIMEOUT_SECONDS)
                 for command in self._membership.tick_commands(self._progress):
                     store.execute_command(*command)  # type: ignore[no-untyped-call]
+            except (redis.RedisError, OSError, ValueError, UsageError):
+                if store is not None:
+                    store.close()
+                store = None
         if store is not None:
             store.close()

@@ -13,21 +13,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 from broker.coordination.figures import FIELD, Figures
 from broker.runtime.clock import Clock, to_millis
-from broker.runtime.errors import StoreRefused
+from broker.runtime.errors import FunctionsReplaced, StoreError, StoreRefused
 from broker.runtime.host_load import HostLoad
 from broker.runtime.logs import WORKER
 from broker.runtime.settings import HEARTBEAT_TTL_SECONDS
 from broker.runtime.version import installed_version
 from broker.store.connection import Argument, texts_by_name
+from broker.store.function_libraries import ANNOUNCED, WORKER_FIELD, own_version
+from broker.store.function_libraries import FIELD as FUNCTIONS
 from broker.store.keys import STORE
-from broker.store.store import FUNCTIONS_VERSION, Store
+from broker.store.store import Store
 
 HEARTBEAT_SECONDS = 0.3
 BEATS_MISSED = 3
@@ -39,16 +42,17 @@ TURN_SECONDS = 0.1
 LONGEST_TURN_SECONDS = 0.3
 """A turn of the event loop that takes longer says nothing about the store."""
 SILENT_SECONDS = 60.0
+HAND_BACK_SECONDS = 3.0
 LOST_RING_PATIENCE_SECONDS = 3.0
 FACTS_EVERY = 5
 """After how many beats a worker repeats what it says of itself."""
 LATEST_MS = 2.0**52
 """A deadline may be infinite, if somebody wrote it so."""
 ROLES = ("controller", "tool")
-VERSION_FIELD = "version"
-"""What a worker says of itself: its version of Deckhands, and that of the functions it has."""
 WALL_FIELD = "wall_ms"
-"""And its machine's clock when it said so, a few beats ago at most."""
+"""What a worker says of itself: its machine's clock when it said so, a few beats ago at most."""
+
+_FACTS = ("HMGET", STORE, "generation", FUNCTIONS, ANNOUNCED)
 
 _log = logging.getLogger(__name__)
 
@@ -163,6 +167,7 @@ class Membership:
 
         Raises:
             StoreMisconfigured: the store is not the one that was opened.
+            FunctionsReplaced: its functions do not serve this worker any more, or are about to.
         """
         self._beats += 1
         repeats = self._beats % FACTS_EVERY == 0
@@ -212,11 +217,27 @@ class Membership:
 
     def _facts(self, about: dict[str, str]) -> list[tuple[Argument, ...]]:
         """Return what this worker says of itself, for each shard."""
-        now = {VERSION_FIELD: f"{installed_version()} {FUNCTIONS_VERSION}"}
+        now = {WORKER_FIELD: f"{installed_version()} {own_version().stamp}"}
         now |= {WALL_FIELD: str(to_millis(self._store.clock.machine()))}
         fields = [part for item in (about | now).items() for part in item]
         said: list[tuple[Argument, ...]] = [(self._role, len(streams), *streams, *fields) for streams in self._streams]
         return [(*said[0], FIELD, self.figures.text()), *said[1:]]
+
+    @asynccontextmanager
+    async def handing_back(self) -> AsyncIterator[None]:
+        """Leave at once if the block ends because this worker may not call the functions in the store any more."""
+        try:
+            yield
+        except* FunctionsReplaced:
+            with suppress(TimeoutError, StoreError):  # others take over when the heartbeat lapses
+                async with asyncio.timeout(HAND_BACK_SECONDS):
+                    await self.leave()
+            raise
+
+    def _compare(self, facts: Sequence[bytes | None]) -> None:
+        generation, stamp, announced = facts
+        self._store.compare_generation(generation)
+        self._store.functions.compare(stamp, announced)
 
     async def _ask(self, commands: Callable[[], list[tuple[Argument, ...]]]) -> list[Any]:
         """Send commands whose replies end with the store's time, and see that it is still the same store."""
@@ -225,8 +246,12 @@ class Membership:
         async def ask() -> list[Any]:
             sent = clock.monotonic()
             with LoopStopwatch(clock) as waited:
-                *replies, generation = await connection.call_many([*commands(), ("HGET", STORE, "generation")])
-            self._store.compare_generation(generation)
+                try:
+                    *replies, facts = await connection.call_many([*commands(), _FACTS])
+                except StoreRefused:
+                    self._compare(await connection.call(*_FACTS))  # the clearer error, if it is the reason
+                    raise
+            self._compare(facts)
             self._slowest_seconds = max(waited.seconds, SLOWNESS_KEPT * self._slowest_seconds)
             if isinstance(replies[0][-1], int):
                 clock.agree(replies[0][-1], sent=sent)
@@ -236,10 +261,12 @@ class Membership:
 
 
 async def members(store: Store) -> list[Member]:
-    """Return the workers of the first shard, the longest silent first."""
+    """Return the workers of the first shard, the longest silent first; none if no functions were ever deployed."""
     names = store.all_shards[0]
-    commands = [("FCALL", "deck_now", 1, names.root), ("ZRANGE", names.workers, 0, -1, "WITHSCORES")]
-    (_, now_ms), flat = await store.call_many(commands)
+    flat = await store.call("ZRANGE", names.workers, 0, -1, "WITHSCORES")
+    if not flat:
+        return []
+    _, now_ms = await store.function("deck_now", (names.root,))
     found = []
     for worker, deadline in zip(flat[::2], flat[1::2], strict=True):
         worker_id = worker.decode(errors="backslashreplace")

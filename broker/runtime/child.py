@@ -26,6 +26,10 @@ EXIT_STORE_REPLACED = 78
 """A worker ends with this when its store was emptied or replaced; it must not be restarted automatically."""
 
 
+EXIT_FUNCTIONS = 79
+"""A worker ends with this when the functions in its store do not serve its version; only another version helps."""
+
+
 class Child:
     """A running or ended child process."""
 

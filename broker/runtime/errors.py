@@ -7,9 +7,11 @@
     │   └── EventUnfit             an event too large or too deep for the log
     ├── StoreError
     │   ├── StoreUnavailable       cannot connect, or the store refuses writes (disk full, loading)   [retryable]
+    │   │   └── FunctionsTooOld    the store's functions are older than this version needs             [retryable]
     │   ├── OutcomeUnknown         the connection was lost between command and reply                  [retryable]
     │   ├── StoreRefused           the server refused one command: usually a key of another type
     │   ├── StoreTooNew            written by a newer version of Deckhands
+    │   ├── FunctionsReplaced      a worker's store has got functions that it may not call: it hands back and stops
     │   ├── StoreMisconfigured     evicts keys, lacks the functions
     │   │   └── StoreReplaced      another store than before, or the same one emptied
     │   ├── CorruptEntry           bytes that fail their checksum or their schema
@@ -118,6 +120,12 @@ class StoreUnavailable(StoreError):
     retryable = True
 
 
+class FunctionsTooOld(StoreUnavailable):
+    """The functions in the store are older than this version needs, and stay for now; a worker waits for newer ones."""
+
+    code = "functions_too_old"
+
+
 class OutcomeUnknown(StoreError):
     """The connection was lost after the command was sent: it may have been executed or not.
 
@@ -138,6 +146,12 @@ class StoreTooNew(StoreError):
     """The store or an entry was written by a newer version."""
 
     code = "store_too_new"
+
+
+class FunctionsReplaced(StoreError):
+    """The functions in the store were replaced, or are about to be, by ones that do not serve this worker."""
+
+    code = "functions_replaced"
 
 
 class StoreMisconfigured(StoreError):

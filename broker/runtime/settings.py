@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
@@ -64,7 +64,16 @@ class BrokerSettings(BaseSettings):
     )
 
     url: Annotated[str, Field(description="the log's store: `redis://`, `rediss://` or `unix://`")] = DEFAULT_URL
+    url_file: Annotated[
+        str,
+        Field(
+            description="a file that holds the store's URL, instead of `DECKHANDS_URL`; read again at each connection"
+        ),
+    ] = ""
     celery_url: Annotated[str, Field(description="Celery's broker; empty: database 1 of the store's server")] = ""
+    celery_url_file: Annotated[
+        str, Field(description="a file that holds the URL of Celery's broker; read again at each connection")
+    ] = ""
     celery_result_url: Annotated[
         str, Field(description="where results of Celery tasks are kept; empty: in Celery's broker")
     ] = ""
@@ -179,10 +188,78 @@ class BrokerSettings(BaseSettings):
             raise UsageError(
                 f"The directory {settings.home} cannot be found: {error}", remedy="Name a directory by DECKHANDS_HOME."
             ) from error
-        resolved: dict[str, Any] = {"home": home, "celery_url": settings.celery_url or celery_url_beside(settings.url)}
+        url = _url_of(env, "URL", settings.url_file) or settings.url
+        beside = url.derived(celery_url_beside) if isinstance(url, UrlInFile) else celery_url_beside(url)
+        celery_url = _url_of(env, "CELERY_URL", settings.celery_url_file) or settings.celery_url or beside
+        resolved: dict[str, Any] = {"home": home, "url": url, "celery_url": celery_url}
         if not env.get(f"{PREFIX}PREFER_SDK_AGENTS", "").strip():
             resolved["prefer_sdk_agents"] = _flag(USE_SDK_AGENTS, env.get(USE_SDK_AGENTS, "").strip() or "0")
         return settings.model_copy(update=resolved)
+
+
+class UrlInFile(str):
+    """A URL that a file holds, as it was when it was read; `current_url` reads it again.
+
+    Attributes:
+        path: the file.
+    """
+
+    __slots__ = ("_derive", "path")
+    path: Path
+    _derive: Callable[[str], str]
+
+    def __new__(cls, path: Path, derive: Callable[[str], str] = str) -> Self:
+        """Read the file.
+
+        Args:
+            derive: makes of what the file holds what is wanted.
+
+        Raises:
+            UsageError: it cannot be read, or holds no URL.
+        """
+        try:
+            text = path.read_text("utf-8").strip()
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not text"
+            raise UsageError(
+                f"The file {path} with a URL cannot be read: {reason}.", remedy="Make it readable."
+            ) from error
+        if "://" not in text or len(text.split()) != 1:
+            raise UsageError(
+                f"The file {path} does not hold a URL.",
+                remedy="Write one line, such as redis://user:password@host:6379/0.",
+            )
+        made = super().__new__(cls, derive(text))
+        made.path, made._derive = path, derive
+        return made
+
+    def derived(self, derive: Callable[[str], str]) -> UrlInFile:
+        """Return a URL that is made of this one, as its file has it now; raises what the constructor does."""
+        return UrlInFile(self.path, lambda text: derive(self._derive(text)))
+
+    def read(self) -> str:
+        """Return what it is now; raises as the constructor does."""
+        return str(UrlInFile(self.path, self._derive))
+
+
+def current_url(url: str) -> str:
+    """Return a URL of the settings as its file has it now.
+
+    Raises:
+        UsageError: the file cannot be read or used.
+    """
+    return url.read() if isinstance(url, UrlInFile) else url
+
+
+def _url_of(env: Mapping[str, str], name: str, file: str) -> UrlInFile | None:
+    if not file:
+        return None
+    if env.get(f"{PREFIX}{name}", "").strip():
+        raise UsageError(
+            f"Both {PREFIX}{name} and {PREFIX}{name}_FILE are set.",
+            remedy=f"Unset one; {PREFIX}{name}_FILE can change.",
+        )
+    return UrlInFile(Path(file).expanduser().absolute())
 
 
 class _Variables(EnvSettingsSource):

@@ -92,8 +92,9 @@ class Mounts:
 
 def private_paths(settings: BrokerSettings) -> tuple[Path, ...]:
     """Return what is ours on this machine as far as these settings tell: directories, files and sockets."""
+    files = (settings.node_dir, settings.secret_key_file, settings.url_file, settings.celery_url_file)
     names = [settings.home, settings.home / KEY_FILE]
-    names += [Path(name).expanduser() for name in (settings.node_dir, settings.secret_key_file) if name]
+    names += [Path(name).expanduser() for name in files if name]
     names += [Path(name) for name in split_paths(settings.config_files)]
     for url in (settings.url, settings.celery_url, settings.checkpoints):
         parts = urlsplit(url)

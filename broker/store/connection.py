@@ -4,13 +4,16 @@ Commands of any number of coroutines are written in one go and answered in order
 not for round trips. A blocking read (XREAD, XREADGROUP) gets a separate connection.
 
 Holds: replies belong to commands in the order they were sent; nothing is ever sent twice by this module, because a
-silent retry would append twice. A lost reply is `OutcomeUnknown`: the caller repeats its idempotent call.
-Does not: follow redirections of Redis Cluster, subscribe, or decode: strings come back as bytes.
+silent retry would append twice. A lost reply is `OutcomeUnknown`: the caller repeats its idempotent call. A server that
+says that it is no primary any more is left: the connection and all made from it (`another`) resolve the name again and
+connect again. So do those whose login is refused; URL, password and certificates are read again from their files.
+Does not: ask a Sentinel, follow redirections of Redis Cluster, subscribe, or decode: strings come back as bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 from collections import deque
 from collections.abc import Sequence
@@ -19,15 +22,27 @@ from typing import Any, Protocol
 import hiredis
 from redis.asyncio.connection import SSLConnection, UnixDomainSocketConnection, parse_url
 
-from broker.runtime.errors import OutcomeUnknown, StoreMisconfigured, StoreRefused, StoreUnavailable
+from broker.runtime.errors import (
+    DeckhandsError,
+    OutcomeUnknown,
+    StoreMisconfigured,
+    StoreRefused,
+    StoreUnavailable,
+    UsageError,
+)
+from broker.runtime.settings import UrlInFile, current_url
 
 Argument = bytes | str | int | float
 
 REPLY_TIMEOUT_SECONDS = 5.0
 CONNECT_TIMEOUT_SECONDS = 5.0
 
-_UNAVAILABLE = ("LOADING", "MISCONF", "OOM", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "BUSY ")
-_REFUSED = ("NOAUTH", "WRONGPASS", "NOPERM", "ERR invalid password", "ERR AUTH")
+_DEMOTED = ("READONLY", "UNBLOCKED", "MASTERDOWN")
+"""Replies of a server that is no primary, or stopped being one."""
+_UNAVAILABLE = (*_DEMOTED, "LOADING", "MISCONF", "OOM", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "BUSY ")
+_LOGIN_REFUSED = ("NOAUTH", "WRONGPASS", "ERR invalid password", "ERR AUTH")
+_REFUSED = (*_LOGIN_REFUSED, "NOPERM")
+_ELSEWHERE = ("MOVED ", "ASK ", "CROSSSLOT")
 
 WRONG_TYPE = "WRONGTYPE"
 """Begins what a server says of a key of another type than the command is for."""
@@ -67,9 +82,8 @@ class Connection(Protocol):
 class MultiplexedConnection:
     """A `Connection` over a socket; connects at the first call and again after a loss."""
 
-    def __init__(self, url: str, *, reply_timeout_seconds: float = REPLY_TIMEOUT_SECONDS) -> None:
-        self._url = url
-        self._address = _parse(url)
+    def __init__(self, store: str | _Endpoint, *, reply_timeout_seconds: float = REPLY_TIMEOUT_SECONDS) -> None:
+        self._endpoint = _Endpoint(store) if isinstance(store, str) else store
         self._reply_timeout_seconds = reply_timeout_seconds
         self.connects = 0
         self._wire: _Wire | None = None
@@ -77,24 +91,20 @@ class MultiplexedConnection:
 
     async def call(self, *command: Argument) -> Any:
         """See `Connection.call`."""
-        wire = self._wire
-        if wire is None or wire.is_lost:
-            wire = await self._connect()
-        return check_reply(await wire.send(command)[0])
+        wire = await self._usable_wire()
+        return self._checked(wire, await wire.send(command)[0])
 
     async def call_many(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         """See `Connection.call_many`."""
-        wire = self._wire
-        if wire is None or wire.is_lost:
-            wire = await self._connect()
+        wire = await self._usable_wire()
         replies = wire.send(*commands)
         if replies:
             await replies[-1]  # those before it have come before it
-        return [check_reply(reply.result()) for reply in replies]
+        return [self._checked(wire, reply.result()) for reply in replies]
 
     def another(self, *, reply_timeout_seconds: float) -> MultiplexedConnection:
         """See `Connection.another`."""
-        return MultiplexedConnection(self._url, reply_timeout_seconds=reply_timeout_seconds)
+        return MultiplexedConnection(self._endpoint, reply_timeout_seconds=reply_timeout_seconds)
 
     async def aclose(self) -> None:
         """See `Connection.aclose`."""
@@ -104,34 +114,57 @@ class MultiplexedConnection:
             self._wire.abort(None)
             self._wire = None
 
-    async def _connect(self) -> _Wire:
+    def _checked(self, wire: _Wire, reply: Any) -> Any:
+        if not isinstance(reply, hiredis.ReplyError):
+            return reply
+        is_logged_out = str(reply).startswith("NOAUTH")
+        if is_logged_out or str(reply).startswith(_DEMOTED):
+            self._endpoint.leave(wire.epoch)
+            wire.abort(reply)
+        try:
+            return check_reply(reply)
+        except StoreMisconfigured as error:
+            raise (self._endpoint.refused(error) if is_logged_out else error) from None
+
+    async def _usable_wire(self) -> _Wire:
+        wire = self._wire
+        if wire is not None and not wire.is_lost:
+            if wire.epoch == self._endpoint.epoch:
+                return wire
+            wire.abort(None)
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.ensure_future(self._open())
         return await asyncio.shield(self._connecting)
 
     async def _open(self) -> _Wire:
         loop = asyncio.get_running_loop()
-        address = self._address
-        wire = _Wire(loop, self._reply_timeout_seconds)
+        endpoint = self._endpoint
+        address = endpoint.address()
+        wire = _Wire(loop, self._reply_timeout_seconds, endpoint.epoch)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
                 if address.path is not None:
                     await loop.create_unix_connection(lambda: wire, address.path)
                 else:
                     await loop.create_connection(lambda: wire, address.host, address.port, ssl=address.ssl_context)
-                for greeting in address.greetings:
-                    check_reply(await wire.send(greeting)[0])
+                *greeted, about = wire.send(*address.greetings, ("INFO", "server"))
+                for reply in greeted:
+                    check_reply(await reply)
+                wire.epoch = endpoint.epoch_of(await about)
+        except StoreMisconfigured as error:
+            wire.abort(None)
+            raise endpoint.refused(error) from error
         except (OSError, TimeoutError, OutcomeUnknown) as error:
             wire.abort(error)
             reason = str(error).rstrip(".") or type(error).__name__
             raise StoreUnavailable(
-                f"Cannot connect to the store at {address.shown}: {reason}.",
-                remedy="Start it, or set DECKHANDS_URL.",
+                f"Cannot connect to the store at {address.shown}: {reason}.", remedy=_remedy_for(error)
             ) from error
         except BaseException:
             wire.abort(None)
             raise
         self.connects += 1
+        endpoint.has_served = True
         self._wire = wire  # here and not by the waiting callers: they may wake up when it is already lost
         return wire
 
@@ -139,7 +172,8 @@ class MultiplexedConnection:
 class _Wire(asyncio.Protocol):
     """One socket: a queue of packed commands out, a queue of futures waiting for replies in."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, reply_timeout_seconds: float) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, reply_timeout_seconds: float, epoch: int) -> None:
+        self.epoch = epoch
         self._loop = loop
         self._reply_timeout_seconds = reply_timeout_seconds
         self._reader = hiredis.Reader(replyError=hiredis.ReplyError, protocolError=hiredis.ProtocolError)
@@ -222,6 +256,60 @@ class _Wire(asyncio.Protocol):
             self._watch = self._loop.call_later(left, self._check_replies)
 
 
+class _Endpoint:
+    """What the connections of one process to one store share.
+
+    Attributes:
+        epoch: rises when the server turns out to be no primary, or the name leads to another one; connections of an
+            earlier epoch are made again, since a server that was left may answer for long with what it alone has.
+        has_served: whether a login has succeeded, so that a later refusal may be over when its reason is.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.epoch = 0
+        self.has_served = False
+        self._run_id = b""
+        self.address()
+
+    def address(self) -> _Address:
+        """Return where the store is and how to greet it, by what the files of the URL and of certificates hold now."""
+        try:
+            return _parse(current_url(self.url))
+        except (StoreMisconfigured, UsageError) as error:
+            raise self.refused(error) from error
+
+    def epoch_of(self, about: Any) -> int:
+        """Return the epoch of a new connection; if it leads to another server than those before, a new one begins.
+
+        Args:
+            about: the server's answer to INFO, which names its run; a refusal names none.
+        """
+        found = re.search(rb"run_id:(\w+)", about) if isinstance(about, bytes) else None
+        if found and found[1] != self._run_id:
+            if self._run_id:
+                self.epoch += 1
+            self._run_id = found[1]
+        return self.epoch
+
+    def leave(self, epoch: int) -> None:
+        """Note that the server of a connection of this epoch is not the one to talk to."""
+        if epoch == self.epoch:
+            self.epoch += 1
+
+    def refused(self, error: DeckhandsError) -> DeckhandsError:
+        """Return a refusal as what it is to the caller: an outage, if this very store has served before."""
+        if not self.has_served:
+            return error
+        remedy = (
+            f"Waiting for {self.url.path} to hold the right URL; it is read at each try."
+            if isinstance(self.url, UrlInFile)
+            else "It is tried again. If the password has changed, restart this process with the new URL, or let it "
+            "read the URL from DECKHANDS_URL_FILE."
+        )
+        return StoreUnavailable(error.message, remedy=remedy)
+
+
 class _Address:
     """Where a store is and how to greet it."""
 
@@ -263,7 +351,43 @@ def _ssl_context(options: dict[str, Any]) -> ssl.SSLContext:
     return context
 
 
+def _remedy_for(error: Exception) -> str:
+    """Return what helps against a connection that could not be made."""
+    text = str(error)
+    for sign, remedy in _REMEDIES.items():
+        if sign in text:
+            return remedy
+    if isinstance(error, OutcomeUnknown):
+        return "Start it, or set DECKHANDS_URL. If its port speaks TLS, write rediss:// there."
+    return "Start it, or set DECKHANDS_URL."
+
+
+_REMEDIES = {
+    "ostname mismatch": "Name the store in DECKHANDS_URL as its certificate does, or add ssl_check_hostname=false.",
+    "IP address mismatch": "Name the store in DECKHANDS_URL as its certificate does, or add ssl_check_hostname=false.",
+    "certificate has expired": "Renew the certificate of the store's server.",
+    "not yet valid": "Check the clock of this machine, and the certificate of the store's server.",
+    "CERTIFICATE_VERIFY_FAILED": "Name the certificate of the authority that signed it: add "
+    "ssl_ca_certs=/path/to/ca.pem to DECKHANDS_URL, behind `?` or `&`.",
+    "WRONG_VERSION_NUMBER": "This port speaks no TLS: write redis:// in DECKHANDS_URL, or name the server's TLS port.",
+    "CERTIFICATE_REQUIRED": "The server wants a certificate of its clients: add ssl_certfile=/path/to/cert.pem and "
+    "ssl_keyfile=/path/to/key.pem to DECKHANDS_URL.",
+    "UNKNOWN_CA": "The server does not trust this client's certificate: have one signed by an authority it trusts.",
+}
+"""What helps, by a part of the error's text; the first that fits."""
+SENTINEL = "Sentinel is not supported yet."
+CLUSTER = "Redis Cluster is not supported yet."
+NAME_A_PRIMARY = (
+    "Name one primary in DECKHANDS_URL, or a name or proxy that leads to it; after a fail-over, workers connect to "
+    "where that name leads then."
+)
+
+
 def _parse(url: str) -> _Address:
+    scheme = url.partition("://")[0].lower()
+    for kind, said in (("sentinel", SENTINEL), ("cluster", CLUSTER)):
+        if kind in scheme:
+            raise StoreMisconfigured(f"The store's URL begins with {scheme}://. {said}", remedy=NAME_A_PRIMARY)
     shown = url.rpartition("@")[2] if "@" in url else url.partition("://")[2] or url
     try:
         return _Address(dict(parse_url(url)), shown)
@@ -298,6 +422,8 @@ def check_reply(reply: Any) -> Any:
         )
     if text.startswith(_UNAVAILABLE):
         raise StoreUnavailable(f"The store refuses commands for the moment: {text}")
+    if text.startswith(_ELSEWHERE):
+        raise StoreMisconfigured(f"The store is a node of a cluster. {CLUSTER}", remedy=NAME_A_PRIMARY)
     if text.startswith(_REFUSED):
         raise StoreMisconfigured(f"The store refused the login or a right: {text}", remedy="Check DECKHANDS_URL.")
     raise StoreRefused(f"The store answered: {text}")

@@ -1,27 +1,39 @@
 """The function libraries of the store: their source, their version, and how they are deployed.
 
-Holds: a library is replaced only by one of the same or a newer version. The sources of a version never change: a test
-pins their hashes, so a change of Lua needs a new `FUNCTIONS_VERSION`. A worker older than the functions in the store
-uses them if they still serve it, and refuses to start otherwise.
-Does not: stop an older worker that looked before the newer one loaded its functions; deploy with one `setup` job where
-two versions start in the same millisecond.
-Keys: the fields `functions` and `functions:<library>` of `deck:store`.
+The version of the functions is the hash of their source and an order: `VERSIONS` gives each hash a number. A test makes
+every change of the Lua add a line with a higher one, which also says which workers the functions still serve.
+
+Holds: functions are replaced only by a version that is known and newer, and not while a live worker runs that the new
+ones do not serve. Only workers and `deckhands setup` deploy; a client deploys into a store that has no functions at
+all, with its first write. A worker whose functions are replaced by ones that do not serve it hands back and stops;
+`deck_now` and `deck_leave` keep their arguments for ever, so it always can.
+Does not: deploy twice in the same millisecond: start two versions one after the other.
+Keys: the fields `functions`, `functions:<library>` and `functions:announced` of `deck:store`; reads the workers of
+shard 0.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
 from importlib import resources
+from typing import Self
 
-from broker.runtime.errors import StoreTooNew
+from broker.runtime.clock import Clock
+from broker.runtime.errors import FunctionsReplaced, FunctionsTooOld, StoreMisconfigured, StoreTooNew
 from broker.store import keys
-from broker.store.connection import Connection
+from broker.store.connection import Connection, texts_by_name
 
-FUNCTIONS_VERSION = 10
-"""Of all function libraries together."""
-OLDEST_CALLER = 10
-"""The oldest version whose workers these functions serve."""
+VERSIONS: dict[str, tuple[int, int]] = {
+    # hash of the source: (order, the lowest order of the workers that these functions serve)
+    "58cb2e82ab1e6435": (11, 11),
+}
+"""All versions there have been. Add a line at the end with the next order; never change or remove one."""
 LIBRARIES = {
     "deckhands": ("log/functions.lua", "log/turns.lua", "log/admission.lua", "log/webhooks.lua"),
     "deckhands_governor": ("limits/governor.lua",),
@@ -30,7 +42,17 @@ LIBRARIES = {
 }
 """The function libraries and their files: the one that registers the functions, and what it begins with."""
 PRELUDE = "store/prelude.lua"
+FIELD, ANNOUNCED = "functions", "functions:announced"
+UNCHANGING = frozenset(("deck_now", "deck_leave"))
+"""Functions that every version has, with the same arguments: an older or newer process may call them."""
+WORKER_FIELD = "version"
+"""What a worker says of itself: its version of Deckhands, and that of the functions it was made for."""
 MOST_DIGITS = 10
+SHOWN_WORKERS = 5
+UNKNOWN_ORDER = 0
+POLL_SECONDS = 0.2
+CHECK_SECONDS = 5.0
+"""How long a client that lives long relies on what it has seen; a worker looks at each beat."""
 
 logger = logging.getLogger(__name__)
 
@@ -44,61 +66,240 @@ def functions_code(library: str = "deckhands") -> str:
     return "\n".join((name, *parts, rest))
 
 
-def functions_hash(library: str) -> str:
-    """Return what identifies the source of a function library."""
-    return hashlib.sha256(functions_code(library).encode()).hexdigest()[:16]
+@dataclass(frozen=True, slots=True)
+class FunctionsVersion:
+    """A version of all function libraries together.
+
+    Attributes:
+        order: newer versions have a higher one; `UNKNOWN_ORDER`: a build whose Lua is not in `VERSIONS`, or no version.
+        code: identifies the source.
+        oldest: the lowest order of the workers that these functions serve.
+    """
+
+    order: int
+    code: str
+    oldest: int
+
+    @classmethod
+    def parse(cls, stamp: str) -> Self:
+        """Read what `stamp` wrote; anything else has an unknown order."""
+        order, _, rest = stamp.partition(":")
+        code, _, oldest = rest.partition(":")
+        return cls(_number(order), code, _number(oldest))
+
+    @property
+    def stamp(self) -> str:
+        """How the store and the workers keep it."""
+        return f"{self.order}:{self.code}:{self.oldest}"
+
+    def serves(self, caller: FunctionsVersion) -> bool:
+        """Return whether a process that was made for the version `caller` may call these functions."""
+        return self.code == caller.code or 0 < self.oldest <= caller.order < self.order
+
+    def __str__(self) -> str:
+        return f"{self.order or 'unknown'} ({ascii(self.code[:8])[1:-1] or 'without a hash'})"
 
 
-async def deploy(connection: Connection) -> None:
-    """Load the function libraries that the store lacks or has in an older version.
+@cache
+def own_version() -> FunctionsVersion:
+    """Return the version of the functions that this build brings."""
+    source = "".join(functions_code(library) for library in LIBRARIES)
+    code = hashlib.sha256(source.encode()).hexdigest()[:16]
+    order, oldest = VERSIONS.get(code, (UNKNOWN_ORDER, UNKNOWN_ORDER))
+    return FunctionsVersion(order, code, oldest)
+
+
+def refusal(stamp: str, announced: str = "") -> StoreTooNew | FunctionsTooOld | None:
+    """Return why this process may not use the functions of a store; None: it may.
+
+    Args:
+        stamp: the field `functions` of the store.
+        announced: the field `functions:announced`: the version that is about to replace it.
+    """
+    own = own_version()
+    for text in (stamp, announced):
+        there = FunctionsVersion.parse(text)
+        if not text or there.serves(own):
+            continue
+        if there.order < own.order:
+            return FunctionsTooOld(
+                f"The functions in the store have version {there}, which is older than that of this build, {own}.",
+                remedy="Run `deckhands setup` of this version with a store user that may load functions, or use the "
+                "older version of Deckhands.",
+            )
+        return StoreTooNew(
+            f"The functions in the store {'have' if text is stamp else 'are about to have'} version {there}; "
+            f"this build is made for version {own}.",
+            remedy="Upgrade Deckhands on this machine."
+            if own.order
+            else "Its Lua differs from every released version: add its hash to VERSIONS, or use another store.",
+        )
+    return None
+
+
+class StoreFunctions:
+    """The functions of a store as one process last saw them, and whether it may call them.
+
+    Args:
+        facts: the fields of `deck:store`; None: nothing is checked.
+        is_worker: whether this process has deployed them and looks at each beat; otherwise it is a client.
+    """
+
+    def __init__(self, facts: Mapping[str, str] | None = None, *, is_worker: bool = True, now: float = 0.0) -> None:
+        self._stamp, self._announced = ((facts or {}).get(name, "") for name in (FIELD, ANNOUNCED))
+        self._is_worker = is_worker
+        self._checked = now
+
+    async def require(self, connection: Connection, clock: Clock) -> None:
+        """Check before a call that writes; a client deploys into a store that has no functions yet.
+
+        Raises:
+            StoreTooNew, FunctionsTooOld: this client may not call them.
+        """
+        if self._is_worker:
+            return
+        now = clock.monotonic()
+        if not self._stamp:
+            await deploy(connection)
+        if not self._stamp or now - self._checked > CHECK_SECONDS:
+            self._checked = now
+            await self.check(connection)
+        elif (refused := refusal(self._stamp, self._announced)) is not None:
+            raise refused
+
+    async def check(self, connection: Connection) -> None:
+        """Look again; raises what `compare` does."""
+        self.compare(*await connection.call("HMGET", keys.STORE, FIELD, ANNOUNCED))
+
+    def compare(self, stamp: bytes | None, announced: bytes | None) -> None:
+        """Check the two fields of the store.
+
+        Raises:
+            FunctionsReplaced: this worker may not call the functions any more.
+            StoreTooNew, FunctionsTooOld: this client may not.
+        """
+        self._stamp, self._announced = ((text or b"").decode(errors="replace") for text in (stamp, announced))
+        refused = refusal(self._stamp, self._announced)
+        if refused is not None:
+            raise FunctionsReplaced(refused.message, remedy=refused.remedy) if self._is_worker else refused
+
+
+async def deploy(connection: Connection, *, stop_seconds: float = 0.0) -> FunctionsVersion:
+    """Load the functions if the store has none, lacks some, or has older ones that no live worker needs.
 
     Idempotent.
 
+    Args:
+        stop_seconds: ask the workers that the new functions do not serve to hand back and stop, and wait so long; 0:
+            do not ask them.
+
+    Returns:
+        The version that the store has now.
+
     Raises:
-        StoreTooNew: the functions in the store are newer and no longer serve this version.
+        StoreTooNew: those in the store are newer and do not serve this version.
+        FunctionsTooOld: they are older and stay for now: live workers need them, or this store user may not load any.
     """
-    newer = 0
-    for library in LIBRARIES:
-        newer = max(newer, await _deploy_library(connection, library))
-    if newer:
+    own = own_version()
+    facts = texts_by_name(await connection.call("HGETALL", keys.STORE))
+    there = FunctionsVersion.parse(facts.get(FIELD, ""))
+    is_loaded = await _are_loaded(connection)
+    if there.code == own.code and is_loaded:
+        if facts.get(ANNOUNCED) == own.stamp:
+            await connection.call("HDEL", keys.STORE, ANNOUNCED)
+        return own
+    is_older = there.order < own.order or there.order == own.order == UNKNOWN_ORDER
+    if FIELD in facts and there.code != own.code and not is_older:
+        if (refused := refusal(facts[FIELD])) is not None:
+            raise refused
+        if not is_loaded:
+            raise StoreTooNew(
+                f"The store has lost its functions, which had version {there}; this build has {own}, and does not "
+                "replace newer functions by older ones.",
+                remedy="Run `deckhands setup` of the newer version, which loads them again.",
+            )
         logger.warning(
-            "The store's functions have version %d; this worker has %d and uses the newer ones. Upgrade it.",
-            newer,
-            FUNCTIONS_VERSION,
+            "The store's functions have version %s; this process has %s and uses the newer ones.", there, own
         )
+        return there
+    if FIELD in facts and (users := await _stopped(connection, own, stop_seconds)):
+        more = f" and {len(users) - SHOWN_WORKERS} more" if len(users) > SHOWN_WORKERS else ""
+        raise FunctionsTooOld(
+            f"The functions in the store have version {there}, and workers at work need them: "
+            f"{', '.join(users[:SHOWN_WORKERS])}{more}. Version {own} of this build does not serve these workers.",
+            remedy="Stop them, or run `deckhands setup --stop-older` of this version, which asks them to stop.",
+        )
+    try:
+        # In one go, so that hardly a call can come between.
+        await connection.call_many(
+            [
+                *(("FUNCTION", "LOAD", "REPLACE", functions_code(library)) for library in LIBRARIES),
+                ("HSET", keys.STORE, FIELD, own.stamp, *(part for name in _OLD_FIELDS for part in (name, own.stamp))),
+                ("HDEL", keys.STORE, ANNOUNCED),
+            ]
+        )
+    except StoreMisconfigured as error:
+        what = f"have version {there}" if FIELD in facts else "are missing"
+        raise FunctionsTooOld(
+            f"The functions in the store {what}; this build needs version {own}, and its store user may not load it.",
+            remedy="Run `deckhands setup` of this version with a store user that may.",
+        ) from error
+    logger.info("loaded the functions of version %s into the store", own)
+    return own
 
 
-async def _deploy_library(connection: Connection, library: str) -> int:
-    """Return the version of the library in the store if it is newer; 0: it is ours."""
-    field = "functions" if library == "deckhands" else f"functions:{library}"
-    stamp = f"{FUNCTIONS_VERSION}:{functions_hash(library)}:{OLDEST_CALLER}"
-    found = ((await connection.call("HGET", keys.STORE, field)) or b"").decode(errors="replace")
-    version, _, rest = found.partition(":")
-    if _number(version) > FUNCTIONS_VERSION:
-        oldest = rest.partition(":")[2]
-        if _number(oldest) > FUNCTIONS_VERSION:
-            raise StoreTooNew(
-                f"The store's functions have version {version} and serve workers from version {oldest} on; "
-                f"this one has version {FUNCTIONS_VERSION}.",
-                remedy="Upgrade Deckhands on this machine.",
-            )
-        if not await _is_loaded(connection, library):
-            raise StoreTooNew(
-                f"The store has lost its functions, which were of version {version}; this one has version "
-                f"{FUNCTIONS_VERSION} and does not replace newer functions by older ones.",
-                remedy="Run `deckhands ls` of the newer version, which loads them again.",
-            )
-        return int(version)
-    if found != stamp or not await _is_loaded(connection, library):
-        await connection.call("FUNCTION", "LOAD", "REPLACE", functions_code(library))
-        await connection.call("HSET", keys.STORE, field, stamp)
-    return 0
+_OLD_FIELDS = tuple(f"{FIELD}:{library}" for library in LIBRARIES if library != "deckhands")
+"""Read by builds before version 11, which must not replace these libraries by their own."""
+
+
+async def _stopped(connection: Connection, own: FunctionsVersion, stop_seconds: float) -> list[str]:
+    """Ask workers to stop, and return those that run after so many seconds."""
+    users = await _cut_off(connection, own)
+    if not users or not stop_seconds:
+        return users
+    await connection.call("HSET", keys.STORE, ANNOUNCED, own.stamp)
+    try:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(stop_seconds):
+                while users := await _cut_off(connection, own):  # noqa: ASYNC110  (other processes, through the store)
+                    await asyncio.sleep(POLL_SECONDS)
+        return users
+    finally:
+        if users:  # those that have stopped may start again
+            await connection.call("HDEL", keys.STORE, ANNOUNCED)
+
+
+async def _cut_off(connection: Connection, own: FunctionsVersion) -> list[str]:
+    """Return the live workers that functions of this version would not serve. Calls no function."""
+    names = keys.ShardKeys(0)
+    time, clock, flat = await connection.call_many(
+        [
+            ("TIME",),
+            ("HMGET", f"{names.root}:clock", "wall", "now"),
+            ("ZREVRANGEBYSCORE", names.workers, "+inf", "(0", "WITHSCORES"),
+        ]
+    )
+    now_ms = wall_ms = int(time[0]) * 1000 + int(time[1]) // 1000
+    try:
+        beat_ms, kept_ms = (float(text) for text in clock)
+        now_ms = int(kept_ms + max(0.0, wall_ms - beat_ms))
+    except (TypeError, ValueError):
+        pass
+    alive = [
+        worker.decode(errors="backslashreplace")
+        for worker, deadline in zip(flat[::2], flat[1::2], strict=True)
+        if float(deadline) > now_ms
+    ]
+    said = await connection.call_many([("HGET", names.about(worker), WORKER_FIELD) for worker in alive])
+    versions = [FunctionsVersion.parse((text or b"").decode(errors="replace").rpartition(" ")[2]) for text in said]
+    return [f"{worker} (version {its})" for worker, its in zip(alive, versions, strict=True) if not own.serves(its)]
 
 
 def _number(text: str) -> int:
-    """Return a version; 0: it is none, and what is loaded is replaced."""
+    """Return a number of a stamp; 0: it is none."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < MOST_DIGITS else 0
 
 
-async def _is_loaded(connection: Connection, library: str) -> bool:
-    return bool(await connection.call("FUNCTION", "LIST", "LIBRARYNAME", library))
+async def _are_loaded(connection: Connection) -> bool:
+    lists = [("FUNCTION", "LIST", "LIBRARYNAME", library) for library in LIBRARIES]
+    return all(await connection.call_many(lists))

@@ -26,11 +26,19 @@ from broker.runtime.errors import (
 from broker.runtime.ids import jitter, new_key
 from broker.runtime.settings import BrokerSettings
 from broker.store import keys
-from broker.store.connection import WRONG_TYPE, Argument, Connection, MultiplexedConnection, texts_by_name
+from broker.store.connection import (
+    CLUSTER,
+    NAME_A_PRIMARY,
+    SENTINEL,
+    WRONG_TYPE,
+    Argument,
+    Connection,
+    MultiplexedConnection,
+    texts_by_name,
+)
 from broker.store.durability import REMEDY, volatility_of
-from broker.store.function_libraries import FUNCTIONS_VERSION as FUNCTIONS_VERSION  # noqa: PLC0414  (of the store)
 from broker.store.function_libraries import LIBRARIES as LIBRARIES  # noqa: PLC0414
-from broker.store.function_libraries import deploy
+from broker.store.function_libraries import UNCHANGING, StoreFunctions, deploy
 from broker.store.function_libraries import functions_code as functions_code  # noqa: PLC0414
 from broker.store.keys import ConversationKeys, ShardKeys
 from broker.store.outage import Outage
@@ -56,6 +64,7 @@ class Store:
         clock: the time of all workers of this store; of other processes, that of their machine.
         patience_seconds: how long an idempotent call is repeated while the store does not answer; None: for ever.
         outage: what the log says meanwhile.
+        functions: which functions it has, and whether this process may call them.
         warnings: what is wrong with its server although it serves, each with what to do about it: a hole that it may
             have, no append-only file.
     """
@@ -66,6 +75,7 @@ class Store:
     clock: SharedClock = field(default_factory=lambda: SharedClock(SYSTEM_CLOCK))
     patience_seconds: float | None = 30.0
     outage: Outage = field(default_factory=Outage)
+    functions: StoreFunctions = field(default_factory=StoreFunctions)
     warnings: tuple[str, ...] = ()
 
     @property
@@ -87,6 +97,7 @@ class Store:
 
         Raises:
             StoreUnavailable, OutcomeUnknown: still no answer after `patience_seconds`.
+            StoreTooNew, FunctionsTooOld, FunctionsReplaced: the functions are those of another version.
         """
 
         async def call() -> list[Any]:
@@ -94,7 +105,14 @@ class Store:
             reply[0] = reply[0].decode()
             return reply
 
-        return await _persist(call, self.clock, self.patience_seconds, self.outage)
+        if name in UNCHANGING:
+            return await self.persist(call)
+        await self.functions.require(self.connection, self.clock)
+        try:
+            return await self.persist(call)
+        except StoreRefused:
+            await self.functions.check(self.connection)  # the clearer error, if it is the reason
+            raise
 
     async def now(self, names: ShardKeys) -> datetime:
         """Return the time that a shard counts in: the store's own, without the jumps of its clock."""
@@ -147,19 +165,23 @@ async def open_store(
     clock: Clock = SYSTEM_CLOCK,
     patience_seconds: float | None = 30.0,
     opening_seconds: float | None = 0.0,
+    deploys: bool = True,
 ) -> Store:
-    """Connect to a store, deploy the function libraries that are missing or older, and check that it is fit.
+    """Connect to a store, deploy the functions that are missing or older, and check that it is fit.
 
     Args:
         url: `redis://…`, `rediss://…`, `unix://…`, or a ready connection.
         shards: for a store that has never been used; a used one keeps its number.
         patience_seconds: see `Store`.
         opening_seconds: how long to try while the store does not answer at all; 0: once, None: for ever.
+        deploys: False for clients, which leave the functions in the store as they are, and read whatever they are; one
+            that writes checks them first, and deploys only if the store has none at all.
 
     Raises:
         StoreUnavailable: cannot connect.
         StoreMisconfigured: too old a server, or one with a known hole; evicts keys, or refuses the login.
         StoreTooNew: written by a newer version of Deckhands, or its functions no longer serve this one.
+        FunctionsTooOld: its functions are older and stay for now, see `deploy`.
     """
     connection = MultiplexedConnection(url) if isinstance(url, str) else url
     clock = SharedClock(clock)
@@ -167,7 +189,8 @@ async def open_store(
     async def open_it() -> tuple[tuple[str, ...], dict[str, str]]:
         warnings = await _check_server(connection)
         try:
-            await deploy(connection)
+            if deploys:
+                await deploy(connection)
             return warnings, await _found_store(connection, shards)
         except StoreRefused as error:
             if WRONG_TYPE not in error.message:
@@ -188,6 +211,7 @@ async def open_store(
         generation=about["generation"],
         clock=clock,
         patience_seconds=patience_seconds,
+        functions=StoreFunctions(about, is_worker=deploys, now=clock.monotonic()),
         warnings=warnings,
     )
 
@@ -224,6 +248,11 @@ async def _persist(call: Callable[[], Awaitable[T]], clock: Clock, patience_seco
 async def _check_server(connection: Connection) -> tuple[str, ...]:
     """Refuse a server that cannot be used, and return what is wrong with one that can."""
     facts = await server_facts(connection)
+    mode = facts.get("server_mode") or facts.get("redis_mode")
+    if mode == "sentinel":
+        raise StoreMisconfigured(f"DECKHANDS_URL names a Sentinel. {SENTINEL}", remedy=NAME_A_PRIMARY)
+    if mode == "cluster" or facts.get("cluster_enabled") == "1":
+        raise StoreMisconfigured(f"The store is a node of a cluster. {CLUSTER}", remedy=NAME_A_PRIMARY)
     version = facts.get("valkey_version") or facts.get("redis_version", "0")
     if tuple(int(part) for part in version.split(".")[:2]) < MINIMUM_SERVER_VERSION:
         raise StoreMisconfigured(

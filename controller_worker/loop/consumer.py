@@ -77,7 +77,8 @@ class ControllerConsumer:
             while not stop.is_set():
                 incarnation = await self.begin(services)
                 with HeartbeatThread(variables.url, incarnation.membership) as heartbeat_thread:
-                    await incarnation.run(stop, on_beat=heartbeat_thread.loop_turned)
+                    async with incarnation.membership.handing_back():
+                        await incarnation.run(stop, on_beat=heartbeat_thread.loop_turned)
         finally:
             preparing.cancel()
             await services.sdk_sessions.aclose()

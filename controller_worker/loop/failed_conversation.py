@@ -15,7 +15,7 @@ from broker.conversations.wait_reasons import WaitReason
 from broker.coordination.ownership import Owners
 from broker.log.event_log import Closed, Conflict, EventLog, Fenced
 from broker.log.fencing import Ownership
-from broker.runtime.errors import StoreTooNew, UnknownKind
+from broker.runtime.errors import FunctionsReplaced, StoreTooNew, UnknownKind
 from broker.secrets.secrets import SecretsLocked
 from broker.specs.agent_state import AgentState
 from controller_worker.core.announcement import end_in_error
@@ -45,6 +45,8 @@ async def rest_in_error(services: Services, owned: OwnedLog, error: Exception) -
     log, owners, ownership = services.log, services.owners, owned.ownership
     state = owned.state if owned.is_restored else None
     try:
+        if isinstance(error, FunctionsReplaced):
+            return  # the next beat notices, too: this worker hands back all it has and stops
         if isinstance(error, UnknownKind | StoreTooNew):
             _log.warning("conversation %s is left to a newer worker: %s", ownership.conversation_id, error)
             await _leave_to_newer(log, owners, ownership)

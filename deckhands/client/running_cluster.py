@@ -16,7 +16,7 @@ async def open_cluster(
     patience_seconds: float | None = 30.0,
     settings: FaceSettings | None = None,
 ) -> Store:
-    """Open the store of a cluster; see `open_store` for the arguments.
+    """Open the store of a cluster as a client; see `open_store` for the arguments.
 
     Args:
         url: None: the one that DECKHANDS_URL names, or that of the cluster running from the home directory.
@@ -33,7 +33,8 @@ async def open_cluster(
     if found is None:
         raise NoCluster
     try:
-        return await open_store(found, shards=shards or settings.shards, patience_seconds=patience_seconds)
+        number = shards or settings.shards
+        return await open_store(found, shards=number, patience_seconds=patience_seconds, deploys=False)
     except StoreUnavailable as error:
         if named is None and isinstance(error.__cause__, ConnectionRefusedError | FileNotFoundError):
             raise NoCluster from error

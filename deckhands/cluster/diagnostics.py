@@ -107,7 +107,7 @@ async def _failing_tools(connection: Connection, url: str) -> list[Finding]:
     """Return what running tool workers report that they cannot do, from a store that is in use."""
     if not await connection.call("EXISTS", TOOLS_FAILED):
         return []
-    store = await open_store(url)
+    store = await open_store(url, deploys=False)
     try:
         reported = await ToolFailures(store).all()
     finally:

@@ -34,7 +34,8 @@ QUICK_ENDS_LIMIT = 3
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 10.0
 STOP_GRACE_SECONDS = 5.0
-READY_LIMIT_SECONDS = 60.0
+LATE_POLL_SECONDS = 1.0
+LAST_WORDS_LINES = 3
 DISK_CHECK_SECONDS = 1.0
 
 CONTROLLER, TOOLS, DOOR, JOBS, BEAT = "controller", "tools", "door", "jobs", "beat"
@@ -83,6 +84,7 @@ class ClusterSpec:
         environment: what its workers get in addition to what this module sets: `LLM_…`, `PATH`, …
         port: also offer the store on this port of 127.0.0.1.
         workspace_roots: the directories below which conversations may name one to work in.
+        ready_seconds: how long workers are waited for before those that are slow to start are named.
         gives_up: whether a worker that keeps failing ends the cluster; otherwise it is retried forever.
         commands: how a worker of each role is started.
     """
@@ -96,6 +98,7 @@ class ClusterSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     port: int | None = None
     workspace_roots: tuple[Path, ...] = ()
+    ready_seconds: float = 60.0
     gives_up: bool = True
     commands: Mapping[str, Sequence[str]] = field(
         # -P: a folder of the user with the name of one of our packages must not be imported instead.
@@ -170,30 +173,52 @@ class Cluster:
         raise self._failure
 
     async def until_ready(self) -> None:
-        """Wait until every worker has reported to the store; a beat does not report.
+        """Wait until every worker has reported to the store, at most `ready_seconds` long; a beat does not report.
+
+        A worker that is slow to start is named, and once more when it is ready: the others start without it.
 
         Raises:
             WorkerKeepsFailing: one cannot be started.
-            DeckhandsError: they have not reported within a minute; names the logs.
         """
-        members_wanted = sum(worker.role != BEAT for worker in self.workers.values())
-        store = await open_store(self.url)
+        store = await open_store(self.url, deploys=False)
         try:
-            async with asyncio.timeout(READY_LIMIT_SECONDS):
-                while await self._count_alive(store) < members_wanted:
-                    if self._failure is not None:
-                        raise self._failure
-                    await asyncio.sleep(0.05)
-        except TimeoutError as error:
-            raise DeckhandsError(
-                f"The workers are not ready after {READY_LIMIT_SECONDS:g} s.", remedy=f"Their logs are in {self.logs}."
-            ) from error
+            deadline = self._clock.monotonic() + self.spec.ready_seconds
+            while (slow := await self._find_unready(store)) and self._clock.monotonic() < deadline:
+                if self._failure is not None:
+                    raise self._failure
+                await asyncio.sleep(0.05)
         finally:
             await store.aclose()
+        for worker in slow:
+            self._on_notice(
+                f"{worker.name} has not started after {self.spec.ready_seconds:g} s; it joins when it is ready. Its "
+                f"log is {worker.log}{_last_words(worker)}"
+            )
+        if slow:
+            self._watches.append(asyncio.create_task(self._name_late(slow), name="watch late workers"))
 
-    async def _count_alive(self, store: Store) -> int:
-        """Count the workers whose heartbeat has not lapsed; those of an earlier cluster may not have been swept yet."""
-        return sum(member.left_seconds > 0 for member in await members(store))
+    async def _find_unready(self, store: Store) -> list[Worker]:
+        """Return the workers without a heartbeat; those of an earlier cluster may not have been swept yet."""
+        alive = {member.worker_id.split("-")[-2] for member in await members(store) if member.left_seconds > 0}
+        return [
+            worker
+            for worker in self.workers.values()
+            if worker.role != BEAT and (worker.child is None or str(worker.child.pid) not in alive)
+        ]
+
+    async def _name_late(self, slow: list[Worker]) -> None:
+        """Report each worker that was slow to start when it has."""
+        store = await open_store(self.url, patience_seconds=None, opening_seconds=None, deploys=False)
+        try:
+            while slow:
+                await asyncio.sleep(LATE_POLL_SECONDS)
+                unready = await self._find_unready(store)
+                for worker in slow:
+                    if worker not in unready:
+                        self._on_notice(f"{worker.name} is ready")
+                slow = [worker for worker in slow if worker in unready]
+        finally:
+            await store.aclose()
 
     def _places(self) -> list[Worker]:
         spec = self.spec
@@ -213,6 +238,8 @@ class Cluster:
             **worker_environment(role, self.spec.environment),
             "DECKHANDS_URL": self.store.url,
             "DECKHANDS_CELERY_URL": self.store.celery_url,
+            "DECKHANDS_URL_FILE": "",
+            "DECKHANDS_CELERY_URL_FILE": "",
             "DECKHANDS_NODE": node_name(directory),
             "DECKHANDS_NODE_DIR": str(directory / "node"),
             "DECKHANDS_WORKSPACE_ENDS_WITH_WORKER": "1",
@@ -231,7 +258,8 @@ class Cluster:
             if self.spec.gives_up and (worker.quick_ends >= QUICK_ENDS_LIMIT or status == EXIT_USAGE):
                 self._fail(_keeps_failing(worker, status))
                 return
-            self._on_notice(f"{worker.name} ended with {_status_name(status)}; starting it again")
+            said = _last_words(worker) if is_quick else ""
+            self._on_notice(f"{worker.name} ended with {_status_name(status)}; starting it again{said}")
             await self._pause(worker.quick_ends)
             with suppress(OSError):  # no memory or no disk left for a moment: counted as one more quick end
                 self._fill(worker)
@@ -299,6 +327,12 @@ def worker_environment(role: str, environment: Mapping[str, str]) -> dict[str, s
 
 def _status_name(status: int) -> str:
     return signal.Signals(-status).name if status < 0 else f"status {status}"
+
+
+def _last_words(worker: Worker) -> str:
+    """Return what its log ends with, to be put behind a sentence; empty if it has written nothing."""
+    said = last_lines(worker.log, after=worker.log_begins, limit=LAST_WORDS_LINES).strip()
+    return f": {said}" if said else ""
 
 
 def _keeps_failing(worker: Worker, status: int) -> WorkerKeepsFailing:

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from broker.runtime.errors import DeckhandsError
 from broker.store.connection import Connection, MultiplexedConnection
-from broker.store.function_libraries import FUNCTIONS_VERSION, LIBRARIES, OLDEST_CALLER, functions_hash
+from broker.store.function_libraries import ANNOUNCED, FIELD, LIBRARIES, FunctionsVersion, own_version
 from broker.store.keys import STORE
 from deckhands.cluster.diagnostics import Finding
 from deckhands.diagnosis.looking import broken, found, good
@@ -16,7 +16,7 @@ from deckhands.monitoring.readings import ask, number, pairs, text
 SETTINGS, RIGHTS, FUNCTIONS = "store settings", "store rights", "store functions"
 FULL_SHARE = 0.9
 PERSISTING = {"aof_last_write_status": "its append-only file", "aof_last_bgrewrite_status": "a rewrite of that file"}
-DEPLOY = "Run `deckhands ls` with the admin's store user, or the job `setup`, which loads them."
+DEPLOY = "Run `deckhands setup` of the newer version with a store user that may load functions."
 
 
 def settings_findings(facts: Mapping[str, str]) -> list[Finding]:
@@ -65,31 +65,27 @@ async def rights_findings(url: str) -> list[Finding]:
 
 async def functions_findings(connection: Connection) -> list[Finding]:
     """Compare the functions in the store with those of this version."""
-    names = ["functions" if library == "deckhands" else f"functions:{library}" for library in LIBRARIES]
-    stamps, *loaded = await ask(
-        connection, [("HMGET", STORE, *names), *(("FUNCTION", "LIST", "LIBRARYNAME", library) for library in LIBRARIES)]
+    facts, *loaded = await ask(
+        connection,
+        [
+            ("HMGET", STORE, FIELD, ANNOUNCED),
+            *(("FUNCTION", "LIST", "LIBRARYNAME", library) for library in LIBRARIES),
+        ],
     )
     findings = []
-    said = stamps if isinstance(stamps, list) else [None] * len(names)
-    for library, stamp, listed in zip(LIBRARIES, said, loaded, strict=True):
-        problem = _problem(library, text(stamp))
+    stamp, announced = map(text, facts) if isinstance(facts, list) else ("", "")
+    there, own = FunctionsVersion.parse(stamp), own_version()
+    versions = f"the store has version {there}; this build has {own}"
+    if not there.order:
+        findings.append(broken(FUNCTIONS, f"the store does not say which version it has; this build has {own}", DEPLOY))
+    elif there.code != own.code:
+        serves = "which they serve" if there.serves(own) else "which they do not serve"
+        remedy = DEPLOY if there.order < own.order else "Upgrade Deckhands on this machine, and workers that are older."
+        findings.append(found(FUNCTIONS, f"{versions}, {serves}", remedy))
+    if announced and announced != stamp:
+        detail = f"version {FunctionsVersion.parse(announced)} is announced, and workers that it does not serve stop"
+        findings.append(found(FUNCTIONS, detail, "Complete it by `deckhands setup --stop-older` of that version."))
+    for library, listed in zip(LIBRARIES, loaded, strict=True):
         if isinstance(listed, list) and library not in {text(pairs(each).get("library_name")) for each in listed}:
-            problem = broken(FUNCTIONS, f"the server has lost the library {library}", DEPLOY)
-        findings += [problem] if problem is not None else []
-    return findings or [good(FUNCTIONS, f"version {FUNCTIONS_VERSION}, as here")]
-
-
-def _problem(library: str, stamp: str) -> Finding | None:
-    """Return what is wrong with a library, by its stamp `VERSION:HASH:OLDEST CALLER`; None if nothing is."""
-    version, _, rest = stamp.partition(":")
-    if not version.isdigit():
-        return broken(FUNCTIONS, f"the store does not say which version of {library} it has", DEPLOY)
-    if int(version) > FUNCTIONS_VERSION:
-        detail = f"{library} has version {version}, and here is {FUNCTIONS_VERSION}"
-        return found(FUNCTIONS, detail, "Upgrade Deckhands on this machine, and workers that are older.")
-    if int(version) < FUNCTIONS_VERSION:
-        detail = f"{library} has version {version}, and here is {FUNCTIONS_VERSION} (serves from {OLDEST_CALLER} on)"
-        return found(FUNCTIONS, detail, DEPLOY)
-    if rest.partition(":")[0] != functions_hash(library):
-        return found(FUNCTIONS, f"{library} has version {version} and another content than here", DEPLOY)
-    return None
+            findings.append(broken(FUNCTIONS, f"the server has lost the library {library}", DEPLOY))
+    return findings or [good(FUNCTIONS, versions)]

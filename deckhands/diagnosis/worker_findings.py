@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from broker.coordination.figures import FIELD, read_figures
-from broker.coordination.membership import ROLES, VERSION_FIELD, WALL_FIELD
+from broker.coordination.membership import ROLES, WALL_FIELD
 from broker.runtime.version import installed_version
-from broker.store.function_libraries import FUNCTIONS_VERSION
+from broker.store.function_libraries import WORKER_FIELD, FunctionsVersion, own_version
 from broker.store.store import Store
 from deckhands.cluster.diagnostics import Finding
 from deckhands.diagnosis.looking import broken, found, good
@@ -73,7 +73,7 @@ def _seen(name: str, left: float, about: Mapping[str, object], wall_ms: float, r
         name,
         text(about.get("role")),
         left,
-        text(about.get(VERSION_FIELD)),
+        text(about.get(WORKER_FIELD)),
         (said - wall_ms) / 1000 if said else None,
         figures.get("loop_lag_seconds", {}).get("", 0.0),
         frozenset(one.removeprefix(begins[0]).removeprefix(begins[1]) for one in streams if one.startswith(begins)),
@@ -120,15 +120,20 @@ def _presence(workers: Sequence[SeenWorker], alive: Sequence[SeenWorker], unsett
 
 
 def _versions(alive: Sequence[SeenWorker]) -> list[Finding]:
-    here = f"{installed_version()} {FUNCTIONS_VERSION}"
+    here = f"{installed_version()} {own_version().stamp}"
     others = [worker for worker in alive if worker.version != here]
     if not others:
         return [good(VERSIONS, f"all as here, {installed_version()}")] if alive else []
-    told = _named(f"{worker.worker_id} ({worker.version.split(' ')[0] or 'older'})" for worker in others)
-    detail = f"{counted(len(others), 'worker')} of another version than here ({installed_version()}): {told}"
+    told = _named(f"{worker.worker_id} ({_version_name(worker.version)})" for worker in others)
+    detail = f"{counted(len(others), 'worker')} of another version than here ({_version_name(here)}): {told}"
     return [
         found(VERSIONS, detail, "Complete the upgrade; versions work side by side until then (docs/deployment.md).")
     ]
+
+
+def _version_name(said: str) -> str:
+    package, _, stamp = said.rpartition(" ")
+    return f"{package or 'older'}, functions {FunctionsVersion.parse(stamp)}"
 
 
 def _clocks(alive: Sequence[SeenWorker]) -> list[Finding]:

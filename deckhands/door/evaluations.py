@@ -145,7 +145,7 @@ class Evaluations:
         # What the task asked for was written into the store when it began; somebody may have changed it since.
         progress = directory / PROGRESS
         has_begun = not is_new and progress.exists() and progress.stat().st_size > 0
-        environment = {**FaceSettings.from_env().environment, "DECKHANDS_URL": self._url}
+        environment = {**FaceSettings.from_env().environment, "DECKHANDS_URL": self._url, "DECKHANDS_URL_FILE": ""}
         detach(directory, [] if has_begun else tuning.as_arguments(), environment=environment)
 
     async def keep_up(self) -> None:

@@ -53,7 +53,8 @@ class Door:
             while not stop.is_set():
                 self._life = life = _Life(desk, self.runs, settings, self._evaluations)
                 with HeartbeatThread(settings.url, life.membership) as heartbeat_thread:
-                    await life.run(stop, on_beat=heartbeat_thread.loop_turned)
+                    async with life.membership.handing_back():
+                        await life.run(stop, on_beat=heartbeat_thread.loop_turned)
         finally:
             await store.aclose()
 

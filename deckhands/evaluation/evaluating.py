@@ -107,7 +107,8 @@ async def evaluate_async(
     plan = plan_of(directory, asked, tuning)
     settings = FaceSettings.from_env()
     if cluster is not None:
-        settings = replace(settings, url=cluster, environment={**settings.environment, "DECKHANDS_URL": cluster})
+        named = {"DECKHANDS_URL": cluster, "DECKHANDS_URL_FILE": ""}
+        settings = replace(settings, url=cluster, environment={**settings.environment, **named})
     with Results(directory / RESULTS) as results, Record(directory) as record:
 
         def keep(row: Row) -> None:

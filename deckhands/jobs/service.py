@@ -54,7 +54,8 @@ class JobsService:
                 ttl_seconds, figures = settings.heartbeat_ttl_seconds, self._figures
                 membership = Membership(store, self._worker_id, ROLE, ttl_seconds=ttl_seconds, figures=figures)
                 with HeartbeatThread(settings.url, membership) as heartbeat_thread:
-                    await self._live(store, membership, stop, heartbeat_thread.loop_turned)
+                    async with membership.handing_back():
+                        await self._live(store, membership, stop, heartbeat_thread.loop_turned)
         finally:
             for job in self._at_work:
                 job.cancel()

@@ -107,7 +107,8 @@ async def page_of_cluster(url: str, archive: str, *, port: int) -> AsyncGenerato
     from deckhands.server.serving import serving
 
     begin_logging("server", is_json=logs_json())
-    gateway = Gateway(await open_store(url, patience_seconds=PATIENCE_SECONDS), archive, ServerOptions(port=port))
+    store = await open_store(url, patience_seconds=PATIENCE_SECONDS, deploys=False)
+    gateway = Gateway(store, archive, ServerOptions(port=port))
     try:
         async with serving(gateway) as chosen:
             show_page(page_of(f"http://127.0.0.1:{chosen}"))

@@ -73,7 +73,7 @@ async def _serve(options: MetricsOptions, settings: FaceSettings, token: str) ->
     is_named = settings.url is not None
     celery_url = BrokerSettings.from_env(settings.environment).celery_url if is_named else celery_url_beside(url)
     celery = MultiplexedConnection(redis_url(celery_url), reply_timeout_seconds=CELERY_LIMIT_SECONDS)
-    store = await open_store(url, patience_seconds=0.0)
+    store = await open_store(url, patience_seconds=0.0, deploys=False)
     try:
         exposition = Exposition(store, celery)
         if options.is_once:

@@ -17,6 +17,7 @@ import click
 from broker.runtime.settings import BrokerSettings, celery_url_beside, joined_paths, split_paths
 from broker.secrets.private_directories import workspace_roots as roots_in
 from broker.specs.tool_specs import ToolOffer
+from broker.store.function_libraries import FunctionsVersion, deploy, own_version
 from broker.store.store import open_store
 from broker.tools.tool_failures import SANDBOX, Reported, ToolFailure, ToolFailures
 from broker.tools.tool_offers import ToolOffers
@@ -52,11 +53,14 @@ VERBS = {
     "door": "Run one door worker of a cluster: Celery tasks and the inbox.",
     "jobs": "Run one worker of a cluster for periodic and longer jobs.",
     "beat": "Run one beat of a cluster: it sends the periodic jobs.",
+    "setup": "Load this version's functions into the store: first use, upgrade.",
 }
 
 FAILURES_SECONDS = 1.0
 """How long between two looks at what the tool workers of a cluster report."""
 MAX_TOLD = 100
+STOP_SECONDS = 60.0
+"""How long `setup` waits for workers that it has asked to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,13 @@ class DoorOptions:
     """Options of `door`; None leaves it to the worker's settings."""
 
     result_url: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SetupOptions:
+    """Options of `setup`."""
+
+    stop_older: bool
 
 
 @click.command()
@@ -181,7 +192,7 @@ async def _keep_up(home: Home, spec: ClusterSpec, settings: FaceSettings, *, web
 
 async def _tell_failures(url: str) -> None:
     """Print what the tool workers report that they cannot do, each thing once; never returns."""
-    store = await open_store(url, patience_seconds=None)
+    store = await open_store(url, patience_seconds=None, deploys=False)
     await warn_of_ignored_settings(Client(store), note)
     told: set[ToolFailure] = set()
     try:
@@ -283,6 +294,32 @@ def beat() -> NoReturn:
     _become(BEAT, {})
 
 
+@click.command()
+@click.option(
+    "--stop-older",
+    is_flag=True,
+    help="Ask workers that the new functions do not serve to hand back what they have and stop; wait a minute.",
+)
+@options_as(SetupOptions)
+def setup(options: SetupOptions) -> None:
+    """Load this version's functions into the store at DECKHANDS_URL, or that of the cluster that runs here.
+
+    The store user must have the right to load functions. Newer functions are never replaced by older ones, and none are
+    replaced while workers run that the new ones do not serve.
+    """
+    settings = FaceSettings.from_env()
+    there = asyncio.run(_set_up(store_url(settings), settings, STOP_SECONDS if options.stop_older else 0.0))
+    print_text(f"The functions in the store have version {there}; this build has version {own_version()}.")
+
+
+async def _set_up(url: str, settings: FaceSettings, stop_seconds: float) -> FunctionsVersion:
+    store = await open_store(url, shards=settings.shards, deploys=False)
+    try:
+        return await deploy(store.connection, stop_seconds=stop_seconds)
+    finally:
+        await store.aclose()
+
+
 def _roots(names: tuple[str, ...], environment: Mapping[str, str]) -> tuple[Path, ...]:
     """Return the workspace roots given by the option, or otherwise by the environment.
 
@@ -300,7 +337,7 @@ def _become(role: str, chosen: dict[str, Any]) -> NoReturn:
     environment = worker_environment(role, settings.environment) | {
         name: str(value) for name, value in chosen.items() if value
     }
-    if role == BEAT and environment.get("DECKHANDS_CELERY_URL"):
+    if role == BEAT and any(environment.get(f"DECKHANDS_CELERY_URL{kind}") for kind in ("", "_FILE")):
         _execute(role, environment)
     url = store_url(settings)
     asyncio.run(_check_store(url, settings))
@@ -316,5 +353,5 @@ def _execute(role: str, environment: dict[str, str]) -> NoReturn:
 
 async def _check_store(url: str, settings: FaceSettings) -> None:
     """Fail here, with a message, rather than in the worker's log."""
-    store = await open_store(url, shards=settings.shards)
+    store = await open_store(url, shards=settings.shards, deploys=False)
     await store.aclose()

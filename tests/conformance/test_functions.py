@@ -1,138 +1,183 @@
-"""The function libraries: each version has one source, and a worker never replaces newer functions by its own."""
+"""The functions of the store: each source has a version, and only known, newer ones replace others."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import re
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from broker.runtime.errors import StoreTooNew
-from broker.store import keys
+from broker.runtime.errors import FunctionsReplaced, FunctionsTooOld, StoreTooNew
+from broker.store import function_libraries, keys
 from broker.store.connection import Connection
-from broker.store.function_libraries import FUNCTIONS_VERSION, LIBRARIES, OLDEST_CALLER, functions_code, functions_hash
+from broker.store.function_libraries import (
+    FIELD,
+    LIBRARIES,
+    VERSIONS,
+    FunctionsVersion,
+    functions_code,
+    own_version,
+)
 from broker.store.store import open_store
 from tests.broker_parts import begin
 
-HASHES_OF_VERSION = {
-    2: {
-        "deckhands": "c2d4c15fa8a84195",
-        "deckhands_governor": "f6dd9ffaf2d58603",
-        "deckhands_ledger": "9d20c315f076179f",
-        "deckhands_batches": "438bd02c6a69eab9",
-    },
-    3: {
-        "deckhands": "1db9b655dfb2cd12",
-        "deckhands_governor": "52080b370800fcb4",
-        "deckhands_ledger": "8ce1fa9dbc6e2eec",
-        "deckhands_batches": "d59fa74626167beb",
-    },
-    4: {
-        "deckhands": "58108eba86fd4470",
-        "deckhands_governor": "52080b370800fcb4",
-        "deckhands_ledger": "8ce1fa9dbc6e2eec",
-        "deckhands_batches": "d59fa74626167beb",
-    },
-    5: {
-        "deckhands": "1ea283e4af8caa33",
-        "deckhands_governor": "52080b370800fcb4",
-        "deckhands_ledger": "8ce1fa9dbc6e2eec",
-        "deckhands_batches": "d59fa74626167beb",
-    },
-    6: {
-        "deckhands": "105aeb5ecf9cc0d2",
-        "deckhands_governor": "0419dd980f1ee36c",
-        "deckhands_ledger": "ad1f60c9d80e6c77",
-        "deckhands_batches": "d59fa74626167beb",
-    },
-    7: {
-        "deckhands": "bd4e87a58a86c709",
-        "deckhands_governor": "eed9f98f47472d40",
-        "deckhands_ledger": "6f388ec580629063",
-        "deckhands_batches": "d59fa74626167beb",
-    },
-    8: {
-        "deckhands": "eaa616d4083738af",
-        "deckhands_governor": "0419dd980f1ee36c",
-        "deckhands_ledger": "ad1f60c9d80e6c77",
-        "deckhands_batches": "d59fa74626167beb",
-    },
-    9: {
-        "deckhands": "2cad250d8eadef95",
-        "deckhands_governor": "eed9f98f47472d40",
-        "deckhands_ledger": "6f388ec580629063",
-        "deckhands_batches": "d59fa74626167beb",
-    },
-    10: {
-        "deckhands": "3c49aca32eda6af9",
-        "deckhands_governor": "142ba6fa15c77f3c",
-        "deckhands_ledger": "2ba3a4fafd78854a",
-        "deckhands_batches": "2e002ec3ba49b1be",
-    },
-}
-"""Add a version here when you change a library; never change the hashes of one that has been released."""
+Connect = Callable[[], Connection]
+OWN = own_version()
+NEWER = FunctionsVersion(OWN.order + 1, "abcdef0123456789", OWN.order)
+NEWER_ALONE = FunctionsVersion(OWN.order + 1, "abcdef0123456789", OWN.order + 1)
+OLDER = FunctionsVersion(OWN.order - 1, "0123456789abcdef", 1)
 
 
 def test_a_changed_source_has_a_new_version() -> None:
-    found = {library: functions_hash(library) for library in LIBRARIES}
-    assert found == HASHES_OF_VERSION[FUNCTIONS_VERSION], (
-        "A function library has changed: raise FUNCTIONS_VERSION, and OLDEST_CALLER if older workers cannot call it."
+    highest = max(order for code, (order, _) in VERSIONS.items() if code != OWN.code or len(VERSIONS) == 1)
+    assert OWN.order, (
+        f'The Lua has changed. Add to VERSIONS: "{OWN.code}": ({highest + 1}, OLDEST), where OLDEST is {highest + 1}, or '
+        "the lowest order of the workers that can call the changed functions."
     )
-    assert OLDEST_CALLER <= FUNCTIONS_VERSION == max(HASHES_OF_VERSION)
+    assert OWN.order == max(order for order, _ in VERSIONS.values())
+    assert [order for order, _ in VERSIONS.values()] == sorted(order for order, _ in VERSIONS.values())
+    assert all(oldest <= order for order, oldest in VERSIONS.values())
 
 
-async def test_newer_functions_are_left_alone(
-    connect: Callable[[], Connection], caplog: pytest.LogCaptureFixture
-) -> None:
-    newer = functions_code() + "\nredis.register_function('deck_of_tomorrow', leave)"
-    connection = connect()
-    await connection.call("FUNCTION", "LOAD", newer)
-    await connection.call("HSET", keys.STORE, "functions", f"{FUNCTIONS_VERSION + 1}:abc:{FUNCTIONS_VERSION}")
+def test_no_version_is_ever_changed_or_removed() -> None:
+    path = Path(function_libraries.__file__)
+    git = ["git", "-C", str(path.parent)]
+    histories = (["log", "-p", "--format=", "--", path.name], ["diff", "HEAD", "--", path.name])
+    try:
+        text = "".join(
+            subprocess.run([*git, *one], check=True, capture_output=True, text=True).stdout for one in histories
+        )
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this tree is no git repository")
+    removed = re.findall(r'^-\s+"([0-9a-f]{16})": \((\d+), (\d+)\)', text, re.MULTILINE)
+    for code, order, oldest in removed:
+        assert VERSIONS.get(code) == (int(order), int(oldest)), f"the version {code} is gone; add a line instead"
+
+
+@pytest.mark.parametrize(
+    ("functions", "caller", "expected"),
+    [
+        (OWN, OWN, True),
+        (NEWER, OWN, True),
+        (NEWER_ALONE, OWN, False),
+        (OLDER, OWN, False),
+        (FunctionsVersion(OWN.order, "another", 1), OWN, False),
+        (FunctionsVersion(0, "unknown", 0), OWN, False),
+        (OWN, FunctionsVersion(0, "unknown", 0), False),
+        (FunctionsVersion(0, "unknown", 0), FunctionsVersion(0, "unknown", 0), True),
+    ],
+)
+def test_which_callers_functions_serve(functions: FunctionsVersion, caller: FunctionsVersion, expected: bool) -> None:
+    assert functions.serves(caller) is expected
+    assert FunctionsVersion.parse(functions.stamp) == functions
+
+
+@pytest.fixture
+async def opened(connect: Connect) -> AsyncIterator[Connect]:
+    """Makes connections like `connect`; they are closed at the end."""
+    made: list[Connection] = []
+
+    def make() -> Connection:
+        made.append(connect())
+        return made[-1]
+
+    yield make
+    for connection in made:
+        await connection.aclose()
+
+
+async def with_functions(connection: Connection, version: FunctionsVersion) -> None:
+    """Load functions that say which they are, under a version."""
+    code = functions_code() + f"\nredis.register_function('deck_other', function() return {{'{version.order}'}} end)"
+    await connection.call("FUNCTION", "LOAD", "REPLACE", code)
+    for library in LIBRARIES:
+        if library != "deckhands":
+            await connection.call("FUNCTION", "LOAD", "REPLACE", functions_code(library))
+    await connection.call("HSET", keys.STORE, FIELD, version.stamp)
+
+
+async def are_there(connection: Connection, version: FunctionsVersion) -> bool:
+    reply: Any = await connection.call("FCALL", "deck_other", 1, "deck:{0}")
+    return bool(reply == [str(version.order).encode()])
+
+
+async def test_newer_functions_are_left_alone_and_used(opened: Connect, caplog: pytest.LogCaptureFixture) -> None:
+    connection = opened()
+    await with_functions(connection, NEWER)
     with caplog.at_level(logging.WARNING):
         store = await open_store(connection)
-    assert await store.function("deck_of_tomorrow", (store.all_shards[0].root,), "w") == ["left"]
-    assert f"version {FUNCTIONS_VERSION + 1}; this worker has {FUNCTIONS_VERSION}" in caplog.text
+    assert await are_there(connection, NEWER)
+    assert f"version {NEWER}; this process has {OWN}" in caplog.text
     await begin(store)
-    await store.aclose()
 
 
-async def test_newer_functions_that_do_not_serve_this_worker_are_named(connect: Callable[[], Connection]) -> None:
-    newest = FUNCTIONS_VERSION + 2
-    connection = connect()
-    await connection.call("FUNCTION", "LOAD", functions_code() + "\nredis.register_function('deck_other', leave)")
-    await connection.call("HSET", keys.STORE, "functions", f"{newest}:abc:{FUNCTIONS_VERSION + 1}")
-    with pytest.raises(StoreTooNew, match=f"version {newest} and serve workers from version {FUNCTIONS_VERSION + 1}"):
-        await open_store(connection)
-    another = connect()
-    assert await another.call("FCALL", "deck_other", 1, "deck:{0}", "w") == [b"left"]  # still the newer ones
-    await another.aclose()
+@pytest.mark.parametrize("version", [NEWER_ALONE, FunctionsVersion(OWN.order, "another", 1)])
+async def test_functions_that_do_not_serve_are_named(opened: Connect, version: FunctionsVersion) -> None:
+    await with_functions(opened(), version)
+    with pytest.raises(StoreTooNew, match=re.escape(f"version {version}; this build is made for version {OWN}")):
+        await open_store(opened())
+    assert await are_there(opened(), version)
 
 
-async def test_lost_newer_functions_are_not_replaced_by_older_ones(connect: Callable[[], Connection]) -> None:
-    connection = connect()
-    await connection.call("HSET", keys.STORE, "functions", f"{FUNCTIONS_VERSION + 1}:abc:1")
+async def test_lost_newer_functions_are_not_replaced_by_older_ones(opened: Connect) -> None:
+    connection = opened()
+    await connection.call("HSET", keys.STORE, FIELD, NEWER.stamp)
     with pytest.raises(StoreTooNew, match="has lost its functions"):
         await open_store(connection)
-    another = connect()
-    assert not await another.call("FUNCTION", "LIST", "LIBRARYNAME", "deckhands")
-    await another.aclose()
+    assert not await opened().call("FUNCTION", "LIST", "LIBRARYNAME", "deckhands")
 
 
-async def test_older_functions_are_replaced(connect: Callable[[], Connection]) -> None:
-    connection = connect()
+@pytest.mark.parametrize("stamp", ["1:abc", "10:3c49aca32eda6af9:10", OLDER.stamp, "rubbish"])
+async def test_older_functions_are_replaced(opened: Connect, stamp: str) -> None:
+    connection = opened()
     await connection.call(
         "FUNCTION", "LOAD", "#!lua name=deckhands\nredis.register_function('deck_leave', function() end)"
     )
-    await connection.call("HSET", keys.STORE, "functions", "1:abc")
+    await connection.call("HSET", keys.STORE, FIELD, stamp)
     store = await open_store(connection)
     assert await store.function("deck_leave", (store.all_shards[0].root,), "w") == ["left"]
-    await store.aclose()
+    assert await connection.call("HGET", keys.STORE, FIELD) == OWN.stamp.encode()
 
 
-async def test_missing_functions_are_deployed_again(connect: Callable[[], Connection]) -> None:
-    connection = connect()
-    stamp = f"{FUNCTIONS_VERSION}:{functions_hash('deckhands')}:{OLDEST_CALLER}"
-    await connection.call("HSET", keys.STORE, "functions", stamp)
+async def test_missing_functions_are_deployed_again(opened: Connect) -> None:
+    connection = opened()
+    await connection.call("HSET", keys.STORE, FIELD, OWN.stamp)
     store = await open_store(connection)
     await begin(store)
-    await store.aclose()
+
+
+async def test_a_client_deploys_only_into_a_store_without_functions(opened: Connect) -> None:
+    client = await open_store(opened(), deploys=False)
+    assert not await client.connection.call("FUNCTION", "LIST", "LIBRARYNAME", "deckhands")
+    await begin(client)
+    assert await client.connection.call("HGET", keys.STORE, FIELD) == OWN.stamp.encode()
+
+
+@pytest.mark.parametrize(("version", "error"), [(OLDER, FunctionsTooOld), (NEWER_ALONE, StoreTooNew)])
+async def test_a_client_of_another_version_reads_but_does_not_write(
+    opened: Connect, version: FunctionsVersion, error: type[Exception]
+) -> None:
+    connection = opened()
+    await begin(await open_store(connection), "conversation-1")
+    await with_functions(connection, version)
+    client = await open_store(opened(), deploys=False)
+    assert await client.call("HGET", client.keys("conversation-1").meta, "state") is not None
+    await client.now(client.all_shards[0])
+    with pytest.raises(error, match=re.escape(f"version {version}")) as refused:
+        await begin(client, "conversation-2")
+    assert str(OWN) in str(refused.value)
+    assert await are_there(connection, version)
+
+
+async def test_a_refused_call_of_a_worker_names_the_replaced_functions(opened: Connect) -> None:
+    worker = await open_store(opened())
+    await worker.connection.call(
+        "FUNCTION", "LOAD", "REPLACE", "#!lua name=deckhands\nredis.register_function('deck_new', function() end)"
+    )
+    await worker.connection.call("HSET", keys.STORE, FIELD, NEWER_ALONE.stamp)
+    with pytest.raises(FunctionsReplaced, match=re.escape(str(NEWER_ALONE))):
+        await begin(worker)

@@ -18,7 +18,7 @@ from broker.contract.events import AgentSpec, LLMSpec
 from broker.conversations.selection import Selected, Selection
 from broker.coordination.membership import Membership, members
 from broker.coordination.unreadable import Unreadable
-from broker.runtime.errors import DeckhandsError, StoreMisconfigured, UsageError
+from broker.runtime.errors import DeckhandsError, FunctionsTooOld, StoreMisconfigured, UsageError
 from broker.runtime.ids import new_worker_id
 from broker.store.connection import MultiplexedConnection
 from broker.store.store import open_store
@@ -100,7 +100,7 @@ async def test_nobody_gets_in_without_a_password(log: Server) -> None:
 
 
 async def test_the_worker_can_do_nothing_dangerous(log: Server) -> None:
-    with pytest.raises(StoreMisconfigured, match="function"):
+    with pytest.raises(FunctionsTooOld, match="store user may not load it"):
         await open_store(log.worker)  # the functions are the admin's to load
     await (await open_store(log.admin)).aclose()
     await (await open_store(log.worker)).aclose()

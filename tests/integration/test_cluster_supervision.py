@@ -134,6 +134,42 @@ async def test_tool_workers_get_no_key_of_a_model(start):
     assert "API_KEY" not in logs["tools-1"].read_text()
 
 
+async def test_a_worker_that_is_slow_to_start_is_named_and_joins(tmp_path: Path) -> None:
+    notices: list[str] = []
+    gate = tmp_path / "gate"
+    wait = f"echo waiting for the disk; until [ -e {gate} ]; do sleep 0.05; done; "
+    commands = {
+        "controller": (sys.executable, "-P", "-m", "controller_worker"),
+        "tools": ("sh", "-c", f"{wait} exec {sys.executable} -P -m tool_worker"),
+    }
+    environment = {"PATH": os.environ["PATH"]}
+    spec = ClusterSpec(tmp_path / "c", environment=environment, commands=commands, ready_seconds=0.5)
+    spec.directory.mkdir()
+    cluster = Cluster(spec, on_notice=notices.append)
+    await cluster.start()
+    try:
+        log = cluster.workers["tools-1"].log
+        await until(lambda: log.exists() and "waiting" in log.read_text(), what="start")
+        await cluster.until_ready()
+        assert any(
+            notice.startswith("tools-1 has not started after 0.5 s") and notice.endswith(": waiting for the disk")
+            for notice in notices
+        ), notices
+        await until(lambda: "controller-1 is ready" in notices or len(notices) == 1, what="the other worker")
+        gate.touch()
+        await until(lambda: "tools-1 is ready" in notices, what="the late worker")
+        assert cluster.workers["tools-1"].replaced == 0
+    finally:
+        await cluster.stop()
+
+
+async def test_a_worker_that_dies_at_its_start_is_quoted(start):
+    failing = ("sh", "-c", "echo no module named x; exit 3")
+    _, notices = await start(controller=failing, gives_up=False)
+    await until(lambda: notices, what="notice")
+    assert notices[0] == "controller-1 ended with status 3; starting it again: no module named x"
+
+
 async def test_a_worker_that_keeps_failing_breaks_the_cluster_and_is_quoted(start):
     cluster, _ = await start(controller=("sh", "-c", "echo trying; echo no module named x; exit 3"))
     message = (

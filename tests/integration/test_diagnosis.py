@@ -73,7 +73,7 @@ async def test_what_is_broken_is_found_and_named(valkey_store: Store, valkey_ser
     found = bad(await examine_cluster(url, sample=None))
     assert found["invariants"].is_needed
     assert CID in found["invariants"].detail
-    assert "version 9, and here is" in found["store functions"].detail
+    assert "the store has version 9 (abc); this build has " in found["store functions"].detail
     assert "controller-1" in found["workers"].detail or found["workers"].is_needed
     assert found["orphans"].detail == f"1 conversation owned by no worker: {CID}"
     await store.connection.call("ZADD", names.workers, 4_000_000_000_000, "controller-1")

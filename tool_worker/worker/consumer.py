@@ -116,7 +116,8 @@ class ToolConsumer:
             while not stop.is_set():
                 incarnation = self.begin(store, workspaces, offer)
                 with HeartbeatThread(variables.url, incarnation.membership) as heartbeat_thread:
-                    await incarnation.run(stop, on_beat=heartbeat_thread.loop_turned)
+                    async with incarnation.membership.handing_back():
+                        await incarnation.run(stop, on_beat=heartbeat_thread.loop_turned)
             if variables.workspace_ends_with_worker:
                 await end_finished(store, workspaces, settings.node_dir)
         finally:

@@ -103,7 +103,9 @@ def test_the_tree_of_errors_is_drawn_whole() -> None:
     assert [error_class.__name__ for error_class in ours if error_class.__name__ not in drawn] == []
     assert len({error_class.code for error_class in ours}) == len(ours)
     retryable = {error_class.__name__ for error_class in ours if error_class.retryable}
-    assert retryable == {"AdmissionRefused", "ConversationBusy", "OutcomeUnknown", "StoreUnavailable"}
+    assert retryable == {
+        *("AdmissionRefused", "ConversationBusy", "FunctionsTooOld", "OutcomeUnknown", "StoreUnavailable"),
+    }
 
 
 def test_an_error_says_what_to_do() -> None:

@@ -99,7 +99,13 @@ async def test_a_group_that_exists_is_no_busy_server(connection: MultiplexedConn
         ("OOM command not allowed when used memory > 'maxmemory'.", StoreUnavailable),
         ("READONLY You can't write against a read only replica.", StoreUnavailable),
         ("BUSY Redis is busy running a script.", StoreUnavailable),
-        ("NOAUTH Authentication required.", StoreMisconfigured),
+        (
+            "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
+            StoreUnavailable,
+        ),
+        ("MASTERDOWN Link with MASTER is down", StoreUnavailable),
+        ("CLUSTERDOWN The cluster is down", StoreUnavailable),
+        ("NOAUTH Authentication required.", StoreUnavailable),  # the login had succeeded
         ("WRONGPASS invalid username-password pair", StoreMisconfigured),
         ("NOPERM this user has no permissions", StoreMisconfigured),
         ("ERR something else", StoreRefused),
@@ -108,7 +114,7 @@ async def test_a_group_that_exists_is_no_busy_server(connection: MultiplexedConn
 async def test_error_replies_are_told_apart(tmp_path: Path, text: str, error_class: type[StoreError]) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"deckhands\r\n")
-        writer.write(b"+OK\r\n")
+        writer.write(b"+OK\r\n+OK\r\n")
         await reader.readuntil(b"PING\r\n")
         writer.write(f"-{text}\r\n".encode())
         await reader.read()

@@ -8,14 +8,14 @@ import pytest
 
 from broker.log.invariants import Violation
 from broker.runtime.version import installed_version
-from broker.store.function_libraries import FUNCTIONS_VERSION
+from broker.store.function_libraries import own_version
 from deckhands.cluster.diagnostics import Finding
 from deckhands.diagnosis.log_findings import Logs, judged_logs
 from deckhands.diagnosis.store_findings import settings_findings
 from deckhands.diagnosis.worker_findings import SeenWorker, judged_queues, worker_findings
 from deckhands.monitoring.queues import Depth
 
-HERE = f"{installed_version()} {FUNCTIONS_VERSION}"
+HERE = f"{installed_version()} {own_version().stamp}"
 
 
 def worker(name: str, role: str = "tool", **said: Any) -> SeenWorker:

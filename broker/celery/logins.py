@@ -1,0 +1,44 @@
+"""The login at Celery's broker and its result backend when a file holds the URL: read again at each connection.
+
+Does not: follow a change of host or port in the file; the worker has to be started again for that.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import unquote, urlsplit
+
+from redis.credentials import CredentialProvider
+from redis.exceptions import AuthenticationError
+
+from broker.runtime.errors import UsageError
+from broker.runtime.settings import UrlInFile
+
+
+class UrlCredentials(CredentialProvider):
+    """User and password of a URL, as its file has them now."""
+
+    def __init__(self, url: UrlInFile) -> None:
+        self._url = url
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        """Return user and password, or the password alone, as redis-py takes them.
+
+        Raises:
+            AuthenticationError: the file cannot be read or has no password; redis-py's own, so that it is tried again.
+        """
+        try:
+            parts = urlsplit(self._url.read())
+        except UsageError as error:
+            raise AuthenticationError(str(error)) from error
+        if not parts.password:
+            raise AuthenticationError(f"The URL in {self._url.path} has no password any more.")
+        password = unquote(parts.password)
+        return (unquote(parts.username), password) if parts.username else (password,)
+
+
+def split_login(url: str) -> tuple[str, UrlCredentials | None]:
+    """Return a URL without its login, and what provides the login; one without, or that no file holds, stays whole."""
+    login = urlsplit(url).netloc.rpartition("@")[0]
+    if not isinstance(url, UrlInFile) or not login:
+        return str(url), None
+    return url.replace(f"{login}@", "", 1), UrlCredentials(url)
