@@ -70,7 +70,6 @@ def make_jobs_app(broker_url: str, result_url: str, schedule: dict[str, Any]) ->
         beat_schedule=schedule,
         beat_scheduler=SCHEDULER,
         beat_max_loop_interval=BEAT_TURN_SECONDS,
-        redbeat_redis_url=redis_url(broker_url),
         redbeat_redis_options={"socket_timeout": 5.0, "socket_connect_timeout": 5.0, "retry_period": -1},
         redbeat_key_prefix=BEAT_KEYS,
         redbeat_lock_timeout=BEAT_LOCK_SECONDS,

@@ -21,7 +21,7 @@ from pathlib import Path
 from broker.coordination.membership import members
 from broker.runtime.child import EXIT_STORE_REPLACED, EXIT_USAGE, Child, last_lines, rotate
 from broker.runtime.clock import SYSTEM_CLOCK, Clock
-from broker.runtime.environment import tool_environment
+from broker.runtime.environment import BEAT, CONTROLLER, DOOR, JOBS, TOOLS, worker_environment
 from broker.runtime.errors import DeckhandsError, StoreReplaced
 from broker.runtime.settings import joined_paths
 from broker.store.embedded import SPACE_FOR_LOG_BYTES, EmbeddedValkey
@@ -37,7 +37,6 @@ STOP_GRACE_SECONDS = 5.0
 READY_LIMIT_SECONDS = 60.0
 DISK_CHECK_SECONDS = 1.0
 
-CONTROLLER, TOOLS, DOOR, JOBS, BEAT = "controller", "tools", "door", "jobs", "beat"
 MODULES = {
     CONTROLLER: "controller_worker",
     TOOLS: "tool_worker",
@@ -80,7 +79,7 @@ class ClusterSpec:
 
     Attributes:
         directory: where its store, logs and workspaces live.
-        environment: what its workers get in addition to what this module sets: `LLM_…`, `PATH`, …
+        environment: what its workers may get beside what this module sets: `LLM_…`, `PATH`, …; see `worker_environment`.
         port: also offer the store on this port of 127.0.0.1.
         workspace_roots: the directories below which conversations may name one to work in.
         gives_up: whether a worker that keeps failing ends the cluster; otherwise it is retried forever.
@@ -209,8 +208,8 @@ class Cluster:
 
     def _environment(self, role: str) -> dict[str, str]:
         directory = self.spec.directory
-        return {
-            **worker_environment(role, self.spec.environment),
+        whole = {
+            **self.spec.environment,
             "DECKHANDS_URL": self.store.url,
             "DECKHANDS_CELERY_URL": self.store.celery_url,
             "DECKHANDS_NODE": node_name(directory),
@@ -218,6 +217,7 @@ class Cluster:
             "DECKHANDS_WORKSPACE_ENDS_WITH_WORKER": "1",
             "DECKHANDS_WORKSPACE_ROOTS": joined_paths(self.spec.workspace_roots),
         }
+        return worker_environment(role, whole)
 
     async def _keep_up(self, worker: Worker) -> None:
         while True:
@@ -290,11 +290,6 @@ class Cluster:
 def node_name(directory: Path) -> str:
     """Return the node id of the workspaces in a directory of this machine, always the same."""
     return f"{socket.gethostname()}-{sha256(str(directory).encode()).hexdigest()[:8]}"
-
-
-def worker_environment(role: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what a worker of a role may know: tool workers, which run what agents say, get what is listed."""
-    return tool_environment(environment) if role == TOOLS else dict(environment)
 
 
 def _status_name(status: int) -> str:
