@@ -152,7 +152,9 @@ def _without_tls(url: str) -> tuple[str, dict[str, Any]]:
         if "ssl_certfile" in tls:
             context.load_cert_chain(tls["ssl_certfile"], tls.get("ssl_keyfile"), tls.get("ssl_password"))
     except (OSError, ValueError) as error:
-        files = ", ".join(f"{name}={tls[name]}" for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile") if name in tls)
+        files = ", ".join(
+            f"{name}={tls[name]}" for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile") if name in tls
+        )
         raise UsageError(
             f"The TLS options of the Celery URL {shown} cannot be used: {error}{f' ({files})' if files else ''}.",
             remedy="Name PEM files by ssl_ca_certs, ssl_certfile and ssl_keyfile in DECKHANDS_CELERY_URL.",

@@ -12,7 +12,9 @@ Does not: bound controller workers: they call models, and which variables a prov
 
 from __future__ import annotations
 
+import os
 import re
+import traceback
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -42,6 +44,7 @@ REFUSED = {
     BEAT: ("DECKHANDS_API_KEY", "DECKHANDS_SECRET_KEY*", "DECKHANDS_URL"),
 }
 PASSED_ON, MCP_FILE = "DECKHANDS_PASS_ENV", "DECKHANDS_MCP"
+MAX_CAUSES = 10
 PLACES = ("DECKHANDS_ARCHIVE", "DECKHANDS_CHECKPOINTS")
 OF_CLOUDS = {
     "s3": ("AWS_*", "FSSPEC_*"),
@@ -71,6 +74,24 @@ def worker_environment(role: str, environment: Mapping[str, str]) -> dict[str, s
                 listed += OF_CLOUDS.get(SAME_CLOUD.get(scheme, scheme), ("FSSPEC_*",))
     refused = REFUSED[role]
     return {name: value for name, value in environment.items() if _fits(name, listed) and not _fits(name, refused)}
+
+
+def find_missing_variable(error: BaseException) -> str:
+    """Return the environment variable that a program has read in vain, if that is what an error says; or empty."""
+    seen: BaseException | None = error
+    for _ in range(MAX_CAUSES):
+        if seen is None:
+            break
+        frames = [frame for frame, _ in traceback.walk_tb(seen.__traceback__)]
+        if isinstance(seen, KeyError) and frames and frames[-1].f_code is type(os.environ).__getitem__.__code__:
+            return str(seen.args[0])
+        seen = seen.__cause__ or seen.__context__
+    return ""
+
+
+def say_how_to_pass(variable: str) -> str:
+    """Return what an operator does about a variable that a tool worker lacks."""
+    return f"Set it where the tool worker is started, and pass it on by {PASSED_ON}={variable}."
 
 
 def _fits(name: str, patterns: Iterable[str]) -> bool:

@@ -104,9 +104,7 @@ def test_the_command_that_it_prints_lists_the_conversations_of_both_kinds_of_wor
         cid = deckhands("submit", "-t", "Wait.", "--model", model, env=env).out.strip()
 
         def answers() -> dict[str, list[str]]:
-            asked = subprocess.run(
-                f"{command} --json -t 4", shell=True, capture_output=True, cwd=tmp_path, check=False
-            )
+            asked = subprocess.run(f"{command} --json -t 4", shell=True, capture_output=True, cwd=tmp_path, check=False)
             return json.loads(asked.stdout) if asked.returncode == 0 else {}
 
         def both_have_it_and_no_other() -> bool:
