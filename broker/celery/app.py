@@ -36,6 +36,11 @@ from broker.runtime.settings import logs_json
 LOADER = "celery.loaders.app:AppLoader"
 SOCKET_TIMEOUT_SECONDS = 5.0
 STANDARD_ERROR = 2
+CERTIFICATE_CHECKS = {
+    **{name: name for name in ("required", "optional", "none")},
+    **{f"CERT_{name.upper()}": name for name in ("required", "optional", "none")},
+}
+"""What URLs say of the server's certificate, to redis-py and to Celery, and how redis-py takes it."""
 TRANSPORT_OPTIONS = {
     "visibility_timeout": 3600,
     "unacked_restore_interval": 1,
@@ -145,12 +150,15 @@ def _without_tls(url: str) -> tuple[str, dict[str, Any]]:
     tls: dict[str, Any] = {}
     try:
         tls = {name: value for name, value in parse_url(url).items() if name.startswith("ssl_")}
-        tls["ssl_cert_reqs"] = tls.get("ssl_cert_reqs", "required").removeprefix("CERT_").lower()
-        if tls["ssl_cert_reqs"] not in ("required", "optional", "none"):
-            raise ValueError(f"ssl_cert_reqs is {ascii(tls['ssl_cert_reqs'])}, and not required, optional or none")
+        tls["ssl_cert_reqs"] = CERTIFICATE_CHECKS[tls.get("ssl_cert_reqs", "required")]
         context = ssl.create_default_context(cafile=tls.get("ssl_ca_certs"))
         if "ssl_certfile" in tls:
             context.load_cert_chain(tls["ssl_certfile"], tls.get("ssl_keyfile"), tls.get("ssl_password"))
+    except KeyError as error:
+        raise UsageError(
+            f"The TLS option ssl_cert_reqs={error.args[0]} of the Celery URL {shown} cannot be used.",
+            remedy="Use required, optional or none.",
+        ) from error
     except (OSError, ValueError) as error:
         files = ", ".join(
             f"{name}={tls[name]}" for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile") if name in tls

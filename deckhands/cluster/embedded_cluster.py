@@ -79,7 +79,7 @@ class ClusterSpec:
 
     Attributes:
         directory: where its store, logs and workspaces live.
-        environment: what its workers may get beside what this module sets: `LLM_…`, `PATH`, …; see `worker_environment`.
+        environment: what its workers may get beside what this module sets, see `worker_environment`.
         port: also offer the store on this port of 127.0.0.1.
         workspace_roots: the directories below which conversations may name one to work in.
         gives_up: whether a worker that keeps failing ends the cluster; otherwise it is retried forever.

@@ -157,7 +157,8 @@ def test_a_door_without_a_cluster(tmp_path):
 def celery_address(greeting: str) -> str:
     """The address of Celery's broker that `up` has printed, with the password of the file that it names."""
     (address,), (file,) = re.findall(r"celery: (\S+)", greeting), re.findall(r"content of (\S+)", greeting)
-    assert (password := Path(file).read_text()) not in greeting
+    password = Path(file).read_text()
+    assert password not in greeting
     return address.replace("PASSWORD", password)
 
 

@@ -104,7 +104,7 @@ def test_jobs_get_the_variables_of_the_archive_s_cloud(place: str, passed: set[s
 
 
 def test_a_beat_gets_no_key_and_no_store() -> None:
-    given = {name: "x" for name in ("DECKHANDS_URL", "DECKHANDS_SECRET_KEY", "DECKHANDS_SECRET_KEY_FILE")}
+    given = dict.fromkeys(("DECKHANDS_URL", "DECKHANDS_SECRET_KEY", "DECKHANDS_SECRET_KEY_FILE"), "x")
     assert worker_environment(BEAT, given | {"DECKHANDS_CELERY_URL": "y"}) == {"DECKHANDS_CELERY_URL": "y"}
 
 

@@ -178,12 +178,13 @@ def found_tools(named: Iterable[str], pools: Iterable[str], *, masker: Masker | 
         for point in entry_points(ENTRY_POINTS)
     ]
     tools, failures = [], []
-    for source, load, remedy in sources:
+    for source, load, usual_remedy in sources:
         try:
             tools.append(as_custom_tool(load()))
         except (Exception, SystemExit) as error:  # noqa: BLE001  (what somebody's module does when it is imported)
             _log.error("%s gives no tool", source, exc_info=error)
             reason = f"{type(error).__name__}: {error}" if not isinstance(error, UsageError) else str(error)
+            remedy = usual_remedy
             if variable := find_missing_variable(error):
                 reason = f"It reads the environment variable {variable}, which this worker lacks."
                 remedy = say_how_to_pass(variable)
