@@ -48,7 +48,7 @@ SHOWN_CHARS = 200
 BEGINS = "deckhands_eta"
 """The header that has the eta of a message."""
 LIMITS = "deckhands_timelimit"
-"""The header that has the time limits of a message, which are no limits of the worker: the hard one and the soft one."""
+"""The header that has the time limits of a message, the hard one and the soft one; they are no limits of the door."""
 REFUSED = "deckhands_refused"
 """The header that says why what follows the task cannot be used: a message and a remedy; None: it can."""
 SHOWN = "deckhands_shown"

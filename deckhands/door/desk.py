@@ -21,7 +21,9 @@ from deckhands.door.failures import failure_of
 from deckhands.door.revocations import Revocations
 from deckhands.reading.summary import Summary, Tally
 from deckhands.tasks.requests import TaskRequest
-from deckhands.tasks.tasks import conversation_id_of
+from deckhands.tasks.tasks import conversation_of_task
+
+__all__ = ["Desk", "conversation_of_task"]
 
 REVOKED = {"status": "REVOKED", "reason": "terminated"}
 EXPIRED = {"status": "REVOKED", "reason": "expired"}
@@ -131,8 +133,3 @@ def answer_of(summary: Summary, time_limit: str = "") -> dict[str, Any]:
     failure = failure_of(summary, time_limit)
     found: dict[str, Any] = {"status": FAILURE if failure else SUCCESS, "summary": summary.as_json()}
     return found | {"failure": failure} if failure else found
-
-
-def conversation_of_task(task_id: str) -> str:
-    """Return the id of the conversation that a Celery task stands for."""
-    return conversation_id_of(f"celery:{task_id}")

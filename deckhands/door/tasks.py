@@ -72,9 +72,9 @@ class DoorTasks:
                 """Begin it."""
                 _check_followers(self.request)
                 task_id = self.request.id  # the loop's thread has no task
-                begins, ends, submit = getattr(self.request, BEGINS, None), self.request.expires, ours._submit
-                limits = getattr(self.request, LIMITS, None)
-                found: str = ours.checked(lambda: submit(task_id, previous, options, begins, ends, limits))
+                times = (getattr(self.request, BEGINS, None), self.request.expires)
+                limits, submit = getattr(self.request, LIMITS, None), ours._submit
+                found: str = ours.checked(lambda: submit(task_id, previous, options, times=times, limits=limits))
                 return found
 
         app.register_task(Run())
@@ -159,11 +159,11 @@ class DoorTasks:
         task_id: str,
         previous: Sequence[Any],
         options: Mapping[str, Any],
-        begins: str | None,
-        ends: str | None,
+        *,
+        times: tuple[str | None, str | None],
         limits: Sequence[Any] | None,
     ) -> str:
-        eta, expires = moment_in(begins), moment_in(ends)
+        eta, expires = map(moment_in, times)
         submit = self._door.orders.submit
         return await submit(task_id, previous, options, eta=eta, expires=expires, time_limits=limits)
 

@@ -14,7 +14,7 @@ from broker.contract.actions import RiskyAction
 from broker.contract.events import Event
 from broker.log.export import event_line
 from broker.runtime.errors import UsageError
-from deckhands.cli.abbreviations import POINT, conversation_argument
+from deckhands.cli.abbreviations import POINT, conversation_or_task
 from deckhands.cli.connecting import (
     RunIsOver,
     conversation_client,
@@ -81,7 +81,7 @@ class ExportOptions:
 
 
 @click.command()
-@click.argument("point", metavar="ID[@EVENT]", type=POINT)
+@conversation_or_task("point", "[ID[@EVENT]]", POINT)
 @json_option
 @options_as(ShowOptions)
 def show(options: ShowOptions) -> None:
@@ -113,7 +113,7 @@ def show(options: ShowOptions) -> None:
 
 
 @click.command()
-@conversation_argument
+@conversation_or_task()
 @click.option("-f", "--follow", is_flag=True, help="Follow the conversation until it is over.")
 @click.option("--full", "is_whole", is_flag=True, help="On a terminal: fold no output and no diff.")
 @plain_option
@@ -135,7 +135,7 @@ def logs(options: LogOptions) -> int:
 
 
 @click.command()
-@conversation_argument
+@conversation_or_task()
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The file to write; by default standard output.")
 @click.option("--format", "style", type=click.Choice(["events", "openhands"]), default="events", show_default=True)
 @options_as(ExportOptions)
