@@ -25,7 +25,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from celery import Celery, signals
 from celery.utils.log import get_multiprocessing_logger
 from celery.utils.nodenames import host_format
-from redis.connection import parse_url
+from redis.asyncio.connection import parse_url
 
 from broker.celery.messages import Messages, WorkerConsumer
 from broker.celery.remote_control import RemoteControl
@@ -127,8 +127,8 @@ def make_app(role: str, broker_url: str, messages: type[Messages] = Messages, **
 def connection_settings(broker_url: str, result_url: str = "") -> dict[str, Any]:
     """Return Celery's settings for where its broker is and, unless that is empty, where results are kept.
 
-    kombu verifies no certificate unless it is told to, and Celery's result backend refuses a `rediss://` URL that does
-    not say. Here, as with the store, the certificate is verified unless the URL has `ssl_cert_reqs=none`.
+    kombu verifies no certificate unless the URL asks for it, and Celery's result backend refuses a `rediss://` URL that
+    says nothing. Here, as with the store, the certificate is verified unless the URL has `ssl_cert_reqs=none`.
 
     Raises:
         UsageError: a TLS option of a URL cannot be used.
@@ -149,7 +149,7 @@ def _without_tls(url: str) -> tuple[str, dict[str, Any]]:
     shown = f"rediss://{parts.netloc.rpartition('@')[2]}"
     tls: dict[str, Any] = {}
     try:
-        tls = {name: value for name, value in parse_url(url).items() if name.startswith("ssl_")}
+        tls = {name: value for name, value in dict(parse_url(url)).items() if name.startswith("ssl_")}
         tls["ssl_cert_reqs"] = CERTIFICATE_CHECKS[tls.get("ssl_cert_reqs", "required")]
         context = ssl.create_default_context(cafile=tls.get("ssl_ca_certs"))
         if "ssl_certfile" in tls:

@@ -83,7 +83,7 @@ def find_missing_variable(error: BaseException) -> str:
         if seen is None:
             break
         frames = [frame for frame, _ in traceback.walk_tb(seen.__traceback__)]
-        if isinstance(seen, KeyError) and frames and frames[-1].f_code is type(os.environ).__getitem__.__code__:
+        if isinstance(seen, KeyError) and frames and frames[-1].f_code is os._Environ.__getitem__.__code__:  # noqa: SLF001
             return str(seen.args[0])
         seen = seen.__cause__ or seen.__context__
     return ""

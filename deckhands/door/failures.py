@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
-
+from broker.celery.door_results import TIME_LIMITS
 from broker.runtime.errors import DeckhandsError
 from broker.specs.agent_state import AgentState
 from deckhands.reading.summary import ExitCode, Summary
@@ -52,7 +51,6 @@ class AgentNeedsPerson(TaskFailure):
 
 
 FAILURES = {kind.__name__: kind for kind in (RequestRefused, AgentFailed, AgentStopped, AgentNeedsPerson)}
-TIME_LIMITS = {kind.__name__: kind for kind in (SoftTimeLimitExceeded, TimeLimitExceeded)}
 THROWN = (TaskFailure, *TIME_LIMITS.values())
 OUT_OF_TIME = "max_time"
 """The code of a conversation that has worked for as long as it may."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from broker.celery.door_results import HARD_LIMIT, SOFT_LIMIT
 from broker.contract.actions import ChangeAgentStateAction
 from broker.contract.events import Event
 from broker.contract.observations import AgentStateChangedObservation
@@ -31,7 +32,6 @@ from broker.specs.timing import Timing
 from deckhands.door.callers import CELERY, Caller
 from deckhands.door.desk import REVOKED, Desk, conversation_of_task
 from deckhands.door.earlier_results import fields_of
-from deckhands.door.failures import SoftTimeLimitExceeded, TimeLimitExceeded
 from deckhands.tasks.requests import TaskRequest
 
 MAX_SENDS = 20
@@ -225,11 +225,11 @@ def within(request: TaskRequest, time_limits: Sequence[Any] | None) -> tuple[Tas
     Raises:
         UsageError: one is no time.
     """
-    names = (TimeLimitExceeded.__name__, SoftTimeLimitExceeded.__name__)
+    names = (HARD_LIMIT, SOFT_LIMIT)
     found = [(float(seconds), name) for seconds, name in zip(time_limits or (), names, strict=False) if seconds]
     for seconds, name in found:
         if not 0 < seconds < math.inf:
-            which = "time_limit" if name == names[0] else "soft_time_limit"
+            which = "time_limit" if name == HARD_LIMIT else "soft_time_limit"
             raise UsageError(
                 f"The {which} {seconds:g} of the task cannot be used.", remedy="Use a number of seconds above 0."
             )
