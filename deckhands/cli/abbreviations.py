@@ -132,7 +132,7 @@ def conversation_argument(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def conversation_or_task(
-    name: str = "conversation_id", metavar: str = "[ID]", kind: click.ParamType = CONVERSATION_ID
+    name: str = "conversation_id", metavar: str = "[ID]", kind: _ConversationId = CONVERSATION_ID
 ) -> Callable[..., Any]:
     """Add the argument that names a conversation, and `--task` for that of a Celery task; one of both is given."""
 
@@ -152,7 +152,8 @@ def conversation_or_task(
 
         option = click.option("--task", metavar="TASK", help="That of the Celery task with this id.")
         argument: Callable[..., Any] = click.argument(name, metavar=metavar, type=kind, required=False)
-        return argument(option(call))
+        named: Callable[..., Any] = argument(option(call))
+        return named
 
     return decorate
 
