@@ -134,7 +134,10 @@ def conversation_argument(command: Callable[..., Any]) -> Callable[..., Any]:
 def conversation_or_task(
     name: str = "conversation_id", metavar: str = "[ID]", kind: _ConversationId = CONVERSATION_ID
 ) -> Callable[..., Any]:
-    """Add the argument that names a conversation, and `--task` for that of a Celery task; one of both is given."""
+    """Add the argument that names a conversation, and `--task` for that of a Celery task; one of both is given.
+
+    The verb gets the conversation's id in both cases, and the task's, if it was given.
+    """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
@@ -144,9 +147,9 @@ def conversation_or_task(
                     "It is not clear which conversation is meant.", remedy="Name its id, or pass --task, and not both."
                 )
             if task is None:
-                return command(**values)
+                return command(task=None, **values)
             try:
-                return command(**{**values, name: conversation_of_task(task)})
+                return command(**{**values, "task": task, name: conversation_of_task(task)})
             except UnknownConversation as error:
                 raise unknown_task(error, task) from error
 

@@ -36,6 +36,7 @@ class WhyOptions:
     """Options of `why`."""
 
     conversation_id: str
+    task: str | None
     as_json: bool
 
 

@@ -57,6 +57,7 @@ class ShowOptions:
     """Options of `show`; `point` is ID or ID@EVENT."""
 
     point: str
+    task: str | None
     as_json: bool
 
 
@@ -65,6 +66,7 @@ class LogOptions:
     """Options of `logs`."""
 
     conversation_id: str
+    task: str | None
     follow: bool
     is_whole: bool
     is_plain: bool
@@ -76,6 +78,7 @@ class ExportOptions:
     """Options of `export`; `style` is `events` or `openhands`."""
 
     conversation_id: str
+    task: str | None
     output: Path | None
     style: str
 
