@@ -3,6 +3,7 @@
 #   docker build -t deckhands .
 #   docker build -t deckhands --secret id=pip_conf,src=pip.conf .     with a package index of your own
 #   docker build -t deckhands-tools --build-arg REQUIREMENTS=tools .  for tool workers: without the models' libraries
+#   docker build -t deckhands-pools --build-arg REQUIREMENTS=pools --build-arg PACKAGES=chromium .  with IPython, a browser
 #   docker build -t deckhands-claude --build-arg REQUIREMENTS=claude .  with the Claude Agent SDK, for SDK agents
 #
 # The base is Debian or Ubuntu with Python 3.11 to 3.13 and its venv module.
@@ -24,9 +25,10 @@ RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf \
     /opt/deckhands/bin/pip install --disable-pip-version-check --no-cache-dir --no-deps --no-build-isolation .
 
 FROM ${BASE_IMAGE}
+ARG PACKAGES=
 # What agents expect to find; bubblewrap for hosts on which containers may use it (docs/deployment.md).
 RUN apt-get update \
-    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends bubblewrap ca-certificates git \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends bubblewrap ca-certificates git ${PACKAGES} \
     && rm -rf /var/lib/apt/lists/*
 # New volumes take over the owner of the directory they are mounted on.
 RUN useradd --uid 10001 --home-dir /var/lib/deckhands --create-home --shell /bin/bash deckhands \

@@ -78,6 +78,7 @@ lock: $(SETUP) ## Write requirements/ again: the pins of constraints.txt with th
 	@$(LOCK) --extra all -o requirements/run.txt
 	@$(LOCK) --extra dev -o requirements/dev.txt
 	@$(LOCK) --extra all --extra claude -o requirements/claude.txt
+	@$(LOCK) --extra all --extra browser --extra ipython -o requirements/pools.txt
 
 screenshots: $(SETUP) tools ## Take the pictures of the web page for the docs
 	@$(BIN)/python -m tests.screenshots docs/pictures

@@ -30,7 +30,7 @@ class Home:
         self.cluster = path / "cluster"
         self.runs = path / "runs"
         self.notes = path / "notes"
-        self._url = self.cluster / "url"
+        self.cluster_url_file = self.cluster / "url"
 
     def run_folder(self, conversation_id: str) -> Path:
         """Return the folder of a conversation's run, which need not exist."""
@@ -92,7 +92,7 @@ class Home:
             UsageError: the home directory cannot be read.
         """
         try:
-            return self._url.read_text(encoding="utf-8").strip()
+            return self.cluster_url_file.read_text(encoding="utf-8").strip()
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -101,12 +101,12 @@ class Home:
     @contextmanager
     def announced(self, url: str) -> Iterator[None]:
         """Let other terminals find the cluster while the block runs."""
-        with os.fdopen(os.open(self._url, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        with os.fdopen(os.open(self.cluster_url_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             file.write(url + "\n")
         try:
             yield
         finally:
-            self._url.unlink(missing_ok=True)
+            self.cluster_url_file.unlink(missing_ok=True)
 
     @property
     def has_had_cluster(self) -> bool:

@@ -66,6 +66,12 @@ PASSED_TO_TOOL_WORKERS = (
     "A tool worker that `up`, `run` or `tools` starts gets the variables that `DECKHANDS_PASS_ENV` and the file of MCP "
     "servers name, and of all others only these:"
 )
+PASSED_TO_OTHERS = (
+    "Doors, jobs workers and beats that `up`, `door`, `jobs` or `beat` starts get, of these, neither `SANDBOX_ENV_*` nor "
+    "`NO_CHANGE_TIMEOUT_SECONDS`, and no variable that tool workers are passed. Jobs workers also get the variables of "
+    "the cloud that `DECKHANDS_ARCHIVE` or `DECKHANDS_CHECKPOINTS` names: `AWS_*`, `GOOGLE_*` and `GCS_*`, or `AZURE_*`, "
+    "and `FSSPEC_*`. Controller workers get everything, and only they get `LLM_*` and the keys of providers."
+)
 OTHERS = (
     (
         f"`{CONFIG_FILE_VARIABLE}`",
@@ -123,7 +129,7 @@ def settings_page() -> str:
     parts += [f"{MODELS}\n\n{table(HEAD, list(_rows_of_models()))}\n"]
     parts += ["## Other variables\n", table(("variable", "read by", "meaning"), OTHERS), ""]
     passed = ", ".join(f"`{name}`" for name in OF_TOOL_WORKERS)
-    parts += [f"{PASSED_TO_TOOL_WORKERS} {passed}.\n"]
+    parts += [f"{PASSED_TO_TOOL_WORKERS} {passed}.\n", f"{PASSED_TO_OTHERS}\n"]
     return "\n".join(parts)
 
 

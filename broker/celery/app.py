@@ -6,7 +6,8 @@ results go out by Celery too: the door serves the tasks `deckhands.*` and leaves
 `door_app`. So do workers of jobs, with the tasks `deckhands.jobs.*` that a beat or a person sends, see `jobs_app`.
 
 Holds: JSON only, no gossip, no mingle; no message ends a worker, see `messages`; what may be asked of a worker, see
-`remote_control`.
+`remote_control`. Over `rediss://` the server's certificate is verified unless the URL says otherwise. No setting that
+Celery shows holds a password.
 Does not: keep in a Celery queue what Deckhands has accepted: the door acknowledges a task when it is in the store.
 """
 
@@ -14,14 +15,17 @@ from __future__ import annotations
 
 import logging
 import os
+import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from celery import Celery, signals
 from celery.utils.log import get_multiprocessing_logger
 from celery.utils.nodenames import host_format
+from redis.asyncio.connection import parse_url
 
 from broker.celery.messages import Messages, WorkerConsumer
 from broker.celery.remote_control import RemoteControl
@@ -32,6 +36,11 @@ from broker.runtime.settings import UrlInFile, logs_json
 LOADER = "celery.loaders.app:AppLoader"
 SOCKET_TIMEOUT_SECONDS = 5.0
 STANDARD_ERROR = 2
+CERTIFICATE_CHECKS = {
+    **{name: name for name in ("required", "optional", "none")},
+    **{f"CERT_{name.upper()}": name for name in ("required", "optional", "none")},
+}
+"""What URLs say of the server's certificate, to redis-py and to Celery, and how redis-py takes it."""
 TRANSPORT_OPTIONS = {
     "visibility_timeout": 3600,
     "unacked_restore_interval": 1,
@@ -79,11 +88,14 @@ def make_app(role: str, broker_url: str, messages: type[Messages] = Messages, **
         broker_url: as kombu writes it: `redis://…`, or `redis+socket://:password@/path?virtual_host=1`.
         messages: how it connects.
         further: settings that it has instead of those that all have.
+
+    Raises:
+        UsageError: a TLS option of a URL cannot be used.
     """
     if logs_json():
         _log_as_json(role)
     configuration: dict[str, Any] = {
-        "broker_url": broker_url,
+        **connection_settings(broker_url, further.pop("result_backend", "")),
         "accept_content": ["json"],
         "task_serializer": "json",
         "worker_consumer": WorkerConsumer,
@@ -110,6 +122,58 @@ def make_app(role: str, broker_url: str, messages: type[Messages] = Messages, **
         amqp=messages,
         control=RemoteControl,
     )
+
+
+def connection_settings(broker_url: str, result_url: str = "") -> dict[str, Any]:
+    """Return Celery's settings for where its broker is and, unless that is empty, where results are kept.
+
+    kombu verifies no certificate unless the URL asks for it, and Celery's result backend refuses a `rediss://` URL that
+    says nothing. Here, as with the store, the certificate is verified unless the URL has `ssl_cert_reqs=none`.
+
+    Raises:
+        UsageError: a TLS option of a URL cannot be used.
+    """
+    address, tls = _without_tls(broker_url)
+    found: dict[str, Any] = {"broker_url": address} | ({"broker_use_ssl": tls} if tls else {})
+    if result_url:
+        address, tls = _without_tls(result_url)
+        found |= {"result_backend": address} | ({"redis_backend_use_ssl": tls} if tls else {})
+    return found
+
+
+def _without_tls(url: str) -> tuple[str, dict[str, Any]]:
+    """Return a URL without its TLS options, and these options as redis-py takes them; empty: it has no TLS."""
+    parts = urlsplit(url)
+    if parts.scheme != "rediss":
+        return url, {}
+    shown = f"rediss://{parts.netloc.rpartition('@')[2]}"
+    tls: dict[str, Any] = {}
+    try:
+        tls = {name: value for name, value in dict(parse_url(url)).items() if name.startswith("ssl_")}
+        tls["ssl_cert_reqs"] = CERTIFICATE_CHECKS[tls.get("ssl_cert_reqs", "required")]
+        context = ssl.create_default_context(cafile=tls.get("ssl_ca_certs"))
+        if "ssl_certfile" in tls:
+            context.load_cert_chain(tls["ssl_certfile"], tls.get("ssl_keyfile"), tls.get("ssl_password"))
+    except KeyError as error:
+        raise UsageError(
+            f"The TLS option ssl_cert_reqs={error.args[0]} of the Celery URL {shown} cannot be used.",
+            remedy="Use required, optional or none.",
+        ) from error
+    except (OSError, ValueError) as error:
+        files = ", ".join(
+            f"{name}={tls[name]}" for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile") if name in tls
+        )
+        raise UsageError(
+            f"The TLS options of the Celery URL {shown} cannot be used: {error}{f' ({files})' if files else ''}.",
+            remedy="Name PEM files by ssl_ca_certs, ssl_certfile and ssl_keyfile in DECKHANDS_CELERY_URL.",
+        ) from error
+    return url.derived(_drop_tls_options) if isinstance(url, UrlInFile) else _drop_tls_options(url), tls
+
+
+def _drop_tls_options(url: str) -> str:
+    parts = urlsplit(url)
+    others = [(name, value) for name, value in parse_qsl(parts.query) if not name.startswith("ssl_")]
+    return urlunsplit(parts._replace(query=urlencode(others)))
 
 
 def _say_as_logged(message: str, _: Any = None) -> None:

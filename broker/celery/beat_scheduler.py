@@ -12,13 +12,33 @@ import logging
 from datetime import datetime, timedelta
 from typing import Any
 
-from redbeat.schedulers import RedBeatScheduler, RedBeatSchedulerEntry, get_redis
+from redbeat.schedulers import RedBeatConfig, RedBeatScheduler, RedBeatSchedulerEntry, get_redis
 from redis.exceptions import LockNotOwnedError, ResponseError
+
+from broker.celery.jobs_app import redis_url
+from broker.celery.logins import split_login
 
 CLOCKS_DIFFER = timedelta(minutes=10)
 """By how much the clocks of two beats may differ; a job was not sent later than that."""
 
 _log = logging.getLogger(__name__)
+
+
+class BeatConfig(RedBeatConfig):  # type: ignore[misc]
+    """The settings of celery-redbeat, with the address of the application's broker.
+
+    As a setting of the application the address would be shown by remote control, password included.
+    """
+
+    def either_or(self, name: str, default: Any = None) -> Any:
+        """Return a setting."""
+        if name == "redbeat_redis_url":
+            return redis_url(split_login(self.app.conf.broker_url)[0])
+        return super().either_or(name, default)
+
+    def is_key_in_conf(self, name: str) -> bool:
+        """Return whether a setting is given."""
+        return name == "redbeat_redis_url" or bool(super().is_key_in_conf(name))
 
 
 class JobEntry(RedBeatSchedulerEntry):  # type: ignore[misc]
@@ -57,6 +77,10 @@ class JobScheduler(RedBeatScheduler):  # type: ignore[misc]
     """Sends the jobs of the application, each when it is due, while it holds the lock."""
 
     Entry = JobEntry
+
+    def __init__(self, app: Any, **options: Any) -> None:
+        app.redbeat_conf = BeatConfig(app)
+        super().__init__(app, **options)
 
     def setup_schedule(self) -> None:
         """Write down what is known of the jobs."""

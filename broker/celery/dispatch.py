@@ -14,6 +14,8 @@ from typing import Any
 from celery import Celery
 from celery.result import AsyncResult
 
+from broker.celery.app import connection_settings
+from broker.runtime.environment import find_missing_variable, say_how_to_pass
 from broker.runtime.errors import UsageError
 
 READY_STATES = frozenset({"SUCCESS", "FAILURE", "REVOKED"})
@@ -49,9 +51,10 @@ class TaskSender:
     """
 
     def __init__(self, *, app: str = "", broker_url: str = "", backend_url: str = "") -> None:
-        self._app = _imported(app) if app else Celery("deckhands.tools", broker=broker_url, set_as_current=False)
+        self._app = _imported(app) if app else Celery("deckhands.tools", set_as_current=False)
         if not app:
-            self._app.conf.update(result_backend=backend_url, task_serializer="json", accept_content=["json"])
+            addresses = connection_settings(broker_url, backend_url)
+            self._app.conf.update(addresses, task_serializer="json", accept_content=["json"])
         if self._app.conf.result_backend in (None, "", "disabled://"):
             raise UsageError(
                 "A task whose result nobody keeps cannot be a tool.", remedy="Configure a result backend for the app."
@@ -89,6 +92,13 @@ def _imported(name: str) -> Celery:
         raise UsageError(
             f"There is no Celery application {name!r}: {error}.", remedy="Write module:attribute."
         ) from error
+    except Exception as error:  # whatever a module of the user's does when it is imported
+        if variable := find_missing_variable(error):
+            raise UsageError(
+                f"The Celery application {name!r} reads the environment variable {variable}, which this worker lacks.",
+                remedy=say_how_to_pass(variable),
+            ) from error
+        raise
     if not isinstance(found, Celery):
         raise UsageError(f"{name} is not a Celery application.", remedy="Write module:attribute.")
     return found

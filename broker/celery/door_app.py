@@ -48,6 +48,8 @@ MAX_BODY_CHARS = 16 << 20
 SHOWN_CHARS = 200
 BEGINS = "deckhands_eta"
 """The header that has the eta of a message."""
+LIMITS = "deckhands_timelimit"
+"""The header that has the time limits of a message, the hard one and the soft one; they are no limits of the door."""
 REFUSED = "deckhands_refused"
 """The header that says why what follows the task cannot be used: a message and a remedy; None: it can."""
 SHOWN = "deckhands_shown"
@@ -92,7 +94,7 @@ class DoorConsumer(WorkerConsumer):
         arguments, options, embedded = check_task(message, self.strategies, max_chars=MAX_BODY_CHARS, longest_eta=None)
         headers = message.headers
         headers[REFUSED] = _bound(message, arguments, options, embedded or {})
-        headers[BEGINS] = headers.get("eta")
+        headers[BEGINS], headers[LIMITS] = headers.get("eta"), headers.get("timelimit")
         parts = headers.get(SHOWN)  # the second half of a task shows what the first one did
         is_second = isinstance(parts, list) and len(parts) == 2 and all(isinstance(part, str) for part in parts)
         first, second = parts if is_second else (shown(tuple(arguments), options), shown(options, options))

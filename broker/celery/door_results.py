@@ -10,12 +10,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from celery import Celery, states
+from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
 from redis.exceptions import WatchError
 
 from broker.celery.door_app import QUEUE, SHOWN
 
 RUN = "deckhands.run"
 PROGRESS = "PROGRESS"
+HARD_LIMIT, SOFT_LIMIT = TimeLimitExceeded.__name__, SoftTimeLimitExceeded.__name__
+TIME_LIMITS: dict[str, type[Exception]] = {HARD_LIMIT: TimeLimitExceeded, SOFT_LIMIT: SoftTimeLimitExceeded}
+"""What callers expect of a task whose time is up."""
 FIRST_OF_ALL = 0
 """Over Redis, the lowest number is the highest priority."""
 

@@ -52,7 +52,7 @@ def make_jobs_app(broker_url: str, result_url: str, schedule: dict[str, Any]) ->
         result_url: where results are kept, as kombu writes it.
         schedule: Celery's `beat_schedule`: what a beat sends, and how often.
     """
-    (result_backend, login), (beat_url, beat_login) = split_login(result_url), split_login(broker_url)
+    (result_backend, login), (_, beat_login) = split_login(result_url), split_login(broker_url)
     return make_app(
         "jobs",
         broker_url,
@@ -74,7 +74,6 @@ def make_jobs_app(broker_url: str, result_url: str, schedule: dict[str, Any]) ->
         beat_schedule=schedule,
         beat_scheduler=SCHEDULER,
         beat_max_loop_interval=BEAT_TURN_SECONDS,
-        redbeat_redis_url=redis_url(beat_url),
         redbeat_redis_options={"socket_timeout": 5.0, "socket_connect_timeout": 5.0, "retry_period": -1}
         | ({"credential_provider": beat_login} if beat_login else {}),
         redbeat_key_prefix=BEAT_KEYS,

@@ -4,7 +4,8 @@ Holds: anyone who can write to the broker may look at workers and drain them; on
 they also stop workers and switch task events on. The door, whose tasks anyone who can write to the broker may send,
 also takes back what they have sent: `revoke`. Everything else that Celery's remote control knows is refused with an
 answer: it imports modules by name, changes what a worker reads, or keeps whatever it is sent.
-A command that is not well-formed is dropped with a line in the log; answers go to the queue of answers only.
+A command that is not well-formed is dropped with a line in the log; answers go to the queue of answers only, and no
+password of a URL is in them: Celery shows that of a socket's URL.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from kombu import pidbox
 from pydantic import BaseModel, Field, StrictStr, ValidationError
 
 from broker.celery.messages import Refused, note_dropped
+from broker.runtime.settings import hide_password
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +66,10 @@ class Node(pidbox.Node):  # type: ignore[misc]
         is_taken = command.method in self.allowed and command.method in self.handlers
         return self.dispatch(**command.model_dump()) if is_taken else self._refuse(command)
 
+    def reply(self, data: Any, exchange: str, routing_key: str, ticket: str | None, **options: Any) -> None:
+        """Answer a command."""
+        super().reply(_without_passwords(data), exchange, routing_key, ticket, **options)
+
     @property
     def allowed(self) -> frozenset[str]:
         """The commands that a worker with such a broker takes, if it has them: `drain` is for controller workers."""
@@ -93,6 +99,15 @@ class Node(pidbox.Node):  # type: ignore[misc]
         if command.destination:
             return self.hostname in command.destination
         return not command.pattern or fnmatchcase(self.hostname, command.pattern)
+
+
+def _without_passwords(data: Any) -> Any:
+    """Return an answer without the passwords of the URLs in it."""
+    if isinstance(data, str):
+        return hide_password(data)
+    if isinstance(data, dict):
+        return {name: _without_passwords(value) for name, value in data.items()}
+    return [_without_passwords(value) for value in data] if isinstance(data, list | tuple) else data
 
 
 class Mailbox(pidbox.Mailbox):  # type: ignore[misc]

@@ -107,16 +107,16 @@ class Selected:
         while scanned < SCANNED:
             places = await self._places(indexes, before, limit=at_once)
             if not places:
-                return await self._shown(chosen), None
+                return await self.pick(chosen), None
             for place, is_meant in zip(places, await self._are_meant(places), strict=True):
                 if is_meant:
                     if len(chosen) == limit:
-                        return await self._shown(chosen), before
+                        return await self.pick(chosen), before
                     chosen.append(place[1])
                 before = place
             scanned += len(places)
             at_once = PAGE  # so few belong to the page that many have to be looked at
-        return await self._shown(chosen), before
+        return await self.pick(chosen), before
 
     async def _are_meant(self, places: list[Place]) -> list[bool]:
         if self._selection == EVERYTHING:
@@ -124,8 +124,8 @@ class Selected:
         found = await self._conversations.glimpses([cid for _, cid in places])
         return [glimpse is not None and self._is_meant(glimpse) for glimpse in found]
 
-    async def _shown(self, chosen: list[str]) -> list[ConversationRow]:
-        """Return the rows of those that are there and still meant."""
+    async def pick(self, chosen: list[str]) -> list[ConversationRow]:
+        """Return the rows of those conversations that are there and meant."""
         return [row for row in await self._conversations.rows(chosen) if self._is_meant(row)]
 
     async def count(self) -> int:

@@ -329,6 +329,14 @@ def celery_url_beside(url: str) -> str:
     return urlunsplit(parts._replace(path="/1", query=urlencode(kept)))
 
 
+URL_PASSWORD = re.compile(r"(?<=://)([^\s/:@]*):[^\s/@]*(?=@)")
+
+
+def hide_password(text: str, instead: str = "**") -> str:
+    """Return a text with something else in place of the password of each URL in it."""
+    return URL_PASSWORD.sub(lambda found: f"{found.group(1)}:{instead}", text)
+
+
 def joined_paths(paths: Iterable[Path | str]) -> str:
     r"""Write paths as a variable holds them: with `:` between them, as in PATH, and `\:` for one in a name."""
     return ":".join(str(path).replace(":", r"\:") for path in paths)

@@ -62,7 +62,7 @@ class EmbeddedValkey:
         self.directory = directory.absolute()
         self.socket = _socket_path(self.directory)
         self.log = self.directory / "valkey.log"
-        self._kept_password = self.directory / "password"
+        self.password_file = self.directory / "password"
         self._port = port
         self._append_fsync = append_fsync
         self._predecessor_limit_seconds = predecessor_limit_seconds
@@ -130,7 +130,7 @@ class EmbeddedValkey:
 
     @property
     def _login(self) -> str:
-        password = self._password or _password_in(self._kept_password)
+        password = self._password or _password_in(self.password_file)
         return f":{password}@" if password else ""
 
     async def _prepare(self) -> int:
@@ -147,7 +147,7 @@ class EmbeddedValkey:
             async with asyncio.timeout(self._predecessor_limit_seconds):
                 while not _try_lock(lock):  # noqa: ASYNC110  (a lock of the kernel's; nothing signals when it is free)
                     await asyncio.sleep(_POLL_SECONDS)
-            self._password = _password_in(self._kept_password) or _made_password(self._kept_password)
+            self._password = _password_in(self.password_file) or _made_password(self.password_file)
         except TimeoutError as error:
             pid = os.pread(lock, 16, 0).decode().strip()
             os.close(lock)

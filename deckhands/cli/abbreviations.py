@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from functools import wraps
 from typing import Any
 
 import click
@@ -18,16 +19,18 @@ from broker.conversations.conversations import Conversations
 from broker.runtime.errors import StoreError, UnknownConversation, UsageError
 from broker.runtime.ids import is_conversation_id
 from deckhands.cli.connecting import cluster_client
-from deckhands.client.errors import NoCluster
+from deckhands.client.errors import IsArchived, NoCluster
 from deckhands.client.running_cluster import open_cluster
 from deckhands.home import Home
 from deckhands.reading.terminal import clean_line
 from deckhands.settings import FaceSettings
+from deckhands.tasks.tasks import conversation_of_task
 
 WHOLE_ID_CHARS = 26
 """The length of generated ids; shorter ones are a producer's names, or abbreviations."""
 MAX_CANDIDATES = 10
 MAX_COMPLETED = 30
+MAX_SHOWN_CHARS = 200
 COMPLETION_LIMIT_SECONDS = 1.0
 """How long a person who presses Tab waits for the cluster."""
 
@@ -126,3 +129,49 @@ POINT = _ConversationId("@")
 def conversation_argument(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the argument that names a conversation, by its id or the beginning of it."""
     return click.argument("conversation_id", metavar="ID", type=CONVERSATION_ID)(command)
+
+
+def conversation_or_task(
+    name: str = "conversation_id", metavar: str = "[ID]", kind: _ConversationId = CONVERSATION_ID
+) -> Callable[..., Any]:
+    """Add the argument that names a conversation, and `--task` for that of a Celery task; one of both is given.
+
+    The verb gets the conversation's id in both cases, and the task's, if it was given.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def call(*, task: str | None, **values: Any) -> Any:
+            if (task is None) == (values[name] is None):
+                raise UsageError(
+                    "It is not clear which conversation is meant.", remedy="Name its id, or pass --task, and not both."
+                )
+            if task is None:
+                return command(task=None, **values)
+            try:
+                return command(**{**values, "task": task, name: conversation_of_task(task)})
+            except UnknownConversation as error:
+                raise unknown_task(error, task) from error
+
+        option = click.option("--task", metavar="TASK", help="That of the Celery task with this id.")
+        argument: Callable[..., Any] = click.argument(name, metavar=metavar, type=kind, required=False)
+        named: Callable[..., Any] = argument(option(call))
+        return named
+
+    return decorate
+
+
+class UnknownTask(UsageError):
+    """A Celery task that has no conversation in the store."""
+
+    code = UnknownConversation.code
+
+
+def unknown_task(error: UnknownConversation, task: str) -> UsageError:
+    """Return the error of a task that has no conversation; that of an archived one stays."""
+    if isinstance(error, IsArchived):
+        return error
+    return UnknownTask(
+        f"The Celery task {ascii(task)[:MAX_SHOWN_CHARS]} has no conversation.",
+        remedy="Only deckhands.run and deckhands.submit have one, once a door has taken them, until it is deleted.",
+    )

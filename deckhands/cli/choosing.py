@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any
 
 import click
 
@@ -18,7 +19,7 @@ from broker.conversations.deletion import NotDeleted
 from broker.conversations.selection import SCHEDULED, WAITING, Selected, Selection
 from broker.runtime.errors import DeckhandsError, UnknownConversation, UsageError
 from broker.specs.agent_state import AgentState
-from deckhands.cli.abbreviations import CONVERSATION_ID
+from deckhands.cli.abbreviations import CONVERSATION_ID, unknown_task
 from deckhands.cli.connecting import cluster_client, conversation_client
 from deckhands.cli.output import note, print_json
 from deckhands.cli.progress import Progress
@@ -28,11 +29,11 @@ from deckhands.client.many import for_each
 from deckhands.reading.terminal import ask, counted
 from deckhands.settings import FaceSettings
 from deckhands.tasks.inputs import labels_in
+from deckhands.tasks.tasks import conversation_of_task
 
 SHOWN_FAILURES = 10
 YES = ("y", "yes")
 
-F = TypeVar("F", bound=Callable[..., Any])
 
 label_option = click.option(
     "--label",
@@ -50,14 +51,23 @@ state_option = click.option(
     "time, `waiting` ones for anything or anybody.",
 )
 yes_option = click.option("-y", "--yes", "is_sure", is_flag=True, help="Do not ask first.")
+task_option = click.option(
+    "--task", "tasks", multiple=True, metavar="TASK", help="That of the Celery task with this id. May be repeated."
+)
 many_argument = click.argument("conversation_ids", metavar="[ID]...", nargs=-1, type=CONVERSATION_ID)
 
 
-def chosen_options(command: F) -> F:
+def chosen_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the arguments and options that `Chosen` has fields for."""
-    for option in (state_option, label_option, many_argument):
-        command = option(command)
-    return command
+
+    @wraps(command)
+    def call(*, tasks: tuple[str, ...], conversation_ids: tuple[str, ...], **values: Any) -> Any:
+        ids = (*conversation_ids, *map(conversation_of_task, tasks))
+        return command(tasks=tasks, conversation_ids=ids, **values)
+
+    for option in (state_option, label_option, task_option, many_argument):
+        call = option(call)
+    return call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +75,7 @@ class Chosen:
     """What `chosen_options` adds to a verb."""
 
     conversation_ids: tuple[str, ...]
+    tasks: tuple[str, ...]
     labels: tuple[str, ...]
     states: str
 
@@ -94,7 +105,8 @@ class Chosen:
         """
         if self.is_selection == bool(self.conversation_ids):
             raise UsageError(
-                "It is not clear which conversations are meant.", remedy="Name their ids, or pass --label or --state."
+                "It is not clear which conversations are meant.",
+                remedy="Name their ids, or pass --task, --label or --state.",
             )
         self.selection()
 
@@ -179,13 +191,15 @@ async def do_to_chosen(chosen: Chosen, action: BulkAction, *, as_json: bool, is_
     chosen.check()
     settings, outcomes = FaceSettings.from_env(), _Outcomes(action, as_json)
     if not chosen.is_selection:
+        tasks = {conversation_of_task(task): task for task in chosen.tasks}
         for conversation_id in chosen.conversation_ids:
             try:
                 async with conversation_client(settings, conversation_id) as client:
                     await outcomes.do(client, conversation_id)
             except UnknownConversation as error:
                 if not (action.reaches_archive and isinstance(error, IsArchived)):
-                    outcomes.fail(conversation_id, error)
+                    of_task = tasks.get(conversation_id)
+                    outcomes.fail(conversation_id, unknown_task(error, of_task) if of_task else error)
                     continue
                 async with cluster_client(settings) as client:
                     await outcomes.do(client, conversation_id)

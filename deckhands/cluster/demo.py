@@ -25,9 +25,10 @@ from broker.coordination.workspace_orders import WorkspaceOrders
 from broker.log.invariants import doubled_observations, lost_events, violations
 from broker.runtime.child import Child
 from broker.runtime.clock import SYSTEM_CLOCK, Clock
+from broker.runtime.environment import CONTROLLER, TOOLS
 from broker.specs.agent_state import AgentState
 from deckhands.client.client import Client
-from deckhands.cluster.embedded_cluster import CONTROLLER, TOOLS, Cluster, ClusterSpec, Worker
+from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec, Worker
 from deckhands.cluster.example_projects import TASK, Example, examples
 from deckhands.reading.summary import Tally
 

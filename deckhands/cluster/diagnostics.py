@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from broker.coordination.unreadable import entries_aside
 from broker.health import HEALTHY, STORE_ROLE, check
-from broker.runtime.environment import tool_environment
+from broker.runtime.environment import TOOLS, worker_environment
 from broker.runtime.errors import StoreError, UsageError
 from broker.runtime.settings import BrokerSettings
 from broker.store.connection import Connection, MultiplexedConnection
@@ -45,7 +45,7 @@ def examine_machine(environment: Mapping[str, str]) -> list[Finding]:
     command = [sys.executable, "-P", "-m", "tool_worker.worker.examination"]
     try:
         ended = subprocess.run(  # noqa: S603  (our own interpreter and our own program)
-            command, capture_output=True, check=True, timeout=LIMIT_SECONDS, env=tool_environment(environment)
+            command, capture_output=True, check=True, timeout=LIMIT_SECONDS, env=worker_environment(TOOLS, environment)
         )
         return [Finding(**found) for found in json.loads(ended.stdout)]
     except (subprocess.SubprocessError, OSError, ValueError) as error:

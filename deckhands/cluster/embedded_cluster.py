@@ -21,7 +21,7 @@ from pathlib import Path
 from broker.coordination.membership import members
 from broker.runtime.child import EXIT_STORE_REPLACED, EXIT_USAGE, Child, last_lines, rotate
 from broker.runtime.clock import SYSTEM_CLOCK, Clock
-from broker.runtime.environment import tool_environment
+from broker.runtime.environment import BEAT, CONTROLLER, DOOR, JOBS, TOOLS, worker_environment
 from broker.runtime.errors import DeckhandsError, StoreReplaced
 from broker.runtime.settings import joined_paths
 from broker.store.embedded import SPACE_FOR_LOG_BYTES, EmbeddedValkey
@@ -38,7 +38,6 @@ LATE_POLL_SECONDS = 1.0
 LAST_WORDS_LINES = 3
 DISK_CHECK_SECONDS = 1.0
 
-CONTROLLER, TOOLS, DOOR, JOBS, BEAT = "controller", "tools", "door", "jobs", "beat"
 MODULES = {
     CONTROLLER: "controller_worker",
     TOOLS: "tool_worker",
@@ -81,7 +80,7 @@ class ClusterSpec:
 
     Attributes:
         directory: where its store, logs and workspaces live.
-        environment: what its workers get in addition to what this module sets: `LLM_…`, `PATH`, …
+        environment: what its workers may get beside what this module sets, see `worker_environment`.
         port: also offer the store on this port of 127.0.0.1.
         workspace_roots: the directories below which conversations may name one to work in.
         ready_seconds: how long workers are waited for before those that are slow to start are named.
@@ -234,8 +233,8 @@ class Cluster:
 
     def _environment(self, role: str) -> dict[str, str]:
         directory = self.spec.directory
-        return {
-            **worker_environment(role, self.spec.environment),
+        whole = {
+            **self.spec.environment,
             "DECKHANDS_URL": self.store.url,
             "DECKHANDS_CELERY_URL": self.store.celery_url,
             "DECKHANDS_URL_FILE": "",
@@ -245,6 +244,7 @@ class Cluster:
             "DECKHANDS_WORKSPACE_ENDS_WITH_WORKER": "1",
             "DECKHANDS_WORKSPACE_ROOTS": joined_paths(self.spec.workspace_roots),
         }
+        return worker_environment(role, whole)
 
     async def _keep_up(self, worker: Worker) -> None:
         while True:
@@ -318,11 +318,6 @@ class Cluster:
 def node_name(directory: Path) -> str:
     """Return the node id of the workspaces in a directory of this machine, always the same."""
     return f"{socket.gethostname()}-{sha256(str(directory).encode()).hexdigest()[:8]}"
-
-
-def worker_environment(role: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what a worker of a role may know: tool workers, which run what agents say, get what is listed."""
-    return tool_environment(environment) if role == TOOLS else dict(environment)
 
 
 def _status_name(status: int) -> str:

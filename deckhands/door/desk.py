@@ -21,7 +21,9 @@ from deckhands.door.failures import failure_of
 from deckhands.door.revocations import Revocations
 from deckhands.reading.summary import Summary, Tally
 from deckhands.tasks.requests import TaskRequest
-from deckhands.tasks.tasks import conversation_id_of
+from deckhands.tasks.tasks import conversation_of_task
+
+__all__ = ["Desk", "conversation_of_task"]
 
 REVOKED = {"status": "REVOKED", "reason": "terminated"}
 EXPIRED = {"status": "REVOKED", "reason": "expired"}
@@ -107,7 +109,8 @@ class Desk:
             return await self.callers.decide(conversation_id, REVOKED)
         if summary.error_code == EXPIRED_CODE and caller.kind == CELERY:
             return await self.callers.decide(conversation_id, EXPIRED)
-        return await self.callers.decide(conversation_id, answer_of(summary))
+        time_limit = str((caller.kept or {}).get("time_limit", ""))
+        return await self.callers.decide(conversation_id, answer_of(summary, time_limit))
 
     async def _is_revoked(self, caller: Caller) -> bool:
         return caller.kind == CELERY and await self.revocations.is_revoked(caller.name)
@@ -125,13 +128,8 @@ def _is_over(tally: Tally, caller: Caller) -> bool:
     return status.is_terminal or (caller.is_headless and status.state is not AgentState.PAUSED)
 
 
-def answer_of(summary: Summary) -> dict[str, Any]:
-    """Return the answer that a conversation which has ended stands for, as plain JSON values."""
-    failure = failure_of(summary)
+def answer_of(summary: Summary, time_limit: str = "") -> dict[str, Any]:
+    """Return the answer that a conversation which has ended stands for, as plain JSON values; see `failure_of`."""
+    failure = failure_of(summary, time_limit)
     found: dict[str, Any] = {"status": FAILURE if failure else SUCCESS, "summary": summary.as_json()}
     return found | {"failure": failure} if failure else found
-
-
-def conversation_of_task(task_id: str) -> str:
-    """Return the id of the conversation that a Celery task stands for."""
-    return conversation_id_of(f"celery:{task_id}")

@@ -5,6 +5,8 @@
     ├── AgentFailed         the agent ended with an error, used up a limit, or refused the task
     ├── AgentStopped        somebody stopped it
     └── AgentNeedsPerson    it asks something, and its task says that nobody can be asked
+    SoftTimeLimitExceeded   Celery's, with the same args: the agent worked for as long as the task's limit allows
+    TimeLimitExceeded       so, for a limit that is not soft
 
 Holds: the arguments are JSON, and the same for the same conversation, however often they are stored.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from broker.celery.door_results import TIME_LIMITS
 from broker.runtime.errors import DeckhandsError
 from broker.specs.agent_state import AgentState
 from deckhands.reading.summary import ExitCode, Summary
@@ -48,6 +51,9 @@ class AgentNeedsPerson(TaskFailure):
 
 
 FAILURES = {kind.__name__: kind for kind in (RequestRefused, AgentFailed, AgentStopped, AgentNeedsPerson)}
+THROWN = (TaskFailure, *TIME_LIMITS.values())
+OUT_OF_TIME = "max_time"
+"""The code of a conversation that has worked for as long as it may."""
 
 
 def refusal(error: DeckhandsError) -> dict[str, Any]:
@@ -55,9 +61,13 @@ def refusal(error: DeckhandsError) -> dict[str, Any]:
     return {"kind": RequestRefused.__name__, "message": str(error), "code": error.code, "conversation_id": ""}
 
 
-def failure_of(summary: Summary) -> dict[str, Any] | None:
-    """Return the failure that a summary stands for, as plain JSON values; None: the agent has finished."""
-    kind: type[TaskFailure] = AgentFailed
+def failure_of(summary: Summary, time_limit: str = "") -> dict[str, Any] | None:
+    """Return the failure that a summary stands for, as plain JSON values; None: the agent has finished.
+
+    Args:
+        time_limit: the exception of the task's time limit that bounds the agent; empty: its own limits do.
+    """
+    kind: type[Exception] = AgentFailed
     code, text = summary.error_code or "agent_error", summary.last_error or summary.message
     match summary.state:
         case AgentState.FINISHED:
@@ -66,6 +76,8 @@ def failure_of(summary: Summary) -> dict[str, Any] | None:
             code, text = "rejected", summary.message
         case AgentState.STOPPED:
             kind, code, text = AgentStopped, "stopped", "The agent was stopped."
+        case AgentState.ERROR if summary.error_code == OUT_OF_TIME and time_limit in TIME_LIMITS:
+            kind, code = TIME_LIMITS[time_limit], OUT_OF_TIME
         case AgentState.ERROR:
             code = "limit" if summary.exit_code is ExitCode.LIMIT else code
         case _:
@@ -74,7 +86,8 @@ def failure_of(summary: Summary) -> dict[str, Any] | None:
     return {"kind": kind.__name__, "message": message, "code": code, "conversation_id": summary.conversation_id}
 
 
-def raised(failure: dict[str, Any]) -> TaskFailure:
+def raised(failure: dict[str, Any]) -> Exception:
     """Return the exception that a failure stands for."""
-    kind = FAILURES.get(str(failure["kind"]), AgentFailed)
+    name = str(failure["kind"])
+    kind: type[Exception] = TIME_LIMITS.get(name) or FAILURES.get(name, AgentFailed)
     return kind(str(failure["message"]), str(failure["code"]), str(failure["conversation_id"]))

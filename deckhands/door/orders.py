@@ -19,7 +19,7 @@ from deckhands.client.appending import append
 from deckhands.client.confirmations import answer_to, asked_about
 from deckhands.door.desk import Desk, conversation_of_task
 from deckhands.door.earlier_results import fields_of
-from deckhands.door.runs import refuse_key, timing_of
+from deckhands.door.runs import refuse_key, timing_of, within
 from deckhands.tasks.requests import TaskRequest
 from deckhands.tasks.tasks import check_task
 
@@ -66,11 +66,12 @@ class Orders:
         *,
         eta: datetime | None = None,
         expires: datetime | None = None,
+        time_limits: Sequence[Any] | None = None,
     ) -> str:
         """Begin a conversation, now or later, and return its id. Idempotent under the task id.
 
         Args:
-            eta: of the message; `expires`: too.
+            eta: of the message; `expires` and `time_limits`: too.
 
         Raises:
             UsageError: the request cannot be used.
@@ -78,7 +79,7 @@ class Orders:
         fields = fields_of(previous, options)
         refuse_key(fields)
         conversation_id = conversation_of_task(task_id)
-        request = TaskRequest.parse(fields)
+        request, _ = within(TaskRequest.parse(fields), time_limits)
         timing = timing_of(request, eta, expires, self._desk.store.clock.now())
         await self._desk.begin(request, conversation_id, task_id, timing=timing)
         return conversation_id

@@ -13,11 +13,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from broker.celery.door_results import HARD_LIMIT, SOFT_LIMIT
 from broker.contract.actions import ChangeAgentStateAction
 from broker.contract.events import Event
 from broker.contract.observations import AgentStateChangedObservation
@@ -50,6 +52,7 @@ class RunMessage:
         options: arguments by name.
         kept: what Celery is to do when the task has ended, see `tasks.KEPT`.
         priority: of the message; 0: none.
+        time_limits: of the message, in seconds: the hard one and the soft one; None: there are none.
         refused: why what surrounds the request cannot be used; None: it can.
     """
 
@@ -60,10 +63,11 @@ class RunMessage:
     eta: datetime | None = None
     expires: datetime | None = None
     priority: int = 0
+    time_limits: Sequence[Any] | None = None
     refused: UsageError | None = None
 
-    def request(self) -> TaskRequest:
-        """Return what is asked for.
+    def request(self) -> tuple[TaskRequest, str]:
+        """Return what is asked for, and the exception of the time limit that bounds it; empty: none does.
 
         Raises:
             UsageError: it cannot be used.
@@ -72,10 +76,10 @@ class RunMessage:
             raise self.refused
         fields = fields_of(self.previous, self.options)
         refuse_key(fields)
-        request = TaskRequest.parse(fields)
-        if request.priority is not None or not self.priority:
-            return request
-        return request.model_copy(update={"priority": priority_of(self.priority)})
+        request, time_limit = within(TaskRequest.parse(fields), self.time_limits)
+        if request.priority is None and self.priority:
+            request = request.model_copy(update={"priority": priority_of(self.priority)})
+        return request, time_limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +110,9 @@ class Runs:
         if caller is not None and (caller.outcome or caller.is_answered or await desk.meta(conversation_id)):
             await self._stop_if_revoked(message.task_id)
             return None
-        request = message.request()
-        caller = Caller(conversation_id, CELERY, message.task_id, kept=message.kept, is_headless=request.headless)
+        request, time_limit = message.request()
+        kept = {**message.kept, "time_limit": time_limit}
+        caller = Caller(conversation_id, CELERY, message.task_id, kept=kept, is_headless=request.headless)
         await desk.callers.keep(caller)
         if await desk.revocations.is_revoked(message.task_id):
             await desk.callers.decide(conversation_id, REVOKED)
@@ -209,6 +214,29 @@ def timing_of(request: TaskRequest, eta: datetime | None, expires: datetime | No
     if due is not None and due <= now and not ends:
         return Timing()  # it is begun at once, as a message without a time is
     return Timing(not_before=due, expires=min(ends, default=None))
+
+
+def within(request: TaskRequest, time_limits: Sequence[Any] | None) -> tuple[TaskRequest, str]:
+    """Return a request whose agent also keeps to Celery's time limits, and the exception of the one that bounds it.
+
+    Args:
+        time_limits: the hard and the soft one, in seconds; None and 0: there is none.
+
+    Raises:
+        UsageError: one is no time.
+    """
+    names = (HARD_LIMIT, SOFT_LIMIT)
+    found = [(float(seconds), name) for seconds, name in zip(time_limits or (), names, strict=False) if seconds]
+    for seconds, name in found:
+        if not 0 < seconds < math.inf:
+            which = "time_limit" if name == HARD_LIMIT else "soft_time_limit"
+            raise UsageError(
+                f"The {which} {seconds:g} of the task cannot be used.", remedy="Use a number of seconds above 0."
+            )
+    seconds, name = min(found, default=(math.inf, ""))
+    if seconds >= (request.limits.max_seconds or math.inf):
+        return request, ""
+    return request.model_copy(update={"limits": request.limits.model_copy(update={"max_seconds": seconds})}), name
 
 
 def priority_of(number: int) -> PriorityName:

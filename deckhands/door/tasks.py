@@ -14,11 +14,11 @@ from celery.exceptions import Ignore
 
 from broker.celery.bootstep import LoopThread
 from broker.celery.canvas import FOLLOWERS
-from broker.celery.door_app import BEGINS, REFUSED, DoorRequest
+from broker.celery.door_app import BEGINS, LIMITS, REFUSED, DoorRequest
 from broker.runtime.errors import DeckhandsError, UsageError
 from deckhands.door.desk import SUCCESS
 from deckhands.door.evaluations import Evaluations
-from deckhands.door.failures import TaskFailure, raised, refusal
+from deckhands.door.failures import THROWN, TaskFailure, raised, refusal
 from deckhands.door.orders import TAKES
 from deckhands.door.revocations import moment_in
 from deckhands.door.runs import Outcome, RunMessage
@@ -47,7 +47,7 @@ class DoorTasks:
             """One agent's whole run; see `runs`."""
 
             name = "deckhands.run"
-            throws = (TaskFailure,)
+            throws = THROWN
             Request = f"{DoorRequest.__module__}:{DoorRequest.__qualname__}"
             typing = False
 
@@ -72,8 +72,9 @@ class DoorTasks:
                 """Begin it."""
                 _check_followers(self.request)
                 task_id = self.request.id  # the loop's thread has no task
-                begins, ends, submit = getattr(self.request, BEGINS, None), self.request.expires, ours._submit
-                found: str = ours.checked(lambda: submit(task_id, previous, options, begins, ends))
+                times = (getattr(self.request, BEGINS, None), self.request.expires)
+                limits, submit = getattr(self.request, LIMITS, None), ours._submit
+                found: str = ours.checked(lambda: submit(task_id, previous, options, times=times, limits=limits))
                 return found
 
         app.register_task(Run())
@@ -86,7 +87,7 @@ class DoorTasks:
 
         Raises:
             Ignore: there is no outcome yet, or it is there already.
-            TaskFailure: the outcome is a failure.
+            TaskFailure, SoftTimeLimitExceeded, TimeLimitExceeded: the outcome is a failure.
         """
         request = task.request
         kept = {name: getattr(request, name, None) for name in KEPT}
@@ -105,6 +106,7 @@ class DoorTasks:
             kept=kept,
             eta=eta,
             expires=expires,
+            time_limits=getattr(request, LIMITS, None),
             refused=refused,
             priority=int((request.delivery_info or {}).get("priority") or 0),
         )
@@ -153,10 +155,17 @@ class DoorTasks:
                     _log.error("the task %s could not be revoked: %s", ascii(task_id), error)
 
     async def _submit(
-        self, task_id: str, previous: Sequence[Any], options: Mapping[str, Any], begins: str | None, ends: str | None
+        self,
+        task_id: str,
+        previous: Sequence[Any],
+        options: Mapping[str, Any],
+        *,
+        times: tuple[str | None, str | None],
+        limits: Sequence[Any] | None,
     ) -> str:
-        eta, expires = moment_in(begins), moment_in(ends)
-        return await self._door.orders.submit(task_id, previous, options, eta=eta, expires=expires)
+        eta, expires = map(moment_in, times)
+        submit = self._door.orders.submit
+        return await submit(task_id, previous, options, eta=eta, expires=expires, time_limits=limits)
 
     def _begin(self, ask: Any, *arguments: Any) -> Future[Any]:
         async def asked() -> Any:
@@ -214,6 +223,11 @@ def evaluate_task(evaluations: Evaluations) -> Task:
             try:
                 if getattr(request, BEGINS, None):
                     raise UsageError(f"{EVALUATE} cannot be used with an eta: it is carried out at once.")
+                if any(getattr(request, LIMITS, None) or ()):
+                    raise UsageError(
+                        f"{EVALUATE} cannot be used with a time limit of Celery's.",
+                        remedy="Give it max_seconds, which holds for each attempt.",
+                    )
                 found = evaluations.take(request.id, previous, options, kept)
             except DeckhandsError as error:
                 raise raised(refusal(error)) from None

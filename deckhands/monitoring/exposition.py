@@ -32,7 +32,7 @@ from broker.tools.tool_offers import ToolOffers
 from deckhands.monitoring import families
 from deckhands.monitoring.census import Census
 from deckhands.monitoring.families import FAMILIES, MAX_LABEL_VALUES, OF_WORKERS, OTHER, Family
-from deckhands.monitoring.queues import Depth, depths
+from deckhands.monitoring.queues import CeleryWaits, Depth, depths
 from deckhands.monitoring.readings import ask, number, pairs, text
 from deckhands.monitoring.workers import Worker, workers
 
@@ -78,6 +78,7 @@ class Exposition:
         self._own, self._own_role = own, own_role
         self._sees_inbox = sees_inbox
         self._census = Census(store)
+        self._celery_waits = CeleryWaits()
         self._turn = asyncio.Lock()
         self._latest: tuple[float, bytes] | None = None
 
@@ -177,9 +178,16 @@ class Exposition:
         lock, *lengths = await ask(self._celery, [("EXISTS", BEAT_LOCK), *(("LLEN", key) for key in keys)])
         found[families.BEAT_UP] = {(): float(bool(lock))}
         entries = found.setdefault(families.QUEUE_ENTRIES, {})
-        ranks = len(CELERY_PRIORITIES)
+        ranks, now = len(CELERY_PRIORITIES), self._store.clock.monotonic()
         for position, name in enumerate(CELERY_QUEUES):
-            entries[name, "waiting"] = sum(map(number, lengths[position * ranks : (position + 1) * ranks]))
+            lists = slice(position * ranks, (position + 1) * ranks)
+            waiting = list(map(number, lengths[lists]))
+            entries[name, "waiting"] = sum(waiting)
+            ages = [
+                await self._celery_waits.oldest_seconds(self._celery, key, length, now)
+                for key, length in zip(keys[lists], waiting, strict=True)
+            ]
+            found.setdefault(families.QUEUE_AGE, {})[name,] = max(ages)
 
 
 def _add_depth(found: Samples, queue: str, depth: Depth) -> None:

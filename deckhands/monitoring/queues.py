@@ -2,17 +2,19 @@
 
 Holds: the streams of nodes count together, because there may be as many as machines; of pools, the first
 `MAX_LABEL_VALUES` count by name. A stream whose name somebody forged is not asked about.
-Does not: know pools that no worker serves and no tool is offered for.
+Does not: know pools that no worker serves and no tool is offered for; know how long an entry of a Celery list had
+waited before this process first looked.
 Keys: reads `deck:{k}:ready…`, `deck:{k}:act:…`, `deck:{k}:turns:…`, `deck:inbox`.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from broker.store.connection import Connection
 from broker.store.keys import INBOX, ShardKeys
 from broker.store.store import Store
 from deckhands.monitoring.families import MAX_LABEL_VALUES, OTHER
@@ -25,6 +27,10 @@ NODES_QUEUE = "nodes"
 MAX_POOLS, MAX_NODES = 200, 1_000
 """So many are asked about, however many somebody has written into what workers say of themselves."""
 CLASSES = ("0", "1", "2")
+MARK_SECONDS = 2.0
+MAX_MARKS = 256
+MAX_MARK_BYTES = 64 * 1024
+MAX_SCANNED = 200_000
 
 
 @dataclass(slots=True)
@@ -117,3 +123,48 @@ def _action_stream(names: ShardKeys, queue: str, route: str, *, is_interactive: 
 def _group(found: object, name: str) -> dict[str, object]:
     groups = [pairs(each) for each in found] if isinstance(found, list) else []
     return next((group for group in groups if text(group.get("name")) == name), {})
+
+
+class CeleryWaits:
+    """How long the oldest entry of each Celery list has waited, at least.
+
+    Celery writes no time into its messages. So this notes which entry was the newest at which look: the lists are first
+    in, first out, and as long as that entry waits, all before it have waited since that look.
+    """
+
+    def __init__(self) -> None:
+        self._marks: dict[str, deque[tuple[float, bytes]]] = {}
+
+    async def oldest_seconds(self, celery: Connection, key: str, length: float, now: float) -> float:
+        """Return how long the oldest entry has waited since this began to look; 0 for an empty list.
+
+        Raises:
+            StoreError: Celery's broker does not answer.
+        """
+        marks = self._marks.setdefault(key, deque())
+        if not length:
+            marks.clear()
+            return 0.0
+        await self._forget_taken(celery, key, marks)
+        if not marks or now - marks[-1][0] >= MARK_SECONDS:
+            # The entry at the end is the oldest: it is all that is known of a list that is seen for the first time.
+            ends = [-1, 0] if not marks else [0]
+            for entry in await ask(celery, [("LINDEX", key, end) for end in ends]):
+                if isinstance(entry, bytes) and len(entry) <= MAX_MARK_BYTES:
+                    marks.append((now, entry))
+        if len(marks) > MAX_MARKS:
+            self._marks[key] = deque(mark for place, mark in enumerate(marks) if place % 2 == 0)
+        return max(0.0, now - marks[0][0]) if marks else 0.0
+
+    async def _forget_taken(self, celery: Connection, key: str, marks: deque[tuple[float, bytes]]) -> None:
+        """Forget the entries that have left the list: those before the first that is still there, found by halving."""
+        low, high = 0, len(marks)
+        while low < high:
+            middle = (low + high) // 2
+            search = ("LPOS", key, marks[middle][1], "RANK", -1, "MAXLEN", MAX_SCANNED)
+            if (await ask(celery, [search]))[0] is None:
+                low = middle + 1
+            else:
+                high = middle
+        for _ in range(low):
+            marks.popleft()

@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 
 import click
 
-from broker.runtime.settings import BrokerSettings, celery_url_beside, joined_paths, split_paths
+from broker.runtime.environment import BEAT, CONTROLLER, DOOR, JOBS, TOOLS, worker_environment
+from broker.runtime.settings import BrokerSettings, celery_url_beside, hide_password, joined_paths, split_paths
 from broker.secrets.private_directories import workspace_roots as roots_in
 from broker.specs.tool_specs import ToolOffer
 from broker.store.function_libraries import FunctionsVersion, deploy, own_version
@@ -28,17 +29,7 @@ from deckhands.cli.stop_signals import on_stop_signals
 from deckhands.cli.verbs import options_as
 from deckhands.client.client import Client
 from deckhands.cluster.diagnostics import examine_retention
-from deckhands.cluster.embedded_cluster import (
-    BEAT,
-    CONTROLLER,
-    DOOR,
-    JOBS,
-    MODULES,
-    TOOLS,
-    Cluster,
-    ClusterSpec,
-    worker_environment,
-)
+from deckhands.cluster.embedded_cluster import MODULES, Cluster, ClusterSpec
 from deckhands.home import Home, supervising
 from deckhands.operating.gateway import page_of_cluster, require_server
 from deckhands.reading.terminal import counted, print_text
@@ -173,7 +164,7 @@ async def _keep_up(home: Home, spec: ClusterSpec, settings: FaceSettings, *, web
             await asyncio.wait((ready, stopped), return_when=asyncio.FIRST_COMPLETED)
             if not stopped.done():
                 await ready
-                print_text(_greeting(cluster, settings.model))
+                print_text(_greeting(home, cluster, settings.model))
                 for finding in await asyncio.to_thread(examine_retention, spec.environment):
                     if not finding.is_good:
                         note(f"{finding.name.capitalize()}: {finding.detail}")
@@ -208,16 +199,18 @@ async def _tell_failures(url: str) -> None:
         await store.aclose()
 
 
-def _greeting(cluster: Cluster, model: str | None) -> str:
-    spec = cluster.spec
+def _greeting(home: Home, cluster: Cluster, model: str | None) -> str:
+    """Return what people need to know of a cluster; screens are shared and logged, so the password is in a file."""
+    spec, store = cluster.spec, cluster.store
     counts = [(spec.controllers, "controller worker"), (spec.tools, "tool worker"), (spec.doors, "door")]
     counts += [(spec.jobs, "jobs worker"), (spec.beats, "beat")]
     *most, last = (counted(*each) for each in counts)
     lines = [
         f"The cluster is up: {', '.join(most)} and {last}.",
-        f"  store:  {cluster.store.port_url or cluster.url}",
-        f"  celery: {cluster.store.celery_url}",
-        f"  ask:    {_question(cluster.store.celery_url)}",
+        f"  store:  {hide_password(store.port_url or store.url, 'PASSWORD')}",
+        f"  celery: {hide_password(store.celery_url, 'PASSWORD')}",
+        f"  login:  PASSWORD stands for the content of {store.password_file}",
+        f"  ask:    {_question(home)}",
         f"  logs:   {cluster.logs}",
         f"  model:  {model or 'none by default; use `submit --model`, or set LLM_MODEL here'}",
         "In another terminal: `deckhands submit -t TASK`, `deckhands ls`, `deckhands logs -f ID`. Ctrl-C stops it.",
@@ -225,10 +218,14 @@ def _greeting(cluster: Cluster, model: str | None) -> str:
     return "\n".join(lines)
 
 
-def _question(celery_url: str) -> str:
-    """Return the command that asks the workers for the conversations they have, for a shell in any directory."""
-    celery = Path(sys.executable).parent / "celery"
-    return shlex.join([str(celery), "-A", "controller_worker.app", "-b", celery_url, "inspect", "conversations"])
+def _question(home: Home) -> str:
+    """Return the command that asks the workers for the conversations they have, for a shell in any directory.
+
+    It takes the address from a file and has it in its environment: arguments are seen by every user of the machine.
+    """
+    celery = shlex.quote(str(Path(sys.executable).parent / "celery"))
+    variables = f'DECKHANDS_URL="$(cat {shlex.quote(str(home.cluster_url_file))})" DECKHANDS_CELERY_URL='
+    return f"{variables} {celery} -A controller_worker.app inspect conversations"
 
 
 @click.command()
@@ -334,21 +331,22 @@ def _roots(names: tuple[str, ...], environment: Mapping[str, str]) -> tuple[Path
 def _become(role: str, chosen: dict[str, Any]) -> NoReturn:
     """Turn this process into a worker, so that signals and exit codes are the worker's own."""
     settings = FaceSettings.from_env()
-    environment = worker_environment(role, settings.environment) | {
-        name: str(value) for name, value in chosen.items() if value
-    }
+    environment = dict(settings.environment) | {name: str(value) for name, value in chosen.items() if value}
     if role == BEAT and any(environment.get(f"DECKHANDS_CELERY_URL{kind}") for kind in ("", "_FILE")):
         _execute(role, environment)
     url = store_url(settings)
     asyncio.run(_check_store(url, settings))
     if settings.url is None:
         environment |= {"DECKHANDS_URL": url, "DECKHANDS_CELERY_URL": celery_url_beside(url)}
+    elif not environment.get("DECKHANDS_CELERY_URL"):
+        environment["DECKHANDS_CELERY_URL"] = celery_url_beside(url)
     _execute(role, environment)
 
 
 def _execute(role: str, environment: dict[str, str]) -> NoReturn:
     sys.stdout.flush()
-    os.execve(sys.executable, [sys.executable, "-P", "-m", MODULES[role]], environment)  # noqa: S606
+    command = [sys.executable, "-P", "-m", MODULES[role]]
+    os.execve(sys.executable, command, worker_environment(role, environment))  # noqa: S606
 
 
 async def _check_store(url: str, settings: FaceSettings) -> None:

@@ -10,7 +10,7 @@ from datetime import datetime
 import click
 
 from broker.runtime.clock import SYSTEM_CLOCK
-from deckhands.cli.abbreviations import conversation_argument
+from deckhands.cli.abbreviations import conversation_or_task
 from deckhands.cli.connecting import RunIsOver, conversation_client, read_events
 from deckhands.cli.options import json_option
 from deckhands.cli.output import print_json
@@ -36,11 +36,12 @@ class WhyOptions:
     """Options of `why`."""
 
     conversation_id: str
+    task: str | None
     as_json: bool
 
 
 @click.command()
-@conversation_argument
+@conversation_or_task()
 @json_option
 @options_as(WhyOptions)
 def why(options: WhyOptions) -> None:

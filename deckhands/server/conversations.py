@@ -56,6 +56,7 @@ from deckhands.server.models import (
 from deckhands.server.problems import Problem, status_of_error
 from deckhands.tasks.inputs import id_in, labels_in
 from deckhands.tasks.requests import TaskRequest
+from deckhands.tasks.tasks import conversation_of_task
 
 routes = APIRouter(prefix="/conversations", tags=["conversations"])
 STATES = frozenset({*(state.value for state in AgentState), WAITING, SCHEDULED})
@@ -161,6 +162,7 @@ async def listing(
     tenant: Annotated[str | None, Query(description="for keys of all tenants", max_length=64)] = None,
     model: Annotated[str, Query(description="a part of the name of the model that answered last", max_length=300)] = "",
     min_cost_usd: Annotated[float, Query(ge=0, le=1e9, description="what it has cost at least")] = 0.0,
+    task: Annotated[str, Query(description="the id of a Celery task: its conversation", max_length=256)] = "",
     cursor: Annotated[str, Query(description="`next_cursor` of the page before", max_length=200)] = "",
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
 ) -> Response:
@@ -182,7 +184,10 @@ async def listing(
     )
     if not principal.sees_all and tenant not in (None, principal.tenant):
         return _listed([], None)
-    rows, place = await Selected(gateway.store, selection).page(place_of(cursor), limit=limit)
+    selected = Selected(gateway.store, selection)
+    if task:
+        return _listed(await selected.pick([conversation_of_task(task)]), None)
+    rows, place = await selected.page(place_of(cursor), limit=limit)
     return _listed(rows, place)
 
 

@@ -60,3 +60,14 @@ def conversation_id_of(idempotency_key: str) -> str:
     if not idempotency_key:
         raise UsageError("The idempotency key is empty.", remedy="Give one, or leave the option out.")
     return "k" + sha256(idempotency_key.encode("utf-8", "surrogatepass")).hexdigest()[:25]
+
+
+def conversation_of_task(task_id: str) -> str:
+    """Return the id of the conversation that a Celery task `deckhands.run` or `deckhands.submit` stands for.
+
+    Raises:
+        UsageError: the task's id is empty.
+    """
+    if not task_id:
+        raise UsageError("The id of the Celery task is empty.", remedy="Give the id that Celery has returned for it.")
+    return conversation_id_of(f"celery:{task_id}")

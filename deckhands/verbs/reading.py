@@ -14,7 +14,7 @@ from broker.contract.actions import RiskyAction
 from broker.contract.events import Event
 from broker.log.export import event_line
 from broker.runtime.errors import UsageError
-from deckhands.cli.abbreviations import POINT, conversation_argument
+from deckhands.cli.abbreviations import POINT, conversation_or_task
 from deckhands.cli.connecting import (
     RunIsOver,
     conversation_client,
@@ -57,6 +57,7 @@ class ShowOptions:
     """Options of `show`; `point` is ID or ID@EVENT."""
 
     point: str
+    task: str | None
     as_json: bool
 
 
@@ -65,6 +66,7 @@ class LogOptions:
     """Options of `logs`."""
 
     conversation_id: str
+    task: str | None
     follow: bool
     is_whole: bool
     is_plain: bool
@@ -76,12 +78,13 @@ class ExportOptions:
     """Options of `export`; `style` is `events` or `openhands`."""
 
     conversation_id: str
+    task: str | None
     output: Path | None
     style: str
 
 
 @click.command()
-@click.argument("point", metavar="ID[@EVENT]", type=POINT)
+@conversation_or_task("point", "[ID[@EVENT]]", POINT)
 @json_option
 @options_as(ShowOptions)
 def show(options: ShowOptions) -> None:
@@ -113,7 +116,7 @@ def show(options: ShowOptions) -> None:
 
 
 @click.command()
-@conversation_argument
+@conversation_or_task()
 @click.option("-f", "--follow", is_flag=True, help="Follow the conversation until it is over.")
 @click.option("--full", "is_whole", is_flag=True, help="On a terminal: fold no output and no diff.")
 @plain_option
@@ -135,7 +138,7 @@ def logs(options: LogOptions) -> int:
 
 
 @click.command()
-@conversation_argument
+@conversation_or_task()
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The file to write; by default standard output.")
 @click.option("--format", "style", type=click.Choice(["events", "openhands"]), default="events", show_default=True)
 @options_as(ExportOptions)

@@ -2,9 +2,9 @@
 
     DECKHANDS_CELERY=redis://127.0.0.1:6379/1 celery -A celery_beat beat
 
-DECKHANDS_CELERY is the address that `deckhands up` prints behind `celery:`. Run it in this directory. Each message
-has another task id, so two beats begin two agents: run one, or use redbeat, which holds a lock. Nothing here imports
-Deckhands. `deckhands schedule add` needs no application and begins each tick once.
+DECKHANDS_CELERY is the address that `deckhands up` prints behind `celery:`, with the password. Run it in this directory.
+Each message has another task id, so two beats begin two agents: run one, or use redbeat, which holds a lock. Nothing
+here imports Deckhands. `deckhands schedule add` needs no application and begins each tick once.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
     python examples/producers/celery_chord.py redis://127.0.0.1:6379/1 --model anthropic/claude-sonnet-4-5
 
-The first argument is the address that `deckhands up` prints behind `celery:`. Nothing here imports Deckhands.
+The first argument is the address that `deckhands up` prints behind `celery:`, with the password. Nothing here
+imports Deckhands.
 """
 
 from __future__ import annotations

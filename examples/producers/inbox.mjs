@@ -5,7 +5,7 @@ import { randomUUID } from "node:crypto";
 import { createClient } from "redis";
 
 const [address, task] = process.argv.slice(2);
-// `deckhands up` prints unix://:PASSWORD@/PATH; other stores are redis://…
+// `deckhands up` prints unix://:PASSWORD@/PATH, and the file of the password; other stores are redis://…
 const local = /^unix:\/\/(?::(?<password>[^@]*)@)?(?<path>\/.*)$/.exec(address)?.groups;
 const place = local ? { socket: { path: local.path }, password: local.password } : { url: address };
 const store = await createClient(place).connect();

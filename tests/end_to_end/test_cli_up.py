@@ -6,13 +6,13 @@ import asyncio
 import json
 import os
 import re
-import shlex
 import signal
 import socket
 import subprocess
 import sys
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -87,7 +87,7 @@ def test_what_a_killed_one_leaves_is_in_nobodys_way(tmp_path):
 def test_celery_and_flower_find_its_workers_by_the_address_that_it_prints(tmp_path):
     with started("up", env=environment(tmp_path)) as running:
         told = read_until(running, "Ctrl-C stops it")
-        (address,) = re.findall(r"celery: (\S+)", "".join(told))
+        address = celery_address("".join(told))
         celery = [sys.executable, "-P", "-m", "celery", "-b", address, "inspect", "ping", "--json"]
         found = json.loads(subprocess.check_output(celery))
     assert sorted(re.match(r"[a-z]+", name)[0] for name in found) == ["controller", "door", "jobs", "tool"]
@@ -104,9 +104,7 @@ def test_the_command_that_it_prints_lists_the_conversations_of_both_kinds_of_wor
         cid = deckhands("submit", "-t", "Wait.", "--model", model, env=env).out.strip()
 
         def answers() -> dict[str, list[str]]:
-            asked = subprocess.run(
-                [*shlex.split(command), "--json", "-t", "4"], capture_output=True, cwd=tmp_path, check=False
-            )
+            asked = subprocess.run(f"{command} --json -t 4", shell=True, capture_output=True, cwd=tmp_path, check=False)
             return json.loads(asked.stdout) if asked.returncode == 0 else {}
 
         def both_have_it_and_no_other() -> bool:
@@ -125,8 +123,8 @@ def test_the_command_that_it_prints_lists_the_conversations_of_both_kinds_of_wor
             return (await shown()).json[0]["state"] == "stopped"
 
         asyncio.run(until(is_stopped, limit=60, what="the end of the agent"))
-        refusing = shlex.split(command.replace("inspect conversations", "control drain --json -t 4"))
-        drained = subprocess.run(refusing, capture_output=True, cwd=tmp_path, text=True, check=False).stdout
+        refusing = command.replace("inspect conversations", "control drain --json -t 4")
+        drained = subprocess.run(refusing, shell=True, capture_output=True, cwd=tmp_path, text=True, check=False).stdout
     assert "tool workers do not take it" in drained
     logs = "".join(log.read_text() for log in (tmp_path / "cluster" / "logs").glob("*.log"))
     assert "Traceback" not in logs
@@ -156,9 +154,17 @@ def test_a_door_without_a_cluster(tmp_path):
     )
 
 
+def celery_address(greeting: str) -> str:
+    """The address of Celery's broker that `up` has printed, with the password of the file that it names."""
+    (address,), (file,) = re.findall(r"celery: (\S+)", greeting), re.findall(r"content of (\S+)", greeting)
+    password = Path(file).read_text()
+    assert password not in greeting
+    return address.replace("PASSWORD", password)
+
+
 def task(greeting: str, name: str, *arguments: str, **options: str) -> Any:
     """Send a task to the doors at the address that `up` has printed, and return its result."""
-    (address,) = re.findall(r"celery: (\S+)", greeting)
+    address = celery_address(greeting)
     with Celery("shop", broker=address, backend=address, set_as_current=False) as app:
         return app.send_task(f"deckhands.{name}", arguments, options, queue="deckhands").get(timeout=60)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, chord, group
-from celery.result import AsyncResult
+from celery.result import AsyncResult, GroupResult
 from kombu.exceptions import OperationalError
 
 from broker.contract.events import AgentSpec, LLMSpec
@@ -45,6 +45,7 @@ BEYOND_A_PRODUCER = (
     *("PUBLISH /0.celery.pidbox {}", "PUBLISH /0.celeryev/task.failed {}", "SUBSCRIBE /0.celeryev/*", "PSUBSCRIBE *"),
     *("SADD _kombu.binding.celery.pidbox x", "SMEMBERS _kombu.binding.celery", "EVAL return{} 0", "KEYS *", "SCAN 0"),
     *("FLUSHALL", "CONFIG GET dir", "ACL LIST", "INFO", "MONITOR", "CLIENT LIST", "SET other 1", "GET other"),
+    *("PUBLISH celery-task-meta-x {}", "SUBSCRIBE celery-taskset-meta-x", "LPUSH celery-taskset-meta-x y"),
 )
 
 
@@ -228,6 +229,18 @@ async def test_a_producer_can_send_and_read_results_and_nothing_else(cluster: Cl
     url = cluster.queue.url(f"producer:{PRODUCER}")
     assert await allowed_of(BEYOND_A_PRODUCER, url) == []
     result = cluster.send("run", "do it", kwargs=cluster.options(saying("done")))
-    with pytest.raises(OperationalError, match="no permissions to run the 'publish' command"):
+    with pytest.raises(OperationalError, match="No permissions to access a channel"):
         cluster.app.control.broadcast("shutdown")
     assert (await cluster.value(result))["conversation_id"] == conversation_of_task(result.id)
+
+
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # Celery's
+async def test_a_producer_saves_and_restores_a_group_of_results(cluster: Cluster) -> None:
+    header = [cluster.signature(f"part {n}") for n in range(2)]
+    crowd = group(header, app=cluster.app).apply_async()
+    crowd.save()
+    found = GroupResult.restore(crowd.id, app=cluster.app)
+    assert [result.id for result in found.results] == [result.id for result in crowd.results]
+    assert [(await cluster.value(result))["state"] for result in found.results] == ["finished"] * 2
+    found.delete()
+    assert GroupResult.restore(crowd.id, app=cluster.app) is None

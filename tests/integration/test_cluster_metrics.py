@@ -22,6 +22,7 @@ from broker.store.connection import MultiplexedConnection
 from broker.store.store import Store, open_store
 from deckhands.monitoring.exposition import FRESH_SECONDS, REFUSAL_REASONS, Exposition
 from deckhands.monitoring.families import FAMILIES, MAX_LABEL_VALUES, MAX_WORKERS
+from deckhands.monitoring.queues import MAX_MARK_BYTES, MAX_MARKS, CeleryWaits
 from tests.broker_parts import CID, act, begin, claim, enter, lapse
 from tests.served_stores import refusals, serving
 from tests.source_code import ROOT
@@ -291,4 +292,37 @@ async def test_a_worker_s_rights_suffice(tmp_path: Path, programs: dict[str, str
         assert value_of(found, "deckhands_queue_entries", queue="pool:bash", standing="waiting") == 1
         assert value_of(found, "deckhands_store_memory_bytes") > 0
         await store.aclose()
+        await celery.aclose()
+
+
+async def test_the_oldest_entry_of_a_celery_list_has_an_age(valkey_server: RealServer) -> None:
+    celery, waits, key = MultiplexedConnection(await emptied(valkey_server.url)), CeleryWaits(), "deckhands"
+
+    async def age(now: float) -> float:
+        return await waits.oldest_seconds(celery, key, await celery.call("LLEN", key), now)
+
+    async def push(first: int, number: int) -> None:
+        for start in range(first, first + number, 1_000):
+            batch = (f"{entry} {'x' * 500}" for entry in range(start, min(start + 1_000, first + number)))
+            await celery.call("LPUSH", key, *batch)
+
+    try:
+        assert await age(0.0) == 0.0
+        await push(0, 40_000)
+        assert [await age(now) for now in (10.0, 15.0)] == [0.0, 5.0]
+        for number in range(MAX_MARKS):  # more marks than are kept
+            await push(40_000 + number, 1)
+            assert await age(20.0 + 5 * number) == 10.0 + 5 * number
+        await celery.call("RPOP", key, 40_000)  # those before the first look, and none of the others
+        last = 20.0 + 5 * (MAX_MARKS - 1)
+        assert last - 30.0 <= await age(last) <= last - 15.0
+        await celery.call("RPOP", key, MAX_MARKS - 1)
+        assert await age(last + 1.0) == 1.0
+        await celery.call("LPUSH", key, "y" * (MAX_MARK_BYTES + 1))
+        assert await age(last + 60.0) == 60.0
+        await celery.call("DEL", key)
+        assert await age(last + 61.0) == 0.0
+        await celery.call("SET", key, "of another type")
+        assert await waits.oldest_seconds(celery, key, 1.0, last + 62.0) == 0.0
+    finally:
         await celery.aclose()

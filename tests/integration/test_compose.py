@@ -7,6 +7,7 @@ import re
 import shutil
 import stat
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import yaml
 
 from broker.limits.quotas import QuotaTable
+from broker.limits.tenants import TenantTable
 from broker.runtime.settings import BrokerSettings
 from broker.secrets.secrets import parsed_key
 from deckhands.archive.retention import Retention
@@ -30,7 +32,8 @@ PRODUCERS = ROOT / "deploy" / "compose.producers.yaml"
 PASSWORDS = tuple(
     f"{who}_PASSWORD" for who in ("ADMIN", "WORKER", "DOOR", "JOBS", "GATEWAY", "PRODUCER", "QUEUE", "FLOWER")
 )
-STAYING = {"store", "queue", "controller", "tools", "door", "jobs", "beat", "gateway", "flower"}
+POOLS = {"ipython": "bash,ipython", "browser": "bash,browser,ipython"}
+STAYING = {"store", "queue", "controller", "tools", "door", "jobs", "beat", "gateway", "flower", *POOLS}
 PASSING = {"setup", "cli"}
 ORDINARY = ["no-new-privileges:true"]
 FOR_BUBBLEWRAP = [*ORDINARY, "seccomp=deploy/seccomp.json", "apparmor=unconfined", "systempaths=unconfined"]
@@ -50,9 +53,10 @@ def test_a_service_has_no_more_rights_than_it_needs(name: str) -> None:
     assert service["user"] == "10001:10001"
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
-    assert service["security_opt"] == (FOR_BUBBLEWRAP if name == "tools" else ORDINARY)
+    assert service["security_opt"] == (FOR_BUBBLEWRAP if name in {"tools", *POOLS} else ORDINARY)
     assert not {"privileged", "cap_add", "devices", "ipc", "network_mode", "pid", "userns_mode"} & set(service)
-    assert all(volume.partition(":")[0] in {"log", "queue", "node", "archive"} for volume in service.get("volumes", []))
+    kept = {volume.partition(":")[0] for volume in service.get("volumes", [])}
+    assert kept <= {"log", "queue", "node", "archive", "evaluations"}
     assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
 
 
@@ -71,7 +75,7 @@ def test_health_is_asked_of_the_heartbeat() -> None:
         "store": [*command, "store"],
         "queue": [*command, "store"],
         "controller": [*command, "controller"],
-        "tools": [*command, "tool"],
+        **{name: [*command, "tool"] for name in ("tools", *POOLS)},
         "door": [*command, "door"],
         "jobs": [*command, "jobs"],
         "beat": [*command, "beat"],
@@ -99,7 +103,7 @@ def test_only_the_controller_has_the_model_s_key_and_only_services_that_need_it_
 
 def test_who_works_with_secrets_has_their_key_and_nobody_else() -> None:
     assert {name for name in services() if "DECKHANDS_SECRET_KEY" in services()[name].get("environment", {})} == {
-        *("controller", "tools", "door", "jobs", "gateway", *PASSING)
+        *("controller", "tools", *POOLS, "door", "jobs", "gateway", *PASSING)
     }
     used = re.findall(r"\$\{SECRET_KEY([^}]*)\}", COMPOSE.read_text())
     assert set(used) == {":?run deploy/make-env"}
@@ -115,7 +119,9 @@ def test_a_door_logs_in_as_itself_and_reaches_the_servers_alone() -> None:
     logins = re.findall(r"redis://(\w*):", json.dumps(door["environment"]))
     assert logins == ["door", ""]
     assert door["networks"] == ["inside"]
-    assert not {"volumes", "ports", "configs", "env_file"} & set(door)
+    assert not {"ports", "configs", "env_file"} & set(door)
+    assert door["volumes"] == ["evaluations:/var/lib/evaluations"]
+    assert door["environment"]["DECKHANDS_EVALUATIONS"] == "/var/lib/evaluations"
     assert [name for name in services() if "//door:" in json.dumps(services()[name])] == ["door"]
     assert "//producer:" not in COMPOSE.read_text()
     known = {name: services()[name]["environment"].keys() & set(PASSWORDS) for name in ("store", "queue")}
@@ -172,19 +178,56 @@ def test_quotas_and_servers_are_files_that_say_nothing_until_somebody_fills_them
     whole = yaml.safe_load(COMPOSE.read_text())
     files = {name: re.sub(r"^\$\{\w+_FILE:-(.*)\}$", r"\1", entry["file"]) for name, entry in whole["configs"].items()}
     assert files == {
+        "models": "deploy/models.toml",
         "quotas": "deploy/quotas.toml",
+        "tenants": "deploy/tenants.toml",
+        "hooks": "deploy/hooks.toml",
         "mcp": "deploy/mcp.json",
         "retention": "deploy/retention.toml",
     }
     assert Retention.of_setting(str(ROOT / files["retention"])) == Retention()
     assert QuotaTable.of_setting(str(ROOT / files["quotas"])) == QuotaTable()
+    assert TenantTable.of_setting(str(ROOT / files["tenants"])) == TenantTable()
+    assert tomllib.loads((ROOT / files["hooks"]).read_text()) == {}
+    assert tomllib.loads((ROOT / files["models"]).read_text()) == {}
     assert read_servers(ROOT / files["mcp"], {}) == ()
     mounted = {name: services()[name]["configs"] for name in STAYING if "configs" in services()[name]}
+    variables = {"models": "LLM_CONFIG"} | {
+        name: f"DECKHANDS_{name.upper()}" for name in ("quotas", "tenants", "hooks")
+    }
     assert mounted == {
-        "controller": [{"source": "quotas", "target": services()["controller"]["environment"]["DECKHANDS_QUOTAS"]}],
-        "tools": [{"source": "mcp", "target": services()["tools"]["environment"]["DECKHANDS_MCP"]}],
+        "controller": [
+            {"source": source, "target": services()["controller"]["environment"][variable]}
+            for source, variable in variables.items()
+        ],
+        **{
+            name: [{"source": "mcp", "target": services()[name]["environment"]["DECKHANDS_MCP"]}]
+            for name in ("tools", *POOLS)
+        },
         "jobs": [{"source": "retention", "target": services()["jobs"]["environment"]["DECKHANDS_RETENTION"]}],
     }
+
+
+def test_pools_are_tool_workers_of_the_same_node_when_their_profile_is_on() -> None:
+    tools = services()["tools"]
+    for name, pools in POOLS.items():
+        service = services()[name]
+        assert service["profiles"] == [name]
+        assert service["environment"] == tools["environment"] | {"DECKHANDS_POOLS": pools}
+        assert service["build"]["args"]["REQUIREMENTS"] == "pools"
+        own = {"profiles", "environment", "image", "build"}
+        assert {key: value for key, value in service.items() if key not in own} == {
+            key: value for key, value in tools.items() if key not in own
+        }
+    pinned, larger = ((ROOT / "requirements" / f"{name}.txt").read_text() for name in ("run", "pools"))
+    assert {"ipykernel", "playwright"} <= {line.partition("==")[0] for line in larger.splitlines()}
+    names = [{line.partition(" ")[0] for line in text.splitlines() if "==" in line} for text in (pinned, larger)]
+    assert names[0] < names[1]  # it can serve as the image of every service
+
+
+def test_traces_of_every_worker_go_where_the_environment_says() -> None:
+    traced = {name for name in STAYING if "OTEL_EXPORTER_OTLP_ENDPOINT" in services()[name].get("environment", {})}
+    assert traced == {"controller", "tools", *POOLS, "door", "jobs", "gateway"}
 
 
 def test_a_way_out_for_tool_workers_and_jobs_changes_nothing_else() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from deckhands.door.orders import TAKES
 from deckhands.door.revocations import MAX_REVOKED_KEPT
 from tests.door_parts import Producer, all_present, saying
 from tests.faults.harness import FaultCluster, steps
+from tests.integration.command_line import Done, deckhands, environment
 from tests.polling import unhurried, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -332,3 +334,31 @@ async def test_the_tasks_that_are_remembered_as_revoked_are_bounded(producer: Pr
     await until(lambda: store.connection.call("ZSCORE", key, "the-newest"), what="the note")
     assert await store.connection.call("ZCARD", key) == MAX_REVOKED_KEPT
     await store.connection.call("DEL", key)
+
+
+async def test_commands_find_the_conversation_of_a_task(producer: Producer, tmp_path: Path) -> None:
+    result = producer.run(turns=saying("done"), task_id="shop/order 17")
+    await producer.value(result)
+    conversation_id = conversation_of_task(result.id)
+    env = environment(tmp_path, DECKHANDS_URL=producer.cluster.store.url)
+
+    async def call(*arguments: str) -> Done:
+        return await asyncio.to_thread(deckhands, *arguments, env=env)
+
+    shown = await call("show", "--task", result.id, "--json")
+    assert (shown.code, shown.json[0]["conversation_id"]) == (0, conversation_id)
+    for verb in ("logs", "export"):
+        by_task, by_id = await call(verb, "--task", result.id), await call(verb, conversation_id)
+        assert (by_task.code, by_task.out) == (0, by_id.out)
+    assert (await call("why", "--task", result.id)).code == 0
+    cancelled = await call("cancel", "--task", result.id, "--json")
+    assert (cancelled.code, cancelled.json[0]["conversation_id"]) == (0, conversation_id)
+    for arguments in (("show", "--task", "no\nsuch"), ("cancel", conversation_id, "--task", "no\nsuch")):
+        missing = await call(*arguments)
+        assert missing.code != 0
+        assert "The Celery task 'no\\nsuch' has no conversation." in missing.err
+    unclear = await call("show")
+    assert (unclear.code, "Name its id, or pass --task" in unclear.err) == (2, True)
+    assert (await call("show", conversation_id, "--task", result.id)).code == 2
+    assert "The idempotency key is empty" not in (empty := await call("show", "--task", "")).err
+    assert empty.code == 2

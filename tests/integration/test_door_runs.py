@@ -229,3 +229,41 @@ def _queued(producer: Producer, queue: str) -> int:
     found = producer.app.backend.client.llen(queue)
     assert isinstance(found, int)
     return found
+
+
+@pytest.mark.parametrize(
+    ("limits", "own", "name"),
+    [
+        ({"soft_time_limit": 1}, None, "SoftTimeLimitExceeded"),
+        ({"time_limit": 1}, 60, "TimeLimitExceeded"),
+        ({"soft_time_limit": 60, "time_limit": 120}, 1, "AgentFailed"),
+    ],
+)
+async def test_time_limits_of_a_task_bound_its_agent(
+    producer: Producer, limits: dict[str, int], own: int | None, name: str
+) -> None:
+    options = producer.options(steps(1, seconds=120.0)) | ({"limits": {"max_seconds": own}} if own else {})
+    result = producer.send("run", "do it", kwargs=options, **limits)
+    with pytest.raises(Exception, match="Max seconds: 1") as failed:
+        await producer.value(result)
+    assert type(failed.value).__name__ == name
+    conversation_id = conversation_of_task(result.id)
+    assert failed.value.args[1:] == ("limit" if own == 1 else "max_time", conversation_id)
+    assert (await producer.cluster.client.summary(conversation_id)).error_code == "max_time"
+
+
+async def test_a_submitted_conversation_keeps_to_the_time_limit_of_its_task(producer: Producer) -> None:
+    options = producer.options(steps(1, seconds=120.0))
+    conversation_id = await producer.value(producer.send("submit", "do it", kwargs=options, soft_time_limit=1))
+    await producer.cluster.settle([conversation_id])
+    assert (await producer.cluster.client.summary(conversation_id)).error_code == "max_time"
+
+
+async def test_a_time_limit_that_is_no_time_is_refused_by_name(producer: Producer) -> None:
+    for task, options, reason in (
+        ("run", producer.options(saying("no")), "soft_time_limit -1"),
+        ("evaluate", {"dataset": "shipped", "models": "m", "out": "o"}, "a time limit of Celery's"),
+    ):
+        with pytest.raises(Exception, match=reason) as refused:
+            await producer.value(producer.send(task, "do it", kwargs=options, soft_time_limit=-1))
+        assert type(refused.value).__name__ == "RequestRefused"

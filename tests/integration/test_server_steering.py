@@ -11,6 +11,8 @@ import httpx2
 import pytest
 import pytest_asyncio
 
+from deckhands.tasks.requests import TaskRequest
+from deckhands.tasks.tasks import conversation_of_task
 from tests.door_parts import saying
 from tests.integration.command_line import run_command, script
 from tests.polling import until
@@ -155,3 +157,20 @@ async def test_the_models_on_offer_are_listed(server: Served, client: httpx2.Asy
     found = (await client.get("/models")).json()
     assert found["profiles"] == []
     assert [name.rpartition("/")[2] for name in found["defaults"]] == ["default.json"]
+
+
+async def test_a_listing_finds_the_conversation_of_a_task(server: Served, client: httpx2.AsyncClient) -> None:
+    begun_by_task = conversation_of_task("shop-17")
+    request = TaskRequest(task="do it", tenant="acme")
+    await server.client.submit_request(request, conversation_id=begun_by_task)
+
+    async def listed(client: httpx2.AsyncClient, **query: str) -> list[str]:
+        answer = await client.get("/conversations", params=query)
+        assert answer.status_code == 200, answer.text
+        return [row["conversation_id"] for row in answer.json()["conversations"]]
+
+    assert await listed(client, task="shop-17") == [begun_by_task]
+    assert await listed(client, task="shop-17", label="team=billing") == []
+    assert await listed(client, task="shop-18") == []
+    async with server.as_(await server.token("other")) as stranger:
+        assert await listed(stranger, task="shop-17") == []

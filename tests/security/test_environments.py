@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.runtime.environment import tool_environment
+from broker.runtime.environment import BEAT, DOOR, JOBS, TOOLS, worker_environment
 from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec
 from tests.polling import until
 from tool_worker.files.staging import remove
@@ -48,19 +48,21 @@ PRINTING = ("/bin/sh", "-c", "env; exec sleep 600")
 async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
-    commands = {"controller": PRINTING, "tools": PRINTING}
-    running = Cluster(ClusterSpec(tmp_path, environment=NEEDED | SECRETS, commands=commands))
+    commands = dict.fromkeys(("controller", "tools", "door", "jobs", "beat"), PRINTING)
+    spec = ClusterSpec(tmp_path, doors=1, jobs=1, beats=1, environment=NEEDED | SECRETS, commands=commands)
+    running = Cluster(spec)
     await running.start()
     yield running
     await running.stop()
 
 
-async def test_the_store_and_the_tool_workers_of_a_cluster_get_what_is_listed(cluster: Cluster) -> None:
+async def test_only_controllers_of_a_cluster_get_more_than_is_listed(cluster: Cluster) -> None:
     logs = {name: worker.log for name, worker in cluster.workers.items()}
     for log in logs.values():
         await until(lambda log=log: "DECKHANDS_NODE_DIR" in log.read_text(), what="environment")
     assert "canary" not in Path(f"/proc/{cluster.store.child.pid}/environ").read_text()
-    assert "canary" not in logs["tools-1"].read_text()
+    assert [name for name, log in logs.items() if "canary" in log.read_text()] == ["controller-1"]
+    assert [name for name, log in logs.items() if "DECKHANDS_URL=" not in log.read_text()] == ["beat-1"]
     assert {f"{name}={value}" for name, value in NEEDED.items()} <= set(logs["tools-1"].read_text().splitlines())
     # Controller workers ask models, and which variables their libraries read nobody can list.
     assert {f"{name}={value}" for name, value in SECRETS.items()} <= set(logs["controller-1"].read_text().splitlines())
@@ -70,16 +72,46 @@ def test_what_the_operator_names_is_passed_on_but_never_a_setting_of_models(tmp_
     servers = {"x": {"url": "https://x", "headers": {"Authorization": "Bearer ${GITHUB_TOKEN}", "X": "${LLM_API_KEY}"}}}
     (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
     given = SECRETS | {"DECKHANDS_PASS_ENV": "AWS_*, PGPASSWORD,LLM_*", "DECKHANDS_MCP": str(tmp_path / "mcp.json")}
-    assert set(tool_environment(given)) == {
+    assert set(worker_environment(TOOLS, given)) == {
         *("AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "GITHUB_TOKEN", "DECKHANDS_PASS_ENV", "DECKHANDS_MCP"),
     }
     assert ToolVariables.from_env({"DECKHANDS_PASS_ENV": "AWS_*"}).pass_env == "AWS_*"
 
 
+@pytest.mark.parametrize("role", [DOOR, JOBS, BEAT])
+def test_what_tools_are_given_is_passed_to_no_other_role(role: str, tmp_path: Path) -> None:
+    (tmp_path / "mcp.json").write_text("${GITHUB_TOKEN}")
+    passed = {"DECKHANDS_PASS_ENV": "AWS_*,PGPASSWORD", "DECKHANDS_MCP": str(tmp_path / "mcp.json")}
+    assert worker_environment(role, SECRETS | passed) == passed
+
+
+@pytest.mark.parametrize(
+    ("place", "passed"),
+    [
+        ("s3://bucket/folder", {"AWS_SECRET_ACCESS_KEY"}),
+        ("gcs://bucket", {"GOOGLE_APPLICATION_CREDENTIALS"}),
+        ("file:///var/lib/archive", set()),
+        ("other://bucket", set()),
+        ("AWS", set()),
+    ],
+)
+def test_jobs_get_the_variables_of_the_archive_s_cloud(place: str, passed: set[str]) -> None:
+    given = SECRETS | {"DECKHANDS_ARCHIVE": place, "FSSPEC_OTHER": "x"}
+    is_fsspec = place.partition("://")[0] in ("s3", "gcs", "other")
+    wanted = {"DECKHANDS_ARCHIVE", *passed, *(["FSSPEC_OTHER"] if is_fsspec else [])}
+    assert set(worker_environment(JOBS, given)) == wanted
+    assert set(worker_environment(DOOR, given)) == {"DECKHANDS_ARCHIVE"}
+
+
+def test_a_beat_gets_no_key_and_no_store() -> None:
+    given = dict.fromkeys(("DECKHANDS_URL", "DECKHANDS_SECRET_KEY", "DECKHANDS_SECRET_KEY_FILE"), "x")
+    assert worker_environment(BEAT, given | {"DECKHANDS_CELERY_URL": "y"}) == {"DECKHANDS_CELERY_URL": "y"}
+
+
 def test_a_file_of_servers_that_cannot_be_read_names_nothing(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff${GITHUB_TOKEN}")
     for name in ("missing", "bytes"):
-        assert set(tool_environment(SECRETS | {"DECKHANDS_MCP": str(tmp_path / name)})) <= {
+        assert set(worker_environment(TOOLS, SECRETS | {"DECKHANDS_MCP": str(tmp_path / name)})) <= {
             "DECKHANDS_MCP",
             "GITHUB_TOKEN",
         }

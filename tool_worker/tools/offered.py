@@ -27,6 +27,7 @@ from broker.contract.observations import (
 )
 from broker.contract.offered_tools import OfferedToolAction
 from broker.coordination.action_streams import ActionClaimed, ActionReclaimed
+from broker.runtime.environment import find_missing_variable, say_how_to_pass
 from broker.runtime.errors import UsageError
 from broker.secrets.masking import Masker
 from broker.specs.tool_specs import OutcomePolicy, ToolOffer
@@ -137,6 +138,9 @@ class OfferedTools:
         except (Exception, SystemExit) as error:  # noqa: BLE001  (whatever a tool raises is its answer)
             _log.warning("the tool %s failed", action.name, exc_info=error)
             text = f"The tool {action.name} failed: {type(error).__name__}: {error}"
+            if variable := find_missing_variable(error):
+                text = f"The tool {action.name} reads the environment variable {variable}, which its worker lacks. "
+                text += say_how_to_pass(variable)
             return ErrorObservation(content=text, error_id=ToolFailed.code)
 
     def _reason(self, key: str) -> str:
@@ -174,12 +178,16 @@ def found_tools(named: Iterable[str], pools: Iterable[str], *, masker: Masker | 
         for point in entry_points(ENTRY_POINTS)
     ]
     tools, failures = [], []
-    for source, load, remedy in sources:
+    for source, load, usual_remedy in sources:
         try:
             tools.append(as_custom_tool(load()))
         except (Exception, SystemExit) as error:  # noqa: BLE001  (what somebody's module does when it is imported)
             _log.error("%s gives no tool", source, exc_info=error)
             reason = f"{type(error).__name__}: {error}" if not isinstance(error, UsageError) else str(error)
+            remedy = usual_remedy
+            if variable := find_missing_variable(error):
+                reason = f"It reads the environment variable {variable}, which this worker lacks."
+                remedy = say_how_to_pass(variable)
             reason = masker.text(reason) if masker else reason
             failures.append(ToolFailure(source=source, reason=reason, remedy=remedy))
     served = {"", *pools}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from broker.celery.dispatch import TaskSender
@@ -9,6 +11,7 @@ from broker.runtime.errors import UsageError
 from broker.specs.tool_specs import OutcomePolicy
 from broker.tools.celery_tool import celery_tool
 from tests.example_celery import refund_tool
+from tool_worker.tools.offered import found_tools
 
 SCHEMA = {"type": "object", "properties": {"order": {"type": "integer"}}}
 
@@ -35,3 +38,31 @@ def test_an_application_that_is_none_is_refused(name: str) -> None:
 def test_an_application_without_results_is_refused() -> None:
     with pytest.raises(UsageError, match="whose result nobody keeps"):
         TaskSender(broker_url="memory://")
+
+
+@pytest.mark.parametrize(
+    "body", ["", "try:\n    app['x']\nexcept Exception as error:\n    raise RuntimeError('no') from error\n"]
+)
+def test_a_variable_that_is_not_passed_is_named(body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = "import os\n"
+    reads += "app = os.environ['SHOP_BROKER']\n" if not body else body.replace("app['x']", "os.environ['SHOP_BROKER']")
+    module = f"shop_{len(body)}"
+    (tmp_path / f"{module}.py").write_text(reads)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match="reads the environment variable SHOP_BROKER") as refused:
+        TaskSender(app=f"{module}:app")
+    assert "DECKHANDS_PASS_ENV=SHOP_BROKER" in refused.value.remedy
+    (failure,) = found_tools([f"{module}:app"], []).failures
+    assert (failure.reason, failure.remedy) == (
+        "It reads the environment variable SHOP_BROKER, which this worker lacks.",
+        refused.value.remedy,
+    )
+
+
+def test_a_key_that_is_no_variable_stays_an_error_of_its_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shop_keys.py").write_text("app = {}['SHOP_BROKER']\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(KeyError):
+        TaskSender(app="shop_keys:app")

@@ -1,0 +1,34 @@
+"""Passwords of the store and of Celery's broker stay out of what people and other programs are shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import psutil
+from celery import Celery
+
+from broker.celery.remote_control import LOOKING
+from tests.door_parts import all_present
+from tests.faults.harness import FaultCluster
+from tests.polling import until
+
+
+async def test_no_answer_log_or_command_line_holds_the_password(tmp_path: Path) -> None:
+    async with FaultCluster(tmp_path).running() as cluster:
+        workers = [cluster.start_controller(), cluster.start_tool(), cluster.start_door(), cluster.start_jobs()]
+        password = (tmp_path / "valkey" / "password").read_text()
+        await all_present(cluster)
+        asking = Celery("asking", broker=cluster.store.celery_url, set_as_current=False).control
+        await until(lambda: len(asking.ping(timeout=2.0, limit=4)) == 4, what="all workers")
+        for command in sorted(LOOKING):
+            arguments = {"with_defaults": True} if command == "conf" else None
+            answers = asking.broadcast(command, arguments, reply=True, timeout=10.0, limit=len(workers))
+            assert len(answers) == len(workers), command
+            assert password not in json.dumps(answers), command
+        cluster.start_beat()
+        await until(lambda: "Sending due task" in cluster.log_of("b1"), what="a job that is sent")
+        assert not [worker for worker in cluster.workers if password in cluster.log_of(worker)]
+        commands = [process.cmdline() for process in psutil.Process().children(recursive=True)]
+        assert len(commands) > len(workers)
+        assert not [command for command in commands if password in " ".join(command)]
