@@ -49,8 +49,6 @@ BEGINS = "deckhands_eta"
 """The header that has the eta of a message."""
 REFUSED = "deckhands_refused"
 """The header that says why what follows the task cannot be used: a message and a remedy; None: it can."""
-SHOWN = "deckhands_shown"
-"""The header of what people see of the arguments, where the message itself has none."""
 AWAY = (OSError, OperationalError, ConnectionError, TimeoutError)
 """What the result backend raises while it cannot be reached, after it has tried for some twenty seconds."""
 PLACES = {name: f"deckhands:{name}" for name in ("unacked", "unacked_index", "unacked_mutex")}
@@ -92,10 +90,8 @@ class DoorConsumer(WorkerConsumer):
         headers = message.headers
         headers[REFUSED] = _bound(message, arguments, options, embedded or {})
         headers[BEGINS] = headers.get("eta")
-        parts = headers.get(SHOWN)  # the second half of a task shows what the first one did
-        is_second = isinstance(parts, list) and len(parts) == 2 and all(isinstance(part, str) for part in parts)
-        first, second = parts if is_second else (shown(tuple(arguments), options), shown(options, options))
-        headers.update(eta=None, timelimit=None, argsrepr=first[:SHOWN_CHARS], kwargsrepr=second[:SHOWN_CHARS])
+        shown_arguments, shown_options = shown(tuple(arguments), options), shown(options, options)
+        headers.update(eta=None, timelimit=None, argsrepr=shown_arguments, kwargsrepr=shown_options)
 
     def answer_dropped(self, message: Any, error: Exception) -> None:
         """Record the failure of a task whose message cannot be used, if the message says which one it is."""

@@ -43,7 +43,7 @@ class Caller:
         is_revoked: the task was revoked.
         outcome: their answer, as JSON; empty as long as it is not decided.
         is_answered: they have their answer.
-        looks: how often a door has looked and found no answer, or sent it in vain.
+        looks: how often a door has looked and found no answer, or could not give it.
     """
 
     conversation_id: str
@@ -188,11 +188,6 @@ class Callers:
         except CANNOT_BE_READ as error:
             await Unreadable(self._store).remove(names, names.awaited, member, error)
             return ""
-
-    async def count_send(self, conversation_id: str, by: int = 1) -> int:
-        """Count one more attempt to answer, or one less, and return how many there were."""
-        number = await self._store.call("HINCRBY", self._store.keys(conversation_id).caller, "sends", by)
-        return int(number)
 
     async def hear(self, conversation_id: str) -> None:
         """Let the next append leave a notice again; to be called before the log is read."""

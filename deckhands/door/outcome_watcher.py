@@ -31,6 +31,10 @@ from deckhands.door.runs import Runs
 GROUP = "doors"
 BATCH = 128
 LOOKS_AT_ONCE = 16
+MOST_ENDED = 1_000
+"""How many ended runs wait for their completion in one door; the sweep finds any more."""
+FINISH_SECONDS = 3.0
+"""How long a completion under way is waited for when the door is asked to stop."""
 UPKEEP_SECONDS = 1.0
 FORSAKEN_AFTER_SECONDS = 5.0
 """How long a door may have had a notice before another one looks at it too."""
@@ -49,6 +53,8 @@ class OutcomeWatcher:
         self._unreadable = Unreadable(desk.store)
         self._at_once = asyncio.Semaphore(LOOKS_AT_ONCE)
         self._getting_on: set[str] = set()
+        self._ended: asyncio.Queue[Caller] = asyncio.Queue(MOST_ENDED)
+        self._ended_ids: set[str] = set()
         self._forsaken_after: dict[int, Argument] = {}
         self.looks = 0
 
@@ -132,10 +138,35 @@ class OutcomeWatcher:
                 _log.exception("conversation %s cannot be looked at", conversation_id, extra=about(conversation_id))
 
     async def _answer(self, caller: Caller) -> None:
-        if caller.kind == CELERY:
-            await self._runs.send_second_half(caller)
-        elif caller.kind == STREAM:
+        if caller.kind == STREAM:
             await answer_stream(self._desk, self._replies, caller)
+        elif caller.kind == CELERY and caller.conversation_id not in self._ended_ids:
+            with suppress(asyncio.QueueFull):
+                self._ended.put_nowait(caller)
+                self._ended_ids.add(caller.conversation_id)
+
+    async def complete_ended(self) -> None:
+        """Complete the tasks of runs that have ended, one after the other, for ever.
+
+        Apart from the looks, which must not wait for a result backend that is away.
+        """
+        while True:
+            caller = await self._ended.get()
+            completion = asyncio.create_task(self._complete(caller))
+            try:
+                await asyncio.shield(completion)
+            except asyncio.CancelledError:
+                await asyncio.wait([completion], timeout=FINISH_SECONDS)
+                raise
+
+    async def _complete(self, caller: Caller) -> None:
+        conversation_id = caller.conversation_id
+        try:
+            await self._runs.complete(caller)
+        except Exception:  # noqa: BLE001  (the outer edge: the sweep tries again)
+            _log.exception("conversation %s cannot be answered", conversation_id, extra=about(conversation_id))
+        finally:
+            self._ended_ids.discard(conversation_id)
 
     async def _report(self, conversation_id: str) -> None:
         try:

@@ -1,11 +1,12 @@
 """`deckhands.run`, an agent's whole run as one Celery task, in two halves that hold nothing in between.
 
-The first half begins the conversation and ends without a result. When the conversation has settled, the door sends the
-task again under the same id; the second half finds the outcome and returns it, and Celery does what it does at the end
-of a task: the result, callbacks, chains, chords, events.
+The message of the task starts the conversation and ends without a result. When the conversation has settled, a door
+completes the task in its own process: it stores the result and sends callbacks, chains and chords as Celery does. This
+needs no second message, so no result waits behind new tasks.
 
-Holds: which half a message is, the store decides and not the message; a task id begins one conversation, and has one
-answer, but for a door that dies while Celery fires the callbacks: then they are sent again under the same ids.
+Holds: a task id starts one conversation and has one outcome. A completion that fails because the broker or the result
+backend is away is repeated until it succeeds. If a door dies in the middle, another one sends the callbacks again under
+the same ids. A message that comes after the end stores the result again if it is gone, and sends no callback.
 """
 
 from __future__ import annotations
@@ -13,27 +14,33 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
+from celery.exceptions import TaskRevokedError
+
+from broker.celery.canvas import FOLLOWERS
+from broker.celery.door_results import RETRIED
 from broker.contract.actions import ChangeAgentStateAction
 from broker.contract.events import Event
 from broker.contract.observations import AgentStateChangedObservation
-from broker.runtime.errors import AdmissionRefused, StoreError, UsageError
+from broker.runtime.errors import AdmissionRefused, UsageError
 from broker.runtime.failpoints import failpoint
 from broker.runtime.ids import new_key
 from broker.specs.agent_state import TERMINAL_STATES, AgentState, is_settled
 from broker.specs.specs import PriorityName
 from broker.specs.timing import Timing
 from deckhands.door.callers import CELERY, Caller
-from deckhands.door.desk import REVOKED, Desk, conversation_of_task
+from deckhands.door.desk import REVOKED, SUCCESS, Desk, conversation_of_task
 from deckhands.door.earlier_results import fields_of
+from deckhands.door.failures import raised, unusable_callback
 from deckhands.tasks.requests import TaskRequest
 
-MAX_SENDS = 20
-"""How often a second half is sent whose task does not come to its end, a minute apart: a callback may be unusable."""
+COMPLETIONS_AT_ONCE = 8
 PRIORITIES: tuple[tuple[int, PriorityName], ...] = ((4, "interactive"), (6, "normal"), (9, "batch"))
 """Celery's numbers over Redis: 0 is the highest, and what every message has that names none."""
 
@@ -48,7 +55,7 @@ class RunMessage:
     Attributes:
         previous: arguments by position.
         options: arguments by name.
-        kept: what Celery is to do when the task has ended, see `tasks.KEPT`.
+        kept: what Celery is to do when the task has ended, see `door_results.KEPT`.
         priority: of the message; 0: none.
         refused: why what surrounds the request cannot be used; None: it can.
     """
@@ -78,22 +85,15 @@ class RunMessage:
         return request.model_copy(update={"priority": priority_of(self.priority)})
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a run has ended, and what Celery is to do now."""
-
-    found: Mapping[str, Any]
-    kept: Mapping[str, Any]
-
-
 class Runs:
     """The runs of Celery tasks."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
+        self._threads = ThreadPoolExecutor(COMPLETIONS_AT_ONCE, thread_name_prefix="completion")
 
-    async def take(self, message: RunMessage) -> Outcome | None:
-        """Begin a conversation, or return its outcome; None: there is none yet. Idempotent.
+    async def take(self, message: RunMessage) -> None:
+        """Start a conversation. Idempotent: a second message completes or repeats what has ended.
 
         Raises:
             UsageError: the request cannot be used; nothing was begun.
@@ -101,17 +101,20 @@ class Runs:
         """
         desk, conversation_id = self._desk, conversation_of_task(message.task_id)
         caller = await desk.callers.of(conversation_id)
-        if caller is not None and (found := await self._outcome(caller)):
-            return found
-        if caller is not None and (caller.outcome or caller.is_answered or await desk.meta(conversation_id)):
+        if caller is not None and caller.is_answered:
+            await self._repeat(caller, message)
+            return
+        if caller is not None and (caller.outcome or await desk.meta(conversation_id)):
             await self._stop_if_revoked(message.task_id)
-            return None
+            await self.complete(caller)
+            return
         request = message.request()
         caller = Caller(conversation_id, CELERY, message.task_id, kept=message.kept, is_headless=request.headless)
         await desk.callers.keep(caller)
         if await desk.revocations.is_revoked(message.task_id):
             await desk.callers.decide(conversation_id, REVOKED)
-            return await self.take(message)
+            await self.complete(caller)
+            return
         failpoint("door.before_begin")
         try:
             timing = timing_of(request, message.eta, message.expires, desk.store.clock.now())
@@ -122,14 +125,6 @@ class Runs:
         await desk.callers.keep(caller)
         failpoint("door.begun")
         await self._stop_if_revoked(message.task_id)
-        return None
-
-    async def has_answered(self, task_id: str) -> None:
-        """Note that Celery has the outcome."""
-        failpoint("door.before_answered")
-        conversation_id = conversation_of_task(task_id)
-        if await self._desk.callers.of(conversation_id) is not None:
-            await self._desk.callers.answered(conversation_id)
 
     async def revoke(self, task_id: str) -> None:
         """Stop a run, whether it has begun or not. Idempotent; one that has ended is left alone."""
@@ -143,7 +138,7 @@ class Runs:
             if meta:
                 await desk.client.cancel(conversation_id)
             await desk.callers.decide(conversation_id, REVOKED)
-        await self.send_second_half(caller)
+        await self.complete(caller)
 
     async def _stop_if_revoked(self, task_id: str) -> None:
         """Stop a run that works although its task was revoked: it began after the revocation had looked for it."""
@@ -158,40 +153,59 @@ class Runs:
             await desk.client.cancel(conversation_id)
             await desk.callers.decide(conversation_id, REVOKED)
 
-    async def send_second_half(self, caller: Caller) -> None:
-        """Send the second half of a run whose outcome is decided, and look again in case it gets lost."""
-        desk = self._desk
-        await desk.callers.look_later(caller)
-        try:
-            if await desk.callers.count_send(caller.conversation_id) <= MAX_SENDS:
-                await self._send(caller)
-                return
-            await asyncio.to_thread(desk.results.give_up, caller.name)
-        except StoreError:
-            raise
-        except Exception as error:  # noqa: BLE001  (whatever Celery raises; its broker may be away)
-            _log.warning("the result of the task %s cannot be sent; it is tried again: %s", ascii(caller.name), error)
-            return
-        _log.error("Celery did not take the result of the task %s; it is given up", ascii(caller.name))
-        await desk.callers.answered(caller.conversation_id)
+    async def complete(self, caller: Caller) -> None:
+        """Complete the task of a run whose outcome is decided; do nothing if it is not. Idempotent.
 
-    async def _send(self, caller: Caller) -> None:
-        try:
-            await asyncio.to_thread(self._desk.results.send_second_half, caller.name, caller.kept or {})
-        except Exception:
-            # However long the broker is away, a result that was never sent is not one that Celery did not take.
-            await self._desk.callers.count_send(caller.conversation_id, by=-1)
-            raise
-
-    async def _outcome(self, caller: Caller) -> Outcome | None:
-        if caller.is_answered:
-            return None
+        If the broker or the result backend is away, or this door dies, the sweep over those who wait tries again.
+        """
         callers, conversation_id = self._desk.callers, caller.conversation_id
         text = await self._desk.outcome(caller, await self._desk.meta(conversation_id))
-        if not text or not await callers.lock(conversation_id, new_key()):
-            return None
-        now = await callers.of(conversation_id)  # another half may have answered, and given the lock back
-        return None if now is not None and now.is_answered else Outcome(json.loads(text), caller.kept or {})
+        if not text:
+            return
+        await callers.look_later(caller)
+        if not await callers.lock(conversation_id, new_key()):
+            return
+        now = await callers.of(conversation_id)  # another door may have completed it, and given the lock back
+        if now is None or now.is_answered:
+            return
+        failpoint("door.before_result")
+        outcome, kept, results = json.loads(text), caller.kept or {}, self._desk.results
+        value, failure = _ending_of(outcome)
+        seconds = (outcome.get("summary") or {}).get("duration_seconds")
+        complete = partial(results.complete, caller.name, kept, value, failure=failure, runtime_seconds=seconds)
+        try:
+            await self._in_thread(complete)
+        except RETRIED as error:
+            _log.warning("the task %s cannot be completed now; it is tried again: %s", ascii(caller.name), error)
+            return
+        except Exception as error:
+            _log.exception("what follows the task %s cannot be carried out", ascii(caller.name))
+            unusable = raised(unusable_callback(error, conversation_id))
+            await self._in_thread(partial(results.complete, caller.name, _without_followers(kept), failure=unusable))
+        failpoint("door.before_answered")
+        await callers.answered(conversation_id)
+
+    async def _repeat(self, caller: Caller, message: RunMessage) -> None:
+        """Store the result of a task again that was completed before; its producer may have lost it."""
+        if caller.outcome and not message.kept.get("ignore_result"):
+            value, failure = _ending_of(json.loads(caller.outcome))
+            await self._in_thread(partial(self._desk.results.repeat, caller.name, value, failure=failure))
+
+    async def _in_thread(self, work: Callable[[], None]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _ending_of(outcome: Mapping[str, Any]) -> tuple[Any, Exception | None]:
+    """Return the value of a task and how it has failed, from its outcome."""
+    if outcome["status"] == SUCCESS:
+        return outcome["summary"], None
+    if "failure" in outcome:
+        return None, raised(outcome["failure"])
+    return None, TaskRevokedError(str(outcome.get("reason", "")))
+
+
+def _without_followers(kept: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in kept.items() if name not in FOLLOWERS}
 
 
 def _ends(event: Event) -> bool:

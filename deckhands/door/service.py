@@ -25,7 +25,7 @@ from deckhands.door.evaluations import Evaluations
 from deckhands.door.inbox import Inbox
 from deckhands.door.orders import Orders
 from deckhands.door.outcome_watcher import OutcomeWatcher
-from deckhands.door.runs import Runs
+from deckhands.door.runs import COMPLETIONS_AT_ONCE, Runs
 
 _log = logging.getLogger(__name__)
 
@@ -93,6 +93,7 @@ class _Life:
                     group.create_task(self.inbox.keep_up()),
                     group.create_task(self._evaluations.keep_up()),
                 ]
+                tasks += [group.create_task(self.watcher.complete_ended()) for _ in range(COMPLETIONS_AT_ONCE)]
                 tasks += [group.create_task(self.watcher.read_notices(names)) for names in self._store.all_shards]
                 group.create_task(cancel_when(stop, tasks))
         except* OwnershipLost:
