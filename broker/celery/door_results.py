@@ -79,7 +79,7 @@ class TaskResults:
         _task_stack.push(ending)
         ending.request_stack.push(request)
         try:
-            self._complete(ending, request, value, failure)
+            self._complete(request, value, failure)
             self._send_event(ending, value, failure, runtime_seconds)
         finally:
             ending.request_stack.pop()
@@ -110,7 +110,7 @@ class TaskResults:
             except WatchError:
                 return  # what was written in the meantime is newer
 
-    def _complete(self, ending: Task, request: Context, value: Any, failure: Exception | None) -> None:
+    def _complete(self, request: Context, value: Any, failure: Exception | None) -> None:
         backend, is_stored = self._app.backend, not request.ignore_result
         if isinstance(failure, TaskRevokedError):
             backend.mark_as_revoked(request.id, str(failure), request=request, store_result=is_stored)

@@ -29,6 +29,7 @@ results = TaskResults(app)
 door = Door(settings, results, evaluations)
 loop_thread = add_loop(app, door)
 tasks = DoorTasks(app, door, loop_thread)
+app.note_unusable = tasks.note_unusable
 app.register_task(evaluate_task(evaluations, results))
 
 

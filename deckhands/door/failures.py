@@ -17,7 +17,6 @@ from broker.runtime.errors import DeckhandsError
 from broker.specs.agent_state import AgentState
 from deckhands.reading.summary import ExitCode, Summary
 
-
 MAX_REASON_CHARS = 300
 
 

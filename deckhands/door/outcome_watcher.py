@@ -53,7 +53,7 @@ class OutcomeWatcher:
         self._unreadable = Unreadable(desk.store)
         self._at_once = asyncio.Semaphore(LOOKS_AT_ONCE)
         self._getting_on: set[str] = set()
-        self._ended: asyncio.Queue[Caller] = asyncio.Queue(MOST_ENDED)
+        self._ended: asyncio.Queue[str] = asyncio.Queue(MOST_ENDED)
         self._ended_ids: set[str] = set()
         self._forsaken_after: dict[int, Argument] = {}
         self.looks = 0
@@ -142,7 +142,7 @@ class OutcomeWatcher:
             await answer_stream(self._desk, self._replies, caller)
         elif caller.kind == CELERY and caller.conversation_id not in self._ended_ids:
             with suppress(asyncio.QueueFull):
-                self._ended.put_nowait(caller)
+                self._ended.put_nowait(caller.conversation_id)
                 self._ended_ids.add(caller.conversation_id)
 
     async def complete_ended(self) -> None:
@@ -151,18 +151,16 @@ class OutcomeWatcher:
         Apart from the looks, which must not wait for a result backend that is away.
         """
         while True:
-            caller = await self._ended.get()
-            completion = asyncio.create_task(self._complete(caller))
+            completion = asyncio.create_task(self._complete(await self._ended.get()))
             try:
                 await asyncio.shield(completion)
             except asyncio.CancelledError:
                 await asyncio.wait([completion], timeout=FINISH_SECONDS)
                 raise
 
-    async def _complete(self, caller: Caller) -> None:
-        conversation_id = caller.conversation_id
+    async def _complete(self, conversation_id: str) -> None:
         try:
-            await self._runs.complete(caller)
+            await self._runs.complete(conversation_id)
         except Exception:  # noqa: BLE001  (the outer edge: the sweep tries again)
             _log.exception("conversation %s cannot be answered", conversation_id, extra=about(conversation_id))
         finally:

@@ -101,19 +101,16 @@ class Runs:
         """
         desk, conversation_id = self._desk, conversation_of_task(message.task_id)
         caller = await desk.callers.of(conversation_id)
-        if caller is not None and caller.is_answered:
-            await self._repeat(caller, message)
-            return
-        if caller is not None and (caller.outcome or await desk.meta(conversation_id)):
+        if caller is not None and (caller.outcome or caller.is_answered or await desk.meta(conversation_id)):
             await self._stop_if_revoked(message.task_id)
-            await self.complete(caller)
+            await (self._repeat(caller, message) if caller.is_answered else self.complete(conversation_id))
             return
         request = message.request()
         caller = Caller(conversation_id, CELERY, message.task_id, kept=message.kept, is_headless=request.headless)
         await desk.callers.keep(caller)
         if await desk.revocations.is_revoked(message.task_id):
             await desk.callers.decide(conversation_id, REVOKED)
-            await self.complete(caller)
+            await self.complete(conversation_id)
             return
         failpoint("door.before_begin")
         try:
@@ -138,7 +135,7 @@ class Runs:
             if meta:
                 await desk.client.cancel(conversation_id)
             await desk.callers.decide(conversation_id, REVOKED)
-        await self.complete(caller)
+        await self.complete(conversation_id)
 
     async def _stop_if_revoked(self, task_id: str) -> None:
         """Stop a run that works although its task was revoked: it began after the revocation had looked for it."""
@@ -153,12 +150,15 @@ class Runs:
             await desk.client.cancel(conversation_id)
             await desk.callers.decide(conversation_id, REVOKED)
 
-    async def complete(self, caller: Caller) -> None:
+    async def complete(self, conversation_id: str) -> None:
         """Complete the task of a run whose outcome is decided; do nothing if it is not. Idempotent.
 
         If the broker or the result backend is away, or this door dies, the sweep over those who wait tries again.
         """
-        callers, conversation_id = self._desk.callers, caller.conversation_id
+        callers = self._desk.callers
+        caller = await callers.of(conversation_id)
+        if caller is None or caller.is_answered:
+            return
         text = await self._desk.outcome(caller, await self._desk.meta(conversation_id))
         if not text:
             return
@@ -178,7 +178,7 @@ class Runs:
         except RETRIED as error:
             _log.warning("the task %s cannot be completed now; it is tried again: %s", ascii(caller.name), error)
             return
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (whatever is wrong with callbacks that a producer has written)
             _log.exception("what follows the task %s cannot be carried out", ascii(caller.name))
             unusable = raised(unusable_callback(error, conversation_id))
             await self._in_thread(partial(results.complete, caller.name, _without_followers(kept), failure=unusable))

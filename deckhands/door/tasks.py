@@ -28,6 +28,8 @@ from deckhands.evaluation.answering import EVALUATE
 MAX_BROADCASTS = 100
 """How many broadcasts that revoke tasks wait for their turn; one more is refused."""
 REVOCATIONS_AT_ONCE = 4
+MAX_NOTES = 100
+"""How many notes of messages that cannot be used may be written at the same time."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +41,7 @@ class DoorTasks:
         self._app, self._door, self._loop = app, door, loop
         self._broadcasts = threading.BoundedSemaphore(MAX_BROADCASTS)
         self._revocations = asyncio.Semaphore(REVOCATIONS_AT_ONCE)
+        self._notes = threading.BoundedSemaphore(MAX_NOTES)
         ours = self
 
         class Run(Task):  # type: ignore[misc]
@@ -108,6 +111,17 @@ class DoorTasks:
             return False
         self._begin(self._revoke_each, task_ids).add_done_callback(lambda _: self._broadcasts.release())
         return True
+
+    def note_unusable(self, task_id: str, name: str, reason: str) -> None:
+        """Note a message that cannot be used among the unreadable entries; returns at once.
+
+        If many are being noted already, this one is in the log only.
+        """
+        if not self._notes.acquire(blocking=False):
+            return
+        error = UsageError(f"the Celery task {ascii(name)[1:-1] or '?'}: {reason}")
+        note = self._begin(lambda: self._door.note_unusable(ascii(task_id)[1:-1], error))
+        note.add_done_callback(lambda _: self._notes.release())
 
     def checked(self, ask: Any) -> Any:
         """Run a coroutine of the door on its loop.

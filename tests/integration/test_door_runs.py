@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from typing import Any
 
 import pytest
 from celery import chord, group
 from celery.exceptions import TaskRevokedError
 
+from broker.celery.door_app import MAX_BODY_CHARS
+from broker.coordination.unreadable import Unreadable
 from deckhands.door.desk import conversation_of_task
 from tests.door_parts import Producer, saying
 from tests.faults.harness import steps
 from tests.polling import until
+from tests.security.hostile_messages import plain_message
 
 
 async def test_a_run_is_a_task_whose_value_is_the_summary(producer: Producer) -> None:
@@ -66,6 +71,51 @@ async def test_a_task_of_another_name_and_a_message_that_is_too_deep_fail(produc
     for result, told in ((unknown, "deckhands.runn"), (nested, "levels deep")):
         await producer.until_state(result, "FAILURE")
         assert told in str(result.result)
+
+
+def unusable_messages() -> dict[str, tuple[dict[str, Any], str]]:
+    """Messages that no door can use, by their task ids, each with a part of the reason."""
+    large = base64.b64encode(json.dumps([["x" * (13 << 20)], {}, {}]).encode()).decode()
+    assert len(large) > MAX_BODY_CHARS
+    changes: dict[str, tuple[dict[str, Any], str]] = {
+        "large": ({"body": large}, "the limit is"),
+        "pickle": ({"content-type": "application/x-python-serialize", "content-encoding": "binary"}, "content-type"),
+        "msgpack": ({"content-type": "application/x-msgpack", "content-encoding": "binary"}, "content-type"),
+        "yaml": ({"content-type": "application/x-yaml"}, "content-type"),
+        "latin": ({"content-encoding": "latin-1"}, "content-encoding"),
+        "bomb": (
+            {"headers": {"id": "bomb", "task": "deckhands.run", "compression": "application/x-gzip"}},
+            "compression",
+        ),
+        "no-json": ({"body": base64.b64encode(b"{").decode()}, ""),
+        "headless": ({"headers": {}}, ""),
+        "odd-priority": ({"properties": {"correlation_id": "odd-priority", "priority": "x"}}, "properties"),
+    }
+    found = {}
+    for task_id, (change, reason) in changes.items():
+        message = json.loads(plain_message("deckhands.run", name=task_id))
+        message["headers"]["ignore_result"] = False
+        message["properties"]["correlation_id"] = task_id
+        found[task_id] = (message | change, reason)
+    return found
+
+
+async def test_every_unusable_message_with_an_id_is_answered_and_listed(producer: Producer) -> None:
+    messages = unusable_messages()
+    for message, _ in messages.values():
+        producer.app.backend.client.lpush("deckhands", json.dumps(message))
+    for task_id, (_, reason) in messages.items():
+        result = producer.app.AsyncResult(task_id)
+        await producer.until_state(result, "FAILURE")
+        assert reason in str(result.result), (task_id, result.result)
+
+    async def are_listed() -> bool:
+        entries = await Unreadable(producer.cluster.client.store).all()
+        return {entry.entry_id for entry in entries if entry.key == "deckhands"} >= set(messages)
+
+    await until(are_listed, what="notes of all messages")
+    assert all(task_id in producer.cluster.log_of("d1") for task_id in messages)
+    assert producer.app.backend.client.hlen("deckhands:unacked") == 0
 
 
 async def test_callbacks_get_the_summary_and_errbacks_the_id(producer: Producer) -> None:
@@ -130,6 +180,27 @@ async def test_the_same_message_twice_begins_one_conversation(producer: Producer
     await producer.value(other)
     ids = [row.conversation_id for row in await producer.cluster.client.recent()]
     assert sorted(ids) == sorted(map(conversation_of_task, ("the-same-task", other.id)))
+
+
+async def test_a_forgotten_result_comes_again_with_the_task_id(producer: Producer) -> None:
+    options, failing = producer.options(saying("once")), {"model": "scripted/missing.json"}
+    report = producer.app.signature("shop.report", queue="shop")
+    for task_id, arguments in (("finished", options), ("failed", failing)):
+        first = producer.send("run", "do it", kwargs=arguments, task_id=task_id, link=report, link_error=report)
+        await producer.until_state(first, "SUCCESS", "FAILURE")
+        value = first.result
+        first.forget()
+        again = producer.send("run", "do it", kwargs=arguments, task_id=task_id, link=report, link_error=report)
+        await producer.until_state(again, "SUCCESS", "FAILURE")
+        assert repr(again.result) == repr(value)
+    revoked = producer.run(turns=steps(1, seconds=60.0), task_id="revoked")
+    await producer.begun(revoked)
+    revoked.revoke()
+    await producer.until_state(revoked, "REVOKED")
+    revoked.forget()
+    await producer.until_state(producer.send("run", "do it", task_id="revoked"), "REVOKED")
+    assert len(await producer.cluster.client.recent()) == 3
+    assert _queued(producer, "shop") == 2
 
 
 async def test_progress_is_a_state_of_its_own(producer: Producer) -> None:
