@@ -8,15 +8,18 @@ from typing import Any
 
 from broker.celery.door_results import TaskResults
 from broker.conversations.expiry import EXPIRED_CODE
+from broker.coordination.stored_files import content_name
 from broker.log.event_log import EventLog
 from broker.runtime.errors import OutcomeUnknown, StoreMisconfigured, StoreUnavailable
 from broker.specs.agent_state import AgentState, is_settled
 from broker.specs.timing import Timing
+from broker.specs.workspace_sources import UploadedSource
 from broker.store.connection import texts_by_name
 from broker.store.store import Store
 from deckhands.client.beginning import begin, beginning_of
 from deckhands.client.client import Client
 from deckhands.door.callers import CELERY, Caller, Callers
+from deckhands.door.earlier_results import ARCHIVE
 from deckhands.door.failures import failure_of
 from deckhands.door.revocations import Revocations
 from deckhands.reading.summary import Summary, Tally
@@ -64,17 +67,22 @@ class Desk:
         *,
         awaited: str = "",
         timing: Timing | None = None,
+        archive: bytes | None = None,
     ) -> None:
         """Begin a conversation. Idempotent.
 
         Args:
             awaited: who waits for it; empty: nobody.
             timing: when it may begin; None: as the request says.
+            archive: a tar file that its workspace, which must start empty, starts with.
 
         Raises:
             UsageError: what the request names is not here.
         """
         what = beginning_of(request)
+        if archive is not None:
+            source = UploadedSource(name=ARCHIVE, format="tar", parcel=content_name(archive))
+            what = replace(what, upload=archive, workspace=what.workspace.model_copy(update={"source": source}))
         await begin(
             self.log,
             self.client.secrets,

@@ -36,7 +36,7 @@ from broker.specs.specs import PriorityName
 from broker.specs.timing import Timing
 from deckhands.door.callers import CELERY, Caller
 from deckhands.door.desk import REVOKED, SUCCESS, Desk, conversation_of_task
-from deckhands.door.earlier_results import fields_of
+from deckhands.door.earlier_results import follow
 from deckhands.door.failures import raised, unusable_callback
 from deckhands.tasks.requests import TaskRequest
 
@@ -69,20 +69,20 @@ class RunMessage:
     priority: int = 0
     refused: UsageError | None = None
 
-    def request(self) -> TaskRequest:
-        """Return what is asked for.
+    def request(self) -> tuple[TaskRequest, bytes | None]:
+        """Return what is asked for, and the file that its workspace starts with, if there is one.
 
         Raises:
             UsageError: it cannot be used.
         """
         if self.refused is not None:
             raise self.refused
-        fields = fields_of(self.previous, self.options)
-        refuse_key(fields)
-        request = TaskRequest.parse(fields)
-        if request.priority is not None or not self.priority:
-            return request
-        return request.model_copy(update={"priority": priority_of(self.priority)})
+        following = follow(self.previous, self.options)
+        refuse_key(following.fields)
+        request = TaskRequest.parse(following.fields)
+        if request.priority is None and self.priority:
+            request = request.model_copy(update={"priority": priority_of(self.priority)})
+        return request, following.archive
 
 
 class Runs:
@@ -105,7 +105,7 @@ class Runs:
             await self._stop_if_revoked(message.task_id)
             await (self._repeat(caller, message) if caller.is_answered else self.complete(conversation_id))
             return
-        request = message.request()
+        request, archive = message.request()
         caller = Caller(conversation_id, CELERY, message.task_id, kept=message.kept, is_headless=request.headless)
         await desk.callers.keep(caller)
         if await desk.revocations.is_revoked(message.task_id):
@@ -115,7 +115,7 @@ class Runs:
         failpoint("door.before_begin")
         try:
             timing = timing_of(request, message.eta, message.expires, desk.store.clock.now())
-            await desk.begin(request, conversation_id, message.task_id, awaited=CELERY, timing=timing)
+            await desk.begin(request, conversation_id, message.task_id, awaited=CELERY, timing=timing, archive=archive)
         except (UsageError, AdmissionRefused):
             await desk.callers.forget(conversation_id)
             raise

@@ -13,6 +13,7 @@ from celery.exceptions import TaskRevokedError
 from broker.celery.door_app import MAX_BODY_CHARS
 from broker.coordination.unreadable import Unreadable
 from deckhands.door.desk import conversation_of_task
+from deckhands.door.earlier_results import FILE
 from tests.door_parts import Producer, saying
 from tests.faults.harness import steps
 from tests.polling import until
@@ -145,6 +146,37 @@ async def test_chains_groups_and_chords_do_what_celery_says(producer: Producer) 
     assert (await producer.value(result))["message"] == "all of them"
     (_, message, *_) = await producer.cluster.client.events(conversation_of_task(result.id))
     assert [f"answer {n}" in message.content for n in range(3)] == [True] * 3  # type: ignore[attr-defined]
+
+
+def counting_earlier_results() -> list[dict[str, Any]]:
+    """Turns of an agent that counts the results before its task."""
+    command = {"name": "execute_bash", "arguments": {"command": f"wc -l < {FILE}; tail -n 1 {FILE}"}}
+    return [{"tool_calls": [command]}, *saying("counted")]
+
+
+async def test_an_agent_can_read_1500_earlier_results(producer: Producer) -> None:
+    results = [{"summary": True, "message": f"answer {n}", "metrics": {"padding": "x" * 1_000}} for n in range(1_500)]
+    options = producer.options(counting_earlier_results()) | {"workspace": {"sandbox": "none"}}
+    result = producer.send("run", results, "Sum up.", kwargs=options)
+    assert (await producer.value(result))["message"] == "counted"
+    events = await producer.cluster.client.events(conversation_of_task(result.id))
+    (output,) = [event.content for event in events if event.kind == "observation.run"]  # type: ignore[attr-defined]
+    assert output.startswith("1500\n")
+    assert "answer 1499" in output
+
+
+@pytest.mark.slow
+async def test_a_chord_of_1500_agents_ends(producer: Producer) -> None:
+    options = {"task": "x", "model": producer.options(saying("answer"))["model"]}
+    header = [producer.app.signature("deckhands.run", kwargs=options, queue="deckhands") for _ in range(1_500)]
+    body = producer.options(counting_earlier_results()) | {"workspace": {"sandbox": "none"}}
+    result = chord(header, app=producer.app)(
+        producer.app.signature("deckhands.run", ["Sum up."], body, queue="deckhands")
+    )
+    await producer.until_state(result, "SUCCESS", limit=600.0)
+    events = await producer.cluster.client.events(conversation_of_task(result.id))
+    (output,) = [event.content for event in events if event.kind == "observation.run"]  # type: ignore[attr-defined]
+    assert output.startswith("1500\n")
 
 
 async def test_a_result_that_is_ignored_is_not_kept_and_its_callbacks_fire(producer: Producer) -> None:

@@ -61,7 +61,7 @@ async def test_a_run_that_is_revoked_and_whose_door_dies_behind_its_beginning_is
     await desk.callers.keep(caller)
     await runs.revoke("t1")
     await desk.callers.answered(conversation_id)
-    await desk.begin(MESSAGE.request(), conversation_id, "t1", awaited=CELERY)
+    await desk.begin(MESSAGE.request()[0], conversation_id, "t1", awaited=CELERY)
     for _ in range(2):  # the broker delivers its message again
         await runs.take(MESSAGE)
         await desk.client.log.append(conversation_id, [STOPPED], fields={"state": "stopped"})
