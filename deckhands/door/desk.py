@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from broker.celery.door_results import TaskResults
+from broker.contract.events import Event
 from broker.conversations.expiry import EXPIRED_CODE
 from broker.coordination.stored_files import content_name
 from broker.log.event_log import EventLog
@@ -18,17 +20,20 @@ from broker.store.connection import texts_by_name
 from broker.store.store import Store
 from deckhands.client.beginning import begin, beginning_of
 from deckhands.client.client import Client
-from deckhands.door.callers import CELERY, Caller, Callers
+from deckhands.client.reader import with_words
+from deckhands.door.callers import CELERY, STREAM, Caller, Callers
 from deckhands.door.earlier_results import ARCHIVE
 from deckhands.door.failures import failure_of
 from deckhands.door.revocations import Revocations
-from deckhands.reading.summary import Summary, Tally
+from deckhands.reading.summary import Summary, Tally, summarize, words_in
 from deckhands.tasks.requests import TaskRequest
 from deckhands.tasks.tasks import conversation_id_of
 
 REVOKED = {"status": "REVOKED", "reason": "terminated"}
 EXPIRED = {"status": "REVOKED", "reason": "expired"}
 FAILURE, SUCCESS = "FAILURE", "SUCCESS"
+MOST_CHARS = {CELERY: 1 << 18, STREAM: 1 << 16}
+"""How many characters of an agent's last message its caller gets, and of its outputs before their texts are cut."""
 STORE_FAILS = (StoreUnavailable, OutcomeUnknown, StoreMisconfigured)
 """What is wrong with the store, and not with what one task or entry has in it."""
 OFFERS_LIMIT_SECONDS = 2.0
@@ -107,15 +112,30 @@ class Desk:
         conversation_id = caller.conversation_id
         if (state := meta.get("state", "")) not in set(AgentState) or not is_settled(AgentState(state)):
             return ""
-        tally = Tally.of(await self.client.log.read(conversation_id))
+        events = await self.client.log.read(conversation_id)
+        tally = Tally.of(events)
         if not _is_over(tally, caller):
             return ""
-        summary = tally.summary()
+        summary = await self._lengthen(tally.summary(), events, MOST_CHARS[caller.kind])
         if summary.state == AgentState.STOPPED and await self._is_revoked(caller):
             return await self.callers.decide(conversation_id, REVOKED)
         if summary.error_code == EXPIRED_CODE and caller.kind == CELERY:
             return await self.callers.decide(conversation_id, EXPIRED)
         return await self.callers.decide(conversation_id, answer_of(summary))
+
+    async def _lengthen(self, summary: Summary, events: Sequence[Event], limit: int) -> Summary:
+        """Return a summary whose texts are whole up to a limit of characters; the log has only their head and tail."""
+        if not any(events[place].blobs for place in words_in(events)):
+            return summary
+        whole = summarize(await with_words(self.client, summary.conversation_id, events))
+        message, outputs = whole.message, whole.outputs
+        if len(message) > limit:
+            how = f"`deckhands show {summary.conversation_id} --json` prints the whole"
+            marker = f"\n[... {len(message) - limit:,} characters left out; {how} ...]\n"
+            message = message[: limit // 2] + marker + message[-limit // 2 :]
+        if len(json.dumps(outputs)) > limit:
+            outputs = summary.outputs
+        return replace(summary, message=message, outputs=outputs)
 
     async def _is_revoked(self, caller: Caller) -> bool:
         return caller.kind == CELERY and await self.revocations.is_revoked(caller.name)

@@ -12,8 +12,10 @@ from celery.exceptions import TaskRevokedError
 
 from broker.celery.door_app import MAX_BODY_CHARS
 from broker.coordination.unreadable import Unreadable
+from controller_worker.memory.conversation_memory import ConversationMemory, PromptOptions
 from deckhands.door.desk import conversation_of_task
 from deckhands.door.earlier_results import FILE
+from deckhands.tasks.tasks import MAX_TASK_CHARS
 from tests.door_parts import Producer, saying
 from tests.faults.harness import steps
 from tests.polling import until
@@ -33,6 +35,30 @@ async def test_a_run_is_a_task_whose_value_is_the_summary(producer: Producer) ->
         return await call("HGET", caller.caller, "answered") == b"1" and not await call("ZCARD", caller.shard.awaited)
 
     await until(is_answered, what="end of the waiting")
+
+
+async def test_a_long_message_is_whole_or_names_where_it_is(producer: Producer) -> None:
+    long, too_long = "long " * 40_000, "longer" * 60_000
+    first, second = producer.run(turns=saying(long)), producer.run(turns=saying(too_long))
+    assert (await producer.value(first))["message"] == long
+    message = (await producer.value(second))["message"]
+    assert len(message) < len(too_long)
+    assert f"`deckhands show {conversation_of_task(second.id)} --json` prints the whole" in message
+    summary = await producer.cluster.client.summary(conversation_of_task(second.id))
+    assert summary.message == too_long
+
+
+async def test_a_task_of_the_longest_length_reaches_the_agent_whole(producer: Producer) -> None:
+    task = "".join(f"{n:09} " for n in range(MAX_TASK_CHARS // 10))
+    result = producer.run(task, saying("read"))
+    await producer.value(result)
+    events = await producer.cluster.client.events(conversation_of_task(result.id), is_whole=True)
+    (message,) = [event.content for event in events if event.kind == "action.message"]  # type: ignore[attr-defined]
+    assert message == task
+    memory = ConversationMemory(PromptOptions())
+    for event in events:
+        memory.add(event)
+    assert any(task in getattr(part, "text", "") for prompt in memory.messages() for part in prompt.content)
 
 
 async def test_a_failed_run_is_a_typed_failure_for_callers_who_import_nothing(producer: Producer) -> None:
