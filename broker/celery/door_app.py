@@ -40,6 +40,8 @@ from broker.secrets.masking import MASK
 
 QUEUE = "deckhands"
 OWN_TASKS = "deckhands."
+CELERYS_TASKS = frozenset({"celery.map", "celery.starmap", "celery.chunks"})
+"""They would call a task as a function."""
 CALLERS_QUEUE = "celery"
 """Where a callback goes that names no queue: the default of Celery's applications."""
 CONCURRENCY = 8
@@ -130,6 +132,8 @@ class DoorConsumer(WorkerConsumer):
             return
         is_known = name in self.strategies or UNUSABLE in headers
         failure = ValueError(explain(error)) if is_known else NotRegistered(str(name)[:MAX_NAME_CHARS])
+        if isinstance(name, str) and name in CELERYS_TASKS:
+            failure = ValueError(f"The ingress carries out no {name}: send a group of {OWN_TASKS}run instead.")
         try:
             backend = self.app.backend
             if backend.get_state(task_id) not in READY_STATES:  # the id may be that of another task, which has ended

@@ -179,7 +179,7 @@ class Runs:
             _log.warning("the task %s cannot be completed now; it is tried again: %s", ascii(caller.name), error)
             return
         except Exception as error:  # noqa: BLE001  (whatever is wrong with callbacks that a producer has written)
-            _log.exception("what follows the task %s cannot be carried out", ascii(caller.name))
+            _log.error("what follows the task %s cannot be carried out: %r", ascii(caller.name), error)
             unusable = raised(unusable_callback(error, conversation_id))
             await self._in_thread(partial(results.complete, caller.name, _without_followers(kept), failure=unusable))
         failpoint("door.before_answered")
