@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from celery import Celery, Task, signals, states
 from celery._state import _task_stack
 from celery.app.task import Context
 from celery.canvas import group, maybe_signature
+from celery.contrib.abortable import ABORTED
 from celery.exceptions import TaskRevokedError
 from celery.utils.saferepr import saferepr
 from redis.exceptions import RedisError, WatchError
@@ -91,24 +93,24 @@ class TaskResults:
         if backend.get_state(task_id) not in states.READY_STATES:
             backend.store_result(task_id, value if failure is None else failure, _state_of(failure))
 
-    def report_progress(self, task_id: str, progress: Mapping[str, Any]) -> None:
-        """Let callers see how far a task has got, unless it has ended."""
+    def report_progress(self, task_id: str, progress: Mapping[str, Any]) -> bool:
+        """Let callers see how far a task has got, unless it has ended; return whether its caller has aborted it."""
         backend = self._app.backend
         key = backend.get_key_for_task(task_id)
         with backend.client.pipeline() as pipe:
             pipe.watch(key)
             found = pipe.get(key)
-            if found and backend.decode_result(found).get("status") in states.READY_STATES:
-                return
+            status = backend.decode_result(found).get("status") if found else states.PENDING
+            if status == ABORTED or status in states.READY_STATES:
+                return bool(status == ABORTED)
             meta: dict[str, Any] = {"status": PROGRESS, "result": dict(progress), "traceback": None, "children": []}
             text = backend.encode({**meta, "date_done": None, "task_id": task_id})
             pipe.multi()
             pipe.set(key, text, ex=backend.expires or None)
             pipe.publish(key, text)
-            try:
+            with suppress(WatchError):  # what was written in the meantime is newer
                 pipe.execute()
-            except WatchError:
-                return  # what was written in the meantime is newer
+        return False
 
     def _complete(self, request: Context, value: Any, failure: Exception | None) -> None:
         backend, is_stored = self._app.backend, not request.ignore_result

@@ -68,6 +68,10 @@ class BrokerSettings(BaseSettings):
     celery_result_url: Annotated[
         str, Field(description="where results of Celery tasks are kept; empty: in Celery's broker")
     ] = ""
+    celery_name: Annotated[
+        str,
+        Field(description="name of Celery's broker, where several brokers share a store; empty: its address"),
+    ] = ""
     shards: Annotated[int, Field(ge=1, le=1024, description="parts of a store that has never been used")] = 1
     home: Annotated[Path, Field(description="where embedded clusters and runs live")] = Path("~/.deckhands")
     node_dir: Annotated[
@@ -148,6 +152,12 @@ class BrokerSettings(BaseSettings):
     def result_url(self) -> str:
         """Where results of Celery tasks are kept."""
         return self.celery_result_url or self.celery_url
+
+    @property
+    def broker_name(self) -> str:
+        """What tells Celery's broker from others that share the store; empty: it is the store's own server."""
+        place = _place_of(self.celery_url or celery_url_beside(self.url))
+        return self.celery_name or ("" if place == _place_of(celery_url_beside(self.url)) else place)
 
     @classmethod
     def settings_customise_sources(
@@ -250,6 +260,13 @@ def celery_url_beside(url: str) -> str:
     parts = urlsplit(url)
     kept = [(name, value) for name, value in parse_qsl(parts.query) if name != "db"]
     return urlunsplit(parts._replace(path="/1", query=urlencode(kept)))
+
+
+def _place_of(celery_url: str) -> str:
+    """Return the address of a broker without its user and password, which may change."""
+    parts = urlsplit(celery_url)
+    database = "".join(value for name, value in parse_qsl(parts.query) if name == "virtual_host")
+    return f"{parts.hostname or ''}:{parts.port or ''}{parts.path}/{database}"
 
 
 def joined_paths(paths: Iterable[Path | str]) -> str:

@@ -45,12 +45,14 @@ class Desk:
     """What the parts of a door share.
 
     Attributes:
+        broker: see `BrokerSettings.broker_name`.
         offers_limit_seconds: how long a conversation that begins may wait for a tool.
         log: masks secrets.
     """
 
     store: Store
     results: TaskResults
+    broker: str = ""
     offers_limit_seconds: float = OFFERS_LIMIT_SECONDS
     client: Client = field(init=False)
     log: EventLog = field(init=False)
@@ -63,6 +65,10 @@ class Desk:
         object.__setattr__(self, "log", EventLog(self.store, client.secrets))
         object.__setattr__(self, "callers", Callers(self.store, client.secrets))
         object.__setattr__(self, "revocations", Revocations(self.store))
+
+    def is_own(self, caller: Caller) -> bool:
+        """Return whether this door may answer a caller: one of another Celery broker hears nothing from here."""
+        return caller.kind != CELERY or caller.broker in (None, self.broker)
 
     async def begin(
         self,

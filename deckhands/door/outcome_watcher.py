@@ -123,8 +123,11 @@ class OutcomeWatcher:
         async with self._at_once:
             self.looks += 1
             try:
-                await self._desk.callers.hear(conversation_id)
                 caller = await self._desk.callers.of(conversation_id)
+                if caller is not None and not caller.is_answered and not self._desk.is_own(caller):
+                    await self._desk.callers.pass_on(caller, is_news=not is_sweep)
+                    return
+                await self._desk.callers.hear(conversation_id)
                 if caller is None or caller.is_answered:
                     await self._desk.callers.answered(conversation_id)
                     return
@@ -182,7 +185,8 @@ class OutcomeWatcher:
                 "cost_usd": float(meta.get("cost_usd", "0")),
                 "last_action": latest.sentence[:SHOWN_CHARS] if latest else "",
             }
-            await asyncio.to_thread(self._desk.results.report_progress, caller.name, progress)
+            if await asyncio.to_thread(self._desk.results.report_progress, caller.name, progress):
+                await self._runs.revoke(caller.name)
         except Exception:  # noqa: BLE001  (progress is news, and the next one follows; the result backend may be away)
             text = "the progress of conversation %s cannot be reported"
             _log.warning(text, conversation_id, exc_info=True, extra=about(conversation_id))

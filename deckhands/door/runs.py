@@ -101,12 +101,24 @@ class Runs:
         """
         desk, conversation_id = self._desk, conversation_of_task(message.task_id)
         caller = await desk.callers.of(conversation_id)
+        if caller is not None and not desk.is_own(caller):
+            raise UsageError(
+                f"The task id {ascii(message.task_id)[:100]} is that of a task of another Celery broker.",
+                remedy="Send the task under another id.",
+            )
         if caller is not None and (caller.outcome or caller.is_answered or await desk.meta(conversation_id)):
             await self._stop_if_revoked(message.task_id)
             await (self._repeat(caller, message) if caller.is_answered else self.complete(conversation_id))
             return
         request, archive = message.request()
-        caller = Caller(conversation_id, CELERY, message.task_id, kept=message.kept, is_headless=request.headless)
+        caller = Caller(
+            conversation_id,
+            CELERY,
+            message.task_id,
+            kept=message.kept,
+            is_headless=request.headless,
+            broker=desk.broker,
+        )
         await desk.callers.keep(caller)
         if await desk.revocations.is_revoked(message.task_id):
             await desk.callers.decide(conversation_id, REVOKED)
@@ -128,7 +140,7 @@ class Runs:
         desk, conversation_id = self._desk, conversation_of_task(task_id)
         await desk.revocations.revoke(task_id)
         caller = await desk.callers.of(conversation_id)
-        if caller is None or caller.is_answered:
+        if caller is None or caller.is_answered or not desk.is_own(caller):
             return
         meta = await desk.meta(conversation_id)
         if not await desk.outcome(caller, meta):
@@ -157,7 +169,7 @@ class Runs:
         """
         callers = self._desk.callers
         caller = await callers.of(conversation_id)
-        if caller is None or caller.is_answered:
+        if caller is None or caller.is_answered or not self._desk.is_own(caller):
             return
         text = await self._desk.outcome(caller, await self._desk.meta(conversation_id))
         if not text:

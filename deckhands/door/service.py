@@ -49,7 +49,7 @@ class Door:
         store = await open_store(settings.url, shards=settings.shards, patience_seconds=None, opening_seconds=None)
         for warning in store.warnings:
             _log.error("%s", warning)
-        desk = Desk(store, self._results)
+        desk = Desk(store, self._results, settings.broker_name)
         self.runs, self.orders, self._store = Runs(desk), Orders(desk), store
         self._is_open.set()
         try:

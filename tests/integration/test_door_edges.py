@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +14,12 @@ from broker.celery.door_app import make_door_app
 from broker.celery.door_results import TaskResults
 from broker.celery.taken_entries import TAKEN, TAKERS
 from broker.runtime.errors import UsageError
+from broker.store.embedded import EmbeddedValkey
 from deckhands.door.callers import CELERY, Caller
 from deckhands.door.desk import REVOKED, Desk, conversation_of_task
 from deckhands.door.revocations import moment_in
 from deckhands.door.runs import Runs
-from tests.door_parts import Producer, saying
+from tests.door_parts import Producer, all_present, saying
 from tests.faults.harness import steps
 from tests.polling import unhurried, until
 
@@ -144,3 +146,27 @@ async def test_a_flood_of_revocations_leaves_room_for_runs(producer: Producer) -
     await producer.until_state(result, "SUCCESS")
     connection = producer.cluster.client.store.connection
     await until(lambda: connection.call("ZSCORE", names.revoked, "strange-0-999"), what="the last of a broadcast")
+
+
+async def test_two_brokers_on_one_store_keep_their_results_apart(producer: Producer, tmp_path: Path) -> None:
+    cluster, other = producer.cluster, EmbeddedValkey(tmp_path / "other-broker")
+    await other.start()
+    second = Producer(cluster, other.celery_url)
+    try:
+        cluster.start_door("d2", DECKHANDS_CELERY_URL=other.celery_url)
+        await all_present(cluster)
+        pairs = [(one, one.run(turns=saying(f"{n}"))) for n in range(4) for one in (producer, second)]
+        for one, result in pairs:
+            await one.value(result)
+            stranger = second if one is producer else producer
+            assert stranger.app.backend.get_state(result.id) == "PENDING"
+        first = producer.run(turns=saying("first"), task_id="same-id")
+        await producer.value(first)
+        refused = second.run(turns=saying("second"), task_id="same-id")
+        await second.until_state(refused, "FAILURE", "SUCCESS")
+        assert type(refused.result).__name__ == "RequestRefused"
+        assert "another Celery broker" in str(refused.result)
+    finally:
+        cluster.kill("d2")
+        second.close()
+        await other.stop()

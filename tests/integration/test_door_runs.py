@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from celery import chord, group
+from celery.contrib.abortable import AbortableAsyncResult
 from celery.exceptions import TaskRevokedError
 
 from broker.celery.door_app import MAX_BODY_CHARS
@@ -95,7 +96,9 @@ async def test_a_task_of_another_name_and_a_message_that_is_too_deep_fail(produc
         deep = [deep]
     unknown = producer.app.send_task("deckhands.runn", ["x"], queue="deckhands")
     nested = producer.app.send_task("deckhands.run", ["x"], {"labels": deep}, queue="deckhands")
-    for result, told in ((unknown, "deckhands.runn"), (nested, "levels deep")):
+    mapped = producer.app.send_task("celery.starmap", kwargs={"task": {}, "it": []}, queue="deckhands")
+    expected = ((unknown, "deckhands.runn"), (nested, "levels deep"), (mapped, "send a group of deckhands.run"))
+    for result, told in expected:
         await producer.until_state(result, "FAILURE")
         assert told in str(result.result)
 
@@ -288,6 +291,16 @@ async def test_a_revoked_run_is_cancelled_and_one_revoked_in_time_never_begins(p
     with pytest.raises(TaskRevokedError):
         await producer.value(early)
     assert len(await producer.cluster.client.recent()) == 1
+
+
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")
+async def test_an_aborted_run_is_revoked(producer: Producer) -> None:
+    result = producer.run(turns=steps(2), latency=2.0)
+    await until(lambda: result.state == "PROGRESS", what="progress")
+    AbortableAsyncResult(result.id, app=producer.app).abort()
+    await producer.until_state(result, "REVOKED")
+    summary = await producer.cluster.client.wait_until_settled(conversation_of_task(result.id))
+    assert summary.state == "stopped"
 
 
 async def test_a_run_that_expires_before_it_begins_is_revoked(producer: Producer) -> None:
