@@ -50,7 +50,7 @@ async def measure(bench: Bench) -> Result:
 
 
 def _fill(app: Celery, count: int) -> None:
-    """Queue one short message many times, each under an id of its own, in few commands."""
+    """Queue one short message many times, each under another id, in few commands."""
     client = app.backend.client
     app.send_task("deckhands.pause", ["none"], queue="unread", task_id="pause-id", ignore_result=True)
     text = client.lpop("unread")

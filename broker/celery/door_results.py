@@ -61,7 +61,7 @@ class TaskResults:
         Args:
             kept: what the message of the task said of its end: the fields `KEPT`.
             value: what the task returns, unless it has failed.
-            failure: how it has failed; a `TaskRevokedError`: it was revoked.
+            failure: how it has failed; what `revoked` returns: it was revoked.
 
         Raises:
             OSError, OperationalError, RedisError: the broker or the result backend cannot be used; try again later.
@@ -136,7 +136,8 @@ class TaskResults:
             maybe_signature(following_task, app=self._app).apply_async((value,), chain=rest, **options)
 
     def _send_event(self, ending: Task, value: Any, failure: Exception | None, runtime_seconds: float | None) -> None:
-        state, event = _state_of(failure), {"traceback": None, "exception": repr(failure)}
+        state = _state_of(failure)
+        event: dict[str, Any] = {"traceback": None, "exception": repr(failure)}
         if state == states.SUCCESS:
             event = {"result": saferepr(value, ending.resultrepr_maxsize), "runtime": runtime_seconds}
         elif state == states.REVOKED:
@@ -149,13 +150,18 @@ class TaskResults:
             _log.warning("the end of the task %s cannot be announced: %s", ascii(ending.request.id), error)
 
     def _ending(self, name: str) -> Task:
-        """Return the task; an evaluation's command, which ends tasks too, has none of its own."""
+        """Return the task; an evaluation's command, which ends tasks too, has none."""
         if name not in self._app.tasks:
             self._app.register_task(type("Ending", (Task,), {"name": name, "run": lambda: None})())
         return self._app.tasks[name]
 
     def _note_worker_name(self, sender: str, **_: Any) -> None:
         self._worker_name = sender
+
+
+def revoked(reason: str) -> Exception:
+    """Return the failure of a task that was revoked; the reason is `terminated` or `expired`."""
+    return TaskRevokedError(reason)
 
 
 def _state_of(failure: Exception | None) -> str:

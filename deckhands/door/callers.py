@@ -8,7 +8,6 @@ Keys: `deck:{k}:c:<id>:caller`, `deck:{k}:awaited`, and `awaited` and `noticed` 
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,6 +15,7 @@ from typing import Any
 
 from broker.coordination.unreadable import CANNOT_BE_READ, Unreadable, conversation_of
 from broker.runtime.clock import to_millis
+from broker.runtime.ids import jitter
 from broker.runtime.settings import BrokerSettings
 from broker.secrets.secrets import Secrets, secret_key
 from broker.store.connection import Argument, texts_by_name
@@ -188,7 +188,7 @@ class Callers:
             is_news: it has just got on; otherwise it is looked at less and less often.
         """
         names, looks = self._store.keys(caller.conversation_id), 0 if is_news else min(caller.looks + 1, 10)
-        pause = random.uniform(SHORTEST_LOOK_SECONDS, min(2.0**looks, LONGEST_LOOK_SECONDS))  # noqa: S311
+        pause = SHORTEST_LOOK_SECONDS + jitter() * min(2.0**looks, LONGEST_LOOK_SECONDS)
         due = to_millis(self._store.clock.now()) + int(pause * 1000)
         await self._store.call_many(
             [("ZADD", names.shard.awaited, "XX", due, caller.conversation_id), ("HSET", names.caller, "looks", looks)]

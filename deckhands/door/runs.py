@@ -21,10 +21,8 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from celery.exceptions import TaskRevokedError
-
 from broker.celery.canvas import FOLLOWERS
-from broker.celery.door_results import RETRIED
+from broker.celery.door_results import RETRIED, revoked
 from broker.contract.actions import ChangeAgentStateAction
 from broker.contract.events import Event
 from broker.contract.observations import AgentStateChangedObservation
@@ -213,7 +211,7 @@ def _ending_of(outcome: Mapping[str, Any]) -> tuple[Any, Exception | None]:
         return outcome["summary"], None
     if "failure" in outcome:
         return None, raised(outcome["failure"])
-    return None, TaskRevokedError(str(outcome.get("reason", "")))
+    return None, revoked(str(outcome.get("reason", "")))
 
 
 def _without_followers(kept: Mapping[str, Any]) -> dict[str, Any]:

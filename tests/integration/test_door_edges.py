@@ -157,7 +157,7 @@ async def test_two_brokers_on_one_store_keep_their_results_apart(producer: Produ
         await all_present(cluster)
         pairs = [(one, one.run(turns=saying(f"{n}"))) for n in range(4) for one in (producer, second)]
         for one, result in pairs:
-            await one.value(result)
+            await one.until_state(result, "SUCCESS")
             stranger = second if one is producer else producer
             assert stranger.app.backend.get_state(result.id) == "PENDING"
         first = producer.run(turns=saying("first"), task_id="same-id")
