@@ -161,7 +161,8 @@ class TaskResults:
 
 def revoked(reason: str) -> Exception:
     """Return the failure of a task that was revoked; the reason is `terminated` or `expired`."""
-    return TaskRevokedError(reason)
+    error: Exception = TaskRevokedError(reason)
+    return error
 
 
 def _state_of(failure: Exception | None) -> str:
