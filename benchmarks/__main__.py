@@ -15,6 +15,7 @@ from pathlib import Path
 from benchmarks import (
     agent_server,
     crowd,
+    door_backlog,
     door_runs,
     fairness,
     gateway,
@@ -45,6 +46,7 @@ BENCHMARKS: Mapping[str, Callable[[Bench], Awaitable[Result]]] = {
     "governor": governor.measure,
     "tree": tree.measure,
     "door_runs": door_runs.measure,
+    "door_backlog": door_backlog.measure,
     "fairness": fairness.measure,
     "tracing": tracing.measure,
     "streams": gateway.measure_streams,

@@ -1,6 +1,6 @@
 """How many short runs a second one door and one controller carry, from `send_task` to the result, and what they cost.
 
-The model is scripted and finishes at once, so a run is two Celery messages, a conversation of one step, its notice and
+The model is scripted and finishes at once, so a run is one Celery message, a conversation of one step, its notice and
 its result. All runs are sent before the first one is looked at.
 """
 

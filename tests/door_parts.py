@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -24,12 +25,13 @@ LIMIT_SECONDS = 60.0
 class Producer:
     """An application of somebody else's, and the cluster it sends tasks to."""
 
-    def __init__(self, cluster: FaultCluster) -> None:
+    numbers = itertools.count(1)
+
+    def __init__(self, cluster: FaultCluster, celery_url: str = "") -> None:
         self.cluster = cluster
-        url = cluster.store.celery_url
+        url = celery_url or cluster.store.celery_url
         self.app = Celery("shop", broker=url, backend=url, set_as_current=False)
         self.app.conf.result_backend_thread_safe = True
-        self._scripts = 0
 
     def close(self) -> None:
         """Listen no more. A result that is collected later would look for its server, which is gone by then."""
@@ -40,10 +42,10 @@ class Producer:
 
     def options(self, turns: list[dict[str, Any]] | None = None, *, latency: float = 0.0) -> dict[str, Any]:
         """Options of a run whose model follows a script, in a new directory."""
-        self._scripts += 1
-        script = self.cluster.root / f"door-{self._scripts}.json"
+        number = next(self.numbers)
+        script = self.cluster.root / f"door-{number}.json"
         script.write_text(json.dumps({"latency_seconds": latency, "turns": steps(1) if turns is None else turns}))
-        folder = self.folder(self._scripts)
+        folder = self.folder(number)
         folder.mkdir(parents=True)
         return {"model": f"scripted/{script}", "workspace": {"path": str(folder), "sandbox": "none"}}
 

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
 
 from broker.runtime.errors import UsageError
 from broker.runtime.ids import id_at
@@ -20,6 +23,72 @@ MAX_DEPTH = 16
 PLACES = ("queue", "routing_key")
 QUEUE_NAME = re.compile(r"(?!deckhands\.|celery-task|unacked)[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 """Over Redis a queue is a key: not one that keeps results or what is under way, nor a queue of our own workers."""
+
+LONGEST_SECONDS = 10 * 365 * 24 * 3600.0
+PARTS: dict[str, dict[str, tuple[type, ...]]] = {
+    "group": {"tasks": (list, tuple)},
+    "chain": {"tasks": (list, tuple)},
+    "chord": {"header": (list, tuple, Mapping), "body": (Mapping,)},
+    "xmap": {"task": (Mapping,), "it": (list, tuple)},
+    "xstarmap": {"task": (Mapping,), "it": (list, tuple)},
+    "chunks": {"task": (Mapping,), "it": (list, tuple), "n": (int,)},
+}
+"""The kinds of signatures beside that of one task, and the arguments that each needs."""
+
+_Name = Annotated[StrictStr, Field(max_length=256)]
+_Seconds = Annotated[float, Field(strict=True, ge=-LONGEST_SECONDS, le=LONGEST_SECONDS)]
+_Signatures = list[dict[str, Any]] | dict[str, Any]
+
+
+class _RetryPolicy(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    max_retries: StrictInt | None = None
+    interval_start: _Seconds | None = None
+    interval_step: _Seconds | None = None
+    interval_max: _Seconds | None = None
+
+
+class _Options(BaseModel):
+    """The options of a signature that a door can send; those that are `stamped_headers` have any value."""
+
+    model_config = ConfigDict(extra="allow")
+
+    task_id: _Name | None = None
+    root_id: _Name | None = None
+    parent_id: _Name | None = None
+    group_id: _Name | None = None
+    group_index: StrictInt | None = None
+    reply_to: _Name | None = None
+    shadow: _Name | None = None
+    route_name: _Name | None = None
+    queue: Any = None
+    routing_key: Any = None
+    exchange: Any = None
+    countdown: _Seconds | None = None
+    eta: datetime | None = None
+    expires: _Seconds | datetime | None = None
+    time_limit: _Seconds | None = None
+    soft_time_limit: _Seconds | None = None
+    priority: Annotated[int, Field(strict=True, ge=0, le=255)] | None = None
+    delivery_mode: Literal[1, 2, "transient", "persistent"] | None = None
+    serializer: Literal["json"] | None = None
+    compression: Literal["zlib", "gzip", "bzip2"] | None = None
+    retry: StrictBool | None = None
+    retry_policy: _RetryPolicy | None = None
+    ignore_result: StrictBool | None = None
+    add_to_parent: StrictBool | None = None
+    retries: StrictInt | None = None
+    max_retries: StrictInt | None = None
+    interval: _Seconds | None = None
+    replaced_task_nesting: StrictInt | None = None
+    headers: dict[str, Any] | None = None
+    stamped_headers: list[StrictStr] | None = None
+    stamps: dict[str, Any] | None = None
+    link: _Signatures | None = None
+    link_error: _Signatures | None = None
+    chain: list[dict[str, Any]] | None = None
+    chord: dict[str, Any] | None = None
 
 
 def followers(task_id: str, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -44,6 +113,7 @@ def with_ids(value: Any, place: str, depth: int = 0) -> Any:
     if not isinstance(value, Mapping):
         return value
     _check(value)
+    value = _as_plain(value)
     options = dict(value.get("options") or {})
     arguments = dict(value.get("kwargs") or {})
     kind = value.get("subtask_type")
@@ -69,7 +139,66 @@ def _check(signature: Mapping[str, Any]) -> None:
             "A callback of the task is not a Celery signature.",
             remedy="Each has a task (its name), args (a list), kwargs and options (objects).",
         )
-    options = signature.get("options") or {}
+    _check_parts(signature)
+    _check_options(signature, signature.get("options") or {})
+
+
+def _as_plain(signature: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a map of a task as the task that Celery would send for it; chunks as a group of those.
+
+    Celery itself cannot send such a signature once it has been JSON, and would give each chunk a new id each time.
+    """
+    kind, arguments = signature.get("subtask_type"), signature.get("kwargs") or {}
+    if kind in ("xmap", "xstarmap"):
+        return {**signature, "task": f"celery.{kind[1:]}", "args": [], "subtask_type": None, "immutable": True}
+    if kind == "chunks":
+        task, items, size = arguments["task"], arguments["it"], arguments["n"]
+        parts = [
+            {**signature, "subtask_type": "xstarmap", "kwargs": {"task": task, "it": items[start : start + size]}}
+            for start in range(0, len(items), size)
+        ]
+        return {**signature, "task": "celery.group", "options": {}, "subtask_type": "group", "kwargs": {"tasks": parts}}
+    return signature
+
+
+def _check_parts(signature: Mapping[str, Any]) -> None:
+    kind, arguments = signature.get("subtask_type"), signature.get("kwargs") or {}
+    if kind is not None and (not isinstance(kind, str) or kind not in PARTS):
+        raise UsageError(
+            f"A callback of the task has an unknown kind: {ascii(kind)[:100]}.",
+            remedy=f"Its subtask_type is null or one of {', '.join(PARTS)}.",
+        )
+    for name, form in PARTS.get(kind or "", {}).items():
+        if not isinstance(arguments.get(name), form) or (name == "n" and arguments[name] < 1):
+            raise UsageError(
+                f"A callback of the task cannot be used: the {kind} has no {name} of the right form.",
+                remedy="Build it by Celery's canvas.",
+            )
+
+
+def _check_options(signature: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Refuse options that Celery would stumble over when the callback is sent, after the agent has worked."""
+    try:
+        known = _Options.model_validate(options)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise UsageError(
+            f"A callback of the task has an unusable option: {'.'.join(map(str, first['loc']))}: {first['msg']}.",
+            remedy="Use the options of Celery's apply_async, with values of their types.",
+        ) from None
+    unknown = sorted(set(known.model_extra or ()) - set(known.stamped_headers or ()))
+    if unknown:
+        raise UsageError(
+            f"A callback of the task has an unknown option: {ascii(unknown[0])[:100]}.",
+            remedy="Use the options of Celery's apply_async.",
+        )
+    missing = sorted(set(known.stamped_headers or ()) - set(options))
+    if missing:
+        raise UsageError(f"A callback of the task has no value for its stamped header {ascii(missing[0])[:100]}.")
+    if signature.get("subtask_type") == "group" and (options.get("link") or options.get("link_error")):
+        raise UsageError(
+            "A callback of the task is a group with link or link_error.", remedy="Link the tasks of the group instead."
+        )
     for name in PLACES:
         place = options.get(name)
         if place is not None and not (isinstance(place, str) and QUEUE_NAME.fullmatch(place)):

@@ -28,16 +28,21 @@ from broker.celery.canvas import FOLLOWERS, followers
 from broker.celery.logins import split_login
 from broker.celery.messages import (
     MAX_NAME_CHARS,
+    Refused,
     WorkerConsumer,
     check_task,
+    explain,
     note_dropped,
 )
 from broker.celery.taken_entries import KeptConnection, KeptMessages, KeptTransport
 from broker.runtime.errors import UsageError
+from broker.runtime.ids import new_key
 from broker.secrets.masking import MASK
 
 QUEUE = "deckhands"
 OWN_TASKS = "deckhands."
+CELERYS_TASKS = frozenset({"celery.map", "celery.starmap", "celery.chunks"})
+"""They would call a task as a function."""
 CALLERS_QUEUE = "celery"
 """Where a callback goes that names no queue: the default of Celery's applications."""
 CONCURRENCY = 8
@@ -46,23 +51,44 @@ VISIBILITY_SECONDS = 10
 MAX_BODY_CHARS = 16 << 20
 """Of a message: the task that summarises a chord is given what all others returned."""
 SHOWN_CHARS = 200
+SENDABLE = f"Send JSON, without compression, of at most {MAX_BODY_CHARS >> 20} MiB after base64."
+UNUSABLE = "deckhands_unusable"
+"""The header that says why a message cannot be used, in the short one that takes its place."""
 BEGINS = "deckhands_eta"
 """The header that has the eta of a message."""
 LIMITS = "deckhands_timelimit"
 """The header that has the time limits of a message, the hard one and the soft one; they are no limits of the door."""
 REFUSED = "deckhands_refused"
 """The header that says why what follows the task cannot be used: a message and a remedy; None: it can."""
-SHOWN = "deckhands_shown"
-"""The header of what people see of the arguments, where the message itself has none."""
 AWAY = (OSError, OperationalError, ConnectionError, TimeoutError)
 """What the result backend raises while it cannot be reached, after it has tried for some twenty seconds."""
 PLACES = {name: f"deckhands:{name}" for name in ("unacked", "unacked_index", "unacked_mutex")}
 
 
 class DoorTransport(KeptTransport):
-    """Takes larger messages."""
+    """Takes larger messages, and lets the consumer answer those that cannot be used."""
 
     max_body_chars = MAX_BODY_CHARS
+
+    def replace_unusable(self, message: Any, queue: str, error: Exception) -> Any:
+        """Return a short message of the same task that says why the one which arrived cannot be used."""
+        task_id = task_id_of(message)
+        if queue != QUEUE or not task_id:
+            raise error
+        headers = message.get("headers")
+        headers = headers if isinstance(headers, dict) else {}
+        return {
+            "body": "",
+            "content-type": "application/json",
+            "content-encoding": "utf-8",
+            "headers": {
+                "id": task_id,
+                "task": str(headers.get("task"))[:MAX_NAME_CHARS],
+                "ignore_result": bool(headers.get("ignore_result")),
+                UNUSABLE: f"{explain(error)}. {SENDABLE}",
+            },
+            "properties": {"delivery_tag": new_key(), "delivery_info": {"exchange": "", "routing_key": QUEUE}},
+        }
 
 
 class DoorConnection(KeptConnection):
@@ -91,29 +117,48 @@ class DoorConsumer(WorkerConsumer):
 
     def check(self, message: Any) -> None:
         """Refuse what cannot be carried out; prepare the rest."""
+        if isinstance(message.headers, dict) and UNUSABLE in message.headers:
+            raise Refused(str(message.headers[UNUSABLE]))
         arguments, options, embedded = check_task(message, self.strategies, max_chars=MAX_BODY_CHARS, longest_eta=None)
         headers = message.headers
         headers[REFUSED] = _bound(message, arguments, options, embedded or {})
         headers[BEGINS], headers[LIMITS] = headers.get("eta"), headers.get("timelimit")
-        parts = headers.get(SHOWN)  # the second half of a task shows what the first one did
-        is_second = isinstance(parts, list) and len(parts) == 2 and all(isinstance(part, str) for part in parts)
-        first, second = parts if is_second else (shown(tuple(arguments), options), shown(options, options))
-        headers.update(eta=None, timelimit=None, argsrepr=first[:SHOWN_CHARS], kwargsrepr=second[:SHOWN_CHARS])
+        shown_arguments, shown_options = shown(tuple(arguments), options), shown(options, options)
+        headers.update(eta=None, timelimit=None, argsrepr=shown_arguments, kwargsrepr=shown_options)
 
     def answer_dropped(self, message: Any, error: Exception) -> None:
         """Record the failure of a task whose message cannot be used, if the message says which one it is."""
         headers = message.headers if isinstance(message.headers, dict) else {}
-        task_id = headers.get("id")
-        if not isinstance(task_id, str) or not 0 < len(task_id) <= MAX_NAME_CHARS or headers.get("ignore_result"):
+        task_id, name = task_id_of({"headers": headers, "properties": message.properties}), headers.get("task")
+        self.note_unusable(task_id, str(name)[:MAX_NAME_CHARS], explain(error))
+        if not task_id or headers.get("ignore_result"):
             return
-        name = str(headers.get("task"))[:MAX_NAME_CHARS]
-        failure = ValueError(str(error)[:SHOWN_CHARS]) if name in self.strategies else NotRegistered(name)
+        is_known = name in self.strategies or UNUSABLE in headers
+        failure = ValueError(explain(error)) if is_known else NotRegistered(str(name)[:MAX_NAME_CHARS])
+        if isinstance(name, str) and name in CELERYS_TASKS:
+            failure = ValueError(f"The ingress carries out no {name}: send a group of {OWN_TASKS}run instead.")
         try:
             backend = self.app.backend
             if backend.get_state(task_id) not in READY_STATES:  # the id may be that of another task, which has ended
                 backend.store_result(task_id, failure, FAILURE)
         except Exception as unwritten:  # noqa: BLE001  (the outer edge: the result backend may be away)
             note_dropped("the failure of a Celery task message", unwritten)
+
+    def note_unusable(self, task_id: str, name: str, reason: str) -> None:
+        """Keep a note of a message that cannot be used, where the application has a place for it."""
+        note = getattr(self.app, "note_unusable", None)
+        if note is not None:
+            note(task_id, name, reason)
+
+
+def task_id_of(message: Any) -> str:
+    """Return the task id that a message names in its headers or its properties; empty: none that can be used."""
+    for part, name in (("headers", "id"), ("properties", "correlation_id")):
+        fields = message.get(part) if isinstance(message, dict) else None
+        found = fields.get(name) if isinstance(fields, dict) else None
+        if isinstance(found, str) and 0 < len(found) <= MAX_NAME_CHARS:
+            return found
+    return ""
 
 
 class DoorRequest(Request):  # type: ignore[misc]

@@ -1,27 +1,42 @@
-"""What the door does with tasks outside of them: their second halves, their progress, the end of those revoked.
+"""The ends of the door's tasks, which the door itself carries out: results, chords, callbacks, events, progress.
 
-Holds: progress never overwrites how a task has ended.
+Nothing of it travels through the door's queue, so no result waits behind new tasks.
+
+Holds: progress never overwrites how a task has ended. What follows a task is sent before its result is stored, under
+ids that belong to the task, so an end that is repeated after a crash sends the same tasks.
 Does not: run on an event loop. Every method blocks.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
-from celery import Celery, states
-from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
-from redis.exceptions import WatchError
+from celery import Celery, Task, signals, states
+from celery._state import _task_stack
+from celery.app.task import Context
+from celery.canvas import group, maybe_signature
+from celery.contrib.abortable import ABORTED
+from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError, TimeLimitExceeded
+from celery.utils.saferepr import saferepr
+from redis.exceptions import RedisError, WatchError
 
-from broker.celery.door_app import QUEUE, SHOWN
+from broker.celery.canvas import FOLLOWERS
+from broker.celery.door_app import AWAY
 
 RUN = "deckhands.run"
+KEPT = (*FOLLOWERS, "root_id", "parent_id", "group", "group_index", "ignore_result")
+"""What the end of a task needs of its message."""
 PROGRESS = "PROGRESS"
 HARD_LIMIT, SOFT_LIMIT = TimeLimitExceeded.__name__, SoftTimeLimitExceeded.__name__
 TIME_LIMITS: dict[str, type[Exception]] = {HARD_LIMIT: TimeLimitExceeded, SOFT_LIMIT: SoftTimeLimitExceeded}
 """What callers expect of a task whose time is up."""
-FIRST_OF_ALL = 0
-"""Over Redis, the lowest number is the highest priority."""
+RETRIED = (*AWAY, RedisError)
+"""Errors of the result backend or of the broker: a later attempt may succeed."""
+
+_log = logging.getLogger(__name__)
 
 
 class TaskResults:
@@ -29,54 +44,131 @@ class TaskResults:
 
     def __init__(self, app: Celery) -> None:
         self._app = app
+        self._worker_name: str | None = None
+        signals.celeryd_init.connect(self._note_worker_name, weak=False)
 
-    def send_second_half(
-        self, task_id: str, kept: Mapping[str, Any], *, task: str = RUN, options: Mapping[str, Any] | None = None
+    def complete(
+        self,
+        task_id: str,
+        kept: Mapping[str, Any],
+        value: Any = None,
+        *,
+        failure: Exception | None = None,
+        task: str = RUN,
+        runtime_seconds: float | None = None,
     ) -> None:
-        """Send a task again, which finds its outcome. Idempotent: a second one does nothing.
+        """Do what Celery does at the end of a task: callbacks or errbacks, the chain, the result, the chord, an event.
+
+        Idempotent under the task id, except that callbacks are sent again, under the same ids.
 
         Args:
-            kept: where the task belongs, and what people see of its arguments.
-            options: the arguments that the second half needs.
-        """
-        message = self._app.amqp.create_task_message(
-            task_id,
-            task,
-            (),
-            dict(options or {}),
-            root_id=kept.get("root_id"),
-            parent_id=kept.get("parent_id"),
-            group_id=kept.get("group"),
-            group_index=kept.get("group_index"),
-            ignore_result=bool(kept.get("ignore_result")),
-        )
-        message.headers[SHOWN] = kept.get("shown")
-        with self._app.producer_or_acquire() as producer:
-            self._app.amqp.send_task_message(producer, task, message, queue=QUEUE, priority=FIRST_OF_ALL)
+            kept: what the message of the task said of its end: the fields `KEPT`.
+            value: what the task returns, unless it has failed.
+            failure: how it has failed; what `revoked` returns: it was revoked.
 
-    def give_up(self, task_id: str) -> None:
-        """Record that a task has failed whose end Celery could not carry out, unless it has ended."""
+        Raises:
+            OSError, OperationalError, RedisError: the broker or the result backend cannot be used; try again later.
+            Exception: what follows the task cannot be used, and never will.
+        """
+        request = Context(
+            {name: kept.get(name) for name in KEPT},
+            id=task_id,
+            task=task,
+            hostname=self._worker_name,
+            called_directly=False,
+            delivery_info={},
+            args=(),
+            kwargs={},
+        )
+        ending = self._ending(task)
+        _task_stack.push(ending)
+        ending.request_stack.push(request)
+        try:
+            self._complete(request, value, failure)
+            self._send_event(ending, value, failure, runtime_seconds)
+        finally:
+            ending.request_stack.pop()
+            _task_stack.pop()
+
+    def repeat(self, task_id: str, value: Any = None, *, failure: Exception | None = None) -> None:
+        """Store the result of a task again if it was forgotten or has expired; nothing that follows is sent again."""
         backend = self._app.backend
         if backend.get_state(task_id) not in states.READY_STATES:
-            backend.store_result(
-                task_id, RuntimeError("What follows this task could not be carried out."), states.FAILURE
-            )
+            backend.store_result(task_id, value if failure is None else failure, _state_of(failure))
 
-    def report_progress(self, task_id: str, progress: Mapping[str, Any]) -> None:
-        """Let callers see how far a task has got, unless it has ended."""
+    def report_progress(self, task_id: str, progress: Mapping[str, Any]) -> bool:
+        """Let callers see how far a task has got, unless it has ended; return whether its caller has aborted it."""
         backend = self._app.backend
         key = backend.get_key_for_task(task_id)
         with backend.client.pipeline() as pipe:
             pipe.watch(key)
             found = pipe.get(key)
-            if found and backend.decode_result(found).get("status") in states.READY_STATES:
-                return
+            status = backend.decode_result(found).get("status") if found else states.PENDING
+            if status == ABORTED or status in states.READY_STATES:
+                return bool(status == ABORTED)
             meta: dict[str, Any] = {"status": PROGRESS, "result": dict(progress), "traceback": None, "children": []}
             text = backend.encode({**meta, "date_done": None, "task_id": task_id})
             pipe.multi()
             pipe.set(key, text, ex=backend.expires or None)
             pipe.publish(key, text)
-            try:
+            with suppress(WatchError):  # what was written in the meantime is newer
                 pipe.execute()
-            except WatchError:
-                return  # what was written in the meantime is newer
+        return False
+
+    def _complete(self, request: Context, value: Any, failure: Exception | None) -> None:
+        backend, is_stored = self._app.backend, not request.ignore_result
+        if isinstance(failure, TaskRevokedError):
+            backend.mark_as_revoked(request.id, str(failure), request=request, store_result=is_stored)
+        elif failure is not None:
+            backend.mark_as_failure(request.id, failure, request=request, store_result=is_stored)
+        else:
+            # Before the result is stored, which lists them as children.
+            self._send_following(request, value)
+            backend.mark_as_done(request.id, value, request, is_stored)
+
+    def _send_following(self, request: Context, value: Any) -> None:
+        """Send the callbacks and the next task of the chain, as Celery's tracer does."""
+        options = {"parent_id": request.id, "root_id": request.root_id or request.id}
+        following = [maybe_signature(callback, app=self._app) for callback in request.callbacks or ()]
+        groups = [found for found in following if isinstance(found, group)]
+        single = [found for found in following if not isinstance(found, group)]
+        for found in groups + ([group(single, app=self._app)] if len(single) > 1 else single):
+            found.apply_async((value,), **options)
+        if request.chain:
+            *rest, following_task = request.chain
+            maybe_signature(following_task, app=self._app).apply_async((value,), chain=rest, **options)
+
+    def _send_event(self, ending: Task, value: Any, failure: Exception | None, runtime_seconds: float | None) -> None:
+        state = _state_of(failure)
+        event: dict[str, Any] = {"traceback": None, "exception": repr(failure)}
+        if state == states.SUCCESS:
+            event = {"result": saferepr(value, ending.resultrepr_maxsize), "runtime": runtime_seconds}
+        elif state == states.REVOKED:
+            reason = str(failure)
+            event = {"terminated": reason == "terminated", "signum": None, "expired": reason == "expired"}
+        kinds = {states.SUCCESS: "succeeded", states.FAILURE: "failed", states.REVOKED: "revoked"}
+        try:
+            ending.send_event(f"task-{kinds[state]}", **event)
+        except RETRIED as error:  # the task has ended all the same
+            _log.warning("the end of the task %s cannot be announced: %s", ascii(ending.request.id), error)
+
+    def _ending(self, name: str) -> Task:
+        """Return the task; an evaluation's command, which ends tasks too, has none."""
+        if name not in self._app.tasks:
+            self._app.register_task(type("Ending", (Task,), {"name": name, "run": lambda: None})())
+        return self._app.tasks[name]
+
+    def _note_worker_name(self, sender: str, **_: Any) -> None:
+        self._worker_name = sender
+
+
+def revoked(reason: str) -> Exception:
+    """Return the failure of a task that was revoked; the reason is `terminated` or `expired`."""
+    error: Exception = TaskRevokedError(reason)
+    return error
+
+
+def _state_of(failure: Exception | None) -> str:
+    if failure is None:
+        return str(states.SUCCESS)
+    return str(states.REVOKED if isinstance(failure, TaskRevokedError) else states.FAILURE)

@@ -90,6 +90,7 @@ class _TaskHeaders(BaseModel):
     timelimit: tuple[float | None, float | None] | None = None
     stamps: dict[str, Any] | None = None
     stamped_headers: list[StrictStr] | None = None
+    group_index: StrictInt | None = None
 
 
 class _Embedded(BaseModel):
@@ -109,11 +110,17 @@ class Refused(ValueError):
 
 def note_dropped(what: str, error: Exception) -> None:
     """Say in the log that something was dropped, and why, in one line of bounded length."""
-    reason = f"{type(error).__name__}: {error}"
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False, include_input=False)[0]
-        reason = f"{'.'.join(str(part) for part in first['loc']) or 'the whole'}: {first['msg']}"
+    is_ours = isinstance(error, ValidationError | Refused)
+    reason = explain(error) if is_ours else f"{type(error).__name__}: {error}"
     _log.warning("%s was dropped: %s", what, repr(reason[:SHOWN_CHARS]))
+
+
+def explain(error: Exception) -> str:
+    """Return why a message cannot be used, in one sentence of bounded length."""
+    if not isinstance(error, ValidationError):
+        return str(error)[:SHOWN_CHARS]
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(str(part) for part in first['loc']) or 'the whole'}: {first['msg']}"[:SHOWN_CHARS]
 
 
 class QoS(kombu_redis.QoS):  # type: ignore[misc]
@@ -169,10 +176,20 @@ class Transport(kombu_redis.Transport):  # type: ignore[misc]
     max_body_chars = MAX_BODY_CHARS
 
     def _deliver(self, message: Any, queue: str) -> None:
+        try:
+            self._check(message)
+        except (ValidationError, Refused) as error:
+            message = self.replace_unusable(message, queue, error)
+        super()._deliver(message, queue)
+
+    def _check(self, message: Any) -> None:
         _Envelope.model_validate(message)
         if len(message["body"]) > self.max_body_chars:
             raise Refused(f"its body has {len(message['body'])} characters; the limit is {self.max_body_chars}")
-        super()._deliver(message, queue)
+
+    def replace_unusable(self, message: Any, queue: str, error: Exception) -> Any:  # noqa: ARG002
+        """Return what is delivered instead of a message that cannot be used: nothing, so the error is raised."""
+        raise error
 
 
 class Connection(kombu.Connection):  # type: ignore[misc]

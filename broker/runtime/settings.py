@@ -77,6 +77,10 @@ class BrokerSettings(BaseSettings):
     celery_result_url: Annotated[
         str, Field(description="where results of Celery tasks are kept; empty: in Celery's broker")
     ] = ""
+    celery_name: Annotated[
+        str,
+        Field(description="name of Celery's broker, where several brokers share a store; empty: its address"),
+    ] = ""
     shards: Annotated[int, Field(ge=1, le=1024, description="parts of a store that has never been used")] = 1
     home: Annotated[Path, Field(description="where embedded clusters and runs live")] = Path("~/.deckhands")
     node_dir: Annotated[
@@ -157,6 +161,12 @@ class BrokerSettings(BaseSettings):
     def result_url(self) -> str:
         """Where results of Celery tasks are kept."""
         return self.celery_result_url or self.celery_url
+
+    @property
+    def broker_name(self) -> str:
+        """What tells Celery's broker from others that share the store; empty: it is the store's own server."""
+        place = _place_of(self.celery_url or celery_url_beside(self.url))
+        return self.celery_name or ("" if place == _place_of(celery_url_beside(self.url)) else place)
 
     @classmethod
     def settings_customise_sources(
@@ -335,6 +345,13 @@ URL_PASSWORD = re.compile(r"(?<=://)([^\s/:@]*):[^\s/@]*(?=@)")
 def hide_password(text: str, instead: str = "**") -> str:
     """Return a text with something else in place of the password of each URL in it."""
     return URL_PASSWORD.sub(lambda found: f"{found.group(1)}:{instead}", text)
+
+
+def _place_of(celery_url: str) -> str:
+    """Return the address of a broker without its user and password, which may change."""
+    parts = urlsplit(celery_url)
+    database = "".join(value for name, value in parse_qsl(parts.query) if name == "virtual_host")
+    return f"{parts.hostname or ''}:{parts.port or ''}{parts.path}/{database}"
 
 
 def joined_paths(paths: Iterable[Path | str]) -> str:

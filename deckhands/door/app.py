@@ -25,10 +25,12 @@ settings = BrokerSettings.from_env()
 arm(settings)
 app = make_door_app(settings.celery_url, settings.result_url)
 evaluations = Evaluations(settings.evaluations, settings.url)
-door = Door(settings, TaskResults(app), evaluations)
+results = TaskResults(app)
+door = Door(settings, results, evaluations)
 loop_thread = add_loop(app, door)
 tasks = DoorTasks(app, door, loop_thread)
-app.register_task(evaluate_task(evaluations))
+app.note_unusable = tasks.note_unusable
+app.register_task(evaluate_task(evaluations, results))
 
 
 @inspect_command(name="conversations")  # type: ignore[untyped-decorator]

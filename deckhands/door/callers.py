@@ -15,6 +15,7 @@ from typing import Any
 
 from broker.coordination.unreadable import CANNOT_BE_READ, Unreadable, conversation_of
 from broker.runtime.clock import to_millis
+from broker.runtime.ids import jitter
 from broker.runtime.settings import BrokerSettings
 from broker.secrets.secrets import Secrets, secret_key
 from broker.store.connection import Argument, texts_by_name
@@ -22,6 +23,7 @@ from broker.store.keys import ShardKeys
 from broker.store.store import Store
 
 CELERY, STREAM = "celery", "stream"
+SHORTEST_LOOK_SECONDS = 0.2
 FIRST_LOOK_SECONDS = 5.0
 LONGEST_LOOK_SECONDS = 60.0
 LOCK_SECONDS = 30.0
@@ -43,7 +45,8 @@ class Caller:
         is_revoked: the task was revoked.
         outcome: their answer, as JSON; empty as long as it is not decided.
         is_answered: they have their answer.
-        looks: how often a door has looked and found no answer, or sent it in vain.
+        broker: which Celery broker the task came through, see `BrokerSettings.broker_name`; None: any may answer.
+        looks: how often a door has looked and found no answer, or could not give it.
     """
 
     conversation_id: str
@@ -56,6 +59,7 @@ class Caller:
     outcome: str = ""
     is_answered: bool = False
     looks: int = 0
+    broker: str | None = None
 
     @property
     def awaited(self) -> str:
@@ -86,6 +90,8 @@ class Callers:
             kept = SEALED + self._secrets.sealed(caller.conversation_id, kept.decode())
         fields: dict[str, Argument] = {"kind": caller.kind, "name": caller.name, "request_id": caller.request_id}
         fields |= {"kept": kept, "headless": int(caller.is_headless)}
+        if caller.broker is not None:
+            fields["broker"] = caller.broker
         key = self._store.keys(caller.conversation_id).caller
         await self._store.call_many([("HSETNX", key, name, value) for name, value in fields.items()])
 
@@ -120,6 +126,7 @@ class Callers:
             outcome=found.get("outcome", ""),
             is_answered="answered" in found,
             looks=int(found.get("looks", "0")),
+            broker=found.get("broker"),
         )
 
     async def decide(self, conversation_id: str, outcome: Mapping[str, Any]) -> str:
@@ -172,6 +179,21 @@ class Callers:
             ]
         )
 
+    async def pass_on(self, caller: Caller, *, is_news: bool) -> None:
+        """Leave a conversation to the doors of another broker: some of them look at it soon, if there are any.
+
+        The time is random, or the same door could find it first again and again.
+
+        Args:
+            is_news: it has just got on; otherwise it is looked at less and less often.
+        """
+        names, looks = self._store.keys(caller.conversation_id), 0 if is_news else min(caller.looks + 1, 10)
+        pause = SHORTEST_LOOK_SECONDS + jitter() * min(2.0**looks, LONGEST_LOOK_SECONDS)
+        due = to_millis(self._store.clock.now()) + int(pause * 1000)
+        await self._store.call_many(
+            [("ZADD", names.shard.awaited, "XX", due, caller.conversation_id), ("HSET", names.caller, "looks", looks)]
+        )
+
     async def overdue(self, names: ShardKeys, *, limit: int) -> list[str]:
         """Return conversations that are to be looked at, and put each off, so that other doors look at others."""
         now = to_millis(self._store.clock.now())
@@ -188,11 +210,6 @@ class Callers:
         except CANNOT_BE_READ as error:
             await Unreadable(self._store).remove(names, names.awaited, member, error)
             return ""
-
-    async def count_send(self, conversation_id: str, by: int = 1) -> int:
-        """Count one more attempt to answer, or one less, and return how many there were."""
-        number = await self._store.call("HINCRBY", self._store.keys(conversation_id).caller, "sends", by)
-        return int(number)
 
     async def hear(self, conversation_id: str) -> None:
         """Let the next append leave a notice again; to be called before the log is read."""

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from broker.celery.door_results import TaskResults
+from broker.contract.events import Event
 from broker.conversations.expiry import EXPIRED_CODE
+from broker.coordination.stored_files import content_name
 from broker.log.event_log import EventLog
 from broker.runtime.errors import OutcomeUnknown, StoreMisconfigured, StoreUnavailable
 from broker.specs.agent_state import AgentState, is_settled
 from broker.specs.timing import Timing
+from broker.specs.workspace_sources import UploadedSource
 from broker.store.connection import texts_by_name
 from broker.store.store import Store
 from deckhands.client.beginning import begin, beginning_of
 from deckhands.client.client import Client
-from deckhands.door.callers import CELERY, Caller, Callers
+from deckhands.client.reader import with_words
+from deckhands.door.callers import CELERY, STREAM, Caller, Callers
+from deckhands.door.earlier_results import ARCHIVE
 from deckhands.door.failures import failure_of
 from deckhands.door.revocations import Revocations
-from deckhands.reading.summary import Summary, Tally
+from deckhands.reading.summary import Summary, Tally, summarize, words_in
 from deckhands.tasks.requests import TaskRequest
 from deckhands.tasks.tasks import conversation_of_task
 
@@ -28,6 +34,8 @@ __all__ = ["Desk", "conversation_of_task"]
 REVOKED = {"status": "REVOKED", "reason": "terminated"}
 EXPIRED = {"status": "REVOKED", "reason": "expired"}
 FAILURE, SUCCESS = "FAILURE", "SUCCESS"
+MOST_CHARS = {CELERY: 1 << 18, STREAM: 1 << 16}
+"""How many characters of an agent's last message its caller gets, and of its outputs before their texts are cut."""
 STORE_FAILS = (StoreUnavailable, OutcomeUnknown, StoreMisconfigured)
 """What is wrong with the store, and not with what one task or entry has in it."""
 OFFERS_LIMIT_SECONDS = 2.0
@@ -39,12 +47,14 @@ class Desk:
     """What the parts of a door share.
 
     Attributes:
+        broker: see `BrokerSettings.broker_name`.
         offers_limit_seconds: how long a conversation that begins may wait for a tool.
         log: masks secrets.
     """
 
     store: Store
     results: TaskResults
+    broker: str = ""
     offers_limit_seconds: float = OFFERS_LIMIT_SECONDS
     client: Client = field(init=False)
     log: EventLog = field(init=False)
@@ -58,6 +68,10 @@ class Desk:
         object.__setattr__(self, "callers", Callers(self.store, client.secrets))
         object.__setattr__(self, "revocations", Revocations(self.store))
 
+    def is_own(self, caller: Caller) -> bool:
+        """Return whether this door may answer a caller: one of another Celery broker hears nothing from here."""
+        return caller.kind != CELERY or caller.broker in (None, self.broker)
+
     async def begin(
         self,
         request: TaskRequest,
@@ -66,17 +80,22 @@ class Desk:
         *,
         awaited: str = "",
         timing: Timing | None = None,
+        archive: bytes | None = None,
     ) -> None:
         """Begin a conversation. Idempotent.
 
         Args:
             awaited: who waits for it; empty: nobody.
             timing: when it may begin; None: as the request says.
+            archive: a tar file that its workspace, which must start empty, starts with.
 
         Raises:
             UsageError: what the request names is not here.
         """
         what = beginning_of(request)
+        if archive is not None:
+            source = UploadedSource(name=ARCHIVE, format="tar", parcel=content_name(archive))
+            what = replace(what, upload=archive, workspace=what.workspace.model_copy(update={"source": source}))
         await begin(
             self.log,
             self.client.secrets,
@@ -101,16 +120,31 @@ class Desk:
         conversation_id = caller.conversation_id
         if (state := meta.get("state", "")) not in set(AgentState) or not is_settled(AgentState(state)):
             return ""
-        tally = Tally.of(await self.client.log.read(conversation_id))
+        events = await self.client.log.read(conversation_id)
+        tally = Tally.of(events)
         if not _is_over(tally, caller):
             return ""
-        summary = tally.summary()
+        summary = await self._lengthen(tally.summary(), events, MOST_CHARS[caller.kind])
         if summary.state == AgentState.STOPPED and await self._is_revoked(caller):
             return await self.callers.decide(conversation_id, REVOKED)
         if summary.error_code == EXPIRED_CODE and caller.kind == CELERY:
             return await self.callers.decide(conversation_id, EXPIRED)
         time_limit = str((caller.kept or {}).get("time_limit", ""))
         return await self.callers.decide(conversation_id, answer_of(summary, time_limit))
+
+    async def _lengthen(self, summary: Summary, events: Sequence[Event], limit: int) -> Summary:
+        """Return a summary whose texts are whole up to a limit of characters; the log has only their head and tail."""
+        if not any(events[place].blobs for place in words_in(events)):
+            return summary
+        whole = summarize(await with_words(self.client, summary.conversation_id, events))
+        message, outputs = whole.message, whole.outputs
+        if len(message) > limit:
+            how = f"`deckhands show {summary.conversation_id} --json` prints the whole"
+            marker = f"\n[... {len(message) - limit:,} characters left out; {how} ...]\n"
+            message = message[: limit // 2] + marker + message[-limit // 2 :]
+        if len(json.dumps(outputs)) > limit:
+            outputs = summary.outputs
+        return replace(summary, message=message, outputs=outputs)
 
     async def _is_revoked(self, caller: Caller) -> bool:
         return caller.kind == CELERY and await self.revocations.is_revoked(caller.name)

@@ -1,7 +1,7 @@
 """Evaluations that Celery tasks ask for: each is carried out by a command beside the door, and answered at its end.
 
-Holds: a task is carried out in two halves, like a run. The first begins the evaluation, or finds it under way; when all
-attempts have ended, the command sends the second, which returns the summary. Either may come twice. A producer names
+Holds: the message of a task begins the evaluation, or finds it under way; when all attempts have ended, the command
+completes the task. A message that comes later stores the result again if it is gone. A producer names
 places below the directory of evaluations only, and nothing of a request is run on the door's machine as a program. A
 command that ends before its evaluation does is started again, `MOST_STARTS` times; then the tasks that wait fail.
 Does not: start a command again that another machine's door has started, unless both have the same directory.
@@ -26,6 +26,7 @@ from deckhands.datasets.dataset import read_dataset
 from deckhands.datasets.instances import SHIPPED, left_out_of
 from deckhands.datasets.plugins import installed
 from deckhands.datasets.repositories import is_safe
+from deckhands.door.failures import raised, refusal
 from deckhands.evaluation.answering import TASKS, Asker, answer, waiting_in
 from deckhands.evaluation.carrying_out import Tuning
 from deckhands.evaluation.detaching import LOG, detach, is_driven
@@ -80,8 +81,8 @@ class Evaluations:
 
     def take(
         self, task_id: str, previous: Sequence[Any], options: Mapping[str, Any], kept: Mapping[str, Any]
-    ) -> tuple[dict[str, Any] | UsageError, Mapping[str, Any]] | None:
-        """Begin an evaluation, or return its summary and what was kept; None: it is under way. Idempotent.
+    ) -> dict[str, Any] | UsageError | None:
+        """Begin an evaluation, or return its summary; None: it is under way. Idempotent.
 
         Returns:
             An error in place of the summary: it was given up.
@@ -99,8 +100,9 @@ class Evaluations:
         ended = Asker.over(directory, task_id)
         if ended is not None:
             if ended.failure:
-                return UsageError(ended.failure), ended.kept
-            return json.loads((directory / SUMMARY).read_text(encoding="utf-8")), ended.kept
+                return UsageError(ended.failure)
+            found: dict[str, Any] = json.loads((directory / SUMMARY).read_text(encoding="utf-8"))
+            return found
         models = [request.models] if isinstance(request.models, str) else request.models
         asked = Asked(
             name="",
@@ -171,7 +173,8 @@ class Evaluations:
             askers = [asker for asker, _ in waiting]
             if all(asker.starts >= MOST_STARTS for asker in askers):
                 why = f"The command that carries out the evaluation {directory.name} has ended too early too often"
-                answer(directory, failure=f"{why}; {LOG} in its directory says more.")
+                given_up = UsageError(f"{why}; {LOG} in its directory says more.")
+                answer(directory, failure=raised(refusal(given_up)))
                 continue
             for asker in askers:
                 asker.model_copy(update={"starts": asker.starts + 1}).write(directory)

@@ -20,6 +20,8 @@ from broker.runtime.errors import DeckhandsError
 from broker.specs.agent_state import AgentState
 from deckhands.reading.summary import ExitCode, Summary
 
+MAX_REASON_CHARS = 300
+
 
 class TaskFailure(Exception):
     """What a task has failed with.
@@ -50,7 +52,7 @@ class AgentNeedsPerson(TaskFailure):
     """The agent asks something, and its task says that nobody can be asked."""
 
 
-FAILURES = {kind.__name__: kind for kind in (RequestRefused, AgentFailed, AgentStopped, AgentNeedsPerson)}
+FAILURES = {kind.__name__: kind for kind in (TaskFailure, RequestRefused, AgentFailed, AgentStopped, AgentNeedsPerson)}
 THROWN = (TaskFailure, *TIME_LIMITS.values())
 OUT_OF_TIME = "max_time"
 """The code of a conversation that has worked for as long as it may."""
@@ -59,6 +61,20 @@ OUT_OF_TIME = "max_time"
 def refusal(error: DeckhandsError) -> dict[str, Any]:
     """Return the failure of a request that cannot be used, as plain JSON values."""
     return {"kind": RequestRefused.__name__, "message": str(error), "code": error.code, "conversation_id": ""}
+
+
+def unusable_callback(error: Exception, conversation_id: str) -> dict[str, Any]:
+    """Return the failure of a task whose agent has ended and whose callbacks cannot be sent, as plain JSON values."""
+    message = (
+        f"The agent has ended, but what follows its task cannot be carried out: {type(error).__name__}: "
+        f"{str(error)[:MAX_REASON_CHARS]}. `deckhands show {conversation_id}` has the agent's result."
+    )
+    return {
+        "kind": TaskFailure.__name__,
+        "message": message,
+        "code": "unusable_callback",
+        "conversation_id": conversation_id,
+    }
 
 
 def failure_of(summary: Summary, time_limit: str = "") -> dict[str, Any] | None:

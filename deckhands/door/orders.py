@@ -18,7 +18,7 @@ from broker.specs.timing import MessagePolicy
 from deckhands.client.appending import append
 from deckhands.client.confirmations import answer_to, asked_about
 from deckhands.door.desk import Desk, conversation_of_task
-from deckhands.door.earlier_results import fields_of
+from deckhands.door.earlier_results import follow
 from deckhands.door.runs import refuse_key, timing_of, within
 from deckhands.tasks.requests import TaskRequest
 from deckhands.tasks.tasks import check_task
@@ -76,12 +76,12 @@ class Orders:
         Raises:
             UsageError: the request cannot be used.
         """
-        fields = fields_of(previous, options)
-        refuse_key(fields)
+        following = follow(previous, options)
+        refuse_key(following.fields)
         conversation_id = conversation_of_task(task_id)
-        request, _ = within(TaskRequest.parse(fields), time_limits)
+        request, _ = within(TaskRequest.parse(following.fields), time_limits)
         timing = timing_of(request, eta, expires, self._desk.store.clock.now())
-        await self._desk.begin(request, conversation_id, task_id, timing=timing)
+        await self._desk.begin(request, conversation_id, task_id, timing=timing, archive=following.archive)
         return conversation_id
 
     async def carry_out(

@@ -31,6 +31,10 @@ from deckhands.door.runs import Runs
 GROUP = "doors"
 BATCH = 128
 LOOKS_AT_ONCE = 16
+MOST_ENDED = 1_000
+"""How many ended runs wait for their completion in one door; the sweep finds any more."""
+FINISH_SECONDS = 3.0
+"""How long a completion under way is waited for when the door is asked to stop."""
 UPKEEP_SECONDS = 1.0
 FORSAKEN_AFTER_SECONDS = 5.0
 """How long a door may have had a notice before another one looks at it too."""
@@ -49,6 +53,8 @@ class OutcomeWatcher:
         self._unreadable = Unreadable(desk.store)
         self._at_once = asyncio.Semaphore(LOOKS_AT_ONCE)
         self._getting_on: set[str] = set()
+        self._ended: asyncio.Queue[str] = asyncio.Queue(MOST_ENDED)
+        self._ended_ids: set[str] = set()
         self._forsaken_after: dict[int, Argument] = {}
         self.looks = 0
 
@@ -117,8 +123,11 @@ class OutcomeWatcher:
         async with self._at_once:
             self.looks += 1
             try:
-                await self._desk.callers.hear(conversation_id)
                 caller = await self._desk.callers.of(conversation_id)
+                if caller is not None and not caller.is_answered and not self._desk.is_own(caller):
+                    await self._desk.callers.pass_on(caller, is_news=not is_sweep)
+                    return
+                await self._desk.callers.hear(conversation_id)
                 if caller is None or caller.is_answered:
                     await self._desk.callers.answered(conversation_id)
                     return
@@ -132,10 +141,33 @@ class OutcomeWatcher:
                 _log.exception("conversation %s cannot be looked at", conversation_id, extra=about(conversation_id))
 
     async def _answer(self, caller: Caller) -> None:
-        if caller.kind == CELERY:
-            await self._runs.send_second_half(caller)
-        elif caller.kind == STREAM:
+        if caller.kind == STREAM:
             await answer_stream(self._desk, self._replies, caller)
+        elif caller.kind == CELERY and caller.conversation_id not in self._ended_ids:
+            with suppress(asyncio.QueueFull):
+                self._ended.put_nowait(caller.conversation_id)
+                self._ended_ids.add(caller.conversation_id)
+
+    async def complete_ended(self) -> None:
+        """Complete the tasks of runs that have ended, one after the other, for ever.
+
+        Apart from the looks, which must not wait for a result backend that is away.
+        """
+        while True:
+            completion = asyncio.create_task(self._complete(await self._ended.get()))
+            try:
+                await asyncio.shield(completion)
+            except asyncio.CancelledError:
+                await asyncio.wait([completion], timeout=FINISH_SECONDS)
+                raise
+
+    async def _complete(self, conversation_id: str) -> None:
+        try:
+            await self._runs.complete(conversation_id)
+        except Exception:  # noqa: BLE001  (the outer edge: the sweep tries again)
+            _log.exception("conversation %s cannot be answered", conversation_id, extra=about(conversation_id))
+        finally:
+            self._ended_ids.discard(conversation_id)
 
     async def _report(self, conversation_id: str) -> None:
         try:
@@ -153,7 +185,8 @@ class OutcomeWatcher:
                 "cost_usd": float(meta.get("cost_usd", "0")),
                 "last_action": latest.sentence[:SHOWN_CHARS] if latest else "",
             }
-            await asyncio.to_thread(self._desk.results.report_progress, caller.name, progress)
+            if await asyncio.to_thread(self._desk.results.report_progress, caller.name, progress):
+                await self._runs.revoke(caller.name)
         except Exception:  # noqa: BLE001  (progress is news, and the next one follows; the result backend may be away)
             text = "the progress of conversation %s cannot be reported"
             _log.warning(text, conversation_id, exc_info=True, extra=about(conversation_id))

@@ -1,11 +1,12 @@
 """`deckhands.run`, an agent's whole run as one Celery task, in two halves that hold nothing in between.
 
-The first half begins the conversation and ends without a result. When the conversation has settled, the door sends the
-task again under the same id; the second half finds the outcome and returns it, and Celery does what it does at the end
-of a task: the result, callbacks, chains, chords, events.
+The message of the task starts the conversation and ends without a result. When the conversation has settled, a door
+completes the task in its own process: it stores the result and sends callbacks, chains and chords as Celery does. This
+needs no second message, so no result waits behind new tasks.
 
-Holds: which half a message is, the store decides and not the message; a task id begins one conversation, and has one
-answer, but for a door that dies while Celery fires the callbacks: then they are sent again under the same ids.
+Holds: a task id starts one conversation and has one outcome. A completion that fails because the broker or the result
+backend is away is repeated until it succeeds. If a door dies in the middle, another one sends the callbacks again under
+the same ids. A message that comes after the end stores the result again if it is gone, and sends no callback.
 """
 
 from __future__ import annotations
@@ -14,28 +15,31 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
-from broker.celery.door_results import HARD_LIMIT, SOFT_LIMIT
+from broker.celery.canvas import FOLLOWERS
+from broker.celery.door_results import HARD_LIMIT, RETRIED, SOFT_LIMIT, revoked
 from broker.contract.actions import ChangeAgentStateAction
 from broker.contract.events import Event
 from broker.contract.observations import AgentStateChangedObservation
-from broker.runtime.errors import AdmissionRefused, StoreError, UsageError
+from broker.runtime.errors import AdmissionRefused, UsageError
 from broker.runtime.failpoints import failpoint
 from broker.runtime.ids import new_key
 from broker.specs.agent_state import TERMINAL_STATES, AgentState, is_settled
 from broker.specs.specs import PriorityName
 from broker.specs.timing import Timing
 from deckhands.door.callers import CELERY, Caller
-from deckhands.door.desk import REVOKED, Desk, conversation_of_task
-from deckhands.door.earlier_results import fields_of
+from deckhands.door.desk import REVOKED, SUCCESS, Desk, conversation_of_task
+from deckhands.door.earlier_results import follow
+from deckhands.door.failures import raised, unusable_callback
 from deckhands.tasks.requests import TaskRequest
 
-MAX_SENDS = 20
-"""How often a second half is sent whose task does not come to its end, a minute apart: a callback may be unusable."""
+COMPLETIONS_AT_ONCE = 8
 PRIORITIES: tuple[tuple[int, PriorityName], ...] = ((4, "interactive"), (6, "normal"), (9, "batch"))
 """Celery's numbers over Redis: 0 is the highest, and what every message has that names none."""
 
@@ -50,7 +54,7 @@ class RunMessage:
     Attributes:
         previous: arguments by position.
         options: arguments by name.
-        kept: what Celery is to do when the task has ended, see `tasks.KEPT`.
+        kept: what Celery is to do when the task has ended, see `door_results.KEPT`.
         priority: of the message; 0: none.
         time_limits: of the message, in seconds: the hard one and the soft one; None: there are none.
         refused: why what surrounds the request cannot be used; None: it can.
@@ -66,28 +70,22 @@ class RunMessage:
     time_limits: Sequence[Any] | None = None
     refused: UsageError | None = None
 
-    def request(self) -> tuple[TaskRequest, str]:
-        """Return what is asked for, and the exception of the time limit that bounds it; empty: none does.
+    def request(self) -> tuple[TaskRequest, bytes | None, str]:
+        """Return what is asked for, the file that its workspace starts with, and the time limit that bounds it.
+
+        The time limit is the name of its exception; empty: none bounds the run.
 
         Raises:
             UsageError: it cannot be used.
         """
         if self.refused is not None:
             raise self.refused
-        fields = fields_of(self.previous, self.options)
-        refuse_key(fields)
-        request, time_limit = within(TaskRequest.parse(fields), self.time_limits)
+        following = follow(self.previous, self.options)
+        refuse_key(following.fields)
+        request, time_limit = within(TaskRequest.parse(following.fields), self.time_limits)
         if request.priority is None and self.priority:
             request = request.model_copy(update={"priority": priority_of(self.priority)})
-        return request, time_limit
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a run has ended, and what Celery is to do now."""
-
-    found: Mapping[str, Any]
-    kept: Mapping[str, Any]
+        return request, following.archive, time_limit
 
 
 class Runs:
@@ -95,9 +93,10 @@ class Runs:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
+        self._threads = ThreadPoolExecutor(COMPLETIONS_AT_ONCE, thread_name_prefix="completion")
 
-    async def take(self, message: RunMessage) -> Outcome | None:
-        """Begin a conversation, or return its outcome; None: there is none yet. Idempotent.
+    async def take(self, message: RunMessage) -> None:
+        """Start a conversation. Idempotent: a second message completes or repeats what has ended.
 
         Raises:
             UsageError: the request cannot be used; nothing was begun.
@@ -105,50 +104,53 @@ class Runs:
         """
         desk, conversation_id = self._desk, conversation_of_task(message.task_id)
         caller = await desk.callers.of(conversation_id)
-        if caller is not None and (found := await self._outcome(caller)):
-            return found
+        if caller is not None and not desk.is_own(caller):
+            raise UsageError(
+                f"The task id {ascii(message.task_id)[:100]} is that of a task of another Celery broker.",
+                remedy="Send the task under another id.",
+            )
         if caller is not None and (caller.outcome or caller.is_answered or await desk.meta(conversation_id)):
             await self._stop_if_revoked(message.task_id)
-            return None
-        request, time_limit = message.request()
-        kept = {**message.kept, "time_limit": time_limit}
-        caller = Caller(conversation_id, CELERY, message.task_id, kept=kept, is_headless=request.headless)
+            await (self._repeat(caller, message) if caller.is_answered else self.complete(conversation_id))
+            return
+        request, archive, time_limit = message.request()
+        caller = Caller(
+            conversation_id,
+            CELERY,
+            message.task_id,
+            kept={**message.kept, "time_limit": time_limit},
+            is_headless=request.headless,
+            broker=desk.broker,
+        )
         await desk.callers.keep(caller)
         if await desk.revocations.is_revoked(message.task_id):
             await desk.callers.decide(conversation_id, REVOKED)
-            return await self.take(message)
+            await self.complete(conversation_id)
+            return
         failpoint("door.before_begin")
         try:
             timing = timing_of(request, message.eta, message.expires, desk.store.clock.now())
-            await desk.begin(request, conversation_id, message.task_id, awaited=CELERY, timing=timing)
+            await desk.begin(request, conversation_id, message.task_id, awaited=CELERY, timing=timing, archive=archive)
         except (UsageError, AdmissionRefused):
             await desk.callers.forget(conversation_id)
             raise
         await desk.callers.keep(caller)
         failpoint("door.begun")
         await self._stop_if_revoked(message.task_id)
-        return None
-
-    async def has_answered(self, task_id: str) -> None:
-        """Note that Celery has the outcome."""
-        failpoint("door.before_answered")
-        conversation_id = conversation_of_task(task_id)
-        if await self._desk.callers.of(conversation_id) is not None:
-            await self._desk.callers.answered(conversation_id)
 
     async def revoke(self, task_id: str) -> None:
         """Stop a run, whether it has begun or not. Idempotent; one that has ended is left alone."""
         desk, conversation_id = self._desk, conversation_of_task(task_id)
         await desk.revocations.revoke(task_id)
         caller = await desk.callers.of(conversation_id)
-        if caller is None or caller.is_answered:
+        if caller is None or caller.is_answered or not desk.is_own(caller):
             return
         meta = await desk.meta(conversation_id)
         if not await desk.outcome(caller, meta):
             if meta:
                 await desk.client.cancel(conversation_id)
             await desk.callers.decide(conversation_id, REVOKED)
-        await self.send_second_half(caller)
+        await self.complete(conversation_id)
 
     async def _stop_if_revoked(self, task_id: str) -> None:
         """Stop a run that works although its task was revoked: it began after the revocation had looked for it."""
@@ -163,40 +165,62 @@ class Runs:
             await desk.client.cancel(conversation_id)
             await desk.callers.decide(conversation_id, REVOKED)
 
-    async def send_second_half(self, caller: Caller) -> None:
-        """Send the second half of a run whose outcome is decided, and look again in case it gets lost."""
-        desk = self._desk
-        await desk.callers.look_later(caller)
-        try:
-            if await desk.callers.count_send(caller.conversation_id) <= MAX_SENDS:
-                await self._send(caller)
-                return
-            await asyncio.to_thread(desk.results.give_up, caller.name)
-        except StoreError:
-            raise
-        except Exception as error:  # noqa: BLE001  (whatever Celery raises; its broker may be away)
-            _log.warning("the result of the task %s cannot be sent; it is tried again: %s", ascii(caller.name), error)
+    async def complete(self, conversation_id: str) -> None:
+        """Complete the task of a run whose outcome is decided; do nothing if it is not. Idempotent.
+
+        If the broker or the result backend is away, or this door dies, the sweep over those who wait tries again.
+        """
+        callers = self._desk.callers
+        caller = await callers.of(conversation_id)
+        if caller is None or caller.is_answered or not self._desk.is_own(caller):
             return
-        _log.error("Celery did not take the result of the task %s; it is given up", ascii(caller.name))
-        await desk.callers.answered(caller.conversation_id)
-
-    async def _send(self, caller: Caller) -> None:
-        try:
-            await asyncio.to_thread(self._desk.results.send_second_half, caller.name, caller.kept or {})
-        except Exception:
-            # However long the broker is away, a result that was never sent is not one that Celery did not take.
-            await self._desk.callers.count_send(caller.conversation_id, by=-1)
-            raise
-
-    async def _outcome(self, caller: Caller) -> Outcome | None:
-        if caller.is_answered:
-            return None
-        callers, conversation_id = self._desk.callers, caller.conversation_id
         text = await self._desk.outcome(caller, await self._desk.meta(conversation_id))
-        if not text or not await callers.lock(conversation_id, new_key()):
-            return None
-        now = await callers.of(conversation_id)  # another half may have answered, and given the lock back
-        return None if now is not None and now.is_answered else Outcome(json.loads(text), caller.kept or {})
+        if not text:
+            return
+        await callers.look_later(caller)
+        if not await callers.lock(conversation_id, new_key()):
+            return
+        now = await callers.of(conversation_id)  # another door may have completed it, and given the lock back
+        if now is None or now.is_answered:
+            return
+        failpoint("door.before_result")
+        outcome, kept, results = json.loads(text), caller.kept or {}, self._desk.results
+        value, failure = _ending_of(outcome)
+        seconds = (outcome.get("summary") or {}).get("duration_seconds")
+        complete = partial(results.complete, caller.name, kept, value, failure=failure, runtime_seconds=seconds)
+        try:
+            await self._in_thread(complete)
+        except RETRIED as error:
+            _log.warning("the task %s cannot be completed now; it is tried again: %s", ascii(caller.name), error)
+            return
+        except Exception as error:  # noqa: BLE001  (whatever is wrong with callbacks that a producer has written)
+            _log.error("what follows the task %s cannot be carried out: %r", ascii(caller.name), error)
+            unusable = raised(unusable_callback(error, conversation_id))
+            await self._in_thread(partial(results.complete, caller.name, _without_followers(kept), failure=unusable))
+        failpoint("door.before_answered")
+        await callers.answered(conversation_id)
+
+    async def _repeat(self, caller: Caller, message: RunMessage) -> None:
+        """Store the result of a task again that was completed before; its producer may have lost it."""
+        if caller.outcome and not message.kept.get("ignore_result"):
+            value, failure = _ending_of(json.loads(caller.outcome))
+            await self._in_thread(partial(self._desk.results.repeat, caller.name, value, failure=failure))
+
+    async def _in_thread(self, work: Callable[[], None]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _ending_of(outcome: Mapping[str, Any]) -> tuple[Any, Exception | None]:
+    """Return the value of a task and how it has failed, from its outcome."""
+    if outcome["status"] == SUCCESS:
+        return outcome["summary"], None
+    if "failure" in outcome:
+        return None, raised(outcome["failure"])
+    return None, revoked(str(outcome.get("reason", "")))
+
+
+def _without_followers(kept: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in kept.items() if name not in FOLLOWERS}
 
 
 def _ends(event: Event) -> bool:

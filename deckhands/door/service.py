@@ -11,21 +11,23 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from broker.celery.bootstep import cancel_when
+from broker.celery.door_app import QUEUE
 from broker.celery.door_results import TaskResults
 from broker.conversations.expiry import expire
 from broker.coordination.heartbeat_thread import HeartbeatThread
 from broker.coordination.membership import Membership
-from broker.runtime.errors import OwnershipLost
+from broker.coordination.unreadable import Unreadable
+from broker.runtime.errors import OwnershipLost, UsageError
 from broker.runtime.failpoints import failpoint
 from broker.runtime.ids import new_worker_id
 from broker.runtime.settings import BrokerSettings
-from broker.store.store import open_store
+from broker.store.store import Store, open_store
 from deckhands.door.desk import Desk
 from deckhands.door.evaluations import Evaluations
 from deckhands.door.inbox import Inbox
 from deckhands.door.orders import Orders
 from deckhands.door.outcome_watcher import OutcomeWatcher
-from deckhands.door.runs import Runs
+from deckhands.door.runs import COMPLETIONS_AT_ONCE, Runs
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +41,7 @@ class Door:
         self._life: _Life | None = None
         self.runs: Runs
         self.orders: Orders
+        self._store: Store
 
     async def run(self, stop: asyncio.Event) -> None:
         """See `LoopService.run`."""
@@ -46,8 +49,8 @@ class Door:
         store = await open_store(settings.url, shards=settings.shards, patience_seconds=None, opening_seconds=None)
         for warning in store.warnings:
             _log.error("%s", warning)
-        desk = Desk(store, self._results)
-        self.runs, self.orders = Runs(desk), Orders(desk)
+        desk = Desk(store, self._results, settings.broker_name)
+        self.runs, self.orders, self._store = Runs(desk), Orders(desk), store
         self._is_open.set()
         try:
             while not stop.is_set():
@@ -61,6 +64,10 @@ class Door:
     async def opened(self) -> None:
         """Wait until the store is open."""
         await self._is_open.wait()
+
+    async def note_unusable(self, task_id: str, error: UsageError) -> None:
+        """Note a Celery message that cannot be used; `deckhands dead ls` lists it, and a metric counts it."""
+        await Unreadable(self._store).put_aside(self._store.all_shards[0], QUEUE, task_id, (), error)
 
     def report(self) -> Mapping[str, Any]:
         """See `LoopService.report`."""
@@ -94,6 +101,7 @@ class _Life:
                     group.create_task(self.inbox.keep_up()),
                     group.create_task(self._evaluations.keep_up()),
                 ]
+                tasks += [group.create_task(self.watcher.complete_ended()) for _ in range(COMPLETIONS_AT_ONCE)]
                 tasks += [group.create_task(self.watcher.read_notices(names)) for names in self._store.all_shards]
                 group.create_task(cancel_when(stop, tasks))
         except* OwnershipLost:

@@ -15,21 +15,21 @@ from celery.exceptions import Ignore
 from broker.celery.bootstep import LoopThread
 from broker.celery.canvas import FOLLOWERS
 from broker.celery.door_app import BEGINS, LIMITS, REFUSED, DoorRequest
+from broker.celery.door_results import KEPT, TaskResults
 from broker.runtime.errors import DeckhandsError, UsageError
-from deckhands.door.desk import SUCCESS
 from deckhands.door.evaluations import Evaluations
 from deckhands.door.failures import THROWN, TaskFailure, raised, refusal
 from deckhands.door.orders import TAKES
 from deckhands.door.revocations import moment_in
-from deckhands.door.runs import Outcome, RunMessage
+from deckhands.door.runs import RunMessage
 from deckhands.door.service import Door
 from deckhands.evaluation.answering import EVALUATE
 
-KEPT = (*FOLLOWERS, "root_id", "parent_id", "group", "group_index", "ignore_result")
-"""What of a run's message the store keeps until the agent has settled."""
 MAX_BROADCASTS = 100
 """How many broadcasts that revoke tasks wait for their turn; one more is refused."""
 REVOCATIONS_AT_ONCE = 4
+MAX_NOTES = 100
+"""How many notes of messages that cannot be used may be written at the same time."""
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +41,7 @@ class DoorTasks:
         self._app, self._door, self._loop = app, door, loop
         self._broadcasts = threading.BoundedSemaphore(MAX_BROADCASTS)
         self._revocations = asyncio.Semaphore(REVOCATIONS_AT_ONCE)
+        self._notes = threading.BoundedSemaphore(MAX_NOTES)
         ours = self
 
         class Run(Task):  # type: ignore[misc]
@@ -51,14 +52,9 @@ class DoorTasks:
             Request = f"{DoorRequest.__module__}:{DoorRequest.__qualname__}"
             typing = False
 
-            def run(self, *previous: Any, **options: Any) -> Any:
-                """Begin the run, or return its outcome."""
-                return ours.run(self, previous, options)
-
-            def after_return(self, *about: Any) -> None:
-                """Note that Celery has done what it does at the end of a task."""
-                _status, _value, task_id, *_ = about
-                ours.call(ours._door.runs.has_answered, task_id)
+            def run(self, *previous: Any, **options: Any) -> None:
+                """Start the run."""
+                ours.run(self.request, previous, options)
 
         class Submit(Task):  # type: ignore[misc]
             """Begins a conversation; its result is the id."""
@@ -82,16 +78,14 @@ class DoorTasks:
         for what in TAKES:
             app.register_task(self._order(what))
 
-    def run(self, task: Task, previous: Sequence[Any], options: Mapping[str, Any]) -> Any:
-        """Carry out one half of a run.
+    def run(self, request: Any, previous: Sequence[Any], options: Mapping[str, Any]) -> None:
+        """Take the message of a run.
 
         Raises:
-            Ignore: there is no outcome yet, or it is there already.
-            TaskFailure, SoftTimeLimitExceeded, TimeLimitExceeded: the outcome is a failure.
+            Ignore: the run has started. Its door completes the task when the agent has ended.
+            TaskFailure: the request is refused.
         """
-        request = task.request
         kept = {name: getattr(request, name, None) for name in KEPT}
-        kept["shown"] = [request.argsrepr, request.kwargsrepr]
         eta = expires = None
         refused = _refused_in(request)  # for `take` to say: a second message of a run that is there changes nothing
         try:
@@ -110,16 +104,7 @@ class DoorTasks:
             refused=refused,
             priority=int((request.delivery_info or {}).get("priority") or 0),
         )
-        outcome: Outcome | None = self.checked(lambda: self._door.runs.take(message))
-        if outcome is None:
-            raise Ignore
-        request.update({name: value for name, value in outcome.kept.items() if name in KEPT})
-        found = outcome.found
-        if found["status"] == SUCCESS:
-            return found["summary"]
-        if "failure" in found:
-            raise raised(found["failure"])
-        self._mark_revoked(task, str(found.get("reason", "")))
+        self.checked(lambda: self._door.runs.take(message))
         raise Ignore
 
     def revoke(self, task_ids: Sequence[str]) -> bool:
@@ -128,6 +113,17 @@ class DoorTasks:
             return False
         self._begin(self._revoke_each, task_ids).add_done_callback(lambda _: self._broadcasts.release())
         return True
+
+    def note_unusable(self, task_id: str, name: str, reason: str) -> None:
+        """Note a message that cannot be used among the unreadable entries; returns at once.
+
+        If many are being noted already, this one is in the log only.
+        """
+        if not self._notes.acquire(blocking=False):
+            return
+        error = UsageError(f"the Celery task {ascii(name)[1:-1] or '?'}: {reason}")
+        note = self._begin(lambda: self._door.note_unusable(ascii(task_id)[1:-1], error))
+        note.add_done_callback(lambda _: self._notes.release())
 
     def checked(self, ask: Any) -> Any:
         """Run a coroutine of the door on its loop.
@@ -174,13 +170,6 @@ class DoorTasks:
 
         return self._loop.begin(asked())
 
-    def _mark_revoked(self, task: Task, reason: str) -> None:
-        request = task.request
-        is_kept = not request.ignore_result
-        task.backend.mark_as_revoked(request.id, reason, request=request, store_result=is_kept)
-        task.send_event("task-revoked", terminated=reason == "terminated", signum=None, expired=reason == "expired")
-        self.call(self._door.runs.has_answered, request.id)
-
     def _order(self, what: str) -> Task:
         ours = self
 
@@ -203,7 +192,7 @@ class DoorTasks:
         return Order()
 
 
-def evaluate_task(evaluations: Evaluations) -> Task:
+def evaluate_task(evaluations: Evaluations, results: TaskResults) -> Task:
     """Return the task that evaluates agents; see `evaluations`."""
 
     class Evaluate(Task):  # type: ignore[misc]
@@ -214,12 +203,11 @@ def evaluate_task(evaluations: Evaluations) -> Task:
         Request = f"{DoorRequest.__module__}:{DoorRequest.__qualname__}"
         typing = False
 
-        def run(self, *previous: Any, **options: Any) -> dict[str, Any]:
-            """Begin it, or return its summary."""
+        def run(self, *previous: Any, **options: Any) -> None:
+            """Begin it; the command that carries it out completes the task."""
             request = self.request
             _check_followers(request)
             kept = {name: getattr(request, name, None) for name in KEPT}
-            kept["shown"] = [request.argsrepr, request.kwargsrepr]
             try:
                 if getattr(request, BEGINS, None):
                     raise UsageError(f"{EVALUATE} cannot be used with an eta: it is carried out at once.")
@@ -231,13 +219,10 @@ def evaluate_task(evaluations: Evaluations) -> Task:
                 found = evaluations.take(request.id, previous, options, kept)
             except DeckhandsError as error:
                 raise raised(refusal(error)) from None
-            if found is None:
-                raise Ignore
-            summary, before = found
-            request.update({name: value for name, value in before.items() if name in KEPT})
-            if isinstance(summary, UsageError):
-                raise raised(refusal(summary))
-            return summary
+            if found is not None and not request.ignore_result:
+                failure = raised(refusal(found)) if isinstance(found, UsageError) else None
+                results.repeat(request.id, None if failure else found, failure=failure)
+            raise Ignore
 
     return Evaluate()
 

@@ -3,13 +3,14 @@
 tasks/ID.json        in the directory of the evaluation: a waiting task, and what Celery keeps of it
 tasks/ID.over.json   the same once all attempts have ended, or it was given up
 
-Holds: each task has its own file, so no task replaces another. A waiting task is forgotten only after it has been sent
-again, so a task whose answer was lost is answered once more.
+Holds: each task has its own file, so no task replaces another. A waiting task is forgotten only after it was completed,
+so a task whose answer was lost is answered once more.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -20,6 +21,7 @@ from broker.celery.door_app import make_door_app
 from broker.celery.door_results import TaskResults
 from broker.runtime.ids import new_key
 from broker.runtime.settings import BrokerSettings
+from deckhands.evaluation.directory import SUMMARY
 
 TASKS = "tasks"
 WAITS, OVER = ".json", ".over.json"
@@ -90,23 +92,24 @@ def waiting_in(directory: Path) -> Sequence[tuple[Asker, float]]:
     return found
 
 
-def answer(directory: Path, *, failure: str = "") -> None:
-    """Send the tasks that wait for an evaluation again: it is over, and a door returns the summary. Idempotent.
+def answer(directory: Path, *, failure: Exception | None = None) -> None:
+    """Complete the tasks that wait for an evaluation which is over. Idempotent.
 
     Args:
         failure: why it is given up instead.
 
     Raises:
-        kombu.exceptions.OperationalError: the broker is unavailable; the tasks still wait.
+        OSError, OperationalError, RedisError: the broker is unavailable; the tasks still wait.
     """
     askers = [asker for asker, _ in waiting_in(directory)]
     if not askers:
         return
     settings = BrokerSettings.from_env()
     results = TaskResults(make_door_app(settings.celery_url, settings.result_url))
+    value = None if failure else json.loads((directory / SUMMARY).read_text(encoding="utf-8"))
     for asker in askers:
-        asker.end(directory, failure)
-        results.send_second_half(asker.task_id, asker.kept, task=EVALUATE, options=asker.options)
+        asker.end(directory, str(failure.args[0]) if failure else "")
+        results.complete(asker.task_id, asker.kept, value, failure=failure, task=EVALUATE)
         asker.forget(directory)
 
 

@@ -80,7 +80,7 @@ async def test_a_command_that_is_killed_is_started_again(producer: Producer) -> 
     summary = await result_of(result)
     assert summary["models"][model]["outcomes"]["resolved"] == 1
     assert len((out / "results.jsonl").read_bytes().splitlines()) == 2
-    assert not waiting_in(out)
+    await until(lambda: not waiting_in(out), what="the end of the waiting")
 
 
 async def test_a_command_that_ends_too_early_again_and_again_is_given_up(producer: Producer) -> None:
@@ -95,7 +95,7 @@ async def test_a_command_that_ends_too_early_again_and_again_is_given_up(produce
         os.kill(pid, signal.SIGKILL)
     with pytest.raises(Exception, match="too early too often"):
         await result_of(result)
-    assert not waiting_in(out)
+    await until(lambda: not waiting_in(out), what="the end of the waiting")
 
 
 async def test_the_id_of_a_task_names_no_file(producer: Producer) -> None:

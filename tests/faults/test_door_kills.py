@@ -20,7 +20,8 @@ PLACES = (
     "celery.taken",
     pytest.param("door.before_begin", marks=pytest.mark.soak),
     pytest.param("door.begun", marks=pytest.mark.soak),
-    pytest.param("door.before_answered", marks=pytest.mark.soak),
+    pytest.param("door.before_result", marks=pytest.mark.soak),
+    "door.before_answered",
 )
 
 

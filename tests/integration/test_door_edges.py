@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +14,12 @@ from broker.celery.door_app import make_door_app
 from broker.celery.door_results import TaskResults
 from broker.celery.taken_entries import TAKEN, TAKERS
 from broker.runtime.errors import UsageError
+from broker.store.embedded import EmbeddedValkey
 from deckhands.door.callers import CELERY, Caller
 from deckhands.door.desk import REVOKED, Desk, conversation_of_task
 from deckhands.door.revocations import moment_in
-from deckhands.door.runs import MAX_SENDS, RunMessage, Runs
-from tests.door_parts import Producer, saying
+from deckhands.door.runs import Runs
+from tests.door_parts import Producer, all_present, saying
 from tests.faults.harness import steps
 from tests.polling import unhurried, until
 
@@ -48,21 +51,17 @@ def results_away() -> TaskResults:
     return TaskResults(app)
 
 
-class Sending:
-    """Results that take note of what is sent."""
+class Completions:
+    """Results that record which tasks were completed; each attempt may fail first."""
 
-    def __init__(self) -> None:
-        self.sent: list[str] = []
-        self.given_up: list[str] = []
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+        self.completed: list[tuple[str, Exception | None]] = []
 
-    def send_second_half(self, task_id: str, _kept: Any) -> None:
-        self.sent.append(task_id)
-
-    def give_up(self, task_id: str) -> None:
-        self.given_up.append(task_id)
-
-    def report_progress(self, *_: Any) -> None:
-        return
+    def complete(self, task_id: str, _kept: Any, _value: Any = None, *, failure: Any = None, **_: Any) -> None:
+        if self.errors:
+            raise self.errors.pop()
+        self.completed.append((task_id, failure))
 
 
 async def _decided(desk: Desk, task_id: str) -> Caller:
@@ -74,49 +73,39 @@ async def _decided(desk: Desk, task_id: str) -> Caller:
     return caller
 
 
-async def test_a_door_outlives_the_queue(producer: Producer) -> None:
-    store = producer.cluster.client.store
-    results = results_away()
-    runs = Runs(desk := Desk(store, results))
-    caller = await _decided(desk, "unsent")
-    await runs.send_second_half(caller)
+async def test_an_outcome_is_kept_while_the_backend_is_away(producer: Producer) -> None:
+    desk = Desk(producer.cluster.client.store, results_away())
+    caller = await _decided(desk, "kept")
+    await Runs(desk).complete(caller.conversation_id)
     found = await desk.callers.of(caller.conversation_id)
     assert found is not None
     assert not found.is_answered
+    overdue = await desk.store.connection.call(
+        "ZSCORE", desk.store.keys(caller.conversation_id).shard.awaited, found.conversation_id
+    )
+    assert overdue
 
 
-async def test_an_answer_that_celery_never_takes_is_given_up(producer: Producer) -> None:
-    store = producer.cluster.client.store
-    results: Any = Sending()
-    runs = Runs(desk := Desk(store, results))
+async def test_a_callback_that_cannot_be_sent_is_a_typed_failure(producer: Producer) -> None:
+    results: Any = Completions(TypeError("no such option"))
+    desk = Desk(producer.cluster.client.store, results)
     caller = await _decided(desk, "unusable")
-    for _ in range(MAX_SENDS + 1):
-        await runs.send_second_half(caller)
-    assert (len(results.sent), results.given_up) == (MAX_SENDS, ["unusable"])
+    await Runs(desk).complete(caller.conversation_id)
+    ((task_id, failure),) = results.completed
+    assert (task_id, type(failure).__name__, failure.args[1]) == ("unusable", "TaskFailure", "unusable_callback")
+    assert "no such option" in failure.args[0]
     found = await desk.callers.of(caller.conversation_id)
     assert found is not None
     assert found.is_answered
 
 
-async def test_a_half_that_looked_before_another_one_had_answered_does_not_answer_again(producer: Producer) -> None:
-    results: Any = Sending()
+async def test_a_task_is_completed_once(producer: Producer) -> None:
+    results: Any = Completions()
     runs = Runs(desk := Desk(producer.cluster.client.store, results))
     looked = await _decided(desk, "twice")
-    assert await runs.take(RunMessage("twice", (), {}, {})) is not None
-    await runs.has_answered("twice")
-    assert await runs._outcome(looked) is None
-
-
-async def test_what_could_not_be_sent_does_not_count_as_sent(producer: Producer) -> None:
-    store = producer.cluster.client.store
-    away = Runs(Desk(store, results_away()))
-    results: Any = Sending()
-    back = Runs(desk := Desk(store, results))
-    caller = await _decided(desk, "kept")
-    for _ in range(MAX_SENDS + 1):
-        await away.send_second_half(caller)
-    await back.send_second_half(caller)
-    assert (results.sent, results.given_up) == (["kept"], [])
+    await asyncio.gather(runs.complete(looked.conversation_id), runs.complete(looked.conversation_id))
+    await runs.complete(looked.conversation_id)
+    assert [task_id for task_id, _ in results.completed] == ["twice"]
 
 
 async def test_a_second_message_of_a_run_that_cannot_be_used_does_not_end_it(producer: Producer) -> None:
@@ -157,3 +146,27 @@ async def test_a_flood_of_revocations_leaves_room_for_runs(producer: Producer) -
     await producer.until_state(result, "SUCCESS")
     connection = producer.cluster.client.store.connection
     await until(lambda: connection.call("ZSCORE", names.revoked, "strange-0-999"), what="the last of a broadcast")
+
+
+async def test_two_brokers_on_one_store_keep_their_results_apart(producer: Producer, tmp_path: Path) -> None:
+    cluster, other = producer.cluster, EmbeddedValkey(tmp_path / "other-broker")
+    await other.start()
+    second = Producer(cluster, other.celery_url)
+    try:
+        cluster.start_door("d2", DECKHANDS_CELERY_URL=other.celery_url)
+        await all_present(cluster)
+        pairs = [(one, one.run(turns=saying(f"{n}"))) for n in range(4) for one in (producer, second)]
+        for one, result in pairs:
+            await one.until_state(result, "SUCCESS")
+            stranger = second if one is producer else producer
+            assert stranger.app.backend.get_state(result.id) == "PENDING"
+        first = producer.run(turns=saying("first"), task_id="same-id")
+        await producer.value(first)
+        refused = second.run(turns=saying("second"), task_id="same-id")
+        await second.until_state(refused, "FAILURE", "SUCCESS")
+        assert type(refused.result).__name__ == "RequestRefused"
+        assert "another Celery broker" in str(refused.result)
+    finally:
+        cluster.kill("d2")
+        second.close()
+        await other.stop()

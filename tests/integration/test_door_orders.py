@@ -15,7 +15,6 @@ from celery import Celery
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
-from broker.celery.door_results import TaskResults
 from broker.contract.actions import AgentDelegateAction
 from broker.conversations.delegates import delegate_conversation
 from broker.runtime.clock import to_millis
@@ -315,9 +314,6 @@ async def test_what_an_answered_run_leaves_goes_with_its_conversation(producer: 
     assert not {key for key in left if result.id in key}
     await client.delete(name)
     assert await keys_of(producer, name, result.id) == set()
-    # A second half that a sweep has sent in vain comes when nothing is there.
-    TaskResults(producer.app).send_second_half(result.id, {})
-    await until_idle(producer)
     assert (result.state, result.result["message"]) == ("SUCCESS", "done")
     (never_begun,) = await keys_of(producer, conversation_of_task(revoked.id), revoked.id)
     left_seconds = await client.store.connection.call("TTL", never_begun)

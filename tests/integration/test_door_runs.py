@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from typing import Any
 
 import pytest
 from celery import chord, group
+from celery.contrib.abortable import AbortableAsyncResult
 from celery.exceptions import TaskRevokedError
 
+from broker.celery.door_app import MAX_BODY_CHARS
+from broker.coordination.unreadable import Unreadable
+from controller_worker.memory.conversation_memory import ConversationMemory, PromptOptions
 from deckhands.door.desk import conversation_of_task
+from deckhands.door.earlier_results import FILE
+from deckhands.tasks.tasks import MAX_TASK_CHARS
 from tests.door_parts import Producer, saying
 from tests.faults.harness import steps
 from tests.polling import until
+from tests.security.hostile_messages import plain_message
 
 
 async def test_a_run_is_a_task_whose_value_is_the_summary(producer: Producer) -> None:
@@ -27,6 +36,30 @@ async def test_a_run_is_a_task_whose_value_is_the_summary(producer: Producer) ->
         return await call("HGET", caller.caller, "answered") == b"1" and not await call("ZCARD", caller.shard.awaited)
 
     await until(is_answered, what="end of the waiting")
+
+
+async def test_a_long_message_is_whole_or_names_where_it_is(producer: Producer) -> None:
+    long, too_long = "long " * 40_000, "longer" * 60_000
+    first, second = producer.run(turns=saying(long)), producer.run(turns=saying(too_long))
+    assert (await producer.value(first))["message"] == long
+    message = (await producer.value(second))["message"]
+    assert len(message) < len(too_long)
+    assert f"`deckhands show {conversation_of_task(second.id)} --json` prints the whole" in message
+    summary = await producer.cluster.client.summary(conversation_of_task(second.id))
+    assert summary.message == too_long
+
+
+async def test_a_task_of_the_longest_length_reaches_the_agent_whole(producer: Producer) -> None:
+    task = "".join(f"{n:09} " for n in range(MAX_TASK_CHARS // 10))
+    result = producer.run(task, saying("read"))
+    await producer.value(result)
+    events = await producer.cluster.client.events(conversation_of_task(result.id), is_whole=True)
+    (message,) = [event.content for event in events if event.kind == "action.message"]  # type: ignore[attr-defined]
+    assert message == task
+    memory = ConversationMemory(PromptOptions())
+    for event in events:
+        memory.add(event)
+    assert any(task in getattr(part, "text", "") for prompt in memory.messages() for part in prompt.content)
 
 
 async def test_a_failed_run_is_a_typed_failure_for_callers_who_import_nothing(producer: Producer) -> None:
@@ -63,9 +96,56 @@ async def test_a_task_of_another_name_and_a_message_that_is_too_deep_fail(produc
         deep = [deep]
     unknown = producer.app.send_task("deckhands.runn", ["x"], queue="deckhands")
     nested = producer.app.send_task("deckhands.run", ["x"], {"labels": deep}, queue="deckhands")
-    for result, told in ((unknown, "deckhands.runn"), (nested, "levels deep")):
+    mapped = producer.app.send_task("celery.starmap", kwargs={"task": {}, "it": []}, queue="deckhands")
+    expected = ((unknown, "deckhands.runn"), (nested, "levels deep"), (mapped, "send a group of deckhands.run"))
+    for result, told in expected:
         await producer.until_state(result, "FAILURE")
         assert told in str(result.result)
+
+
+def unusable_messages() -> dict[str, tuple[dict[str, Any], str]]:
+    """Messages that no door can use, by their task ids, each with a part of the reason."""
+    large = base64.b64encode(json.dumps([["x" * (13 << 20)], {}, {}]).encode()).decode()
+    assert len(large) > MAX_BODY_CHARS
+    changes: dict[str, tuple[dict[str, Any], str]] = {
+        "large": ({"body": large}, "the limit is"),
+        "pickle": ({"content-type": "application/x-python-serialize", "content-encoding": "binary"}, "content-type"),
+        "msgpack": ({"content-type": "application/x-msgpack", "content-encoding": "binary"}, "content-type"),
+        "yaml": ({"content-type": "application/x-yaml"}, "content-type"),
+        "latin": ({"content-encoding": "latin-1"}, "content-encoding"),
+        "bomb": (
+            {"headers": {"id": "bomb", "task": "deckhands.run", "compression": "application/x-gzip"}},
+            "compression",
+        ),
+        "no-json": ({"body": base64.b64encode(b"{").decode()}, ""),
+        "headless": ({"headers": {}}, ""),
+        "odd-priority": ({"properties": {"correlation_id": "odd-priority", "priority": "x"}}, "properties"),
+    }
+    found = {}
+    for task_id, (change, reason) in changes.items():
+        message = json.loads(plain_message("deckhands.run", name=task_id))
+        message["headers"]["ignore_result"] = False
+        message["properties"]["correlation_id"] = task_id
+        found[task_id] = (message | change, reason)
+    return found
+
+
+async def test_every_unusable_message_with_an_id_is_answered_and_listed(producer: Producer) -> None:
+    messages = unusable_messages()
+    for message, _ in messages.values():
+        producer.app.backend.client.lpush("deckhands", json.dumps(message))
+    for task_id, (_, reason) in messages.items():
+        result = producer.app.AsyncResult(task_id)
+        await producer.until_state(result, "FAILURE")
+        assert reason in str(result.result), (task_id, result.result)
+
+    async def are_listed() -> bool:
+        entries = await Unreadable(producer.cluster.client.store).all()
+        return {entry.entry_id for entry in entries if entry.key == "deckhands"} >= set(messages)
+
+    await until(are_listed, what="notes of all messages")
+    assert all(task_id in producer.cluster.log_of("d1") for task_id in messages)
+    assert producer.app.backend.client.hlen("deckhands:unacked") == 0
 
 
 async def test_callbacks_get_the_summary_and_errbacks_the_id(producer: Producer) -> None:
@@ -95,6 +175,37 @@ async def test_chains_groups_and_chords_do_what_celery_says(producer: Producer) 
     assert (await producer.value(result))["message"] == "all of them"
     (_, message, *_) = await producer.cluster.client.events(conversation_of_task(result.id))
     assert [f"answer {n}" in message.content for n in range(3)] == [True] * 3  # type: ignore[attr-defined]
+
+
+def counting_earlier_results() -> list[dict[str, Any]]:
+    """Turns of an agent that counts the results before its task."""
+    command = {"name": "execute_bash", "arguments": {"command": f"wc -l < {FILE}; tail -n 1 {FILE}"}}
+    return [{"tool_calls": [command]}, *saying("counted")]
+
+
+async def test_an_agent_can_read_1500_earlier_results(producer: Producer) -> None:
+    results = [{"summary": True, "message": f"answer {n}", "metrics": {"padding": "x" * 1_000}} for n in range(1_500)]
+    options = producer.options(counting_earlier_results()) | {"workspace": {"sandbox": "none"}}
+    result = producer.send("run", results, "Sum up.", kwargs=options)
+    assert (await producer.value(result))["message"] == "counted"
+    events = await producer.cluster.client.events(conversation_of_task(result.id))
+    (output,) = [event.content for event in events if event.kind == "observation.run"]  # type: ignore[attr-defined]
+    assert output.startswith("1500\n")
+    assert "answer 1499" in output
+
+
+@pytest.mark.slow
+async def test_a_chord_of_1500_agents_ends(producer: Producer) -> None:
+    options = {"task": "x", "model": producer.options(saying("answer"))["model"]}
+    header = [producer.app.signature("deckhands.run", kwargs=options, queue="deckhands") for _ in range(1_500)]
+    body = producer.options(counting_earlier_results()) | {"workspace": {"sandbox": "none"}}
+    result = chord(header, app=producer.app)(
+        producer.app.signature("deckhands.run", ["Sum up."], body, queue="deckhands")
+    )
+    await producer.until_state(result, "SUCCESS", limit=600.0)
+    events = await producer.cluster.client.events(conversation_of_task(result.id))
+    (output,) = [event.content for event in events if event.kind == "observation.run"]  # type: ignore[attr-defined]
+    assert output.startswith("1500\n")
 
 
 async def test_a_result_that_is_ignored_is_not_kept_and_its_callbacks_fire(producer: Producer) -> None:
@@ -132,6 +243,27 @@ async def test_the_same_message_twice_begins_one_conversation(producer: Producer
     assert sorted(ids) == sorted(map(conversation_of_task, ("the-same-task", other.id)))
 
 
+async def test_a_forgotten_result_comes_again_with_the_task_id(producer: Producer) -> None:
+    options, failing = producer.options(saying("once")), {"model": "scripted/missing.json"}
+    report = producer.app.signature("shop.report", queue="shop")
+    for task_id, arguments in (("finished", options), ("failed", failing)):
+        first = producer.send("run", "do it", kwargs=arguments, task_id=task_id, link=report, link_error=report)
+        await producer.until_state(first, "SUCCESS", "FAILURE")
+        value = first.result
+        first.forget()
+        again = producer.send("run", "do it", kwargs=arguments, task_id=task_id, link=report, link_error=report)
+        await producer.until_state(again, "SUCCESS", "FAILURE")
+        assert repr(again.result) == repr(value)
+    revoked = producer.run(turns=steps(1, seconds=60.0), task_id="revoked")
+    await producer.begun(revoked)
+    revoked.revoke()
+    await producer.until_state(revoked, "REVOKED")
+    revoked.forget()
+    await producer.until_state(producer.send("run", "do it", task_id="revoked"), "REVOKED")
+    assert len(await producer.cluster.client.recent()) == 3
+    assert _queued(producer, "shop") == 2
+
+
 async def test_progress_is_a_state_of_its_own(producer: Producer) -> None:
     result = producer.run(turns=steps(2), latency=2.0)
     await until(lambda: result.state == "PROGRESS" and result.info["iterations"] >= 1, what="progress")
@@ -159,6 +291,16 @@ async def test_a_revoked_run_is_cancelled_and_one_revoked_in_time_never_begins(p
     with pytest.raises(TaskRevokedError):
         await producer.value(early)
     assert len(await producer.cluster.client.recent()) == 1
+
+
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")
+async def test_an_aborted_run_is_revoked(producer: Producer) -> None:
+    result = producer.run(turns=steps(2), latency=2.0)
+    await until(lambda: result.state == "PROGRESS", what="progress")
+    AbortableAsyncResult(result.id, app=producer.app).abort()
+    await producer.until_state(result, "REVOKED")
+    summary = await producer.cluster.client.wait_until_settled(conversation_of_task(result.id))
+    assert summary.state == "stopped"
 
 
 async def test_a_run_that_expires_before_it_begins_is_revoked(producer: Producer) -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from celery.exceptions import TaskRevokedError
 
 from broker.contract.actions import ChangeAgentStateAction
 from broker.contract.observations import AgentStateChangedObservation
 from broker.specs.agent_state import AgentState
 from broker.store.store import Store
 from deckhands.door.callers import CELERY, Caller
-from deckhands.door.desk import REVOKED, Desk, conversation_of_task
+from deckhands.door.desk import Desk, conversation_of_task
 from deckhands.door.runs import RunMessage, Runs
 from tests.integration.test_repeated_orders import Stalled
 
@@ -29,52 +29,54 @@ async def orders_to(desk: Desk) -> list[AgentState]:
     return [event.agent_state for event in events if isinstance(event, ChangeAgentStateAction)]
 
 
-class Sent:
-    """A result backend that takes second halves."""
+class Completions:
+    """A result backend that records how tasks have ended."""
 
     def __init__(self) -> None:
-        self.task_ids: list[str] = []
+        self.failures: list[Any] = []
 
-    def send_second_half(self, task_id: str, kept: Mapping[str, Any]) -> None:
-        self.task_ids.append(task_id)
+    def complete(self, *_: Any, failure: Any = None, **__: Any) -> None:
+        self.failures.append(failure)
+
+    def repeat(self, *_: Any, **__: Any) -> None:
+        return
 
 
 @pytest.mark.parametrize("before", ["deck_append", "deck_admit"])
 async def test_a_run_that_is_revoked_while_it_is_begun_is_stopped(valkey_store: Store, before: str) -> None:
-    results = Sent()
+    results = Completions()
     other = Runs(Desk(valkey_store, results))  # type: ignore[arg-type]
     connection = Stalled(valkey_store, before, lambda: other.revoke("t1"))
     desk = Desk(replace(valkey_store, connection=connection), results)  # type: ignore[arg-type]
-    outcome = await Runs(desk).take(MESSAGE)
+    await Runs(desk).take(MESSAGE)
     assert await orders_to(desk) == [AgentState.STOPPED]
-    outcome = outcome or await other.take(MESSAGE)
-    assert outcome is not None
-    assert outcome.found == REVOKED
+    await other.take(MESSAGE)
+    assert [type(failure) for failure in results.failures] == [TaskRevokedError]
 
 
 async def test_a_run_that_is_revoked_and_whose_door_dies_behind_its_beginning_is_stopped(valkey_store: Store) -> None:
-    desk = Desk(valkey_store, Sent())  # type: ignore[arg-type]
+    desk = Desk(valkey_store, Completions())  # type: ignore[arg-type]
     runs, conversation_id = Runs(desk), conversation_of_task("t1")
     caller = Caller(conversation_id, CELERY, "t1", kept={})
     await desk.callers.keep(caller)
     await runs.revoke("t1")
     await desk.callers.answered(conversation_id)
-    await desk.begin(MESSAGE.request(), conversation_id, "t1", awaited=CELERY)
+    await desk.begin(MESSAGE.request()[0], conversation_id, "t1", awaited=CELERY)
     for _ in range(2):  # the broker delivers its message again
-        assert await runs.take(MESSAGE) is None
+        await runs.take(MESSAGE)
         await desk.client.log.append(conversation_id, [STOPPED], fields={"state": "stopped"})
     assert await orders_to(desk) == [AgentState.STOPPED]
 
 
 async def test_a_run_that_a_person_continues_after_its_revocation_is_not_stopped_again(valkey_store: Store) -> None:
-    desk = Desk(valkey_store, Sent())  # type: ignore[arg-type]
+    desk = Desk(valkey_store, Completions())  # type: ignore[arg-type]
     runs, conversation_id = Runs(desk), conversation_of_task("t1")
-    assert await runs.take(MESSAGE) is None
+    await runs.take(MESSAGE)
     await runs.revoke("t1")
     await desk.client.log.append(conversation_id, [STOPPED], fields={"state": "stopped"})
     await desk.callers.answered(conversation_id)
     await desk.client.resume(conversation_id)
     running = AgentStateChangedObservation(agent_state=AgentState.RUNNING)
     await desk.client.log.append(conversation_id, [running], fields={"state": "running"})
-    assert await runs.take(MESSAGE) is None  # the broker delivers its message again
+    await runs.take(MESSAGE)  # the broker delivers its message again
     assert await orders_to(desk) == [AgentState.STOPPED, AgentState.RUNNING]
