@@ -1,8 +1,8 @@
 """A server as a program: where it listens, when it refuses to start, how it ends.
 
-Holds: without keys, it listens only on this machine; a request whose head arrives too slowly loses its connection; at
-the end, every stream is closed with a code. Requests that are refused here, before the application sees them, are
-counted by reason, and so are handshakes of TLS that fail.
+Holds: without keys, it listens only on this machine, and answers only what is public; a request whose head arrives too
+slowly loses its connection; at the end, every stream is closed with a code. Requests that are refused here, before the
+application sees them, are counted by reason, and so are handshakes of TLS that fail.
 Does not: count peers that leave before the end of a handshake, or never get to it.
 """
 

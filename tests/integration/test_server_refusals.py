@@ -57,7 +57,7 @@ async def test_what_is_refused_below_the_application_counts_by_its_reason(
         for requests in refused.values():
             for parts, status in requests:
                 assert await status_of(server, *parts) == status, parts
-        async with server.as_() as client:
+        async with server.as_(await server.token("*")) as client:
             assert (await client.get("/health")).status_code == 200
             assert (await client.get("/conversations/none")).status_code == 404
             samples = samples_in((await client.get("/metrics")).content)
