@@ -3,7 +3,7 @@
 Holds: the streams of nodes count together, because there may be as many as machines; of pools, the first
 `MAX_LABEL_VALUES` count by name. A stream whose name somebody forged is not asked about.
 Does not: know pools that no worker serves and no tool is offered for.
-Keys: reads `deck:{k}:ready…`, `deck:{k}:act:…`, `deck:{k}:turns:…`, `deck:inbox`.
+Keys: reads `deck:{k}:ready…`, `deck:{k}:act:…`, `deck:{k}:turns:…`, `deck:inbox…`, `deck:producers`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from broker.coordination.producers import Producers
 from broker.store.keys import INBOX, ShardKeys
 from broker.store.store import Store
 from deckhands.monitoring.families import MAX_LABEL_VALUES, OTHER
@@ -72,6 +73,11 @@ async def depths(store: Store, routes: Iterable[str], *, sees_inbox: bool = True
     streams = [stream for names in store.all_shards for stream in _of_shard(names, sorted(set(routes)))]
     if sees_inbox:
         streams.append(_Stream("inbox", INBOX, DOORS))
+        own = sorted((await Producers(store).all()).values(), key=lambda producer: producer.name)
+        streams += [
+            _Stream(f"inbox:{producer.name}" if at < MAX_LABEL_VALUES else OTHER, producer.stream, DOORS)
+            for at, producer in enumerate(own)
+        ]
     lines = [f"{stream.turns}:{rank}" for stream in streams if stream.turns for rank in CLASSES]
     commands = [("XINFO", "GROUPS", stream.key) for stream in streams]
     replies = await ask(store.connection, [("TIME",), *commands, *(("ZCARD", key) for key in lines)])
