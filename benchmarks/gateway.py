@@ -78,9 +78,8 @@ class Crowd:
 
     async def _read(self, name: str) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(
-            f"GET /conversations/{name}/stream HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {self.key}\r\n\r\n".encode()
-        )
+        head = f"Host: localhost\r\nAuthorization: Bearer {self.key}\r\n"
+        writer.write(f"GET /conversations/{name}/stream HTTP/1.1\r\n{head}\r\n".encode())
         try:
             while line := await reader.readline():
                 if line.startswith(b"id: "):
