@@ -1,4 +1,4 @@
-"""Producers with an inbox stream of their own: which there are, and the tenant that each is bound to.
+"""Producers with their own inbox stream: which there are, and the tenant that each is bound to.
 
 Who may forge what: a producer's user of the store may add to its own stream alone, so the stream says who wrote an
 entry. The operator names the producers here; a producer can neither read nor write this key. The tenant of a bound
@@ -25,7 +25,7 @@ from broker.store.store import Store
 EVERY_TENANT = "*"
 GROUP = "doors"
 MAX_PRODUCERS = 200
-"""A door reads each stream by a connection of its own."""
+"""A door reads each stream by a separate connection."""
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 RESERVED = frozenset({"moved", "unreadable"})
 """What keys beside the shared inbox end in."""
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class Producer(BaseModel):
-    """A producer with a stream of its own.
+    """A producer with its own stream.
 
     Attributes:
         tenant: whose conversations its entries begin; `*`: the one that an entry names.
@@ -82,7 +82,7 @@ class Producer(BaseModel):
 
 
 class Producers:
-    """The producers of a store that have a stream of their own."""
+    """The producers of a store with their own stream."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -240,7 +240,7 @@ class Transfers:
         """Return what is to be uploaded, once it was sealed for this tool worker, which has begun the request.
 
         Raises:
-            TransferFailed: whoever sends it has gone.
+            TransferFailed: its sender has gone.
             CorruptEntry: see `StoredFiles.fetch`.
         """
         key, receiver = self._store.keys(conversation_id).transfer(token), self._receivers[token]

@@ -7,7 +7,7 @@
     deck:inbox:<name>              stream   until removed  the same, of one producer alone
     deck:inbox…:moved              hash     until read     streams that had no id left → when they were moved (ms)
     deck:inbox…:moved:<id>         stream   until read     such a stream
-    deck:producers                 hash     until removed  producer with a stream of its own → its tenant (JSON)
+    deck:producers                 hash     until removed  producer with its own stream → its tenant (JSON)
     deck:replies:<name>            stream   seven days     what became of them, for the producer of that name
     deck:{k}:index                 zset     for ever       conversation → created (ms)
     deck:{k}:label:<name>=<value>  zset     with the log   conversation → created (ms), of those with a label

@@ -1,10 +1,10 @@
 """The inbox: tasks of producers that speak no Celery, as entries of streams; docs/producing-work.md is the contract.
 
-Each producer may have a stream of its own, which its user of the store alone may add to; `deck:inbox` is for a single
-producer that is trusted. Who may forge what: an entry is not signed, so its fields are those of whoever may write the
-stream. In a stream of its own a producer is known: its tenant is the one that the operator has bound it to, its answers
+Each producer may have its own stream, which its user of the store alone may add to; `deck:inbox` is for a single
+producer that is trusted. Who may forge what: an entry is not signed, so any writer of the stream chooses its fields.
+In its own stream, a producer is known: its tenant is the one that the operator has bound it to, its answers
 go to its own reply stream, and its ids are its own. In the shared one an entry may name any tenant, and any reply
-stream except those of producers with a stream of their own.
+stream except those of producers with their own stream.
 
 Holds: an entry is acknowledged after its conversation has begun and its producer has been answered, so one that the
 store accepted is carried out, whatever dies; the same id of the same producer begins one conversation. What cannot be
@@ -54,7 +54,7 @@ READ_AT_ONCE = 8
 """Few: their size is known when they are in memory."""
 PRODUCER_AT_ONCE = 4
 PRODUCER_READ_AT_ONCE = 2
-"""The same, of each producer with a stream of its own: there may be `MAX_PRODUCERS`."""
+"""The same, of each producer with its own stream: there may be `MAX_PRODUCERS`."""
 LAST_ID = f"{2**64 - 1}-{2**64 - 1}"
 """To a stream with this last id, the store adds nothing more."""
 MAX_MOVED = 4
@@ -161,7 +161,7 @@ class Inbox:
     """One inbox stream, as one door reads it.
 
     Args:
-        known: the producers with a stream of their own, as they are at any time.
+        known: the producers with their own stream, as they are at any time.
     """
 
     def __init__(
@@ -247,7 +247,9 @@ class Inbox:
         if await self._store.call("DEL", self._key):
             await self._store.call("HDEL", registry, self._key)
         elif named_ms and to_millis(self._store.clock.now()) - int(named_ms) > MOVED_SECONDS * 1000:
-            await self._store.call("HDEL", registry, self._key)  # whoever named it has died, or another has removed it
+            await self._store.call(
+                "HDEL", registry, self._key
+            )  # the door that named it has died, or another has removed it
         return True
 
     async def _take_over(self, group: asyncio.TaskGroup, after: str) -> str:

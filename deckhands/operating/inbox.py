@@ -1,4 +1,4 @@
-"""`deckhands inbox`: the producers that have an inbox stream of their own."""
+"""`deckhands inbox`: the producers that have their own inbox stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from deckhands.client.client import Client
 from deckhands.reading.terminal import columns_of, print_text
 
 SECTION = "Operate a cluster"
-VERBS = {"inbox": "Add, list and remove producers with an inbox stream of their own."}
+VERBS = {"inbox": "Add, list and remove producers with their own inbox stream."}
 HEAD = ("PRODUCER", "TENANT", "WAITING", "STREAM", "REPLIES")
 
 
@@ -39,7 +39,7 @@ class RemoveOptions:
 
 @click.group()
 def inbox() -> None:
-    """Add, list and remove producers with an inbox stream of their own: `deck:inbox:NAME`."""
+    """Add, list and remove producers with their own inbox stream: `deck:inbox:NAME`."""
 
 
 @inbox.command()
@@ -75,7 +75,7 @@ def ls(options: ListOptions) -> None:
         ]
         print_text("\n".join(table(HEAD, rows, columns=columns_of(sys.stdout), spare=("REPLIES", "STREAM"))))
     else:
-        note("No producer has a stream of its own. `deckhands inbox add` makes one.")
+        note("No producer has its own stream. `deckhands inbox add` makes one.")
 
 
 @inbox.command()

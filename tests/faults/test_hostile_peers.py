@@ -96,7 +96,7 @@ async def besieged(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Be
     client = Client(await open_store(valkey.url))
     try:
         cid, port = await client.submit("do it"), free_port()
-        key = await add_key(client.store, requests_per_minute=1_000_000)
+        key = await add_key(client.store, requests_per_minute=1_000_000, streams=5_000)
         large = [state("running", reason="x" * 30_000)] * 100
         for _ in range(LARGE // len(large)):
             await client.log.append(cid, large)

@@ -124,7 +124,7 @@ async def world(folder: Path, readers: int) -> AsyncIterator[World]:
     await valkey.start()
     client = Client(await open_store(valkey.url, patience_seconds=LIMIT))
     cid, port = await client.submit("do it"), free_port()
-    key = await add_key(client.store, requests_per_minute=1_000_000)
+    key = await add_key(client.store, requests_per_minute=1_000_000, streams=5_000)
     crowd = [Reader(port, cid, is_socket=number % 3 == 0, key=key) for number in range(readers)]
     try:
         yield World(valkey, client, cid, port, crowd, asyncio.get_running_loop().create_future())
