@@ -25,6 +25,7 @@ from broker.contract.actions import MessageAction
 from broker.contract.events import ConversationCreated, EventSource
 from broker.log.event_log import Appended
 from broker.specs.specs import Tenancy
+from deckhands.access.api_keys import ApiKeys, Scope
 from deckhands.server.serving import raise_file_limit
 
 DELIVERY_TARGET_MS = 100.0
@@ -48,6 +49,7 @@ class Crowd:
     """
 
     port: int
+    key: str
     seen: dict[str, int] = field(default_factory=dict)
     arrived: dict[tuple[str, int], float] = field(default_factory=dict)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -76,7 +78,8 @@ class Crowd:
 
     async def _read(self, name: str) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(f"GET /conversations/{name}/stream HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        head = f"Host: localhost\r\nAuthorization: Bearer {self.key}\r\n"
+        writer.write(f"GET /conversations/{name}/stream HTTP/1.1\r\n{head}\r\n".encode())
         try:
             while line := await reader.readline():
                 if line.startswith(b"id: "):
@@ -92,14 +95,14 @@ async def measure_streams(bench: Bench) -> Result:
     count = bench.choose(smoke=50, short=2_000, full=2_000)
     seconds = bench.choose(smoke=2, short=20, full=60)
     raise_file_limit()
-    async with running_cluster(bench.directory / "streams") as cluster, gateway_of(cluster) as (port, pid):
+    async with running_cluster(bench.directory / "streams") as cluster, gateway_of(cluster) as (port, pid, key):
         names = await begin_many(cluster, count)
-        warm = Crowd(port)
+        warm = Crowd(port, key)
         await warm.open(names[:OPENED_AT_ONCE])
         await warm.close()
         await asyncio.sleep(SETTLING_SECONDS)
         empty = resident_kib(pid)
-        crowd = Crowd(port)
+        crowd = Crowd(port, key)
         began, cpu = time.perf_counter(), cpu_seconds(pid)
         await crowd.open(names)
         opening, opening_cpu = time.perf_counter() - began, cpu_seconds(pid) - cpu
@@ -132,10 +135,13 @@ async def measure_streams(bench: Bench) -> Result:
 async def measure_listing(bench: Bench) -> Result:
     """Read pages of a long list: the first one, those behind it, and with filters."""
     count = bench.choose(smoke=200, short=10_000, full=50_000)
-    async with running_cluster(bench.directory / "listing") as cluster, gateway_of(cluster) as (port, _):
+    async with running_cluster(bench.directory / "listing") as cluster, gateway_of(cluster) as (port, _, key):
         await begin_many(cluster, count)
         figures = []
-        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=LIMIT_SECONDS) as client:
+        headers = {"Authorization": f"Bearer {key}"}
+        async with httpx2.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=LIMIT_SECONDS
+        ) as client:
             for limit in PAGES:
                 times, found = await _walk(client, limit=limit)
                 assert found == count, f"{found} conversations in the pages instead of {count}"
@@ -149,12 +155,15 @@ async def measure_listing(bench: Bench) -> Result:
 
 
 @contextlib.asynccontextmanager
-async def gateway_of(cluster: BenchCluster) -> AsyncIterator[tuple[int, int]]:
-    """Run a gateway and return its port and process id; the cluster ends it."""
+async def gateway_of(cluster: BenchCluster) -> AsyncIterator[tuple[int, int, str]]:
+    """Run a gateway and return its port, its process id and a key; the cluster ends it."""
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = found.getsockname()[1]
     pid = await cluster.start_gateway(port)
-    yield port, pid
+    _, key = await ApiKeys(cluster.client.store).add(
+        "benchmark", tenant="*", scopes=Scope, requests_per_minute=1_000_000, streams=100_000
+    )
+    yield port, pid, key
 
 
 async def begin_many(cluster: BenchCluster, count: int) -> list[str]:

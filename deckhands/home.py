@@ -4,6 +4,8 @@
     evaluations/<name>/ the private cluster of one evaluation
     runs/<id>/          one run: its store, logs, and what it leaves: events.jsonl, summary.json
     notes/<user>/       what the agents of runs have written down, a file for each project
+    server.key          the API key that `deckhands serve` and `up --web` have made for this machine
+    metrics.token       the token that `deckhands metrics` has made
     errors.log          tracebacks of unexpected errors
 
 Holds: only its user can enter it; a directory has one supervisor at a time, known by its pid.
@@ -30,6 +32,8 @@ class Home:
         self.cluster = path / "cluster"
         self.runs = path / "runs"
         self.notes = path / "notes"
+        self.server_key = path / "server.key"
+        self.metrics_token = path / "metrics.token"
         self.cluster_url_file = self.cluster / "url"
 
     def run_folder(self, conversation_id: str) -> Path:

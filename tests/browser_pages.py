@@ -20,11 +20,18 @@ LIMIT_MS = 120_000
 
 @asynccontextmanager
 async def opened(
-    address: str, *, width: int = 1280, height: int = 900, dark: bool = False, login: tuple[str, str] | None = None
+    address: str,
+    *,
+    width: int = 1280,
+    height: int = 900,
+    dark: bool = False,
+    key: str = "",
+    login: tuple[str, str] | None = None,
 ) -> AsyncIterator[Page]:
     """A tab at an address; at the end it has met no error and nothing that its policy forbids.
 
     Args:
+        key: of our own server; the page has it already, as after a login.
         login: name and password, for a site that asks for them.
     """
     async with async_playwright() as playwright:
@@ -42,6 +49,8 @@ async def opened(
                 "console",
                 lambda message: errors.append(message.text) if "Content Security Policy" in message.text else None,
             )
+            if key:
+                await page.add_init_script(f"sessionStorage.setItem('deckhands.key', {json.dumps(key)})")
             await page.goto(address)
             yield page
             assert errors == []

@@ -39,6 +39,7 @@ from deckhands.server.serving import serving
 from tests.broker_parts import claim, enter
 from tests.browser_pages import opened
 from tests.evaluation_parts import write_evaluation
+from tests.server_parts import add_key
 from tests.unit.deckhands.sample_log import command, output, reply, state
 
 PLOTTED = "() => (document.querySelector('.tile .line')?.getAttribute('points') || '').split(' ').length >= 9"
@@ -268,6 +269,7 @@ async def take(folder: Path) -> None:
             await write_evaluation(store, "release-4-2", attempts(30), state="over")
             ends = asyncio.Event()
             working = asyncio.create_task(work(store, ends))
+            key = await add_key(store)
             async with serving(gateway) as port:
                 for name, path, width, height, is_dark in (
                     ("evaluations", "#/evaluations", 1280, 420, False),
@@ -286,7 +288,7 @@ async def take(folder: Path) -> None:
                     ("cluster-narrow", "#/cluster", 420, 1500, False),
                 ):
                     async with opened(
-                        f"http://127.0.0.1:{port}/{path}", width=width, height=height, dark=is_dark
+                        f"http://127.0.0.1:{port}/{path}", width=width, height=height, dark=is_dark, key=key
                     ) as page:
                         await page.locator("tbody tr, .why li").first.wait_for()
                         if name.startswith("cluster"):

@@ -23,6 +23,8 @@ SERVE_VALKEY = Path(__file__).resolve().parents[1] / "deploy" / "serve-valkey"
 LIMIT_SECONDS = 30.0
 ADMIN, WORKER, QUEUE = "admin-0123456789", "worker-0123456789", "queue-0123456789"
 DOOR, PRODUCER = "door-0123456789a", "producer-0123456789"
+SHOP, MILL = "shop-0123456789a", "mill-0123456789a"
+"""Of producers with a stream of their own."""
 JOBS, GATEWAY = "jobs-0123456789a", "gateway-01234567"
 PASSWORDS = {
     "ADMIN_PASSWORD": ADMIN,
@@ -32,6 +34,7 @@ PASSWORDS = {
     "GATEWAY_PASSWORD": GATEWAY,
     "QUEUE_PASSWORD": QUEUE,
     "PRODUCER_PASSWORD": PRODUCER,
+    "PRODUCERS": f"shop={SHOP} mill={MILL}",
 }
 
 
@@ -68,6 +71,14 @@ class Server:
     @property
     def producer(self) -> str:
         return self.url(f"producer:{PRODUCER}")
+
+    @property
+    def shop(self) -> str:
+        return self.url(f"shop:{SHOP}")
+
+    @property
+    def mill(self) -> str:
+        return self.url(f"mill:{MILL}")
 
     @property
     def queue(self) -> str:

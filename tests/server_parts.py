@@ -23,6 +23,13 @@ from tests.served_stores import Server, refusals
 from tests.served_stores import serving as store_serving
 
 
+async def add_key(
+    store: Store, tenant: str = "*", scopes: Iterable[Scope] = Scope, *, life: timedelta | None = None, **limits: int
+) -> str:
+    """A new API key, by default for everything."""
+    return (await ApiKeys(store).add("test", tenant=tenant, scopes=scopes, life=life, **limits))[1]
+
+
 @dataclass
 class Served:
     """A server, and the store behind it with the rights of workers."""
@@ -40,8 +47,7 @@ class Served:
         self, tenant: str = "acme", scopes: Iterable[Scope] = Scope, *, life: timedelta | None = None, **limits: int
     ) -> str:
         """A new key."""
-        keys = ApiKeys(self.client.store)
-        return (await keys.add("test", tenant=tenant, scopes=scopes, life=life, **limits))[1]
+        return await add_key(self.client.store, tenant, scopes, life=life, **limits)
 
     def environment(self, home: Path, **more: str) -> dict[str, str]:
         """Of worker processes of this cluster."""

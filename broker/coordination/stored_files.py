@@ -20,15 +20,15 @@ PIECE_BYTES = 256 * 2**10
 MAX_STORED_FILE_BYTES = 64 * 2**20
 
 
-def check_size(size_bytes: int, what: str) -> None:
+def check_size(size_bytes: int, what: str, limit_bytes: int = MAX_STORED_FILE_BYTES) -> None:
     """Refuse what is too large for the store.
 
     Raises:
         UsageError: it has more than 64 MiB.
     """
-    if size_bytes > MAX_STORED_FILE_BYTES:
+    if size_bytes > limit_bytes:
         raise UsageError(
-            f"{what} has {size_bytes:,} bytes; the limit is {MAX_STORED_FILE_BYTES:,}.",
+            f"{what} has {size_bytes:,} bytes; the limit is {limit_bytes:,}.",
             remedy="Take less at once, or use a directory or a repository that the tool worker can reach.",
         )
 
@@ -50,13 +50,21 @@ class StoredFiles:
         await self.put(conversation_id, name, content)
         return name
 
-    async def put(self, conversation_id: str, name: str, content: bytes, *, ttl_seconds: float | None = None) -> None:
+    async def put(
+        self,
+        conversation_id: str,
+        name: str,
+        content: bytes,
+        *,
+        ttl_seconds: float | None = None,
+        limit_bytes: int = MAX_STORED_FILE_BYTES,
+    ) -> None:
         """Write a file under a name. Idempotent.
 
         Raises:
             UsageError: it is too large.
         """
-        check_size(len(content), "The file")
+        check_size(len(content), "The file", limit_bytes)
         key = self._store.keys(conversation_id).stored_file(name)
         expiry = [] if ttl_seconds is None else [("PEXPIRE", key, int(ttl_seconds * 1000))]
         for at in range(0, len(content), PIECE_BYTES):

@@ -6,7 +6,8 @@ meanwhile the node keeps what it has of it, or has packed, beside the workspace.
 
 Holds: carrying out a request twice has the same result as once; one that nobody has begun in time is not carried out
 later; what nobody fetches is gone after ten minutes; the store holds one part of a file at a time; nothing of an upload
-is in the workspace before all of it has arrived.
+is in the workspace before all of it has arrived. What is in the files is readable neither in the store nor in its
+append-only file: each side shows a public key in the request, and the other side seals the files for it.
 Does not: record transfers in the log.
 Keys: `deck:{k}:c:<id>:transfer:<token>`, stored files, and the node's action stream.
 """
@@ -19,7 +20,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from broker.coordination.stored_files import StoredFiles
+from broker.coordination.sealing import SEALED_BYTES, Receiver, seal
+from broker.coordination.stored_files import MAX_STORED_FILE_BYTES, StoredFiles, check_size
 from broker.runtime.errors import DeckhandsError, UsageError
 from broker.runtime.ids import new_key
 from broker.store.store import Store
@@ -32,7 +34,10 @@ PART_BYTES = 16 * 2**20
 MAX_COPY_BYTES = 4 * 2**30
 """Of all files of one transfer; packed, they may have as much."""
 MAX_COPY_FILES = 200_000
+CONTENT_LIMIT_SECONDS = 30.0
+"""How long a node waits for an upload to be sealed for it; longer than its sender looks away."""
 MAX_PARTS = MAX_COPY_BYTES // PART_BYTES
+MAX_SEALED_BYTES = MAX_STORED_FILE_BYTES + SEALED_BYTES
 _POLL_SECONDS = 0.05
 
 
@@ -139,6 +144,7 @@ class Transfers:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._stored_files = StoredFiles(store)
+        self._receivers: dict[str, Receiver] = {}
 
     async def ask(
         self,
@@ -165,8 +171,9 @@ class Transfers:
             raise NoWorkspace(conversation_id)
         token = new_key()
         key = names.transfer(token)
-        if content:
-            await self._stored_files.put(conversation_id, token, content, ttl_seconds=TTL_SECONDS)
+        check_size(len(content), "The file")
+        receiver, sealed_for = Receiver(), None
+        await self._write(key, "reply_key", receiver.public)
         await self._write(key, "request", request.model_dump_json())
         stream = names.shard.actions(f"node:{node.decode()}")
         order = ("c", conversation_id, "a", 0, "x", "transfer", "t", token)
@@ -180,6 +187,13 @@ class Transfers:
                         break
                     if begun:
                         limit.reschedule(latest)
+                    if content and begun and begun != sealed_for:  # another worker may have taken it over
+                        sealed = await asyncio.to_thread(seal, begun, content, f"{conversation_id} {token}")
+                        await self._stored_files.put(
+                            conversation_id, token, sealed, ttl_seconds=TTL_SECONDS, limit_bytes=MAX_SEALED_BYTES
+                        )
+                        await self._write(key, "sealed_for", begun)
+                        sealed_for = begun
                     await asyncio.sleep(_POLL_SECONDS)  # rare, and by hand: not worth a connection that blocks
         except TimeoutError as error:
             # What is reported as failed must not be carried out when the node comes back.
@@ -201,8 +215,9 @@ class Transfers:
             raise failure
         brought = b""
         if request.what in ("download", "diff", "download_part") and not answer.packed_bytes:
-            brought = await self._stored_files.fetch(conversation_id, f"{token}-back")
+            sealed = await self._stored_files.fetch(conversation_id, f"{token}-back")
             await self._stored_files.drop(conversation_id, f"{token}-back")
+            brought = await asyncio.to_thread(receiver.open, sealed, f"{conversation_id} {token} back")
         return Carried(answer, brought)
 
     async def request(self, conversation_id: str, token: str) -> TransferRequest | None:
@@ -218,11 +233,27 @@ class Transfers:
 
     async def begin(self, conversation_id: str, token: str) -> None:
         """Say that a request is being carried out, as the tool worker: the answer may take a while. Idempotent."""
-        await self._write(self._store.keys(conversation_id).transfer(token), "begun", "1")
+        receiver = self._receivers.setdefault(token, Receiver())
+        await self._write(self._store.keys(conversation_id).transfer(token), "begun", receiver.public)
 
     async def content(self, conversation_id: str, token: str) -> bytes:
-        """Return what is to be uploaded; raises what `StoredFiles.fetch` does."""
-        return await self._stored_files.fetch(conversation_id, token)
+        """Return what is to be uploaded, once it was sealed for this tool worker, which has begun the request.
+
+        Raises:
+            TransferFailed: its sender has gone.
+            CorruptEntry: see `StoredFiles.fetch`.
+        """
+        key, receiver = self._store.keys(conversation_id).transfer(token), self._receivers[token]
+        try:
+            async with asyncio.timeout(CONTENT_LIMIT_SECONDS):
+                while True:
+                    if await self._store.call("HGET", key, "sealed_for") == receiver.public:
+                        break
+                    await asyncio.sleep(_POLL_SECONDS)  # as its sender does
+        except TimeoutError as error:
+            raise TransferFailed("The files of the upload did not arrive.", remedy="Send them again.") from error
+        sealed = await self._stored_files.fetch(conversation_id, token)
+        return await asyncio.to_thread(receiver.open, sealed, f"{conversation_id} {token}")
 
     async def answer(self, conversation_id: str, token: str, answer: TransferAnswer, content: bytes | None) -> None:
         """Answer a request, as the tool worker. Idempotent.
@@ -231,11 +262,16 @@ class Transfers:
             content: what it brings; None: nothing.
         """
         key = self._store.keys(conversation_id).transfer(token)
-        if content is not None:
-            await self._stored_files.put(conversation_id, f"{token}-back", content, ttl_seconds=TTL_SECONDS)
+        reply_key = await self._store.call("HGET", key, "reply_key")
+        if content is not None and reply_key is not None:  # else nobody waits any more
+            sealed = await asyncio.to_thread(seal, reply_key, content, f"{conversation_id} {token} back")
+            await self._stored_files.put(
+                conversation_id, f"{token}-back", sealed, ttl_seconds=TTL_SECONDS, limit_bytes=MAX_SEALED_BYTES
+            )
         await self._stored_files.drop(conversation_id, token)
         await self._write(key, "answer", answer.model_dump_json())
+        self._receivers.pop(token, None)
 
-    async def _write(self, key: str, field: str, text: str) -> None:
+    async def _write(self, key: str, field: str, text: str | bytes) -> None:
         commands = [("HSET", key, field, text), ("PEXPIRE", key, int(TTL_SECONDS * 1000))]
         await self._store.call_many(commands)

@@ -6,6 +6,8 @@ then searched, and what is found there is mapped back.
 
     digits      `xxd`, `xxd -p`, `od`, `hexdump`, arrays of bytes: offsets and the column of characters are blanked,
                 separators left out. Also the characters themselves with something between all of them, and in capitals.
+    dumps       the same behind anything else on their lines: indented, numbered, behind a time or a name. Of each line
+                only its longest run of equal groups is left.
     characters  `\x67`, `\u0067`, `\147`, `%67`, `&#103;` and their like, of all characters or of some.
 
 Holds: a text costs a few passes in machine code, and more only where something is found; what is found is no longer
@@ -29,12 +31,51 @@ LINE_BYTES = 256
 
 _SEPARATORS = b" \t\r\n:,-"
 _FILLER = b"\0"
+_END = b"."
+"""No digit, and no separator."""
 
+_COLUMN = re.compile(rb"  |[|>]")
+"""What stands between the digits of a line and its characters."""
 _OFFSET = re.compile(rb"\n[0-9a-f]{6,16}(?= )")
 _DUMP_LINE = re.compile(
     rb"\n(?:[0-9a-f]{4,16}:(?P<xxd>(?: [0-9a-f]{2,16})+)(?:  [^\n]*)?"
     rb"|[0-9a-f]{6,16}(?P<od>(?: {1,2}[0-9a-f]{2})+)(?: *[|>][^\n]*)?)(?=\n|\Z)"
 )
+
+
+def _run(group: bytes, *, gap: bytes = b" {1,3}", rest: bytes = b"", least: int = 3) -> tuple[re.Pattern[bytes], ...]:
+    """Return what finds the runs of groups in a line of a dump, and what only a text with such lines has.
+
+    Args:
+        gap: what is between two groups.
+        rest: a shorter group at the end.
+        least: how many groups a full line has at least.
+    """
+    begins, ends = rb"(?<![0-9a-z:.-])", rb"(?![0-9a-z:])"
+    tail = rb"(?:%s%s)?" % (gap, rest) if rest else b""
+    run = rb"%s(?:%s(?:%s%s)*%s%s)%s" % (begins, group, gap, group, tail, b"|" + rest if rest else b"", ends)
+    line = rb"%s%s(?:%s%s){%d}" % (begins, group, gap, group, least - 1)
+    return re.compile(run), re.compile(line)
+
+
+_RUNS = (
+    _run(rb"[0-9a-f]{2}", gap=b"[ ,]{1,5}"),
+    (
+        re.compile(rb"(?<![0-9a-z:.-])(?:[0-9a-f]{2})+(?![0-9a-z:])"),
+        re.compile(rb"(?<![0-9a-z:.-])(?:[0-9a-f]{2}){6,}(?![0-9a-z:])"),
+    ),
+    _run(rb"[0-9a-f]{4}", gap=b" {1,4}", rest=rb"[0-9a-f]{2}"),
+    _run(rb"[0-9a-f]{8}", rest=rb"(?:[0-9a-f]{2}){1,3}", least=2),
+    _run(rb"[0-9a-f]{16}", rest=rb"(?:[0-9a-f]{2}){1,7}", least=2),
+    _run(rb"[0-3][0-7]{2}"),
+    _run(rb"[0-7]{6}", gap=b" {1,2}"),
+    _run(rb"[0-9]{1,3}", gap=b" {1,5}"),
+    (
+        re.compile(rb"(?: {3}[!-~]| {2}\\[0abfnrtv]| [0-7]{3}| {4})+(?!\S)"),
+        re.compile(rb"(?: {3}[!-~]| {2}\\[0abfnrtv]| [0-7]{3}| {4}){8}"),
+    ),
+)
+"""Bytes and words of `xxd`, `hexdump` and `od` in three bases, and the characters of `od -c`."""
 _ESCAPES = {  # each begins with its sign alone, which makes the search for it as fast as can be
     b"%": re.compile(rb"%(?:(?P<byte>[0-9a-fA-F]{2})|u(?P<unit>[0-9a-fA-F]{4}))"),
     b"\\": re.compile(
@@ -70,13 +111,21 @@ class EncodedSecrets:
         begun = b"\n" + plain
         without_columns = _OFFSET.sub(_blank, _DUMP_LINE.sub(_only_digits, begun))
         dump = without_columns[1:]
-        for view in (plain,) if dump == plain else (plain, dump):
+        whole = set[int]()  # where one begins that has nothing between its digits
+        views = [plain] if dump == plain else [plain, dump]
+        views += [_runs_only(plain, run) for run, line in _RUNS if line.search(plain)]
+        for view in views:
             squeezed = view.translate(None, _SEPARATORS)
             places = _Places(view, _SEPARATORS)
             for form in self._digits:
                 for at in _all(squeezed, form):
-                    end = places.kept[at + len(form) - 1] + 1
-                    yield places.kept[at], end if view is plain else _end_of_line(raw, end)
+                    begin, end = places.kept[at], places.kept[at + len(form) - 1] + 1
+                    if view is plain:
+                        whole.add(begin)
+                    elif view is not dump and begin in whole:
+                        continue  # what else is on its line is no column of a dump
+                    line_end = end if view is plain else _end_of_line(raw, end)
+                    yield begin, line_end if view is dump or _COLUMN.search(raw, end, line_end) else end
             for spaced in self._spaced:
                 for at in _all(squeezed, spaced.form):
                     kept = places.kept[at : at + len(spaced.form)]
@@ -155,6 +204,22 @@ def _spaced_forms(raw: bytes) -> Iterator[_Spaced]:
 def _gaps(kept: Sequence[int]) -> int:
     """Return between how many of them something was left out."""
     return sum(later > earlier + 1 for earlier, later in pairwise(kept))
+
+
+def _runs_only(raw: bytes, run: re.Pattern[bytes]) -> bytes:
+    """Return a text with the longest run of each line, of several the last, and blanks for all else.
+
+    A line without one ends the dump, unless it is indented, as the second lines of `od -tx1c` are.
+    """
+    lines = []
+    for line in raw.split(b"\n"):
+        begin = end = 0
+        for found in run.finditer(line) if len(line) <= LINE_BYTES else ():
+            if found.end() - found.start() >= end - begin:
+                begin, end = found.span()
+        blank = b" " * begin if end or line[:1].isspace() else _END[: len(line)]
+        lines.append(blank + line[begin:end] + b" " * (len(line) - max(end, len(blank))))
+    return b"\n".join(lines)
 
 
 def _blank(found: re.Match[bytes]) -> bytes:

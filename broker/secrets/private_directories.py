@@ -3,8 +3,12 @@
 Holds:
     - A directory is judged by where it really lies: links are followed, a bind mount counts as what it shows, and what
       is mounted below a directory is a part of it.
-    - What is ours (keys, stores, sockets, the workspaces of others) is in no workspace, and no workspace is in it.
-Does not: say who may name which directory; operators do, by the roots of their tool workers.
+    - What is ours (keys, stores, sockets, the workspaces of others) is in no workspace, and no workspace is in it. So
+      is what belongs to any other installation of Deckhands or user, recognised by the files that only it has.
+    - A file makes its directory one of Deckhands only if it belongs to the owner of the directory, who alone can read
+      it, and not everybody can write there: no other user can close a directory by such a file around it.
+Does not: look for other installations more than `MAX_DEPTH` levels below a directory, or in more than `MAX_LOOKED`
+directories; say who may name which directory; operators do, by the roots of their tool workers.
 """
 
 from __future__ import annotations
@@ -12,12 +16,13 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import stat
 import tempfile
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
 from broker.runtime.errors import UsageError
@@ -32,6 +37,13 @@ SYSTEM_TREES = (
 PLACES_FOR_WORK = ("/usr/src", "/var/tmp", "/var/www")  # noqa: S108  (nothing is put there)
 SHARED = ("/home", "/media", "/mnt", "/opt", "/srv", "/tmp", *PLACES_FOR_WORK)  # noqa: S108
 """Many people's, so that no workspace may have the whole of it."""
+
+MARKS = ((KEY_FILE,), ("server.key",), ("server.lock", "password"), (".node/identity",))
+"""The files of a home, of a store and of a node's directory; of each, all must be there."""
+SIZES = {KEY_FILE: 45, "server.key": 60}
+"""Other programs may have files of these names."""
+MAX_DEPTH = 4
+MAX_LOOKED = 5_000
 
 MAX_LINKS = 40
 """How many the kernel follows before it gives up."""
@@ -82,6 +94,15 @@ class Mounts:
                 mount = found
         inside = name.removeprefix(mount.name).strip("/")
         return Location(name, mount.device, f"{mount.path.rstrip('/')}/{inside}".rstrip("/") or "/")
+
+    def names(self, directory: Path) -> Iterator[Path]:
+        """Yield a directory without links in its path and those around it, by every name that mounts give them."""
+        yield from (directory, *directory.parents)
+        place = self.location(directory)
+        for around in (PurePosixPath(place.path), *PurePosixPath(place.path).parents):
+            for mount in self._mounts:
+                if mount.device == place.device and around.is_relative_to(mount.path):
+                    yield Path(mount.name, around.relative_to(mount.path))
 
     def parts(self, directory: Path) -> list[Location]:
         """Return where a directory without links in its path lies, and what is mounted below it."""
@@ -135,7 +156,11 @@ def fault(directory: Path, private: Sequence[Path] = ()) -> str:
                 return f"it holds {path}, which is Deckhands' own{_where(location, directory)}"
             if location.is_in(place):
                 return f"it is a part of {path}, which is Deckhands' own{_where(location, directory)}"
-    return _system_fault(mounts.parts(directory), directory, mounts) or _shared_fault(directory)
+    return (
+        _system_fault(mounts.parts(directory), directory, mounts)
+        or _shared_fault(directory)
+        or _installation_fault(directory, mounts)
+    )
 
 
 def root_fault(directory: Path) -> str:
@@ -181,6 +206,40 @@ def _system_fault(parts: list[Location], directory: Path, mounts: Mounts) -> str
             if location.is_in(place):
                 return f"it is a part of {tree}, which is the system's{_where(location, directory)}"
     return ""
+
+
+def _installation_fault(directory: Path, mounts: Mounts) -> str:
+    """Say why a directory of some installation of Deckhands is no workspace."""
+    for place in mounts.names(directory):
+        if mark := _mark_in(place):
+            return f"it is a part of {place}, which is a directory of Deckhands: {mark} is there"
+    ahead, looked = [(directory, 0)], 0
+    while ahead and looked < MAX_LOOKED:
+        here, depth = ahead.pop(0)
+        looked += 1
+        with suppress(OSError):  # what we cannot read, the programs of a workspace cannot read either
+            if depth and (mark := _mark_in(here)):
+                return f"it holds {here}, which is a directory of Deckhands: {mark} is there"
+            if depth < MAX_DEPTH:
+                with os.scandir(here) as entries:
+                    ahead += [(here / each.name, depth + 1) for each in entries if each.is_dir(follow_symlinks=False)]
+    return ""
+
+
+def _mark_in(directory: Path) -> str:
+    """Return the first of the files that show that a directory is one of Deckhands; empty: there are none."""
+    return next((files[0] for files in MARKS if all(_is_secret(directory, name) for name in files)), "")
+
+
+def _is_secret(directory: Path, name: str) -> bool:
+    try:
+        file = (directory / name).lstat()
+        around = (directory / name).parent.stat()
+    except OSError:
+        return False
+    is_closed = not (file.st_mode & 0o077 and around.st_mode & 0o077) and not around.st_mode & 0o002
+    is_ours = stat.S_ISREG(file.st_mode) and file.st_size == SIZES.get(name, file.st_size)
+    return is_ours and is_closed and file.st_uid == around.st_uid
 
 
 def _shared_fault(directory: Path) -> str:

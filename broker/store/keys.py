@@ -3,7 +3,11 @@
     deck:store                     hash     for ever       schema, shards, generation
     deck:tools                     hash     for ever       key of a tool → its offer (JSON)
     deck:tools:failed              hash     while alive    worker → the tools it cannot offer, and why (JSON)
-    deck:inbox                     stream   until done     tasks of producers that speak no Celery
+    deck:inbox                     stream   until done     tasks of a trusted producer that speaks no Celery
+    deck:inbox:<name>              stream   until removed  the same, of one producer alone
+    deck:inbox…:moved              hash     until read     streams that had no id left → when they were moved (ms)
+    deck:inbox…:moved:<id>         stream   until read     such a stream
+    deck:producers                 hash     until removed  producer with its own stream → its tenant (JSON)
     deck:replies:<name>            stream   seven days     what became of them, for the producer of that name
     deck:{k}:index                 zset     for ever       conversation → created (ms)
     deck:{k}:label:<name>=<value>  zset     with the log   conversation → created (ms), of those with a label
@@ -93,7 +97,13 @@ STORE = "deck:store"
 TOOLS = "deck:tools"
 TOOLS_FAILED = "deck:tools:failed"
 INBOX = "deck:inbox"
+PRODUCERS = "deck:producers"
 CACHED_CONVERSATIONS = 4_096
+
+
+def inbox(name: str) -> str:
+    """Return the inbox stream of a producer."""
+    return f"{INBOX}:{name}"
 
 
 def replies(name: str) -> str:

@@ -75,6 +75,10 @@ class Endpoint:
                 connection.receive_data(await reader.read(READ_BYTES))
             elif isinstance(event, h11.Request):
                 request = event
+                if not self._is_known(request):  # its body is not read
+                    message = {"type": "error", "error": {"type": "authentication_error", "message": "no"}}
+                    await _Answer(connection, writer).whole(401, message)
+                    return False
             elif isinstance(event, h11.Data):
                 body += event.data
                 if len(body) > MAX_BODY_BYTES:
@@ -87,12 +91,12 @@ class Endpoint:
         await self._answer(request, bytes(body), _Answer(connection, writer))
         return connection.our_state is h11.DONE
 
+    def _is_known(self, request: h11.Request) -> bool:
+        headers = {name.decode().lower(): value for name, value in request.headers}
+        shown = headers.get("authorization", b"").removeprefix(b"Bearer ") or headers.get("x-api-key", b"")
+        return hmac.compare_digest(shown, self._token.encode())
+
     async def _answer(self, request: h11.Request, body: bytes, answer: _Answer) -> None:
-        headers = {name.decode().lower(): value.decode("latin-1") for name, value in request.headers}
-        shown = headers.get("authorization", "").removeprefix("Bearer ") or headers.get("x-api-key", "")
-        if not hmac.compare_digest(shown.encode("latin-1"), self._token.encode()):
-            await answer.whole(401, {"type": "error", "error": {"type": "authentication_error", "message": "no"}})
-            return
         path = request.target.partition(b"?")[0]
         if path.endswith(b"/count_tokens"):
             await answer.whole(200, {"input_tokens": 1})

@@ -31,6 +31,7 @@ KEY_ID = re.compile(r"[a-z2-7]{12}")
 ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 DEFAULT_REQUESTS_PER_MINUTE = 600
 DEFAULT_BODY_BYTES = 2**20
+DEFAULT_STREAMS = 500
 RATE_KEPT_SECONDS = 120
 
 
@@ -77,6 +78,7 @@ class ApiKey(BaseModel):
         tenant: whose conversations it may see; `*`: everybody's.
         requests_per_minute: how many requests it may make.
         body_bytes: how long the body of a request may be; files may be as long as transfers carry, whatever this says.
+        streams: how many streams and requests that wait it may have open at one server.
         expires: from when on it is refused; None: never.
         revoked: when it was; None: it is good.
     """
@@ -93,6 +95,7 @@ class ApiKey(BaseModel):
     revoked: AwareDatetime | None = None
     requests_per_minute: int = Field(default=DEFAULT_REQUESTS_PER_MINUTE, ge=1, le=1_000_000)
     body_bytes: int = Field(default=DEFAULT_BODY_BYTES, ge=1_024, le=64 * 2**20)
+    streams: int = Field(default=DEFAULT_STREAMS, ge=1, le=100_000)
 
     def state(self, now: datetime) -> str:
         """Return `good`, `expired` or `revoked`."""
@@ -125,6 +128,7 @@ class ApiKeys:
         life: timedelta | None = None,
         requests_per_minute: int = DEFAULT_REQUESTS_PER_MINUTE,
         body_bytes: int = DEFAULT_BODY_BYTES,
+        streams: int = DEFAULT_STREAMS,
     ) -> tuple[ApiKey, str]:
         """Make a key, and return it with its token, which nobody can find out again.
 
@@ -151,6 +155,7 @@ class ApiKeys:
                 expires=None if life is None else now + life,
                 requests_per_minute=requests_per_minute,
                 body_bytes=body_bytes,
+                streams=streams,
             )
         except ValidationError as error:
             first = error.errors(include_url=False)[0]

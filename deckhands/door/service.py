@@ -24,7 +24,7 @@ from broker.runtime.settings import BrokerSettings
 from broker.store.store import Store, open_store
 from deckhands.door.desk import Desk
 from deckhands.door.evaluations import Evaluations
-from deckhands.door.inbox import Inbox
+from deckhands.door.inbox import Inboxes
 from deckhands.door.orders import Orders
 from deckhands.door.outcome_watcher import OutcomeWatcher
 from deckhands.door.runs import COMPLETIONS_AT_ONCE, Runs
@@ -83,7 +83,7 @@ class _Life:
     def __init__(self, desk: Desk, runs: Runs, settings: BrokerSettings, evaluations: Evaluations) -> None:
         self.worker_id = new_worker_id("door")
         self.watcher = OutcomeWatcher(desk, runs, self.worker_id)
-        self.inbox = Inbox(desk, self.worker_id)
+        self.inbox = Inboxes(desk, self.worker_id)
         self._store, self._log = desk.store, desk.log
         self._evaluations = evaluations
         self.membership = Membership(desk.store, self.worker_id, "door", ttl_seconds=settings.heartbeat_ttl_seconds)
@@ -97,8 +97,7 @@ class _Life:
                     group.create_task(self._beat(on_beat)),
                     group.create_task(self.watcher.keep_up()),
                     group.create_task(self.watcher.report_progress()),
-                    group.create_task(self.inbox.read()),
-                    group.create_task(self.inbox.keep_up()),
+                    group.create_task(self.inbox.run()),
                     group.create_task(self._evaluations.keep_up()),
                 ]
                 tasks += [group.create_task(self.watcher.complete_ended()) for _ in range(COMPLETIONS_AT_ONCE)]

@@ -2,20 +2,18 @@
 
 A server of other things can mount `metrics_app` too.
 
-Holds: without the token, if there is one, nothing is said; beyond this machine there is always one. Whatever is asked,
-the cost is one look at the store a second. Connections are limited, and what is not a short GET gets a 4xx.
+Holds: without the token nothing is said, also on the loopback, which agents may reach. Whatever is asked, the cost is
+one look at the store a second. Connections are limited, and what is not a short GET gets a 4xx.
 """
 
 from __future__ import annotations
 
 import hmac
 from collections.abc import Awaitable, Callable, MutableMapping
-from ipaddress import ip_address
 from typing import Any
 
 import uvicorn
 
-from broker.runtime.errors import UsageError
 from deckhands.monitoring.exposition import CONTENT_TYPE, Exposition
 
 PATH = "/metrics"
@@ -30,11 +28,11 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-def metrics_app(exposition: Exposition, *, token: str = "") -> App:
+def metrics_app(exposition: Exposition, *, token: str) -> App:
     """Return the ASGI application that shows metrics.
 
     Args:
-        token: what a request has to have as `Authorization: Bearer`; empty: nothing.
+        token: what a request has to have as `Authorization: Bearer`.
     """
     expected = f"Bearer {token}".encode()
 
@@ -46,7 +44,7 @@ def metrics_app(exposition: Exposition, *, token: str = "") -> App:
             await _answer(send, 404, b"There is only /metrics.\n")
         elif scope["method"] not in ("GET", "HEAD"):
             await _answer(send, 405, b"Use GET.\n", (b"allow", b"GET, HEAD"))
-        elif token and not hmac.compare_digest(headers.get(b"authorization", b""), expected):
+        elif not hmac.compare_digest(headers.get(b"authorization", b""), expected):
             await _answer(send, 401, b"The token is missing or wrong.\n", (b"www-authenticate", b"Bearer"))
         else:
             await _answer(send, 200, await exposition.text(), content_type=CONTENT_TYPE.encode())
@@ -62,17 +60,8 @@ async def _answer(
     await send({"type": "http.response.body", "body": body})
 
 
-def make_server(app: App, host: str, port: int, *, has_token: bool) -> uvicorn.Server:
-    """Return a server of an application; its `serve` runs it until the process is asked to stop.
-
-    Raises:
-        UsageError: others could reach it, and it has no token.
-    """
-    if not has_token and not is_loopback(host):
-        raise UsageError(
-            f"Metrics on {host} could be read by other machines.",
-            remedy="Name a file with a token by --token-file, or listen on 127.0.0.1.",
-        )
+def make_server(app: App, host: str, port: int) -> uvicorn.Server:
+    """Return a server of an application; its `serve` runs it until the process is asked to stop."""
     configuration = uvicorn.Config(
         app,
         host=host,
@@ -89,13 +78,3 @@ def make_server(app: App, host: str, port: int, *, has_token: bool) -> uvicorn.S
         timeout_graceful_shutdown=STOP_SECONDS,
     )
     return uvicorn.Server(configuration)
-
-
-def is_loopback(host: str) -> bool:
-    """Say whether only this machine reaches an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False

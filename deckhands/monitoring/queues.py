@@ -4,7 +4,7 @@ Holds: the streams of nodes count together, because there may be as many as mach
 `MAX_LABEL_VALUES` count by name. A stream whose name somebody forged is not asked about.
 Does not: know pools that no worker serves and no tool is offered for; know how long an entry of a Celery list had
 waited before this process first looked.
-Keys: reads `deck:{k}:ready…`, `deck:{k}:act:…`, `deck:{k}:turns:…`, `deck:inbox`.
+Keys: reads `deck:{k}:ready…`, `deck:{k}:act:…`, `deck:{k}:turns:…`, `deck:inbox…`, `deck:producers`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from broker.coordination.producers import Producers
 from broker.store.connection import Connection
 from broker.store.keys import INBOX, ShardKeys
 from broker.store.store import Store
@@ -78,6 +79,11 @@ async def depths(store: Store, routes: Iterable[str], *, sees_inbox: bool = True
     streams = [stream for names in store.all_shards for stream in _of_shard(names, sorted(set(routes)))]
     if sees_inbox:
         streams.append(_Stream("inbox", INBOX, DOORS))
+        own = sorted((await Producers(store).all()).values(), key=lambda producer: producer.name)
+        streams += [
+            _Stream(f"inbox:{producer.name}" if at < MAX_LABEL_VALUES else OTHER, producer.stream, DOORS)
+            for at, producer in enumerate(own)
+        ]
     lines = [f"{stream.turns}:{rank}" for stream in streams if stream.turns for rank in CLASSES]
     commands = [("XINFO", "GROUPS", stream.key) for stream in streams]
     replies = await ask(store.connection, [("TIME",), *commands, *(("ZCARD", key) for key in lines)])

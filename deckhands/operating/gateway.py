@@ -13,18 +13,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from broker.runtime.errors import UsageError
+from broker.runtime.errors import StoreMisconfigured, UsageError
 from broker.runtime.logs import begin_logging
 from broker.runtime.settings import logs_json
 from broker.store.store import open_store
+from deckhands.access.key_files import load_api_key
 from deckhands.cli.output import note
 from deckhands.cli.verbs import options_as
 from deckhands.client.running_cluster import open_cluster
+from deckhands.home import Home
 from deckhands.settings import FaceSettings
-from deckhands.web.open import page_of, show_page
+from deckhands.web.open import entry_of, page_of, show_page
 
 if TYPE_CHECKING:
-    from deckhands.server.gateway import ServerOptions
+    from deckhands.server.gateway import Gateway, ServerOptions
 
 SECTION = "Operate a cluster"
 VERBS = {"serve": "Serve the cluster over HTTP: a web page, REST, server-sent events, WebSocket."}
@@ -68,8 +70,8 @@ class ServeOptions:
 def serve(options: ServeOptions) -> None:
     """Serve the cluster at DECKHANDS_URL, or the one that runs here, over HTTP.
 
-    While there are no API keys, programs on this machine may do everything, and others cannot reach the server. From
-    the first `deckhands key add` on, every request needs a key.
+    Every request needs an API key, because agents may reach this machine too. `deckhands key add` makes keys. If there
+    are none yet, the server makes one for this machine and writes it to the file server.key in DECKHANDS_HOME.
     """
     require_server()
     from deckhands.server.gateway import ServerOptions
@@ -101,8 +103,11 @@ def require_server() -> None:
 
 
 @contextlib.asynccontextmanager
-async def page_of_cluster(url: str, archive: str, *, port: int) -> AsyncGenerator[None]:
-    """Serve a cluster of this machine on the loopback, and open its page, as long as the block lasts."""
+async def page_of_cluster(url: str, archive: str, *, port: int, key_file: Path) -> AsyncGenerator[None]:
+    """Serve a cluster of this machine on the loopback, and open its page, as long as the block lasts.
+
+    The page is opened by a link that works once, so no argument of a process and no log has the key.
+    """
     from deckhands.server.gateway import Gateway, ServerOptions
     from deckhands.server.serving import serving
 
@@ -111,7 +116,9 @@ async def page_of_cluster(url: str, archive: str, *, port: int) -> AsyncGenerato
     gateway = Gateway(store, archive, ServerOptions(port=port))
     try:
         async with serving(gateway) as chosen:
-            show_page(page_of(f"http://127.0.0.1:{chosen}"))
+            ticket = await gateway.tickets.issue_entry(await load_api_key(gateway.keys, key_file))
+            show_page(entry_of(page_of(f"http://127.0.0.1:{chosen}"), ticket))
+            note(f"The link works once, within two minutes; `deckhands open --link` makes another. Key: {key_file}.")
             yield
     finally:
         await gateway.aclose()
@@ -125,19 +132,29 @@ async def _serve(settings: FaceSettings, options: ServerOptions) -> None:
     tell = _log.info if logs_json() else note
     store = await open_cluster(settings=settings, patience_seconds=PATIENCE_SECONDS)
     gateway = Gateway(store, settings.archive, options)
-    has_keys = await gateway.keys.any()
+    key_note = await _key_note(gateway, Home(settings.home).server_key)
 
     def on_ready(port: int) -> None:
         scheme = "http" if options.certificate is None else "https"
         host = f"[{options.host}]" if ":" in options.host else options.host
         address = f"{scheme}://{host}:{port}"
         tell(f"Serving at {address}, where its page is. Its API: {address}/openapi.json. Ctrl-C stops it.")
-        if not has_keys:
-            tell("There are no API keys: every program of this machine may do everything.")
-        elif options.certificate is None and not options.is_loopback and not options.proxies:
+        tell(key_note)
+        if options.certificate is None and not options.is_loopback and not options.proxies:
             tell("Keys travel unencrypted: pass --certificate, or name the proxy that encrypts by --proxy.")
 
     try:
         await serve_gateway(gateway, on_ready=on_ready)
     finally:
         await gateway.aclose()
+
+
+async def _key_note(gateway: Gateway, key_file: Path) -> str:
+    """Make the key of this machine if there is no key yet, and return what a person needs to know about keys."""
+    try:
+        if gateway.options.is_loopback and (not await gateway.keys.any() or await asyncio.to_thread(key_file.exists)):
+            await load_api_key(gateway.keys, key_file)
+            return f"Requests need an API key; the key of this machine is in {key_file}."
+    except StoreMisconfigured as error:  # the store's user may make no keys
+        _log.warning("cannot make a key for this machine: %s", error)
+    return "Requests need an API key; `deckhands key add` makes one, and `deckhands open --link` opens the page."

@@ -9,7 +9,14 @@ from typing import Any
 
 import click
 
-from deckhands.access.api_keys import DEFAULT_BODY_BYTES, DEFAULT_REQUESTS_PER_MINUTE, ApiKeys, Listed, Scope
+from deckhands.access.api_keys import (
+    DEFAULT_BODY_BYTES,
+    DEFAULT_REQUESTS_PER_MINUTE,
+    DEFAULT_STREAMS,
+    ApiKeys,
+    Listed,
+    Scope,
+)
 from deckhands.cli.connecting import on_cluster
 from deckhands.cli.options import ListOptions, json_option
 from deckhands.cli.output import note, print_json, table
@@ -34,6 +41,7 @@ class AddOptions:
     expires: str | None
     per_minute: int
     body_bytes: int
+    streams: int
     as_json: bool
 
 
@@ -72,6 +80,13 @@ def key() -> None:
     show_default=True,
     help="The largest body of a request, in bytes; files may be larger.",
 )
+@click.option(
+    "--streams",
+    type=click.IntRange(1, 100_000),
+    default=DEFAULT_STREAMS,
+    show_default=True,
+    help="How many streams and waiting requests it may have open at one server.",
+)
 @json_option
 @options_as(AddOptions)
 def add(options: AddOptions) -> None:
@@ -85,6 +100,7 @@ def add(options: AddOptions) -> None:
             life=life,
             requests_per_minute=options.per_minute,
             body_bytes=options.body_bytes,
+            streams=options.streams,
         )
     )
     if options.as_json:

@@ -13,9 +13,11 @@ from broker.runtime.errors import UsageError
 from broker.runtime.settings import BrokerSettings, celery_url_beside
 from broker.store.connection import MultiplexedConnection
 from broker.store.store import open_store
+from deckhands.access.key_files import load_token
 from deckhands.cli.connecting import store_url
 from deckhands.cli.output import note
 from deckhands.cli.verbs import options_as
+from deckhands.home import Home
 from deckhands.reading.terminal import print_text
 from deckhands.settings import FaceSettings
 
@@ -45,7 +47,7 @@ class MetricsOptions:
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A file with the token that Prometheus has to send; required to listen beyond this machine.",
+    help="A file with the token that Prometheus has to send; by default DECKHANDS_HOME/metrics.token, which is made.",
 )
 @click.option("--once", "is_once", is_flag=True, help="Print the metrics, and exit.")
 @options_as(MetricsOptions)
@@ -61,14 +63,17 @@ def metrics(options: MetricsOptions) -> None:
         raise UsageError(
             f"Metrics need packages that are not installed: {error}.", remedy="pip install 'deckhands[metrics]'"
         ) from error
-    token = _token(options.token_file) if options.token_file is not None else ""
-    asyncio.run(_serve(options, FaceSettings.from_env(), token))
+    asyncio.run(_serve(options, FaceSettings.from_env()))
 
 
-async def _serve(options: MetricsOptions, settings: FaceSettings, token: str) -> None:
+async def _serve(options: MetricsOptions, settings: FaceSettings) -> None:
     from deckhands.monitoring.endpoint import PATH, make_server, metrics_app
     from deckhands.monitoring.exposition import Exposition
 
+    token_file = options.token_file or Home(settings.home).metrics_token
+    token = ""
+    if not options.is_once:
+        token = _token(token_file) if options.token_file is not None else load_token(token_file)
     url = store_url(settings)
     is_named = settings.url is not None
     celery_url = BrokerSettings.from_env(settings.environment).celery_url if is_named else celery_url_beside(url)
@@ -79,8 +84,8 @@ async def _serve(options: MetricsOptions, settings: FaceSettings, token: str) ->
         if options.is_once:
             print_text((await exposition.text()).decode().rstrip("\n"))
             return
-        server = make_server(metrics_app(exposition, token=token), options.host, options.port, has_token=bool(token))
-        note(f"Metrics are at http://{options.host}:{options.port}{PATH}.")
+        server = make_server(metrics_app(exposition, token=token), options.host, options.port)
+        note(f"Metrics are at http://{options.host}:{options.port}{PATH}. The token is in {token_file}.")
         await server.serve()
     finally:
         await celery.aclose()

@@ -113,7 +113,9 @@ class SetupOptions:
 @click.option("--port", type=click.IntRange(1, 65_535), help="Also offer the store on this port of 127.0.0.1.")
 @workspace_root_option
 @sandbox_option
-@click.option("--web", is_flag=True, help="Serve the web page and the API on 127.0.0.1, and open the page.")
+@click.option(
+    "--web", is_flag=True, help="Serve the web page and the API on 127.0.0.1, and open the page by a link with a key."
+)
 @click.option(
     "--web-port", type=click.IntRange(0, 65_535), default=8900, show_default=True, help="0: any that is free."
 )
@@ -170,7 +172,9 @@ async def _keep_up(home: Home, spec: ClusterSpec, settings: FaceSettings, *, web
                         note(f"{finding.name.capitalize()}: {finding.detail}")
                 failures = asyncio.create_task(_tell_failures(cluster.url))
                 if web_port is not None:
-                    await page.enter_async_context(page_of_cluster(cluster.url, settings.archive, port=web_port))
+                    await page.enter_async_context(
+                        page_of_cluster(cluster.url, settings.archive, port=web_port, key_file=home.server_key)
+                    )
             await stopped
             ready.cancel()
     finally:

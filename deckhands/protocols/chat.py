@@ -158,7 +158,7 @@ async def turn_of(
         UnknownConversation: there is none of this id, or it is another tenant's.
         UsageError, Problem: the messages cannot be used, or the conversation takes none.
     """
-    check_room(gateway)
+    check_room(gateway, principal)
     if not chat.conversation_id:
         return Turn(await begin_once(gateway, principal, request, chat.task(), key, is_watched=is_live), chat.model)
     conversation_id = await gateway.visible(principal, chat.conversation_id)

@@ -17,7 +17,7 @@ from broker.runtime.errors import UnknownConversation
 from broker.runtime.ids import is_conversation_id
 from broker.store.connection import texts_by_name
 from broker.store.store import Store
-from deckhands.access.api_keys import DEFAULT_BODY_BYTES, EVERY_TENANT, ApiKey, ApiKeys, Refused, Scope
+from deckhands.access.api_keys import EVERY_TENANT, ApiKey, ApiKeys, Refused, Scope
 from deckhands.access.operations import Operations
 from deckhands.access.repeated import Repeated
 from deckhands.access.tickets import Tickets
@@ -71,14 +71,14 @@ class ServerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who makes a request; without `key`, anyone on this machine, as long as no keys exist."""
+    """The owner of the API key of a request."""
 
-    key: ApiKey | None = None
+    key: ApiKey
 
     @property
     def tenant(self) -> str:
         """The tenant whose conversations they may see; `*`: all tenants."""
-        return self.key.tenant if self.key is not None else EVERY_TENANT
+        return self.key.tenant
 
     @property
     def sees_all(self) -> bool:
@@ -88,12 +88,7 @@ class Principal:
     @property
     def author(self) -> str:
         """Their name in logs."""
-        return f"key {self.key.id} ({self.key.name})" if self.key is not None else "anonymous"
-
-    @property
-    def body_bytes(self) -> int:
-        """How long the body of a request may be."""
-        return self.key.body_bytes if self.key is not None else DEFAULT_BODY_BYTES
+        return f"key {self.key.id} ({self.key.name})"
 
     def require(self, scope: Scope) -> None:
         """Require a scope.
@@ -101,7 +96,7 @@ class Principal:
         Raises:
             Refused: the key does not have it.
         """
-        if self.key is not None and scope not in self.key.scopes:
+        if scope not in self.key.scopes:
             has = ", ".join(sorted(self.key.scopes))
             raise Refused("forbidden", f"This needs the scope {scope}; the key has {has}.", remedy="Use another key.")
 
@@ -123,7 +118,7 @@ class Gateway:
         client: for requests, which do not wait long for the store.
         follower: for streams, which wait until the store is back.
         exposition: the metrics of the cluster, and of this server.
-        streams: the open streams.
+        streams: the open streams, and the requests that wait, with the ids of their keys.
         refusals: how many requests were answered with an error, by status and reason.
         is_stopping: set when the server is about to end.
     """
@@ -139,7 +134,7 @@ class Gateway:
     operations: Operations = field(init=False)
     uploads: Uploads = field(init=False)
     exposition: Exposition = field(init=False)
-    streams: set[object] = field(init=False, default_factory=set)
+    streams: dict[object, str] = field(init=False, default_factory=dict)
     refusals: Counter[Refusal] = field(init=False, default_factory=Counter)
     is_stopping: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 
@@ -163,18 +158,17 @@ class Gateway:
         Args:
             token: the token of a request, or empty.
         """
-        if token:
-            return Principal(await self.keys.check(token))
-        if self.options.is_loopback and not await self.keys.any():
-            return Principal()
-        raise Refused("unauthorized", "The request has no API key.", remedy="Send `Authorization: Bearer dh_…`.")
+        if not token:
+            raise Refused(
+                "unauthorized",
+                "The request has no API key.",
+                remedy="Send `Authorization: Bearer dh_…`. `deckhands key add` makes a key, also for this machine.",
+            )
+        return Principal(await self.keys.check(token))
 
     async def check_again(self, principal: Principal) -> None:
         """Check that the reader of a stream may still read; raises what `authenticate` does."""
-        if principal.key is not None:
-            await self.keys.check_id(principal.key.id)
-        else:
-            await self.authenticate("")
+        await self.keys.check_id(principal.key.id)
 
     async def visible(self, principal: Principal, conversation_id: str) -> str:
         """Return the id of a conversation that the principal may see.

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from broker.coordination.stored_files import MAX_STORED_FILE_BYTES
 from broker.coordination.transfers import MAX_COPY_BYTES
 from broker.runtime.errors import DeckhandsError
-from deckhands.access.api_keys import Refused
+from deckhands.access.api_keys import DEFAULT_BODY_BYTES, Refused
 from deckhands.server.gateway import LOOPBACK_NAMES, Gateway, Principal
 from deckhands.server.problems import Problem, answer_to
 from deckhands.web.pages import Pages
@@ -72,9 +72,9 @@ class Guard:
                 principal = await self._principal(scope, headers)
                 scope.setdefault("state", {})["principal"] = principal
                 if scope["type"] == "http":
-                    receive = await self._checked(scope, headers, receive, principal)
+                    receive = await self._checked(scope, headers, receive, principal.key.body_bytes)
             elif scope["type"] == "http":
-                receive = await self._checked(scope, headers, receive, Principal())
+                receive = await self._checked(scope, headers, receive, DEFAULT_BODY_BYTES)
         except DeckhandsError as error:
             await _refuse(error, scope, receive, send)
             return
@@ -116,16 +116,15 @@ class Guard:
             principal = Principal(await gateway.keys.check_id(key_id))
         else:
             principal = await gateway.authenticate(token)
-        if principal.key is not None:
-            await gateway.keys.count(principal.key)
+        await gateway.keys.count(principal.key)
         return principal
 
-    async def _checked(self, scope: Scope, headers: Headers, receive: Receive, principal: Principal) -> Receive:
+    async def _checked(self, scope: Scope, headers: Headers, receive: Receive, body_bytes: int) -> Receive:
         """Return where the body of a request comes from; one that is not a file is read and checked here."""
         is_upload = UPLOAD.fullmatch(scope["path"]) is not None
         is_file = is_upload or FILE.fullmatch(scope["path"]) is not None
         longest = MAX_STORED_FILE_BYTES if is_upload else MAX_COPY_BYTES
-        limit = longest if is_file and scope["method"] == "PUT" else principal.body_bytes
+        limit = longest if is_file and scope["method"] == "PUT" else body_bytes
         declared = headers.get("content-length", "0")
         if declared.isascii() and declared.isdigit() and int(declared) > limit:
             raise _too_long(limit)

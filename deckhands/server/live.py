@@ -23,10 +23,10 @@ from deckhands.access.tickets import TICKET_SECONDS
 from deckhands.client.errors import NotSettled
 from deckhands.server.conversations import Seen
 from deckhands.server.dependencies import MAX_EVENT_ID, GatewayOf, Reader
-from deckhands.server.gateway import Gateway
+from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.guard import SUBPROTOCOL
 from deckhands.server.models import Ticket
-from deckhands.server.problems import Problem, problem_of
+from deckhands.server.problems import problem_of
 from deckhands.server.streams import EventStream, Item, SlowReader, check_room
 
 routes = APIRouter(tags=["streams"])
@@ -38,6 +38,8 @@ STREAM_HEADERS = {"X-Accel-Buffering": "no", "Cache-Control": "no-store"}
 CLOSE_CODES = {
     "server_stopping": 1012,
     "slow_reader": 1013,
+    "too_many_streams": 1013,
+    "too_many_streams_of_key": 1013,
     "unauthorized": 4401,
     "key_revoked": 4401,
     "key_expired": 4401,
@@ -123,7 +125,8 @@ async def settles(gateway: Gateway, request: Request, conversation_id: str, *, t
     """
     wait = gateway.follower.wait_until_settled(conversation_id, timeout_seconds=timeout_seconds)
     waiting, leaving = asyncio.create_task(wait), asyncio.create_task(_until_gone(request.receive))
-    gateway.streams.add(waiting)
+    principal: Principal = request.state.principal
+    gateway.streams[waiting] = principal.key.id
     try:
         await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
@@ -133,13 +136,13 @@ async def settles(gateway: Gateway, request: Request, conversation_id: str, *, t
             raise error
         return error is None
     finally:
-        gateway.streams.discard(waiting)
+        gateway.streams.pop(waiting, None)
         for task in (waiting, leaving):
             task.cancel()
         await asyncio.gather(waiting, leaving, return_exceptions=True)
 
 
-async def check_place(gateway: Gateway, conversation_id: str, after: int) -> None:
+async def check_place(gateway: Gateway, principal: Principal, conversation_id: str, after: int) -> None:
     """Check that a stream can begin after an event.
 
     Raises:
@@ -147,7 +150,7 @@ async def check_place(gateway: Gateway, conversation_id: str, after: int) -> Non
         EventsLost: its log ends before that event.
         Problem: too many streams are open.
     """
-    check_room(gateway)
+    check_room(gateway, principal)
     try:
         last_id = await gateway.client.log.last_id(conversation_id)
     except UnknownConversation:
@@ -193,7 +196,7 @@ async def follow(
     is nothing more to come.
     """
     after = wanted.after if last_event_id is None else last_event_id
-    await check_place(gateway, conversation_id, after)
+    await check_place(gateway, principal, conversation_id, after)
     stream = EventStream(
         gateway,
         principal,
@@ -216,7 +219,7 @@ async def follow_ws(
 ) -> None:
     """Follow the log over a WebSocket: each message is `{"type", "id", "content"}`, as in the other stream."""
     try:
-        await check_place(gateway, conversation_id, wanted.after)
+        await check_place(gateway, principal, conversation_id, wanted.after)
     except DeckhandsError as error:
         await socket.accept(subprotocol=_subprotocol(socket))
         await socket.close(CLOSE_CODES.get(error.code, 1011), error.code)
@@ -282,7 +285,5 @@ def _subprotocol(socket: WebSocket) -> str | None:
 @routes.post("/tickets", status_code=201, summary="Get a ticket for one stream")
 async def ticket(gateway: GatewayOf, principal: Reader) -> Ticket:
     """Get what opens one stream in a page of a browser, which cannot send its key along."""
-    if principal.key is None:
-        raise Problem(409, "conflict", "There are no keys, so nobody needs a ticket.")
     issued = await gateway.tickets.issue(principal.key.id)
     return Ticket(ticket=issued, expires_in_seconds=TICKET_SECONDS)

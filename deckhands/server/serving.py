@@ -1,8 +1,9 @@
 """A server as a program: where it listens, when it refuses to start, how it ends.
 
-Holds: without keys, it listens only on this machine; a request whose head arrives too slowly loses its connection; at
-the end, every stream is closed with a code. Requests that are refused here, before the application sees them, are
-counted by reason, and so are handshakes of TLS that fail.
+Holds: without keys, it listens only on this machine, and answers only what is public; a request whose head arrives too
+slowly loses its connection; at the end, every stream is closed with a code. Requests that are refused here, before the
+application sees them, are counted by reason, and so are handshakes of TLS that fail. A request that a proxy could take
+for another one is refused: with both lengths, with chunks in HTTP/1.0, or with a line that does not end in CR LF.
 Does not: count peers that leave before the end of a handshake, or never get to it.
 """
 
@@ -12,6 +13,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import re
 import resource
 import socket
 import ssl
@@ -22,6 +24,7 @@ from typing import Any
 
 import h11
 import uvicorn
+from h11._receivebuffer import ReceiveBuffer
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
@@ -35,12 +38,48 @@ HEAD_TOO_LARGE = 431
 """What h11 says of a head that is longer than it may be."""
 KEEP_ALIVE_SECONDS = 30
 ENDING_SECONDS = 5
+BARE_LF = re.compile(rb"(?<!\r)\n")
 BACKLOG = 2_048
 COLLECTED = (10_000, 20, 50)
 """Thresholds of the garbage collector: new objects, then collections of the younger generation before an older one."""
 TIMEOUT = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 _log = logging.getLogger(__name__)
+
+
+class _StrictLines(ReceiveBuffer):
+    """The bytes of a connection, of which every line of a head and of trailers ends in CR LF."""
+
+    def maybe_extract_lines(self) -> list[bytearray] | None:
+        """Return the lines up to an empty one; None: there is none yet."""
+        begins = bytes(self._data[: MAX_HEAD_BYTES + 1])
+        lines = super().maybe_extract_lines()
+        if lines is not None and BARE_LF.search(
+            begins, 0, len(begins) - len(self._data) if self._data else len(begins)
+        ):
+            raise h11.RemoteProtocolError("a line ends in LF without CR")
+        return lines
+
+
+class _StrictConnection(h11.Connection):
+    """The parser of a connection, which refuses requests whose end is ambiguous."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(h11.SERVER, limit_bytes)
+        self._receive_buffer = _StrictLines()
+
+    def next_event(self) -> Any:
+        """Return the next event.
+
+        Raises:
+            RemoteProtocolError: the peer sends what is no HTTP, or is ambiguous.
+        """
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            names = {name for name, _ in event.headers}
+            if b"transfer-encoding" in names and (b"content-length" in names or event.http_version < b"1.1"):
+                raise h11.RemoteProtocolError("Content-Length or HTTP/1.0 with Transfer-Encoding")
+        return event
 
 
 def protocol_with(head_seconds: float, refusals: Counter[Refusal]) -> type[H11Protocol]:
@@ -55,6 +94,10 @@ def protocol_with(head_seconds: float, refusals: Counter[Refusal]) -> type[H11Pr
 
         _timer: asyncio.TimerHandle | None = None
         _seen: Any = None
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self.conn = _StrictConnection(MAX_HEAD_BYTES)
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             """Wait for the first head."""

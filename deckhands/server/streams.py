@@ -23,7 +23,7 @@ from deckhands.client.reader import with_words
 from deckhands.reading.summary import Tally
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.models import chars_in, event_json
-from deckhands.server.problems import Problem, problem_of
+from deckhands.server.problems import RETRY_SECONDS, Problem, problem_of
 
 QUEUED = 100
 """How many items are read ahead of the reader."""
@@ -93,8 +93,8 @@ class EventStream:
             Problem: too many streams are open.
         """
         gateway = self._gateway
-        check_room(gateway)
-        gateway.streams.add(self)
+        check_room(gateway, self._principal)
+        gateway.streams[self] = self._principal.key.id
         pumps = [asyncio.create_task(self._pump_events())]
         pumps += [asyncio.create_task(self._pump_deltas())] if self._deltas else []
         stopping = asyncio.create_task(gateway.is_stopping.wait())
@@ -105,7 +105,7 @@ class EventStream:
                 if batch and batch[-1].kind in ("problem", "end"):
                     return
         finally:
-            gateway.streams.discard(self)
+            gateway.streams.pop(self, None)
             for task in (*pumps, stopping):
                 task.cancel()
             await asyncio.gather(*pumps, stopping, return_exceptions=True)
@@ -227,12 +227,21 @@ class EventStream:
                 await asyncio.sleep(PAUSE_SECONDS * jitter())
 
 
-def check_room(gateway: Gateway) -> None:
+def check_room(gateway: Gateway, principal: Principal) -> None:
     """Check that there is room for one more stream, or for one more request that waits.
 
     Raises:
-        Problem: too many are open.
+        Problem: too many are open, of this key or of all.
     """
+    key = principal.key
+    if sum(key_id == key.id for key_id in gateway.streams.values()) >= key.streams:
+        raise Problem(
+            429,
+            "too_many_streams_of_key",
+            f"This key has {key.streams:,} streams open at this server, as many as its limit `streams` allows.",
+            remedy="Close one, or use a key with a higher limit: `deckhands key add --streams`.",
+            headers={"Retry-After": str(RETRY_SECONDS)},
+        )
     if len(gateway.streams) >= gateway.options.max_streams:
         raise Problem(503, "too_many_streams", "The server has as many streams as it takes.", remedy="Use another.")
 

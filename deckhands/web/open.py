@@ -47,18 +47,14 @@ class OpenOptions:
 def open_(options: OpenOptions) -> None:
     """Open the web page that `deckhands serve` or `deckhands up --web` shows, or one conversation there.
 
-    A server with API keys asks for one; the page keeps it until its tab is closed. With --link, you type no key: the
-    link works once, within two minutes. It needs the server's store, as `deckhands key add` does.
+    The page asks for an API key and keeps it until its tab is closed. With --link, you type no key: the link works
+    once, within two minutes. It needs the server's store, as `deckhands key add` does.
     """
     address = page_of(options.server, options.conversation_id)
     if options.link:
         if options.conversation_id is not None:
             raise UsageError("With --link, the page opens at the list.", remedy="Leave out the id, or --link.")
-        ticket = on_cluster(_entry)
-        if ticket:
-            address += f"#/enter/{ticket}"
-        else:
-            note("There are no API keys, so nobody needs a link.")
+        address = entry_of(address, on_cluster(_entry))
     if options.only_print:
         print_text(address)
     else:
@@ -66,12 +62,14 @@ def open_(options: OpenOptions) -> None:
 
 
 async def _entry(client: Client) -> str:
-    """Return a ticket for a new key; empty if the server has no keys, because the first one would lock others out."""
-    keys = ApiKeys(client.store)
-    if not await keys.any():
-        return ""
-    _, token = await keys.add("web page", tenant=EVERY_TENANT, scopes=Scope, life=LIFE)
+    """Return a ticket for a new key."""
+    _, token = await ApiKeys(client.store).add("web page", tenant=EVERY_TENANT, scopes=Scope, life=LIFE)
     return await Tickets(client.store).issue_entry(token)
+
+
+def entry_of(address: str, ticket: str) -> str:
+    """Return the address at which a page exchanges a ticket for its key. A server is never sent what is behind `#`."""
+    return f"{address}#/enter/{ticket}"
 
 
 def show_page(address: str) -> None:

@@ -17,7 +17,8 @@ from broker.coordination import transfers
 from broker.coordination.transfers import PART_BYTES, TransferFailed, TransferRequest, Transfers
 from broker.log.event_log import EventLog
 from broker.runtime.errors import UsageError
-from broker.store.store import Store
+from broker.store.embedded import EmbeddedValkey
+from broker.store.store import Store, open_store
 from deckhands.transfers.files import WorkspaceFiles
 from tests.polling import until
 from tool_worker.checkpoints.checkpointing import Checkpointing
@@ -234,3 +235,24 @@ async def test_bits_that_are_not_copied_are_named(valkey_store: Store, tmp_path:
         await node.files.download(CID, "in", tmp_path / "out", on_without_bits=named.extend)
         assert sorted(named) == ["in/shared", "in/tool"]
         assert not (tmp_path / "out" / "tool").stat().st_mode & 0o7000
+
+
+@pytest.mark.parametrize("size", [2**20, LONG_BYTES], ids=["at once", "in parts"])
+async def test_copied_files_are_readable_nowhere_in_the_store(tmp_path: Path, size: int) -> None:
+    source, back = tmp_path / "secret.txt", tmp_path / "back.txt"
+    canary = noise(source, size)[size // 2 :][:24]  # nothing of it is compressed
+    valkey = EmbeddedValkey(tmp_path / "valkey", append_fsync="always")
+    await valkey.start()
+    store = await open_store(valkey.url)
+    try:
+        async with node_of(store, tmp_path / "root") as node:
+            await node.files.upload(CID, source, "data/")
+            assert (node.workspace / "data" / "secret.txt").read_bytes() == source.read_bytes()
+            await node.files.download(CID, "data/secret.txt", back)
+            assert back.read_bytes() == source.read_bytes()
+    finally:
+        await store.aclose()
+        await valkey.stop()
+    kept = [path.read_bytes() for path in (tmp_path / "valkey").rglob("*") if path.is_file()]
+    assert any(b"transfer" in content for content in kept)
+    assert not any(canary in content for content in kept)

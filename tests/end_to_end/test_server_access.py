@@ -262,7 +262,7 @@ async def test_it_does_not_listen_beyond_this_machine_without_keys(server: Serve
     with pytest.raises(UsageError, match="there are no API keys"):
         await check_start(gateway)
     async with server.as_() as client:
-        assert (await client.get("/conversations")).status_code == 200
+        assert (await client.get("/conversations")).status_code == 401
         evil = {"Origin": "http://evil.example"}
         assert (await client.get("/conversations", headers=evil)).json()["code"] == "forbidden_origin"
         assert (await client.get("/conversations", headers={"Host": "evil.example"})).json()["code"] == "wrong_host"

@@ -72,6 +72,13 @@ async def log(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Server]
         ("log", {"WORKER_PASSWORD": ADMIN}, "ADMIN_PASSWORD and WORKER_PASSWORD are the same"),
         ("log", {"ADMIN_PASSWORD": "0123456789 +@all ~*"}, "ADMIN_PASSWORD may hold letters, digits and _ . ~ - only"),
         ("log", {"DOOR_PASSWORD": ADMIN}, "ADMIN_PASSWORD and DOOR_PASSWORD are the same"),
+        ("log", {"PRODUCERS": "admin=shop-0123456789a"}, "PRODUCERS may not name admin"),
+        ("log", {"PRODUCERS": "a:b=shop-0123456789a"}, "a name in PRODUCERS may hold letters, digits and _ . - only"),
+        ("log", {"PRODUCERS": "* =x"}, "a name in PRODUCERS may hold letters, digits and _ . - only"),
+        ("log", {"PRODUCERS": "shop"}, "PRODUCERS has no password for shop: write shop=PASSWORD"),
+        ("log", {"PRODUCERS": "shop=short"}, "PRODUCERS:shop is shorter than 16 characters"),
+        ("log", {"PRODUCERS": f"shop={ADMIN}"}, "ADMIN_PASSWORD and PRODUCERS:shop are the same"),
+        ("log", {"PRODUCERS": "a=a-0123456789abcd a=b-0123456789abcd"}, "PRODUCERS names a twice"),
         ("queue", {"PRODUCER_PASSWORD": QUEUE}, "QUEUE_PASSWORD and PRODUCER_PASSWORD are the same"),
         ("queue", {"PRODUCER_PASSWORD": "fifteen-letters"}, "PRODUCER_PASSWORD is shorter than 16 characters"),
         ("queue", {"QUEUE_PASSWORD": "0123456789012345\n"}, "QUEUE_PASSWORD may hold letters, digits and _ . ~ - only"),
@@ -251,9 +258,9 @@ async def test_a_producer_with_a_user_reads_its_own_answers_only(tmp_path: Path,
         await admin.call(*line.split())
         assert await admin.call("CONFIG", "GET", "proto-max-bulk-len") == [b"proto-max-bulk-len", b"67108864"]
         shop = MultiplexedConnection(server.url("shop:A-LONG-PASSWORD"))
-        await shop.call("XADD", "deck:inbox", "*", "v", "1")
+        await shop.call("XADD", "deck:inbox:shop", "*", "v", "1")
         assert await shop.call("XRANGE", "deck:replies:shop", "-", "+") == []
-        for command in ("XRANGE deck:replies:other - +", *BEYOND_A_PRODUCER):
+        for command in ("XRANGE deck:replies:other - +", "XADD deck:inbox * v 1", *BEYOND_A_PRODUCER):
             with pytest.raises(DeckhandsError, match="NOPERM"):
                 await shop.call(*command.split())
         await shop.aclose()

@@ -23,6 +23,7 @@ from tests.faults.harness import FaultCluster, steps
 from tests.faults.server_process import free_port, server
 from tests.otlp_receiver import Receiver, receiving
 from tests.polling import until
+from tests.server_parts import add_key
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -134,9 +135,10 @@ async def test_a_request_continues_the_trace_of_its_header_and_no_forged_one(
     task = {"task": "do it", "delay": 3_600.0}
     begun = []
     home, port = cluster.root / "server", free_port()
+    headers = {"Authorization": f"Bearer {await add_key(cluster.client.store)}"}
     async with (
         server(cluster.store.url, home, port, environment=receiver.environment),
-        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60) as client,
     ):
         for text in (OUTER, f"{OUTER}-x"):
             answer = await client.post("/conversations", json=task, headers={"traceparent": text})

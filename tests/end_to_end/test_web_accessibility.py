@@ -77,7 +77,7 @@ async def test_axe_finds_nothing_on_any_page(server: Served, axe: str, is_dark: 
         "cluster": "#/cluster",
     }
     found: dict[str, list[Any]] = {}
-    async with opened(f"{server.url}/", dark=is_dark) as page:
+    async with opened(f"{server.url}/", dark=is_dark, key=await server.token("*")) as page:
         for name, path in pages.items():
             await page.goto(f"{server.url}/{path}")
             await page.reload()
@@ -91,7 +91,7 @@ async def test_axe_finds_nothing_on_any_page(server: Served, axe: str, is_dark: 
 
 async def test_a_keyboard_reaches_events_answers_and_menus(server: Served) -> None:
     shown = await fill(server.client.store)
-    async with opened(f"{server.url}/#/c/{shown}") as page:
+    async with opened(f"{server.url}/#/c/{shown}", key=await server.token("*")) as page:
         await page.locator("#confirm").wait_for()
         await page.keyboard.press("j")
         await page.keyboard.press("j")

@@ -31,7 +31,7 @@ from tests.integration.command_line import cluster as cluster_up
 from tests.integration.command_line import deckhands, environment
 from tests.polling import until
 from tests.screenshots import picture
-from tests.server_parts import Served, served
+from tests.server_parts import Served, add_key, served
 from tests.unit.deckhands.sample_log import output, state
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium on this machine")
@@ -116,7 +116,7 @@ async def test_a_run_is_followed_live_over_a_server_that_is_killed_and_an_action
     cid = await cluster.client.submit("look around", agent=agent, headless=False, title="Look around")
     asks = await cluster.client.wait_until_settled(cid, timeout_seconds=LIMIT_SECONDS)
     assert asks.state == "awaiting_user_confirmation", asks.last_error
-    async with opened(f"{cluster.url}/#/c/{cid}") as page:
+    async with opened(f"{cluster.url}/#/c/{cid}", key=await add_key(cluster.store)) as page:
         await page.get_by_role("heading", name="Run action").wait_for()
         await page.get_by_role("button", name="Confirm").click()
         await page.get_by_text("first", exact=True).first.wait_for()
@@ -150,7 +150,7 @@ async def test_a_person_edits_an_action_sends_a_picture_compares_a_fork_and_take
     await cluster.client.wait_until_settled(cid, timeout_seconds=LIMIT_SECONDS)
     image = cluster.folder / "point.png"
     image.write_bytes(base64.b64decode(picture(20, 10, (200, 30, 30)).partition(",")[2]))
-    async with opened(f"{cluster.url}/#/c/{cid}") as page:
+    async with opened(f"{cluster.url}/#/c/{cid}", key=await add_key(cluster.store)) as page:
         await page.get_by_role("button", name="Edit…").click()
         await page.get_by_role("textbox", name="Command").fill("echo edited > made.txt; cat made.txt")
         await page.get_by_role("button", name="Run it so").click()
@@ -235,7 +235,7 @@ async def test_ten_thousand_conversations_stay_pages_and_many_are_cancelled_at_o
     for at in range(0, len(commands), 2_000):
         await server.client.store.connection.call_many(commands[at : at + 2_000])  # type: ignore[arg-type]
     real = [await server.client.submit("x", title=f"Real {number}") for number in range(3)]
-    async with opened(f"{server.url}/") as page:
+    async with opened(f"{server.url}/", key=await server.token("*")) as page:
         await page.get_by_role("link", name="Real 2").wait_for()
         assert await page.locator("tbody tr").count() == 100
         for _ in range(2):
@@ -271,9 +271,6 @@ async def test_what_the_page_is_made_of_needs_no_key_and_forbids_scripts_of_othe
 async def test_a_link_enters_once_and_a_wrong_one_never(server: Served, tmp_path: Path) -> None:
     env = environment(tmp_path, DECKHANDS_URL=server.log.worker)
     link = ("open", "--link", "--print", "--server", server.url)
-    first = await asyncio.to_thread(deckhands, *link, env=env)
-    assert first.out.strip() == f"{server.url}/"  # without keys nobody needs one, and none is made
-    await server.token("*")
     done = await asyncio.to_thread(deckhands, *link, env=env)
     address = done.out.strip()
     assert address.startswith(f"{server.url}/#/enter/")
@@ -296,7 +293,7 @@ async def test_up_serves_the_page_of_its_cluster(tmp_path: Path) -> None:
         few = ("--controllers", "1", "--tools", "0", "--doors", "0", "--web", "--web-port", "0")
         with cluster_up(tmp_path, *few, BROWSER="/bin/true") as running:
             assert running.stderr is not None
-            address = next(line for line in running.stderr if "The page is" in line).rsplit(" ", 1)[1].strip()
+            address = next(line for line in running.stderr if "The page is" in line).split()[-1]
             with urllib.request.urlopen(address, timeout=60) as answer:
                 return answer.status, answer.read().decode()
 

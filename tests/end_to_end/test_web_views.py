@@ -114,7 +114,7 @@ async def test_the_cluster_shows_its_pace_and_what_binds_it(server: Served) -> N
     ends = asyncio.Event()
     working = asyncio.create_task(work(store, ends))
     try:
-        async with opened(f"{server.url}/#/cluster") as page:
+        async with opened(f"{server.url}/#/cluster", key=await server.token("*")) as page:
             await page.get_by_role("cell", name="calls at once", exact=True).wait_for()
             await page.get_by_role("img", name="94 % of $25.00").wait_for()
             await page.locator(".tile .line").first.wait_for(state="attached")
@@ -144,7 +144,7 @@ async def test_delegates_are_a_tree_with_what_they_have_handed_on_below_them(ser
 
     above = await server.client.submit("All of it")
     scout = await hands_on(above, "Scout")
-    async with opened(f"{server.url}/#/c/{above}") as page:
+    async with opened(f"{server.url}/#/c/{above}", key=await server.token("*")) as page:
         tree = page.locator("aside ul ul ul").first
         await page.get_by_role("link", name="Scout").wait_for()
         tester = await hands_on(scout, "Tester")
@@ -160,9 +160,7 @@ async def test_delegates_are_a_tree_with_what_they_have_handed_on_below_them(ser
 async def test_a_tenant_sees_no_figures_of_the_whole_cluster(server: Served) -> None:
     await fill_cluster(server.client.store)
     token = await server.token("acme")
-    async with opened(f"{server.url}/#/cluster") as page:
-        await page.evaluate("token => sessionStorage.setItem('deckhands.key', token)", token)
-        await page.reload()
+    async with opened(f"{server.url}/#/cluster", key=token) as page:
         await page.get_by_role("cell", name="tenant:acme").wait_for()
         await page.get_by_text("Figures of the whole cluster need a key").wait_for()
         assert "globex" not in await page.locator("main").inner_text()
@@ -185,7 +183,7 @@ async def test_the_list_is_narrowed_by_tenant_model_and_cost_and_what_has_failed
         last_id = await server.client.log.last_id(cid)
         events = [state("running"), reply(), state(end, "it failed")]
         await server.client.log.append_as_owner(ownership, events, expected_last_id=last_id, fields=fields)
-    async with opened(f"{server.url}/") as page:
+    async with opened(f"{server.url}/", key=await server.token("*")) as page:
         await page.get_by_role("link", name="Dear").wait_for()
         for name, value, gone in (("Tenant", "acme", "Other tenant"), ("Model", "LARGE", "Other model")):
             await page.get_by_role("textbox", name=name).fill(value)

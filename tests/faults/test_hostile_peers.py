@@ -18,6 +18,7 @@ from broker.store.store import open_store
 from deckhands.client.client import Client
 from tests.faults.server_process import free_port, server
 from tests.polling import unhurried, until
+from tests.server_parts import add_key
 from tests.unit.deckhands.sample_log import state
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -43,7 +44,13 @@ class Besieged:
     process: psutil.Process
     conversation_id: str
     last_id: int
+    key: str
     connections: int = 0
+
+    @property
+    def head(self) -> bytes:
+        """The headers of a request that may do everything."""
+        return f"Host: localhost\r\nAuthorization: Bearer {self.key}\r\n".encode()
 
     @contextlib.asynccontextmanager
     async def unharmed(self) -> AsyncIterator[None]:
@@ -60,7 +67,10 @@ class Besieged:
 
     async def answers(self) -> None:
         """See that others are served meanwhile; this process may itself be too late with a request, beside all peers."""
-        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=LIMIT) as client:
+        headers = {"Authorization": f"Bearer {self.key}"}
+        async with httpx2.AsyncClient(
+            base_url=f"http://127.0.0.1:{self.port}", headers=headers, timeout=LIMIT
+        ) as client:
             late = 0
             for _ in range(5):
                 while (status := (await client.get("/conversations")).status_code) == 408 and late < LATE_AT_MOST:
@@ -86,11 +96,12 @@ async def besieged(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Be
     client = Client(await open_store(valkey.url))
     try:
         cid, port = await client.submit("do it"), free_port()
+        key = await add_key(client.store, requests_per_minute=1_000_000, streams=5_000)
         large = [state("running", reason="x" * 30_000)] * 100
         for _ in range(LARGE // len(large)):
             await client.log.append(cid, large)
         async with server(valkey.url, tmp_path / "home", port, limit_seconds=HURRIED_SECONDS) as running:
-            found = Besieged(client, port, psutil.Process(running.pid), cid, await client.log.last_id(cid))
+            found = Besieged(client, port, psutil.Process(running.pid), cid, await client.log.last_id(cid), key)
             await found.answers()
             found.connections = len(found.process.net_connections("tcp"))
             yield found
@@ -99,21 +110,21 @@ async def besieged(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Be
         await valkey.stop()
 
 
-def that_takes_nothing(port: int, request: str) -> socket.socket:
+def that_takes_nothing(besieged: Besieged, request: str) -> socket.socket:
     """A connection with a small buffer that asks and does not read."""
     peer = socket.socket()
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
-    peer.connect(("127.0.0.1", port))
-    peer.sendall(f"GET {request} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    peer.connect(("127.0.0.1", besieged.port))
+    peer.sendall(f"GET {request} HTTP/1.1\r\n".encode() + besieged.head + b"\r\n")
     return peer
 
 
-async def ids_in(port: int, cid: str, *, after: int, until_id: int) -> list[int]:
+async def ids_in(besieged: Besieged, *, after: int, until_id: int) -> list[int]:
     """The ids of the events of a stream up to one."""
     found: list[int] = []
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
-    head = f"Host: localhost\r\nLast-Event-ID: {after}\r\n"
-    writer.write(f"GET /conversations/{cid}/stream HTTP/1.1\r\n{head}\r\n".encode())
+    reader, writer = await asyncio.open_connection("127.0.0.1", besieged.port, limit=2**20)
+    request = f"GET /conversations/{besieged.conversation_id}/stream HTTP/1.1\r\nLast-Event-ID: {after}\r\n"
+    writer.write(request.encode() + besieged.head + b"\r\n")
     async with asyncio.timeout(unhurried(LIMIT)):
         while not found or found[-1] < until_id:
             line = await reader.readline()
@@ -131,22 +142,22 @@ async def test_readers_that_take_nothing_are_dropped_can_resume_and_hold_up_nobo
     cid, last = besieged.conversation_id, besieged.last_id
     whole = list(range(1, last + 1))
     async with besieged.unharmed():
-        slow = [that_takes_nothing(besieged.port, f"/conversations/{cid}/stream") for _ in range(count)]
-        fast = await asyncio.gather(*(ids_in(besieged.port, cid, after=0, until_id=last) for _ in range(3)))
+        slow = [that_takes_nothing(besieged, f"/conversations/{cid}/stream") for _ in range(count)]
+        fast = await asyncio.gather(*(ids_in(besieged, after=0, until_id=last) for _ in range(3)))
         assert all(found == whole for found in fast)
         await besieged.client.send_message(cid, "more")
         besieged.last_id += 1
-        assert await ids_in(besieged.port, cid, after=last, until_id=last + 1) == [last + 1]
+        assert await ids_in(besieged, after=last, until_id=last + 1) == [last + 1]
     for peer in slow:
         peer.close()
-    assert await ids_in(besieged.port, cid, after=3, until_id=last) == whole[3:]
+    assert await ids_in(besieged, after=3, until_id=last) == whole[3:]
 
 
 @pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.soak)])
 async def test_those_who_ask_for_much_and_take_nothing_are_dropped(besieged: Besieged, count: int) -> None:
     path = f"/conversations/{besieged.conversation_id}/events?limit=1000"
     async with besieged.unharmed():
-        slow = [that_takes_nothing(besieged.port, path) for _ in range(count)]
+        slow = [that_takes_nothing(besieged, path) for _ in range(count)]
         await besieged.answers()
     for peer in slow:
         peer.close()
@@ -155,7 +166,7 @@ async def test_those_who_ask_for_much_and_take_nothing_are_dropped(besieged: Bes
 @pytest.mark.parametrize("count", [50, pytest.param(500, marks=pytest.mark.soak)])
 async def test_a_slow_loris_is_sent_away_and_holds_up_nobody(besieged: Besieged, count: int) -> None:
     """Some begin a head, some a body, some say nothing; all of them send a byte now and then."""
-    post = b"POST /conversations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    post = b"POST /conversations HTTP/1.1\r\n" + besieged.head + b"Content-Type: application/json\r\n"
     beginnings = (b"", b"GET /health HTTP/1.1\r\nX-Long: ", post + b"Content-Length: 1000\r\n\r\n{")
 
     async def crawl(beginning: bytes) -> bytes:
@@ -181,9 +192,9 @@ async def test_a_slow_loris_is_sent_away_and_holds_up_nobody(besieged: Besieged,
     assert len(await besieged.client.recent()) == 1
 
 
-def requests(cid: str) -> list[tuple[bytes, set[int]]]:
+def requests(besieged: Besieged) -> list[tuple[bytes, set[int]]]:
     """Requests that nobody should send, and what they may be answered with."""
-    post = b"POST /conversations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    post = b"POST /conversations HTTP/1.1\r\n" + besieged.head + b"Content-Type: application/json\r\n"
     found: list[tuple[bytes, set[int]]] = [
         (post + b"Content-Length: 1048577\r\n\r\n", {413}),
         (post + b"Content-Length: 99999999999999999999\r\n\r\n", {400, 413}),
@@ -204,7 +215,7 @@ def requests(cid: str) -> list[tuple[bytes, set[int]]]:
     )
     tricks += ("%c0%ae%c0%ae/x", "a%0d%0aX: y", "%ff%fe", "%2e", "a//b", "x" * 300, "/".join("a" * 3_000))
     for trick in tricks:
-        place = f"/conversations/{cid}/files/{trick} HTTP/1.1\r\nHost: localhost\r\n".encode()
+        place = f"/conversations/{besieged.conversation_id}/files/{trick} HTTP/1.1\r\n".encode() + besieged.head
         found.append((b"PUT " + place + b"Content-Length: 1\r\n\r\nx", {400, 404, 409}))
         found.append((b"GET " + place + b"\r\n", {400, 404, 409}))
     return found
@@ -214,7 +225,7 @@ def requests(cid: str) -> list[tuple[bytes, set[int]]]:
 async def test_hostile_requests_are_refused_and_leave_nothing(besieged: Besieged, rounds: int) -> None:
     async with besieged.unharmed():
         for _ in range(rounds):
-            for request, statuses in requests(besieged.conversation_id):
+            for request, statuses in requests(besieged):
                 assert await besieged.status(request) in statuses, request[:120]
         await besieged.answers()
     assert [row.conversation_id for row in await besieged.client.recent()] == [besieged.conversation_id]

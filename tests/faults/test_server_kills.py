@@ -20,6 +20,7 @@ from broker.store.store import open_store
 from deckhands.client.client import Client
 from tests.faults.server_process import free_port, server
 from tests.polling import unhurried, until
+from tests.server_parts import add_key
 
 LIMIT = 60.0
 MESSAGES = 10
@@ -38,6 +39,7 @@ class Reader:
     port: int
     conversation_id: str
     is_socket: bool
+    key: str
     seen: list[int] = field(default_factory=list)
     connections: int = 0
 
@@ -57,7 +59,7 @@ class Reader:
 
     async def _follow(self, last: asyncio.Future[int]) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        head = f"Host: localhost\r\nLast-Event-ID: {self.latest}\r\n"
+        head = f"Host: localhost\r\nAuthorization: Bearer {self.key}\r\nLast-Event-ID: {self.latest}\r\n"
         writer.write(f"GET /conversations/{self.conversation_id}/stream HTTP/1.1\r\n{head}\r\n".encode())
         try:
             while not self._has(last) and (line := await reader.readline()):
@@ -68,7 +70,10 @@ class Reader:
 
     async def _follow_socket(self, last: asyncio.Future[int]) -> None:
         place = f"/conversations/{self.conversation_id}/ws?after={self.latest}"
-        async with connect(f"ws://localhost:{self.port}{place}", open_timeout=unhurried(LIMIT)) as socket:
+        headers = {"Authorization": f"Bearer {self.key}"}
+        async with connect(
+            f"ws://localhost:{self.port}{place}", additional_headers=headers, open_timeout=unhurried(LIMIT)
+        ) as socket:
             async for message in socket:
                 found = json.loads(message)
                 if found["type"] == "event":
@@ -119,7 +124,8 @@ async def world(folder: Path, readers: int) -> AsyncIterator[World]:
     await valkey.start()
     client = Client(await open_store(valkey.url, patience_seconds=LIMIT))
     cid, port = await client.submit("do it"), free_port()
-    crowd = [Reader(port, cid, is_socket=number % 3 == 0) for number in range(readers)]
+    key = await add_key(client.store, requests_per_minute=1_000_000, streams=5_000)
+    crowd = [Reader(port, cid, is_socket=number % 3 == 0, key=key) for number in range(readers)]
     try:
         yield World(valkey, client, cid, port, crowd, asyncio.get_running_loop().create_future())
     finally:

@@ -19,7 +19,6 @@ import pytest_asyncio
 
 from broker.celery.jobs_app import redis_url
 from broker.coordination.membership import members
-from broker.runtime.errors import UsageError
 from broker.store.connection import MultiplexedConnection
 from deckhands.monitoring.endpoint import make_server, metrics_app
 from deckhands.monitoring.exposition import CONTENT_TYPE, Exposition
@@ -170,7 +169,7 @@ async def test_the_command_prints_the_same_metrics_once(cluster: FaultCluster) -
 @contextlib.asynccontextmanager
 async def served(exposition: Exposition, token: str) -> AsyncIterator[httpx2.AsyncClient]:
     """A client of a server of the metrics."""
-    server = make_server(metrics_app(exposition, token=token), "127.0.0.1", 0, has_token=bool(token))
+    server = make_server(metrics_app(exposition, token=token), "127.0.0.1", 0)
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         serving = asyncio.create_task(server.serve([listening]))
@@ -197,10 +196,3 @@ async def test_one_address_serves_them_to_those_who_have_the_token(exposition: E
         with contextlib.suppress(httpx2.TransportError):  # the server need not read it to the end
             assert (await client.get("/metrics", headers={"x": "y" * 100_000})).status_code == 400
         assert (await client.get("/other")).status_code == 404
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "metrics.example"])
-async def test_other_machines_need_a_token(exposition: Exposition, host: str) -> None:
-    with pytest.raises(UsageError, match="other machines"):
-        make_server(metrics_app(exposition), host, 0, has_token=False)
-    assert make_server(metrics_app(exposition, token="t" * 16), host, 0, has_token=True)

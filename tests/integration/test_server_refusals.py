@@ -22,6 +22,22 @@ POST = (
 )
 SOCKET = HEAD + b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
 
+BOTH = b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n"
+SECOND = b"GET /hidden HTTP/1.1\r\nHost: localhost\r\n\r\n"
+SMUGGLED = (
+    HEAD + BOTH + b"\r\n0\r\n\r\n" + SECOND,
+    HEAD + b"transfer-encoding: chunked\r\ncontent-length: 0\r\n\r\n0\r\n\r\n",
+    HEAD.replace(b"1.1", b"1.0") + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    HEAD.replace(b"\r\n", b"\n") + b"\n",
+    HEAD + b"X: a\nTransfer-Encoding: chunked\r\n\r\n",
+    HEAD + b"X: a\nContent-Length: 4\r\n\r\nGET ",
+    HEAD + b"\n" + SECOND,
+    b"\n" + HEAD + b"\r\n",
+    HEAD + b"Content-Length: 4\r\nContent-Length: 5\r\n\r\nabcde",
+    HEAD + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n",
+)
+"""Requests that a proxy could take for others, or for two."""
+
 
 async def status_of(server: Served, *parts: bytes) -> int:
     """Return the status of the last answer to what is sent; the server ends the connection."""
@@ -48,16 +64,20 @@ async def test_what_is_refused_below_the_application_counts_by_its_reason(
                 ((b"\x16\x03\x01\x02\x00 nonsense\r\n\r\n",), 400),
                 ((b"GET /health HTTP/1.1\r\nHost: localhost\r\nno header\r\n\r\n",), 400),
                 ((b"GET /health HTTP/1.1\r\n\r\n",), 400),
+                *(((request,), 400) for request in SMUGGLED),
             ],
             "head_too_large": [((HEAD + b"X: " + b"x" * 2 * MAX_HEAD_BYTES,), 400)],
             "head_too_slow": [((b"",), 408), ((HEAD,), 408), ((HEAD + b"\r\n", HEAD), 408)],
-            "malformed_body": [((POST + b"\r\nno length\r\n",), 400)],
+            "malformed_body": [
+                ((POST + b"\r\nno length\r\n",), 400),
+                ((POST + b"\r\n0\r\nX: y\n\r\n",), 400),
+            ],
             "malformed_handshake": [((SOCKET + b"\r\n",), 400)],
         }
         for requests in refused.values():
             for parts, status in requests:
                 assert await status_of(server, *parts) == status, parts
-        async with server.as_() as client:
+        async with server.as_(await server.token("*")) as client:
             assert (await client.get("/health")).status_code == 200
             assert (await client.get("/conversations/none")).status_code == 404
             samples = samples_in((await client.get("/metrics")).content)
@@ -90,7 +110,9 @@ async def test_a_handshake_that_fails_counts(
                 await reader.read()
             writer.close()
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-        async with httpx2.AsyncClient(base_url=f"https://127.0.0.1:{server.port}", timeout=30) as client:
+        headers = {"Authorization": f"Bearer {await server.token('*')}"}
+        address = f"https://127.0.0.1:{server.port}"
+        async with httpx2.AsyncClient(base_url=address, headers=headers, timeout=30) as client:
 
             async def is_counted() -> bool:
                 samples = samples_in((await client.get("/metrics")).content)

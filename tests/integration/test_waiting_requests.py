@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.asyncio.client import connect
 
-from deckhands.server.gateway import Principal
 from deckhands.server.streams import EventStream
 from tests.polling import until
 from tests.server_parts import Served, served
@@ -44,7 +44,7 @@ async def begun(server: Served) -> int:
 
 async def test_requests_that_wait_have_room_end_with_their_callers_and_else_begin_nothing(server: Served) -> None:
     streams = server.gateway.streams
-    async with server.as_() as client:
+    async with server.as_(await server.token("*")) as client:
         for number, (path, body) in enumerate(WAITING.items(), 1):
             waiting = asyncio.create_task(client.post(path, json=body, headers={"Idempotency-Key": path}))
             await until(lambda: len(streams) == 1, what="a request that waits")
@@ -58,11 +58,42 @@ async def test_requests_that_wait_have_room_end_with_their_callers_and_else_begi
             assert await begun(server) == number
 
 
+async def test_one_key_cannot_take_the_streams_of_others(tmp_path: Path, programs: dict[str, str]) -> None:
+    async with served(tmp_path / "log", programs, max_streams=4) as server:
+        cid = await server.client.submit("do it")
+        greedy, modest = await server.token("*", streams=2), await server.token("*", streams=2)
+        url = f"ws://127.0.0.1:{server.port}/conversations/{cid}/ws"
+        headers = {"Authorization": f"Bearer {greedy}"}
+        async with (
+            server.as_(greedy) as client,
+            connect(url, additional_headers=headers) as socket,
+            client.stream("GET", f"/conversations/{cid}/stream") as held,
+        ):
+            await socket.recv()
+            lines = held.aiter_lines()
+            await anext(lines)
+            async with connect(url, additional_headers=headers) as refused_socket:
+                await refused_socket.wait_closed()
+                assert (refused_socket.close_code, refused_socket.close_reason) == (1013, "too_many_streams_of_key")
+            paths = {f"/conversations/{cid}/stream": None, **WAITING, **STREAMING}
+            for path, body in paths.items():
+                refused = await (client.get(path) if body is None else client.post(path, json=body))
+                assert "too_many_streams_of_key" in refused.text, path
+                assert refused.status_code == (200 if path == "/a2a" else 429), path
+                assert "`streams`" in refused.text, path
+            async with server.as_(modest) as other, other.stream("GET", f"/conversations/{cid}/stream") as open_one:
+                assert open_one.status_code == 200
+        await until(lambda: not server.gateway.streams, what="the end of all streams")
+        async with server.as_(greedy) as client, client.stream("GET", f"/conversations/{cid}/stream") as again:
+            assert again.status_code == 200
+
+
 async def test_a_reader_that_leaves_leaves_no_task_behind(server: Served) -> None:
     cid = await server.client.submit("do it")
+    reader = await server.gateway.authenticate(await server.token("*"))
 
     async def read() -> None:
-        async for _ in EventStream(server.gateway, Principal(), cid).batches():
+        async for _ in EventStream(server.gateway, reader, cid).batches():
             pass
 
     before = len(asyncio.all_tasks())

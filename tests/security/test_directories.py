@@ -14,11 +14,13 @@ import pytest
 
 from broker.runtime.errors import DeckhandsError, UsageError
 from broker.runtime.settings import joined_paths
+from broker.secrets.secrets import key_in
 from broker.specs.specs import WorkspaceSpec
 from deckhands.client.named_directory import own_directory
 from tests.integration.workspace_hosts import Terminal, opened
 from tests.security.directory_world import IS_ROOT, World, mounted, world
 from tool_worker.errors import WorkspaceRefused
+from tool_worker.node.node_identity import identity_of
 from tool_worker.sandbox.sandbox import interpreter
 from tool_worker.settings import tool_settings
 from tool_worker.workspace.named_directories import NamedDirectories
@@ -276,3 +278,75 @@ def test_roots_are_what_they_lead_to(tmp_path: Path) -> None:
         tmp_path / "with:colon",
         tmp_path,
     )
+
+
+def installation(path: Path) -> Path:
+    """A home of Deckhands with a store in it, as another user or another DECKHANDS_HOME has one."""
+    (path / "cluster" / "valkey").mkdir(parents=True)
+    key_in(path / "secret.key", is_made=True)
+    for name in ("server.lock", "password"):
+        (path / "cluster" / "valkey" / name).touch(mode=0o600)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["home", "store", "node", "keys"])
+def test_other_installations_are_recognised(tmp_path: Path, kind: str) -> None:
+    mine, project = tmp_path / "mine", tmp_path / "project"
+    mine.mkdir()
+    (project / "src" / "deep" / "er").mkdir(parents=True)
+    theirs = project / "src" / "theirs"
+    theirs.mkdir()
+    if kind == "home":
+        installation(theirs)
+    elif kind == "store":
+        for name in ("server.lock", "password"):
+            (theirs / name).touch(mode=0o600)
+    elif kind == "node":
+        identity_of(theirs)
+    else:
+        (theirs / "server.key").touch(mode=0o600)
+        (theirs / "server.key").write_text(f"dh_{'a' * 12}_{'b' * 43}\n")
+    (theirs / "below" / "it").mkdir(parents=True)
+    link = tmp_path / "link"
+    link.symlink_to(theirs)
+    environment = {"DECKHANDS_HOME": str(mine), "DECKHANDS_WORKSPACE_ROOTS": str(tmp_path)}
+    named = tool_settings(environment).named
+    for path in (theirs, theirs / "below", theirs / "below" / "it", project, project / "src", link, link / "below"):
+        with pytest.raises(
+            UsageError, match=r"may not be a workspace: it (is a part of|holds) .* directory of Deckhands"
+        ):
+            own_directory(path, environment)
+        with pytest.raises(WorkspaceRefused, match=r"directory of Deckhands|symbolic link"):
+            named.open(str(path))
+    named.open(str(project / "src" / "deep")).close()
+    assert own_directory(project / "src" / "deep", environment) == project / "src" / "deep"
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root may mount")
+def test_other_installation_is_recognised_through_a_mount(tmp_path: Path) -> None:
+    theirs = installation(tmp_path / "theirs")
+    (theirs / "workspace").mkdir()
+    shown = tmp_path / "shown"
+    shown.mkdir()
+    environment = {"DECKHANDS_HOME": str(tmp_path / "mine"), "DECKHANDS_WORKSPACE_ROOTS": str(tmp_path)}
+    for source in (theirs, theirs / "workspace"):
+        subprocess.run(["mount", "--bind", source, shown], check=True)
+        try:
+            with pytest.raises(WorkspaceRefused, match="directory of Deckhands"):
+                tool_settings(environment).named.open(str(shown))
+        finally:
+            subprocess.run(["umount", shown], check=True)
+
+
+def test_a_file_of_another_user_closes_no_directory(tmp_path: Path) -> None:
+    project, shared = tmp_path / "project", tmp_path / "shared"
+    for path in (project, shared / "below"):
+        path.mkdir(parents=True)
+    (project / "secret.key").write_text("of the project")
+    (project / "secret.key").chmod(0o644)
+    (project / "cluster" / "valkey").mkdir(parents=True)
+    shared.chmod(0o1777)
+    key_in(shared / "secret.key", is_made=True)
+    environment = {"DECKHANDS_HOME": str(tmp_path / "mine")}
+    assert own_directory(project, environment) == project
+    assert own_directory(shared / "below", environment) == shared / "below"

@@ -156,6 +156,17 @@ WRITTEN_OUT = {
     "with blanks": " ".join,
     "a character a line": "\n".join,
 }
+BEHIND = {
+    "indented": "    {}",
+    "numbered": "    12\t{}",
+    "found by grep": "7:{}",
+    "with a time": "2026-11-28T10:00:00Z INFO {}",
+    "with a name": "build/out.bin: {}",
+    "quoted": "> {}",
+    "before more": "{} END",
+}
+"""What stands on the lines of a dump that does not begin them."""
+DUMPS = ("od", "od -b", "od -c", "od -tx1", "od -tx1z", "od -Ax -tx1z", "od -An -tu1", "od -x", "xxd", "hexdump -C")
 LEFT_BYTES = 2
 """How much of a value may be left at its ends, where words of two bytes or groups of five bits hold more than it."""
 
@@ -181,6 +192,27 @@ def test_a_value_that_is_written_out_is_found(secret: str, encode: Callable[[str
     inner = {text[at : at + 6] for text in (whole, raw) for at in range(LEFT_BYTES, len(text) - 6 - LEFT_BYTES)}
     assert not [part for part in inner for shown in decoded(masked.replace(MASK, "|")) if part in shown]
     assert len(masked) < len(f"before {encoded} after é") - len(encoded) // 2 + 8 * len(MASK)
+
+
+@pytest.mark.parametrize("dump", DUMPS)
+@pytest.mark.parametrize("behind", BEHIND.values(), ids=BEHIND)
+def test_a_dump_that_does_not_begin_its_lines_is_found(behind: str, dump: str) -> None:
+    masker = Masker([PLAIN])
+    for before in range(17):
+        lines = WRITTEN_OUT[dump](f"{'x' * before}{PLAIN}").strip("\n").splitlines()
+        text = "\n".join(behind.format(line) for line in lines)
+        masked = masker.text(f"first line\n{text}\nlast line")
+        assert masked.startswith("first line\n")
+        assert masked.endswith("\nlast line")
+        assert MASK in masked, text
+        # Of a word of two bytes at each end, and of the column of characters before the value, something may be left.
+        raw, left = PLAIN.encode(), masked.lower()
+        shown = {
+            raw[at : at + 4].hex(gap) if gap else raw[at : at + 4].hex()
+            for at in range(4, len(raw) - 8)
+            for gap in (" ", "")
+        }
+        assert not [part for part in shown if part in left.replace("  ", " ")], masked
 
 
 @pytest.mark.parametrize("encode", WRITTEN_OUT.values(), ids=WRITTEN_OUT)

@@ -1,0 +1,174 @@
+"""Producers with their own inbox stream: which there are, and the tenant that each is bound to.
+
+Who may forge what: a producer's user of the store may add to its own stream alone, so the stream says who wrote an
+entry. The operator names the producers here; a producer can neither read nor write this key. The tenant of a bound
+producer is the one written here, whatever an entry says.
+
+Holds: a producer whose record cannot be read is served by nobody, and named in a log.
+Keys: `deck:producers`; adds and removes `deck:inbox:<name>`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from contextlib import suppress
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from broker.runtime.clock import to_millis
+from broker.runtime.errors import StoreRefused, UsageError
+from broker.store.keys import PRODUCERS, inbox, replies
+from broker.store.store import Store
+
+EVERY_TENANT = "*"
+GROUP = "doors"
+MAX_PRODUCERS = 200
+"""A door reads each stream by a separate connection."""
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+RESERVED = frozenset({"moved", "unreadable"})
+"""What keys beside the shared inbox end in."""
+RIGHTS = "resetchannels -@all +@connection -@admin -@dangerous +xadd +xread +xrange +xrevrange +xlen"
+
+_log = logging.getLogger(__name__)
+
+
+class Producer(BaseModel):
+    """A producer with its own stream.
+
+    Attributes:
+        tenant: whose conversations its entries begin; `*`: the one that an entry names.
+        created_ms: when it was added.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    name: Annotated[str, Field(pattern=rf"^{NAME.pattern}$")]
+    tenant: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] | Literal["*"]
+    created_ms: int = 0
+
+    @property
+    def stream(self) -> str:
+        """The key of its stream."""
+        return inbox(self.name)
+
+    @property
+    def replies(self) -> str:
+        """The key of the only reply stream that its answers go to."""
+        return replies(self.name)
+
+    @property
+    def acl(self) -> str:
+        """The least rights of its user, as `ACL SETUSER` and a configuration's `user` take them."""
+        return f"%W~{self.stream} %R~{self.replies} {RIGHTS}"
+
+    def bind(self, tenant: str) -> str:
+        """Return the tenant of an entry of this producer.
+
+        Args:
+            tenant: the one that the entry names; empty: none.
+
+        Raises:
+            UsageError: it is not this producer's.
+        """
+        if self.tenant == EVERY_TENANT:
+            return tenant
+        if tenant not in ("", self.tenant):
+            raise UsageError(
+                f"tenant: the producer {self.name} works for the tenant {self.tenant} only.", remedy="Leave it out."
+            )
+        return self.tenant
+
+
+class Producers:
+    """The producers of a store with their own stream."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._unreadable: set[bytes] = set()
+
+    async def all(self) -> dict[str, Producer]:
+        """Return the producers by name."""
+        flat = await self._store.call("HGETALL", PRODUCERS)
+        found = {}
+        for name, text in sorted(zip(flat[::2], flat[1::2], strict=True))[:MAX_PRODUCERS]:
+            with suppress(ValidationError):
+                producer = Producer.model_validate_json(text)
+                if producer.name.encode() == name and producer.name not in RESERVED:
+                    found[producer.name] = producer
+                    continue
+            if text not in self._unreadable and len(self._unreadable) < MAX_PRODUCERS:
+                self._unreadable.add(text)
+                _log.error("the record of the producer %s cannot be read, so its stream is not served", ascii(name))
+        return found
+
+    async def add(self, name: str, tenant: str) -> Producer:
+        """Add a producer and make its stream. Idempotent.
+
+        Args:
+            tenant: `*`: its entries may name any.
+
+        Raises:
+            UsageError: the name or the tenant cannot be used, it is bound to another tenant, or there are too many.
+        """
+        if name in RESERVED:
+            raise UsageError(f"The name {name} is reserved.", remedy="Choose another one.")
+        try:
+            producer = Producer(name=name, tenant=tenant, created_ms=to_millis(self._store.clock.now()))
+        except ValidationError as error:
+            field = error.errors(include_url=False)[0]["loc"][0]
+            raise UsageError(
+                f"The {field} {ascii(name if field == 'name' else tenant)[:100]} cannot be used.",
+                remedy="Use 1 to 64 letters, digits, '_', '.' or '-'.",
+            ) from None
+        if await self._store.call("HLEN", PRODUCERS) >= MAX_PRODUCERS:
+            raise UsageError(f"There are {MAX_PRODUCERS} producers.", remedy="Remove one: deckhands inbox rm.")
+        await self._store.call("HSETNX", PRODUCERS, name, producer.model_dump_json())
+        kept = (await self.all()).get(name)
+        if kept is None or kept.tenant != tenant:
+            bound = "unreadable" if kept is None else f"bound to the tenant {kept.tenant}"
+            raise UsageError(f"The producer {name} is {bound}.", remedy=f"Remove it first: deckhands inbox rm {name}.")
+        if not await self._store.call("EXISTS", kept.stream):
+            with suppress(StoreRefused):  # a door was faster
+                await self._store.call("XGROUP", "CREATE", kept.stream, GROUP, "0", "MKSTREAM")
+        return kept
+
+    async def waiting(self, producer: Producer) -> int:
+        """Return how many entries of a producer are not done."""
+        names = [producer.stream, *await moved_streams(self._store, producer.stream)]
+        return sum(await self._store.call_many([("XLEN", name) for name in names]))
+
+    async def remove(self, name: str, *, discard: bool = False) -> None:
+        """Remove a producer and its stream; its user of the store stays.
+
+        Args:
+            discard: also if entries wait; they are lost.
+
+        Raises:
+            UsageError: there is no such producer, or entries wait.
+        """
+        if not await self._store.call("HEXISTS", PRODUCERS, name):
+            raise UsageError(
+                f"There is no producer {ascii(name)[1:-1][:100]}.", remedy="`deckhands inbox ls` lists all."
+            )
+        streams = [inbox(name), *await moved_streams(self._store, inbox(name))]
+        count = sum(await self._store.call_many([("XLEN", stream) for stream in streams]))
+        if count and not discard:
+            raise UsageError(
+                f"{count:,} entries of {name} are not done.",
+                remedy=f"Disable its user and wait (ACL SETUSER {name} off), or lose them: --discard.",
+            )
+        await self._store.call_many([("HDEL", PRODUCERS, name), ("DEL", moved(inbox(name)), *streams)])
+
+
+def moved(stream: str) -> str:
+    """Return the key that names the streams that were moved away from a key because they had no id left."""
+    return f"{stream}:moved"
+
+
+async def moved_streams(store: Store, stream: str) -> list[str]:
+    """Return the streams that were moved away from a key and are still read, the oldest first."""
+    flat = await store.call("HGETALL", moved(stream))
+    ordered = sorted(zip(flat[1::2], flat[::2], strict=True), key=lambda each: int(each[0]))
+    return [name.decode() for _, name in ordered]
