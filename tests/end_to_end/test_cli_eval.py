@@ -85,7 +85,11 @@ def test_a_run_killed_before_its_first_file_says_what_to_do(tmp_path: Path) -> N
         assert "deckhands eval run" in done.err
     (out / "evaluation.json").write_text("{")
     damaged = deckhands("eval", "attach", out, env=env)
-    assert (damaged.code, "evaluation.json cannot be read" in damaged.err, "remove it" in damaged.err) == (2, True, True)
+    assert (damaged.code, "evaluation.json cannot be read" in damaged.err, "remove it" in damaged.err) == (
+        2,
+        True,
+        True,
+    )
 
 
 def test_a_run_killed_before_its_first_attempt_is_continued(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,17 @@ def test_a_patch_names_what_is_beyond_its_limit() -> None:
     assert whole.count("diff --git") > 10
     assert named[-1].startswith("Binary files and ")
     assert int(named[-1].split()[3]) + len(named) - 1 + whole.count("diff --git") == 8_000
+
+
+def test_a_large_file_of_line_ends_takes_no_memory_to_compare() -> None:
+    before, after = {"b": File(b"\n" * 2**24)}, {"a": File(b"\n" * 2**24), "b": File(b"\n" * 2**23)}
+    tracemalloc.start()
+    try:
+        patch = patch_between(before, after)
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
+    assert patch.count("Binary files") == 2
 
 
 def test_a_dataset_of_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
