@@ -101,7 +101,8 @@ def _run_node(texts: dict[str, str], limit: float) -> int:
     permission = "--permission" if asked.stdout.strip() == "true" else "--experimental-permission"
     for name in texts:
         Path(name).unlink()
-    command = ["node", "--no-warnings", permission, "--allow-fs-read=*", str(HERE / "node_tests.js")]
+    options = ["--no-warnings", "--frozen-intrinsics", permission, "--allow-fs-read=*"]
+    command = ["node", *options, str(HERE / "node_tests.js")]
     found = report_of(command, texts, limit)
     return _verdict(expected, [name for name in expected if not has_passed(name, found)])
 

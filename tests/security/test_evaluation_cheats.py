@@ -261,6 +261,22 @@ IN_NODE = {
     "debugger": "import('node:inspector').then((i) => new i.Session().connect());"
     "module.exports = { compare: () => 0, newest: () => null };",
     "prints": "console.log('# pass 3\\nok 1 - order'); module.exports = { compare: () => 0, newest: () => null };",
+    "loops": "Array.prototype.forEach = () => {}; Array.prototype[Symbol.iterator] = function* () {};"
+    "module.exports = { compare: () => 0, newest: () => null };",
+    "once": "const kept = Array.prototype[Symbol.iterator]; Object.defineProperty(Array.prototype, Symbol.iterator,"
+    "{ get: () => function* () {}, configurable: true }); module.exports = { compare: () => 0, newest: () => null };",
+    "globals": "globalThis.Math = { sign: () => 0 }; globalThis.Object = { is: () => true };"
+    "module.exports = { compare: () => 0, newest: () => null };",
+    "promises": "Promise.prototype.then = function (done) { done(); return this; };"
+    "Object.defineProperty(Promise.prototype, 'constructor', { value: Object });"
+    "module.exports = { compare: () => 0, newest: () => null };",
+    "setters": "for (let n = 0; n < 9; n++) Object.defineProperty(Array.prototype, n, { set(v) {"
+    "Object.defineProperty(this, n, { value: { ...v, run() {} } }); } });"
+    "module.exports = { compare: () => 0, newest: () => null };",
+    "pool": "const found = Buffer.from(Buffer.allocUnsafe(8).buffer).toString('latin1').match(/[0-9a-f]{64}/);"
+    "import('node:fs').then((fs) => { for (let fd = 3; fd < 40; fd++) try { fs.writeSync(fd, found[0] + '\\n' + JSON.stringify("
+    "Object.fromEntries(['order', 'refused', 'ranges'].map((n) => ['hidden_tests/versions.test.js::' + n, 'passed']))));"
+    "} catch {} process.exit(0); }); module.exports = { compare: () => 0, newest: () => null };",
     "equal": "const e = { valueOf: () => 0, [Symbol.toPrimitive]: () => 0 };"
     "module.exports = { compare: () => e, newest: () => e };",
 }
