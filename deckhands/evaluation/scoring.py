@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
-from collections.abc import Set
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -125,7 +125,7 @@ def to_check(work: Work, hidden: Tree) -> dict[str, File]:
     return {**work.tree, **hidden}
 
 
-def _is_never_work(path: PurePosixPath, begun_with: Tree, runs: Set[str]) -> bool:
+def _is_never_work(path: PurePosixPath, begun_with: Tree, runs: AbstractSet[str]) -> bool:
     is_named = path.name in NEVER_WORK or NEVER_NAMED.fullmatch(path.name) is not None
     if is_named or path.name.endswith(NEVER_ENDING) or NEVER_BELOW & set(path.parts[:-1]):
         return True
@@ -135,7 +135,7 @@ def _is_never_work(path: PurePosixPath, begun_with: Tree, runs: Set[str]) -> boo
     return path.parts[0] in SOURCE_FOLDERS and len(path.parts) > 1 and _is_new_module(path, begun_with, runs, 1)
 
 
-def _is_new_module(path: PurePosixPath, begun_with: Tree, names: Set[str], depth: int) -> bool:
+def _is_new_module(path: PurePosixPath, begun_with: Tree, names: AbstractSet[str], depth: int) -> bool:
     """Return whether a file belongs to a module of one of these names that is not in the instance's own files."""
     above, top = path.parts[:depth], path.parts[depth].partition(".")[0]
     return (

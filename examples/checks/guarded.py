@@ -1,9 +1,9 @@
-"""Runs a part of a check in a process of its own and returns what it reports. The other programs of checks import it.
+"""Runs a part of a check in a separate process and returns its report. The other programs of checks import it.
 
 Holds: exit codes, printed text and files decide nothing: a report comes over a pipe, after a token that its process has
 read before any code under test runs. What the process starts can neither trace nor signal the checker, nor write
 outside the workspace and temporary files, where the kernel has Landlock.
-Does not: keep code under test from searching the memory of its own process for the token.
+Does not: keep code under test from searching the memory of its process for the token.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def run_tests() -> None:
 
 
 def run_django() -> None:
-    """Run Django's own runner in this process, and report what unittest has been told."""
+    """Run Django's own runner in this process, and report the tests that unittest counts as passed."""
     report = Report()
     confine()
     found: dict[str, str] = {}
