@@ -214,7 +214,7 @@ def read_results(path: Path) -> list[Row]:
     if not path.is_file():
         raise UsageError(
             f"There is no {path}: no attempt has ended there.",
-            remedy="Name the directory of an evaluation, or begin with `deckhands eval run` or `deckhands eval attach`.",
+            remedy="Name the directory of an evaluation, or begin with `deckhands eval run` or `eval attach`.",
         )
     rows: dict[tuple[str, str, int], Row] = {}
     try:

@@ -177,6 +177,12 @@ def tests_in(text: str) -> list[str]:
     return found
 
 
+def cases_in(text: str) -> set[str]:
+    """Return the names of the classes in a file whose tests unittest runs."""
+    classes = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)}
+    return {name for name in classes if _is_case(name, classes)}
+
+
 def _functions(nodes: list[ast.stmt]) -> list[str]:
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     return [node.name for node in nodes if isinstance(node, kinds) and node.name.startswith("test")]

@@ -27,6 +27,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 from guarded import (  # noqa: E402
     Report,
+    cases_in,
     confine,
     has_passed,
     paths_of_workspace,
@@ -68,7 +69,7 @@ def main() -> int:
         print("The files have no tests.")
         return 1
     command = [sys.executable, "-I", str(Path(__file__).resolve())]
-    by_pytest = any(name.count("::") == 1 for name in expected)
+    by_pytest = not all(name.split("::")[1] in cases_in(texts[name.partition("::")[0]]) for name in expected)
     wrong: list[str] = []
     if asked["isolated"] and by_pytest:
         print("Tests are isolated only if they are methods of unittest.TestCase.")

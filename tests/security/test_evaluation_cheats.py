@@ -35,7 +35,7 @@ class Adding(unittest.TestCase):
     def test_more(self):
         self.assertEqual([add(2, 2), add(0, 0)], [4, 0])
 """
-PYTEST = "from calc import add\n\n\ndef test_add():\n    assert add(1, 2) == 3\n"
+PYTEST = "from calc import add\n\n\nclass TestAdd:\n    def test_add(self):\n        assert add(1, 2) == 3\n"
 PASSED = "print('1 passed')\n"
 END = "import os\nos._exit(0)\n"
 
@@ -193,10 +193,27 @@ def test_files_named_like_modules_count_in_other_languages() -> None:
     assert work_of({}, found, {}).left_out == ()
 
 
-@pytest.mark.parametrize("kind", ["unittest", "pytest", "isolated"])
+@pytest.mark.parametrize("kind", ["unittest", "isolated"])
 @pytest.mark.parametrize("name", CODE)
 def test_code_that_cheats_is_not_resolved(tmp_path: Path, name: str, kind: str) -> None:
     assert not is_resolved(of_tests(kind), tmp_path / "cheat", {"calc.py": CODE[name]})
+
+
+SOME = (
+    "exit",
+    "exit at the end",
+    "prints",
+    "run",
+    "pytest's runner",
+    "pytest skips",
+    "kills its parent",
+    "reports by itself",
+)
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_code_that_cheats_pytest_is_not_resolved(tmp_path: Path, name: str) -> None:
+    assert not is_resolved(of_tests("pytest"), tmp_path / "cheat", {"calc.py": CODE[name]})
 
 
 @pytest.mark.parametrize("name", BY_VALUE)
@@ -204,15 +221,10 @@ def test_isolated_tests_compare_values_alone(tmp_path: Path, name: str) -> None:
     assert not is_resolved(of_tests("isolated"), tmp_path / "cheat", {"calc.py": BY_VALUE[name]})
 
 
-@pytest.mark.parametrize("code", [*CODE.values(), *BY_VALUE.values()])
+@pytest.mark.parametrize("code", [*(CODE[name] for name in SOME), *BY_VALUE.values()])
 def test_a_function_that_cheats_is_not_right(tmp_path: Path, code: str) -> None:
-    instance = human_eval_instance(HUMAN_EVAL)
-    twice = code.replace("add(a, b)", "twice(a)")
-    if "sleep" not in code:  # it would take as long as a check may
-        assert not is_resolved(instance, tmp_path / "cheat", {"solution.py": twice})
-
-
-SOME = ("exit", "exit at the end", "prints", "run", "pytest's runner", "kills its parent", "reports by itself", "skips")
+    changes = {"solution.py": code.replace("add(a, b)", "twice(a)")}
+    assert not is_resolved(human_eval_instance(HUMAN_EVAL), tmp_path / "cheat", changes)
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -284,10 +296,9 @@ IN_NODE = {
 
 @pytest.mark.parametrize("name", IN_NODE)
 def test_code_that_cheats_node_is_not_resolved(tmp_path: Path, name: str) -> None:
-    files = {"versions.js": IN_NODE[name], "package.json": '{"scripts": {"test": "true"}, "type": "module"}'}
-    instance = shipped("version-order")
-    assert not is_resolved(instance, tmp_path / "cheat", {"versions.js": IN_NODE[name]})
-    assert not is_resolved(instance, tmp_path / "configured", {**files, "hidden_tests/versions.test.js": ""})
+    files = {"versions.js": IN_NODE[name], "package.json": '{"scripts": {"test": "true"}}'}
+    files["hidden_tests/versions.test.js"] = ""
+    assert not is_resolved(shipped("version-order"), tmp_path / "cheat", files)
 
 
 DECODE = '#include "decode.h"\n#include <string.h>\n#include <stdlib.h>\n#include <unistd.h>\n'
