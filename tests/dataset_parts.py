@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deckhands.datasets.file_trees import tree_of
+from deckhands.datasets.file_trees import File, tree_of
 from deckhands.datasets.instances import Instance
+from deckhands.evaluation.scoring import to_check, work_of
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(16)
 HUMAN_EVAL: dict[str, Any] = {
@@ -76,6 +77,13 @@ _GOLD = """diff --git a/calc.py b/calc.py
 """
 
 
+RUNTESTS = """import sys, unittest
+suite = unittest.defaultTestLoader.loadTestsFromNames(sys.argv[sys.argv.index("1") + 1:])
+sys.exit(not unittest.TextTestRunner(verbosity=2).run(suite).wasSuccessful())
+"""
+"""A runner as Django has it."""
+
+
 def mirror_in(directory: Path, repository: str = "acme/calc") -> str:
     """Make a bare mirror of a small repository, and return its commit, which is not its last one."""
     source = directory / "source" / repository
@@ -85,6 +93,8 @@ def mirror_in(directory: Path, repository: str = "acme/calc") -> str:
         "tests/test_old.py": "old = True\n",
         "run.sh": "true\n",
     }
+    if repository == "django/django":
+        files["tests/runtests.py"] = RUNTESTS
     for name, text in files.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text(text)
@@ -133,20 +143,27 @@ def write_rows(directory: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 
 
 def checked(
-    instance: Instance, folder: Path, changes: Mapping[str, str] | None = None
+    instance: Instance, folder: Path, changes: Mapping[str, str] | None = None, *, limit: float = 120.0
 ) -> subprocess.CompletedProcess[str]:
-    """Run the check of an instance in a directory with its files, some changes, and the hidden files over them."""
-    files = {name: file.content for name, file in tree_of(instance.workspace).items()}
-    files |= {name: text.encode() for name, text in (changes or {}).items()}
-    files |= {name: file.content for name, file in tree_of(instance.hidden).items()}
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
+    """Run the check of an instance where some changes are an agent's: with what counts of them, as it is scored."""
+    begun_with = instance.files()
+    found = {
+        **begun_with,
+        **{name: File(text.encode(), name.endswith(".sh")) for name, text in (changes or {}).items()},
+    }
+    hidden = tree_of(instance.hidden)
     assert instance.check is not None
+    tree = to_check(work_of(begun_with, found, hidden, instance.check), hidden)
+    for name, file in tree.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(file.content)
+        (folder / name).chmod(0o755 if file.is_executable else 0o644)
+    folder.mkdir(exist_ok=True)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    command = ("bash", "-c", instance.whole_check)
     return subprocess.run(
-        ("bash", "-c", instance.check), cwd=folder, capture_output=True, text=True, env=environment, check=False
+        command, cwd=folder, capture_output=True, text=True, env=environment, check=False, timeout=limit
     )
 
 

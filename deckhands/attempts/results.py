@@ -212,7 +212,10 @@ def read_results(path: Path) -> list[Row]:
         UsageError: it cannot be read, or has a line that is not a row.
     """
     if not path.is_file():
-        raise UsageError(f"There is no {path}.", remedy="Name the directory of an evaluation.")
+        raise UsageError(
+            f"There is no {path}: no attempt has ended there.",
+            remedy="Name the directory of an evaluation, or begin with `deckhands eval run` or `eval attach`.",
+        )
     rows: dict[tuple[str, str, int], Row] = {}
     try:
         for line in _whole_lines(path):

@@ -26,6 +26,8 @@ from broker.specs.workspace_sources import UploadedSource
 MAX_FILES = 20_000
 MAX_BYTES = 64 * 2**20
 MAX_PATCH_CHARS = 200_000
+MAX_COMPARED_BYTES = 8 * 2**20
+"""A larger file is only named in a patch: a file of nothing but line ends would take gigabytes to compare."""
 LEFT_OUT_OF_PATCH = "Binary files "
 """How a line of a patch begins that only names a file."""
 
@@ -191,6 +193,9 @@ def _only_named(name: str) -> str:
 
 
 def _section(name: str, old: File | None, new: File | None) -> str:
+    sizes = [0 if file is None else len(file.content) for file in (old, new)]
+    if max(sizes) > MAX_COMPARED_BYTES or abs(sizes[0] - sizes[1]) > 4 * MAX_PATCH_CHARS:  # 4 bytes are one character
+        return _only_named(name)
     try:
         contents = ["" if file is None else file.content.decode() for file in (old, new)]
     except UnicodeDecodeError:

@@ -11,7 +11,6 @@ Does not: build images, start services, or install anything; see docs/evaluation
 from __future__ import annotations
 
 import base64
-import json
 import re
 import shlex
 import tomllib
@@ -22,14 +21,14 @@ from typing import Any
 import yaml
 
 from broker.runtime.errors import UsageError
+from deckhands.datasets.check_programs import COMMAND, FOLDER, program_files
 from deckhands.datasets.dockerfile import INSTALLERS, Built, built
 from deckhands.datasets.file_trees import File, FixedFiles, packed, tree_of
-from deckhands.datasets.human_eval import CHECKS, FOLDER, scripted
+from deckhands.datasets.human_eval import scripted
 from deckhands.datasets.instances import ID, Instance
 from deckhands.datasets.task_settings import Settings, settings_of
 
 MARKS = ("task.toml", "task.yaml")
-SCRIPT = CHECKS / "harbor.py"
 WHERE = "Your working directory stands for {directory}: where the task says {directory}/x, use x in it.\n\n"
 BUILT = ".openhands/built"
 OF_EVERY_SERVICE = frozenset({"build", "image", "container_name", "command"})
@@ -86,7 +85,7 @@ def harbor_instance(folder: Path) -> Instance:
         workspace=FixedFiles(made.files),
         hidden=FixedFiles(_hidden(folder, made, settings, is_harbor=is_harbor)),
         setup=_setup(made),
-        check=f"python3 {FOLDER}/run.py",
+        check=COMMAND,
         tags=tuple(dict.fromkeys(str(tag) for tag in tags if tag)),
         turns=turns,
         left_out=(*made.left_out, *settings.ignored, *services, *without),
@@ -134,10 +133,7 @@ def _hidden(folder: Path, made: Built, settings: Settings, *, is_harbor: bool) -
     elif installs:
         raise ValueError(f"tests/{runner.name} installs programs, and a check has no network")
     found = {f"{FOLDER}/tests/{name}": file for name, file in tests.items()}
-    return found | {
-        f"{FOLDER}/run.py": File(SCRIPT.read_bytes()),
-        f"{FOLDER}/asked.json": File(json.dumps(asked).encode()),
-    }
+    return found | program_files("harbor", asked)
 
 
 def _setup(made: Built) -> str | None:

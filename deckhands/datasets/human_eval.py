@@ -9,22 +9,17 @@ Source: https://github.com/openai/human-eval. Sets of the same form, such as Hum
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from deckhands.datasets.file_trees import texts
+from deckhands.datasets.check_programs import COMMAND, program_files
+from deckhands.datasets.file_trees import FixedFiles, texts
 from deckhands.datasets.instances import MAX_ID_CHARS, Instance
 
 KEYS = frozenset({"task_id", "prompt", "entry_point", "test"})
 FILE = "solution.py"
-FOLDER = ".deckhands_check"
-CHECKS = Path(__file__).parents[1] / "examples" / "checks"
-"""Programs that run in the workspaces of checks."""
-SCRIPT = CHECKS / "human_eval.py"
 TASK = (
     f"Complete the function `{{entry_point}}` in {FILE}. It should do what its docstring says. Keep its name and its "
     "parameters; hidden tests call it.\n\n```python\n{prompt}\n```"
@@ -48,16 +43,14 @@ def human_eval_instance(row: Mapping[str, Any]) -> Instance:
         ValueError: it cannot be used.
     """
     found = _Row.model_validate(row)
-    asked = {"test": found.test, "entry_point": found.entry_point, "file": FILE}
+    asked = {"test": found.test, "entry_point": found.entry_point, "module": FILE.removesuffix(".py")}
     solution = found.canonical_solution
     return Instance(
         found.task_id.replace("/", "-"),
         TASK.format(entry_point=found.entry_point, prompt=found.prompt.rstrip()),
         workspace=texts({FILE: found.prompt}),
-        hidden=texts(
-            {f"{FOLDER}/run.py": SCRIPT.read_text(encoding="utf-8"), f"{FOLDER}/asked.json": json.dumps(asked)}
-        ),
-        check=f"python3 {FOLDER}/run.py",
+        hidden=FixedFiles(program_files("human_eval", asked)),
+        check=COMMAND,
         turns=() if solution is None else written(FILE, found.prompt + solution),
     )
 

@@ -1,7 +1,7 @@
 """Rows of our own format, in files and from plug-ins.
 
     {"id": "…", "task": "…", "workspace": "DIR", "setup": "…", "check": "…", "hidden": "DIR", "answer": "…",
-     "images": [], "tags": []}
+     "tests": [], "isolated": false, "images": [], "tags": []}
 
 Holds: paths are relative to the dataset's file. A plug-in may give files as a mapping of paths to texts or bytes.
 """
@@ -15,7 +15,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from broker.runtime.errors import UsageError
-from deckhands.datasets.file_trees import File, Files, FixedFiles, require_fit
+from deckhands.datasets.check_programs import COMMAND, named_tests
+from deckhands.datasets.file_trees import File, Files, FixedFiles, require_fit, tree_of
 from deckhands.datasets.instances import ID, Instance
 from deckhands.datasets.repositories import is_safe
 from deckhands.tasks.images import ADDRESSES, DATA, image_urls_of
@@ -29,6 +30,8 @@ class OwnRow(BaseModel):
         setup: a command that runs before the agent begins, and before the check.
         check: a command in the workspace; exit code 0 means that the attempt is right.
         hidden: a directory, or files, that are laid over the workspace before the check.
+        tests: instead of a check: Python files among the hidden ones, all of whose tests have to pass.
+        isolated: whether these tests run in another process than the code that they import.
         answer: what the agent has to say at the end; compared as `answers.is_same` says.
         images: of the task: paths or addresses.
     """
@@ -41,6 +44,8 @@ class OwnRow(BaseModel):
     setup: str | None = Field(default=None, min_length=1)
     check: str | None = Field(default=None, min_length=1)
     hidden: str | Mapping[str, str | bytes] | None = None
+    tests: tuple[str, ...] = ()
+    isolated: bool = False
     answer: str | None = Field(default=None, min_length=1)
     images: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
@@ -53,15 +58,21 @@ def own_instance(row: Mapping[str, Any], folder: Path) -> Instance:
         ValueError: it cannot be used.
     """
     found = OwnRow.model_validate(row)
-    if found.check is None and found.answer is None:
-        raise ValueError("it has neither a check nor an answer, so nothing could be scored")
+    if found.check is None and found.answer is None and not found.tests:
+        raise ValueError("it has no check, no tests and no answer, so nothing could be scored")
+    if found.check is not None and found.tests:
+        raise ValueError("it has both a check and tests")
+    hidden = _files(folder, "hidden", found.hidden)
+    for name in found.tests:
+        if not name.endswith(".py") or name not in tree_of(hidden):
+            raise ValueError(f"tests: {name!r} is not a Python file among the hidden ones")
     return Instance(
         found.id,
         found.task,
         workspace=_files(folder, "workspace", found.workspace),
-        hidden=_files(folder, "hidden", found.hidden),
+        hidden=named_tests(hidden, found.tests, isolated=found.isolated) if found.tests else hidden,
         setup=found.setup,
-        check=found.check,
+        check=COMMAND if found.tests else found.check,
         answer=found.answer,
         images=images_in(folder, found.images),
         tags=found.tags,

@@ -123,7 +123,8 @@ class Patched:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(file.content)
                 path.chmod(0o755 if file.is_executable else 0o644)
-            if git(Path(folder), "apply", "--whitespace=nowarn", "-", given=self.patch.encode()) is None:
+            patch = self.patch.encode()
+            if patch.strip() and git(Path(folder), "apply", "--whitespace=nowarn", "-", given=patch) is None:
                 raise UsageError("The patch does not apply.")
             return tree_of(Path(folder)) | dict(self.further)
 

@@ -10,10 +10,12 @@ import base64
 import shlex
 import shutil
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from broker.runtime.errors import UsageError
+from deckhands.datasets.check_programs import COMMAND, named_tests
 from deckhands.datasets.file_trees import tree_of
 from deckhands.datasets.instances import Instance
 
@@ -33,20 +35,24 @@ def shipped_instances() -> list[Instance]:
         about = tomllib.loads((folder / "instance.toml").read_text(encoding="utf-8"))
         if any(shutil.which(program) is None for program in about["needs"]):
             continue
-        found.append(
-            Instance(
-                folder.name,
-                (folder / "task.md").read_text(encoding="utf-8"),
-                workspace=folder / "workspace",
-                hidden=folder / "hidden",
-                check=about["check"],
-                tags=(about["level"], about["language"]),
-                turns=tuple(_turns(folder / "solution")),
-            )
-        )
+        found.append(shipped_instance(folder, about))
     if not found:
         raise UsageError("No instance can be tried on this machine.", remedy="Install Python 3 as `python3`.")
     return found
+
+
+def shipped_instance(folder: Path, about: Mapping[str, Any]) -> Instance:
+    """Return the instance in a directory, given its `instance.toml`."""
+    asked = {name: about[name] for name in ("isolated", "in_process", "sources", "limit_seconds") if name in about}
+    return Instance(
+        folder.name,
+        (folder / "task.md").read_text(encoding="utf-8"),
+        workspace=folder / "workspace",
+        hidden=named_tests(folder / "hidden", tuple(about["tests"]), **asked),
+        check=COMMAND,
+        tags=(about["level"], about["language"]),
+        turns=tuple(_turns(folder / "solution")),
+    )
 
 
 def _turns(solution: Path) -> list[dict[str, Any]]:

@@ -19,14 +19,15 @@ from typing import Any
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator
 
 from broker.runtime.errors import UsageError
+from deckhands.datasets.check_programs import COMMAND, program_files
 from deckhands.datasets.docker_images import DOCKER, ENTER, InImage, image_of
-from deckhands.datasets.file_trees import File
-from deckhands.datasets.human_eval import CHECKS, FOLDER, scripted
+from deckhands.datasets.human_eval import scripted
 from deckhands.datasets.instances import ID, Instance
 from deckhands.datasets.repositories import Archive, Commit, Patched, files_of_instance, is_safe, touched_by
 
 KEYS = frozenset({"instance_id", "repo", "base_commit", "test_patch"})
-SCRIPT = CHECKS / "swe_bench.py"
+OWN_RUNNER: Mapping[str, tuple[str, ...]] = {"django/django": ("tests/runtests.py", "tests/test_sqlite.py")}
+"""Files by which a repository runs its tests: those of the commit count, whatever an agent does to them."""
 TASK = (
     "Your working directory has the files of the repository {repo}. Resolve the following issue by changing its "
     "sources. Hidden tests decide whether it is resolved.\n\n<issue>\n{issue}\n</issue>"
@@ -74,11 +75,10 @@ def swe_bench_instance(row: Mapping[str, Any], repositories: Path | None) -> Ins
         "files": [name for name in left if name.endswith(".py")],
         "deleted": list(deleted),
     }
-    further = (
-        (f"{FOLDER}/run.py", File(SCRIPT.read_bytes())),
-        (f"{FOLDER}/asked.json", File(json.dumps(asked).encode())),
-    )
-    hidden = Patched(before, found.test_patch, (*left, *deleted), further) if found.test_patch.strip() else None
+    further = tuple(program_files("swe_bench", asked).items())
+    runner = OWN_RUNNER.get(found.repo, ())
+    names = (*dict.fromkeys((*left, *deleted, *runner)),)
+    hidden = Patched(before, found.test_patch, names, further) if found.test_patch.strip() else None
     if hidden is not None and not image:  # an image is read when an attempt begins
         try:
             hidden.read()
@@ -89,8 +89,8 @@ def swe_bench_instance(row: Mapping[str, Any], repositories: Path | None) -> Ins
         found.instance_id,
         TASK.format(repo=found.repo, issue=found.problem_statement.strip()),
         workspace=before,
-        hidden=hidden or Patched(before, "", (), further),
-        check=f"{ENTER if image else ''}python3 {FOLDER}/run.py",
+        hidden=hidden or Patched(before, "", runner, further),
+        check=f"{ENTER if image else ''}{COMMAND}",
         image=image,
         tags=(found.repo, *([found.difficulty] if found.difficulty else [])),
         turns=scripted(f"echo {gold} | base64 -d | git apply -") if found.patch else (),

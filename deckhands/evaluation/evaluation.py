@@ -242,7 +242,7 @@ class Evaluation:
         hidden = await _read(partial(tree_of, instance.hidden))
         async with self._reading:
             found = await self._files_of(one.conversation_id, begun_with)
-            work = await asyncio.to_thread(work_of, begun_with, found, hidden)
+            work = await asyncio.to_thread(work_of, begun_with, found, hidden, instance.check or "")
             row.left_out = work.names_left_out
             row.patch = await asyncio.to_thread(patch_between, begun_with, work.tree)
         if not is_answered and instance.check is not None:

@@ -36,7 +36,8 @@ def named(text: str) -> tuple[str, str]:
         return asked.name, asked.home or asked.name
     if "/" in text or not is_conversation_id(text):
         raise UsageError(
-            f"{text!r} is not an evaluation: it has no {ASKED}.", remedy="Name its directory, or its name."
+            f"{text!r} is not an evaluation: it has no {ASKED}.",
+            remedy="Name its directory, or its name; `deckhands eval run` begins one.",
         )
     return text, text
 
@@ -46,11 +47,17 @@ async def evaluation_client(settings: FaceSettings, name: str) -> AsyncIterator[
     """Connect to the store that an evaluation uses.
 
     Raises:
-        NoCluster, StoreError: it cannot be reached.
+        UsageError: it has not begun, so there is none.
+        StoreError: it cannot be reached.
     """
     home = Home(settings.home)
     folder = home.evaluation_folder(name)
     if not folder.is_dir():
+        if settings.url is None and home.cluster_url is None:
+            raise UsageError(
+                f"The evaluation {name} has not begun: it has no private cluster here, and no cluster is running.",
+                remedy="`deckhands eval attach DIR` begins it. If it uses a cluster, set DECKHANDS_URL to its store.",
+            )
         async with cluster_client(settings) as client:
             yield client
         return
@@ -80,7 +87,7 @@ async def in_store(settings: FaceSettings, name: str, act: Callable[[Client], Aw
         act: has to be idempotent.
 
     Raises:
-        NoCluster, StoreError: the store cannot be reached.
+        UsageError, StoreError: the store cannot be reached.
     """
     is_private = Home(settings.home).evaluation_folder(name).is_dir()
     for number in range(1, TRIES + 1):

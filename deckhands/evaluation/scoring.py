@@ -2,14 +2,17 @@
 
 Holds: nothing an agent leaves behind decides its own score. A check runs in another workspace, which has the instance's
 files, the agent's changes that count, and the hidden files, laid over last. Files that change how programs start or
-how tests are found do not count: they are left out and named in the evidence.
-Does not: judge whether the work is honest; code that recognises the hidden tests by their behaviour can pass them.
+how tests are found do not count: they are left out and named in the evidence. `check_programs` says how tests run.
+Does not: judge whether the work is honest; code that recognises the hidden tests by their behaviour can pass them. A
+check that is a command decides by its exit code, so code under test that ends its process with 0 can pass it.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import tomllib
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -29,14 +32,27 @@ NEVER_WORK = frozenset(
             "setup.cfg",
             "noxfile.py",
         ),
-        *(".coveragerc", ".noserc", ".pythonrc", ".pythonrc.py", ".npmrc", ".yarnrc", ".mocharc.json", ".mocharc.js"),
-        *("jest.config.js", "vitest.config.js", ".bashrc", ".bash_profile", ".profile", ".envrc", ".env", ".proverc"),
+        *(".coveragerc", ".noserc", ".pythonrc", ".pythonrc.py", ".npmrc", ".yarnrc", ".yarnrc.yml", "bunfig.toml"),
+        *(".bashrc", ".bash_profile", ".bash_login", ".profile", ".bash_aliases", ".inputrc", ".envrc", ".env"),
+        *(".proverc", ".rspec", ".Rprofile", "phpunit.xml", "phpunit.xml.dist", "go.work", "pyvenv.cfg"),
     }
 )
 """Files by which others than the task's own sources decide what runs."""
-NEVER_BELOW = frozenset({".git", ".hg", ".openhands", "__pycache__", "node_modules", ".venv", "venv", "site-packages"})
+NEVER_NAMED = re.compile(
+    r"(jest|vitest|babel|karma|ava|playwright|cypress)\.(config|conf|setup)\.\w+"
+    r"|\.(mocharc|babelrc|swcrc|nycrc|c8rc|jestrc|taprc)(\.\w+)?"
+)
+"""The same, for programs that read such files in several languages."""
+TEST_MODULES = frozenset({"pytest", "_pytest", "py", "pluggy", "iniconfig", "pygments", "nose", "nose2", "hypothesis"})
+"""Modules of test frameworks for Python: a file of such a name in the workspace would run in their place."""
+IMPORTABLE = frozenset({".py", ".so", ".pyd"})
+SOURCE_FOLDERS = frozenset({"src", "lib"})
+"""Directories where checks let Python find modules, besides the workspace itself."""
+NEVER_BELOW = frozenset(
+    {".git", ".hg", ".openhands", ".cargo", "__pycache__", "node_modules", ".venv", "venv", "site-packages"}
+)
 MAX_NAMES, MAX_NAME_CHARS = 1_000, 300
-NEVER_ENDING = (".pth", ".pyc", ".pyo", ".egg-link")
+NEVER_ENDING = (".pth", ".pyc", ".pyo", ".egg-link", "_test.go")
 MAX_TOML_BYTES, MAX_DOTS = 64 * 1024, 100
 """Of a project file and of each of its lines: the time to read a dotted key grows with the square of its parts."""
 
@@ -66,13 +82,15 @@ def may_count(name: str, begun_with: Tree) -> bool:
     return name in begun_with or not NEVER_BELOW & set(PurePosixPath(name).parts[:-1])
 
 
-def work_of(begun_with: Tree, found: Tree, hidden: Tree) -> Work:
+def work_of(begun_with: Tree, found: Tree, hidden: Tree, check: str = "") -> Work:
     """Return what counts as the agent's work: its changes to the files it began with, and its new files.
 
     Args:
         found: the files of its workspace at the end.
         hidden: what is laid over; a new file below a directory of hidden ones does not count either.
+        check: the command that decides; a new module of a name that it runs by `-m` does not count.
     """
+    runs = TEST_MODULES | set(re.findall(r"-m\s*([A-Za-z_]\w*)", check))
     hidden_folders = {path.parts[0] for path in map(PurePosixPath, hidden) if len(path.parts) > 1}
     hidden_folders -= {PurePosixPath(name).parts[0] for name in begun_with}
     tree: dict[str, File] = dict(begun_with)
@@ -82,7 +100,7 @@ def work_of(begun_with: Tree, found: Tree, hidden: Tree) -> Work:
         if old == new or name in hidden:
             continue
         path = PurePosixPath(name)
-        if _is_never_work(path, begun_with) or path.parts[0] in hidden_folders or _sets_pytest(path, old, new):
+        if _is_never_work(path, begun_with, runs) or path.parts[0] in hidden_folders or _sets_pytest(path, old, new):
             left_out.append(name)
         elif new is not None:
             tree[name] = new
@@ -107,13 +125,27 @@ def to_check(work: Work, hidden: Tree) -> dict[str, File]:
     return {**work.tree, **hidden}
 
 
-def _is_never_work(path: PurePosixPath, begun_with: Tree) -> bool:
-    if path.name in NEVER_WORK or path.name.endswith(NEVER_ENDING) or NEVER_BELOW & set(path.parts[:-1]):
+def _is_never_work(path: PurePosixPath, begun_with: Tree, runs: AbstractSet[str]) -> bool:
+    is_named = path.name in NEVER_WORK or NEVER_NAMED.fullmatch(path.name) is not None
+    if is_named or path.name.endswith(NEVER_ENDING) or NEVER_BELOW & set(path.parts[:-1]):
         return True
-    # `python3 -m unittest` takes a module of the working directory before the standard library's.
-    top = path.parts[0].removesuffix(".py")
-    is_own = any(PurePosixPath(name).parts[0].removesuffix(".py") == top for name in begun_with)
-    return top in sys.stdlib_module_names and not is_own
+    # Python takes a module of the working directory before the standard library's and those that are installed.
+    if _is_new_module(path, begun_with, sys.stdlib_module_names | runs, 0):
+        return True
+    return path.parts[0] in SOURCE_FOLDERS and len(path.parts) > 1 and _is_new_module(path, begun_with, runs, 1)
+
+
+def _is_new_module(path: PurePosixPath, begun_with: Tree, names: AbstractSet[str], depth: int) -> bool:
+    """Return whether a file belongs to a module of one of these names that is not in the instance's own files."""
+    above, top = path.parts[:depth], path.parts[depth].partition(".")[0]
+    return (
+        path.suffix in IMPORTABLE
+        and top in names
+        and not any(
+            name.parts[:depth] == above and len(name.parts) > depth and name.parts[depth].partition(".")[0] == top
+            for name in map(PurePosixPath, begun_with)
+        )
+    )
 
 
 def _sets_pytest(path: PurePosixPath, old: File | None, new: File | None) -> bool:

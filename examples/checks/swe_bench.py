@@ -1,23 +1,41 @@
 """Runs in the workspace of a check, by itself: runs the tests that an instance names, and demands that each passes.
 
+    run.py                       the checker
+    run.py --pytest | --django   the tests, in one process with the code under test
+
 Names of tests are pytest's (`tests/test_a.py::test_b`), unittest's as Django's runner prints them
 (`test_b (tests.test_a.Case)`), or bare names of functions in the files of the test patch.
-Holds: a test counts only if pytest itself has reported it as passed, to a file of another interpreter. Where pytest is
-not installed, unittest runs its own tests.
-Does not: resist code that reads this file.
+Holds: a test counts only if the test framework has reported it as passed in a process that the checker has started;
+see `guarded`. Where pytest is not installed, unittest runs its own tests.
+Does not: resist code that searches the process of the tests for the token of the report.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
-import subprocess
+import runpy
 import sys
-import tempfile
 import unittest
 from pathlib import Path
 from typing import Any
 
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+from guarded import (  # noqa: E402
+    Report,
+    confine,
+    fingerprint,
+    paths_of_workspace,
+    protect,
+    report_of,
+    run_pytest,
+    run_unittest,
+    unless_replaced,
+)
+
+sys.path.pop(0)
 LIMIT_SECONDS = 580.0
 DJANGO = "django/django"
 RIGHT = ("passed", "xfailed")
@@ -25,7 +43,8 @@ RIGHT = ("passed", "xfailed")
 
 def main() -> int:
     """Run the tests; return 0 if each of them passes."""
-    asked: dict[str, Any] = json.loads(Path(__file__).with_name("asked.json").read_text(encoding="utf-8"))
+    protect()
+    asked: dict[str, Any] = json.loads((HERE / "asked.json").read_text(encoding="utf-8"))
     for name in asked["deleted"]:
         Path(name).unlink(missing_ok=True)
     found = _django(asked) if asked["repo"] == DJANGO else _pytest(asked)
@@ -40,16 +59,7 @@ def _pytest(asked: dict[str, Any]) -> dict[str, str]:
     names = [_address(name) for name in asked["tests"]]
     files = sorted({name.partition("::")[0] for name in names if "::" in name} | set(asked["files"]))
     files = [name for name in files if Path(name).is_file()]
-    paths = [*(place for place in ("src", "lib") if Path(place).is_dir()), os.environ.get("PYTHONPATH", "")]
-    with tempfile.TemporaryDirectory() as folder:
-        outcomes = Path(folder, "outcomes.json")
-        command = [sys.executable, __file__, "--child", str(outcomes), *files]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
-        try:
-            subprocess.run(command, env=environment, timeout=LIMIT_SECONDS, check=False)
-        except subprocess.TimeoutExpired:
-            print(f"The tests took longer than {LIMIT_SECONDS:.0f} seconds.")
-        found: dict[str, str] = json.loads(outcomes.read_text(encoding="utf-8")) if outcomes.exists() else {}
+    found = _reported("--pytest", files)
     for address, outcome in list(found.items()):
         bare = address.rpartition("::")[2]
         found[bare] = outcome if found.get(bare, outcome) == outcome else "failed"
@@ -69,67 +79,63 @@ def _address(name: str) -> str:
 
 def _django(asked: dict[str, Any]) -> dict[str, str]:
     labels = sorted({name.removeprefix("tests/").removesuffix(".py").replace("/", ".") for name in asked["files"]})
-    command = [sys.executable, "tests/runtests.py", "--verbosity", "2", "--settings=test_sqlite", "--parallel", "1"]
+    return _reported("--django", labels)
+
+
+def _reported(how: str, names: list[str]) -> dict[str, str]:
+    paths = os.pathsep.join(paths_of_workspace()[1:])  # for programs that the tests start
+    command = [sys.executable, "-I", str(Path(__file__).resolve()), how]
+    return report_of(command, names, LIMIT_SECONDS, **({"PYTHONPATH": paths} if paths else {}))
+
+
+def run_tests() -> None:
+    """Run pytest in this process, or unittest if there is none, and report how each test has ended."""
+    report = Report()
+    confine()
     try:
-        done = subprocess.run([*command, *labels], capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        return {}
-    written = done.stdout + done.stderr
-    print(written[-3000:])
-    found: dict[str, str] = {}
-    for line in written.splitlines():
-        for ending, outcome in ((" ... ok", "passed"), (" ... expected failure", "xfailed")):
-            if line.endswith(ending):
-                found[line.removesuffix(ending)] = outcome
-    return found
-
-
-class Recorder:
-    """What pytest tells its plug-ins."""
-
-    def __init__(self) -> None:
-        self.outcomes: dict[str, str] = {}
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        """Keep how a test has ended."""
-        outcome = "xfailed" if hasattr(report, "wasxfail") and report.outcome == "skipped" else report.outcome
-        is_worse = report.when != "call" and outcome == "failed"
-        if report.when == "call" or is_worse or outcome == "skipped":
-            self.outcomes[report.nodeid] = outcome
-
-
-def _unittest(files: list[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-
-    class Recorded(unittest.TextTestResult):
-        def addSuccess(self, test: unittest.TestCase) -> None:
-            super().addSuccess(test)
-            path, _, method = test.id().rpartition(".")
-            module, _, case = path.rpartition(".")
-            found[f"{module.replace('.', '/')}.py::{case}::{method}"] = "passed"
-
-    for name in files:
-        suite = unittest.defaultTestLoader.loadTestsFromName(name.removesuffix(".py").replace("/", "."))
-        unittest.TextTestRunner(resultclass=Recorded).run(suite)
-    return found
-
-
-def run(outcomes: str, files: list[str]) -> None:
-    """Run pytest in this interpreter, or unittest if there is none, and write what it has reported."""
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        import pytest
+        found = run_pytest(report.asked)
     except ImportError:
-        print("pytest is not installed: only tests of unittest are run.")
-        Path(outcomes).write_text(json.dumps(_unittest(files)), encoding="utf-8")
-        return
-    recorder = Recorder()
-    pytest.main(["-q", "--no-header", "-p", "no:cacheprovider", "--tb=short", *files], plugins=[recorder])
-    Path(outcomes).write_text(json.dumps(recorder.outcomes), encoding="utf-8")
+        print("pytest is not installed: only tests of unittest are run.", flush=True)
+        sys.path[:0] = paths_of_workspace()
+        modules = [name.removesuffix(".py").replace("/", ".") for name in report.asked]
+        found = run_unittest(lambda: [importlib.import_module(name) for name in modules])
+    report.send(**found)
+
+
+def run_django() -> None:
+    """Run Django's own runner in this process, and report the tests that unittest counts as passed."""
+    report = Report()
+    confine()
+    found: dict[str, str] = {}
+    succeed, expect = unittest.TestResult.addSuccess, unittest.TestResult.addExpectedFailure
+
+    def names_of(test: unittest.TestCase) -> list[str]:
+        path = test.id().rpartition(".")[0]
+        return [f"{test._testMethodName} ({path})", str(test), *filter(None, [test.shortDescription()])]
+
+    def on_success(result: unittest.TestResult, test: unittest.TestCase) -> None:
+        succeed(result, test)
+        found.update(dict.fromkeys(names_of(test), "passed"))
+
+    def on_expected(result: unittest.TestResult, test: unittest.TestCase, error: Any) -> None:
+        expect(result, test, error)
+        found.update(dict.fromkeys(names_of(test), "xfailed"))
+
+    unittest.TestResult.addSuccess, unittest.TestResult.addExpectedFailure = on_success, on_expected  # type: ignore
+    owners = (unittest.TestCase, unittest.TestSuite, unittest.TestResult, unittest.case, unittest.case._Outcome)
+    before = fingerprint(*owners)
+    sys.path[:0] = [str(Path("tests").resolve()), *paths_of_workspace()]
+    sys.argv = ["tests/runtests.py", "--verbosity", "2", "--settings=test_sqlite", "--parallel", "1", *report.asked]
+    try:
+        runpy.run_path("tests/runtests.py", run_name="__main__")
+    except SystemExit:
+        pass
+    report.send(**unless_replaced(found, before, owners))
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--child"]:
-        run(sys.argv[2], sys.argv[3:])
+    runs = {"--pytest": run_tests, "--django": run_django}
+    if sys.argv[1:]:
+        runs[sys.argv[1]]()
     else:
         sys.exit(main())

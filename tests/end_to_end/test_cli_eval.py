@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from deckhands.attempts.results import read_results
+from deckhands.evaluation.directory import Asked, ask
 from tests.integration.command_line import deckhands, environment, started
 from tests.polling import until
 
@@ -72,6 +73,41 @@ def test_another_evaluation_is_not_overwritten(tmp_path: Path) -> None:
     assert "has another evaluation" in done.err
     nowhere = deckhands("eval", "attach", tmp_path / "nowhere", env=env)
     assert (nowhere.code, "has no evaluation" in nowhere.err) == (2, True)
+
+
+def test_a_run_killed_before_its_first_file_says_what_to_do(tmp_path: Path) -> None:
+    env, out = environment(tmp_path / "home"), tmp_path / "out"
+    out.mkdir()
+    (out / ".evaluation.json.k1").write_text("{")  # what a command was writing when it was killed
+    for command in (("attach", out), ("attach", tmp_path / "nowhere"), ("report", out), ("status", out)):
+        done = deckhands("eval", *command, env=env)
+        assert (done.code, "Traceback" in done.err) == (2, False), done
+        assert "deckhands eval run" in done.err
+    (out / "evaluation.json").write_text("{")
+    damaged = deckhands("eval", "attach", out, env=env)
+    assert (damaged.code, "evaluation.json cannot be read" in damaged.err, "remove it" in damaged.err) == (
+        2,
+        True,
+        True,
+    )
+
+
+def test_a_run_killed_before_its_first_attempt_is_continued(tmp_path: Path) -> None:
+    env, out = environment(tmp_path / "home"), tmp_path / "out"
+    asked = ask(out, Asked(name="", dataset="shipped", models=("scripted",), part=":1"))
+    for command in ("status", "pause", "report"):
+        done = deckhands("eval", command, out, env=env)
+        assert (done.code, "Traceback" in done.err) == (2, False), done
+        assert ("has not begun" in done.err) is (command != "report")
+        assert "eval attach" in done.err
+    attached = deckhands("eval", "attach", out, env=env)
+    assert attached.code == 0, attached
+    (row,) = read_results(out / "results.jsonl")
+    assert row.outcome == "resolved"
+    again = ("eval", "run", "shipped", "--model", "scripted", "--slice", ":1", "--out", out)
+    assert deckhands(*again, env=env).code == 0
+    assert read_results(out / "results.jsonl") == [row]  # the same evaluation, so nothing is left to do
+    assert json.loads((out / "evaluation.json").read_text())["name"] == asked.name
 
 
 def test_other_endings_of_an_attempt_are_scored_like_it(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def commands_in(directory: Path) -> list[int]:
         ({"dataset": "inspect:tasks.py@one"}, "cannot be read"),
         ({"dataset": [{**ROWS[0], "workspace": "/etc"}]}, "row 1: workspace is a path"),
         ({"dataset": [{**ROWS[0], "images": ["/etc/passwd"]}]}, "row 1: images is a path"),
-        ({"dataset": [{"id": "a", "task": "t"}]}, "line 1: it has neither a check nor an answer"),
+        ({"dataset": [{"id": "a", "task": "t"}]}, "line 1: it has no check, no tests and no answer"),
         ({"repositories": "/etc"}, "not below the directory of evaluations"),
         ({"redo": ["six"]}, "redo: "),
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -11,30 +10,20 @@ from typing import Any
 
 import pytest
 
+from deckhands.datasets.file_trees import tree_of
+from deckhands.datasets.shipped import shipped_instance
+from tests.dataset_parts import checked
 from tests.source_code import ROOT
 
 SHIPPED = ROOT / "examples" / "shipped"
 INSTANCES = sorted(path.parent for path in SHIPPED.glob("*/instance.toml"))
 LIMIT_SECONDS = 60.0
 MAX_FILE_BYTES = 10_000
+NEEDED = {"level", "language", "needs", "title", "tests"}
 
 
 def about(instance: Path) -> dict[str, Any]:
     return tomllib.loads((instance / "instance.toml").read_text(encoding="utf-8"))
-
-
-def check(instance: Path, folder: Path, *parts: str) -> subprocess.CompletedProcess[str]:
-    for part in parts:
-        if (instance / part).is_dir():
-            shutil.copytree(instance / part, folder, dirs_exist_ok=True)
-    return subprocess.run(
-        ["bash", "-c", about(instance)["check"]],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT_SECONDS,
-    )
 
 
 @pytest.mark.parametrize("instance", INSTANCES, ids=lambda path: path.name)
@@ -42,15 +31,17 @@ def test_the_hidden_tests_tell_right_from_wrong(instance: Path, tmp_path: Path) 
     missing = [program for program in about(instance)["needs"] if shutil.which(program) is None]
     if missing:
         pytest.skip(f"needs {missing}")
-    before = check(instance, tmp_path / "before", "workspace", "hidden")
+    found = shipped_instance(instance, about(instance))
+    before = checked(found, tmp_path / "before", limit=LIMIT_SECONDS)
     assert before.returncode != 0, before.stdout + before.stderr
-    after = check(instance, tmp_path / "after", "workspace", "solution", "hidden")
+    solution = {name: file.content.decode() for name, file in tree_of(instance / "solution").items()}
+    after = checked(found, tmp_path / "after", solution, limit=LIMIT_SECONDS)
     assert after.returncode == 0, after.stdout + after.stderr
 
 
 @pytest.mark.parametrize("instance", INSTANCES, ids=lambda path: path.name)
 def test_an_instance_is_whole(instance: Path) -> None:
-    assert set(about(instance)) == {"level", "language", "needs", "title", "check"}
+    assert set(about(instance)) - {"isolated", "in_process", "sources", "limit_seconds"} == NEEDED
     assert about(instance)["level"] in ("easy", "medium", "hard")
     assert (instance / "task.md").read_text(encoding="utf-8").strip()
     files = [path for path in instance.rglob("*") if path.is_file() and "__pycache__" not in path.parts]

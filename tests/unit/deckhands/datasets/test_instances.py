@@ -12,6 +12,7 @@ from broker.runtime.errors import UsageError
 from deckhands.datasets.dataset import read_dataset
 from deckhands.datasets.file_trees import MAX_BYTES, tree_of
 from deckhands.datasets.instances import Instance, selected
+from tests.dataset_parts import checked, write_rows
 
 SOME = [Instance(f"i-{number}", "task", tags=("odd",) if number % 2 else ()) for number in range(10)]
 
@@ -39,6 +40,18 @@ def test_every_line_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     for number in range(2, 8):
         assert f"line {number}:" in str(raised.value)
     assert "line 1:" not in str(raised.value)
+
+
+def test_tests_may_be_named_instead_of_a_check(tmp_path: Path) -> None:
+    text = "import unittest\nfrom a import f\nclass T(unittest.TestCase):\n    def test_f(self):\n        self.assertEqual(f(), 1)\n"
+    row = {"id": "a", "task": "t", "workspace": {"a.py": "f = lambda: 2\n"}, "hidden": {"test_a.py": text, "data": "1"}}
+    (found,) = read_dataset(write_rows(tmp_path, [{**row, "tests": ["test_a.py"], "isolated": True}]))
+    assert checked(found, tmp_path / "wrong").returncode == 1
+    assert checked(found, tmp_path / "right", {"a.py": "f = lambda: 1\n"}).returncode == 0
+    wrong = [{**row, "id": "b", "tests": ["data"]}, {**row, "id": "c", "tests": ["test_a.py"], "check": "true"}]
+    wrong.append({**row, "id": "d", "tests": ["a.py"]})
+    with pytest.raises(UsageError, match=r"line 1: tests: 'data' is not .*line 2: it has both .*line 3: tests: 'a.py'"):
+        read_dataset(write_rows(tmp_path, wrong))
 
 
 @pytest.mark.parametrize(("content", "why"), [(None, "No such file"), (b"\xff", "not UTF-8"), (b"", "has no lines")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +51,25 @@ def test_tests_may_be_named_as_unittest_and_django_do_it(tmp_path: Path) -> None
     (found,) = read_dataset(write_rows(tmp_path, swe_rows(commit, **names)), repositories=tmp_path / "mirrors")
     repaired = {"calc.py": "def add(a, b):\n    return a + b\n"}
     assert checked(found, tmp_path / "two", repaired).returncode == 0
-    django = mirror_in(tmp_path / "mirrors", "django/django")
-    names = {"FAIL_TO_PASS": ["test_add (test_calc.Case)"], "PASS_TO_PASS": [], "repo": "django/django"}
-    rows = swe_rows(django, **names)
-    (found,) = read_dataset(write_rows(tmp_path, rows), repositories=tmp_path / "mirrors")
-    runner = "print('test_add (test_calc.Case) ... ok')\n"
-    assert checked(found, tmp_path / "three", {"tests/runtests.py": runner}).returncode == 0
-    assert checked(found, tmp_path / "four", {"tests/runtests.py": "print('FAIL')\n"}).returncode == 1
+
+
+def test_django_runs_its_tests_by_its_own_runner(tmp_path: Path) -> None:
+    commit = mirror_in(tmp_path / "mirrors", "django/django")
+    names = {"FAIL_TO_PASS": ["test_sum (test_calc.Case)"], "PASS_TO_PASS": [], "repo": "django/django"}
+    (found,) = read_dataset(write_rows(tmp_path, swe_rows(commit, **names)), repositories=tmp_path / "mirrors")
+    repaired = {"calc.py": "def add(a, b):\n    return a + b\n"}
+    assert checked(found, tmp_path / "right", repaired).returncode == 0
+    assert checked(found, tmp_path / "wrong").returncode == 1
+    printing = "print('test_sum (test_calc.Case) ... ok')\n"
+    for name in ("tests/runtests.py", "calc.py"):
+        assert checked(found, tmp_path / name.replace("/", "-"), {name: printing}).returncode == 1
+
+
+def test_a_row_without_a_test_patch_is_checked_too(tmp_path: Path) -> None:
+    commit = mirror_in(tmp_path / "mirrors")
+    changes = {"test_patch": "", "FAIL_TO_PASS": ["tests/test_calc.py::test_zero"], "PASS_TO_PASS": []}
+    (found,) = read_dataset(write_rows(tmp_path, swe_rows(commit, **changes)), repositories=tmp_path / "mirrors")
+    assert checked(found, tmp_path / "right").returncode == 0
 
 
 def test_a_repository_may_be_an_archive_with_a_directory_at_its_top(tmp_path: Path) -> None:
@@ -184,6 +197,17 @@ def test_a_patch_names_what_is_beyond_its_limit() -> None:
     assert whole.count("diff --git") > 10
     assert named[-1].startswith("Binary files and ")
     assert int(named[-1].split()[3]) + len(named) - 1 + whole.count("diff --git") == 8_000
+
+
+def test_a_large_file_of_line_ends_takes_no_memory_to_compare() -> None:
+    before, after = {"b": File(b"\n" * 2**24)}, {"a": File(b"\n" * 2**24), "b": File(b"\n" * 2**23)}
+    tracemalloc.start()
+    try:
+        patch = patch_between(before, after)
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
+    assert patch.count("Binary files") == 2
 
 
 def test_a_dataset_of_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,3 +1,0 @@
-check:
-	$(CC) -std=c11 -Wall -I. -g -o hidden_tests/check hidden_tests/check.c decode.c
-	./hidden_tests/check
