@@ -18,6 +18,7 @@ from broker.contract.observations import (
 from broker.conversations.delegates import delegate_conversation
 from broker.log.invariants import violations
 from broker.specs.agent_state import AgentState
+from controller_worker.agents.tool_calls import MAX_CALLS
 from controller_worker.concerns.delegation import Order, errands
 from controller_worker.concerns.lifecycle import Lifecycle
 from controller_worker.concerns.limits import limit_reached
@@ -358,6 +359,93 @@ def test_without_the_tool_nothing_is_delegated() -> None:
     core = started()
     core.reply(delegate())
     assert not any(isinstance(event, AgentDelegateAction) for event in core.events)
+
+
+# Many at once
+
+
+def all_ended(core: Core, *, first_id: int = 1) -> None:
+    """Let every delegate that is at work report its end before the core is asked again."""
+    for one in core.state.delegation.delegates:
+        if one.id >= first_id:
+            core.put(
+                DelegateEnded(
+                    delegate_id=one.id,
+                    conversation_id=delegate_conversation(CID, one.id),
+                    agent_state=AgentState.FINISHED,
+                    content=f"CodeActAgent finishes task with a: {one.id}",
+                    iterations=1,
+                )
+            )
+
+
+def in_background(core: Core, count: int) -> list[int]:
+    """Begin delegates in the background, as many with each reply as a reply may hold; return their ids."""
+    ids: list[int] = []
+    while len(ids) < count:
+        calls = (delegate(f"d{n}", task=f"look at {n}", background=True) for n in range(min(MAX_CALLS, count - len(ids))))
+        wanted = core.reply(*calls)
+        assert isinstance(wanted, AwaitDelegates)
+        ids += wanted.delegate_ids
+        for delegate_id in wanted.delegate_ids:
+            started_in_background(core, delegate_id)
+    return ids
+
+
+@pytest.mark.parametrize("count", [17, 500])
+def test_all_ends_that_are_due_enter_in_one_commit(count: int) -> None:
+    core = started(agent=ABLE, limits=Limits(max_iterations=10**10))
+    ids = in_background(core, count)
+    all_ended(core)
+    commits, wanted = len(core.commits), core.run()
+    assert isinstance(wanted, CallModel)
+    assert len(core.commits) == commits + 1
+    assert [one.delegate_id for one in results(core)] == ids
+    assert core.state.delegation.delegates == ()
+    assert violations(core.events, conversation_id=CID, is_over=False) == []
+
+
+def test_all_ends_of_one_turn_answer_their_calls_in_one_commit() -> None:
+    core = started(agent=ABLE, limits=Limits(max_iterations=1_000))
+    core.reply(*(delegate(f"d{n}") for n in range(MAX_CALLS)))
+    all_ended(core)
+    commits = len(core.commits)
+    assert core.run() == CallModel(2, 1)
+    assert len(core.commits) == commits + 1
+    assert core.commits[-1].answers == {n: 8 + n for n in range(MAX_CALLS)}
+    assert [(one.delegate_id, one.cause) for one in results(core)] == [(8 + n, 8 + n) for n in range(MAX_CALLS)]
+
+
+def test_many_refusals_are_answered_in_one_commit() -> None:
+    core = started(agent=ABLE, limits=Limits(max_iterations=10))
+    assert core.reply(*(delegate(f"d{n}", task=f"look at {n}") for n in range(MAX_CALLS))) == CallModel(2, 1)
+    assert [event.cause for event in core.events if isinstance(event, ErrorObservation)] == [
+        8 + n for n in range(MAX_CALLS)
+    ]
+    assert core.state.delegation.delegates == ()
+
+
+def test_the_first_of_any_answers_the_others_once_though_several_have_ended() -> None:
+    core = started(agent=ABLE, limits=Limits(max_iterations=1_000))
+    core.reply(*(delegate(f"d{n}", join="any") for n in range(40)))
+    all_ended(core, first_id=28)
+    assert core.run() == CallModel(2, 1)
+    assert sorted(event.cause or 0 for event in core.events if event.cause and event.cause > 7) == list(range(8, 48))
+    assert [one.delegate_id for one in results(core)] == list(range(28, 48))
+    all_ended(core)
+    assert core.run() == CallModel(2, 1)
+    assert [(one.delegate_id, one.cause) for one in results(core)[20:]] == [(n, None) for n in range(8, 28)]
+
+
+def test_a_stop_answers_every_delegate_and_tells_all_later_ends() -> None:
+    core = started(agent=ABLE, limits=Limits(max_iterations=1_000))
+    core.reply(*(delegate(f"d{n}") for n in range(MAX_CALLS)))
+    core.ask("stopped")
+    assert core.run() == Rest()
+    all_ended(core)
+    assert core.run() == Rest()
+    assert len(results(core)) == MAX_CALLS
+    assert violations(core.events, conversation_id=CID) == []
 
 
 # Errands: what leaves nothing in the log
