@@ -383,7 +383,9 @@ def in_background(core: Core, count: int) -> list[int]:
     """Begin delegates in the background, as many with each reply as a reply may hold; return their ids."""
     ids: list[int] = []
     while len(ids) < count:
-        calls = (delegate(f"d{n}", task=f"look at {n}", background=True) for n in range(min(MAX_CALLS, count - len(ids))))
+        calls = (
+            delegate(f"d{n}", task=f"look at {n}", background=True) for n in range(min(MAX_CALLS, count - len(ids)))
+        )
         wanted = core.reply(*calls)
         assert isinstance(wanted, AwaitDelegates)
         ids += wanted.delegate_ids
