@@ -123,7 +123,7 @@ class Performer:
         self._log.has_new_events = True
         return Then.ASK_AGAIN
 
-    async def _await_delegates(self, wanted: AwaitDelegates) -> Append | Then:
+    async def _await_delegates(self, _: AwaitDelegates) -> Append | Then:
         """Start the delegates; append all that answers their actions at once."""
         state = self._log.state
         waiting = [delegate for delegate in state.delegation.delegates if not delegate.is_answered]
@@ -133,7 +133,7 @@ class Performer:
                 self.done.add(StartDelegate(delegate.id))
             else:
                 self._started[delegate.id] = answer
-        # Kept until they are in the log: an append is refused if the log has grown, and each delegate's end makes it grow.
+        # Kept until the log has them: an append is refused if the log has grown, as it does when a delegate ends.
         self._started = {one.id: self._started[one.id] for one in waiting if one.id in self._started}
         if not self._started:
             return Then.WAIT

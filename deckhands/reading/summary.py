@@ -12,7 +12,6 @@ from enum import IntEnum
 from typing import Any, Self
 
 from broker.contract.actions import (
-    AgentDelegateAction,
     AgentFinishAction,
     AgentRejectAction,
     MessageAction,
@@ -34,7 +33,7 @@ from broker.contract.observations import AgentStateChangedObservation
 from broker.conversations.expiry import EXPIRED_CODE
 from broker.log.status import Status
 from broker.specs.agent_state import AgentState
-from deckhands.reading.metrics import Metrics, metrics_of, with_delegate, with_reply
+from deckhands.reading.metrics import Metrics, MetricsFold
 
 LIMIT_ERRORS = (
     "RuntimeError: Agent reached maximum iteration.",
@@ -207,8 +206,7 @@ class Tally:
         self._started: datetime | None = None
         self._updated: datetime | None = None
         self._replies = 0
-        self._delegates: dict[int, str] = {}
-        self._metrics = Metrics()
+        self._metrics = MetricsFold()
         self._has_unknown_cost = False
         self._estimated_calls = 0
         self._model = ""
@@ -236,6 +234,7 @@ class Tally:
     def add(self, event: Event) -> None:
         """Take in the next event."""
         was = self.status.state
+        self._metrics.add(event)
         self.status = self.status.after(event)
         self._last = event
         self._updated = event.timestamp or self._updated
@@ -245,7 +244,6 @@ class Tally:
                 self._created = event
                 self._is_waiting = event.is_planned
                 self._sandbox = event.workspace.sandbox
-                self._metrics = metrics_of([event])
                 self._model = event.agent.llm.model or ""
             case ConversationChanged():
                 self._change(event)
@@ -253,10 +251,7 @@ class Tally:
                 self._is_waiting = False
             case ModelReply():
                 self._add_reply(event)
-            case AgentDelegateAction():
-                self._delegates[event.id] = event.agent
             case DelegateEnded():
-                self._metrics = with_delegate(self._metrics, event, self._delegates.get(event.delegate_id, ""))
                 self._has_unknown_cost = self._has_unknown_cost or event.has_unknown_cost
             case ModelCallFailed():
                 self._last_error = event.last_error or event.content
@@ -280,14 +275,15 @@ class Tally:
         """Return the summary of what was taken in so far; the first event must be among it."""
         created = self._created
         assert created is not None, "a log begins with its ConversationCreated"
+        metrics = self._metrics.metrics()
         seconds = (self._updated - self._started).total_seconds() if self._started and self._updated else 0.0
         return Summary(
             conversation_id=created.conversation_id,
             state=self.status.state.value,
             iterations=self._replies,
-            cost_usd=round(self._metrics.accumulated_cost, 8),
-            prompt_tokens=self._metrics.accumulated_token_usage.prompt_tokens,
-            completion_tokens=self._metrics.accumulated_token_usage.completion_tokens,
+            cost_usd=round(metrics.accumulated_cost, 8),
+            prompt_tokens=metrics.accumulated_token_usage.prompt_tokens,
+            completion_tokens=metrics.accumulated_token_usage.completion_tokens,
             duration_seconds=round(seconds, 3),
             last_event_id=self.last_event_id,
             has_unknown_cost=self._has_unknown_cost,
@@ -301,7 +297,7 @@ class Tally:
             error_code=self._error_code,
             error_detail=self._failure.content if self._failure else "",
             message=self._message,
-            metrics=self._metrics,
+            metrics=metrics,
             outputs=self._outputs if self.status.state is AgentState.FINISHED else {},
             asked_id=self.status.asked_id,
             sandbox=self._sandbox,
@@ -331,7 +327,6 @@ class Tally:
         if reply.service == "agent":
             self._replies += 1
             self._model = reply.model or self._model
-        self._metrics = with_reply(self._metrics, reply)
         self._has_unknown_cost = self._has_unknown_cost or reply.cost_usd is None
         self._estimated_calls += bool(reply.is_usage_estimated)
 
