@@ -85,7 +85,7 @@ class Summary:
         iterations: steps of the model that brought a reply.
         cost_usd: delegates that have ended included, as in the tokens; a lower bound if `has_unknown_cost`.
         estimated_calls: calls whose usage the provider has not counted, so that their tokens and costs are estimated.
-        duration_seconds: from the first event to the last.
+        duration_seconds: from the first event to the last; of a fork, without what it shares with its origin.
         last_error: the error it ended with, or the last failed model call that was not made up for; or empty.
         error_code: the class of that error or failed call, or empty.
         error_detail: what the provider said to it, or empty.
@@ -237,8 +237,9 @@ class Tally:
         self._metrics.add(event)
         self.status = self.status.after(event)
         self._last = event
-        self._updated = event.timestamp or self._updated
         self._started = self._started or event.timestamp
+        if event.timestamp is not None and self._started is not None:
+            self._updated = max(event.timestamp, self._started)  # what a fork shares with its origin is older than it
         match event:
             case ConversationCreated():
                 self._created = event
