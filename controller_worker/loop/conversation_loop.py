@@ -44,7 +44,8 @@ class ConversationLoop:
 
     Attributes:
         is_to_begin_again: once it is dropped, look whether the conversation is this worker's: its log has lost its end,
-            or the store was away, and an older state of it may name this worker as the owner under another token.
+            or the store was away, and an older state of it may name this worker as the owner under another token; or it
+            could not be given up, because news came again and again.
         is_lost: it has another owner.
         rank: of its priority; 0 goes first.
     """
@@ -137,8 +138,8 @@ class ConversationLoop:
             await self.look_back()
             self.drop()
         except Exception as error:  # noqa: BLE001  (the outer edge: it becomes an event)
-            if not await self.look_back(error):
-                await rest_in_error(self._services, self._log, error)
+            if not await self.look_back(error) and not await rest_in_error(self._services, self._log, error):
+                self.is_to_begin_again = True
             self.drop()
 
     async def _advance(self) -> None:

@@ -21,6 +21,7 @@ from controller_worker.agents.registry import AGENTS
 from controller_worker.calls.recollection import Recollection
 from controller_worker.condensers.noop import NoOpCondenser
 from controller_worker.core.state import state_from
+from controller_worker.loop.conversation_loop import ConversationLoop
 from controller_worker.loop.snapshots import EVERY_EVENTS
 from controller_worker.memory.conversation_memory import PromptOptions
 from controller_worker.messages.messages import Message, TextPart
@@ -338,6 +339,35 @@ async def test_an_error_that_cannot_be_recorded_ends_nothing_else(
     await hands.go()
     assert hands.gone == [CID]
     assert "its error could not be recorded" in caplog.text
+
+
+async def test_an_error_among_ever_more_news_loses_no_conversation(hands: Hands) -> None:
+    """As when hundreds of delegates report at once: the log grows before each append of the error."""
+    await hands.begin({"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]})
+    said = 0
+
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    async def speak() -> None:
+        nonlocal said
+        if said < 20:
+            said += 1
+            await hands.say(f"news {said}")
+            hands.wire.before["deck_append"] = speak
+
+    hands.wire.before = {"GET": fail, "deck_append": speak}
+    loop = await hands.go()
+    assert (hands.gone, loop.is_to_begin_again, await hands.owner()) == ([CID], True, WORKER)
+    claimed = await hands.owners.resume_claim(CID, WORKER)
+    assert claimed is not None
+    again = ConversationLoop(claimed, hands.services, on_gone=lambda gone: hands.gone.append(gone.conversation_id))
+    hands.loops.append(again)
+    again.wake(has_new_events=False)
+    await hands.at_rest(again)
+    row = await Conversations(hands.store).row(CID)
+    assert (row.state, row.owner, said) == ("finished", "", 20)
+    assert violations(await hands.events(), conversation_id=CID) == []
 
 
 async def test_a_damaged_entry_is_an_error_that_names_it(hands: Hands) -> None:
