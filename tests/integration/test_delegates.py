@@ -19,6 +19,7 @@ from broker.contract.events import (
     EventSource,
     Limits,
     LLMSpec,
+    Observation,
     Parent,
     WorkspaceSpec,
 )
@@ -359,3 +360,39 @@ async def test_ends_that_come_while_others_are_answered_lose_nothing(hands: Hand
     assert violations(events, conversation_id=CID, is_over=False) == []
     told = [event.delegate_id for event in events if isinstance(event, AgentDelegateObservation)]
     assert sorted(told, key=ended.index) == ended
+
+
+async def test_ten_thousand_delegates_of_one_reply_are_each_answered_once(hands: Hands) -> None:
+    await begin_many(hands, {"tool_calls": delegate_calls(10_000, background=True)}, FINISH)
+    loop = await hands.go()
+    await until(lambda: loop.state.lifecycle.agent_state is AgentState.FINISHED, what="the end")
+    events = await hands.events()
+    started = [event.cause for event in events if isinstance(event, SuccessObservation)]
+    refused = [event for event in events if isinstance(event, ErrorObservation)]
+    assert (len(started), len(set(started)), len(refused)) == (MAX_CALLS, MAX_CALLS, 10_000 - MAX_CALLS)
+    assert {event.content for event in refused} == {"Not carried out: a reply may hold 128 tool calls. Call it again."}
+
+
+async def test_a_thousand_calls_of_one_reply_are_answered_in_few_appends(hands: Hands) -> None:
+    """Of the first, some are answered at once, some start delegates, and some cannot be understood."""
+    calls: list[dict[str, Any]] = []
+    for call in delegate_calls(500, background=True):
+        think = {"name": "think", "arguments": {"thought": call["arguments"]["task"]}}
+        calls += [call, think] if len(calls) % 3 else [call, {"name": "no_such_tool", "arguments": {}}]
+    await begin_many(hands, {"tool_calls": calls}, FINISH)
+    loop = await hands.go()
+    await until(lambda: loop.state.lifecycle.agent_state is AgentState.FINISHED, what="the end")
+    turn = [e for e in await hands.events() if e.tool_call_metadata is not None and e.kind != "action.finish"]
+    answers = [e.tool_call_metadata.tool_call_id for e in turn if isinstance(e, Observation) and e.tool_call_metadata]
+    assert (len(answers), len(set(answers))) == (1_000, 1_000)
+    assert len({event.timestamp for event in turn}) == 2
+
+
+async def test_a_delegates_name_of_a_megabyte_is_refused(hands: Hands) -> None:
+    await begin_many(hands, {"tool_calls": delegate_calls(1, agent="x" * 1_000_000)}, FINISH)
+    loop = await hands.go()
+    await until(lambda: loop.state.lifecycle.agent_state is AgentState.FINISHED, what="the end")
+    (error,) = [event for event in await hands.events() if isinstance(event, ErrorObservation)]
+    assert error.content.startswith(
+        "Invalid argument 'agent' in tool call delegate: the name has 1,000,000 characters; the limit is 1,000."
+    )
