@@ -1,6 +1,6 @@
 """A long log at the command line: `python -m benchmarks.long_log --events 50000`.
 
-Writes an export of so many events, 0.9 KB each, imports it, and reads it back. Each row is one call of the command line:
+Writes an export of so many events, 0.9 KB each, imports it, and reads it back. Each row is one command:
 seconds by the clock, and the CPU of its process, which a busy machine hardly changes.
 """
 

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
-from pydantic import ValidationError
-from pydantic_core import from_json
+from pydantic import TypeAdapter, ValidationError
 
 from broker.contract.codec import SHORTEN_ABOVE_BYTES, pack, to_entry
 from broker.contract.events import Event
@@ -46,7 +45,8 @@ UNREADABLE = (CorruptEntry, EventUnfit, UnknownKind, LookupError, TypeError, Val
 _BLANK = re.compile(r"[ \t\r\n]*")
 # A text without an end is one mark, too: to look for the end from each of its quotes would never be done.
 _MARK = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[][{},]', re.DOTALL)
-_INFINITE = (msgpack.packb(math.inf), msgpack.packb(-math.inf))
+_NO_NUMBERS = tuple(map(msgpack.packb, (math.inf, -math.inf, math.nan)))
+_JSON: TypeAdapter[Any] = TypeAdapter(Any)
 _DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 
 
@@ -114,9 +114,9 @@ def json_value(text: str) -> Any:
     if text.count("[") + text.count("{") <= MAX_JSON_DEPTH:
         # Most texts are plain JSON already; what is not is read again below, and made plain or refused there.
         with contextlib.suppress(ValueError, OverflowError, TypeError):
-            value = from_json(text, allow_inf_nan=False)  # refuses lone surrogates
+            value = _JSON.validate_json(text)  # refuses lone surrogates
             packed = msgpack.packb(value)  # refuses integers beyond 64 bits
-            if not any(infinite in packed for infinite in _INFINITE):
+            if not any(no_number in packed for no_number in _NO_NUMBERS):
                 return value
     try:
         return plain_json(json.loads(text, parse_constant=lambda _: None))
