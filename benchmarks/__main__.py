@@ -62,6 +62,7 @@ SCRIPTS: Mapping[str, Sequence[str]] = {
     "tool_round_trips": ("--rounds", "5", "--slow-rounds", "2"),
     "neighbours": ("--seconds", "0.5", "--quiet", "1"),
     "retiring": ("--conversations", "50"),
+    "long_log": ("--events", "500"),
     "sdk_sessions": ("--sessions", "1", "--steps", "2"),
     "eval_in_flight": ("--count", "20", "--latency", "0.2", "--write-as", "eval_in_flight_smoke"),
     "eval_workspaces": ("--count", "2", "--latency", "0.1"),

@@ -25,7 +25,7 @@ from broker.runtime.counting import counted
 from broker.specs.agent_state import AgentState
 from broker.specs.condenser_specs import handles_requests
 from broker.specs.timing import MessagePolicy
-from broker.specs.tool_arguments import optional_name, required_text, risk_in, said_in, seconds_in
+from broker.specs.tool_arguments import ToolCallError, optional_name, required_text, risk_in, said_in, seconds_in
 from broker.specs.tool_schemas import (
     DELEGATE,
     EXECUTE_BASH,
@@ -35,6 +35,8 @@ from broker.specs.tool_schemas import (
 )
 from broker.specs.tool_specs import ToolSpec
 
+MAX_AGENT_NAME_CHARS = 1_000
+"""Of a delegate, as a model writes it; the command of an ACP agent is a name, too."""
 THOUGHT_LOGGED = "Your thought has been logged."
 WAYS_OUT = {
     1: "restart before it and wait for a message (wait)",
@@ -285,8 +287,14 @@ class AgentDelegateAction(Action):
     @classmethod
     def from_call(cls, arguments: Mapping[str, Any]) -> Action:
         """See `Action.from_call`."""
+        agent = required_text(arguments, "agent", DELEGATE.name)
+        if len(agent) > MAX_AGENT_NAME_CHARS:
+            raise ToolCallError(
+                f"Invalid argument 'agent' in tool call {DELEGATE.name}: the name has {len(agent):,} characters; "
+                f"the limit is {MAX_AGENT_NAME_CHARS:,}. Name an agent, and say the rest in `task`."
+            )
         return cls(
-            agent=required_text(arguments, "agent", DELEGATE.name),
+            agent=agent,
             inputs={"task": required_text(arguments, "task", DELEGATE.name)},
             background=arguments.get("background", False),
             join=arguments.get("join", "all"),

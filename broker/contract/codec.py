@@ -93,7 +93,7 @@ _zstd = _Zstd()
 
 def to_entry(wire: Wire) -> tuple[bytes, dict[str, bytes]]:
     """Turn an event's wire form into the bytes of an entry and the blobs it refers to; see `shorten` and `encode`."""
-    packed = _pack(wire)
+    packed = pack(wire)
     if len(packed) <= SHORTEN_ABOVE_BYTES:  # most events: packed once, and not walked through
         return _seal(packed, SCHEMA_VERSION), {}
     wire, contents = shorten(wire)
@@ -106,10 +106,15 @@ def encode(wire: Wire, *, schema_version: int = SCHEMA_VERSION) -> bytes:
     Raises:
         EventUnfit: larger than 1 MiB (compressed) or 16 MiB, nested too deeply, or with numbers beyond 64 bits.
     """
-    return _seal(_pack(wire), schema_version)
+    return _seal(pack(wire), schema_version)
 
 
-def _pack(wire: Wire) -> bytes:
+def pack(wire: Wire) -> bytes:
+    """Return an event's wire form in msgpack.
+
+    Raises:
+        EventUnfit: larger than 16 MiB, nested too deeply, or with numbers beyond 64 bits.
+    """
     try:
         try:
             packed: bytes = msgpack.packb(wire)

@@ -10,8 +10,7 @@ Keys: `deck:{k}:c:<id>:events`, and the conversation's blobs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 
 from broker.contract import codec
 from broker.contract.events import ConversationCreated, Event
@@ -217,19 +216,25 @@ class EventLog:
             CorruptEntry: an entry is damaged or missing; names the event.
             UnknownConversation: no such conversation.
         """
-        events: list[Event] = []
+        pages = self.pages(conversation_id, after=after, until=until, decode=decode)
+        return [event async for page in pages for event in page]
+
+    async def pages(
+        self, conversation_id: str, *, after: int = 0, until: int | None = None, decode: codec.Decoder = codec.decode
+    ) -> AsyncGenerator[list[Event], None]:
+        """Yield the events that `read` returns, a thousand at a time; raises the same."""
         stream = self.store.keys(conversation_id).events
-        end = "+" if until is None else f"{until}-0"
+        end, last_id = "+" if until is None else f"{until}-0", after
         while True:
-            start = f"{after + len(events) + 1}-0"
-            batch = await self.store.call("XRANGE", stream, start, end, "COUNT", READ_BATCH)
-            for entry_id, fields in batch:
-                events.append(decoded(entry_id, fields, after + len(events) + 1, decode))
+            batch = await self.store.call("XRANGE", stream, f"{last_id + 1}-0", end, "COUNT", READ_BATCH)
+            if batch:
+                page = [decoded(entry_id, fields, last_id + n, decode) for n, (entry_id, fields) in enumerate(batch, 1)]
+                last_id += len(page)
+                yield page
             if len(batch) < READ_BATCH:
                 break
-        if not events and after == 0:
+        if last_id == 0:
             await self.last_id(conversation_id)
-        return events
 
     async def read_new(self, ownership: Ownership, *, after: int, checksum: str = "") -> NewEvents:
         """Return the events above `after`, for its owner, and let later appends notify it again.
@@ -241,23 +246,25 @@ class EventLog:
             EventsLost: the log does not hold that event.
         """
         names = self.store.keys(ownership.conversation_id)
-        _, batch, is_watched = await self.store.call_many(
-            [
-                ("HDEL", names.meta, "rung"),
-                ("XRANGE", names.events, f"{max(after, 1)}-0", "+", "COUNT", READ_BATCH),
-                ("EXISTS", names.watched),
-            ]
-        )
-        if after and not is_at(batch[:1], after, checksum):
-            last_id = await self.last_id(ownership.conversation_id)
-            raise EventsLost(ownership.conversation_id, last_id, after, checksum)
-        new = batch[1:] if after else batch
-        events = [decoded(entry_id, fields, after + n) for n, (entry_id, fields) in enumerate(new, 1)]
-        checksum = codec.checksum_of(batch[-1][1][-1]) if batch else ""
-        if len(batch) < READ_BATCH:
-            return NewEvents(events, bool(is_watched), checksum)
-        more = await self.read_new(ownership, after=after + len(events), checksum=checksum)
-        return replace(more, events=[*events, *more.events])
+        events: list[Event] = []
+        last_id = after
+        while True:
+            _, batch, is_watched = await self.store.call_many(
+                [
+                    ("HDEL", names.meta, "rung"),
+                    ("XRANGE", names.events, f"{max(last_id, 1)}-0", "+", "COUNT", READ_BATCH),
+                    ("EXISTS", names.watched),
+                ]
+            )
+            if last_id and not is_at(batch[:1], last_id, checksum):
+                found = await self.last_id(ownership.conversation_id)
+                raise EventsLost(ownership.conversation_id, found, last_id, checksum)
+            new = batch[1:] if last_id else batch
+            events += [decoded(entry_id, fields, last_id + n) for n, (entry_id, fields) in enumerate(new, 1)]
+            last_id += len(new)
+            checksum = codec.checksum_of(batch[-1][1][-1]) if batch else ""
+            if len(batch) < READ_BATCH:
+                return NewEvents(events, bool(is_watched), checksum)
 
     async def tail(
         self, conversation_id: str, *, after: int = 0, decode: codec.Decoder = codec.decode

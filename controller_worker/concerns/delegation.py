@@ -13,9 +13,11 @@ because it runs elsewhere and must not use up what its parent needs for the resu
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from broker.contract.actions import AgentDelegateAction
@@ -196,14 +198,16 @@ def tokens_reserved(state: State) -> int:
 
 def _after_end(delegation: Delegation, event: DelegateEnded, state: State) -> Delegation:
     """Take in the report of a delegate at its end: the model is to see its result, and what it used up counts."""
-    if not any(delegate.id == event.delegate_id for delegate in delegation.delegates):
+    ended = _find(delegation, event.delegate_id)
+    if ended is None:
         return delegation
-    end = DelegateEnd(event.conversation_id, event.content, event.outputs)
-    is_forgotten = any(one.id == event.delegate_id and one.is_forgotten for one in delegation.delegates)
-    if is_forgotten:
-        delegation = _without(delegation, event.delegate_id)
+    if not ended.is_forgotten:
+        end = DelegateEnd(event.conversation_id, event.content, event.outputs)
+        delegation = _with(delegation, ended.id, end=end, **NOTHING)
+    else:
+        delegation = _without(delegation, ended.id)
     return evolve(
-        _with(delegation, event.delegate_id, end=end, **NOTHING),
+        delegation,
         iterations=delegation.iterations + event.iterations,
         spent_usd=delegation.spent_usd + event.cost_usd,
     )
@@ -215,7 +219,7 @@ def _after_observation(delegation: Delegation, observation: Observation, state: 
         return delegation
     if isinstance(observation, AgentDelegateObservation) and observation.delegate_id is not None:
         return _without(delegation, observation.delegate_id)
-    answered = next((delegate for delegate in delegation.delegates if delegate.id == observation.cause), None)
+    answered = _find(delegation, observation.cause)
     if answered is None:
         return delegation
     # A refused delegate never was, and a stop may answer its action before the refusal does.
@@ -265,14 +269,28 @@ def rolled_back(delegation: Delegation, event: RolledBackObservation) -> Delegat
 
 
 def report_ends(state: State, now: datetime) -> Effect | None:
-    """Report refusals, and delegates that have ended, to the model; one at a time."""
+    """Report all refusals and all delegates that have ended to the model, in one append."""
+    events: list[Observation] = []
+    answers: list[tuple[int, int]] = []
+
+    def answer(delegate: Delegate, observation: Observation) -> None:
+        answers.append((len(events), delegate.id))
+        events.append(answering(delegate, observation))
+
+    goes_on: set[int] = set()  # turns that have waited for any of several, which continue in the background
     for delegate in state.delegation.delegates:
         if delegate.refusal:
-            observation: Observation = ErrorObservation(content=delegate.refusal, error_id=NOT_STARTED)
-            return Append((answering(delegate, observation),), ((0, delegate.id),))
-        if delegate.end is not None:
-            return _end_of(state, delegate, delegate.end)
-    return None
+            answer(delegate, ErrorObservation(content=delegate.refusal, error_id=NOT_STARTED))
+        elif delegate.end is not None and delegate.is_answered:
+            events.append(_end_of(delegate, delegate.end))
+        elif delegate.end is not None:
+            answer(delegate, _end_of(delegate, delegate.end))
+            if delegate.is_any and delegate.turn_id not in goes_on:
+                goes_on.add(delegate.turn_id)
+                for other in _others_at_work(state, delegate):
+                    text = GOES_ON.format(agent=other.agent, id=other.id)
+                    answer(other, SuccessObservation(content=text))
+    return Append(tuple(events), tuple(answers)) if events else None
 
 
 def errands(state: State) -> Iterator[Errand]:
@@ -320,37 +338,51 @@ def answering(delegate: Delegate, observation: Observation) -> Observation:
     )
 
 
-def _end_of(state: State, delegate: Delegate, end: DelegateEnd) -> Append:
-    """Report the end of a delegate; if the step waited for any of several, the others continue in the background."""
-    observation = AgentDelegateObservation(
+def _end_of(delegate: Delegate, end: DelegateEnd) -> AgentDelegateObservation:
+    return AgentDelegateObservation(
         content=RESULT + end.content,
         outputs=end.outputs,
         source=EventSource.AGENT,
         delegate_id=delegate.id,
         conversation_id=end.conversation_id,
     )
-    if delegate.is_answered:
-        return Append((observation,))
-    others = [
+
+
+def _others_at_work(state: State, delegate: Delegate) -> list[Delegate]:
+    """Return the others of a turn that waits for any of them, which need no longer be waited for."""
+    return [
         other
         for other in state.delegation.delegates
-        if delegate.is_any and other.is_any and other.turn_id == delegate.turn_id and other.id != delegate.id
+        if other.is_any
+        and other.turn_id == delegate.turn_id
+        and not (other.is_answered or other.refusal or other.end is not None)
     ]
-    left = [other for other in others if not other.is_answered and not other.refusal and other.end is None]
-    goes_on = [
-        answering(other, SuccessObservation(content=GOES_ON.format(agent=other.agent, id=other.id))) for other in left
-    ]
-    answers = tuple((n, one.id) for n, one in enumerate((delegate, *left)))
-    return Append((answering(delegate, observation), *goes_on), answers)
+
+
+def _place_of(delegation: Delegation, delegate_id: int) -> int:
+    """Return where a delegate stands, or would stand: they are in the order of the log."""
+    return bisect_left(delegation.delegates, delegate_id, key=attrgetter("id"))
+
+
+def _find(delegation: Delegation, delegate_id: int | None) -> Delegate | None:
+    if delegate_id is None:
+        return None
+    place = _place_of(delegation, delegate_id)
+    found = delegation.delegates[place : place + 1]
+    return found[0] if found and found[0].id == delegate_id else None
 
 
 def _with(delegation: Delegation, delegate_id: int, **changes: Any) -> Delegation:
-    delegates = tuple(evolve(one, **changes) if one.id == delegate_id else one for one in delegation.delegates)
-    return evolve(delegation, delegates=delegates)
+    place, delegates = _place_of(delegation, delegate_id), list(delegation.delegates)
+    delegates[place] = evolve(delegates[place], **changes)
+    return evolve(delegation, delegates=tuple(delegates))
 
 
 def _without(delegation: Delegation, delegate_id: int) -> Delegation:
-    return evolve(delegation, delegates=tuple(one for one in delegation.delegates if one.id != delegate_id))
+    place, delegates = _place_of(delegation, delegate_id), delegation.delegates
+    if _find(delegation, delegate_id) is None:
+        return delegation
+    return evolve(delegation, delegates=(*delegates[:place], *delegates[place + 1 :]))
 
 
 DELEGATION = Concern(

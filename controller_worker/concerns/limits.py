@@ -53,6 +53,7 @@ class Usage:
         latest: the latest reply of each kind of call.
         inherited_usd: what a fork did not pay for, because the conversation it was made from did.
         deadline: when work ends for want of time.
+        forked: when a fork began; the events that it shares with its origin are older, and their time is not its own.
         is_changed: a person has set the limits after work ended in an error, so they are as high as they are to be.
     """
 
@@ -68,6 +69,7 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     is_changed: bool = False
+    forked: datetime | None = None
 
 
 def _after_event(usage: Usage, event: Event, state: State) -> Usage:
@@ -82,7 +84,10 @@ def _after_creation(usage: Usage, created: ConversationCreated, state: State) ->
     if created.id > 1:
         return _after_event(usage, created, state)
     return Usage(
-        max_iterations=limits.max_iterations, max_budget_usd=limits.max_budget_usd, max_tokens=limits.max_tokens
+        max_iterations=limits.max_iterations,
+        max_budget_usd=limits.max_budget_usd,
+        max_tokens=limits.max_tokens,
+        forked=created.timestamp if created.forked_at else None,
     )
 
 
@@ -120,7 +125,7 @@ def _after_limits(usage: Usage, change: ConversationChanged, state: State) -> Us
     limits, deadline = change.limits, None
     is_counting = state.lifecycle.agent_state is AgentState.RUNNING or state.lifecycle.agent_state in _RESTS_MEANWHILE
     if limits.max_seconds is not None and is_counting and change.timestamp is not None:
-        deadline = change.timestamp + timedelta(seconds=limits.max_seconds)
+        deadline = _counted_from(usage, change.timestamp) + timedelta(seconds=limits.max_seconds)
     return evolve(
         usage,
         max_iterations=limits.max_iterations,
@@ -129,6 +134,11 @@ def _after_limits(usage: Usage, change: ConversationChanged, state: State) -> Us
         deadline=deadline,
         is_changed=state.lifecycle.agent_state is AgentState.ERROR,
     )
+
+
+def _counted_from(usage: Usage, at: datetime) -> datetime:
+    """Return from when the time of work counts that began at a moment: in a fork, not from before there was one."""
+    return at if usage.forked is None else max(at, usage.forked)
 
 
 def limit_reached(state: State) -> Refusal | None:
@@ -180,7 +190,8 @@ def _after_state_change(usage: Usage, change: AgentStateChangedObservation, stat
         return usage
     was, limits = state.lifecycle.agent_state, state.setup.limits
     if limits.max_seconds is not None and was not in _RESTS_MEANWHILE and change.timestamp is not None:
-        usage = evolve(usage, deadline=change.timestamp + timedelta(seconds=limits.max_seconds))
+        deadline = _counted_from(usage, change.timestamp) + timedelta(seconds=limits.max_seconds)
+        usage = evolve(usage, deadline=deadline)
     is_changed = usage.is_changed
     usage = evolve(usage, is_changed=False) if is_changed else usage
     if was is not AgentState.ERROR or is_changed:

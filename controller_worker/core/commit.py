@@ -13,12 +13,13 @@ from broker.conversations.wait_reasons import WaitReason
 from broker.specs.agent_state import is_settled
 from controller_worker.concerns.double_texting import is_at_rest
 from controller_worker.concerns.start import waits
-from controller_worker.core.controller import apply, next_effect
+from controller_worker.core.controller import apply, concern_wanting, next_effect
 from controller_worker.core.effects import Append, AwaitTools, Effect
 from controller_worker.core.state import State
 
 MAX_ROUNDS = 16
-"""A settled log needs one or two; more means that the core asks for the same thing again and again."""
+"""A settled log needs one or two, because a concern wants all that is due at once, however much that is. More means
+that the core asks for the same thing again and again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def settle(state: State, wanted: Append, now: datetime, *, traceparent: str | No
             events.append(numbered)
             state = apply(state, numbered)
         effect = next_effect(state, now)
-    assert not isinstance(effect, Append), f"no end to what is wanted at version {state.version}"
+    assert not isinstance(effect, Append), f"no end to what {concern_wanting(state, now)} wants at {state.version}"
     in_flight = effect.action_ids if isinstance(effect, AwaitTools) else ()
     dispatch = [position for position, event in enumerate(events) if event.id in in_flight]
     return Commit(events, answers, cancels, dispatch, state)

@@ -74,6 +74,12 @@ def next_effect(state: State, now: datetime, done: Container[Errand] | None = No
     raise AssertionError("the last of them always wants a step")
 
 
+def concern_wanting(state: State, now: datetime) -> str:
+    """Return the name of the decision whose turn it is, for an error about it."""
+    want = next(want for want in ORDER if want(state, now) is not None)
+    return f"{want.__module__.rpartition('.')[2]}.{want.__name__}"
+
+
 @cache
 def _handlers(event_class: type[Event]) -> tuple[tuple[str, Handler], ...]:
     """Return what events of a class do to which parts."""

@@ -32,7 +32,7 @@ from controller_worker.concerns.start import Start
 from controller_worker.concerns.survey import Survey
 from controller_worker.core.pending import Tools
 
-SNAPSHOT_VERSION = 26
+SNAPSHOT_VERSION = 27
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from broker.runtime.logs import CONVERSATION
 from broker.specs.agent_state import AgentState, is_settled
 from controller_worker.calls.call_under_way import CallUnderWay
 from controller_worker.concerns.double_texting import ends_call
-from controller_worker.core.controller import next_effect
+from controller_worker.core.controller import concern_wanting, next_effect
 from controller_worker.core.effects import Append
 from controller_worker.core.state import State
 from controller_worker.loop.alarm import Alarm
@@ -44,7 +44,8 @@ class ConversationLoop:
 
     Attributes:
         is_to_begin_again: once it is dropped, look whether the conversation is this worker's: its log has lost its end,
-            or the store was away, and an older state of it may name this worker as the owner under another token.
+            or the store was away, and an older state of it may name this worker as the owner under another token; or it
+            could not be given up, because news came again and again.
         is_lost: it has another owner.
         rank: of its priority; 0 goes first.
     """
@@ -137,8 +138,8 @@ class ConversationLoop:
             await self.look_back()
             self.drop()
         except Exception as error:  # noqa: BLE001  (the outer edge: it becomes an event)
-            if not await self.look_back(error):
-                await rest_in_error(self._services, self._log, error)
+            if not await self.look_back(error) and not await rest_in_error(self._services, self._log, error):
+                self.is_to_begin_again = True
             self.drop()
 
     async def _advance(self) -> None:
@@ -155,7 +156,7 @@ class ConversationLoop:
             await self._catch_up()
             before, seen = seen, (self.state.version, len(self._performer.done))
             rounds = rounds + 1 if seen == before else 0
-            assert rounds < MAX_ROUNDS, f"no end to what is wanted at version {self.state.version}"
+            assert rounds < MAX_ROUNDS, self._endless()
             if not await self._step():
                 await self._suspicion.rest()
                 has_news = self._log.has_new_events, self._call.take_news(), self._sdk.take_news()
@@ -163,6 +164,10 @@ class ConversationLoop:
                     return
                 rounds = -1
             await self._turn.take_next()
+
+    def _endless(self) -> str:
+        concern = concern_wanting(self.state, self._services.store.clock.now())
+        return f"no end to what {concern} wants at version {self.state.version}"
 
     async def _catch_up(self) -> None:
         """Restore the log at first, then fold in what is new."""

@@ -6,9 +6,12 @@ and the action's, and every append to another log has its own key.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import datetime
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from broker.contract.actions import (
     AgentDelegateAction,
@@ -42,13 +45,17 @@ from controller_worker.agents.registry import check_agent, create_agent
 from controller_worker.calls.usage import usage_by_model
 from controller_worker.concerns.delegation import NOT_STARTED, STARTED, Delegate, answering
 from controller_worker.concerns.limits import steps_used
-from controller_worker.core.effects import Append, TellDelegates
+from controller_worker.core.effects import TellDelegates
 from controller_worker.core.state import State
 from controller_worker.loop.answering import event_of
+
+T = TypeVar("T")
 
 TASK = "TASK: {task}"
 TIME_SHARE = 0.9
 """Of the time that a parent has left: it passes for both of them, and the parent needs some for the result."""
+AT_ONCE = 16
+"""So many delegates of one conversation are started, or get an order, at the same time."""
 FIRST_MESSAGE = 2
 """The event in a delegate's log that holds its task."""
 WAITS_FOR_PERSON = frozenset({AgentState.AWAITING_USER_INPUT, AgentState.AWAITING_USER_CONFIRMATION})
@@ -63,28 +70,33 @@ class Delegates:
         self._stored_files = StoredFiles(store)
         self._clock = store.clock
 
-    async def start(self, state: State, delegate: Delegate) -> Append | None:
-        """Make sure that a delegate exists; return what answers its action, None while the step waits for its end.
+    async def start(self, state: State, delegates: Sequence[Delegate]) -> list[Observation | None]:
+        """Make sure that delegates exist; return for each what answers its action, None while the step awaits its end.
 
         Idempotent.
         """
+        return await _for_each(delegates, partial(self._start, state))
+
+    async def _start(self, state: State, delegate: Delegate) -> Observation | None:
         try:
             await self._begin(state, delegate)
         except UsageError as error:
-            observation: Observation = ErrorObservation(content=str(error), error_id=NOT_STARTED)
-            return Append((answering(delegate, observation),), ((0, delegate.id),))
+            return answering(delegate, ErrorObservation(content=str(error), error_id=NOT_STARTED))
         failpoint("controller.delegate_begun")
         if not delegate.is_background:
             return None
-        observation = SuccessObservation(content=STARTED.format(agent=delegate.agent, id=delegate.id))
-        return Append((answering(delegate, observation),), ((0, delegate.id),))
+        return answering(delegate, SuccessObservation(content=STARTED.format(agent=delegate.agent, id=delegate.id)))
 
-    async def start_again(self, state: State, delegate_id: int) -> None:
-        """Make sure that a delegate in the background exists; report an agent that is not known here as its end.
+    async def start_again(self, state: State, delegate_ids: Collection[int]) -> None:
+        """Make sure that delegates in the background exist; report an agent that is not known here as its end.
 
         Idempotent.
         """
-        delegate = next(delegate for delegate in state.delegation.delegates if delegate.id == delegate_id)
+        due = set(delegate_ids)
+        delegates = [delegate for delegate in state.delegation.delegates if delegate.id in due]
+        await _for_each(delegates, partial(self._start_again, state))
+
+    async def _start_again(self, state: State, delegate: Delegate) -> None:
         try:
             await self._begin(state, delegate)
         except UsageError as error:  # an agent that is known where the fork comes from
@@ -99,17 +111,20 @@ class Delegates:
 
     async def tell(self, state: State, order: TellDelegates) -> None:
         """Ask the delegates to pause, to resume or to stop, as their parent does. Idempotent."""
+        concerned = [
+            delegate
+            for delegate in state.delegation.delegates
+            if delegate.end is None and not delegate.refusal and order.since <= delegate.id < order.order_id
+        ]
+        await _for_each(concerned, partial(self._tell, state, order))
+
+    async def _tell(self, state: State, order: TellDelegates, delegate: Delegate) -> None:
         parent_id = state.setup.conversation_id
         request = ChangeAgentStateAction(agent_state=order.state, source=EventSource.ENVIRONMENT)
-        for delegate in state.delegation.delegates:
-            if delegate.end is None and not delegate.refusal and order.since <= delegate.id < order.order_id:
-                with contextlib.suppress(UnknownConversation):  # it was never begun
-                    delegate_id = delegate_conversation(parent_id, delegate.id)
-                    if order.takes_back and not await self._is_paused_by_parent(delegate_id):
-                        continue
-                    await self._log.append(
-                        delegate_id, [request], key=f"order:{parent_id}:{order.order_id}:{order.state}"
-                    )
+        with contextlib.suppress(UnknownConversation):  # it was never begun
+            delegate_id = delegate_conversation(parent_id, delegate.id)
+            if not order.takes_back or await self._is_paused_by_parent(delegate_id):
+                await self._log.append(delegate_id, [request], key=f"order:{parent_id}:{order.order_id}:{order.state}")
 
     async def _is_paused_by_parent(self, delegate_id: str) -> bool:
         """Say whether the last that a delegate was asked is to pause, and its parent asked it."""
@@ -155,6 +170,22 @@ class Delegates:
                 "the store has lost the events that began it.",
                 remedy="Delegate this task again.",
             )
+
+
+async def _for_each(delegates: Sequence[Delegate], work: Callable[[Delegate], Awaitable[T]]) -> list[T]:
+    """Do something with each delegate, with a few at the same time, and return the results in order.
+
+    Raises:
+        Exception: the first that was raised, once nothing is under way any more.
+    """
+    results: list[T] = []
+    for at in range(0, len(delegates), AT_ONCE):
+        outcomes = await asyncio.gather(*map(work, delegates[at : at + AT_ONCE]), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            results.append(outcome)
+    return results
 
 
 async def report_end(log: EventLog, state: State) -> None:

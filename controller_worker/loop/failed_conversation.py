@@ -27,7 +27,7 @@ from controller_worker.loop.owned_log import OwnedLog
 from controller_worker.services import Services
 
 MAX_ROUNDS = 16
-"""How often news may come in between; each time the same is said again."""
+"""How often news may come in between; each time the same is said again. Then the conversation is taken up again."""
 NEWER_WORKER = WaitReason.NEWER_WORKER.value
 """What a conversation waits for that this version cannot read."""
 LEFT_SECONDS = 10.0
@@ -36,11 +36,14 @@ LEFT_SECONDS = 10.0
 _log = logging.getLogger(__name__)
 
 
-async def rest_in_error(services: Services, owned: OwnedLog, error: Exception) -> None:
-    """Record an error and give the conversation up until somebody resumes it. Raises nothing.
+async def rest_in_error(services: Services, owned: OwnedLog, error: Exception) -> bool:
+    """Record an error and give the conversation up until a person resumes it. Raises nothing.
 
     Args:
         error: about an event that only a newer version knows, nothing is recorded: see `_leave_to_newer`.
+
+    Returns:
+        False if news came again and again, so that the conversation is still owned: its owner has to take it up again.
     """
     log, owners, ownership = services.log, services.owners, owned.ownership
     state = owned.state if owned.is_restored else None
@@ -49,26 +52,27 @@ async def rest_in_error(services: Services, owned: OwnedLog, error: Exception) -
             return  # the next beat notices, too: this worker hands back all it has and stops
         if isinstance(error, UnknownKind | StoreTooNew):
             _log.warning("conversation %s is left to a newer worker: %s", ownership.conversation_id, error)
-            await _leave_to_newer(log, owners, ownership)
-            return
+            return await _leave_to_newer(log, owners, ownership)
         _log.error("conversation %s", ownership.conversation_id, exc_info=error)
         try:
-            await _rest(log, owners, ownership, state, error=error)
+            return await _rest(log, owners, ownership, state, error=error)
         except SecretsLocked as locked:
             # Nothing can be masked here, and this error's own text has nothing to hide.
-            await _rest(EventLog(services.store), owners, ownership, state, error=locked)
+            return await _rest(EventLog(services.store), owners, ownership, state, error=locked)
     except Exception:  # noqa: BLE001  (the outermost edge: a conversation must not end its neighbours)
         _log.exception("conversation %s: its error could not be recorded", ownership.conversation_id)
+    return True
 
 
-async def _rest(log: EventLog, owners: Owners, ownership: Ownership, state: State | None, *, error: Exception) -> None:
+async def _rest(log: EventLog, owners: Owners, ownership: Ownership, state: State | None, *, error: Exception) -> bool:
     for _ in range(MAX_ROUNDS):
         if await _try_to_rest(log, owners, ownership, state, error=error):
-            break
-    await report_failure(log, ownership.conversation_id, last_error_of(error))
+            await report_failure(log, ownership.conversation_id, last_error_of(error))
+            return True
+    return False
 
 
-async def _leave_to_newer(log: EventLog, owners: Owners, ownership: Ownership) -> None:
+async def _leave_to_newer(log: EventLog, owners: Owners, ownership: Ownership) -> bool:
     """Release the conversation, unchanged; it comes back after a while, here or at a newer worker."""
     for _ in range(MAX_ROUNDS):
         (last_id,) = await owners.last_ids([ownership.conversation_id])
@@ -76,10 +80,11 @@ async def _leave_to_newer(log: EventLog, owners: Owners, ownership: Ownership) -
             ownership, (), expected_last_id=last_id, fields={"wait_reason": NEWER_WORKER}
         )
         if isinstance(outcome, Fenced):
-            return
+            return True
         has_new_events = isinstance(outcome, Conflict)
         if not has_new_events and await owners.release(ownership, seen_id=last_id, delay_seconds=LEFT_SECONDS) is None:
-            return
+            return True
+    return False
 
 
 async def _try_to_rest(

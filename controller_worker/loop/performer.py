@@ -12,7 +12,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any, ClassVar
 
-from broker.contract.events import ConversationBegun
+from broker.contract.events import ConversationBegun, Observation
 from broker.conversations.expiry import EXPIRED_CODE, NOT_BEGUN
 from broker.coordination.crash_attribution import CrashAttribution
 from broker.coordination.ownership import StartStatus
@@ -20,6 +20,7 @@ from broker.specs.agent_state import AgentState
 from controller_worker.agents.agent import is_sdk_agent
 from controller_worker.calls.call_under_way import CallUnderWay
 from controller_worker.concerns.acceptance import wants_verdict
+from controller_worker.concerns.delegation import errands
 from controller_worker.concerns.model_calls import asks_again_at
 from controller_worker.core.announcement import announce
 from controller_worker.core.commit import Commit
@@ -71,6 +72,7 @@ class Performer:
         self._sdk = sdk
         self._services = services
         self._suspicion = suspicion
+        self._started: dict[int, Observation] = {}  # what answers the actions of delegates, until it is in the log
         self._delegates = Delegates(services.log, services.store)
         self._dispatches = Dispatches(services.log, services.owners, log.ownership)
 
@@ -85,6 +87,7 @@ class Performer:
     def forget(self) -> None:
         """Run every errand again and look at every action again: the store may have lost them."""
         self.done.clear()
+        self._started.clear()
         self._dispatches.forget()
 
     async def release(self) -> Then:
@@ -120,20 +123,28 @@ class Performer:
         self._log.has_new_events = True
         return Then.ASK_AGAIN
 
-    async def _await_delegates(self, wanted: AwaitDelegates) -> Append | Then:
+    async def _await_delegates(self, _: AwaitDelegates) -> Append | Then:
+        """Start the delegates; append all that answers their actions at once."""
         state = self._log.state
-        for delegate in state.delegation.delegates:
-            errand = StartDelegate(delegate.id)
-            if delegate.id in wanted.delegate_ids and errand not in self.done:
-                answer = await self._delegates.start(state, delegate)
-                if answer is not None:
-                    return answer
-                self.done.add(errand)
-        return Then.WAIT
+        waiting = [delegate for delegate in state.delegation.delegates if not delegate.is_answered]
+        new = [one for one in waiting if one.id not in self._started and StartDelegate(one.id) not in self.done]
+        for delegate, answer in zip(new, await self._delegates.start(state, new), strict=True):
+            if answer is None:
+                self.done.add(StartDelegate(delegate.id))
+            else:
+                self._started[delegate.id] = answer
+        # Kept until the log has them: an append is refused if the log has grown, as it does when a delegate ends.
+        self._started = {one.id: self._started[one.id] for one in waiting if one.id in self._started}
+        if not self._started:
+            return Then.WAIT
+        return Append(tuple(self._started.values()), tuple(enumerate(self._started)))
 
-    async def _start_delegate(self, errand: StartDelegate) -> Then:
-        await self._delegates.start_again(self._log.state, errand.delegate_id)
-        self.done.add(errand)
+    async def _start_delegate(self, _: StartDelegate) -> Then:
+        """Start all delegates of the background again, not only the one whose turn it is."""
+        state = self._log.state
+        due = [one.delegate_id for one in errands(state) if isinstance(one, StartDelegate) and one not in self.done]
+        await self._delegates.start_again(state, due)
+        self.done.update(map(StartDelegate, due))
         return Then.ASK_AGAIN
 
     async def _tell_delegates(self, errand: TellDelegates) -> Then:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -122,24 +122,36 @@ async def read_events(settings: FaceSettings, conversation_id: str, *, is_lenien
         CorruptEntry: an event is damaged; names it.
         StoreError: the cluster cannot be reached or used.
     """
+    return [event async for page in read_pages(settings, conversation_id, is_lenient=is_lenient) for event in page]
+
+
+async def read_pages(
+    settings: FaceSettings, conversation_id: str, *, is_lenient: bool = False
+) -> AsyncGenerator[list[Event], None]:
+    """Yield what `read_events` returns, a thousand at a time; raises the same."""
     check_conversation_id(conversation_id)
     home = Home(settings.home)
     folder = RunFolder(home.run_folder(conversation_id))
     client = await _client_of_run(home, conversation_id)
     if client is not None:
         async with client:
-            return await client.events(conversation_id, is_whole=True, is_lenient=is_lenient)
+            async for page in client.pages(conversation_id, is_whole=True, is_lenient=is_lenient):
+                yield page
+            return
     if folder.has_events:
-        return folder.events()
+        yield folder.events()
+        return
     try:
         async with cluster_client(settings) as client:
-            return await client.events(conversation_id, is_whole=True, is_lenient=is_lenient)
+            async for page in client.pages(conversation_id, is_whole=True, is_lenient=is_lenient):
+                yield page
     except NoCluster as error:
         if settings.archive:
             decode = decode_any if is_lenient else codec.decode
             archived = await Archive(settings.archive).events(conversation_id, is_whole=True, decode=decode)
             if archived is not None:
-                return archived
+                yield archived
+                return
         if home.has_had_cluster:
             raise
         raise UnknownConversation(conversation_id) from error

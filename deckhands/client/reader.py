@@ -58,19 +58,28 @@ class Reader:
             UnknownConversation: no such conversation.
             CorruptEntry: an entry is damaged or missing; names the event.
         """
+        pages = self.pages(conversation_id, after=after, is_whole=is_whole, is_lenient=is_lenient)
+        return [event async for page in pages for event in page]
+
+    async def pages(
+        self, conversation_id: str, *, after: int = 0, is_whole: bool = False, is_lenient: bool = False
+    ) -> AsyncGenerator[list[Event], None]:
+        """Yield what `events` returns, a thousand at a time; raises the same."""
         decode = decode_any if is_lenient else codec.decode
+        last_id = after
         try:
-            events = await self.log.read(conversation_id, after=after, decode=decode)
-            if after and not events:
+            async for page in self.log.pages(conversation_id, after=after, decode=decode):
+                yield [await self.log.blobs.whole(conversation_id, event) for event in page] if is_whole else page
+                last_id = page[-1].id
+            if after and last_id == after:
                 await self.log.last_id(conversation_id)
-            return [await self.log.blobs.whole(conversation_id, event) for event in events] if is_whole else events
         except (UnknownConversation, CorruptEntry):
             if self.archive is None:
                 raise
-            archived = await self.archive.events(conversation_id, after=after, is_whole=is_whole, decode=decode)
+            archived = await self.archive.events(conversation_id, after=last_id, is_whole=is_whole, decode=decode)
             if archived is None:
                 raise
-            return archived
+            yield archived
 
     async def tail(
         self, conversation_id: str, *, after: int = 0, is_whole: bool = False, is_lenient: bool = False

@@ -6,6 +6,7 @@ place filled, with the missing result where an action waits for one and with not
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -68,8 +69,8 @@ def _events_of(text: str, findings: Findings) -> dict[int, Event]:
 def _filled(found: Mapping[int, Event], findings: Findings) -> Iterator[Event]:
     """Return the events in order, without gaps."""
     answered = {event.cause for event in found.values() if is_result(event)}
-    replaced = {getattr(event, "replaces", None) for event in found.values()}
-    waiting: list[Event] = []
+    settled = answered | {event.__dict__.get("replaces") for event in found.values()}
+    waiting: deque[Event] = deque()
     last: Event | None = None
     is_whole = True
     for event_id in sorted(found):
@@ -85,7 +86,7 @@ def _filled(found: Mapping[int, Event], findings: Findings) -> Iterator[Event]:
         event = found[event_id]
         if event.cause is not None and not _is_action(found.get(event.cause)):
             event = event.model_copy(update={"cause": None})
-        if needs_result(event) and event.id not in answered | replaced:
+        if needs_result(event) and event.id not in settled:
             waiting.append(event)
         last = event
         yield event
@@ -95,10 +96,10 @@ def _filled(found: Mapping[int, Event], findings: Findings) -> Iterator[Event]:
             yield last
 
 
-def _instead(waiting: list[Event], last: Event) -> Event:
+def _instead(waiting: deque[Event], last: Event) -> Event:
     """Return what stands in place of an event that is missing."""
     if waiting:
-        return missing_result(waiting.pop(0), event_id=last.id + 1, timestamp=last.timestamp)
+        return missing_result(waiting.popleft(), event_id=last.id + 1, timestamp=last.timestamp)
     return NullObservation(id=last.id + 1, timestamp=last.timestamp)
 
 

@@ -6,7 +6,9 @@ costs that event, not the file. Numbers that are none (NaN, infinities) count as
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import re
 from collections import Counter
@@ -15,12 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+import msgpack
+from pydantic import TypeAdapter, ValidationError
 
-from broker.contract.codec import to_entry
+from broker.contract.codec import SHORTEN_ABOVE_BYTES, pack, to_entry
 from broker.contract.events import Event
 from broker.runtime.errors import CorruptEntry, EventUnfit, UnknownKind, UsageError
-from broker.specs.plain_json import plain_json
+from broker.specs.plain_json import MAX_JSON_DEPTH, plain_json
 
 MAX_FILE_BYTES = 128 << 20
 """Of a file, and of all events of a directory."""
@@ -42,6 +45,8 @@ UNREADABLE = (CorruptEntry, EventUnfit, UnknownKind, LookupError, TypeError, Val
 _BLANK = re.compile(r"[ \t\r\n]*")
 # A text without an end is one mark, too: to look for the end from each of its quotes would never be done.
 _MARK = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[][{},]', re.DOTALL)
+_NO_NUMBERS = tuple(map(msgpack.packb, (math.inf, -math.inf, math.nan)))
+_JSON: TypeAdapter[Any] = TypeAdapter(Any)
 _DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 
 
@@ -106,6 +111,13 @@ def json_value(text: str) -> Any:
     """
     if len(text) > MAX_EVENT_CHARS:
         raise ValueError(TOO_LONG)
+    if text.count("[") + text.count("{") <= MAX_JSON_DEPTH:
+        # Most texts are plain JSON already; what is not is read again below, and made plain or refused there.
+        with contextlib.suppress(ValueError, OverflowError, TypeError):
+            value = _JSON.validate_json(text)  # refuses lone surrogates
+            packed = msgpack.packb(value)  # refuses integers beyond 64 bits
+            if not any(no_number in packed for no_number in _NO_NUMBERS):
+                return value
     try:
         return plain_json(json.loads(text, parse_constant=lambda _: None))
     except RecursionError:
@@ -149,7 +161,9 @@ def check_fit(event: Event) -> None:
     Raises:
         EventUnfit: it is too large, or nested too deeply.
     """
-    to_entry(event.wire())
+    wire = event.wire()
+    if len(pack(wire)) > SHORTEN_ABOVE_BYTES:  # whatever is smaller fits
+        to_entry(wire)
 
 
 def _in_words(reason: str | Exception) -> str:

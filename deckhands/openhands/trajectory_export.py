@@ -17,7 +17,7 @@ from broker.contract.actions import CondensationAction, RiskyAction
 from broker.contract.browser_events import BrowseURLAction
 from broker.contract.code_search import CodeSearchAction
 from broker.contract.double_texting import taken_back
-from broker.contract.events import ConversationCreated, DelegateEnded, Event, EventSource, ModelReply
+from broker.contract.events import ConversationCreated, Event, EventSource, ModelReply
 from broker.contract.kinds import Observation
 from broker.contract.observations import CmdOutputObservation
 from broker.contract.offered_tools import OfferedToolAction
@@ -25,7 +25,7 @@ from broker.contract.recall import RecallAction
 from broker.contract.session_events import IPythonRunCellAction
 from deckhands.openhands.model_responses import reply_extension, response_of, unknown_response
 from deckhands.openhands.v0_kinds import EARLIER_EVENTS, EXTENSION, FAMILIES, HEAD, PLACES, STAND_INS, names_of
-from deckhands.reading.metrics import Metrics, metrics_of, with_delegate, with_reply
+from deckhands.reading.metrics import Metrics, MetricsFold
 
 MAX_MESSAGE_QUERY_CHARS = 50
 
@@ -56,18 +56,16 @@ class _Writing:
         self.replies: list[ModelReply] = []
         """Those that no event carries yet."""
         self._all_replies = {event.id: event for event in events if isinstance(event, ModelReply)}
-        self._metrics = metrics_of(events[:1])
+        self._metrics = MetricsFold()
         self._ids: list[int] = []
         """Of the events that are written, by their place in the trajectory."""
 
     def take(self, event: Event) -> None:
         """Write the next event of the log, if a trajectory has a name for it."""
+        self._metrics.add(event)
         if isinstance(event, ModelReply):
-            self._metrics = with_reply(self._metrics, event)
             self.replies.append(event)
             return
-        if isinstance(event, DelegateEnded):
-            self._metrics = with_delegate(self._metrics, event, "")
         family, name = _name_of(event)
         if not name:
             if not isinstance(event, ConversationCreated):
@@ -102,7 +100,7 @@ class _Writing:
         else:
             body = {"args": own, "timeout": extra.pop("timeout", None)}
             if event.source is EventSource.AGENT:
-                body["llm_metrics"] = _sums(self._metrics)
+                body["llm_metrics"] = _sums(self._metrics.sums)
         body[EXTENSION] = extra or None
         return {key: value for key, value in (head | body).items() if value is not None}
 

@@ -298,18 +298,49 @@ def with_delegate(metrics: Metrics, ended: DelegateEnded, agent: str) -> Metrics
     return metrics.merge(Metrics(ended.cost_usd, None, usage, delegates=(cost,)))
 
 
+class MetricsFold:
+    """The metrics of a log in the making. A reply costs the same however many there have been."""
+
+    def __init__(self) -> None:
+        self._sums = Metrics()  # all but the single calls
+        self._costs: list[Cost] = []
+        self._latencies: list[ResponseLatency] = []
+        self._usages: list[TokenUsage] = []
+        self._agents: dict[int, str] = {}
+
+    def add(self, event: Event) -> None:
+        """Take in the next event."""
+        if isinstance(event, ConversationCreated):
+            self._sums = Metrics(0.0, event.limits.max_budget_usd, TokenUsage(model=event.agent.llm.model or ""))
+        elif isinstance(event, ModelReply):
+            after = with_reply(self._sums, event)
+            self._costs += after.costs
+            self._latencies += after.response_latencies
+            self._usages += after.token_usages
+            self._sums = replace(after, costs=(), response_latencies=(), token_usages=())
+        elif isinstance(event, AgentDelegateAction):
+            self._agents[event.id] = event.agent
+        elif isinstance(event, DelegateEnded):
+            self._sums = with_delegate(self._sums, event, self._agents.get(event.delegate_id, ""))
+
+    @property
+    def sums(self) -> Metrics:
+        """The metrics so far without the single calls."""
+        return self._sums
+
+    def metrics(self) -> Metrics:
+        """Return the metrics so far."""
+        return replace(
+            self._sums,
+            costs=tuple(self._costs),
+            response_latencies=tuple(self._latencies),
+            token_usages=tuple(self._usages),
+        )
+
+
 def metrics_of(events: Iterable[Event]) -> Metrics:
     """Return the metrics of a log, or of its beginning."""
-    metrics = Metrics()
-    agents: dict[int, str] = {}
+    fold = MetricsFold()
     for event in events:
-        if isinstance(event, ConversationCreated):
-            budget = event.limits.max_budget_usd
-            metrics = Metrics(0.0, budget, TokenUsage(model=event.agent.llm.model or ""))
-        elif isinstance(event, ModelReply):
-            metrics = with_reply(metrics, event)
-        elif isinstance(event, AgentDelegateAction):
-            agents[event.id] = event.agent
-        elif isinstance(event, DelegateEnded):
-            metrics = with_delegate(metrics, event, agents.get(event.delegate_id, ""))
-    return metrics
+        fold.add(event)
+    return fold.metrics()

@@ -12,7 +12,6 @@ from enum import IntEnum
 from typing import Any, Self
 
 from broker.contract.actions import (
-    AgentDelegateAction,
     AgentFinishAction,
     AgentRejectAction,
     MessageAction,
@@ -34,7 +33,7 @@ from broker.contract.observations import AgentStateChangedObservation
 from broker.conversations.expiry import EXPIRED_CODE
 from broker.log.status import Status
 from broker.specs.agent_state import AgentState
-from deckhands.reading.metrics import Metrics, metrics_of, with_delegate, with_reply
+from deckhands.reading.metrics import Metrics, MetricsFold
 
 LIMIT_ERRORS = (
     "RuntimeError: Agent reached maximum iteration.",
@@ -86,7 +85,7 @@ class Summary:
         iterations: steps of the model that brought a reply.
         cost_usd: delegates that have ended included, as in the tokens; a lower bound if `has_unknown_cost`.
         estimated_calls: calls whose usage the provider has not counted, so that their tokens and costs are estimated.
-        duration_seconds: from the first event to the last.
+        duration_seconds: from the first event to the last; of a fork, without what it shares with its origin.
         last_error: the error it ended with, or the last failed model call that was not made up for; or empty.
         error_code: the class of that error or failed call, or empty.
         error_detail: what the provider said to it, or empty.
@@ -207,8 +206,7 @@ class Tally:
         self._started: datetime | None = None
         self._updated: datetime | None = None
         self._replies = 0
-        self._delegates: dict[int, str] = {}
-        self._metrics = Metrics()
+        self._metrics = MetricsFold()
         self._has_unknown_cost = False
         self._estimated_calls = 0
         self._model = ""
@@ -236,16 +234,17 @@ class Tally:
     def add(self, event: Event) -> None:
         """Take in the next event."""
         was = self.status.state
+        self._metrics.add(event)
         self.status = self.status.after(event)
         self._last = event
-        self._updated = event.timestamp or self._updated
         self._started = self._started or event.timestamp
+        if event.timestamp is not None and self._started is not None:
+            self._updated = max(event.timestamp, self._started)  # what a fork shares with its origin is older than it
         match event:
             case ConversationCreated():
                 self._created = event
                 self._is_waiting = event.is_planned
                 self._sandbox = event.workspace.sandbox
-                self._metrics = metrics_of([event])
                 self._model = event.agent.llm.model or ""
             case ConversationChanged():
                 self._change(event)
@@ -253,10 +252,7 @@ class Tally:
                 self._is_waiting = False
             case ModelReply():
                 self._add_reply(event)
-            case AgentDelegateAction():
-                self._delegates[event.id] = event.agent
             case DelegateEnded():
-                self._metrics = with_delegate(self._metrics, event, self._delegates.get(event.delegate_id, ""))
                 self._has_unknown_cost = self._has_unknown_cost or event.has_unknown_cost
             case ModelCallFailed():
                 self._last_error = event.last_error or event.content
@@ -280,14 +276,15 @@ class Tally:
         """Return the summary of what was taken in so far; the first event must be among it."""
         created = self._created
         assert created is not None, "a log begins with its ConversationCreated"
+        metrics = self._metrics.metrics()
         seconds = (self._updated - self._started).total_seconds() if self._started and self._updated else 0.0
         return Summary(
             conversation_id=created.conversation_id,
             state=self.status.state.value,
             iterations=self._replies,
-            cost_usd=round(self._metrics.accumulated_cost, 8),
-            prompt_tokens=self._metrics.accumulated_token_usage.prompt_tokens,
-            completion_tokens=self._metrics.accumulated_token_usage.completion_tokens,
+            cost_usd=round(metrics.accumulated_cost, 8),
+            prompt_tokens=metrics.accumulated_token_usage.prompt_tokens,
+            completion_tokens=metrics.accumulated_token_usage.completion_tokens,
             duration_seconds=round(seconds, 3),
             last_event_id=self.last_event_id,
             has_unknown_cost=self._has_unknown_cost,
@@ -301,7 +298,7 @@ class Tally:
             error_code=self._error_code,
             error_detail=self._failure.content if self._failure else "",
             message=self._message,
-            metrics=self._metrics,
+            metrics=metrics,
             outputs=self._outputs if self.status.state is AgentState.FINISHED else {},
             asked_id=self.status.asked_id,
             sandbox=self._sandbox,
@@ -331,7 +328,6 @@ class Tally:
         if reply.service == "agent":
             self._replies += 1
             self._model = reply.model or self._model
-        self._metrics = with_reply(self._metrics, reply)
         self._has_unknown_cost = self._has_unknown_cost or reply.cost_usd is None
         self._estimated_calls += bool(reply.is_usage_estimated)
 

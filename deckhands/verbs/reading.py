@@ -19,6 +19,7 @@ from deckhands.cli.connecting import (
     RunIsOver,
     conversation_client,
     read_events,
+    read_pages,
     read_summary,
     read_wait_reason,
 )
@@ -131,10 +132,9 @@ def logs(options: LogOptions) -> int:
     if options.follow:
         with contextlib.suppress(RunIsOver, IsArchived):
             return int(asyncio.run(_follow(settings, conversation_id, printer)).exit_code)
-    events = asyncio.run(read_events(settings, conversation_id, is_lenient=True))
-    for event in events:
-        printer.event(event)
-    return int(summarize(events).exit_code) if options.follow else 0
+    tally = Tally() if options.follow else None
+    asyncio.run(_print_events(settings, conversation_id, printer, tally))
+    return int(tally.summary().exit_code) if tally is not None else 0
 
 
 @click.command()
@@ -165,6 +165,18 @@ def export(options: ExportOptions) -> None:
         raise UsageError(
             f"The file {output} cannot be written: {error.strerror}.", remedy="Name another with -o."
         ) from error
+
+
+async def _print_events(
+    settings: FaceSettings, conversation_id: str, printer: EventPrinter, tally: Tally | None
+) -> None:
+    """Print the events that there are, the first as soon as they have been read."""
+    async with contextlib.aclosing(read_pages(settings, conversation_id, is_lenient=True)) as pages:
+        async for page in pages:
+            for event in page:
+                printer.event(event)
+                if tally is not None:
+                    tally.add(event)
 
 
 async def _follow(settings: FaceSettings, conversation_id: str, printer: EventPrinter) -> Summary:

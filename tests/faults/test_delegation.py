@@ -191,3 +191,31 @@ async def test_a_delegate_in_the_background_is_told_of_when_it_ends(cluster: Fau
     await cluster.check([cid, *ids], commands=1)
     (result,) = [e for e in await cluster.client.events(cid) if isinstance(e, AgentDelegateObservation)]
     assert (result.cause, result.outputs) == (None, {"result": "part a is done"})
+
+
+async def test_two_hundred_delegates_of_a_killed_parent_are_each_reported_once(cluster: FaultCluster) -> None:
+    """The parent's worker dies when all of a turn have begun; they end before another one takes over."""
+    script = cluster.root / "helper.json"
+    finish = {"tool_calls": [{"name": "finish", "arguments": {"message": "found"}}]}
+    script.write_text(json.dumps({"turns": [finish]}))
+    helper = AgentSpec(llm=LLMSpec(model=f"scripted/{script}"), enable_workspace_skills=False)
+    calls = [delegate_call("helper", task=f"look at {n}") for n in range(200)]
+    turns = [{"tool_calls": calls[:128]}, {"tool_calls": calls[128:]}, finish]
+    cluster.start_controller("victim", **ONE_EACH, DECKHANDS_FAILPOINTS="controller.delegate_begun:kill@128")
+    (cid,) = await cluster.submit(
+        turns, enable_delegation=True, enable_workspace_skills=False, delegates={"helper": helper}
+    )
+    assert await cluster.until_ended("victim") == -9
+    for name in ("c1", "c2"):
+        cluster.start_controller(name)
+    await cluster.settle([cid], limit=120.0)
+    await cluster.check([cid], commands=0)
+    events = await cluster.client.events(cid)
+    asked = [event.id for event in events if isinstance(event, AgentDelegateAction)]
+    results = [event for event in events if isinstance(event, AgentDelegateObservation)]
+    assert len(asked) == 200
+    assert sorted(event.cause or 0 for event in results) == asked
+    assert all(event.outputs == {"result": "found"} for event in results)
+    delegates = [delegate_conversation(cid, action_id) for action_id in asked]
+    await cluster.settle(delegates)
+    assert len([event for event in events if isinstance(event, DelegateEnded)]) == 200

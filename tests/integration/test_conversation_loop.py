@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from broker.contract.actions import CmdRunAction
-from broker.contract.events import AgentSpec, ModelReply
+from broker.contract.events import AgentSpec, LLMSpec, ModelReply
 from broker.contract.file_events import FileReadObservation
 from broker.contract.observations import AgentStateChangedObservation, ErrorObservation
 from broker.conversations.conversations import Conversations
@@ -17,14 +17,17 @@ from broker.log.invariants import violations
 from broker.log.status import status_of
 from broker.specs.agent_state import AgentState
 from broker.specs.condenser_specs import NoOpCondenserSpec
+from broker.specs.specs import MemorySpec
 from controller_worker.agents.registry import AGENTS
 from controller_worker.calls.recollection import Recollection
 from controller_worker.condensers.noop import NoOpCondenser
 from controller_worker.core.state import state_from
+from controller_worker.loop.conversation_loop import ConversationLoop
 from controller_worker.loop.snapshots import EVERY_EVENTS
 from controller_worker.memory.conversation_memory import PromptOptions
 from controller_worker.messages.messages import Message, TextPart
 from tests.broker_parts import lapse, mail_of, notified
+from tests.controller_parts import said
 from tests.conversation_hands import BASH, CID, THINK, WORKER, Hands
 from tests.polling import unhurried, until
 
@@ -338,6 +341,58 @@ async def test_an_error_that_cannot_be_recorded_ends_nothing_else(
     await hands.go()
     assert hands.gone == [CID]
     assert "its error could not be recorded" in caplog.text
+
+
+async def test_thousands_of_messages_at_once_are_answered_together(hands: Hands) -> None:
+    """More than one reading of the log returns."""
+    await hands.begin({"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]})
+    for n in range(5):
+        await hands.log.append(CID, [said(f"message {n}")] * 500)
+    loop = await hands.go()
+    await until(lambda: loop.state.lifecycle.agent_state is AgentState.FINISHED, what="the end")
+    events = await hands.events()
+    assert sum(event.kind == "action.recall" for event in events) == 1
+    assert violations(events, conversation_id=CID) == []
+
+
+async def test_many_notes_of_one_reply_are_all_taken(hands: Hands) -> None:
+    notes = [{"name": "note", "arguments": {"command": "write", "text": f"fact {n}"}} for n in range(60)]
+    finish = {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]}
+    agent = AgentSpec(llm=LLMSpec(model=f"scripted/{hands.folder / 'script.json'}"), memory=MemorySpec(project="facts"))
+    await hands.begin({"tool_calls": notes}, finish, agent=agent)
+    loop = await hands.go()
+    await until(lambda: loop.state.lifecycle.agent_state is AgentState.FINISHED, what="the end")
+    answered = [event.cause for event in await hands.events() if event.kind == "observation.note"]
+    assert (len(answered), len(set(answered))) == (60, 60)
+
+
+async def test_an_error_among_ever_more_news_loses_no_conversation(hands: Hands) -> None:
+    """As when hundreds of delegates report at once: the log grows before each append of the error."""
+    await hands.begin({"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]})
+    said = 0
+
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    async def speak() -> None:
+        nonlocal said
+        if said < 20:
+            said += 1
+            await hands.say(f"news {said}")
+            hands.wire.before["deck_append"] = speak
+
+    hands.wire.before = {"GET": fail, "deck_append": speak}
+    loop = await hands.go()
+    assert (hands.gone, loop.is_to_begin_again, await hands.owner()) == ([CID], True, WORKER)
+    claimed = await hands.owners.resume_claim(CID, WORKER)
+    assert claimed is not None
+    again = ConversationLoop(claimed, hands.services, on_gone=lambda gone: hands.gone.append(gone.conversation_id))
+    hands.loops.append(again)
+    again.wake(has_new_events=False)
+    await hands.at_rest(again)
+    row = await Conversations(hands.store).row(CID)
+    assert (row.state, row.owner, said) == ("finished", "", 20)
+    assert violations(await hands.events(), conversation_id=CID) == []
 
 
 async def test_a_damaged_entry_is_an_error_that_names_it(hands: Hands) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -18,15 +19,23 @@ from broker.contract.events import (
     EventSource,
     Limits,
     LLMSpec,
+    Observation,
     Parent,
     WorkspaceSpec,
 )
-from broker.contract.observations import AgentDelegateObservation, ErrorObservation, EventsLostObservation
+from broker.contract.observations import (
+    AgentDelegateObservation,
+    ErrorObservation,
+    EventsLostObservation,
+    SuccessObservation,
+)
 from broker.conversations.conversations import Conversations
 from broker.conversations.delegates import delegate_conversation
+from broker.log.invariants import violations
 from broker.log.lost_tails import name_gap
 from broker.runtime.errors import EventsLost
 from broker.specs.agent_state import AgentState
+from controller_worker.agents.tool_calls import MAX_CALLS
 from controller_worker.core.controller import fold
 from controller_worker.core.effects import TellDelegates
 from controller_worker.core.state import State
@@ -75,7 +84,7 @@ async def test_a_delegate_gets_its_share_of_the_time_that_is_left(hands: Hands) 
     state, keys = hands.loops[0].state, hands.store.keys(delegate_id)
     await hands.store.connection.call("DEL", keys.events, keys.meta, keys.once)
     late = replace(state.usage, deadline=hands.store.clock.now() + timedelta(seconds=100))
-    await Delegates(hands.log, hands.store).start(replace(state, usage=late), state.delegation.delegates[0])
+    await Delegates(hands.log, hands.store).start(replace(state, usage=late), state.delegation.delegates)
     (created, _) = await hands.log.read(delegate_id)
     assert isinstance(created, ConversationCreated)
     assert created.limits.max_seconds is not None
@@ -264,3 +273,126 @@ async def test_a_fork_begins_any_number_of_delegates_that_were_at_work(hands: Ha
     for delegate in loop.state.delegation.delegates:
         assert len(await hands.log.read(delegate_conversation("fork-1", delegate.id))) == 2
     assert await hands.log.last_id("fork-1") == len(events)
+
+
+# Many at once
+
+
+async def begin_many(hands: Hands, *turns: dict[str, Any], **limits: Any) -> None:
+    """Begin a conversation whose delegates are readers."""
+    agent = AgentSpec(
+        llm=LLMSpec(model=f"scripted/{hands.folder / 'script.json'}"),
+        enable_delegation=True,
+        delegates={"helper": AgentSpec(name="ReadOnlyAgent", llm=LLMSpec(model="acme/small"))},
+    )
+    await hands.begin(*turns, agent=agent, limits=Limits(**{"max_iterations": 10**9} | limits))
+
+
+def delegate_calls(count: int, **arguments: Any) -> list[dict[str, Any]]:
+    return [
+        {"name": "delegate", "arguments": {"agent": "helper", "task": f"look at {n}", **arguments}}
+        for n in range(count)
+    ]
+
+
+async def report_all(hands: Hands, delegate_ids: Iterable[int]) -> None:
+    """Let delegates end, all at the same time."""
+    for delegate_id in delegate_ids:
+        ended = DelegateEnded(
+            delegate_id=delegate_id,
+            conversation_id=delegate_conversation(CID, delegate_id),
+            agent_state=AgentState.FINISHED,
+            content=f"found {delegate_id}",
+        )
+        await hands.log.append(CID, [ended], key=f"delegate:{delegate_id}")
+
+
+async def test_a_reply_of_background_delegates_is_answered_in_one_append(hands: Hands) -> None:
+    await begin_many(hands, {"tool_calls": delegate_calls(MAX_CALLS, background=True)}, FINISH)
+    await hands.go()
+    started = [event for event in await hands.events() if isinstance(event, SuccessObservation)]
+    assert [event.cause for event in started] == [event.id - MAX_CALLS for event in started]
+    assert len(started) == MAX_CALLS
+    assert len({event.timestamp for event in started}) == 1
+
+
+async def test_five_hundred_ends_that_are_due_enter_in_one_append(hands: Hands) -> None:
+    turns = [{"tool_calls": delegate_calls(MAX_CALLS if n < 3 else 500 - 3 * MAX_CALLS)} for n in range(4)]
+    for turn in turns:
+        for call in turn["tool_calls"]:
+            call["arguments"]["background"] = True
+    await begin_many(hands, *turns, {"tool_calls": [{"name": "execute_bash", "arguments": {"command": "ls"}}]}, FINISH)
+    loop = await hands.go()
+    await until(lambda: len(loop.state.tools.pending) == 1, what="the command")
+    ids = [delegate.id for delegate in loop.state.delegation.delegates]
+    assert len(ids) == 500
+    await report_all(hands, ids)
+    loop.wake()
+    await hands.at_rest(loop)
+    told = [event for event in await hands.events() if isinstance(event, AgentDelegateObservation)]
+    assert [event.delegate_id for event in told] == ids
+    assert len({event.timestamp for event in told}) == 1
+    await hands.observe(loop.state.tools.pending[0].id)
+    loop.wake()
+    await until(lambda: loop.state.lifecycle.agent_state is AgentState.FINISHED, what="the end")
+
+
+async def test_ends_that_come_while_others_are_answered_lose_nothing(hands: Hands) -> None:
+    """Each end makes the parent's log grow just before its append, which is then refused."""
+    await begin_many(hands, {"tool_calls": delegate_calls(40, background=True)}, FINISH)
+    loop = await hands.claim()
+    ended: list[int] = []
+
+    async def end_one() -> None:
+        waiting = [one.id for one in loop.state.delegation.delegates if one.id not in ended and one.end is None]
+        if waiting and len(ended) < 30 and await hands.log.last_id(CID) == loop.state.version:
+            ended.append(waiting[0])
+            hands.wire.before.pop("deck_append", None)
+            await report_all(hands, waiting[:1])
+        hands.wire.before["deck_append"] = end_one
+
+    hands.wire.before["deck_append"] = end_one
+    loop.wake()
+    await until(lambda: loop.state.lifecycle.agent_state is AgentState.FINISHED, what="the end")
+    hands.wire.before.clear()
+    assert len(ended) == 30
+    events = await hands.events()
+    assert violations(events, conversation_id=CID, is_over=False) == []
+    told = [event.delegate_id for event in events if isinstance(event, AgentDelegateObservation)]
+    assert sorted(told, key=ended.index) == ended
+
+
+async def test_ten_thousand_delegates_of_one_reply_are_each_answered_once(hands: Hands) -> None:
+    await begin_many(hands, {"tool_calls": delegate_calls(10_000, background=True)}, FINISH)
+    loop = await hands.go()
+    await until(lambda: loop.state.lifecycle.agent_state is AgentState.FINISHED, what="the end")
+    events = await hands.events()
+    started = [event.cause for event in events if isinstance(event, SuccessObservation)]
+    refused = [event for event in events if isinstance(event, ErrorObservation)]
+    assert (len(started), len(set(started)), len(refused)) == (MAX_CALLS, MAX_CALLS, 10_000 - MAX_CALLS)
+    assert {event.content for event in refused} == {"Not carried out: a reply may hold 128 tool calls. Call it again."}
+
+
+async def test_a_thousand_calls_of_one_reply_are_answered_in_few_appends(hands: Hands) -> None:
+    """Of the first, some are answered at once, some start delegates, and some cannot be understood."""
+    calls: list[dict[str, Any]] = []
+    for call in delegate_calls(500, background=True):
+        think = {"name": "think", "arguments": {"thought": call["arguments"]["task"]}}
+        calls += [call, think] if len(calls) % 3 else [call, {"name": "no_such_tool", "arguments": {}}]
+    await begin_many(hands, {"tool_calls": calls}, FINISH)
+    loop = await hands.go()
+    await until(lambda: loop.state.lifecycle.agent_state is AgentState.FINISHED, what="the end")
+    turn = [e for e in await hands.events() if e.tool_call_metadata is not None and e.kind != "action.finish"]
+    answers = [e.tool_call_metadata.tool_call_id for e in turn if isinstance(e, Observation) and e.tool_call_metadata]
+    assert (len(answers), len(set(answers))) == (1_000, 1_000)
+    assert len({event.timestamp for event in turn}) == 2
+
+
+async def test_a_delegates_name_of_a_megabyte_is_refused(hands: Hands) -> None:
+    await begin_many(hands, {"tool_calls": delegate_calls(1, agent="x" * 1_000_000)}, FINISH)
+    loop = await hands.go()
+    await until(lambda: loop.state.lifecycle.agent_state is AgentState.FINISHED, what="the end")
+    (error,) = [event for event in await hands.events() if isinstance(event, ErrorObservation)]
+    assert error.content.startswith(
+        "Invalid argument 'agent' in tool call delegate: the name has 1,000,000 characters; the limit is 1,000."
+    )

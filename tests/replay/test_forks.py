@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import ChangeAgentStateAction, LoopRecoveryAction
-from broker.contract.events import AgentSpec, ConversationCreated, EventSource, Observation
+from broker.contract.events import AgentSpec, ConversationCreated, EventSource, Limits, Observation
 from broker.log.event_log import Appended, Duplicate, EventLog
 from broker.log.export import events_from_lines
 from broker.log.invariants import violations
@@ -20,7 +20,7 @@ from broker.specs.agent_state import AgentState
 from broker.specs.policies import ConfirmationPolicy, LoopPolicy
 from broker.store.store import Store
 from controller_worker.core.controller import fold, next_effect
-from controller_worker.core.effects import AwaitTools, CallModel
+from controller_worker.core.effects import Append, AwaitTools, CallModel
 from controller_worker.core.state import State
 from controller_worker.loop.replay import replay
 from deckhands.client.forking import copied_events, fork_of
@@ -138,3 +138,13 @@ async def test_what_has_run_in_the_origin_is_settled_in_the_fork(memory_store: S
     await EventLog(memory_store).adopt(fork_of(events[:10], "fork-1"), events[1:10], key="fork")
     once = await memory_store.connection.call("HGETALL", memory_store.keys("fork-1").once)
     assert sorted(name.decode() for name in once[::2]) == ["create:fork", "o:8"]
+
+
+def test_a_forks_time_counts_from_when_it_began() -> None:
+    core = started(limits=Limits(max_seconds=60.0))
+    begun = core.now + timedelta(hours=2)
+    created = fork_of(core.events, "fork").model_copy(update={"id": 1, "timestamp": begun})
+    state = fold(State(), [created, *core.events[1:]])
+    assert state.usage.deadline == begun + timedelta(seconds=60)
+    assert next_effect(state, begun + timedelta(seconds=59)) == CallModel(1, 1)
+    assert isinstance(next_effect(state, begun + timedelta(seconds=60)), Append)

@@ -39,7 +39,7 @@ function shared(first, second) {
 
 function figures(found) {
   const replies = found.filter((event) => event.kind === "model.reply");
-  const states = found.filter((event) => event.kind === "observation.agent_state_changed"), times = found.map((event) => Date.parse(event.timestamp)).filter(Number.isFinite);
+  const states = found.filter((event) => event.kind === "observation.agent_state_changed"), all = found.map((event) => Date.parse(event.timestamp)).filter(Number.isFinite), times = all.filter((at) => at >= all[0]); // what a fork shares with its origin is older than it
   return {
     state: states.at(-1)?.agent_state || "loading",
     models: [...new Set(replies.map((event) => event.model).filter(Boolean))].join(", "),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker.contract.actions import AgentDelegateAction
+from broker.contract.actions import AgentDelegateAction, CondensationAction
 from broker.contract.events import AgentSpec, ConversationCreated, DelegateEnded, Limits, ModelToolCall, Parent, with_id
 from broker.contract.observations import (
     AgentDelegateObservation,
@@ -18,10 +18,13 @@ from broker.contract.observations import (
 from broker.conversations.delegates import delegate_conversation
 from broker.log.invariants import violations
 from broker.specs.agent_state import AgentState
+from broker.specs.condenser_specs import ConversationWindowCondenserSpec
+from controller_worker.agents.tool_calls import MAX_CALLS
 from controller_worker.concerns.delegation import Order, errands
 from controller_worker.concerns.lifecycle import Lifecycle
 from controller_worker.concerns.limits import limit_reached
 from controller_worker.concerns.setup import Setup
+from controller_worker.condensers.registry import create_condenser
 from controller_worker.core.controller import apply, fold, next_effect
 from controller_worker.core.effects import (
     AwaitDelegates,
@@ -34,6 +37,9 @@ from controller_worker.core.effects import (
 )
 from controller_worker.core.state import State
 from controller_worker.loop.delegates import is_over, spec_of
+from controller_worker.memory.conversation_memory import MAX_MESSAGE_CHARS, ConversationMemory
+from controller_worker.memory.view import ViewFold
+from controller_worker.messages.messages import TextPart
 from controller_worker.permits.budget_reservation import own_cost_usd
 from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started, think
 
@@ -358,6 +364,131 @@ def test_without_the_tool_nothing_is_delegated() -> None:
     core = started()
     core.reply(delegate())
     assert not any(isinstance(event, AgentDelegateAction) for event in core.events)
+
+
+# Many at once
+
+
+def all_ended(core: Core, *, first_id: int = 1, content: str = "") -> None:
+    """Let every delegate that is at work report its end before the core is asked again."""
+    for one in core.state.delegation.delegates:
+        if one.id >= first_id:
+            core.put(
+                DelegateEnded(
+                    delegate_id=one.id,
+                    conversation_id=delegate_conversation(CID, one.id),
+                    agent_state=AgentState.FINISHED,
+                    content=content or f"CodeActAgent finishes task with a: {one.id}",
+                    iterations=1,
+                )
+            )
+
+
+def in_background(core: Core, count: int) -> list[int]:
+    """Begin delegates in the background, as many with each reply as a reply may hold; return their ids."""
+    ids: list[int] = []
+    while len(ids) < count:
+        calls = (
+            delegate(f"d{n}", task=f"look at {n}", background=True) for n in range(min(MAX_CALLS, count - len(ids)))
+        )
+        wanted = core.reply(*calls)
+        assert isinstance(wanted, AwaitDelegates)
+        ids += wanted.delegate_ids
+        for delegate_id in wanted.delegate_ids:
+            started_in_background(core, delegate_id)
+    return ids
+
+
+@pytest.mark.parametrize("count", [17, 500])
+def test_all_ends_that_are_due_enter_in_one_commit(count: int) -> None:
+    core = started(agent=ABLE, limits=Limits(max_iterations=10**10))
+    ids = in_background(core, count)
+    all_ended(core)
+    commits, wanted = len(core.commits), core.run()
+    assert isinstance(wanted, CallModel)
+    assert len(core.commits) == commits + 1
+    assert [one.delegate_id for one in results(core)] == ids
+    assert core.state.delegation.delegates == ()
+    assert violations(core.events, conversation_id=CID, is_over=False) == []
+
+
+def test_all_ends_of_one_turn_answer_their_calls_in_one_commit() -> None:
+    core = started(agent=ABLE, limits=Limits(max_iterations=1_000))
+    core.reply(*(delegate(f"d{n}") for n in range(MAX_CALLS)))
+    all_ended(core)
+    commits = len(core.commits)
+    assert core.run() == CallModel(2, 1)
+    assert len(core.commits) == commits + 1
+    assert core.commits[-1].answers == {n: 8 + n for n in range(MAX_CALLS)}
+    assert [(one.delegate_id, one.cause) for one in results(core)] == [(8 + n, 8 + n) for n in range(MAX_CALLS)]
+
+
+def test_many_refusals_are_answered_in_one_commit() -> None:
+    core = started(agent=ABLE, limits=Limits(max_iterations=10))
+    assert core.reply(*(delegate(f"d{n}", task=f"look at {n}") for n in range(MAX_CALLS))) == CallModel(2, 1)
+    assert [event.cause for event in core.events if isinstance(event, ErrorObservation)] == [
+        8 + n for n in range(MAX_CALLS)
+    ]
+    assert core.state.delegation.delegates == ()
+
+
+def test_the_first_of_any_answers_the_others_once_though_several_have_ended() -> None:
+    core = started(agent=ABLE, limits=Limits(max_iterations=1_000))
+    core.reply(*(delegate(f"d{n}", join="any") for n in range(40)))
+    all_ended(core, first_id=28)
+    assert core.run() == CallModel(2, 1)
+    assert sorted(event.cause or 0 for event in core.events if event.cause and event.cause > 7) == list(range(8, 48))
+    assert [one.delegate_id for one in results(core)] == list(range(28, 48))
+    all_ended(core)
+    assert core.run() == CallModel(2, 1)
+    assert [(one.delegate_id, one.cause) for one in results(core)[20:]] == [(n, None) for n in range(8, 28)]
+
+
+def test_a_stop_answers_every_delegate_and_tells_all_later_ends() -> None:
+    core = started(agent=ABLE, limits=Limits(max_iterations=1_000))
+    core.reply(*(delegate(f"d{n}") for n in range(MAX_CALLS)))
+    core.ask("stopped")
+    assert core.run() == Rest()
+    all_ended(core)
+    assert core.run() == Rest()
+    assert len(results(core)) == MAX_CALLS
+    assert violations(core.events, conversation_id=CID) == []
+
+
+def prompt_chars(core: Core) -> int:
+    """Return how long the prompt is that the model would be sent."""
+    fold = view_of(core)
+    memory = ConversationMemory()
+    for event in fold.script(fold.view().events):
+        memory.add(event)
+    parts = (part for message in memory.messages() for part in message.content)
+    return sum(len(part.text) for part in parts if isinstance(part, TextPart))
+
+
+def view_of(core: Core) -> ViewFold:
+    fold = ViewFold()
+    for event in core.events:
+        fold.add(event)
+    return fold
+
+
+def test_reports_beyond_a_prompt_are_condensed_until_they_fit() -> None:
+    """Each is cut as any observation; a model of 128,000 tokens takes about 500,000 characters."""
+    spec = ConversationWindowCondenserSpec()
+    agent = ABLE.model_copy(update={"condenser": spec})
+    core = started(agent=agent, limits=Limits(max_iterations=10**10))
+    in_background(core, 500)
+    all_ended(core, content="x" * 40_000)
+    assert isinstance(core.run(), CallModel)
+    assert prompt_chars(core) > 500 * MAX_MESSAGE_CHARS
+    while prompt_chars(core) > 500_000:
+        core.fail("context_window", retry_in=None)
+        assert isinstance(core.wants(), CallModel)
+        condensed = create_condenser(spec).condense(view_of(core).view(overflows=core.state.calls.overflows))
+        assert isinstance(condensed, CondensationAction)
+        core.append(condensed)
+    core.reply(finish())
+    assert core.states() == ["running", "finished"]
 
 
 # Errands: what leaves nothing in the log

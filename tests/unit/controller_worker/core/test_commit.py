@@ -10,11 +10,14 @@ from broker.contract.actions import AgentFinishAction, ChangeAgentStateAction
 from broker.contract.events import AgentSpec, EventSource, ModelReply
 from broker.contract.observations import ErrorObservation
 from broker.specs.agent_state import AgentState
+from broker.specs.policies import ConfirmationPolicy
 from controller_worker.agents.codeact import CodeActAgent
+from controller_worker.agents.tool_calls import MAX_CALLS
 from controller_worker.core.commit import index_fields, settle
-from controller_worker.core.effects import Append
+from controller_worker.core.controller import concern_wanting
+from controller_worker.core.effects import Append, CallModel, Rest
 from controller_worker.loop.answering import greeting
-from tests.controller_parts import START, Core, bash, finish, said, started, think
+from tests.controller_parts import START, Core, answer, bash, finish, said, started, think
 
 LATER = START + timedelta(seconds=90)
 
@@ -148,3 +151,64 @@ def test_a_finished_turn_is_settled_in_the_commit_that_records_the_reply() -> No
         "action.finish",
         "observation.agent_state_changed",
     ]
+
+
+# Much that is due at once
+
+
+def test_many_messages_at_once_lead_to_one_commit() -> None:
+    core = started()
+    core.put(*(said(f"message {n}") for n in range(3_000)))
+    commits = len(core.commits)
+    assert core.run() == CallModel(1, 1)
+    assert len(core.commits) == commits + 1
+
+
+def test_many_messages_that_interrupt_many_actions_lead_to_one_commit() -> None:
+    core = started(double_texting="interrupt")
+    core.reply(*(bash(f"sleep {n}", call_id=f"c{n}") for n in range(MAX_CALLS)))
+    core.put(*(said(f"message {n}") for n in range(1_000)))
+    commits = len(core.commits)
+    assert core.run() == CallModel(2, 1)
+    assert len(core.commits) == commits + 1
+    assert len(core.commits[-1].answers) == MAX_CALLS
+
+
+def test_many_requests_at_once_lead_to_the_last_one() -> None:
+    core = started()
+    for _ in range(500):
+        core.ask("paused")
+        core.ask("running")
+    core.ask("stopped")
+    commits = len(core.commits)
+    assert core.run() == Rest()
+    assert len(core.commits) == commits + 1
+    assert core.states() == ["running", "stopped"]
+
+
+def test_many_results_at_once_lead_to_the_next_step() -> None:
+    core = started(agent=AgentSpec(tool_concurrency=16))
+    core.reply(*(bash(f"true {n}", call_id=f"c{n}") for n in range(MAX_CALLS)))
+    core.put(*(answer(core.event(pending.id), str(pending.id)) for pending in core.state.tools.pending))
+    assert core.run() == CallModel(2, 1)
+
+
+def test_many_confirmations_lead_to_few_commits_each() -> None:
+    core = started(agent=AgentSpec(confirmation=ConfirmationPolicy(mode="always")))
+    core.reply(*(bash(f"true {n}", call_id=f"c{n}") for n in range(MAX_CALLS)))
+    for _ in range(MAX_CALLS - 1):
+        commits = len(core.commits)
+        core.ask("user_confirmed")
+        core.run()
+        core.observe(core.state.confirmation.confirmed_id)
+        assert len(core.commits) <= commits + 2
+    core.ask("user_rejected")
+    assert core.run() == Rest()
+    assert core.state.tools.pending == ()
+
+
+def test_an_error_about_an_endless_want_names_the_concern() -> None:
+    core = started()
+    assert concern_wanting(core.state, core.now) == "model_calls.call_model"
+    core.reply(bash())
+    assert concern_wanting(core.state, core.now) == "tools.await_tools"

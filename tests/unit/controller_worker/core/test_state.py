@@ -91,6 +91,7 @@ FULL = State(
         prompt_tokens=12_345_678,
         completion_tokens=321,
         is_changed=True,
+        forked=datetime(2026, 1, 1, tzinfo=UTC),
     ),
     opening=Opening(3, 1, is_open=True, has_failed=True),
     survey=Survey(4, 2, 5, is_over=True, scripts=("setup.sh",)),
@@ -184,7 +185,7 @@ def test_hostile_bytes_give_no_state_and_raise_nothing(content: bytes) -> None:
 
 def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> None:
     assert (SNAPSHOT_VERSION, {part: " ".join(vars_of(getattr(State(), part))) for part in PARTS}) == (
-        26,
+        27,
         {
             "setup": "conversation_id agent workspace limits tenancy headless parent delegate_level forked_at chosen_id",
             "lifecycle": "agent_state requested ending last_error error_code result_id",
@@ -195,7 +196,7 @@ def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> Non
             "calls": "reply_id attempt wait deferral overflows wants_condensation",
             "usage": (
                 "iteration max_iterations max_budget_usd max_tokens deadline cost_usd has_unknown_cost "
-                "latest inherited_usd prompt_tokens completion_tokens is_changed"
+                "latest inherited_usd prompt_tokens completion_tokens is_changed forked"
             ),
             "opening": "action_id attempts is_open has_failed",
             "survey": "action_id attempts answer_id is_over scripts",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 
 import pytest
 
@@ -16,6 +17,7 @@ from broker.contract.actions import (
 from broker.contract.events import ConversationCreated, ModelCallFailed, ModelReply, TokenUsage
 from broker.contract.observations import AgentStateChangedObservation, CmdOutputObservation
 from deckhands.cli.output import UNCONFINED, summary_lines
+from deckhands.client.forking import fork_of
 from deckhands.reading.metrics import Metrics
 from deckhands.reading.summary import Summary, summarize
 from tests.unit.deckhands.sample_log import created, finished_log, numbered, reply, state, user
@@ -176,3 +178,13 @@ def test_the_message_is_what_the_agent_said_last():
 def test_a_request_alone_changes_no_state():
     summary = summarize(numbered(created(), state("running"), ChangeAgentStateAction(agent_state="stopped")))
     assert summary.state == "running"
+
+
+def test_a_forks_duration_does_not_count_its_origins_time():
+    origin = finished_log()
+    begun = origin[-1].timestamp + timedelta(hours=2)
+    fork = [numbered(fork_of(origin, "fork"))[0].model_copy(update={"timestamp": begun}), *origin[1:]]
+    found = summarize(fork)
+    assert (found.duration_seconds, found.started, found.updated) == (0.0, begun, begun)
+    later = user("more").model_copy(update={"id": len(fork) + 1, "timestamp": begun + timedelta(seconds=5)})
+    assert summarize([*fork, later]).duration_seconds == 5.0
