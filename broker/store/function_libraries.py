@@ -18,7 +18,7 @@ from broker.runtime.errors import StoreTooNew
 from broker.store import keys
 from broker.store.connection import Connection
 
-FUNCTIONS_VERSION = 10
+FUNCTIONS_VERSION = 11
 """Of all function libraries together."""
 OLDEST_CALLER = 10
 """The oldest version whose workers these functions serve."""

@@ -69,6 +69,12 @@ HASHES_OF_VERSION = {
         "deckhands_ledger": "2ba3a4fafd78854a",
         "deckhands_batches": "2e002ec3ba49b1be",
     },
+    11: {
+        "deckhands": "377fddcefc3a6ad7",
+        "deckhands_governor": "142ba6fa15c77f3c",
+        "deckhands_ledger": "2ba3a4fafd78854a",
+        "deckhands_batches": "2e002ec3ba49b1be",
+    },
 }
 """Add a version here when you change a library; never change the hashes of one that has been released."""
 

@@ -109,7 +109,7 @@ async def test_a_mailbox_gives_each_conversation_once(store: Store) -> None:
     await log.append("conversation-2", [message()])
     await log.append("conversation-1", [message()])
     mailbox = Mailbox(store, store.all_shards[0], "w1")
-    assert await mailbox.read() == ["conversation-1", "conversation-2"]
+    assert list(await mailbox.read()) == ["conversation-1", "conversation-2"]
     await mailbox.aclose()
 
 
