@@ -1,7 +1,7 @@
 """How a controller worker is notified of new events: by its shard's ready stream and its own mailbox.
 
-Holds: a wake-up is a hint; the log is the truth. Lost, late and repeated wake-ups cost time, never events. A wake-up can
-carry its observation, which saves the owner a round trip; the owner folds it in only if it follows what it knows.
+Holds: a wake-up is a hint; the log is the truth. Lost, late and repeated wake-ups cost time, never events. The one of an
+observation carries it, which saves the owner a round trip; it is folded in only if it follows what the owner knows.
 Keys: `deck:{k}:ready`, `deck:{k}:ready:interactive` (group `controllers`), `deck:{k}:worker:<w>:mail`.
 """
 
