@@ -1,7 +1,7 @@
 """How a controller worker is notified of new events: by its shard's ready stream and its own mailbox.
 
-Holds: a wake-up is a hint; the log is the truth. Lost, late and repeated wake-ups cost time, never events. The one of an
-observation carries it, which saves the owner a round trip; it is folded in only if it follows what the owner knows.
+Holds: a wake-up is a hint; the log is the truth. Lost, late and repeated wake-ups cost time, never events. That of
+an observation carries it, which saves the owner a round trip; it is folded in only if it follows what the owner knows.
 Keys: `deck:{k}:ready`, `deck:{k}:ready:interactive` (group `controllers`), `deck:{k}:worker:<w>:mail`.
 """
 
@@ -115,7 +115,7 @@ class Mailbox:
 
     async def _entries(self) -> list[Any]:
         command = ("XREAD", "COUNT", BATCH, "BLOCK", int(BLOCK_SECONDS * 1000), "STREAMS", self._key, self._after)
-        # With the next read, so that it takes no round trip of its own.
+        # With the next read, which spares a separate round trip.
         is_to_be_trimmed = (
             self._read_since_trim >= TRIM_MAILBOX_EVERY
             or self._carried_since_trim >= TRIM_CARRIED_EVERY
