@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from broker.contract import codec
 from broker.contract.events import WorkspaceSpec
@@ -59,10 +60,15 @@ class ControlDelivery:
 
 @dataclass(frozen=True, slots=True)
 class ActionClaimed:
-    """Nobody has begun this action: run it. `attempt` counts from 1, `moves` how often its node was lost."""
+    """Nobody has begun this action: run it. `attempt` counts from 1, `moves` how often its node was lost.
+
+    Attributes:
+        secrets: what is kept of the conversation's, see `Secrets.wanted_by`; None: unknown.
+    """
 
     attempt: int
     moves: int = 0
+    secrets: Sequence[Any] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,7 @@ class ActionReclaimed:
     attempt: int
     previous_worker: str
     moves: int = 0
+    secrets: Sequence[Any] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +180,13 @@ class ActionQueue:
             entry,
             int(delivery.is_anywhere),
             checksum,
+            1,
         )
         match reply:
-            case ["claimed", attempt, moves]:
-                return ActionClaimed(attempt, moves)
-            case ["reclaimed", attempt, previous, moves]:
-                return ActionReclaimed(attempt, previous.decode(), moves)
+            case ["claimed", attempt, moves, secrets]:
+                return ActionClaimed(attempt, moves, secrets)
+            case ["reclaimed", attempt, previous, moves, secrets]:
+                return ActionReclaimed(attempt, previous.decode(), moves, secrets)
             case ["lost", last]:
                 raise EventsLost(delivery.conversation_id, last, delivery.action_id, checksum)
         return NothingToDo(reply[0])

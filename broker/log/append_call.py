@@ -166,14 +166,18 @@ def append_arguments(
     entries: Sequence[Entry],
     cancels: Sequence[int] = (),
     fields: Mapping[str, str | int | float] | None = None,
+    *,
+    secrets: int | None = None,
 ) -> list[Argument]:
     """Return the arguments of the function: the id, what is named, and the bytes of each event.
 
     Args:
         cancels: running actions to be stopped; 0: all programs of the workspace.
         fields: what the index shows of the conversation.
+        secrets: how many of its values the writer knows; it is refused if there are others. None: unchecked.
     """
     named = writer.named() | {"events": [entry.named() for entry in entries]}
     named |= {"cancels": [str(action) for action in cancels]} if cancels else {}
     named |= {"fields": [str(part) for field in fields.items() for part in field]} if fields else {}
+    named |= {} if secrets is None else {"secrets": secrets}
     return [conversation_id, msgpack.packb(named), *(entry.data for entry in entries)]

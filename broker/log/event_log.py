@@ -30,7 +30,14 @@ from broker.log.fencing import Ownership
 from broker.log.follower import Follower
 from broker.log.masked import NOTHING_MASKED, NOTHING_TO_HIDE, Masked
 from broker.log.status import adopted, listed_at_first
-from broker.runtime.errors import ConversationMoved, CorruptEntry, EventsLost, UnknownConversation, UsageError
+from broker.runtime.errors import (
+    ConversationMoved,
+    CorruptEntry,
+    EventsLost,
+    StoreError,
+    UnknownConversation,
+    UsageError,
+)
 from broker.runtime.ids import check_conversation_id, new_key
 from broker.secrets.masking import Masker
 from broker.secrets.secrets import Secrets
@@ -39,6 +46,8 @@ from broker.specs.timing import Start
 from broker.store.store import Store
 
 READ_BATCH = 1_000
+MOST_LOOK_UPS = 8
+"""How often an append looks the secrets up again, because they have changed since."""
 
 
 class EventLog:
@@ -51,11 +60,18 @@ class EventLog:
 
     async def mask(self, conversation_id: str, events: Sequence[Event]) -> Masked:
         """Return events as they are written, for an owner who folds them before; see `append_as_owner`."""
-        return await Masked.of(events, await self.masker(conversation_id))
+        masker, _ = await self._checked_masker(conversation_id)
+        return await Masked.of(events, masker)
 
     async def masker(self, conversation_id: str) -> Masker:
         """Return what hides the conversation's secrets in what is written of it."""
         return await self.secrets.masker(conversation_id) if self.secrets is not None else NOTHING_TO_HIDE
+
+    async def _checked_masker(self, conversation_id: str) -> tuple[Masker, int | None]:
+        """Return what hides the secrets for an append, and what the store is to check, see `Secrets.checked_masker`."""
+        if self.secrets is None:
+            return NOTHING_TO_HIDE, None
+        return await self.secrets.checked_masker(conversation_id)
 
     async def create(
         self,
@@ -180,7 +196,8 @@ class EventLog:
 
         Args:
             checksum: of the event `expected_last_id`; empty: whatever the log has under its number.
-            masked: what `events` begin with; not masked again unless the conversation has got a secret since.
+            masked: what `events` begin with, see `mask`; if the conversation has got a secret since, that is a
+                `Conflict`: what was folded is not what may be written.
             dispatch: positions in `events` of actions to be put on their action stream at once.
             answers: position in `events` → the runnable action that this observation settles.
             cancels: ids of running actions to be stopped; 0: all programs of the workspace.
@@ -370,30 +387,42 @@ class EventLog:
         fields: Mapping[str, str | int | float] | None = None,
     ) -> Outcome | None:
         names = self.store.keys(conversation_id)
-        masker = await self.masker(conversation_id)
-        entries: list[Entry] = []
-        for position, event in enumerate(events):
-            own_masker = NOTHING_TO_HIDE if masker is NOTHING_TO_HIDE or masked.has(position, masker) else masker
-            data = await self._entry(conversation_id, event, own_masker)
-            answered = answers.get(position) if answers else None
-            entries.append(Entry(data, _route(event) if position in dispatch else "", answered))
-        shown = {name: replace_surrogates(masker.wire(value)) for name, value in fields.items()} if fields else {}
-        arguments = append_arguments(conversation_id, writer, entries, cancels, shown)
-        reply = await self.store.function("deck_append", (names.root, names.shard.root), *arguments)
-        check_reply(reply)
-        return outcome_of(reply, conversation_id, codec.checksum_of(entries[-1].data if entries else b""))
+        for _ in range(MOST_LOOK_UPS):
+            masker, known = await self._checked_masker(conversation_id)
+            if isinstance(writer, Owner) and masked.events and masked.masker is not masker:
+                return Conflict(writer.seen_id)
+            entries: list[Entry] = []
+            contents: dict[str, bytes] = {}
+            for position, event in enumerate(events):
+                own_masker = NOTHING_TO_HIDE if masker is NOTHING_TO_HIDE or masked.has(position, masker) else masker
+                data, texts = await self._entry(event, own_masker)
+                contents |= texts
+                answered = answers.get(position) if answers else None
+                entries.append(Entry(data, _route(event) if position in dispatch else "", answered))
+            if contents:
+                # What is kept beside the log is written before the store can refuse the append.
+                if await self.masker(conversation_id) is not masker:
+                    continue
+                await self.blobs.keep(conversation_id, contents)
+            shown = {name: replace_surrogates(masker.wire(value)) for name, value in fields.items()} if fields else {}
+            arguments = append_arguments(conversation_id, writer, entries, cancels, shown, secrets=known)
+            reply = await self.store.function("deck_append", (names.root, names.shard.root), *arguments)
+            if reply[0] != "secrets":
+                check_reply(reply)
+                return outcome_of(reply, conversation_id, codec.checksum_of(entries[-1].data if entries else b""))
+            assert self.secrets is not None
+            await self.secrets.look_up(conversation_id)
+        raise StoreError(f"The secrets of {conversation_id} change faster than they can be read.")
 
-    async def _entry(self, conversation_id: str, event: Event, masker: Masker) -> bytes:
+    async def _entry(self, event: Event, masker: Masker) -> tuple[bytes, dict[str, bytes]]:
+        """Return the bytes of an event, and the long texts to keep beside the log by their addresses."""
         wire = event.wire()
         if masker:
             # A megabyte takes a tenth of a second; other conversations continue meanwhile.
             wire = await asyncio.to_thread(masker.wire, wire)
         if event.timestamp is None:
             wire["timestamp"] = self.store.clock.now().isoformat()
-        entry, contents = codec.to_entry(wire)
-        if contents:
-            await self.blobs.keep(conversation_id, contents)
-        return entry
+        return codec.to_entry(wire)
 
 
 def _route(event: Event) -> str:

@@ -18,6 +18,7 @@ local FIRST_LOOK_MS = 5000       -- when a door looks at an awaited conversation
 local UNREAD_MS = 10000          -- how long a stream of interactive work is kept when nobody reads it any more
 local NODES_LOOKED_AT = 16       -- by each action that comes into the line of a pool
 local NODES_AT_ONCE, LEFT_AT_ONCE = 64, 1000  -- of lost nodes with each beat, and of entries of each
+local MOST_CARRIED_BYTES = 16384  -- of an observation that reaches the owner with its notification
 local CLOCKS_DIFFER_MS = 600000  -- by how much the clocks of two machines may differ that are both thought to be right
 -- What everybody needs of a shard: a key of another type among these is moved out of the way.
 local KINDS = {ready = 'stream', takeovers = 'stream', unreadable = 'stream', unread = 'zset', parked = 'zset',
@@ -255,12 +256,42 @@ local function written_before(range)
   return {'duplicate', tonumber(first), tonumber(last)}
 end
 
--- Whether the log still has an event as a caller remembers it: by its id and its checksum, eight hex digits ('' or nil:
--- unchecked). A store that lost its tail gives the numbers of lost events to others.
-local function remembers(base, id, checksum)
-  if not checksum or checksum == '' then return true end
+-- The checksum of an event, eight hex digits; nil: the log has no such event.
+local function checksum_of(base, id)
   local found = redis.call('XRANGE', base .. ':events', id .. '-0', id .. '-0')
-  return #found == 1 and string.format('%02x%02x%02x%02x', string.byte(found[1][2][2], 3, 6)) == checksum
+  return #found == 1 and string.format('%02x%02x%02x%02x', string.byte(found[1][2][2], 3, 6)) or nil
+end
+
+-- Whether the log still has an event as a caller remembers it: by its id and its checksum ('' or nil: unchecked). A store
+-- that lost its tail gives the numbers of lost events to others.
+local function remembers(base, id, checksum)
+  return not checksum or checksum == '' or checksum_of(base, id) == checksum
+end
+
+-- Whether a writer knows every value that it has to hide. Values are only added, so their number says it. Those of a
+-- conversation that borrows another one's may be in another slot: its writers look them up.
+local function knows_secrets(base, count)
+  local masked, lender = base .. ':masked', base .. ':secrets_of'
+  if count == 0 then return redis.call('EXISTS', masked, lender) == 0 end
+  return redis.call('SCARD', masked) == count and redis.call('EXISTS', lender) == 0
+end
+
+-- What is kept of the secrets: {current values by name, every value, the lender or ''}; {} where there are none.
+local function secrets_of(base)
+  local masked, lender = base .. ':masked', base .. ':secrets_of'
+  if redis.call('EXISTS', masked, lender) == 0 then return {} end
+  return {redis.call('HGETALL', base .. ':secrets'), redis.call('SMEMBERS', masked), redis.call('GET', lender) or ''}
+end
+
+-- Notify the owner of an observation and give it along, so that it need not be read. Such a notification needs no answer
+-- (meta.rung stays as it is): later events have their own. `before` is the checksum of the event that it follows here.
+local function hand_to_owner(shard, base, owner, cid, id, bytes, before)
+  local mail = {'c', cid, 'i', id, 'e', bytes, 'p', before}
+  if redis.call('EXISTS', base .. ':watched') == 1 then
+    mail[#mail + 1] = 'w'
+    mail[#mail + 1] = '1'
+  end
+  redis.call('XADD', shard .. ':worker:' .. owner .. ':mail', '*', unpack(mail))
 end
 
 -- The indexes of labels that a conversation stands in. They are kept as JSON; neither names nor values need escapes.
@@ -343,15 +374,18 @@ end
 --            answers: the action that an observation settles
 --   fields   what `ls` shows: {name, value, …}; or nil
 --   cancels  running actions to be stopped; '0': all programs of the workspace; or nil
+--   secrets  how many values of the conversation the writer knows and hides; nil: it has looked them up
 -- What an owner appends to a conversation that is waited for leaves one notice for the doors (meta.noticed until read).
 -- returns  {'appended', first, last} {'duplicate', first, last} {'fenced'} {'conflict', last} {'closed'} {'missing'}
 --          {'exists'} {'busy'} {'lost', last}: the log does not hold what the writer remembers
+--          {'secrets'}: there are values that the writer does not know; nothing was written
 --          {'refused', 'memory' | 'open' | 'pace', tenant, how much there is, how much may be, when to try again in ms}
 local function append(keys, args)
   local base, shard = keys[1], keys[2]
   local meta, once, events = base .. ':meta', base .. ':once', base .. ':events'
   local cid, call = args[1], cmsgpack.unpack(args[2])
   local by, condition, place, fields = call.by, call.condition or '', call.place, call.fields or {}
+  if call.secrets and not knows_secrets(base, call.secrets) then return {'secrets'} end
   local now, wall, hooked = times_ms(shard)
   -- All that is read of the conversation, at once: a call into the server costs more than the work it does here.
   local found = redis.call('HMGET', meta, 'last_id', 'closed', 'node', 'owner', 'token', 'rung', 'append_key',
@@ -477,7 +511,11 @@ local function append(keys, args)
   end
   if by ~= 'owner' then
     if place then acknowledge(place) end
-    if not must_wait and condition ~= 'expire' then notify_unless(notified, owner, shard, meta, cid, now) end
+    if by == 'tool' and owner and not notified and n == 1 and #args[3] <= MOST_CARRIED_BYTES then
+      local is_behind_action = tostring(last - 1) == call.action and call.checksum ~= ''
+      local before = is_behind_action and call.checksum or checksum_of(base, last - 1)
+      hand_to_owner(shard, base, owner, cid, last, args[3], before or '')
+    elseif not must_wait and condition ~= 'expire' then notify_unless(notified, owner, shard, meta, cid, now) end
   end
   return {'appended', first, last}
 end
@@ -686,7 +724,8 @@ end
 -- claim_action: take an action up before its side effect. The entry it is claimed with (q:<action>) carries it from
 -- then on; copies of it are dropped.
 -- ARGV  cid, action id, worker, node, stream, entry, '1' if any node may run it, which then is not bound by it,
---       checksum of the action, see remembers: what the log has lost must not take the number from another action
+--       checksum of the action, see remembers: what the log has lost must not take the number from another action;
+--       '1' if the reply is to end with the secrets, see secrets_of
 -- returns  {'claimed', attempt, moves} {'reclaimed', attempt, previous worker, moves}   run it, or ask the journal first
 --          moves: how often the workspace was taken off a lost node
 --          (a worker that repeats its claim, because a reply or its entry came twice, is its own previous worker)
@@ -696,7 +735,7 @@ end
 local function claim_action(keys, args)
   local base, shard = keys[1], keys[2]
   local meta, once = base .. ':meta', base .. ':once'
-  local cid, action, worker, node, stream, entry, anywhere, checksum = unpack(args)
+  local cid, action, worker, node, stream, entry, anywhere, checksum, wants_secrets = unpack(args)
   if not alive(shard, worker) then return {'swept'} end
   -- This entry was taken up: the next one comes from the node's line, or from a pool's.
   pump_actions(shard, stream, node)
@@ -714,7 +753,7 @@ local function claim_action(keys, args)
     acknowledge(place)
     return idle
   end
-  local bound = get(meta, 'node')
+  local secrets, bound = wants_secrets == '1' and secrets_of(base) or nil, get(meta, 'node')
   local is_elsewhere = bound and bound ~= node and anywhere ~= '1'
   if is_elsewhere and is_lost(shard, bound) and unbind(meta) then bound = nil
   elseif is_elsewhere then
@@ -728,15 +767,15 @@ local function claim_action(keys, args)
   if not bound and anywhere ~= '1' then redis.call('HSET', meta, 'node', node) end
   redis.call('HSET', once, 'w:' .. action, worker, 'q:' .. action, place)
   local moves = tonumber(get(meta, 'moves')) or 0
-  if before == worker then return {'reclaimed', tonumber(get(once, 'n:' .. action)) or 1, worker, moves} end
-  if not before then return {'claimed', redis.call('HINCRBY', once, 'n:' .. action, 1), moves} end
+  if before == worker then return {'reclaimed', tonumber(get(once, 'n:' .. action)) or 1, worker, moves, secrets} end
+  if not before then return {'claimed', redis.call('HINCRBY', once, 'n:' .. action, 1), moves, secrets} end
   -- The first worker that dies with it counts against it, and then only one that died while it acted.
   local attempts = tonumber(get(once, 'n:' .. action)) or 0
   if attempts < 2 or get(once, 'm:' .. action) then attempts = redis.call('HINCRBY', once, 'n:' .. action, 1) end
   redis.call('HDEL', once, 'm:' .. action)
   redis.call('XADD', shard .. ':takeovers', 'MAXLEN', '~', 10000, '*', 'c', cid, 'a', action, 'from', before,
     'to', worker, 'at', now_ms(shard))
-  return {'reclaimed', attempts, before, moves}
+  return {'reclaimed', attempts, before, moves, secrets}
 end
 
 -- mark_action: say that an action that workers have died with acts ('1') or only waits ('0'). The death of a worker in

@@ -18,9 +18,10 @@ import binascii
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from broker.runtime.errors import DeckhandsError, UsageError
 from broker.runtime.settings import BrokerSettings
@@ -49,11 +50,22 @@ class SecretsLocked(DeckhandsError):
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What the store keeps for one conversation, encrypted: current values by name, and every value there was."""
+    """What the store keeps for one conversation, encrypted: current values by name, and every value there was.
+
+    Attributes:
+        lender_id: the conversation whose secrets it has too, or empty.
+    """
 
     conversation_id: str
     current: dict[str, bytes]
     masked: frozenset[bytes]
+    lender_id: str
+
+    @classmethod
+    def of(cls, conversation_id: str, flat: Sequence[bytes], masked: Sequence[bytes], lender: bytes | None) -> _Kept:
+        """Read the store's replies."""
+        current = {flat[i].decode(): flat[i + 1] for i in range(0, len(flat), 2)}
+        return cls(conversation_id, current, frozenset(masked), lender.decode() if lender else "")
 
 
 @dataclass(slots=True)
@@ -62,11 +74,15 @@ class _Known:
 
     Attributes:
         encrypted: each with the conversation that it belongs to.
+        is_borrowing: it has the secrets of another conversation too.
+        connects: of the store's connection: a store can lose values only between two connections.
     """
 
     looked_up: float
     encrypted: frozenset[tuple[str, bytes]] = frozenset()
     masker: Masker = field(default_factory=Masker)
+    is_borrowing: bool = False
+    connects: int = 0
 
 
 class Secrets:
@@ -137,13 +153,18 @@ class Secrets:
         flat = await self._store.call("HGETALL", key)
         return sorted(flat[i].decode() for i in range(0, len(flat), 2))
 
-    async def wanted_by(self, conversation_id: str, command: str) -> dict[str, str]:
+    async def wanted_by(
+        self, conversation_id: str, command: str, *, claimed: Sequence[Any] | None = None
+    ) -> dict[str, str]:
         """Return the secrets that a command names, by name.
+
+        Args:
+            claimed: what the claim of the command has brought, see `ActionClaimed`; None: look them up.
 
         Raises:
             SecretsLocked: there are some, and no key here opens them.
         """
-        kept = await self._kept(conversation_id)
+        kept = await self._kept(conversation_id, claimed)
         self._learn(conversation_id, kept)
         words = set(re.findall(r"\w+", command, re.ASCII))
         return {
@@ -164,16 +185,45 @@ class Secrets:
             known = self._learn(conversation_id, await self._kept(conversation_id))
         return known.masker
 
-    async def _kept(self, conversation_id: str) -> list[_Kept]:
-        """Return what is kept for a conversation, then for those whose secrets it has too."""
+    async def checked_masker(self, conversation_id: str) -> tuple[Masker, int | None]:
+        """Return what hides the secrets that are known here, and how many they are, without looking them up.
+
+        It is for an append that tells the store the number, and is refused if there are others; then `look_up`.
+
+        Returns:
+            None as the number: the store cannot tell, so they were looked up a second ago at the earliest.
+        """
+        known = self._known.get(conversation_id)
+        if known is None:
+            return self._own_masker, 0
+        if known.is_borrowing or known.connects != self._store.connection.connects:
+            return await self.masker(conversation_id), None
+        return known.masker, len(known.encrypted)
+
+    async def look_up(self, conversation_id: str) -> None:
+        """Look up the secrets of a conversation now.
+
+        Raises:
+            SecretsLocked: there are some, and no key here opens them.
+        """
+        self._learn(conversation_id, await self._kept(conversation_id))
+
+    async def _kept(self, conversation_id: str, claimed: Sequence[Any] | None = None) -> list[_Kept]:
+        """Return what is kept for a conversation, then for those whose secrets it has too.
+
+        Args:
+            claimed: what is kept for the first one, if that is known; empty: nothing.
+        """
         found: list[_Kept] = []
+        if claimed is not None:
+            flat, masked, lender = claimed or ((), (), None)
+            found.append(_Kept.of(conversation_id, flat, masked, lender))
+            conversation_id = found[0].lender_id
         while conversation_id and len(found) < MAX_LENDERS:
             names = self._store.keys(conversation_id)
             commands = [("HGETALL", names.secrets), ("SMEMBERS", names.masked), ("GET", names.secrets_of)]
-            flat, masked, lender = await self._store.call_many(commands)
-            current = {flat[i].decode(): flat[i + 1] for i in range(0, len(flat), 2)}
-            found.append(_Kept(conversation_id, current, frozenset(masked)))
-            conversation_id = lender.decode() if lender else ""
+            found.append(_Kept.of(conversation_id, *await self._store.call_many(commands)))
+            conversation_id = found[-1].lender_id
         return found
 
     def _learn(self, conversation_id: str, kept: list[_Kept]) -> _Known:
@@ -184,7 +234,8 @@ class Secrets:
                 [*self._own, *sorted({self._decrypt(owner_id, value) for owner_id, value in encrypted})]
             )
             known.encrypted = encrypted
-        known.looked_up = self._store.clock.monotonic()
+        known.looked_up, known.connects = self._store.clock.monotonic(), self._store.connection.connects
+        known.is_borrowing = bool(kept[0].lender_id)
         self._known[conversation_id] = known
         while len(self._known) > REMEMBERED_CONVERSATIONS:
             self._known.popitem(last=False)

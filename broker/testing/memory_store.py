@@ -122,24 +122,27 @@ class MemoryConnection:
     async def call(self, *command: Argument) -> Any:
         """See `Connection.call`."""
         await asyncio.sleep(0)  # as on a wire, others run between sending and execution, and before the reply
-        packed = _packed(command)
-        read = Read.parse(packed)
-        if read is None or read.block_ms is None:
-            reply = self._execute(packed)
-        else:
-            future = self.server.block(read)
-            self._blocked.add(future)
-            future.add_done_callback(self._blocked.discard)
-            reply = await future
+        reply = await self._reply(command)
         await asyncio.sleep(0)
         return check_reply(reply)
 
     async def call_many(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         """See `Connection.call_many`."""
         await asyncio.sleep(0)
-        replies = [self._execute(_packed(command)) for command in commands]
+        replies = [await self._reply(command) for command in commands]
         await asyncio.sleep(0)
         return [check_reply(reply) for reply in replies]
+
+    async def _reply(self, command: Sequence[Argument]) -> Any:
+        """Return the reply to a command; only a blocking read waits."""
+        packed = _packed(command)
+        read = Read.parse(packed)
+        if read is None or read.block_ms is None:
+            return self._execute(packed)
+        future = self.server.block(read)
+        self._blocked.add(future)
+        future.add_done_callback(self._blocked.discard)
+        return await future
 
     def another(self, *, reply_timeout_seconds: float) -> MemoryConnection:  # noqa: ARG002  (nothing is ever lost)
         """See `Connection.another`."""

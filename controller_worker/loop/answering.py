@@ -11,6 +11,7 @@ from broker.contract.events import Event, Observation
 from broker.contract.notes import NoteAction
 from broker.coordination.notebooks import Notebooks
 from broker.log.event_log import EventLog
+from broker.log.masked import Masked
 from broker.specs.skills import NO_SKILLS
 from controller_worker.agents.agent import Agent
 from controller_worker.concerns.confirmation import carried_out
@@ -37,7 +38,8 @@ async def answered(
         return recalled(state, skills, () if notebook is None else await notebooks.notes(notebook))
     if isinstance(wanted, TakeNote):
         asked = await event_of(log, state.setup.conversation_id, wanted.action_id)
-        (masked,) = (await log.mask(state.setup.conversation_id, [asked])).events  # it may hold a newer secret
+        masker = await log.masker(state.setup.conversation_id)
+        (masked,) = (await Masked.of([asked], masker)).events  # it may hold a newer secret
         assert isinstance(masked, NoteAction)
         return await noted(notebooks, state, masked)
     action = await event_of(log, state.setup.conversation_id, wanted.action_id)

@@ -21,7 +21,7 @@ from broker.coordination.membership import Membership
 from broker.coordination.ownership import Claimed, NotClaimed, Owners
 from broker.coordination.places import Places
 from broker.coordination.unreadable import CANNOT_BE_READ
-from broker.coordination.wakeups import Mailbox, ReadyStream
+from broker.coordination.wakeups import CarriedEvent, Mailbox, ReadyStream
 from broker.limits.tenants import publish
 from broker.log.event_log import EventLog
 from broker.runtime.errors import OwnershipLost, StoreError, StoreRefused
@@ -246,8 +246,12 @@ class Incarnation:
         elif claimed is NotClaimed.YOURS:
             await self._wake(conversation_id)
 
-    async def _wake(self, conversation_id: str) -> None:
-        """Wake a conversation that is ours; take it up if the reply to its claim was lost, or if it was dropped."""
+    async def _wake(self, conversation_id: str, carried: CarriedEvent | None = None) -> None:
+        """Wake a conversation that is ours; take it up if the reply to its claim was lost, or if it was dropped.
+
+        Args:
+            carried: the event that came with the notification.
+        """
         if conversation_id not in self.loops:
             claimed = await self._resumed(conversation_id)
             if claimed is not None and conversation_id not in self.loops:
@@ -256,7 +260,7 @@ class Incarnation:
         loop = self.loops.get(conversation_id)
         if loop is not None:
             self.progress += 1
-            loop.wake()
+            loop.wake(carried=carried)
 
     async def _resumed(self, conversation_id: str) -> Claimed | None:
         try:
@@ -284,8 +288,8 @@ class Incarnation:
         mailbox = Mailbox(self._services.store, names, self.worker_id)
         try:
             while True:
-                for conversation_id in await mailbox.read():
-                    await self._wake(conversation_id)
+                for conversation_id, carried in (await mailbox.read()).items():
+                    await self._wake(conversation_id, carried)
         finally:
             await mailbox.aclose()
 

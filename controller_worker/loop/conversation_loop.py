@@ -18,6 +18,7 @@ from functools import partial
 
 from broker.coordination.crash_attribution import CrashAttribution
 from broker.coordination.ownership import Claimed
+from broker.coordination.wakeups import CarriedEvent
 from broker.runtime.errors import OwnershipLost
 from broker.runtime.logs import CONVERSATION
 from broker.specs.agent_state import AgentState, is_settled
@@ -89,11 +90,18 @@ class ConversationLoop:
         self._task = asyncio.create_task(self._run(), name=f"begin {self.conversation_id}")
         return self._task
 
-    def wake(self, *, has_new_events: bool = True) -> None:
-        """Read what is new, then do what is wanted."""
+    def wake(self, *, has_new_events: bool = True, carried: CarriedEvent | None = None) -> None:
+        """Read what is new, then do what is wanted.
+
+        Args:
+            carried: the only new event, if it came with the notification.
+        """
         if self._is_gone:
             return  # its new owner must not be outbid by one more model call
-        self._log.has_new_events = self._log.has_new_events or has_new_events
+        if carried is not None:
+            self._log.carry(carried)
+        else:
+            self._log.has_new_events = self._log.has_new_events or has_new_events
         self._call.permit.is_refused = False
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name=f"step {self.conversation_id}")
@@ -159,7 +167,7 @@ class ConversationLoop:
             assert rounds < MAX_ROUNDS, self._endless()
             if not await self._step():
                 await self._suspicion.rest()
-                has_news = self._log.has_new_events, self._call.take_news(), self._sdk.take_news()
+                has_news = self._log.has_news, self._call.take_news(), self._sdk.take_news()
                 if not any(has_news):
                     return
                 rounds = -1

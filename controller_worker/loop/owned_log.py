@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime
 
+from broker.contract import codec
 from broker.contract.events import ConversationCreated, Event, ModelCallFailed, ModelReply
 from broker.contract.kinds import share_names
 from broker.contract.observations import AgentStateChangedObservation
 from broker.coordination.figures import Figures
 from broker.coordination.ownership import Claimed
 from broker.coordination.unreadable import CANNOT_BE_READ
+from broker.coordination.wakeups import CarriedEvent
 from broker.log.event_log import Appended, Closed, Conflict, Duplicate
 from broker.log.follower import check_remembered
 from broker.log.lost_tails import name_gap
@@ -78,6 +80,7 @@ class OwnedLog:
         self._agent: Agent | None = None
         self._checksum = ""
         self._connects = services.store.connection.connects
+        self._carried: list[CarriedEvent] = []
         self._snapshots = Snapshots(services, claimed)
         self._listed: dict[str, str | int | float] = {}
 
@@ -91,6 +94,15 @@ class OwnedLog:
     def has_reconnected(self) -> bool:
         """Whether the store was away since the claim: only then can it have lost anything."""
         return self._connects != self._services.store.connection.connects
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to fold in, or may be."""
+        return self.has_new_events or bool(self._carried)
+
+    def carry(self, event: CarriedEvent) -> None:
+        """Take an event that came with its notification; `catch_up` folds it in."""
+        self._carried.append(event)
 
     async def restore(self) -> None:
         """Fold the log from the latest snapshot, or from its beginning.
@@ -136,7 +148,11 @@ class OwnedLog:
             self.traceparent = span.traceparent
 
     async def catch_up(self) -> None:
-        """Fold in what is new."""
+        """Fold in what is new: what was carried here, and else what the log has."""
+        carried, self._carried = self._carried, []
+        for event in carried:
+            if not self.has_new_events and event.event_id > self.state.version:
+                await self._take_carried(event)
         if self.has_new_events:
             self.has_new_events = False
             events, checksum = await self._read(after=self.state.version)
@@ -247,6 +263,19 @@ class OwnedLog:
         except (DeckhandsError, *CANNOT_BE_READ) as other:  # it is gone as a whole, or its keys are damaged
             _log.warning("conversation %s: %s", cid, other)
         return False
+
+    async def _take_carried(self, carried: CarriedEvent) -> None:
+        """Fold in an event that follows the last one known, which the log still held then; have any other read."""
+        self.is_watched = carried.is_watched
+        if carried.event_id == self.state.version + 1 and carried.before == self._checksum:
+            try:
+                event = codec.decode(carried.entry, carried.event_id)
+            except DeckhandsError:
+                pass  # as the log has it, it is reported
+            else:
+                await self._take_in([event], fold(self.state, [event]), codec.checksum_of(carried.entry))
+                return
+        self.has_new_events = True
 
     async def _read(self, *, after: int) -> tuple[list[Event], str]:
         new = await self._services.log.read_new(self.ownership, after=after, checksum=self._checksum)

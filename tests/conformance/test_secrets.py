@@ -10,14 +10,15 @@ import pytest
 
 from broker.contract.actions import MessageAction
 from broker.contract.events import ConversationCreated, EventSource
-from broker.log.event_log import EventLog
+from broker.coordination.action_streams import ActionClaimed
+from broker.log.event_log import Appended, Conflict, EventLog
 from broker.runtime.errors import UsageError
 from broker.runtime.settings import BrokerSettings
 from broker.secrets.masking import MASK
 from broker.secrets.secrets import Secrets, SecretsLocked, key_in, secret_key
 from broker.store.store import Store
 from broker.testing.manual_clock import ManualClock
-from tests.broker_parts import claim, enter, no_key
+from tests.broker_parts import CID, act, begin, claim, enter, no_key, queue, take
 
 KEY = bytes(range(32))
 TOKEN = "ghp_0123456789abcdef"
@@ -124,8 +125,43 @@ async def test_an_owner_masks_once_but_never_misses_a_secret_that_came_since(sto
     await secrets.put("conversation", "LATER", later)
     assert not masked.has(0, await log.masker("conversation"))
     events = [*masked.events, MessageAction(content=f"also {TOKEN}")]
-    await log.append_as_owner(ownership, events, expected_last_id=1, masked=masked)
+    # What the owner has folded is not what may be written: it decides again.
+    assert await log.append_as_owner(ownership, events, expected_last_id=1, masked=masked) == Conflict(1)
+    masked = await log.mask("conversation", masked.events)
+    events = [*masked.events, events[1]]
+    assert isinstance(await log.append_as_owner(ownership, events, expected_last_id=1, masked=masked), Appended)
     assert [event.content for event in await log.read("conversation", after=1)] == [f"{MASK} {MASK}", f"also {MASK}"]
+
+
+async def test_an_append_looks_up_secrets_that_came_a_moment_ago(store: Store, secrets: Secrets) -> None:
+    log = EventLog(store, Secrets(store, lambda: KEY))
+    await log.create(ConversationCreated(conversation_id="conversation"))
+    await log.append("conversation", [MessageAction(content="nothing to hide yet")])
+    await secrets.put("conversation", "TOKEN", TOKEN)  # elsewhere
+    await log.append("conversation", [MessageAction(content=f"it is {TOKEN}")])
+    await secrets.put("conversation", "OTHER", "other-value-1")
+    await store.connection.call("SET", store.keys("conversation").secrets_of, "parent")
+    await secrets.put("parent", "LENT", "lent-value-1")
+    await log.append("conversation", [MessageAction(content="lent-value-1 other-value-1")])
+    *_, said, lent = await log.read("conversation")
+    assert (said.content, lent.content) == (f"it is {MASK}", f"{MASK} {MASK}")
+
+
+async def test_a_claim_brings_the_secrets(store: Store, secrets: Secrets) -> None:
+    await begin(store)
+    await enter(store, "w1")
+    await enter(store, "t1", node="n1")
+    await act(store, "w1")
+    await secrets.put(CID, "TOKEN", TOKEN)
+    reader = queue(store, "t1", node="n1")
+    claimed = await reader.claim(await take(reader))
+    assert isinstance(claimed, ActionClaimed)
+    for name in ("secrets", "masked"):  # nothing is looked up
+        await store.connection.call("DEL", getattr(store.keys(CID), name))
+    held = Secrets(store, lambda: KEY)
+    assert await held.wanted_by(CID, "echo $TOKEN", claimed=claimed.secrets) == {"TOKEN": TOKEN}
+    assert (await held.masker(CID)).text(TOKEN) == MASK
+    await reader.aclose()
 
 
 @pytest.mark.parametrize(

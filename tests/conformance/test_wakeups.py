@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import string
 from collections.abc import Callable
 
+from broker.contract.codec import checksum_of
 from broker.coordination.membership import Membership
 from broker.coordination.ownership import Claimed, Owners
-from broker.coordination.wakeups import Mailbox, ReadyStream
+from broker.coordination.wakeups import CarriedEvent, Mailbox, ReadyStream
 from broker.log.event_log import EventLog
 from broker.store.connection import Connection
 from broker.store.store import Store, open_store
 from tests.broker_parts import (
     CID,
     LosingConnection,
+    act,
     begin,
     claim,
     enter,
@@ -21,6 +25,7 @@ from tests.broker_parts import (
     mail_of,
     message,
     notified,
+    output,
     pending,
 )
 
@@ -109,7 +114,46 @@ async def test_a_mailbox_gives_each_conversation_once(store: Store) -> None:
     await log.append("conversation-2", [message()])
     await log.append("conversation-1", [message()])
     mailbox = Mailbox(store, store.all_shards[0], "w1")
-    assert await mailbox.read() == ["conversation-1", "conversation-2"]
+    assert list(await mailbox.read()) == ["conversation-1", "conversation-2"]
+    await mailbox.aclose()
+
+
+async def test_an_observation_comes_with_its_wake_up(store: Store) -> None:
+    log = await begin(store)
+    await enter(store, "w1")
+    _, action_id = await act(store, "w1")
+    await log.append_observation(CID, output(action_id), worker_id="t1", checksum=checksum_of(await log.entry(CID, 2)))
+    mailbox = Mailbox(store, store.all_shards[0], "w1")
+    before, entry = checksum_of(await log.entry(CID, 2)), await log.entry(CID, 3)
+    assert await mailbox.read() == {CID: CarriedEvent(3, entry, before, is_watched=False)}
+    # It needs no answer: the next event rings by itself.
+    assert await store.connection.call("HGET", store.keys(CID).meta, "rung") is None
+    await log.append(CID, [message()])
+    assert await mailbox.read() == {CID: None}
+    await mailbox.aclose()
+
+
+async def test_a_large_observation_comes_without_its_text(store: Store) -> None:
+    log = await begin(store)
+    await enter(store, "w1")
+    _, action_id = await act(store, "w1")
+    large = "".join(random.Random(0).choices(string.ascii_letters, k=30_000))  # 22,000 bytes at least, as it is packed
+    await log.append_observation(CID, output(action_id, large), worker_id="t1")
+    mailbox = Mailbox(store, store.all_shards[0], "w1")
+    assert await mailbox.read() == {CID: None}
+    await mailbox.aclose()
+
+
+async def test_what_a_mailbox_carried_does_not_stay_in_the_store(memory_store: Store) -> None:
+    log = await begin(memory_store)
+    await enter(memory_store, "w1")
+    _, action_id = await act(memory_store, "w1")
+    await log.append_observation(CID, output(action_id), worker_id="t1")
+    names = memory_store.all_shards[0]
+    mailbox = Mailbox(memory_store, names, "w1")
+    assert len(await mailbox.read()) == 1
+    while await memory_store.connection.call("XLEN", names.mail("w1")):
+        assert await mailbox.read() == {}
     await mailbox.aclose()
 
 

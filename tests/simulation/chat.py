@@ -17,7 +17,7 @@ from random import Random
 from broker.contract.actions import MessageAction
 from broker.contract.codec import decode
 from broker.contract.events import AgentSpec, ConversationCreated, Event, EventSource
-from broker.contract.observations import EventsLostObservation
+from broker.contract.observations import CmdOutputObservation, EventsLostObservation
 from broker.coordination.wakeups import wake
 from broker.log.event_log import EventLog
 from broker.log.invariants import violations
@@ -56,6 +56,7 @@ class Chat:
         latency_seconds: how long a command, and its reply, is under way at most.
         command_seconds: how long a command takes; the two of a turn run one after the other.
         has_bell: whether conversations are rung without news.
+        has_early_bell: whether persons ring after the first command of a turn, without news.
         clocks_ahead: how far the wall clocks of processes are ahead, by the process's name.
         limit_seconds: after how long it is given up.
     """
@@ -69,6 +70,7 @@ class Chat:
     latency_seconds: float = 0.02
     command_seconds: float = 0.2
     has_bell: bool = True
+    has_early_bell: bool = False
     troubles: Sequence[Trouble] = ()
     clocks_ahead: Mapping[str, float] = field(default_factory=dict)
     limit_seconds: float = 120.0
@@ -152,7 +154,7 @@ def _start_person(chat: Chat, cluster: Cluster, cid: str, outcome: ChatOutcome) 
     over: asyncio.Future[None] = cluster.loop.create_future()
 
     async def person(store: Store) -> None:
-        await _talk(store, cid, chat.rounds, outcome)
+        await _talk(store, cid, chat, outcome)
         if not over.done():
             over.set_result(None)
 
@@ -160,7 +162,7 @@ def _start_person(chat: Chat, cluster: Cluster, cid: str, outcome: ChatOutcome) 
     return over
 
 
-async def _talk(store: Store, cid: str, rounds: int, outcome: ChatOutcome) -> None:
+async def _talk(store: Store, cid: str, chat: Chat, outcome: ChatOutcome) -> None:
     """Say one thing after the other; after a kill, continue where the log ends."""
     log = EventLog(store)
     created = ConversationCreated(conversation_id=cid, agent=AgentSpec(tool_concurrency=2), headless=False)
@@ -168,7 +170,7 @@ async def _talk(store: Store, cid: str, rounds: int, outcome: ChatOutcome) -> No
         try:
             await log.create(created, [said("message 1")], key="message 1")
             async with asyncio.timeout(None) as patience:
-                if await _talked(log, cid, rounds, patience if outcome.has_lost else None):
+                if await _talked(log, cid, chat, patience if outcome.has_lost else None):
                     return
         except TimeoutError:
             continue
@@ -179,14 +181,16 @@ async def _talk(store: Store, cid: str, rounds: int, outcome: ChatOutcome) -> No
             continue  # it was lost as a whole
 
 
-async def _talked(log: EventLog, cid: str, rounds: int, patience: asyncio.Timeout | None) -> bool:
-    status, unsaid = Status(), [f"message {number + 1}" for number in range(rounds)]
+async def _talked(log: EventLog, cid: str, chat: Chat, patience: asyncio.Timeout | None) -> bool:
+    status, unsaid = Status(), [f"message {number + 1}" for number in range(chat.rounds)]
     async for event in followed(log, cid, after=0, decode=decode):
         status = status.after(event)
         if patience is not None:
             patience.reschedule(asyncio.get_running_loop().time() + PATIENCE_SECONDS)
         if isinstance(event, MessageAction) and event.content in unsaid:
             unsaid.remove(event.content)
+        if chat.has_early_bell and isinstance(event, CmdOutputObservation) and event.command == "one":
+            await wake(log.store, [cid])
         # A store that has come back may have less than what was seen, and get the very same events again.
         if status.is_settled and event.id >= await log.last_id(cid):
             if not unsaid:

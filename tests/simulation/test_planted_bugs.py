@@ -90,19 +90,24 @@ def test_a_bug_is_found(bug: str, model: Mapping[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bug", "has_bell"),
+    ("bug", "chat"),
     [
-        pytest.param(Bug(planted.keep_rung_at_release), True, id="a ring's mark that is kept at the release"),
         pytest.param(
-            Bug(on_port=planted.clear_rung_after_reading), False, id="a ring's mark that is taken away after reading"
+            Bug(planted.keep_rung_at_release),
+            Chat(command_seconds=0.02),
+            id="a ring's mark that is kept at the release",
+        ),
+        pytest.param(
+            Bug(on_port=planted.clear_rung_after_reading),
+            Chat(command_seconds=0.05, has_bell=False, has_early_bell=True),
+            id="a ring's mark that is taken away after reading",
         ),
     ],
 )
-def test_a_lost_ring_is_found(bug: Bug, has_bell: bool, tmp_path: Path) -> None:
-    assert any(
-        broken_chat(simulate_chat(Chat(seed, command_seconds=0.02, bug=bug, has_bell=has_bell), tmp_path))
-        for seed in range(CHATS)
-    )
+def test_a_lost_ring_is_found(bug: Bug, chat: Chat, tmp_path: Path) -> None:
+    chats = [replace(chat, seed=seed) for seed in range(CHATS)]
+    assert broken_chat(simulate_chat(chats[0], tmp_path)) == []
+    assert any(broken_chat(simulate_chat(replace(chat, bug=bug), tmp_path)) for chat in chats)
 
 
 def test_a_burial_of_256_conversations_and_no_more_is_found() -> None:

@@ -279,7 +279,7 @@ class Executor:
         may_repeat = action.outcome is OutcomePolicy.IDEMPOTENT
         if isinstance(claim, ActionReclaimed) and not may_repeat and await _may_have_run_before_reboot(host, action):
             return OutcomeUnknownObservation(content=LOST_BY_REBOOT, unsandboxed=unsandboxed)
-        arguments = await self._with_secrets(delivery.conversation_id, request)
+        arguments = await self._with_secrets(delivery.conversation_id, request, claim)
         await attribution.rest()  # while the host acts, nothing of it can end this worker
         ask = functools.partial(
             host.run, action.id, request.tool, arguments, may_repeat=may_repeat, fingerprint=fingerprint
@@ -327,13 +327,16 @@ class Executor:
             content=opened.text, commit=opened.commit, files=opened.files, size_bytes=opened.size_bytes
         )
 
-    async def _with_secrets(self, conversation_id: str, request: HostRequest) -> Mapping[str, Any]:
+    async def _with_secrets(
+        self, conversation_id: str, request: HostRequest, claim: ActionClaimed | ActionReclaimed
+    ) -> Mapping[str, Any]:
         """Return a request's arguments, with those secrets in a command's environment that the command names."""
         secrets = self._log.secrets
         is_command = request.tool == "acp" or (request.tool == "bash" and not request.arguments["is_input"])
         if secrets is None or not is_command:
             return request.arguments
-        wanted = await secrets.wanted_by(conversation_id, request.arguments["command"])
+        command = request.arguments["command"]
+        wanted = await secrets.wanted_by(conversation_id, command, claimed=claim.secrets)
         return {**request.arguments, "env": wanted} if wanted else request.arguments
 
     async def _tenant(self, conversation_id: str) -> str:
