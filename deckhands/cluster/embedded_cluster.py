@@ -46,6 +46,9 @@ MODULES = {
     BEAT: "deckhands.jobs.beat",
 }
 
+ANY_MODEL = "DECKHANDS_ANY_MODEL"
+"""Says to a controller worker that its cluster is private."""
+
 Notice = Callable[[str], None]
 
 
@@ -83,6 +86,8 @@ class ClusterSpec:
         environment: what its workers get in addition to what this module sets: `LLM_…`, `PATH`, …
         port: also offer the store on this port of 127.0.0.1.
         workspace_roots: the directories below which conversations may name one to work in.
+        is_private: whether every conversation in it is of the person who starts it, who may name any model and any
+            script. A cluster that takes work from elsewhere is not.
         gives_up: whether a worker that keeps failing ends the cluster; otherwise it is retried forever.
         commands: how a worker of each role is started.
     """
@@ -96,6 +101,7 @@ class ClusterSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     port: int | None = None
     workspace_roots: tuple[Path, ...] = ()
+    is_private: bool = False
     gives_up: bool = True
     commands: Mapping[str, Sequence[str]] = field(
         # -P: a folder of the user with the name of one of our packages must not be imported instead.
@@ -208,9 +214,12 @@ class Cluster:
         worker.child = Child.start(self.spec.commands[worker.role], log=worker.log, env=self._environment(worker.role))
 
     def _environment(self, role: str) -> dict[str, str]:
-        directory = self.spec.directory
+        directory, known = self.spec.directory, worker_environment(role, self.spec.environment)
+        known.pop(ANY_MODEL, None)
+        if role == CONTROLLER and self.spec.is_private:
+            known[ANY_MODEL] = "1"
         return {
-            **worker_environment(role, self.spec.environment),
+            **known,
             "DECKHANDS_URL": self.store.url,
             "DECKHANDS_CELERY_URL": self.store.celery_url,
             "DECKHANDS_NODE": node_name(directory),

@@ -28,6 +28,7 @@ from deckhands.cli.verbs import options_as
 from deckhands.client.client import Client
 from deckhands.cluster.diagnostics import examine_retention
 from deckhands.cluster.embedded_cluster import (
+    ANY_MODEL,
     BEAT,
     CONTROLLER,
     DOOR,
@@ -71,6 +72,7 @@ class UpOptions:
     port: int | None
     workspace_roots: tuple[str, ...]
     sandbox: str | None
+    scripts: str | None
     web: bool
     web_port: int
 
@@ -111,6 +113,12 @@ class DoorOptions:
 @click.option("--port", type=click.IntRange(1, 65_535), help="Also offer the store on this port of 127.0.0.1.")
 @workspace_root_option
 @sandbox_option
+@click.option(
+    "--scripts",
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False),
+    help="Offer the scripts and recordings below this directory as models `scripted/FILE` and `replay/FILE`.",
+)
 @click.option("--web", is_flag=True, help="Serve the web page and the API on 127.0.0.1, and open the page.")
 @click.option(
     "--web-port", type=click.IntRange(0, 65_535), default=8900, show_default=True, help="0: any that is free."
@@ -126,6 +134,8 @@ def up(options: UpOptions) -> None:
     environment = dict(settings.environment)
     if options.sandbox is not None:
         environment["DECKHANDS_SANDBOX"] = options.sandbox
+    if options.scripts is not None:
+        environment["LLM_SCRIPTS_DIR"] = str(Path(options.scripts).absolute())
     home = Home(settings.home)
     home.prepare(home.cluster)
     spec = ClusterSpec(
@@ -208,7 +218,7 @@ def _greeting(cluster: Cluster, model: str | None) -> str:
         f"  celery: {cluster.store.celery_url}",
         f"  ask:    {_question(cluster.store.celery_url)}",
         f"  logs:   {cluster.logs}",
-        f"  model:  {model or 'none by default; use `submit --model`, or set LLM_MODEL here'}",
+        f"  model:  {model or 'none by default: set LLM_MODEL or LLM_CONFIG here'}",
         "In another terminal: `deckhands submit -t TASK`, `deckhands ls`, `deckhands logs -f ID`. Ctrl-C stops it.",
     ]
     return "\n".join(lines)
@@ -300,6 +310,7 @@ def _become(role: str, chosen: dict[str, Any]) -> NoReturn:
     environment = worker_environment(role, settings.environment) | {
         name: str(value) for name, value in chosen.items() if value
     }
+    environment.pop(ANY_MODEL, None)  # whoever reaches the cluster may give it work
     if role == BEAT and environment.get("DECKHANDS_CELERY_URL"):
         _execute(role, environment)
     url = store_url(settings)
