@@ -12,6 +12,7 @@ from pydantic import Field
 
 from broker.limits.quotas import QuotaTable
 from broker.limits.tenants import TenantTable, memory_bound
+from broker.runtime.errors import UsageError
 from broker.runtime.failpoints import arm
 from broker.runtime.settings import BrokerSettings, Count, Seconds
 from broker.secrets.secrets import secret_key
@@ -46,6 +47,13 @@ class ControllerVariables(BrokerSettings):
         Literal["auto", "bwrap", "none"],
         Field(description="what those programs run in: `auto` (`bwrap` where it works), `bwrap` or `none`"),
     ] = "auto"
+    any_model: Annotated[
+        bool,
+        Field(
+            description="set by `run`, `demo` and evaluations for their private workers: conversations may name any "
+            "model and any script; refused where others could reach the store"
+        ),
+    ] = False
     hooks: Annotated[str, Field(description="a file that names what runs before and after events; empty: none")] = ""
 
 
@@ -78,6 +86,11 @@ def controller_settings(env: Mapping[str, str] = os.environ) -> ControllerSettin
     """
     variables = ControllerVariables.from_env(env)
     arm(variables)
+    if variables.any_model and not variables.url.startswith("unix://"):
+        raise UsageError(
+            "DECKHANDS_ANY_MODEL is set, and the store at DECKHANDS_URL is not private to this machine.",
+            remedy="Unset it, and offer models by LLM_MODEL and LLM_CONFIG; docs/models.md says how.",
+        )
     quotas = QuotaTable.of_setting(variables.quotas)
     tenants = TenantTable.of_setting(variables.tenants).beside(quotas.tenants)
     return ControllerSettings(

@@ -82,7 +82,7 @@ class Hands:
         self.folder = folder
         self.log = EventLog(store)
         self.owners = Owners(store)
-        self.services = Services(store, self.log, self.owners, Models({}, SystemClock()))
+        self.services = Services(store, self.log, self.owners, Models({}, SystemClock(), is_open=True))
         self.gone: list[str] = []
         self.loops: list[ConversationLoop] = []
 

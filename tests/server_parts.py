@@ -56,6 +56,7 @@ class Served:
             "DECKHANDS_URL": self.log.worker,
             "DECKHANDS_CELERY_URL": "memory://",
             "DECKHANDS_HOME": str(home),
+            "LLM_SCRIPTS_DIR": "/",
             "DECKHANDS_SANDBOX": "none",
             "DECKHANDS_WORKSPACE_ENDS_WITH_WORKER": "1",
         }

@@ -38,7 +38,7 @@ CONFIG_FILES_READ = "DECKHANDS_CONFIG_FILES"
 
 NAMES_OF_WORKERS = frozenset(
     (
-        *("max_conversations", "idle_seconds", "quotas", "tenants", "admit_memory", "hooks"),
+        *("max_conversations", "idle_seconds", "quotas", "tenants", "admit_memory", "hooks", "any_model"),
         *("sdk_sessions", "sdk_sandbox"),
         *("node", "pools", "labels", "tools", "pass_env", "mcp", "concurrency", "chromium"),
         *("docker_images", "docker_host", "docker_cpus", "workspace_memory_bytes", "workspace_processes"),

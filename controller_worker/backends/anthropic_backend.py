@@ -30,6 +30,7 @@ from controller_worker.wires.reply import token_count
 from controller_worker.wires.sdk_transport import SdkTransport
 
 PREFIX = "anthropic/"
+URL = "https://api.anthropic.com"
 LAST_VERSION_WITH_SAMPLING = "2023-06-01"
 PAUSES_LIMIT = 10
 """A turn that pauses more often ends there, with what it has brought."""
@@ -158,10 +159,13 @@ def _client(config: LLMConfig, clock: Clock) -> RawClient:
 
     options = connections(httpx2, config)
     key = config.api_key.get_secret_value() if config.api_key is not None else None
+    if key is None and config.base_url is not None:  # a key of the environment is for Anthropic alone
+        raise LLMConfigError(f"There is no key for {config.model!r} at its own address.", remedy="Set LLM_API_KEY.")
     try:
         client = anthropic.AsyncAnthropic(
             api_key=key,
-            base_url=config.base_url.rstrip("/").removesuffix("/v1") if config.base_url else None,
+            # ANTHROPIC_BASE_URL is the address of the environment's key, and not of ours.
+            base_url=config.base_url.rstrip("/").removesuffix("/v1") if config.base_url else URL if key else None,
             max_retries=0,
             timeout=options["timeout"],
             # Gateways that predate the SDK's second version look for the key here.

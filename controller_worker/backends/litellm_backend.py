@@ -1,7 +1,8 @@
 """Every other provider, by litellm.
 
-Holds: one attempt per call; neither litellm nor its clients retry; litellm fetches nothing at import, prints nothing,
-and does not read a `.env` file of the current directory.
+Holds: a key goes to the address that it belongs to, and a call to a public address unless the settings name another
+one (see `egress`); one attempt per call; neither litellm nor its clients retry; litellm fetches nothing at import,
+prints nothing, and does not read a `.env` file of the current directory.
 Does not: import litellm before a model is created; that costs seconds of CPU and 250 MB. Nor close the connections
 that litellm keeps for all models of a provider.
 """
@@ -10,22 +11,25 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from broker.runtime.clock import Clock
-from controller_worker.backends.openai_backend import COST_HEADER
-from controller_worker.llm.config import LLMConfig, set_litellm_environment
-from controller_worker.llm.errors import MalformedReplyError, ModelTimeoutError
+from controller_worker.backends.anthropic_backend import URL as ANTHROPIC_URL
+from controller_worker.backends.openai_backend import COST_HEADER, NO_KEY
+from controller_worker.llm.config import LLMConfig, drop_provider_addresses, has_key_of, set_litellm_environment
+from controller_worker.llm.errors import LLMConfigError, MalformedReplyError, ModelTimeoutError
 from controller_worker.llm.llm import Completion, Delta, ModelRequest
 from controller_worker.llm.model_features import features_of, normalised
-from controller_worker.llm.model_table import look_up
+from controller_worker.llm.model_table import look_up, provider_of
 from controller_worker.llm.parameters import chat_parameters, may_be_long
 from controller_worker.llm.strictness import Strict, Strictness
 from controller_worker.wires.chat_stream import ChatStream
 from controller_worker.wires.chat_wire import ChatWire, asked_fields, read_chat_reply
+from controller_worker.wires.egress import Egress, guard
 from controller_worker.wires.event_stream import stream_limits, until_headers, within_limits
 from controller_worker.wires.plausible_usage import completion_of
 from controller_worker.wires.provider_errors import failure_of_choice, model_error
@@ -39,8 +43,41 @@ if TYPE_CHECKING:
 COUNTING_PROVIDER = "openai"
 RESPONSES_PREFIX = "responses/"
 GEMINI_PRO_THINKING_TOKENS = 128
+
+ADDRESS_REMEDY = "Write its address as base_url where the model is offered."
+OLLAMA = ("ollama", "ollama_chat")
+LOCAL_PROVIDERS = frozenset(
+    {
+        *("a2a", "a2a_agent", "aiohttp_openai", "custom", "custom_openai", "docker_model_runner", "gdc", "hosted_vllm"),
+        *("infinity", "langflow", "langgraph", "lemonade", "litellm_agent", "litellm_proxy", "llamafile", "lm_studio"),
+        *("nvidia_riva", "oobabooga", "ollama", "ollama_chat", "openai_like", "petals", "ragflow", "triton", "vllm"),
+        "xinference",
+    }
+)
+"""Providers that are servers of one's own; litellm looks for most of them on this machine."""
+ADDRESSED_PROVIDERS = frozenset(
+    {
+        *("azure", "azure_ai", "azure_text", "bedrock", "bedrock_converse", "bedrock_mantle", "databricks", "oci"),
+        *(
+            "sagemaker",
+            "sagemaker_chat",
+            "sagemaker_nova",
+            "sap",
+            "snowflake",
+            "vertex_ai",
+            "vertex_ai_beta",
+            "watsonx",
+        ),
+        "watsonx_text",
+    }
+)
+"""Providers whose address is the customer's own, and which log in by what the environment says of it."""
+WITHOUT_PUBLIC_ADDRESS = LOCAL_PROVIDERS | {"azure", "azure_ai", "azure_text"}
 PROVIDERS_OWN = "llm_provider-"
 """What litellm puts before the names of a provider's own headers."""
+
+
+_log = logging.getLogger(__name__)
 
 
 class LitellmLLM:
@@ -50,16 +87,19 @@ class LitellmLLM:
         """Import litellm; nothing is sent.
 
         Raises:
-            LLMConfigError: `drop_params` is off and a parameter is set that the model refuses.
+            LLMConfigError: `drop_params` is off and a parameter is set that the model refuses, or the provider has no
+                public address and none is set.
         """
         self._config = config
         self._litellm = _import_litellm(config)
         model = _routed_model(self._litellm, config)
+        self._provider = _provider(self._litellm, config, model)
+        _check_address(config, self._provider)
         features = features_of(config.base_model or model)
         self._secrets = config.secrets
         self._row = look_up(config.base_model or model)
         self._is_long = may_be_long(config, chat_parameters(config, model), self._row)
-        self._parameters = _parameters(config, model)
+        self._parameters = _parameters(config, model) | _own_login(self._litellm, config, self._provider)
         self._wire = ChatWire(
             cache_marks=config.caching_prompt and features.prompt_cache,
             thoughts=features.thoughts,
@@ -100,6 +140,10 @@ class LitellmLLM:
         litellm's public function counts with a tokenizer here where a provider does not answer; our estimate is
         cheaper and as good.
         """
+        with Egress(self._parameters.get("base_url")).within():
+            return await self._count(request)
+
+    async def _count(self, request: ModelRequest) -> int | None:
         try:
             model, provider, key, base = self._litellm.get_llm_provider(
                 model=self._parameters["model"],
@@ -134,16 +178,23 @@ class LitellmLLM:
     ) -> tuple[Any, dict[str, Any]]:
         """Return the reply and what litellm knows besides."""
         limit_seconds = self._config.total_timeout_seconds
+        egress = Egress(self._parameters.get("base_url"))
         try:
-            async with asyncio.timeout(limit_seconds):
-                if on_delta is not None:
-                    return await self._stream(parameters, messages, on_delta)
-                answer = await self._litellm.acompletion(messages=messages, **parameters)
-                return _whole(answer.model_dump()), getattr(answer, "_hidden_params", None) or {}
+            with egress.within():
+                async with asyncio.timeout(limit_seconds):
+                    if on_delta is not None:
+                        return await self._stream(parameters, messages, on_delta)
+                    answer = await self._litellm.acompletion(messages=messages, **parameters)
+                    return _whole(answer.model_dump()), getattr(answer, "_hidden_params", None) or {}
         except TimeoutError as error:
             raise ModelTimeoutError(f"There was no whole reply within {limit_seconds:g} s.") from error
         except Exception as error:
             # An outer edge: litellm lets through whatever the code of its hundred providers raises.
+            if egress.refused:
+                raise LLMConfigError(
+                    f"{self._config.model!r} leads to {egress.refused}, which is no public address.",
+                    remedy=ADDRESS_REMEDY,
+                ) from error
             raise model_error(error, secrets=self._secrets, now=self._clock.now()) from error
 
     async def _stream(
@@ -205,11 +256,16 @@ def _take_the_end(stream: ChatStream, answer: Any) -> None:
 
 def _import_litellm(config: LLMConfig) -> ModuleType:
     set_litellm_environment()
+    for name in drop_provider_addresses():
+        _log.warning("The environment variable %s does nothing: write the address as base_url of an entry.", name)
     is_first = "litellm" not in sys.modules
     import litellm
 
     if is_first:
         gc.freeze()  # a million objects that stay: a full collection would hold up every conversation to look at them
+    import httpx
+
+    guard(httpx)
     litellm.suppress_debug_info = True
     litellm.redact_messages_in_exceptions = True
     litellm.telemetry = False
@@ -226,6 +282,43 @@ def _routed_model(litellm: ModuleType, config: LLMConfig) -> str:
     first, _, rest = config.model.partition("/")
     has_provider = config.custom_llm_provider is not None or (bool(rest) and first in litellm.provider_list)
     return config.model if has_provider or config.base_url is None else f"openai/{config.model}"
+
+
+def _provider(litellm: ModuleType, config: LLMConfig, model: str) -> str:
+    """Return the provider that litellm takes a model for; it knows some names without one."""
+    if config.custom_llm_provider is None and "/" not in model:
+        try:
+            return str(litellm.get_llm_provider(model=model)[1])
+        except Exception:  # noqa: BLE001  (it says at the call that it does not know the model)
+            return provider_of(model)
+    return provider_of(model, config.custom_llm_provider)
+
+
+def _check_address(config: LLMConfig, provider: str) -> None:
+    """Refuse a provider that is a server of one's own whose address the settings do not name.
+
+    Raises:
+        LLMConfigError: it is one; litellm would look for it on this machine.
+    """
+    has_address = config.base_url or (provider in OLLAMA and config.ollama_base_url)
+    if provider in WITHOUT_PUBLIC_ADDRESS and not has_address:
+        raise LLMConfigError(
+            f"The provider {provider} of {config.model!r} has no public address.", remedy=ADDRESS_REMEDY
+        )
+
+
+def _own_login(litellm: ModuleType, config: LLMConfig, provider: str) -> dict[str, Any]:
+    """Return what keeps keys of the environment from addresses that they are not for, where the settings have none.
+
+    litellm takes OPENAI_API_KEY for many providers that have no key, and a provider's key for any address.
+    """
+    if config.api_key is not None:
+        pinned = {"anthropic": ANTHROPIC_URL}
+        return {"base_url": pinned[provider]} if provider in pinned and config.base_url is None else {}
+    is_foreign = provider in litellm.openai_compatible_providers and not has_key_of(provider)
+    has_own_address = config.base_url is not None and provider not in ADDRESSED_PROVIDERS
+    is_openai = provider in ("openai", "text-completion-openai") and config.base_url is None
+    return {"api_key": NO_KEY} if (is_foreign and not is_openai) or has_own_address else {}
 
 
 def _parameters(config: LLMConfig, model: str) -> dict[str, Any]:

@@ -16,10 +16,12 @@ from broker.contract.events import ModelReply
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError
 from controller_worker.llm.llm import Completion, Delta, ModelRequest, Usage
+from controller_worker.llm.model_files import read_model_file
 from controller_worker.messages.messages import ToolCall
 
 PREFIX = "replay/"
 KIND = "model.reply"
+RECORDING_LIMIT_BYTES = 256 * 1024 * 1024
 
 
 class ReplayedLLM:
@@ -31,8 +33,8 @@ class ReplayedLLM:
         Raises:
             LLMConfigError: it is missing, or no recording.
         """
-        self._path = Path(config.model.removeprefix(PREFIX)).expanduser()
-        replies = _read(self._path)
+        self._path = Path(config.model.removeprefix(PREFIX))
+        replies = _read(self._path, config.scripts_dir)
         self._replies = [reply for reply in replies if reply.service == "agent"]
         self._others = [reply for reply in replies if reply.service != "agent"]
         self._others_said: dict[str, int] = {}
@@ -77,11 +79,12 @@ class ReplayedLLM:
         return replies[number]
 
 
-def _read(path: Path) -> list[ModelReply]:
+def _read(path: Path, beneath: str | None) -> list[ModelReply]:
+    content = read_model_file(path, beneath, "recording", limit_bytes=RECORDING_LIMIT_BYTES)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise LLMConfigError(f"The recording {str(path)!r} cannot be read: {error.strerror}.") from None
+        lines = content.decode("utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise LLMConfigError(f"The recording {str(path)!r} is not what `deckhands export` writes.") from None
     replies: list[ModelReply] = []
     for number, line in enumerate(lines, 1):
         try:
@@ -89,7 +92,7 @@ def _read(path: Path) -> list[ModelReply]:
             if fields["kind"] == KIND:
                 known = {name: value for name, value in fields.items() if name in ModelReply.model_fields}
                 replies.append(ModelReply.model_validate(known))
-        except (ValueError, LookupError, TypeError, ValidationError):
+        except (ValueError, LookupError, TypeError, RecursionError, ValidationError):
             raise LLMConfigError(
                 f"The recording {str(path)!r} is not what `deckhands export` writes: line {number} is not an event."
             ) from None

@@ -21,12 +21,12 @@ from broker.runtime.clock import Clock
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import MODEL_ERRORS, LLMConfigError
 from controller_worker.llm.llm import Completion, Delta, ModelRequest, Usage
+from controller_worker.llm.model_files import read_model_file
 from controller_worker.llm.model_table import call_cost_usd
 from controller_worker.messages.messages import ToolCall
 
 PREFIX = "scripted/"
 WORKSPACE_PLACEHOLDER = "{workspace}"
-SCRIPT_LIMIT_BYTES = 16 * 1024 * 1024
 FAILURES_REMEMBERED = 10_000
 
 
@@ -121,19 +121,16 @@ class Script(_Part):
     condensation: Turn = CONDENSATION_TURN
 
     @classmethod
-    def load(cls, path: Path) -> Self:
+    def load(cls, path: Path, *, beneath: str | None = None) -> Self:
         """Read a script.
 
+        Args:
+            beneath: see `read_model_file`.
+
         Raises:
-            LLMConfigError: the file is missing, too large, no JSON or no script; the text says where.
+            LLMConfigError: the file is missing, no regular one, too large, no JSON or no script; the text says where.
         """
-        try:
-            with path.open("rb") as file:
-                content = file.read(SCRIPT_LIMIT_BYTES + 1)
-        except OSError as error:
-            raise LLMConfigError(f"The model script {str(path)!r} cannot be read: {error.strerror}.") from None
-        if len(content) > SCRIPT_LIMIT_BYTES:
-            raise LLMConfigError(f"The model script {str(path)!r} is larger than {SCRIPT_LIMIT_BYTES} bytes.")
+        content = read_model_file(path, beneath, "model script")
         try:
             return cls.model_validate(json.loads(content))
         except ValidationError as error:
@@ -141,7 +138,7 @@ class Script(_Part):
             where = ".".join(str(part) for part in first["loc"]) or "the whole"
             complaint = str(first["msg"]).removeprefix("Value error, ")
             raise LLMConfigError(f"The model script {str(path)!r} is not a script: {where}: {complaint}.") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise LLMConfigError(f"The model script {str(path)!r} is not JSON: {error}.") from None
 
     def turn(self, iteration: int) -> Turn:
@@ -164,7 +161,7 @@ class ScriptedLLM:
 
     def __init__(self, config: LLMConfig, clock: Clock) -> None:
         self._config = config
-        self._script = Script.load(Path(config.model.removeprefix(PREFIX)).expanduser())
+        self._script = Script.load(Path(config.model.removeprefix(PREFIX)), beneath=config.scripts_dir)
         self._failures: dict[tuple[str, str, int], int] = {}
         self._clock = clock
 

@@ -24,13 +24,13 @@ from broker.contract.events import LLMSpec
 from broker.coordination.wakeups import wake
 from broker.limits.batches import Batch, Batches
 from broker.runtime.clock import to_millis
-from broker.runtime.errors import StoreRefused
+from broker.runtime.errors import StoreRefused, UsageError
 from broker.runtime.failpoints import failpoint
 from broker.store.store import Store
 from controller_worker.backends.registry import create_batch_provider
 from controller_worker.calls.models import Models
 from controller_worker.llm.choices import BatchSpec
-from controller_worker.llm.errors import LLMConfigError, ModelError, NoResponseError, RateLimitError
+from controller_worker.llm.errors import ModelError, NoResponseError, RateLimitError
 from controller_worker.wrappers.batching import BatchProvider, NotYetKnown, Outgoing, Sought, failed, lane_of
 
 ROUND_SECONDS = 1.0
@@ -101,7 +101,7 @@ class BatchKeeper:
                 if config is not None and config.batch is not None and lane_of(spec, config) == lane:
                     provider = await asyncio.to_thread(create_batch_provider, config, self._store.clock)
                     self._lanes[lane] = provider, config.batch
-            except (ValidationError, LLMConfigError) as error:
+            except (ValidationError, UsageError) as error:
                 _log.warning("batches of %s are not served here: %s", about, error)
         return self._lanes.get(lane)
 

@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from broker.contract.actions import CondensationAction
-from broker.contract.events import Event, ModelCallDeferred, ModelCallFailed
+from broker.contract.events import Event, LLMSpec, ModelCallDeferred, ModelCallFailed
 from broker.log.fencing import Ownership
 from broker.runtime.failpoints import failpoint
 from broker.specs.agent_state import AgentState
+from broker.specs.offered_models import ModelNotOffered
 from controller_worker.agents.agent import Agent
 from controller_worker.calls.model_call import ask, failed_by, reply_of
+from controller_worker.calls.models import ClientMissing
 from controller_worker.calls.prompt_count import PromptCount, count, is_worth_counting, overflow
 from controller_worker.calls.question import Question, next_question
 from controller_worker.calls.recollection import Recollection
@@ -27,7 +29,7 @@ from controller_worker.concerns.model_calls import BATCH
 from controller_worker.core.effects import Append, CallModel
 from controller_worker.core.state import State
 from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.errors import NoResponseError
+from controller_worker.llm.errors import LLMConfigError, NoResponseError
 from controller_worker.llm.llm import Completion, ModelRequest
 from controller_worker.llm.request_size import prompt_tokens
 from controller_worker.permits.batched_call import step_of
@@ -83,6 +85,7 @@ class CallUnderWay:
 
     def __init__(self, services: Services, ownership: Ownership, on_answer: Callable[[], None]) -> None:
         self.permit = CallPermit(services.permits, ownership)
+        self._cid = ownership.conversation_id
         self.answer: ModelAnswer | None = None
         self._services = services
         self._name = f"model {ownership.conversation_id}"
@@ -90,6 +93,7 @@ class CallUnderWay:
         self._task: asyncio.Task[None] | None = None
         self._counted = PromptCount()
         self._is_counted = False
+        self._unmade: tuple[str, ModelCallFailed] | None = None
 
     @property
     def is_running(self) -> bool:
@@ -120,7 +124,18 @@ class CallUnderWay:
             self.permit.is_refused = True
             return None
         models = self._services.models
-        question = await next_question(state, agent, recollection, models)
+        if self._unmade is not None:
+            (step, failure), self._unmade = self._unmade, None
+            if step == step_of(wanted):
+                return Append((failure,))
+        try:
+            question = await next_question(state, agent, recollection, models)
+        except (ModelNotOffered, LLMConfigError) as error:
+            return Append((failed_by(error, self._cid, attempt=wanted.attempt),))
+        except ClientMissing as missing:
+            await before_waiting()
+            self._task = asyncio.create_task(self._make(wanted, missing.spec), name=self._name)
+            return None
         if isinstance(question, CondensationAction):
             return Append((question,))
         llm, request, config = question.llm, question.request, models.settings(question.llm)
@@ -140,7 +155,10 @@ class CallUnderWay:
                 return Append((refused(state, cost_usd),))
             if not has_room(state, cost_usd):
                 return None  # until a delegate has ended, and what it has not spent is free
-        await before_waiting()  # for a client that is made, a permit, the model
+        await before_waiting()  # for a permit, the model
+        if not models.is_ready(llm):
+            self._task = asyncio.create_task(self._make(wanted, llm), name=self._name)
+            return None
         notice = await self.permit.acquire(state, config, request, lambda: models.of(llm), counted_ratio=ratio)
         if notice is not None:
             return Append((notice,))
@@ -151,7 +169,7 @@ class CallUnderWay:
         return None
 
     def take_news(self) -> bool:
-        """Say whether the loop has to look again: there is an answer, or a prompt was counted since it was asked."""
+        """Say whether the loop has to look again: there is an answer, a count of the prompt, or a client."""
         is_counted, self._is_counted = self._is_counted, False
         return is_counted or self.answer is not None
 
@@ -213,6 +231,19 @@ class CallUnderWay:
         self._task, self._counted, self._is_counted = None, counted, True
         self._on_answer()
 
+    async def _make(self, wanted: CallModel, spec: LLMSpec) -> None:
+        """Make the client of a model, beside the loop that a person may stop, then let it want the call again."""
+        failure: ModelCallFailed | None = None
+        try:
+            await self._services.models.of(spec)
+        except Exception as error:  # noqa: BLE001  (the outer edge: it becomes an event)
+            failure = failed_by(error, self._cid, attempt=wanted.attempt)
+        if self._task is not asyncio.current_task():
+            return
+        self._task, self._is_counted = None, True
+        self._unmade = (step_of(wanted), failure) if failure is not None else None
+        self._on_answer()
+
     async def _run(
         self, wanted: CallModel, state: State, question: Question, is_watched: bool, traceparent: str | None
     ) -> None:
@@ -222,7 +253,9 @@ class CallUnderWay:
                 describe(span, answer.result)
             answer = replace(answer, traceparent=span.traceparent)
         except Exception as error:  # noqa: BLE001  (the outer edge: without an answer, the conversation would wait for ever)
-            answer = ModelAnswer(wanted, question, failed_by(error, question.request, attempt=wanted.attempt))
+            answer = ModelAnswer(
+                wanted, question, failed_by(error, question.request.conversation_id, attempt=wanted.attempt)
+            )
         if self._task is not asyncio.current_task():
             return  # cancelled too late to notice; the answer is no longer wanted
         self._task, self.answer = None, answer

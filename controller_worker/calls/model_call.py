@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -24,14 +24,14 @@ from broker.contract.events import (
     TokenUsage,
 )
 from broker.runtime.clock import Clock
-from broker.runtime.errors import DeckhandsError
+from broker.runtime.errors import DeckhandsError, UsageError
 from broker.runtime.ids import jitter
 from broker.specs.plain_json import plain_json, replace_surrogates
 from controller_worker.calls.models import Models
 from controller_worker.concerns.model_calls import BATCH
 from controller_worker.core.failures import last_error_of
 from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.errors import HookVeto, LLMConfigError, ModelError, RateLimitError
+from controller_worker.llm.errors import HookVeto, ModelError, RateLimitError
 from controller_worker.llm.llm import LLM, Completion, Delta, ModelRequest
 from controller_worker.llm.retry import next_wait_seconds
 from controller_worker.permits.call_permit import CallPermit
@@ -85,15 +85,15 @@ async def ask(
     except CallBatched:
         return ModelCallDeferred(code=BATCH, content="The call was given to a batch of the provider's.")
     except Exception as error:  # noqa: BLE001  (the outer edge: it becomes an event)
-        return failed_by(error, request, attempt=attempt)
+        return failed_by(error, request.conversation_id, attempt=attempt)
 
 
-def failed_by(error: Exception, request: ModelRequest, *, attempt: int) -> ModelCallFailed:
+def failed_by(error: Exception, conversation_id: str, *, attempt: int) -> ModelCallFailed:
     """Return the failure of a call that something other than the model has ended. It is not retried."""
     last_error = last_error_of(error)
     if isinstance(error, DeckhandsError):
         return _failed(error.code, str(error), last_error, attempt=attempt)
-    _log.error("model call of %s", request.conversation_id, exc_info=error)
+    _log.error("model call of %s", conversation_id, exc_info=error)
     return _failed("unexpected", last_error.partition(": ")[2], last_error, attempt=attempt)
 
 
@@ -103,11 +103,25 @@ async def _complete(llm: LLM, config: LLMConfig, request: ModelRequest, permit: 
     return completion
 
 
-def _others(spec: LLMSpec, config: LLMConfig, permit: CallPermit) -> list[tuple[Callable[[str], bool], LLMSpec]]:
-    """Return what to ask when a call fails, and for which errors: the same with its other keys, then the fallbacks."""
+@dataclass(frozen=True, slots=True)
+class _Other:
+    """What to ask when a call fails.
+
+    Attributes:
+        is_for: whether it is for an error, by its code.
+        is_fallback: whether the settings name it; otherwise it is the same model with another key.
+    """
+
+    is_for: Callable[[str], bool]
+    spec: LLMSpec
+    is_fallback: bool = True
+
+
+def _others(spec: LLMSpec, config: LLMConfig, permit: CallPermit) -> list[_Other]:
+    """Return what to ask when a call fails: the same with its other keys, then the fallbacks."""
     further_keys = permit.key_count(config) - 1
-    others: list[tuple[Callable[[str], bool], LLMSpec]] = [(_is_rate_limit, spec)] * further_keys
-    return others + [(each.is_for, spec.model_copy(update={"model": each.use})) for each in config.fallbacks]
+    others = [_Other(_is_rate_limit, spec, is_fallback=False)] * further_keys
+    return others + [_Other(each.is_for, spec.model_copy(update={"model": each.use})) for each in config.fallbacks]
 
 
 def _is_rate_limit(code: str) -> bool:
@@ -116,7 +130,7 @@ def _is_rate_limit(code: str) -> bool:
 
 async def _ask_others(
     models: Models,
-    others: Sequence[tuple[Callable[[str], bool], LLMSpec]],
+    others: Sequence[_Other],
     request: ModelRequest,
     failure: ModelError,
     *,
@@ -130,12 +144,15 @@ async def _ask_others(
         why a fallback could not be used at all; or the model's own error.
     """
     failures, obstacles = [failure], list[DeckhandsError]()
-    for is_for, spec in others:
-        if not is_for(failures[-1].code):
+    for each in others:
+        spec = each.spec
+        if not each.is_for(failures[-1].code):
             continue
         _log.warning("conversation %s: %s; asking %s", request.conversation_id, failures[-1].code, spec.model)
         try:
-            other = await models.routed(spec, request)
+            spec = models.choose(spec, permit.tenant) if each.is_fallback else spec
+            await models.of(spec)  # a router has to be made before it chooses
+            other = await models.routed(spec, request, permit.tenant)
             config = models.settings(other)
             if admit is not None and config is not None:
                 await admit(config.model)
@@ -146,8 +163,8 @@ async def _ask_others(
             return await _complete(llm, config, request, permit)
         except ModelError as error:
             failures.append(error)
-        except (LLMConfigError, HookVeto) as error:
-            _log.warning("conversation %s: %s cannot be asked: %s", request.conversation_id, spec.model, error)
+        except (UsageError, HookVeto) as error:
+            _log.warning("conversation %s: %s cannot be asked: %s", request.conversation_id, each.spec.model, error)
             obstacles.append(error)
     return next((error for error in failures if error.retryable), (*obstacles, failures[0])[0])
 

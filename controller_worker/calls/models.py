@@ -1,7 +1,8 @@
 """The models that a worker can call: their settings, and a client for each.
 
 Holds: the same settings share one client; address and key come from the worker's environment, never from a
-conversation.
+conversation; what a conversation names is looked up once, by `choose`, and is a reference of ours from then on; a
+client is made in a thread of its own and in a limited time, so that one that never gets made holds nothing else up.
 Does not: call them; see `model_call`.
 """
 
@@ -14,37 +15,71 @@ from collections.abc import Mapping
 from pydantic import SecretStr
 
 from broker.contract.events import LLMSpec
+from broker.limits.quotas import QuotaTable
 from broker.runtime.clock import Clock
+from broker.runtime.errors import UsageError
+from broker.specs.offered_models import ModelTable
 from controller_worker.backends.registry import create_llm, takes_images
+from controller_worker.backends.silent import MODEL as SILENT_MODEL
 from controller_worker.llm.choices import PRIMARY
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError
+from controller_worker.llm.limited_threads import LimitedThreads
 from controller_worker.llm.llm import LLM, ModelRequest
-from controller_worker.llm.profiles import Profiles
+from controller_worker.llm.profiles import Profiles, address_of
 from controller_worker.memory.conversation_memory import MAX_MESSAGE_CHARS
 from controller_worker.wrappers.router import RouterLLM, router_of
 
 ROUTED = "#routed"
-"""After a profile's name: the profile's own model, whatever its router would choose."""
+"""After a reference: the profile's own model, whatever its router would choose."""
+CREATION_SECONDS = 120.0
+"""How long a client may take; the first one imports its provider's library, on a busy machine for half a minute."""
+
+
+class ClientMissing(Exception):
+    """A router is to choose whose client has to be made first."""
+
+    def __init__(self, spec: LLMSpec) -> None:
+        super().__init__(spec)
+        self.spec = spec
 
 
 class Models:
     """The models of one worker.
 
-    A specification's `model` is a profile's name (see `controller_worker.llm.profiles`) or a model's.
+    A specification's `model` is a reference (see `controller_worker.llm.profiles`) or the name of an entry; only
+    `choose` takes what a conversation says.
+
+    Args:
+        quotas: whose keys go to no other address than that of their models.
+        is_open: whether conversations may name any model, see `Profiles.is_open`.
     """
 
-    def __init__(self, env: Mapping[str, str], clock: Clock) -> None:
+    def __init__(
+        self, env: Mapping[str, str], clock: Clock, quotas: QuotaTable = QuotaTable(), *, is_open: bool = False
+    ) -> None:
         self._env = env
         self._clock = clock
-        self._profiles: Profiles | None = None
+        self._quotas = quotas
+        self._is_open = is_open
+        self._threads = LimitedThreads()
+        self._loaded: Profiles | None = None
         self._sights: dict[LLMSpec, bool] = {}
         self._clients: dict[tuple[LLMSpec, str | None], asyncio.Task[tuple[LLM, LLMConfig]]] = {}
 
     async def prepare(self) -> None:
         """Create the client of the default model, if there is one, so that no conversation waits for its library."""
-        with contextlib.suppress(LLMConfigError):  # which the first call will say
+        with contextlib.suppress(UsageError):  # which the first call will say
             await self.of(LLMSpec())
+
+    def choose(self, spec: LLMSpec, tenant: str) -> LLMSpec:
+        """Return the specification, as the other methods take it, of what a conversation of a tenant names.
+
+        Raises:
+            ModelNotOffered: no entry for this tenant has the name; lists those that there are.
+            LLMConfigError: the table cannot be read.
+        """
+        return spec.model_copy(update={"model": self._profiles.find(spec.model, tenant) or None})
 
     async def of(self, spec: LLMSpec, *, key_env: str | None = None) -> tuple[LLM, LLMConfig]:
         """Return the client for a specification, and its settings.
@@ -58,9 +93,16 @@ class Models:
         client = self._clients.get((spec, key_env))
         if client is None or (client.done() and client.exception() is not None):
             # The first client imports its provider's library, for longer than a heartbeat may be late.
-            client = asyncio.create_task(asyncio.to_thread(self._create, spec, key_env))
+            what = f"The client of the model {ascii(spec.model or 'by default')[:100]}"
+            making = self._threads.run(self._create, spec, key_env, what=what, limit_seconds=CREATION_SECONDS)
+            client = asyncio.create_task(making)
             self._clients[spec, key_env] = client
         return await asyncio.shield(client)
+
+    def is_ready(self, spec: LLMSpec) -> bool:
+        """Return whether `of` answers at once."""
+        client = self._clients.get((spec, None))
+        return client is not None and client.done() and client.exception() is None
 
     def settings(self, spec: LLMSpec) -> LLMConfig | None:
         """Return how a model is asked; None where the settings cannot be used, which the call will say."""
@@ -69,42 +111,55 @@ class Models:
             return client.result()[1]
         try:
             return self._config(spec)
-        except LLMConfigError:
+        except UsageError:
             return None
 
-    async def routed(self, spec: LLMSpec, request: ModelRequest) -> LLMSpec:
+    async def routed(self, spec: LLMSpec, request: ModelRequest, tenant: str) -> LLMSpec:
         """Return the specification of the model that a router chooses for a request; another one as it is.
 
         What quotas, budgets and keys count for is then the model that is really asked. A router that cannot choose is
         asked again by the call, which fails.
+
+        Raises:
+            ModelNotOffered: it chooses a profile that is not for the tenant.
+            ClientMissing: the router is not made yet.
         """
         config = self.settings(spec)
         if config is None or config.router is None:
             return spec
+        if not self.is_ready(spec):
+            raise ClientMissing(spec)
         try:
             llm, _ = await self.of(spec)
             assert isinstance(llm, RouterLLM)
-            name = llm.select(request)
+            name = await llm.select(request)
         except Exception:  # noqa: BLE001  (the outer edge: it may be an operator's code)
             return spec
-        chosen = (spec.model or "") if name == PRIMARY else name
+        chosen = (spec.model or "") if name == PRIMARY else self._profiles.find(name, tenant)
         return spec.model_copy(update={"model": chosen + ROUTED})
 
     @property
     def offered(self) -> list[str]:
-        """The names that a conversation can give: the default model, empty if there is none, and the profiles."""
+        """The default model, empty if there is none, and the profiles, as workers of all versions report them."""
         config = self.settings(LLMSpec())
-        names = self._profiles.names if self._profiles is not None else ()
+        names = self._loaded.names if self._loaded is not None else ()
         return [config.model if config is not None else "", *names]
+
+    @property
+    def table(self) -> ModelTable:
+        """What conversations may name; nothing if the table cannot be read, which the first call will say."""
+        try:
+            return self._profiles.table
+        except LLMConfigError:
+            return ModelTable()
 
     @property
     def may_batch(self) -> bool:
         """Whether any settings of this worker ask for the provider's batch API."""
         try:
-            self._profiles = self._profiles or Profiles.from_env(self._env)
+            return self._profiles.sets("batch")
         except LLMConfigError:
             return False  # which the first call will say
-        return self._profiles.sets("batch")
 
     def max_message_chars(self, spec: LLMSpec) -> int:
         """Return how long a text in a prompt may be; the default where the settings cannot be used."""
@@ -129,7 +184,7 @@ class Models:
             self._sights[spec] = takes_images(config) or any(
                 takes_images(other) for name in others if (other := self.settings(LLMSpec(model=name))) is not None
             )
-        except LLMConfigError:
+        except UsageError:
             return True  # which the call will say
         return self._sights[spec]
 
@@ -139,29 +194,56 @@ class Models:
             if client.done() and client.exception() is None:
                 await client.result()[0].aclose()
 
+    @property
+    def _profiles(self) -> Profiles:
+        """What the operator has written; raises `LLMConfigError`."""
+        if self._loaded is None:
+            self._loaded = Profiles.from_env(self._env, is_open=self._is_open)
+        return self._loaded
+
     def _create(self, spec: LLMSpec, key_env: str | None) -> tuple[LLM, LLMConfig]:
         config = self._config(spec)
         if key_env is not None:
             key = self._env.get(key_env, "")
             if not key:
                 raise LLMConfigError(f"The quota table names the key {key_env}, which is not set.")
+            self._check_key(key_env, config)
             config = config.model_copy(update={"api_key": SecretStr(key)})
         return self._create_whole(config), config
+
+    def _check_key(self, key_env: str, config: LLMConfig) -> None:
+        """Refuse a key of the quota table that two addresses would get.
+
+        Raises:
+            LLMConfigError: the entries of its model have different addresses.
+        """
+        addresses = {address_of(config)}
+        for name in ("", *self._profiles.names):
+            with contextlib.suppress(UsageError):  # it cannot be used, and so gets no key
+                other = self._profiles.config(name)
+                pool = self._quotas.pool_of(other.model)
+                if pool is not None and any(quota.key_env == key_env for quota in pool.quotas):
+                    addresses.add(address_of(other))
+        if len(addresses) > 1:
+            raise LLMConfigError(
+                f"The quota table gives the key {key_env} to models at different addresses.",
+                remedy="Name the models so that each of its quotas matches those of one address.",
+            )
 
     def _create_whole(self, config: LLMConfig) -> LLM:
         """Create a model and, if it is a router, those that it may choose."""
         if config.router is None:
             return create_llm(config, self._clock)
-        assert self._profiles is not None
         choices = {name: self._profiles.named(name) for name in sorted(config.router.profiles)}
         router = router_of(config.router, choices)
         models = {name: create_llm(of, self._clock) for name, of in ({PRIMARY: config} | choices).items()}
-        return RouterLLM(router, models)
+        is_own = config.router.kind == "class"
+        return RouterLLM(router, models, self._threads if is_own else None)
 
     def _config(self, spec: LLMSpec) -> LLMConfig:
-        if self._profiles is None:
-            self._profiles = Profiles.from_env(self._env)
         name = spec.model
+        if name == SILENT_MODEL:
+            name = f"#{SILENT_MODEL}"
         is_routed = name is not None and name.endswith(ROUTED)
         if name is not None and is_routed:
             name = name.removesuffix(ROUTED) or None

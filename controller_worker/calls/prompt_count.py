@@ -103,4 +103,4 @@ def overflow(counted: PromptCount, config: LLMConfig, request: ModelRequest, *, 
     if any(fallback.is_for(ContextWindowError.code) for fallback in config.fallbacks):
         return None  # the call fails, and the fallback is asked
     error = ContextWindowError(f"The prompt has {counted.tokens:,} tokens, and {config.model} takes {window:,}.")
-    return failed_by(error, request, attempt=attempt)
+    return failed_by(error, request.conversation_id, attempt=attempt)

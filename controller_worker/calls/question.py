@@ -61,21 +61,28 @@ async def next_question(
 
     Raises:
         CorruptEntry: an entry of the log is damaged or missing.
+        ModelNotOffered, LLMConfigError: the conversation may not ask the model that it names.
     """
     question = await _unrouted(state, agent, recollection, models)
     if not isinstance(question, Question):
         return question
-    return replace(question, llm=await models.routed(question.llm, question.request))
+    return replace(question, llm=await models.routed(question.llm, question.request, tenant_of(state)))
+
+
+def tenant_of(state: State) -> str:
+    """Return the tenant of a conversation; empty: it has none."""
+    return state.setup.tenancy.tenant
 
 
 async def _unrouted(
     state: State, agent: Agent, recollection: Recollection, models: Models
 ) -> Question | CondensationAction:
     if wants_verdict(state):
-        return await _question_to_critic(state, recollection)
+        return await _question_to_critic(state, recollection, models)
     if is_acp_agent(agent):
         return await _report_of_agent(state, recollection)
-    llm = state.setup.agent.llm if getattr(agent, "asks_model", True) else LLMSpec(model=SILENT_MODEL)
+    is_asking, tenant = getattr(agent, "asks_model", True), tenant_of(state)
+    llm = models.choose(state.setup.agent.llm, tenant) if is_asking else LLMSpec(model=SILENT_MODEL)
     prompt = await recollection.prompt(
         state.version,
         create_condenser(state.setup.agent.condenser),
@@ -92,7 +99,8 @@ async def _unrouted(
         return prompt
     if isinstance(prompt, Inquiry):
         request = _request(state, prompt.messages, prompt.tools, "condenser")
-        return Question(_asked_once(prompt.llm or llm), request, state.version, prompt.conclude)
+        other = models.choose(prompt.llm, tenant) if prompt.llm is not None else llm
+        return Question(_asked_once(other), request, state.version, prompt.conclude)
     request, output = _request(state, prompt, agent.tools, "agent"), state.setup.agent.output
     if output is not None and models.structures_output(llm):
         request = replace(request, output_schema=output.json_schema)
@@ -110,14 +118,14 @@ async def _report_of_agent(state: State, recollection: Recollection) -> Question
     return Question(LLMSpec(model=SILENT_MODEL), request, state.version)
 
 
-async def _question_to_critic(state: State, recollection: Recollection) -> Question:
+async def _question_to_critic(state: State, recollection: Recollection, models: Models) -> Question:
     goal = state.setup.agent.goal
     assert goal is not None
     assert goal.critic is not None
     events = (await recollection.view(state.version)).events
     messages = critic.question(goal.critic, events, overflows=state.calls.overflows)
     return Question(
-        _asked_once(goal.critic.llm or state.setup.agent.llm),
+        _asked_once(models.choose(goal.critic.llm or state.setup.agent.llm, tenant_of(state))),
         _request(state, messages, (critic.VERDICT,), "critic"),
         state.version,
         partial(critic.verdict_of, finish_id=state.lifecycle.result_id),

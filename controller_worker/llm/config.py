@@ -53,6 +53,8 @@ NOT_HERE: Mapping[str, str] = {
 }
 """Settings of OpenHands that are refused, and why."""
 
+_PROVIDER_ADDRESS = re.compile(r"(?!DECKHANDS_|LLM_|LITELLM_BASE_URL|ANTHROPIC_)[A-Z0-9_]+_(API_BASE|BASE_URL|API_URL)")
+
 _log = logging.getLogger(__name__)
 
 
@@ -61,7 +63,9 @@ class LLMConfig(BaseModel):
 
     Attributes:
         model: as litellm names it (`anthropic/claude-…`, `openai/…`, `gemini/…`), bare, `scripted/FILE` or
-            `replay/FILE`.
+            `replay/FILE`. In a profile, `PROVIDER/*` offers every model of a provider (see `profiles`).
+        tenants: whose conversations may name this entry; None: those of all.
+        scripts_dir: the directory below which conversations may name scripts and recordings; None: they may name none.
         base_model: the model behind a name of your own, such as an Azure deployment: its features, limits and prices
             count.
         api_key: of the provider; without one, Anthropic's SDK and litellm look for theirs in the worker's environment.
@@ -127,6 +131,8 @@ class LLMConfig(BaseModel):
 
     # Differs: no default model, because the original's has reached its end of life and a guess would cost money.
     model: str = Field(min_length=1)
+    tenants: tuple[str, ...] | None = None
+    scripts_dir: str | None = Field(default=None, min_length=1)
     base_model: str | None = Field(default=None, min_length=1)
     api_key: SecretStr | None = None
     base_url: str | None = None
@@ -212,6 +218,18 @@ class LLMConfig(BaseModel):
         keys = (self.api_key, self.aws_access_key_id, self.aws_secret_access_key)
         return tuple(key.get_secret_value() for key in keys if key is not None)
 
+    @field_validator("model")
+    @classmethod
+    def _has_no_address(cls, value: str) -> str:
+        if "://" in value:  # litellm would post prompt and key there
+            raise ValueError("an address is no part of a model's name; write it as base_url")
+        return value
+
+    @field_validator("tenants", mode="before")
+    @classmethod
+    def _are_names(cls, value: Any) -> Any:
+        return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+
     @field_validator("fallbacks", mode="before")
     @classmethod
     def _names_are_enough(cls, value: Any) -> Any:
@@ -288,8 +306,15 @@ class LLMConfig(BaseModel):
             LLMConfigError: no model is named, or a value cannot be used.
         """
         fields: dict[str, Any] = dict(beneath)
+        pair = [
+            {prefix for prefix in (ENV_PREFIX, ENV_FALLBACK_PREFIX) if env.get(prefix + name, "").strip()}
+            for name in ("API_KEY", "BASE_URL")
+        ]
+        # A key and an address that both stand in LITELLM_… belong together: neither is mixed with one of LLM_….
+        is_whole = all(ENV_FALLBACK_PREFIX in found for found in pair) and any(ENV_PREFIX in found for found in pair)
+        others = ENV_FALLBACK_FIELDS if not is_whole else ("model", "api_version")
         for name, field in cls.model_fields.items():
-            prefixes = (ENV_PREFIX, ENV_FALLBACK_PREFIX) if name in ENV_FALLBACK_FIELDS else (ENV_PREFIX,)
+            prefixes = (ENV_PREFIX, ENV_FALLBACK_PREFIX) if name in others else (ENV_PREFIX,)
             value = next((found for prefix in prefixes if (found := env.get(prefix + name.upper(), "").strip())), None)
             if value is not None:
                 is_plain = not any(kind in str(field.annotation) for kind in ("dict", "tuple", "Spec"))
@@ -337,6 +362,25 @@ def set_litellm_environment() -> None:
     """Set what litellm reads while it is imported; what is set already stays."""
     for name, value in LITELLM_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+
+
+def drop_provider_addresses() -> list[str]:
+    """Remove what litellm would read as the address of a provider, and return the names that were set.
+
+    An address that stands in no entry would get the keys of entries.
+    """
+    found = [name for name in os.environ if _PROVIDER_ADDRESS.fullmatch(name)]
+    for name in found:
+        del os.environ[name]
+    return sorted(found)
+
+
+def has_key_of(provider: str) -> bool:
+    """Return whether the environment has a key of a provider's own, such as GROQ_API_KEY."""
+    beginning = provider.upper().replace("-", "_").partition("_")[0]
+    return any(
+        name.startswith(beginning) and re.search(r"KEY|TOKEN", name) for name, text in os.environ.items() if text
+    )
 
 
 def _is_address(text: str) -> bool:

@@ -148,6 +148,22 @@ def providers() -> frozenset[str]:
     return frozenset(name for name in named if isinstance(name, str)) | OTHER_PROVIDERS
 
 
+def provider_of(model: str, custom: str | None = None) -> str:
+    """Return the provider of a model in litellm's words: whose keys it takes where there is no address of one's own.
+
+    Args:
+        custom: what the settings say.
+    """
+    first, _, rest = model.partition("/")
+    if custom or rest:
+        return custom or first
+    if model.startswith("claude"):
+        return "anthropic"
+    row = _read_table().get(model) if model in _names() else None
+    named = row.get("litellm_provider") if isinstance(row, dict) else None
+    return named if isinstance(named, str) else "openai"
+
+
 @lru_cache(maxsize=256)
 def look_up(model: str) -> ModelRow | None:
     """Return the model's row, or None. The whole name is tried first, then without its leading path parts.

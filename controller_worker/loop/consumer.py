@@ -29,6 +29,7 @@ from broker.runtime.failpoints import failpoint
 from broker.runtime.ids import new_worker_id
 from broker.runtime.logs import about
 from broker.secrets.secrets import Secrets
+from broker.specs.offered_models import OFFERED_MODELS
 from broker.store.keys import ShardKeys
 from broker.store.store import Store, open_store
 from controller_worker.agents.registry import known_agents
@@ -95,7 +96,7 @@ class ControllerConsumer:
             store,
             EventLog(store, Secrets(store, settings.secret_key)),
             Owners(store),
-            Models(settings.model_env, store.clock),
+            Models(settings.model_env, store.clock, settings.quotas, is_open=settings.variables.any_model),
             settings.quotas,
             load_hooks(settings.variables.hooks),
             sdk_sessions=Sessions(settings.variables.sdk_sessions, settings.variables.sdk_sandbox),
@@ -153,6 +154,7 @@ class Incarnation:
             about={
                 "agents": ",".join(known_agents()),
                 "models": "\n".join(services.models.offered),
+                OFFERED_MODELS: services.models.table.model_dump_json(),
                 "quotas": "\n".join(pool.model for pool in services.quotas.pools[:QUOTAS_NAMED]),
                 "plugins": ",".join(f"{group}:{name}" for group, names in known_plugins().items() for name in names),
                 "ignored_settings": "\n".join(ignored_variables(settings.model_env)[:IGNORED_NAMED]),

@@ -49,7 +49,7 @@ async def rest_in_error(services: Services, owned: OwnedLog, error: Exception) -
     state = owned.state if owned.is_restored else None
     try:
         if isinstance(error, FunctionsReplaced):
-            return  # the next beat notices, too: this worker hands back all it has and stops
+            return True  # the next beat notices, too: this worker hands back all it has and stops
         if isinstance(error, UnknownKind | StoreTooNew):
             _log.warning("conversation %s is left to a newer worker: %s", ownership.conversation_id, error)
             return await _leave_to_newer(log, owners, ownership)

@@ -19,6 +19,7 @@ from broker.contract.events import LLMSpec, ModelCallAdmitted, ModelCallDeferred
 from broker.limits.batches import CallStands
 from broker.limits.governor import Priority
 from broker.log.fencing import Ownership
+from broker.runtime.errors import UsageError
 from broker.specs.agent_state import TERMINAL_STATES
 from broker.specs.priority import priority_of as priority_for
 from controller_worker.concerns.model_calls import BATCH
@@ -26,7 +27,6 @@ from controller_worker.core.effects import CallModel
 from controller_worker.core.latest_calls import LARGEST_RATIO, corrected, latest_of
 from controller_worker.core.state import State
 from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.errors import LLMConfigError
 from controller_worker.llm.llm import Completion, ModelRequest
 from controller_worker.llm.request_size import prompt_tokens, worst_cost_usd
 from controller_worker.permits.batched_call import BatchedCall, is_batched, step_of
@@ -63,6 +63,11 @@ class CallPermit:
         """The environment variable whose key the call must use; None for the usual one."""
         return self._quota.key_env
 
+    @property
+    def tenant(self) -> str:
+        """Whose conversation the latest permit was for; empty: it has no tenant."""
+        return self._quota.tenant
+
     async def acquire(
         self,
         state: State,
@@ -91,7 +96,7 @@ class CallPermit:
         pool = self._permits.governor.pool_of(config.model) if config is not None and not self._is_batched else None
         await self._quota.leave_others(pool)
         if config is not None and (pool is not None or accounts):
-            with contextlib.suppress(LLMConfigError):
+            with contextlib.suppress(UsageError):
                 await prepare()
             self.counts_tokens = True
             ratio = counted_ratio or self.ratio(state, config, request)

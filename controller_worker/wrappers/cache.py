@@ -33,7 +33,7 @@ _NOT_PART_OF_A_REQUEST = frozenset({
     *("api_key", "aws_access_key_id", "aws_secret_access_key", "num_retries", "retry_multiplier", "retry_min_wait"),
     *("retry_max_wait", "timeout", "connect_timeout", "first_byte_timeout", "read_timeout", "fallbacks", "router"),
     *("max_message_chars", "input_cost_per_token", "output_cost_per_token", "backend", "cache_dir", "batch"),
-    *("cache_ttl_seconds", "openrouter_site_url", "openrouter_app_name", "count_tokens"),
+    *("cache_ttl_seconds", "openrouter_site_url", "openrouter_app_name", "count_tokens", "tenants", "scripts_dir"),
 })  # fmt: skip
 
 _log = logging.getLogger(__name__)

@@ -18,29 +18,37 @@ from typing import Protocol
 from controller_worker.llm.choices import PRIMARY, RouterSpec, RouteRule
 from controller_worker.llm.config import LLMConfig
 from controller_worker.llm.errors import LLMConfigError
+from controller_worker.llm.limited_threads import LimitedThreads
 from controller_worker.llm.llm import LLM, Completion, ModelRequest
 from controller_worker.llm.model_table import max_input_tokens
 from controller_worker.llm.request_size import prompt_tokens
 from controller_worker.wrappers.without_images import has_images
 
 OVERFLOWS_REMEMBERED = 10_000
+SELECTION_SECONDS = 10.0
+"""How long an operator's own router may take."""
 
 
 class Router(Protocol):
     """Chooses a model. An operator's own class is made without arguments."""
 
     def select_llm(self, request: ModelRequest) -> str:
-        """Return `primary` or a profile. Must not block; an error fails the call."""
+        """Return `primary` or a profile, within ten seconds; an error fails the call."""
         ...
 
 
 class RouterLLM:
     """A model that is several."""
 
-    def __init__(self, router: Router, models: Mapping[str, LLM]) -> None:
-        """Take the models by name, the primary among them."""
+    def __init__(self, router: Router, models: Mapping[str, LLM], threads: LimitedThreads | None = None) -> None:
+        """Take the models by name, the primary among them.
+
+        Args:
+            threads: for a router that may block, an operator's own; None: for one that does not.
+        """
         self._router = router
         self._models = models
+        self._threads = threads
 
     async def complete(self, request: ModelRequest) -> Completion:
         """Ask the chosen model once. See `LLM.complete`.
@@ -48,11 +56,16 @@ class RouterLLM:
         Raises:
             LLMConfigError: the router has named a model that it was not given.
         """
-        return await self._models[self.select(request)].complete(request)
+        return await self._models[await self.select(request)].complete(request)
 
-    def select(self, request: ModelRequest) -> str:
+    async def select(self, request: ModelRequest) -> str:
         """Return which model is to be asked, by name; raises what `complete` does."""
-        name = self._router.select_llm(request)
+        choose = self._router.select_llm
+        if self._threads is None:
+            name = choose(request)
+        else:
+            what = "The choice of the router"
+            name = await self._threads.run(choose, request, what=what, limit_seconds=SELECTION_SECONDS)
         if name not in self._models:
             raise LLMConfigError(
                 f"The router has chosen {name!r}.", remedy=f"It may choose {', '.join(sorted(self._models))}."

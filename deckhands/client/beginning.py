@@ -18,11 +18,12 @@ from broker.log.event_log import Appended, Duplicate, EventLog
 from broker.runtime.errors import AdmissionRefused, UsageError
 from broker.runtime.tracing import tracing
 from broker.secrets.secrets import Secrets
+from broker.specs.offered_models import named_models
 from broker.specs.specs import Tenancy
 from broker.specs.timing import WHENEVER, DoubleTexting, Timing
 from broker.store.store import Store
 from broker.tools.tool_offers import ToolOffers
-from deckhands.client.known_agents import require_agent
+from deckhands.client.known_agents import require_agent, require_models
 from deckhands.client.named_directory import require_served
 from deckhands.client.secret_keeping import keep_secrets
 from deckhands.tasks import inputs
@@ -126,14 +127,16 @@ async def _begin(
         offers_limit_seconds: how long a tool may be missing.
 
     Raises:
-        UsageError: the id is taken, or no running worker knows the agent, offers one of the tools or takes the
-            directory.
+        UsageError: the id is taken, or no running worker knows the agent, offers a model or one of the tools, or takes
+            the directory.
         AdmissionRefused: nothing may begin now; says when to try again.
     """
     agent, store = chosen_agent(what.agent, AgentFactoryConfig.from_env(), conversation_id), log.store
     try:
-        await check(store, conversation_id, what.tenancy.tenant if what.tenancy else "")
+        tenant = what.tenancy.tenant if what.tenancy else ""
+        await check(store, conversation_id, tenant)
         await require_agent(store, agent)
+        await require_models(store, named_models(agent), tenant)
         await require_served(store, what.workspace)
         if what.tools:
             offers = await ToolOffers(store).choose(what.tools, limit_seconds=offers_limit_seconds)

@@ -22,6 +22,7 @@ from broker.log.append_call import message_with
 from broker.runtime.errors import AdmissionRefused, UnknownConversation, UsageError
 from broker.runtime.settings import BrokerSettings
 from broker.runtime.tracing import checked_traceparent
+from broker.specs.offered_models import named_models
 from broker.specs.specs import Tenancy
 from broker.specs.timing import DoubleTexting, MessagePolicy
 from deckhands.client.archived import forget, lend_upload, restore
@@ -29,6 +30,7 @@ from deckhands.client.beginning import Beginning, begin, beginning_of
 from deckhands.client.changing import words_in
 from deckhands.client.deleting import delete
 from deckhands.client.forking import Point, copied_events, fork_of
+from deckhands.client.known_agents import require_models
 from deckhands.client.named_directory import require_served
 from deckhands.client.running_cluster import open_cluster
 from deckhands.client.steering import Steering, switch_to
@@ -238,7 +240,9 @@ class Client(Steering):
         created = fork_of(events, fork_id, model=model, workspace=place, title=title, labels=named, tenancy=tenancy)
         key = f"fork:{created.forked_from}"
         try:
-            await check(self.store, fork_id, created.tenancy.tenant if created.tenancy else "")
+            tenant = created.tenancy.tenant if created.tenancy else ""
+            await check(self.store, fork_id, tenant)
+            await require_models(self.store, named_models(created.agent), tenant)
             await require_served(self.store, created.workspace)
         except (UsageError, AdmissionRefused):
             if await begun_before(self.store, fork_id, key) is None:
@@ -274,6 +278,7 @@ class Client(Steering):
         policy = inputs.message_policy_in(double_texting)
         urls = await asyncio.to_thread(image_urls_of, images)
         message = MessageAction(content=text, source=EventSource.USER, image_urls=urls, double_texting=policy)
+        await self._require_model(conversation_id, model)
         events, condition = [*switch_to(model), message], message_with(policy)
         await self._append(conversation_id, events, idempotency_key, log=self._masked, condition=condition)
 

@@ -6,7 +6,7 @@ Does not: import an agent; the names of the built-in ones stand in the text of t
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from broker.contract.events import AgentSpec
 from broker.coordination.membership import members
 from broker.runtime.errors import UsageError
+from broker.specs.offered_models import OFFERED_MODELS, ModelTable, check_offered
 from broker.specs.policies import ANALYZERS, BUILT_IN_ANALYZERS, BUILT_IN_MODES, ConfirmationPolicy
 from broker.specs.specs import ACP_AGENT, ACP_PREFIX
 from broker.store.store import Store
@@ -96,6 +97,25 @@ async def require_plugins(store: Store, policy: ConfirmationPolicy | None, *, an
             raise UsageError(
                 f"There is no {what} named {ascii(name)[:100]}.", remedy=f"Known: {', '.join((*built_in, *there))}."
             )
+
+
+async def require_models(store: Store, named: Iterable[str], tenant: str) -> None:
+    """Refuse a model that none of the running controller workers offers to a tenant.
+
+    Args:
+        tenant: whose conversation names it; empty: it has none.
+
+    Raises:
+        ModelNotOffered: controller workers are running, and none offers it; names those that they offer.
+    """
+    names = list(named)
+    if not names:
+        return
+    controllers = [m for m in await members(store) if m.role == "controller" and m.left_seconds > 0]
+    tables = [ModelTable.parse(member.about.get(OFFERED_MODELS, "")) for member in controllers]
+    known = [table for table in tables if table is not None]
+    if known and len(known) == len(controllers):  # older ones do not say
+        check_offered(names, tenant, known)
 
 
 def _require(agent: AgentSpec, known: Collection[str]) -> None:

@@ -6,23 +6,26 @@ Holds: every request is an event of the log; the owner of the conversation carri
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from broker.contract.actions import ChangeAgentStateAction, LoopRecoveryAction
-from broker.contract.events import Event, EventSource, ModelSwitched, OperatorActed
+from broker.contract.events import AgentSpec, Event, EventSource, ModelSwitched, OperatorActed
 from broker.log.append_call import WORK, Condition
 from broker.log.event_log import EventLog
 from broker.log.status import relisted
 from broker.runtime.errors import UnknownConversation, UsageError
 from broker.specs.agent_state import TERMINAL_STATES, AgentState
+from broker.specs.offered_models import named_models
 from broker.store.store import Store
 from deckhands.client.appending import append
 from deckhands.client.beginning import OFFERS_LIMIT_SECONDS
 from deckhands.client.changing import Change, words_in
 from deckhands.client.confirmations import answer_to
 from deckhands.client.errors import IsArchived, NotStopped
+from deckhands.client.known_agents import require_models
 from deckhands.client.reader import Reader
 from deckhands.client.secret_keeping import secrets_of
 from deckhands.reading.summary import Summary
@@ -75,6 +78,7 @@ class Steering(Reader):
         Raises:
             UsageError: the conversation is unknown or closed.
         """
+        await self._require_model(conversation_id, model)
         await self._ask_for(conversation_id, AgentState.RUNNING, *switch_to(model))
 
     async def recover(self, conversation_id: str, *, option: int, model: str | None = None) -> None:
@@ -86,6 +90,7 @@ class Steering(Reader):
         Raises:
             UsageError: the agent is not in a loop, or there is no such option.
         """
+        await self._require_model(conversation_id, model)
         choice = LoopRecoveryAction(option=inputs.way_in(option), source=EventSource.USER)
         if not (await self._tally(conversation_id)).status.is_in_loop:
             what = f"The agent of the conversation {conversation_id} is not in a loop."
@@ -133,6 +138,8 @@ class Steering(Reader):
             ConversationMoved: more has happened in it since `seen_id`; nothing was changed.
             UsageError: the conversation is unknown or closed, or see `Change.event`.
         """
+        agents = (change.agent,) if isinstance(change.agent, AgentSpec) else ()
+        await self._require_model(conversation_id, model, *agents)
         switch = switch_to(model, by=change.by, reason=change.reason)
         events: list[Event] = [*switch]
         fields: list[tuple[str, str]] = []
@@ -168,6 +175,18 @@ class Steering(Reader):
         except TimeoutError as error:
             raise NotStopped(conversation_id, wait_seconds) from error
         return tally.summary()
+
+    async def _require_model(self, conversation_id: str, model: str | None, *agents: AgentSpec) -> None:
+        """Refuse to continue a conversation with a model that is not offered to it.
+
+        Raises:
+            ModelNotOffered: it, or one that an agent names, is not; names those that are.
+        """
+        names = [*filter(None, [model]), *named_models(agents)]
+        if names:
+            with contextlib.suppress(UnknownConversation):  # which the append says
+                row = await self.row(conversation_id)
+                await require_models(self.store, names, row.tenant)
 
     async def _require_open(self, conversation_id: str, what: str) -> None:
         """Refuse a conversation that is over.

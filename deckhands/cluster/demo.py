@@ -172,6 +172,7 @@ class Demo:
                 tools=spec.tools,
                 environment=environment,
                 workspace_roots=(projects,),
+                is_private=True,
             ),
             on_notice=on_notice,
         )

@@ -46,6 +46,9 @@ MODULES = {
     BEAT: "deckhands.jobs.beat",
 }
 
+ANY_MODEL = "DECKHANDS_ANY_MODEL"
+"""Says to a controller worker that its cluster is private."""
+
 Notice = Callable[[str], None]
 
 
@@ -84,6 +87,8 @@ class ClusterSpec:
         port: also offer the store on this port of 127.0.0.1.
         workspace_roots: the directories below which conversations may name one to work in.
         ready_seconds: how long workers are waited for before those that are slow to start are named.
+        is_private: whether every conversation in it is of the person who starts it, who may name any model and any
+            script. A cluster that takes work from elsewhere is not.
         gives_up: whether a worker that keeps failing ends the cluster; otherwise it is retried forever.
         commands: how a worker of each role is started.
     """
@@ -98,6 +103,7 @@ class ClusterSpec:
     port: int | None = None
     workspace_roots: tuple[Path, ...] = ()
     ready_seconds: float = 60.0
+    is_private: bool = False
     gives_up: bool = True
     commands: Mapping[str, Sequence[str]] = field(
         # -P: a folder of the user with the name of one of our packages must not be imported instead.
@@ -235,6 +241,7 @@ class Cluster:
         directory = self.spec.directory
         whole = {
             **self.spec.environment,
+            ANY_MODEL: "1" if self.spec.is_private else "",
             "DECKHANDS_URL": self.store.url,
             "DECKHANDS_CELERY_URL": self.store.celery_url,
             "DECKHANDS_URL_FILE": "",

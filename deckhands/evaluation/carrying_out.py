@@ -208,7 +208,8 @@ async def _client(settings: FaceSettings, place: str, plan: Plan) -> AsyncIterat
     home.prepare(folder)
     known = {MODEL_VARIABLES[0]: plan.models[0]} if plan.models[0] != SCRIPTED else {}
     with supervising(folder, "An evaluation"):
-        cluster = Cluster(ClusterSpec(folder, environment={**known, **settings.environment}), on_notice=note)
+        spec = ClusterSpec(folder, environment={**known, **settings.environment}, is_private=True)
+        cluster = Cluster(spec, on_notice=note)
         try:
             await cluster.start()
             await cluster.until_ready()

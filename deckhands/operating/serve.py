@@ -29,7 +29,7 @@ from deckhands.cli.stop_signals import on_stop_signals
 from deckhands.cli.verbs import options_as
 from deckhands.client.client import Client
 from deckhands.cluster.diagnostics import examine_retention
-from deckhands.cluster.embedded_cluster import MODULES, Cluster, ClusterSpec
+from deckhands.cluster.embedded_cluster import ANY_MODEL, MODULES, Cluster, ClusterSpec
 from deckhands.home import Home, supervising
 from deckhands.operating.gateway import page_of_cluster, require_server
 from deckhands.reading.terminal import counted, print_text
@@ -66,6 +66,7 @@ class UpOptions:
     port: int | None
     workspace_roots: tuple[str, ...]
     sandbox: str | None
+    scripts: str | None
     web: bool
     web_port: int
 
@@ -114,6 +115,12 @@ class SetupOptions:
 @workspace_root_option
 @sandbox_option
 @click.option(
+    "--scripts",
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False),
+    help="Offer the scripts and recordings below this directory as models `scripted/FILE` and `replay/FILE`.",
+)
+@click.option(
     "--web", is_flag=True, help="Serve the web page and the API on 127.0.0.1, and open the page by a link with a key."
 )
 @click.option(
@@ -130,6 +137,8 @@ def up(options: UpOptions) -> None:
     environment = dict(settings.environment)
     if options.sandbox is not None:
         environment["DECKHANDS_SANDBOX"] = options.sandbox
+    if options.scripts is not None:
+        environment["LLM_SCRIPTS_DIR"] = str(Path(options.scripts).absolute())
     home = Home(settings.home)
     home.prepare(home.cluster)
     spec = ClusterSpec(
@@ -216,7 +225,7 @@ def _greeting(home: Home, cluster: Cluster, model: str | None) -> str:
         f"  login:  PASSWORD stands for the content of {store.password_file}",
         f"  ask:    {_question(home)}",
         f"  logs:   {cluster.logs}",
-        f"  model:  {model or 'none by default; use `submit --model`, or set LLM_MODEL here'}",
+        f"  model:  {model or 'none by default: set LLM_MODEL or LLM_CONFIG here'}",
         "In another terminal: `deckhands submit -t TASK`, `deckhands ls`, `deckhands logs -f ID`. Ctrl-C stops it.",
     ]
     return "\n".join(lines)
@@ -336,6 +345,7 @@ def _become(role: str, chosen: dict[str, Any]) -> NoReturn:
     """Turn this process into a worker, so that signals and exit codes are the worker's own."""
     settings = FaceSettings.from_env()
     environment = dict(settings.environment) | {name: str(value) for name, value in chosen.items() if value}
+    environment.pop(ANY_MODEL, None)  # whoever reaches the cluster may give it work
     if role == BEAT and any(environment.get(f"DECKHANDS_CELERY_URL{kind}") for kind in ("", "_FILE")):
         _execute(role, environment)
     url = store_url(settings)

@@ -34,7 +34,7 @@ def private_cluster(
     for directory in directories:
         refuse_unfit(directory, environment)
     known = {**_own_model(agent.llm.model, environment), **environment, **demanded}
-    return ClusterSpec(folder, environment=known, workspace_roots=directories)
+    return ClusterSpec(folder, environment=known, workspace_roots=directories, is_private=True)
 
 
 def _own_repository(workspace: WorkspaceSpec, environment: Mapping[str, str]) -> dict[str, str]:

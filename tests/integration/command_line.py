@@ -53,7 +53,7 @@ def environment(home: Path, **variables: str) -> dict[str, str]:
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(("DECKHANDS_", "LLM_", "LITELLM_"))
     }
-    return kept | {"DECKHANDS_HOME": str(home)} | variables
+    return kept | {"DECKHANDS_HOME": str(home), "LLM_SCRIPTS_DIR": "/"} | variables
 
 
 def deckhands(*arguments: str | Path, env: Mapping[str, str], stdin: io.TextIOBase | str = "") -> Done:

@@ -165,7 +165,9 @@ async def test_a_routed_call_counts_against_the_model_that_is_chosen(hands: Hand
     await hands.begin(FINISH, agent=AgentSpec(llm=LLMSpec(model="auto")))
     quotas = QuotaTable.parse('[[quota]]\nmodel = "scripted/*/script.json"\nconcurrency = 1')
     old = hands.services
-    hands.services = Services(old.store, old.log, old.owners, Models({"LLM_CONFIG": str(path)}, SystemClock()), quotas)
+    hands.services = Services(
+        old.store, old.log, old.owners, Models({"LLM_CONFIG": str(path)}, SystemClock(), is_open=True), quotas
+    )
     await occupy(hands, quotas.pools[0], others=10)
     await hands.go()
     assert (await hands.kinds()).count("model.deferred") == 1
@@ -184,7 +186,9 @@ async def test_a_fallback_is_asked_if_its_quota_has_room(hands: Hands, tmp_path:
     )
     entries = [f'[[quota]]\nmodel = "scripted/*/{name}.json"\nconcurrency = 1' for name in ("none", "spare")]
     quotas, old = QuotaTable.parse("\n".join(entries)), hands.services
-    hands.services = Services(old.store, old.log, old.owners, Models({"LLM_CONFIG": str(path)}, SystemClock()), quotas)
+    hands.services = Services(
+        old.store, old.log, old.owners, Models({"LLM_CONFIG": str(path)}, SystemClock(), is_open=True), quotas
+    )
     if is_taken:
         await occupy(hands, quotas.pools[1])
     await is_at_rest(hands, await hands.go())

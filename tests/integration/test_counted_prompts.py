@@ -49,7 +49,7 @@ def provider(tmp_path: Path, model_server: Callable[..., RunningModelServer]) ->
 def ask(hands: Hands, server: RunningModelServer, *, quotas: str = "", **settings: str) -> AgentSpec:
     """Let the worker ask Claude at a server, with prompts counted."""
     env = {"LLM_BASE_URL": server.url, "LLM_API_KEY": "k", "LLM_COUNT_TOKENS": "true"} | CHEAP | settings
-    models = Models(env, SystemClock())
+    models = Models(env, SystemClock(), is_open=True)
     hands.services = Services(hands.store, hands.log, hands.owners, models, QuotaTable.parse(quotas))
     return AgentSpec(llm=LLMSpec(model="anthropic/claude-test"), enable_stuck_detection=False)
 

@@ -27,7 +27,7 @@ def thoughts(count: int, **fields: Any) -> list[dict[str, Any]]:
 def with_prices(hands: Hands, **settings: str) -> None:
     """Let the models of this worker have a price."""
     env = {"LLM_INPUT_COST_PER_TOKEN": "0.000003", "LLM_OUTPUT_COST_PER_TOKEN": "0.000015"} | settings
-    hands.services = Services(hands.store, hands.log, hands.owners, Models(env, SystemClock()))
+    hands.services = Services(hands.store, hands.log, hands.owners, Models(env, SystemClock(), is_open=True))
 
 
 async def spent(hands: Hands) -> tuple[int, float]:

@@ -31,7 +31,7 @@ async def pictures(hands: Hands, model: str, **fields: Any) -> list[str]:
         replace(state, setup=replace(state.setup, agent=spec)),
         create_agent(spec),
         Recollection(hands.log, CID),
-        Models({}, SystemClock()),
+        Models({}, SystemClock(), is_open=True),
     )
     assert isinstance(question, Question)
     return [part.url for message in question.request.messages for part in _parts(message)]

@@ -191,7 +191,7 @@ async def test_a_batched_call_is_not_strict(server: RunningModelServer) -> None:
 
 @pytest.mark.parametrize("wish", ["on", "off"])
 async def test_a_reply_that_is_the_output_finishes_the_conversation(hands: Hands, wish: str) -> None:
-    models = Models({"LLM_STRUCTURED_OUTPUT": wish}, SystemClock())
+    models = Models({"LLM_STRUCTURED_OUTPUT": wish}, SystemClock(), is_open=True)
     hands.services = Services(hands.store, hands.log, hands.owners, models)
     agent = AgentSpec(
         llm=LLMSpec(model=f"scripted/{hands.folder / 'script.json'}"), output=OutputSpec(json_schema=SCHEMA)

@@ -9,7 +9,6 @@ Does not: hold for hard links, which lead out only if somebody outside makes the
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import stat
@@ -18,21 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
+from broker.runtime.opening import open_beneath
 from tool_worker.errors import FileUnfit
 
-ATTEMPTS = 100
-"""How often an open is repeated that the kernel could not finish because names changed meanwhile."""
-
-_OPENAT2 = 437
-_NO_MAGIC_LINKS, _NO_SYMLINKS, _BENEATH = 0x02, 0x04, 0x08
 _CHUNK_BYTES = 2**20
-
-
-class _How(ctypes.Structure):
-    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
-
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Directory:
@@ -98,18 +86,12 @@ class Directory:
         Raises:
             OSError: `EXDEV` if the path leads out, `ELOOP` if a link may not be followed, or as `open` would.
         """
-        resolve = _BENEATH | _NO_MAGIC_LINKS | (0 if follows_links else _NO_SYMLINKS)
-        how = _How(flags | os.O_CLOEXEC, mode, resolve)
-        name = os.fsencode(path)
-        for _ in range(ATTEMPTS):
-            descriptor = _libc.syscall(_OPENAT2, self.descriptor, name, ctypes.byref(how), ctypes.sizeof(how))
-            if descriptor >= 0:
-                return int(descriptor)
-            number = ctypes.get_errno()
-            if number not in (errno.EAGAIN, errno.EINTR):
-                break
-        why = "the path leads out of the workspace" if number == errno.EXDEV else os.strerror(number)
-        raise OSError(number, why, path)
+        try:
+            return open_beneath(self.descriptor, path, flags, mode, follows_links=follows_links)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            raise OSError(errno.EXDEV, "the path leads out of the workspace", path) from None
 
     @contextmanager
     def opened_file(self, path: str, *, follows_links: bool = True) -> Iterator[int]:

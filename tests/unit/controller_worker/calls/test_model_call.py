@@ -17,7 +17,7 @@ from broker.runtime.clock import SystemClock
 from broker.runtime.errors import StoreUnavailable
 from broker.testing.manual_clock import ManualClock
 from controller_worker.calls.model_call import ask, reply_of
-from controller_worker.calls.models import ROUTED, Models
+from controller_worker.calls.models import ROUTED, ClientMissing, Models
 from controller_worker.core.failures import last_error_of
 from controller_worker.llm.errors import HookVeto, LLMConfigError
 from controller_worker.llm.llm import Completion, Delta, ModelRequest, Usage
@@ -30,7 +30,7 @@ REQUEST = ModelRequest((Message("user", (TextPart("hi"),)),), (), "conversation-
 def models(tmp_path: Path, *turns: dict[str, Any], **env: str) -> Models:
     script = tmp_path / "script.json"
     script.write_text(json.dumps({"turns": turns}))
-    return Models({"LLM_MODEL": f"scripted/{script}"} | env, SystemClock())
+    return Models({"LLM_MODEL": f"scripted/{script}"} | env, SystemClock(), is_open=True)
 
 
 async def attempt(of: Models, number: int = 1, spec: LLMSpec | None = None) -> Completion | ModelCallFailed:
@@ -83,7 +83,7 @@ async def test_a_failure_for_good_is_not_tried_again(tmp_path: Path) -> None:
 
 
 async def test_no_model_is_a_failure_with_a_remedy() -> None:
-    result = await attempt(Models({}, SystemClock()))
+    result = await attempt(Models({}, SystemClock(), is_open=True))
     assert isinstance(result, ModelCallFailed)
     assert (result.code, result.retry_at) == ("llm_config", None)
     assert result.content.startswith("No model is configured. Set LLM_MODEL and LLM_API_KEY")
@@ -91,7 +91,9 @@ async def test_no_model_is_a_failure_with_a_remedy() -> None:
 
 
 async def test_a_script_that_is_missing_is_a_failure(tmp_path: Path) -> None:
-    result = await attempt(Models({}, SystemClock()), spec=LLMSpec(model=f"scripted/{tmp_path}/none.json"))
+    result = await attempt(
+        Models({}, SystemClock(), is_open=True), spec=LLMSpec(model=f"scripted/{tmp_path}/none.json")
+    )
     assert isinstance(result, ModelCallFailed)
     assert result.code == "llm_config"
     assert result.content.endswith("none.json' cannot be read: No such file or directory.")
@@ -127,20 +129,16 @@ async def test_the_same_settings_share_one_client_even_when_asked_for_at_once(tm
     await of.aclose()
 
 
-async def test_a_client_is_made_beside_the_loop(tmp_path: Path) -> None:
-    """Reads its script from a pipe nobody has written to: the loop must continue meanwhile."""
+async def test_a_pipe_is_no_script(tmp_path: Path) -> None:
+    """Opening it would wait for a writer, for ever."""
     pipe = tmp_path / "pipe.json"
     os.mkfifo(pipe)
-    making = asyncio.create_task(Models({"LLM_MODEL": f"scripted/{pipe}"}, SystemClock()).of(LLMSpec()))
-    with await asyncio.to_thread(pipe.open, "w") as writer:
-        assert not making.done()
-        writer.write('{"turns": []}')
-    client, _ = await asyncio.wait_for(making, 10)
-    await client.aclose()
+    with pytest.raises(LLMConfigError, match="not a regular file"):
+        await Models({"LLM_MODEL": f"scripted/{pipe}"}, SystemClock()).of(LLMSpec())
 
 
 async def test_a_client_that_could_not_be_made_is_tried_again(tmp_path: Path) -> None:
-    of = Models({"LLM_MODEL": f"scripted/{tmp_path}/script.json"}, SystemClock())
+    of = Models({"LLM_MODEL": f"scripted/{tmp_path}/script.json"}, SystemClock(), is_open=True)
     with pytest.raises(LLMConfigError, match="No such file"):
         await of.of(LLMSpec())
     assert of.max_message_chars(LLMSpec()) == 30_000
@@ -172,9 +170,13 @@ async def test_how_long_a_text_may_be_is_a_setting(tmp_path: Path) -> None:
     [("claude-sonnet-4-5", True), ("openai/gpt-4o", True), ("deepseek/deepseek-chat", False), ("llama-of-mine", False)],
 )
 def test_which_models_are_shown_images(model: str, is_seeing: bool) -> None:
-    assert Models({}, SystemClock()).sees_images(LLMSpec(model=model)) is is_seeing
-    assert Models({"LLM_DISABLE_VISION": "true"}, SystemClock()).sees_images(LLMSpec(model=model)) is False
-    assert Models({"LLM_DISABLE_VISION": "false"}, SystemClock()).sees_images(LLMSpec(model=model)) is True
+    assert Models({}, SystemClock(), is_open=True).sees_images(LLMSpec(model=model)) is is_seeing
+    assert (
+        Models({"LLM_DISABLE_VISION": "true"}, SystemClock(), is_open=True).sees_images(LLMSpec(model=model)) is False
+    )
+    assert (
+        Models({"LLM_DISABLE_VISION": "false"}, SystemClock(), is_open=True).sees_images(LLMSpec(model=model)) is True
+    )
 
 
 def test_images_are_shown_if_any_model_that_may_answer_sees(tmp_path: Path) -> None:
@@ -184,7 +186,7 @@ def test_images_are_shown_if_any_model_that_may_answer_sees(tmp_path: Path) -> N
         '[llm.routed]\nmodel = "deepseek/deepseek-chat"\nrouter = {kind = "random", weights = {eyes = 1}}\n'
         '[llm.falling]\nmodel = "deepseek/deepseek-chat"\nfallbacks = [{use = "eyes"}]\n'
     )
-    of = Models({"LLM_CONFIG": str(path)}, SystemClock())
+    of = Models({"LLM_CONFIG": str(path)}, SystemClock(), is_open=True)
     assert [of.sees_images(LLMSpec(model=name)) for name in (None, "eyes", "routed", "falling")] == [
         False,
         True,
@@ -200,20 +202,23 @@ async def test_a_router_is_resolved_before_quotas_and_budgets_are_asked(tmp_path
         f'[llm]\nmodel = "scripted/{script}"\n[llm.small]\nmodel = "scripted/{script}"\nmax_output_tokens = 7\n'
         '[llm.auto]\nrouter = {kind = "rules", rules = [{use = "small", service = "condenser"}]}\n'
     )
-    models = Models({"LLM_CONFIG": str(path)}, SystemClock())
+    models = Models({"LLM_CONFIG": str(path)}, SystemClock(), is_open=True)
     request = ModelRequest((Message("user", (TextPart("hi"),)),), (), "c1", 0, "/w")
     spec = LLMSpec(model="auto", temperature=0.5)
-    own = await models.routed(spec, request)
-    other = await models.routed(spec, replace(request, service="condenser"))
+    with pytest.raises(ClientMissing):
+        await models.routed(spec, request, "")
+    await models.of(spec)
+    own = await models.routed(spec, request, "")
+    other = await models.routed(spec, replace(request, service="condenser"), "")
     assert (own.model, other.model, other.temperature) == ("auto#routed", "small#routed", 0.5)
     assert (await models.of(own))[1].router is None
     assert (await models.of(other))[1].max_output_tokens == 7
-    assert await models.routed(own, request) == own
-    assert await models.routed(LLMSpec(model="small"), request) == LLMSpec(model="small")
+    assert await models.routed(own, request, "") == own
+    assert await models.routed(LLMSpec(model="small"), request, "") == LLMSpec(model="small")
 
 
 def test_settings_that_cannot_be_used_leave_the_default_for_the_call_to_complain() -> None:
-    assert Models({}, SystemClock()).max_message_chars(LLMSpec()) == 30_000
+    assert Models({}, SystemClock(), is_open=True).max_message_chars(LLMSpec()) == 30_000
 
 
 def test_how_errors_are_shown() -> None:
@@ -323,7 +328,7 @@ def with_fallbacks(tmp_path: Path, first: str, *fallbacks: dict[str, Any], **scr
     sections += [f'[llm.{name}]\nmodel = "scripted/{tmp_path}/{name}.json"' for name in scripts]
     path = tmp_path / "models.toml"
     path.write_text("\n".join(sections))
-    return Models({"LLM_CONFIG": str(path)}, SystemClock())
+    return Models({"LLM_CONFIG": str(path)}, SystemClock(), is_open=True)
 
 
 async def test_a_fallback_answers_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -452,7 +457,7 @@ async def test_the_model_changes_between_steps(tmp_path: Path) -> None:
     ],
 )
 async def test_an_agent_without_a_model_works_whatever_model_is_configured(env: dict[str, str]) -> None:
-    models = Models(env, SystemClock())
+    models = Models(env, SystemClock(), is_open=True)
     spec = LLMSpec(model="silent")
     assert models.sees_images(spec)
     llm, _ = await models.of(spec)
@@ -461,7 +466,7 @@ async def test_an_agent_without_a_model_works_whatever_model_is_configured(env: 
 
 
 def test_settings_that_cannot_be_used_are_said_by_the_call_and_not_before() -> None:
-    assert Models({"LLM_BACKEND": "openai", "LLM_MODEL": "gpt-4o"}, SystemClock()).sees_images(LLMSpec())
+    assert Models({"LLM_BACKEND": "openai", "LLM_MODEL": "gpt-4o"}, SystemClock(), is_open=True).sees_images(LLMSpec())
 
 
 def test_the_model_that_a_router_has_chosen_is_asked_without_the_router(tmp_path: Path) -> None:
@@ -470,7 +475,7 @@ def test_the_model_that_a_router_has_chosen_is_asked_without_the_router(tmp_path
         '[llm]\nmodel = "acme/large"\n[llm.auto]\nmodel = "acme/large"\n'
         'router = {kind = "rules", rules = [{use = "small", images = false}]}\n[llm.small]\nmodel = "acme/small"\n'
     )
-    of = Models({"LLM_CONFIG": str(path)}, SystemClock())
+    of = Models({"LLM_CONFIG": str(path)}, SystemClock(), is_open=True)
     routers = [
         config and config.router for name in ("auto", f"auto{ROUTED}") if (config := of.settings(LLMSpec(model=name)))
     ]

@@ -26,6 +26,8 @@ def test_the_defaults_are_those_of_openhands() -> None:
         "aws_secret_access_key": None,
         "aws_region_name": None,
         "openrouter_site_url": None,
+        "tenants": None,
+        "scripts_dir": None,
         "openrouter_app_name": None,
         "backend": "auto",
         "num_retries": 5,

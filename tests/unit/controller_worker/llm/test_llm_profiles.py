@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.specs.offered_models import ModelNotOffered
 from controller_worker.llm.choices import Fallback
 from controller_worker.llm.errors import LLMConfigError
 from controller_worker.llm.profiles import Profiles
@@ -37,7 +38,9 @@ def profiles(tmp_path: Path, text: str = FILE, **env: str) -> Profiles:
 
 def test_without_a_file_there_is_the_environment() -> None:
     found = Profiles.from_env({"LLM_MODEL": "gpt-4o"})
-    assert (found.config().model, found.config("gpt-5").model, found.names) == ("gpt-4o", "gpt-5", ())
+    assert (found.config().model, found.config("gpt-4o").model, found.names) == ("gpt-4o", "gpt-4o", ())
+    with pytest.raises(ModelNotOffered, match=r"'gpt-5' is not offered here. Offered models: gpt-4o\."):
+        found.config("gpt-5")
 
 
 def test_the_base(tmp_path: Path) -> None:
@@ -63,9 +66,48 @@ def test_the_environment_wins_over_the_base_and_reaches_no_profile(tmp_path: Pat
     assert (found.config("spare").secrets, found.config("spare").num_retries) == (("key-2",), 3)
 
 
-def test_another_model_by_the_base(tmp_path: Path) -> None:
-    config = profiles(tmp_path).config("claude-opus-4-5")
-    assert (config.model, config.secrets) == ("claude-opus-4-5", ("key-1",))
+def test_keys_stay_with_their_address(tmp_path: Path) -> None:
+    text = """
+[llm]
+model = "anthropic/claude-sonnet-4-5"
+api_key = "anthropic-key"
+fallbacks = ["anthropic/claude-haiku-4-5", "gemini/gemini-2.5-pro"]
+[llm.other_provider]
+model = "mistral/large"
+[llm.other_address]
+base_url = "http://127.0.0.1:9/v1"
+[llm.same]
+temperature = 0.5
+[llm.many]
+model = "groq/*"
+api_key = "groq-key"
+tenants = ["acme"]
+"""
+    found = profiles(tmp_path, text)
+    keys = {
+        name: found.config(found.find(name)).secrets
+        for name in (
+            "other_provider",
+            "other_address",
+            "same",
+            *(each for each in found.table.names("x") if "/" in each),
+        )
+    }
+    assert keys == {
+        "other_provider": (),
+        "other_address": (),
+        "same": ("anthropic-key",),
+        "anthropic/claude-sonnet-4-5": ("anthropic-key",),
+        "mistral/large": (),
+        "anthropic/claude-haiku-4-5": ("anthropic-key",),
+        "gemini/gemini-2.5-pro": (),
+    }
+    assert found.config(found.find("groq/llama", "acme")).secrets == ("groq-key",)
+    for name, tenant in (("groq/llama", "x"), ("groq/../x", "acme"), ("groq/x?y", "acme"), ("many", "acme")):
+        with pytest.raises(ModelNotOffered):
+            found.find(name, tenant)
+    moved = profiles(tmp_path, text, LLM_MODEL="openai/gpt-5")
+    assert moved.config().secrets == ()
 
 
 @pytest.mark.parametrize(

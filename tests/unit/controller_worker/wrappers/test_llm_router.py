@@ -99,7 +99,7 @@ def profiles(tmp_path: Path, router: str) -> Models:
         f'[llm]\nmodel = "scripted/{tmp_path}/big.json"\nrouter = {router}\n'
         f'[llm.small]\nmodel = "scripted/{tmp_path}/small.json"\n'
     )
-    return Models({"LLM_CONFIG": str(path)}, SystemClock())
+    return Models({"LLM_CONFIG": str(path)}, SystemClock(), is_open=True)
 
 
 async def said(models: Models, request: ModelRequest) -> str:
