@@ -145,9 +145,9 @@ class CallUnderWay:
                 await before_waiting()
                 self._task = asyncio.create_task(self._count(wanted, question), name=self._name)
                 return None
-            failure = overflow(self._count_of(wanted), config, request, attempt=wanted.attempt)
-            if failure is not None:
-                return Append((failure,))
+            too_large = overflow(self._count_of(wanted), config, request, attempt=wanted.attempt)
+            if too_large is not None:
+                return Append((too_large,))
         ratio = self._count_of(wanted).ratio
         if state.usage.max_budget_usd is not None and not is_paid:
             cost_usd = estimate_usd(state, config, request, self._services.permits.tokens, counted_ratio=ratio)

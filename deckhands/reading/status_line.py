@@ -77,7 +77,8 @@ class Standing:
             action = next(iter(self._running.values()))
             more = f" and {len(self._running) - 1} more" if len(self._running) > 1 else ""
             # An action that a fork took over waits here only since the fork began.
-            times = [at for at in (action.timestamp, self.summary and self.summary.started) if at is not None]
+            summary = self.summary
+            times = [at for at in (action.timestamp, summary.started if summary else None) if at is not None]
             since = f" ({span((now - max(times)).total_seconds())})" if action.timestamp else ""
             return f"{_words_of(action)}{more}{since}"
         if self._failed is not None:
