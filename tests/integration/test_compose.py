@@ -7,7 +7,6 @@ import re
 import shutil
 import stat
 import subprocess
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,9 @@ from broker.limits.quotas import QuotaTable
 from broker.limits.tenants import TenantTable
 from broker.runtime.settings import BrokerSettings
 from broker.secrets.secrets import parsed_key
+from controller_worker.llm.profiles import Profiles
+from controller_worker.loop.hook_table import load_hooks
+from controller_worker.loop.hooks import Hooks
 from deckhands.archive.retention import Retention
 from tool_worker.mcp.config import read_servers
 from tool_worker.sandbox.seccomp import REFUSED
@@ -188,8 +190,9 @@ def test_quotas_and_servers_are_files_that_say_nothing_until_somebody_fills_them
     assert Retention.of_setting(str(ROOT / files["retention"])) == Retention()
     assert QuotaTable.of_setting(str(ROOT / files["quotas"])) == QuotaTable()
     assert TenantTable.of_setting(str(ROOT / files["tenants"])) == TenantTable()
-    assert tomllib.loads((ROOT / files["hooks"]).read_text()) == {}
-    assert tomllib.loads((ROOT / files["models"]).read_text()) == {}
+    assert isinstance(load_hooks(str(ROOT / files["hooks"])), Hooks)
+    profiles = Profiles.from_env({"LLM_CONFIG": str(ROOT / files["models"]), "LLM_MODEL": "anthropic/claude-sonnet-4-5"})
+    assert [entry.name for entry in profiles.table.entries] == ["anthropic/claude-sonnet-4-5"]
     assert read_servers(ROOT / files["mcp"], {}) == ()
     mounted = {name: services()[name]["configs"] for name in STAYING if "configs" in services()[name]}
     variables = {"models": "LLM_CONFIG"} | {
