@@ -90,9 +90,9 @@ class ModelTable(BaseModel):
             return True
         return any(entry.is_for(tenant) and entry.matches(name) for entry in self.entries)
 
-    def names(self, tenant: str) -> list[str]:
-        """Return what a conversation of a tenant may name, in the operator's order."""
-        names = [entry.name for entry in self.entries if entry.is_for(tenant)]
+    def names(self, tenant: str | None) -> list[str]:
+        """Return what a conversation of a tenant may name, in the operator's order; None: of any tenant."""
+        names = [entry.name for entry in self.entries if tenant is None or entry.is_for(tenant)]
         return list(dict.fromkeys([*names, *(f"{prefix}FILE" for prefix in SCRIPT_PREFIXES if self.has_scripts)]))
 
 

@@ -230,11 +230,13 @@ class Profiles:
 
     def _of_base(self, field: str) -> Any:
         """Return a field of the base settings, whatever else is wrong with them; None: it is not set."""
-        try:
-            value = getattr(LLMConfig.from_env(self._env, self._beneath()), field)
-        except LLMConfigError:
-            return self._filled_or_none(field, self._base.get(field))
-        return [each.use for each in value] if field == "fallbacks" else value
+        for model in (None, "none") if field != "model" else (None,):  # a base without a model has its other settings
+            try:
+                value = getattr(LLMConfig.from_env(self._env, self._beneath(), model=model), field)
+            except LLMConfigError:
+                continue
+            return [each.use for each in value] if field == "fallbacks" else value
+        return self._filled_or_none(field, self._base.get(field))
 
     def _merged(self, name: str) -> dict[str, Any]:
         """Return the fields of a profile: those of the base, but for keys that belong to another address."""

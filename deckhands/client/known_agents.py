@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from broker.contract.events import AgentSpec
-from broker.coordination.membership import members
+from broker.coordination.membership import Member, members
 from broker.runtime.errors import UsageError
 from broker.specs.offered_models import OFFERED_MODELS, ModelTable, check_offered
 from broker.specs.policies import ANALYZERS, BUILT_IN_ANALYZERS, BUILT_IN_MODES, ConfirmationPolicy
@@ -112,10 +112,14 @@ async def require_models(store: Store, named: Iterable[str], tenant: str) -> Non
     if not names:
         return
     controllers = [m for m in await members(store) if m.role == "controller" and m.left_seconds > 0]
-    tables = [ModelTable.parse(member.about.get(OFFERED_MODELS, "")) for member in controllers]
-    known = [table for table in tables if table is not None]
+    known = [table for member in controllers if (table := table_of(member)) is not None]
     if known and len(known) == len(controllers):  # older ones do not say
         check_offered(names, tenant, known)
+
+
+def table_of(member: Member) -> ModelTable | None:
+    """Return what a controller worker offers; None if it does not say."""
+    return ModelTable.parse(member.about.get(OFFERED_MODELS, ""))
 
 
 def _require(agent: AgentSpec, known: Collection[str]) -> None:

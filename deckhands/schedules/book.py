@@ -20,8 +20,11 @@ from broker.runtime.clock import from_millis, to_millis
 from broker.runtime.errors import CorruptEntry, UsageError
 from broker.runtime.settings import BrokerSettings
 from broker.secrets.secrets import Secrets, secret_key
+from broker.specs.offered_models import named_models
 from broker.specs.plain_json import replace_surrogates
 from broker.store.store import Store
+from deckhands.client.beginning import beginning_of
+from deckhands.client.known_agents import require_models
 from deckhands.schedules.schedule import Schedule, Standing
 from deckhands.tasks.requests import TaskRequest
 
@@ -61,8 +64,9 @@ class ScheduleBook:
         """Write a schedule down, and return its first tick.
 
         Raises:
-            UsageError: there is one of this name, or there are too many.
+            UsageError: there is one of this name, there are too many, or its task names a model that is not offered.
         """
+        await require_models(self._store, named_models(beginning_of(request).agent), request.tenant)
         text = json.dumps(replace_surrogates(request.model_dump(mode="json")))
         if request.secrets:
             secret_key(BrokerSettings.from_env(), is_made=True)

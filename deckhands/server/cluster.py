@@ -15,6 +15,7 @@ from broker.limits.ledger import Account, Ledger, account_path, experiment_accou
 from broker.runtime.errors import DeckhandsError
 from broker.store.connection import texts_by_name
 from broker.tools.tool_offers import ToolOffers
+from deckhands.client.known_agents import table_of
 from deckhands.monitoring.exposition import CONTENT_TYPE
 from deckhands.monitoring.quotas import quotas_of
 from deckhands.openapi.json_body import JsonBody
@@ -160,8 +161,15 @@ class Offered(BaseModel):
 
 
 class OfferedModels(BaseModel):
-    """Names for the field `model`: profiles of the controller workers, and the models that they take without one."""
+    """What a conversation of the key's tenant may name as its `model`.
 
+    Attributes:
+        names: all that it may name; one that ends with `/*` stands for each model of a provider.
+        profiles: those that are profiles of the controller workers.
+        defaults: the models that are used if none is named.
+    """
+
+    names: list[str] = Field(examples=[["anthropic/claude-sonnet-4-5", "gemini/*", "long", "spare"]])
     profiles: list[str] = Field(examples=[["long", "spare"]])
     defaults: list[str] = Field(examples=[["anthropic/claude-sonnet-4-5"]])
 
@@ -325,16 +333,19 @@ async def agents(gateway: GatewayOf, _principal: Reader) -> Offered:
 
 
 @routes.get("/models", summary="List models on offer")
-async def models(gateway: GatewayOf, _principal: Reader) -> OfferedModels:
-    """List the profiles and default models of running controller workers. Any other name is a model at the base's."""
-    profiles: set[str] = set()
-    defaults: set[str] = set()
+async def models(gateway: GatewayOf, principal: Reader) -> OfferedModels:
+    """List the models that running controller workers offer to the key's tenant. No other can be named."""
+    tenant = None if principal.sees_all else principal.tenant
+    offered, profiles, defaults = set[str](), set[str](), set[str]()
     for member in await members(gateway.store):
-        default, *names = member.about.get("models", "").split("\n")
-        if member.left_seconds > 0:
-            profiles.update(names)
-            defaults.add(default)
-    return OfferedModels(profiles=sorted(profiles), defaults=sorted(defaults - {""}))
+        table = table_of(member) if member.left_seconds > 0 else None
+        if table is not None:
+            names = set(table.names(tenant))
+            default, *named = member.about.get("models", "").split("\n")
+            offered |= names
+            profiles |= names.intersection(named)
+            defaults |= names & {default}
+    return OfferedModels(names=sorted(offered), profiles=sorted(profiles), defaults=sorted(defaults))
 
 
 @routes.get("/operations", summary="Show what was done through the server")

@@ -11,6 +11,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from broker.runtime.errors import UsageError
+from broker.specs.offered_models import ModelNotOffered
 from deckhands.openapi.json_body import JsonBody
 from deckhands.schedules.book import Check, Entry, ScheduleBook
 from deckhands.schedules.schedule import CATCH_UP_SECONDS, LABEL, NAME_PATTERN, Overlap, Schedule
@@ -117,6 +118,8 @@ async def add(
     await gateway.record(principal, "schedule.add", name, new.reason)
     try:
         await _book(gateway).add(planned, request)
+    except ModelNotOffered:
+        raise
     except UsageError as error:
         raise Problem(409, "conflict", error.message, remedy=error.remedy) from error
     entry = await _entry(gateway, name)

@@ -43,6 +43,12 @@ def test_without_a_file_there_is_the_environment() -> None:
         found.config("gpt-5")
 
 
+def test_a_base_without_a_model_offers_scripts_and_fallbacks() -> None:
+    found = Profiles.from_env({"LLM_SCRIPTS_DIR": "/scripts", "LLM_FALLBACKS": '["gpt-4o"]'})
+    assert found.table.names("acme") == ["gpt-4o", "scripted/FILE", "replay/FILE"]
+    assert found.config(found.find("scripted/a.json", "acme")).scripts_dir == "/scripts"
+
+
 def test_the_base(tmp_path: Path) -> None:
     config = profiles(tmp_path).config()
     assert (config.model, config.num_retries, config.secrets) == ("claude-sonnet-4-5", 3, ("key-1",))
