@@ -1,33 +1,53 @@
-"""Code that may block for ever, such as an operator's class or a provider's library: in threads of its own.
+"""Threads for code that may block for ever, such as a class of the operator or the library of a provider.
 
-Holds: who waits for it can be cancelled and waits for a limited time; a thread that never ends holds up neither the
-event loop, nor the loop's own threads, nor the end of the process; there is a bound on how many such threads there are.
+Holds: a caller can be cancelled, and waits for a limited time. A thread that never ends delays neither the event loop,
+nor the threads of the loop, nor the end of the process. The number of such threads is bounded.
 Does not: end a thread; nothing can.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from contextvars import copy_context
 from functools import partial
-from typing import TypeVar, TypeVarTuple, Unpack
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from controller_worker.llm.errors import LLMConfigError
 
 MAX_STUCK = 64
-"""How many threads may run for which nobody waits any more."""
+"""How many threads may run whose callers have left."""
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+
+class _DaemonThreads(Executor):
+    """One daemon thread for each call: the process does not wait for it at its end."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """See `Executor.submit`."""
+        future: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001  (it is raised where the result is awaited)
+                future.set_exception(error)
+
+        future.set_running_or_notify_cancel()
+        threading.Thread(target=work, daemon=True).start()
+        return future
 
 
 class LimitedThreads:
     """The threads of one worker."""
 
     def __init__(self) -> None:
+        self._threads = _DaemonThreads()
+        self._lock = threading.Lock()
         self._stuck = 0
 
     async def run(self, function: Callable[[Unpack[Ts]], T], *arguments: *Ts, what: str, limit_seconds: float) -> T:
@@ -44,33 +64,31 @@ class LimitedThreads:
                 f"{what} cannot be made: {self._stuck} others have not been made in time.",
                 remedy="Restart the controller worker, and see its log for what blocks.",
             )
-        loop = asyncio.get_running_loop()
-        result: asyncio.Future[T] = loop.create_future()
-        context, is_awaited = copy_context(), True
+        has_ended = is_abandoned = False
+        call = partial(copy_context().run, function, *arguments)
 
-        def settle(give: Callable[[], None]) -> None:
-            if is_awaited:
-                give()
-            else:
-                self._stuck -= 1
+        def count_end() -> None:
+            nonlocal has_ended
+            with self._lock:
+                has_ended = True
+                self._stuck -= is_abandoned
 
-        def call() -> None:
+        def work() -> T:
             try:
-                give = partial(result.set_result, context.run(function, *arguments))
-            except BaseException as error:  # noqa: BLE001  (it is raised where the result is wanted)
-                give = partial(result.set_exception, error)
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
-                loop.call_soon_threadsafe(settle, give)
+                return call()
+            finally:
+                count_end()
 
-        threading.Thread(target=call, name=what, daemon=True).start()
+        running = asyncio.get_running_loop().run_in_executor(self._threads, work)
         try:
             async with asyncio.timeout(limit_seconds):
-                return await result
+                return await running
         except TimeoutError as error:
-            if not result.cancelled():
+            if not running.cancelled():
                 raise
             raise LLMConfigError(f"{what} was not made within {limit_seconds:g} s.") from error
         finally:
-            if result.cancelled():
-                is_awaited = False
-                self._stuck += 1
+            if running.cancelled():
+                with self._lock:
+                    is_abandoned = not has_ended
+                    self._stuck += is_abandoned
