@@ -1,4 +1,4 @@
-"""Code that may block for ever, such as an operator's class or a provider's library: in threads of its own.
+"""Code that may block for ever, such as an operator's class or a provider's library: in separate threads.
 
 Holds: who waits for it can be cancelled and waits for a limited time; a thread that never ends holds up neither the
 event loop, nor the loop's own threads, nor the end of the process; there is a bound on how many such threads there are.

@@ -7,24 +7,35 @@ import ctypes
 import json
 import os
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx2
 import pytest
 from pydantic import ValidationError
 
 from broker.contract.actions import MessageAction
 from broker.contract.events import AgentSpec, EventSource, LLMSpec, ModelSwitched
+from broker.coordination.membership import Membership
 from broker.runtime.clock import SystemClock
 from broker.runtime.errors import DeckhandsError
 from broker.specs.condenser_specs import CondenserPipelineSpec, LLMSummarizingCondenserSpec
-from broker.specs.offered_models import ModelNotOffered, named_models
+from broker.specs.offered_models import OFFERED_MODELS, ModelNotOffered, named_models
 from broker.specs.policies import LoopPolicy
 from broker.specs.specs import CriticSpec, GoalSpec, PlanSpec, Tenancy
+from broker.store.store import Store
+from controller_worker.agents.registry import known_agents
 from controller_worker.calls.models import Models
 from controller_worker.llm.errors import LLMConfigError
+from deckhands.client.changing import Change
+from deckhands.schedules.book import ScheduleBook
+from deckhands.schedules.schedule import Schedule
+from deckhands.server.gateway import Gateway, ServerOptions
+from deckhands.server.serving import serving
+from deckhands.tasks.requests import TaskRequest
 from tests.faults.harness import FaultCluster
+from tests.server_parts import add_key
 
 TABLE = """
 [llm]
@@ -203,7 +214,7 @@ async def test_no_way_to_name_a_model_leads_beyond_the_table(world: World) -> No
                 if way == "fork":
                     conversation_id = await client.fork(conversation_id, model=name)
                 else:
-                    message = MessageAction(content="go on", source=EventSource.USER)
+                    message = MessageAction(content="continue", source=EventSource.USER)
                     switch = ModelSwitched(model=name, source=EventSource.USER)
                     await client.log.append(conversation_id, [switch, message])
             else:
@@ -235,3 +246,76 @@ async def test_no_way_to_name_a_model_leads_beyond_the_table(world: World) -> No
     assert world.reached == []
     assert world.opened() == b""
     assert "canary" not in world.cluster.log_of("c1").replace("canary.json", "")
+
+
+@pytest.fixture
+async def gateway(valkey_store: Store, tmp_path: Path) -> Gateway:
+    """A server beside a controller worker that says what it offers."""
+    offered = models(tmp_path, LLM_SCRIPTS_DIR=str(tmp_path))
+    about = {OFFERED_MODELS: offered.table.model_dump_json(), "models": "\n".join(offered.offered)}
+    about["agents"] = ",".join(known_agents())
+    await Membership(valkey_store, "c1", "controller", about=about, ttl_seconds=3600.0).register()
+    return Gateway(valkey_store, "", options=ServerOptions(port=0))
+
+
+@asynccontextmanager
+async def caller(gateway: Gateway, tenant: str) -> AsyncIterator[httpx2.AsyncClient]:
+    headers = {"Authorization": f"Bearer {await add_key(gateway.store, tenant)}"}
+    async with (
+        serving(gateway) as port,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=30) as client,
+    ):
+        yield client
+
+
+async def test_a_tenant_sees_only_its_models(gateway: Gateway) -> None:
+    all_others = ["anthropic/claude-sonnet-4-5", "gemini/*", "replay/FILE", "scripted/FILE"]
+    for tenant, profiles in {"acme": [], "other": ["theirs"], "*": ["theirs"]}.items():
+        async with caller(gateway, tenant) as client:
+            found = (await client.get("/models")).json()
+            assert found["names"] == sorted([*all_others, *profiles])
+            assert (found["profiles"], found["defaults"]) == (profiles, ["anthropic/claude-sonnet-4-5"])
+            ids = [each["id"] for each in (await client.get("/v1/models")).json()["data"]]
+            assert ("CodeActAgent/theirs" in ids) == bool(profiles)
+            assert "CodeActAgent" in ids
+
+
+async def test_each_entrance_refuses_a_model_that_is_not_offered(gateway: Gateway) -> None:
+    client, name = gateway.client, "openai/gpt-5"
+    begun = await client.submit("do it", tenancy=ACME)
+    request = TaskRequest(task="do it", tenant="acme", model=name)
+    attempts = {
+        "submit": lambda: client.submit("do it", model=name, tenancy=ACME),
+        "request": lambda: client.submit_request(request),
+        "fork": lambda: client.fork(begun, model=name),
+        "message": lambda: client.send_message(begun, "continue", model=name),
+        "resume": lambda: client.resume(begun, model=name),
+        "recover": lambda: client.recover(begun, option=1, model=name),
+        "change": lambda: client.change(begun, Change(), model=name),
+        "change of the agent": lambda: client.change(begun, Change(agent=AgentSpec(llm=LLMSpec(model=name)))),
+        "schedule": lambda: ScheduleBook(client.store, client.secrets).add(
+            Schedule(name="nightly", cron="0 6 1 1 *"), request
+        ),
+    }
+    for way, attempt in attempts.items():
+        with pytest.raises(ModelNotOffered, match="Offered models: anthropic/") as caught:
+            await attempt()
+        assert "theirs" not in caught.value.remedy, way
+    bodies = {
+        "/conversations": {"task": "do it", "model": name},
+        "/v1/chat/completions": {"model": f"CodeActAgent/{name}", "messages": [{"role": "user", "content": "hi"}]},
+        f"/conversations/{begun}/messages": {"content": "continue", "model": name},
+        f"/conversations/{begun}/resume": {"model": name, "reason": "again"},
+        f"/conversations/{begun}/fork": {"model": name},
+    }
+    async with caller(gateway, "acme") as caller_of_acme:
+        for path, body in bodies.items():
+            answer = await caller_of_acme.post(path, json=body)
+            assert 400 <= answer.status_code < 500, (path, answer.text)
+            assert "model_not_offered" in answer.text, (path, answer.text)
+    async with caller(gateway, "*") as operator:
+        wanted = {"cron": "0 6 1 1 *", "request": {"task": "do it", "model": name}, "reason": "each year"}
+        answer = await operator.put("/schedules/nightly", json=wanted)
+        assert (answer.status_code, answer.json()["code"]) == (422, "model_not_offered")
+        assert (await operator.get("/schedules")).json() == []
+    assert len(await client.recent()) == 1
