@@ -2,7 +2,7 @@
 
 Holds: the same settings share one client; address and key come from the worker's environment, never from a
 conversation; what a conversation names is looked up once, by `choose`, and is a reference of ours from then on; a
-client is made in a thread of its own and in a limited time, so that one that never gets made holds nothing else up.
+client is made in its own thread and in a limited time, so that one that never gets made holds nothing else up.
 Does not: call them; see `model_call`.
 """
 

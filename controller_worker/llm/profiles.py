@@ -160,7 +160,8 @@ class Profiles:
             if tenant is None or base is None or base[0].is_for(tenant):
                 return ""
             raise not_offered("", tenant, [self.table])
-        for entry, reference in self._entries:
+        # A profile wins over a model of the same name, such as that of LLM_MODEL where it names a profile.
+        for entry, reference in sorted(self._entries, key=lambda known: known[1] != name):
             if entry.matches(name) and (tenant is None or entry.is_for(tenant)):
                 return f"{reference}#{name}" if entry.name.endswith(PATTERN_END) else reference
         if self.is_open or (self.table.has_scripts and name.startswith(SCRIPT_PREFIXES)):

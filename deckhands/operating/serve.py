@@ -345,7 +345,7 @@ def _become(role: str, chosen: dict[str, Any]) -> NoReturn:
     """Turn this process into a worker, so that signals and exit codes are the worker's own."""
     settings = FaceSettings.from_env()
     environment = dict(settings.environment) | {name: str(value) for name, value in chosen.items() if value}
-    environment.pop(ANY_MODEL, None)  # whoever reaches the cluster may give it work
+    environment.pop(ANY_MODEL, None)  # its clients may be others
     if role == BEAT and any(environment.get(f"DECKHANDS_CELERY_URL{kind}") for kind in ("", "_FILE")):
         _execute(role, environment)
     url = store_url(settings)

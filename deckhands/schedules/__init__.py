@@ -1,5 +1,5 @@
 """Schedules: tasks that are begun again and again, as values and as the store keeps them.
 
-May import: tasks.
+May import: client, tasks.
 Start with: schedule.
 """

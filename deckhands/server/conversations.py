@@ -18,6 +18,7 @@ from broker.log.status import status_of
 from broker.runtime.errors import DeckhandsError, UnknownConversation, UsageError
 from broker.runtime.tracing import checked_traceparent
 from broker.specs.agent_state import AgentState
+from broker.specs.offered_models import ModelNotOffered
 from broker.tools.tool_offers import ToolOffers
 from deckhands.client.client import Client
 from deckhands.client.reader import with_words
@@ -269,6 +270,8 @@ class _Acts:
                 raise
             except UsageError as error:
                 if own is None or not await has_appended(client.store, conversation_id, own):
+                    if isinstance(error, ModelNotOffered):
+                        raise
                     raise Problem(409, "conflict", error.message, remedy=error.remedy) from error
                 found = None  # an earlier attempt has done it, its answer was lost, and the conversation has moved on
             return found if isinstance(found, dict) else await _done(client, conversation_id)

@@ -55,6 +55,8 @@ MODELS: Mapping[str, list[dict[str, Any]]] = {
     "tester": [PYTEST, finish("Done.")],
 }
 """The profiles by which the pages' models are played; the first one where a block names none."""
+NAMED_MODELS = ("anthropic/claude-sonnet-4-5", "anthropic/claude-opus-4-1", "anthropic/claude-opus-4-5", "acme/small")
+"""Models that commands of the pages name, played by a server."""
 AGENTS = {
     "finished": AgentSpec(),
     "asking": AgentSpec(confirmation=ConfirmationPolicy(mode="always")),
@@ -233,6 +235,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict
             for name, turns in MODELS.items()
         ]
         tables[0] += f'base_url = "{provider.url}"\napi_key = "none"\n'  # for the models that the pages name
+        tables += [f'[llm.named-{number}]\nmodel = "{model}"\n' for number, model in enumerate(NAMED_MODELS)]
         (base / "models.toml").write_text("".join(tables))
         variables = {"LLM_CONFIG": str(base / "models.toml")}
         stack.enter_context(cluster(home, "--workspace-root", str(served), PYTHONPATH=str(site), **variables))

@@ -49,6 +49,11 @@ def test_a_base_without_a_model_offers_scripts_and_fallbacks() -> None:
     assert found.config(found.find("scripted/a.json", "acme")).scripts_dir == "/scripts"
 
 
+def test_a_profile_wins_over_the_model_of_the_base(tmp_path: Path) -> None:
+    found = profiles(tmp_path, LLM_MODEL="local")
+    assert found.config(found.find("local", "acme")).model == "openai/my-own"
+
+
 def test_the_base(tmp_path: Path) -> None:
     config = profiles(tmp_path).config()
     assert (config.model, config.num_retries, config.secrets) == ("claude-sonnet-4-5", 3, ("key-1",))
