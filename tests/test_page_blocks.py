@@ -102,7 +102,7 @@ def test_json_is_what_its_reader_takes(block: Block, tmp_path: Path) -> None:
     if '"mcpServers"' in block.text:
         assert read_servers(path, dict.fromkeys(re.findall(r"\$\{(\w+)\}", block.text), "a value"))
     elif block.page == "docs/evaluation-datasets.md":
-        assert OwnRow.model_validate_json(block.text).check
+        assert OwnRow.model_validate_json(block.text).tests
     elif '"turns"' in block.text:
         assert Script.load(path).turns
     elif block.page == "docs/delegation.md":

@@ -199,6 +199,7 @@ class FaultCluster:
             "DECKHANDS_CELERY_URL": self.store.celery_url,
             "DECKHANDS_NODE": "node1",
             "LLM_SCRIPTS_DIR": "/",  # tests write scripts where they like
+            "DECKHANDS_ANY_MODEL": "1" if (self.url_for_workers or self.store.url).startswith("unix://") else "",
             "DECKHANDS_SANDBOX": "none",
             "DECKHANDS_NODE_DIR": str(self.root / "n"),
             "DECKHANDS_WORKSPACE_ROOTS": str(self.root / "work"),

@@ -111,7 +111,7 @@ def environment(folder: Path) -> Mapping[str, str]:
     """Write the model's script and return the environment of a controller worker that uses it."""
     script = folder / "script.json"
     script.write_text(json.dumps(SCRIPT))
-    return {"LLM_MODEL": f"scripted/{script}"}
+    return {"LLM_MODEL": f"scripted/{script}", "LLM_SCRIPTS_DIR": "/"}
 
 
 Person = Callable[[Store, list[Event], asyncio.Future[None]], Awaitable[None]]
