@@ -52,6 +52,8 @@ PATTERN_PROVIDERS = frozenset(
 )
 """Providers with one address, of which no part comes from the model's name."""
 
+UNNAMED = "unnamed"
+"""Stands for the base's model where none is configured, so that the other settings can be read."""
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
@@ -231,7 +233,8 @@ class Profiles:
     def _of_base(self, field: str) -> Any:
         """Return a field of the base settings, whatever else is wrong with them; None: it is not set."""
         try:
-            value = getattr(LLMConfig.from_env(self._env, self._beneath()), field)
+            beneath = self._beneath() if field == "model" else {"model": UNNAMED, **self._beneath()}
+            value = getattr(LLMConfig.from_env(self._env, beneath), field)
         except LLMConfigError:
             return self._filled_or_none(field, self._base.get(field))
         return [each.use for each in value] if field == "fallbacks" else value
