@@ -46,6 +46,7 @@ class Caller:
         outcome: their answer, as JSON; empty as long as it is not decided.
         is_answered: they have their answer.
         broker: which Celery broker the task came through, see `BrokerSettings.broker_name`; None: any may answer.
+        started_ms: when the agent started, in Unix milliseconds; 0: its end has come before; None: not yet.
         looks: how often a door has looked and found no answer, or could not give it.
     """
 
@@ -60,6 +61,7 @@ class Caller:
     is_answered: bool = False
     looks: int = 0
     broker: str | None = None
+    started_ms: int | None = None
 
     @property
     def awaited(self) -> str:
@@ -78,8 +80,10 @@ class Callers:
         self._store = store
         self._secrets = secrets
 
-    async def keep(self, caller: Caller) -> None:
+    async def keep(self, caller: Caller) -> bool:
         """Remember a caller, whose conversation need not have begun; the first one of a conversation counts.
+
+        Returns whether this is the first one.
 
         To be called before it begins, and once more after that: another door that had the same request may have refused
         it in between, and have forgotten the caller.
@@ -93,7 +97,8 @@ class Callers:
         if caller.broker is not None:
             fields["broker"] = caller.broker
         key = self._store.keys(caller.conversation_id).caller
-        await self._store.call_many([("HSETNX", key, name, value) for name, value in fields.items()])
+        is_new, *_ = await self._store.call_many([("HSETNX", key, name, value) for name, value in fields.items()])
+        return bool(is_new)
 
     async def forget(self, conversation_id: str) -> None:
         """Forget the caller of a conversation that does not begin; one that another door has begun keeps it."""
@@ -127,6 +132,7 @@ class Callers:
             is_answered="answered" in found,
             looks=int(found.get("looks", "0")),
             broker=found.get("broker"),
+            started_ms=int(found["started"]) if "started" in found else None,
         )
 
     async def decide(self, conversation_id: str, outcome: Mapping[str, Any]) -> str:
@@ -137,6 +143,11 @@ class Callers:
         )
         text: str = decided.decode()
         return text
+
+    async def note_start(self, conversation_id: str, started_ms: int) -> bool:
+        """Remember when the agent started; return whether this is the first note of it."""
+        key = self._store.keys(conversation_id).caller
+        return bool(await self._store.call("HSETNX", key, "started", started_ms))
 
     async def revoke(self, conversation_id: str) -> None:
         """Remember that the task was revoked. Idempotent."""

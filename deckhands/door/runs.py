@@ -17,7 +17,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -27,6 +27,7 @@ from broker.celery.door_results import HARD_LIMIT, RETRIED, SOFT_LIMIT, revoked
 from broker.contract.actions import ChangeAgentStateAction
 from broker.contract.events import Event
 from broker.contract.observations import AgentStateChangedObservation
+from broker.runtime.clock import to_millis
 from broker.runtime.errors import AdmissionRefused, UsageError
 from broker.runtime.failpoints import failpoint
 from broker.runtime.ids import new_key
@@ -58,6 +59,7 @@ class RunMessage:
         priority: of the message; 0: none.
         time_limits: of the message, in seconds: the hard one and the soft one; None: there are none.
         refused: why what surrounds the request cannot be used; None: it can.
+        shown: what monitors see of the message.
     """
 
     task_id: str
@@ -69,6 +71,7 @@ class RunMessage:
     priority: int = 0
     time_limits: Sequence[Any] | None = None
     refused: UsageError | None = None
+    shown: Mapping[str, Any] = field(default_factory=dict)
 
     def request(self) -> tuple[TaskRequest, bytes | None, str]:
         """Return what is asked for, the file that its workspace starts with, and the time limit that bounds it.
@@ -113,7 +116,11 @@ class Runs:
             await self._stop_if_revoked(message.task_id)
             await (self._repeat(caller, message) if caller.is_answered else self.complete(conversation_id))
             return
-        request, archive, time_limit = message.request()
+        try:
+            request, archive, time_limit = message.request()
+        except UsageError:
+            await self._announce("received", message.task_id, **message.shown)
+            raise
         caller = Caller(
             conversation_id,
             CELERY,
@@ -122,7 +129,8 @@ class Runs:
             is_headless=request.headless,
             broker=desk.broker,
         )
-        await desk.callers.keep(caller)
+        if await desk.callers.keep(caller):
+            await self._announce("received", message.task_id, **message.shown)
         if await desk.revocations.is_revoked(message.task_id):
             await desk.callers.decide(conversation_id, REVOKED)
             await self.complete(conversation_id)
@@ -184,9 +192,10 @@ class Runs:
         if now is None or now.is_answered:
             return
         failpoint("door.before_result")
+        await self.announce_start(now, ends=True)
         outcome, kept, results = json.loads(text), caller.kept or {}, self._desk.results
         value, failure = _ending_of(outcome)
-        seconds = (outcome.get("summary") or {}).get("duration_seconds")
+        seconds = await self._runtime_seconds(conversation_id, outcome)
         complete = partial(results.complete, caller.name, kept, value, failure=failure, runtime_seconds=seconds)
         try:
             await self._in_thread(complete)
@@ -199,6 +208,33 @@ class Runs:
             await self._in_thread(partial(results.complete, caller.name, _without_followers(kept), failure=unusable))
         failpoint("door.before_answered")
         await callers.answered(conversation_id)
+
+    async def announce_start(self, caller: Caller, *, ends: bool = False) -> None:
+        """Send the event that an agent has started, once over all doors, with the time that the log has.
+
+        Args:
+            ends: its task is completed now; if the agent has not started, its start is never announced.
+        """
+        if caller.kind != CELERY or caller.started_ms is not None:
+            return
+        started = next(filter(_starts, await self._desk.client.log.read(caller.conversation_id)), None)
+        started_ms = to_millis(started.timestamp) if started is not None and started.timestamp is not None else 0
+        if (
+            (started_ms or ends)
+            and await self._desk.callers.note_start(caller.conversation_id, started_ms)
+            and started_ms
+        ):
+            await self._announce("started", caller.name, timestamp=started_ms / 1000)
+
+    async def _runtime_seconds(self, conversation_id: str, outcome: Mapping[str, Any]) -> float | None:
+        """Return how long an agent has worked, from its start to its last event; None: it has no summary."""
+        caller, updated = await self._desk.callers.of(conversation_id), (outcome.get("summary") or {}).get("updated")
+        if caller is None or not caller.started_ms or not updated:
+            return None
+        return max(0.0, datetime.fromisoformat(updated).timestamp() - caller.started_ms / 1000)
+
+    async def _announce(self, kind: str, task_id: str, **fields: Any) -> None:
+        await self._in_thread(partial(self._desk.results.announce, kind, task_id, **fields))
 
     async def _repeat(self, caller: Caller, message: RunMessage) -> None:
         """Store the result of a task again that was completed before; its producer may have lost it."""
@@ -221,6 +257,11 @@ def _ending_of(outcome: Mapping[str, Any]) -> tuple[Any, Exception | None]:
 
 def _without_followers(kept: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in kept.items() if name not in FOLLOWERS}
+
+
+def _starts(event: Event) -> bool:
+    """Return whether an event reports that the agent works."""
+    return isinstance(event, AgentStateChangedObservation) and event.agent_state is AgentState.RUNNING
 
 
 def _ends(event: Event) -> bool:

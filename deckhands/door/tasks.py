@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from functools import cache, partial
 from typing import Any
 
 from celery import Celery, Task
@@ -51,6 +52,8 @@ class DoorTasks:
             throws = THROWN
             Request = f"{DoorRequest.__module__}:{DoorRequest.__qualname__}"
             typing = False
+            send_events = False
+            """The door sends them, see `runs`."""
 
             def run(self, *previous: Any, **options: Any) -> None:
                 """Start the run."""
@@ -102,6 +105,7 @@ class DoorTasks:
             expires=expires,
             time_limits=getattr(request, LIMITS, None),
             refused=refused,
+            shown=shown_of(request),
             priority=int((request.delivery_info or {}).get("priority") or 0),
         )
         self.checked(lambda: self._door.runs.take(message))
@@ -202,13 +206,23 @@ def evaluate_task(evaluations: Evaluations, results: TaskResults) -> Task:
         throws = (TaskFailure,)
         Request = f"{DoorRequest.__module__}:{DoorRequest.__qualname__}"
         typing = False
+        send_events = False
 
         def run(self, *previous: Any, **options: Any) -> None:
             """Begin it; the command that carries it out completes the task."""
             request = self.request
-            _check_followers(request)
+            announce = partial(results.announce, task_id=request.id, task=EVALUATE)
+            received = cache(partial(announce, "received", **shown_of(request)))
+
+            def begin() -> None:
+                received()
+                announce("started")
+
             kept = {name: getattr(request, name, None) for name in KEPT}
             try:
+                error = _refused_in(request)
+                if error is not None:
+                    raise error
                 if getattr(request, BEGINS, None):
                     raise UsageError(f"{EVALUATE} cannot be used with an eta: it is carried out at once.")
                 if any(getattr(request, LIMITS, None) or ()):
@@ -216,8 +230,9 @@ def evaluate_task(evaluations: Evaluations, results: TaskResults) -> Task:
                         f"{EVALUATE} cannot be used with a time limit of Celery's.",
                         remedy="Give it max_seconds, which holds for each attempt.",
                     )
-                found = evaluations.take(request.id, previous, options, kept)
+                found = evaluations.take(request.id, previous, options, kept, on_new=begin)
             except DeckhandsError as error:
+                received()
                 raise raised(refusal(error)) from None
             if found is not None and not request.ignore_result:
                 failure = raised(refusal(found)) if isinstance(found, UsageError) else None
@@ -225,6 +240,19 @@ def evaluate_task(evaluations: Evaluations, results: TaskResults) -> Task:
             raise Ignore
 
     return Evaluate()
+
+
+def shown_of(request: Any) -> dict[str, Any]:
+    """Return what monitors see of a message when it is received: its arguments are cut and masked by then."""
+    return {
+        "args": getattr(request, "argsrepr", None),
+        "kwargs": getattr(request, "kwargsrepr", None),
+        "root_id": request.root_id,
+        "parent_id": request.parent_id,
+        "retries": request.retries or 0,
+        "eta": getattr(request, BEGINS, None),
+        "expires": request.expires,
+    }
 
 
 def _refused_in(request: Any) -> UsageError | None:
