@@ -7,6 +7,7 @@ Keys: `deck:{k}:c:<id>:caller`, `deck:{k}:awaited`, and `awaited` and `noticed` 
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from broker.coordination.unreadable import CANNOT_BE_READ, Unreadable, conversat
 from broker.runtime.clock import to_millis
 from broker.runtime.ids import jitter
 from broker.runtime.settings import BrokerSettings
-from broker.secrets.secrets import Secrets, secret_key
+from broker.secrets.secrets import Secrets, SecretsLocked, secret_key
 from broker.store.connection import Argument, texts_by_name
 from broker.store.keys import ShardKeys
 from broker.store.store import Store
@@ -213,6 +214,20 @@ class Callers:
         if found:
             await self._store.call_many([("ZADD", names.awaited, "XX", due, cid) for cid in found])
         return [named for cid in found if (named := await self._named(names, cid))]
+
+    async def waiting(self, names: ShardKeys, *, limit: int) -> tuple[list[Caller], int]:
+        """Return those of a shard who have no answer yet, and how many more were not looked at."""
+        members = await self._store.call("ZRANGE", names.awaited, 0, limit - 1)
+        ids = [named for member in members if (named := await self._named(names, member))]
+        found = await asyncio.gather(*map(self._readable, ids))
+        waiting = [caller for caller in found if caller is not None and not (caller.outcome or caller.is_answered)]
+        return waiting, max(0, await self._store.call("ZCARD", names.awaited) - len(members))
+
+    async def _readable(self, conversation_id: str) -> Caller | None:
+        try:
+            return await self.of(conversation_id)
+        except (ValueError, SecretsLocked):
+            return None
 
     async def _named(self, names: ShardKeys, member: bytes) -> str:
         """Return the conversation that a member of the set names; one that names none is put aside."""

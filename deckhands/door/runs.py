@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any
 
 from broker.celery.canvas import FOLLOWERS
-from broker.celery.door_results import HARD_LIMIT, RETRIED, SOFT_LIMIT, revoked
+from broker.celery.door_results import HARD_LIMIT, RETRIED, RUN, SOFT_LIMIT, revoked
 from broker.contract.actions import ChangeAgentStateAction
 from broker.contract.events import Event
 from broker.contract.observations import AgentStateChangedObservation
@@ -41,6 +41,9 @@ from deckhands.door.failures import raised, unusable_callback
 from deckhands.tasks.requests import TaskRequest
 
 COMPLETIONS_AT_ONCE = 8
+MOST_SHOWN = 100
+MOST_LOOKED_AT = 1_000
+"""How many runs an answer of remote control has, and for how many of a shard it is looked up."""
 PRIORITIES: tuple[tuple[int, PriorityName], ...] = ((4, "interactive"), (6, "normal"), (9, "batch"))
 """Celery's numbers over Redis: 0 is the highest, and what every message has that names none."""
 
@@ -121,11 +124,12 @@ class Runs:
         except UsageError:
             await self._announce("received", message.task_id, **message.shown)
             raise
+        shown = {name: message.shown.get(name) for name in ("args", "kwargs")}
         caller = Caller(
             conversation_id,
             CELERY,
             message.task_id,
-            kept={**message.kept, "time_limit": time_limit},
+            kept={**message.kept, "time_limit": time_limit, "shown": shown},
             is_headless=request.headless,
             broker=desk.broker,
         )
@@ -209,6 +213,34 @@ class Runs:
         failpoint("door.before_answered")
         await callers.answered(conversation_id)
 
+    async def in_flight(self, *, has_started: bool) -> list[dict[str, Any]]:
+        """Return runs that wait for their end, as Celery's remote control shows tasks; each door shows the same.
+
+        Args:
+            has_started: those whose agents work; otherwise those that have not started.
+        """
+        found, others = list[Caller](), 0
+        for names in self._desk.store.all_shards:
+            waiting, more = await self._desk.callers.waiting(names, limit=MOST_LOOKED_AT)
+            found += [caller for caller in waiting if self._is_shown(caller) and bool(caller.started_ms) == has_started]
+            others += more
+        if len(found) > MOST_SHOWN or others:
+            rest = max(0, len(found) - MOST_SHOWN)
+            _log.warning("the answer leaves out %d runs, and %d that were not looked at", rest, others)
+        return [_info_of(caller) for caller in found[:MOST_SHOWN]]
+
+    async def query(self, task_ids: Sequence[str]) -> dict[str, tuple[str, dict[str, Any]]]:
+        """Return those of the tasks that are runs without an end, each with its state as Celery names it."""
+        found = {}
+        for task_id in task_ids:
+            caller = await self._desk.callers.of(conversation_of_task(task_id))
+            if caller is not None and self._is_shown(caller) and not (caller.outcome or caller.is_answered):
+                found[task_id] = ("active" if caller.started_ms else "reserved", _info_of(caller))
+        return found
+
+    def _is_shown(self, caller: Caller) -> bool:
+        return caller.kind == CELERY and self._desk.is_own(caller)
+
     async def announce_start(self, caller: Caller, *, ends: bool = False) -> None:
         """Send the event that an agent has started, once over all doors, with the time that the log has.
 
@@ -257,6 +289,23 @@ def _ending_of(outcome: Mapping[str, Any]) -> tuple[Any, Exception | None]:
 
 def _without_followers(kept: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in kept.items() if name not in FOLLOWERS}
+
+
+def _info_of(caller: Caller) -> dict[str, Any]:
+    """Return a run as Celery's remote control shows a task."""
+    shown = (caller.kept or {}).get("shown") or {}
+    return {
+        "id": caller.name,
+        "name": RUN,
+        "args": shown.get("args"),
+        "kwargs": shown.get("kwargs"),
+        "type": RUN,
+        "time_start": caller.started_ms / 1000 if caller.started_ms else None,
+        "acknowledged": True,
+        "delivery_info": {},
+        "worker_pid": None,
+        "conversation_id": caller.conversation_id,
+    }
 
 
 def _starts(event: Event) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cache, partial
 from typing import Any
@@ -22,13 +22,15 @@ from deckhands.door.evaluations import Evaluations
 from deckhands.door.failures import THROWN, TaskFailure, raised, refusal
 from deckhands.door.orders import TAKES
 from deckhands.door.revocations import moment_in
-from deckhands.door.runs import RunMessage
+from deckhands.door.runs import RunMessage, Runs
 from deckhands.door.service import Door
 from deckhands.evaluation.answering import EVALUATE
 
 MAX_BROADCASTS = 100
 """How many broadcasts that revoke tasks wait for their turn; one more is refused."""
 REVOCATIONS_AT_ONCE = 4
+LOOK_SECONDS = 2.0
+"""How long remote control waits for the store, and all other commands behind it."""
 MAX_NOTES = 100
 """How many notes of messages that cannot be used may be written at the same time."""
 
@@ -110,6 +112,18 @@ class DoorTasks:
         )
         self.checked(lambda: self._door.runs.take(message))
         raise Ignore
+
+    def look(self, ask: Callable[[Runs], Coroutine[Any, Any, Any]]) -> Any:
+        """Ask something of the runs, for remote control, and return the answer.
+
+        Raises:
+            TimeoutError: the store does not answer.
+        """
+        answer = self._begin(lambda: ask(self._door.runs))
+        try:
+            return answer.result(LOOK_SECONDS)
+        finally:
+            answer.cancel()
 
     def revoke(self, task_ids: Sequence[str]) -> bool:
         """Stop runs, one after the other; returns at once, and says whether there was room for it."""
