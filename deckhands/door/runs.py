@@ -249,7 +249,10 @@ class Runs:
         """
         if caller.kind != CELERY or caller.started_ms is not None:
             return
-        started = next(filter(_starts, await self._desk.client.log.read(caller.conversation_id)), None)
+        conversation_id = caller.conversation_id
+        has_begun = bool(await self._desk.meta(conversation_id))
+        events = await self._desk.client.log.read(conversation_id) if has_begun else []
+        started = next(filter(_starts, events), None)
         started_ms = to_millis(started.timestamp) if started is not None and started.timestamp is not None else 0
         if (
             (started_ms or ends)
