@@ -90,6 +90,19 @@ class TaskResults:
             ending.request_stack.pop()
             _task_stack.pop()
 
+    def announce(self, kind: str, task_id: str, *, task: str = RUN, **fields: Any) -> None:
+        """Send an event of a task, such as `received`; without a broker, only the log says that it is missing.
+
+        Celery itself sends none for a task whose agent works longer than its message is held.
+        """
+        dispatcher = self._app.events.default_dispatcher
+        try:
+            with dispatcher(hostname=self._worker_name) as events:
+                policy = self._app.conf.task_publish_retry_policy
+                events.send(f"task-{kind}", uuid=task_id, name=task, retry=True, retry_policy=policy, **fields)
+        except RETRIED as error:  # what it announces has happened all the same
+            _log.warning("the event %s of the task %s cannot be sent: %s", kind, ascii(task_id), error)
+
     def repeat(self, task_id: str, value: Any = None, *, failure: Exception | None = None) -> None:
         """Store the result of a task again if it was forgotten or has expired; nothing that follows is sent again."""
         backend = self._app.backend
@@ -147,10 +160,7 @@ class TaskResults:
             reason = str(failure)
             event = {"terminated": reason == "terminated", "signum": None, "expired": reason == "expired"}
         kinds = {states.SUCCESS: "succeeded", states.FAILURE: "failed", states.REVOKED: "revoked"}
-        try:
-            ending.send_event(f"task-{kinds[state]}", **event)
-        except RETRIED as error:  # the task has ended all the same
-            _log.warning("the end of the task %s cannot be announced: %s", ascii(ending.request.id), error)
+        self.announce(kinds[state], ending.request.id, task=ending.name, **event)
 
     def _ending(self, name: str) -> Task:
         """Return the task; an evaluation's command, which ends tasks too, has none."""

@@ -17,6 +17,7 @@ from queue import Empty
 from typing import Any, Literal
 
 import kombu
+import kombu.connection as kombu_connection
 from celery.app.amqp import AMQP
 from celery.worker.consumer import Consumer
 from kombu.transport import redis as kombu_redis
@@ -205,10 +206,25 @@ class Connection(kombu.Connection):  # type: ignore[misc]
         """Return a copy, for a pool of connections."""
         return super().clone(own_url=self.own_url, **options)
 
+    def Pool(self, limit: int | None = None, **options: Any) -> Any:  # noqa: N802  (kombu's)
+        """Return a pool of such connections; kombu's own would have those of kombu, with the login of now for ever."""
+        return _Pool(self, limit, **options)
+
     def get_transport_cls(self) -> Any:
         """Return the class of the transport."""
         found = super().get_transport_cls()
         return self.own_transport if found is kombu_redis.Transport else found
+
+
+class _PooledConnection(kombu_connection.PooledConnection, Connection):  # type: ignore[misc]
+    """A connection that sends, and takes nothing."""
+
+
+class _Pool(kombu_connection.ConnectionPool):  # type: ignore[misc]
+    def new(self) -> Any:
+        """Make a connection."""
+        known = self.connection._info(resolve=False)  # noqa: SLF001  (as kombu does)
+        return _PooledConnection(self, own_url=self.connection.own_url, **dict(known))
 
 
 class Messages(AMQP):  # type: ignore[misc]

@@ -25,7 +25,7 @@ from broker.runtime.settings import hide_password
 _log = logging.getLogger(__name__)
 
 LOOKING = frozenset(
-    {"ping", "stats", "active", "active_queues", "conf", "registered", "reserved", "revoked", "scheduled"}
+    {"ping", "stats", "active", "active_queues", "conf", "registered", "reserved", "revoked", "scheduled", "query_task"}
 )
 """Celery's commands that only look; Flower shows what they answer."""
 OWN = frozenset({"conversations", "drain"})

@@ -7,6 +7,7 @@ Keys: `deck:{k}:c:<id>:caller`, `deck:{k}:awaited`, and `awaited` and `noticed` 
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from broker.coordination.unreadable import CANNOT_BE_READ, Unreadable, conversat
 from broker.runtime.clock import to_millis
 from broker.runtime.ids import jitter
 from broker.runtime.settings import BrokerSettings
-from broker.secrets.secrets import Secrets, secret_key
+from broker.secrets.secrets import Secrets, SecretsLocked, secret_key
 from broker.store.connection import Argument, texts_by_name
 from broker.store.keys import ShardKeys
 from broker.store.store import Store
@@ -46,6 +47,7 @@ class Caller:
         outcome: their answer, as JSON; empty as long as it is not decided.
         is_answered: they have their answer.
         broker: which Celery broker the task came through, see `BrokerSettings.broker_name`; None: any may answer.
+        started_ms: when the agent started, in Unix milliseconds; 0: its end has come before; None: not yet.
         looks: how often a door has looked and found no answer, or could not give it.
     """
 
@@ -60,6 +62,7 @@ class Caller:
     is_answered: bool = False
     looks: int = 0
     broker: str | None = None
+    started_ms: int | None = None
 
     @property
     def awaited(self) -> str:
@@ -78,8 +81,10 @@ class Callers:
         self._store = store
         self._secrets = secrets
 
-    async def keep(self, caller: Caller) -> None:
+    async def keep(self, caller: Caller) -> bool:
         """Remember a caller, whose conversation need not have begun; the first one of a conversation counts.
+
+        Returns whether this is the first one.
 
         To be called before it begins, and once more after that: another door that had the same request may have refused
         it in between, and have forgotten the caller.
@@ -93,7 +98,8 @@ class Callers:
         if caller.broker is not None:
             fields["broker"] = caller.broker
         key = self._store.keys(caller.conversation_id).caller
-        await self._store.call_many([("HSETNX", key, name, value) for name, value in fields.items()])
+        is_new, *_ = await self._store.call_many([("HSETNX", key, name, value) for name, value in fields.items()])
+        return bool(is_new)
 
     async def forget(self, conversation_id: str) -> None:
         """Forget the caller of a conversation that does not begin; one that another door has begun keeps it."""
@@ -127,6 +133,7 @@ class Callers:
             is_answered="answered" in found,
             looks=int(found.get("looks", "0")),
             broker=found.get("broker"),
+            started_ms=int(found["started"]) if "started" in found else None,
         )
 
     async def decide(self, conversation_id: str, outcome: Mapping[str, Any]) -> str:
@@ -137,6 +144,11 @@ class Callers:
         )
         text: str = decided.decode()
         return text
+
+    async def note_start(self, conversation_id: str, started_ms: int) -> bool:
+        """Remember when the agent started; return whether this is the first note of it."""
+        key = self._store.keys(conversation_id).caller
+        return bool(await self._store.call("HSETNX", key, "started", started_ms))
 
     async def revoke(self, conversation_id: str) -> None:
         """Remember that the task was revoked. Idempotent."""
@@ -202,6 +214,20 @@ class Callers:
         if found:
             await self._store.call_many([("ZADD", names.awaited, "XX", due, cid) for cid in found])
         return [named for cid in found if (named := await self._named(names, cid))]
+
+    async def waiting(self, names: ShardKeys, *, limit: int) -> tuple[list[Caller], int]:
+        """Return those of a shard who have no answer yet, and how many more were not looked at."""
+        members = await self._store.call("ZRANGE", names.awaited, 0, limit - 1)
+        ids = [named for member in members if (named := await self._named(names, member))]
+        found = await asyncio.gather(*map(self._readable, ids))
+        waiting = [caller for caller in found if caller is not None and not (caller.outcome or caller.is_answered)]
+        return waiting, max(0, await self._store.call("ZCARD", names.awaited) - len(members))
+
+    async def _readable(self, conversation_id: str) -> Caller | None:
+        try:
+            return await self.of(conversation_id)
+        except (ValueError, SecretsLocked):
+            return None
 
     async def _named(self, names: ShardKeys, member: bytes) -> str:
         """Return the conversation that a member of the set names; one that names none is put aside."""

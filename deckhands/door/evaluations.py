@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +80,18 @@ class Evaluations:
         self._url = url
 
     def take(
-        self, task_id: str, previous: Sequence[Any], options: Mapping[str, Any], kept: Mapping[str, Any]
+        self,
+        task_id: str,
+        previous: Sequence[Any],
+        options: Mapping[str, Any],
+        kept: Mapping[str, Any],
+        *,
+        on_new: Callable[[], None] = lambda: None,
     ) -> dict[str, Any] | UsageError | None:
         """Begin an evaluation, or return its summary; None: it is under way. Idempotent.
+
+        Args:
+            on_new: called before the command of a task that is new starts.
 
         Returns:
             An error in place of the summary: it was given up.
@@ -126,10 +135,13 @@ class Evaluations:
             _log.warning("%s", line)
         request.tuning.check(len(models))
         ask(directory, asked)
-        is_new = Asker.waiting(directory, task_id) is None
+        earlier = Asker.waiting(directory, task_id)
+        is_new, started = earlier is None, earlier.started if earlier else SYSTEM_CLOCK.now().timestamp()
         # Before the look at the command: one that still runs answers all tasks that wait when it ends.
-        asker = Asker(task_id=task_id, options=dict(options), kept=dict(kept))
+        asker = Asker(task_id=task_id, options=dict(options), kept=dict(kept), started=started)
         asker.write(directory)
+        if is_new:
+            on_new()
         try:
             if not is_driven(directory):
                 self._start(directory, request.tuning, is_new=is_new)

@@ -134,6 +134,7 @@ class OutcomeWatcher:
                 if await self._desk.outcome(caller, await self._desk.meta(conversation_id)):
                     await self._answer(caller)
                     return
+                await self._runs.announce_start(caller)
                 self._getting_on.add(conversation_id)
                 if is_sweep:
                     await self._desk.callers.look_later(caller)

@@ -17,16 +17,17 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from typing import Any
 
 from broker.celery.canvas import FOLLOWERS
-from broker.celery.door_results import HARD_LIMIT, RETRIED, SOFT_LIMIT, revoked
+from broker.celery.door_results import HARD_LIMIT, RETRIED, RUN, SOFT_LIMIT, revoked
 from broker.contract.actions import ChangeAgentStateAction
 from broker.contract.events import Event
 from broker.contract.observations import AgentStateChangedObservation
+from broker.runtime.clock import to_millis
 from broker.runtime.errors import AdmissionRefused, UsageError
 from broker.runtime.failpoints import failpoint
 from broker.runtime.ids import new_key
@@ -40,6 +41,9 @@ from deckhands.door.failures import raised, unusable_callback
 from deckhands.tasks.requests import TaskRequest
 
 COMPLETIONS_AT_ONCE = 8
+MOST_SHOWN = 100
+MOST_LOOKED_AT = 1_000
+"""How many runs an answer of remote control has, and for how many of a shard it is looked up."""
 PRIORITIES: tuple[tuple[int, PriorityName], ...] = ((4, "interactive"), (6, "normal"), (9, "batch"))
 """Celery's numbers over Redis: 0 is the highest, and what every message has that names none."""
 
@@ -58,6 +62,7 @@ class RunMessage:
         priority: of the message; 0: none.
         time_limits: of the message, in seconds: the hard one and the soft one; None: there are none.
         refused: why what surrounds the request cannot be used; None: it can.
+        shown: what monitors see of the message.
     """
 
     task_id: str
@@ -69,6 +74,7 @@ class RunMessage:
     priority: int = 0
     time_limits: Sequence[Any] | None = None
     refused: UsageError | None = None
+    shown: Mapping[str, Any] = field(default_factory=dict)
 
     def request(self) -> tuple[TaskRequest, bytes | None, str]:
         """Return what is asked for, the file that its workspace starts with, and the time limit that bounds it.
@@ -113,16 +119,22 @@ class Runs:
             await self._stop_if_revoked(message.task_id)
             await (self._repeat(caller, message) if caller.is_answered else self.complete(conversation_id))
             return
-        request, archive, time_limit = message.request()
+        try:
+            request, archive, time_limit = message.request()
+        except UsageError:
+            await self._announce("received", message.task_id, **message.shown)
+            raise
+        shown = {name: message.shown.get(name) for name in ("args", "kwargs")}
         caller = Caller(
             conversation_id,
             CELERY,
             message.task_id,
-            kept={**message.kept, "time_limit": time_limit},
+            kept={**message.kept, "time_limit": time_limit, "shown": shown},
             is_headless=request.headless,
             broker=desk.broker,
         )
-        await desk.callers.keep(caller)
+        if await desk.callers.keep(caller):
+            await self._announce("received", message.task_id, **message.shown)
         if await desk.revocations.is_revoked(message.task_id):
             await desk.callers.decide(conversation_id, REVOKED)
             await self.complete(conversation_id)
@@ -184,9 +196,10 @@ class Runs:
         if now is None or now.is_answered:
             return
         failpoint("door.before_result")
+        await self.announce_start(now, ends=True)
         outcome, kept, results = json.loads(text), caller.kept or {}, self._desk.results
         value, failure = _ending_of(outcome)
-        seconds = (outcome.get("summary") or {}).get("duration_seconds")
+        seconds = await self._runtime_seconds(conversation_id, outcome)
         complete = partial(results.complete, caller.name, kept, value, failure=failure, runtime_seconds=seconds)
         try:
             await self._in_thread(complete)
@@ -199,6 +212,64 @@ class Runs:
             await self._in_thread(partial(results.complete, caller.name, _without_followers(kept), failure=unusable))
         failpoint("door.before_answered")
         await callers.answered(conversation_id)
+
+    async def in_flight(self, *, has_started: bool) -> list[dict[str, Any]]:
+        """Return runs that wait for their end, as Celery's remote control shows tasks; each door shows the same.
+
+        Args:
+            has_started: those whose agents work; otherwise those that have not started.
+        """
+        found, others = list[Caller](), 0
+        for names in self._desk.store.all_shards:
+            waiting, more = await self._desk.callers.waiting(names, limit=MOST_LOOKED_AT)
+            found += [caller for caller in waiting if self._is_shown(caller) and bool(caller.started_ms) == has_started]
+            others += more
+        if len(found) > MOST_SHOWN or others:
+            rest = max(0, len(found) - MOST_SHOWN)
+            _log.warning("the answer leaves out %d runs, and %d that were not looked at", rest, others)
+        return [_info_of(caller) for caller in found[:MOST_SHOWN]]
+
+    async def query(self, task_ids: Sequence[str]) -> dict[str, tuple[str, dict[str, Any]]]:
+        """Return those of the tasks that are runs without an end, each with its state as Celery names it."""
+        found = {}
+        for task_id in task_ids:
+            caller = await self._desk.callers.of(conversation_of_task(task_id))
+            if caller is not None and self._is_shown(caller) and not (caller.outcome or caller.is_answered):
+                found[task_id] = ("active" if caller.started_ms else "reserved", _info_of(caller))
+        return found
+
+    def _is_shown(self, caller: Caller) -> bool:
+        return caller.kind == CELERY and self._desk.is_own(caller)
+
+    async def announce_start(self, caller: Caller, *, ends: bool = False) -> None:
+        """Send the event that an agent has started, once over all doors, with the time that the log has.
+
+        Args:
+            ends: its task is completed now; if the agent has not started, its start is never announced.
+        """
+        if caller.kind != CELERY or caller.started_ms is not None:
+            return
+        conversation_id = caller.conversation_id
+        has_begun = bool(await self._desk.meta(conversation_id))
+        events = await self._desk.client.log.read(conversation_id) if has_begun else []
+        started = next(filter(_starts, events), None)
+        started_ms = to_millis(started.timestamp) if started is not None and started.timestamp is not None else 0
+        if (
+            (started_ms or ends)
+            and await self._desk.callers.note_start(caller.conversation_id, started_ms)
+            and started_ms
+        ):
+            await self._announce("started", caller.name, timestamp=started_ms / 1000)
+
+    async def _runtime_seconds(self, conversation_id: str, outcome: Mapping[str, Any]) -> float | None:
+        """Return how long an agent has worked, from its start to its last event; None: it has no summary."""
+        caller, updated = await self._desk.callers.of(conversation_id), (outcome.get("summary") or {}).get("updated")
+        if caller is None or not caller.started_ms or not updated:
+            return None
+        return max(0.0, datetime.fromisoformat(updated).timestamp() - caller.started_ms / 1000)
+
+    async def _announce(self, kind: str, task_id: str, **fields: Any) -> None:
+        await self._in_thread(partial(self._desk.results.announce, kind, task_id, **fields))
 
     async def _repeat(self, caller: Caller, message: RunMessage) -> None:
         """Store the result of a task again that was completed before; its producer may have lost it."""
@@ -221,6 +292,28 @@ def _ending_of(outcome: Mapping[str, Any]) -> tuple[Any, Exception | None]:
 
 def _without_followers(kept: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in kept.items() if name not in FOLLOWERS}
+
+
+def _info_of(caller: Caller) -> dict[str, Any]:
+    """Return a run as Celery's remote control shows a task."""
+    shown = (caller.kept or {}).get("shown") or {}
+    return {
+        "id": caller.name,
+        "name": RUN,
+        "args": shown.get("args"),
+        "kwargs": shown.get("kwargs"),
+        "type": RUN,
+        "time_start": caller.started_ms / 1000 if caller.started_ms else None,
+        "acknowledged": True,
+        "delivery_info": {},
+        "worker_pid": None,
+        "conversation_id": caller.conversation_id,
+    }
+
+
+def _starts(event: Event) -> bool:
+    """Return whether an event reports that the agent works."""
+    return isinstance(event, AgentStateChangedObservation) and event.agent_state is AgentState.RUNNING
 
 
 def _ends(event: Event) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from functools import cache, partial
 from typing import Any
 
 from celery import Celery, Task
@@ -21,13 +22,15 @@ from deckhands.door.evaluations import Evaluations
 from deckhands.door.failures import THROWN, TaskFailure, raised, refusal
 from deckhands.door.orders import TAKES
 from deckhands.door.revocations import moment_in
-from deckhands.door.runs import RunMessage
+from deckhands.door.runs import RunMessage, Runs
 from deckhands.door.service import Door
 from deckhands.evaluation.answering import EVALUATE
 
 MAX_BROADCASTS = 100
 """How many broadcasts that revoke tasks wait for their turn; one more is refused."""
 REVOCATIONS_AT_ONCE = 4
+LOOK_SECONDS = 2.0
+"""How long remote control waits for the store, and all other commands behind it."""
 MAX_NOTES = 100
 """How many notes of messages that cannot be used may be written at the same time."""
 
@@ -51,6 +54,8 @@ class DoorTasks:
             throws = THROWN
             Request = f"{DoorRequest.__module__}:{DoorRequest.__qualname__}"
             typing = False
+            send_events = False
+            """The door sends them, see `runs`."""
 
             def run(self, *previous: Any, **options: Any) -> None:
                 """Start the run."""
@@ -102,10 +107,23 @@ class DoorTasks:
             expires=expires,
             time_limits=getattr(request, LIMITS, None),
             refused=refused,
+            shown=shown_of(request),
             priority=int((request.delivery_info or {}).get("priority") or 0),
         )
         self.checked(lambda: self._door.runs.take(message))
         raise Ignore
+
+    def look(self, ask: Callable[[Runs], Coroutine[Any, Any, Any]]) -> Any:
+        """Ask something of the runs, for remote control, and return the answer.
+
+        Raises:
+            TimeoutError: the store does not answer.
+        """
+        answer = self._begin(lambda: ask(self._door.runs))
+        try:
+            return answer.result(LOOK_SECONDS)
+        finally:
+            answer.cancel()
 
     def revoke(self, task_ids: Sequence[str]) -> bool:
         """Stop runs, one after the other; returns at once, and says whether there was room for it."""
@@ -202,13 +220,23 @@ def evaluate_task(evaluations: Evaluations, results: TaskResults) -> Task:
         throws = (TaskFailure,)
         Request = f"{DoorRequest.__module__}:{DoorRequest.__qualname__}"
         typing = False
+        send_events = False
 
         def run(self, *previous: Any, **options: Any) -> None:
             """Begin it; the command that carries it out completes the task."""
             request = self.request
-            _check_followers(request)
+            announce = partial(results.announce, task_id=request.id, task=EVALUATE)
+            received = cache(partial(announce, "received", **shown_of(request)))
+
+            def begin() -> None:
+                received()
+                announce("started")
+
             kept = {name: getattr(request, name, None) for name in KEPT}
             try:
+                error = _refused_in(request)
+                if error is not None:
+                    raise error
                 if getattr(request, BEGINS, None):
                     raise UsageError(f"{EVALUATE} cannot be used with an eta: it is carried out at once.")
                 if any(getattr(request, LIMITS, None) or ()):
@@ -216,8 +244,9 @@ def evaluate_task(evaluations: Evaluations, results: TaskResults) -> Task:
                         f"{EVALUATE} cannot be used with a time limit of Celery's.",
                         remedy="Give it max_seconds, which holds for each attempt.",
                     )
-                found = evaluations.take(request.id, previous, options, kept)
+                found = evaluations.take(request.id, previous, options, kept, on_new=begin)
             except DeckhandsError as error:
+                received()
                 raise raised(refusal(error)) from None
             if found is not None and not request.ignore_result:
                 failure = raised(refusal(found)) if isinstance(found, UsageError) else None
@@ -225,6 +254,19 @@ def evaluate_task(evaluations: Evaluations, results: TaskResults) -> Task:
             raise Ignore
 
     return Evaluate()
+
+
+def shown_of(request: Any) -> dict[str, Any]:
+    """Return what monitors see of a message when it is received: its arguments are cut and masked by then."""
+    return {
+        "args": getattr(request, "argsrepr", None),
+        "kwargs": getattr(request, "kwargsrepr", None),
+        "root_id": request.root_id,
+        "parent_id": request.parent_id,
+        "retries": request.retries or 0,
+        "eta": getattr(request, BEGINS, None),
+        "expires": request.expires,
+    }
 
 
 def _refused_in(request: Any) -> UsageError | None:

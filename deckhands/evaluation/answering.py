@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from broker.celery.door_app import make_door_app
 from broker.celery.door_results import TaskResults
+from broker.runtime.clock import SYSTEM_CLOCK
 from broker.runtime.ids import new_key
 from broker.runtime.settings import BrokerSettings
 from deckhands.evaluation.directory import SUMMARY
@@ -37,6 +38,7 @@ class Asker(BaseModel):
         options: its arguments; empty once it is over.
         failure: why it was given up; empty: it was not.
         starts: how often the command for its evaluation was started again.
+        started: when the first one was started, in Unix seconds; 0: a version that does not say has begun it.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -46,6 +48,7 @@ class Asker(BaseModel):
     kept: dict[str, Any] = {}
     failure: str = ""
     starts: int = 0
+    started: float = 0.0
 
     @classmethod
     def waiting(cls, directory: Path, task_id: str) -> Self | None:
@@ -109,7 +112,8 @@ def answer(directory: Path, *, failure: Exception | None = None) -> None:
     value = None if failure else json.loads((directory / SUMMARY).read_text(encoding="utf-8"))
     for asker in askers:
         asker.end(directory, str(failure.args[0]) if failure else "")
-        results.complete(asker.task_id, asker.kept, value, failure=failure, task=EVALUATE)
+        seconds = SYSTEM_CLOCK.now().timestamp() - asker.started if asker.started else None
+        results.complete(asker.task_id, asker.kept, value, failure=failure, task=EVALUATE, runtime_seconds=seconds)
         asker.forget(directory)
 
 

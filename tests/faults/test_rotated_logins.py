@@ -102,6 +102,7 @@ async def rotated(tmp_path: Path) -> AsyncIterator[Rotated]:
 async def test_workers_read_a_rotated_password_again(rotated: Rotated) -> None:
     cluster = rotated
     cluster.start_everybody()
+    await cluster.run_as_task()
     ids = await cluster.submit(steps(5, seconds=0.5), count=3)
     await cluster.until(lambda: all("begin-0" in cluster.effects(cid) for cid in ids))
     await cluster.client.aclose()
