@@ -191,7 +191,9 @@ def test_quotas_and_servers_are_files_that_say_nothing_until_somebody_fills_them
     assert QuotaTable.of_setting(str(ROOT / files["quotas"])) == QuotaTable()
     assert TenantTable.of_setting(str(ROOT / files["tenants"])) == TenantTable()
     assert isinstance(load_hooks(str(ROOT / files["hooks"])), Hooks)
-    profiles = Profiles.from_env({"LLM_CONFIG": str(ROOT / files["models"]), "LLM_MODEL": "anthropic/claude-sonnet-4-5"})
+    profiles = Profiles.from_env(
+        {"LLM_CONFIG": str(ROOT / files["models"]), "LLM_MODEL": "anthropic/claude-sonnet-4-5"}
+    )
     assert [entry.name for entry in profiles.table.entries] == ["anthropic/claude-sonnet-4-5"]
     assert read_servers(ROOT / files["mcp"], {}) == ()
     mounted = {name: services()[name]["configs"] for name in STAYING if "configs" in services()[name]}
