@@ -146,7 +146,8 @@ async def refusals(server: Server) -> list[Any]:
     admin = MultiplexedConnection(server.admin)
     found: list[Any] = await admin.call("ACL", "LOG")
     await admin.aclose()
-    return found
+    # Our own connection asks which server it has reached; where a producer has no right to know, it does without.
+    return [entry for entry in found if entry[entry.index(b"object") + 1] != b"info"]
 
 
 async def allowed_of(commands: Iterable[str], url: str) -> list[str]:

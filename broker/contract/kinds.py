@@ -309,7 +309,7 @@ def share_names(part: BaseModel) -> None:
     """
     object.__setattr__(part, "__pydantic_fields_set__", _names(frozenset(part.__pydantic_fields_set__)))
     for value in part.__dict__.values():
-        if _is_part(type(value)):  # type: ignore[arg-type]  (mypy: no class is hashable)
+        if _is_part(type(value)):  # type: ignore[arg-type]
             share_names(value)
 
 

@@ -5,8 +5,8 @@
     deck:tools:failed              hash     while alive    worker → the tools it cannot offer, and why (JSON)
     deck:inbox                     stream   until done     tasks of a trusted producer that speaks no Celery
     deck:inbox:<name>              stream   until removed  the same, of one producer alone
-    deck:inbox…:moved              hash     until read     streams that had no id left → when they were moved (ms)
-    deck:inbox…:moved:<id>         stream   until read     such a stream
+    deck:inbox:moved               hash     until read     streams that had no id left → when they were moved (ms)
+    deck:inbox:moved:<id>          stream   until read     such a stream; likewise for `deck:inbox:<name>`
     deck:producers                 hash     until removed  producer with its own stream → its tenant (JSON)
     deck:replies:<name>            stream   seven days     what became of them, for the producer of that name
     deck:{k}:index                 zset     for ever       conversation → created (ms)

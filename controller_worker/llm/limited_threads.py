@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextvars import copy_context
-from functools import partial
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from controller_worker.llm.errors import LLMConfigError
@@ -65,7 +64,7 @@ class LimitedThreads:
                 remedy="Restart the controller worker, and see its log for what blocks.",
             )
         has_ended = is_abandoned = False
-        call = partial(copy_context().run, function, *arguments)
+        context = copy_context()
 
         def count_end() -> None:
             nonlocal has_ended
@@ -75,7 +74,7 @@ class LimitedThreads:
 
         def work() -> T:
             try:
-                return call()
+                return context.run(function, *arguments)
             finally:
                 count_end()
 

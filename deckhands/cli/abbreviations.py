@@ -144,7 +144,7 @@ def conversation_or_task(
         def call(*, task: str | None, **values: Any) -> Any:
             if (task is None) == (values[name] is None):
                 raise UsageError(
-                    "It is not clear which conversation is meant.", remedy="Name its id, or pass --task, and not both."
+                    "It is not clear which conversation is meant.", remedy="Name its ID, or pass --task, and not both."
                 )
             if task is None:
                 return command(task=None, **values)

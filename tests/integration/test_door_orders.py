@@ -354,7 +354,7 @@ async def test_commands_find_the_conversation_of_a_task(producer: Producer, tmp_
         assert missing.code != 0
         assert "The Celery task 'no\\nsuch' has no conversation." in missing.err
     unclear = await call("show")
-    assert (unclear.code, "Name its id, or pass --task" in unclear.err) == (2, True)
+    assert (unclear.code, "Name its ID, or pass --task" in unclear.err) == (2, True)
     assert (await call("show", conversation_id, "--task", result.id)).code == 2
     assert "The idempotency key is empty" not in (empty := await call("show", "--task", "")).err
     assert empty.code == 2
