@@ -219,7 +219,7 @@ def make_door_app(broker_url: str, result_url: str) -> Celery:
     # Or each callback that is sent would be listened for, by a worker that never asks.
     _set_task_join_will_block(True)
     result_backend, login = split_login(result_url)
-    return make_app(
+    app = make_app(
         "door",
         broker_url,
         DoorMessages,
@@ -240,3 +240,8 @@ def make_door_app(broker_url: str, result_url: str) -> Celery:
         | {"visibility_timeout": VISIBILITY_SECONDS, "unacked_mutex_expire": VISIBILITY_SECONDS}
         | {f"{name}_key": key for name, key in PLACES.items()},
     )
+    # Celery calls an errback that is registered here, with the door's rights; any other it sends.
+    app.finalize(auto=True)
+    for name in [name for name in app.tasks if not name.startswith(OWN_TASKS)]:
+        app.tasks.unregister(name)
+    return app

@@ -67,6 +67,11 @@ REFUSED: dict[str, Any] = {
     "chunks-without-size": nested("chunks", task=signature(), it=[]),
     "chunks-of-none": nested("chunks", task=signature(), it=[[1]], n=0),
     "text-arguments": signature(args="ab"),
+    "starmap-without-kind": signature(task="celery.starmap", immutable=True, kwargs={"task": signature(), "it": []}),
+    "map-of-starmap": nested("xmap", task=signature(task="celery.starmap"), it=[]),
+    "built-in-task": signature(task="celery.chord_unlock"),
+    "chained-built-in": signature(options={"chain": [signature(task="celery.map")]}),
+    "chord-to-a-result": signature(options={"chord": signature(options={"queue": "celery-task-meta-victim"})}),
     "list": [[signature()], 3],
     "text": "shop.report",
 }
