@@ -51,10 +51,10 @@ def results_away() -> TaskResults:
     return TaskResults(app)
 
 
-class Completions:
+class Completions(TaskResults):
     """Results that record which tasks were completed; each attempt may fail first."""
 
-    def __init__(self, *errors: Exception) -> None:
+    def __init__(self, *errors: Exception) -> None:  # there is no application
         self.errors = list(errors)
         self.completed: list[tuple[str, Exception | None]] = []
 
