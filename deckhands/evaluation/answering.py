@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -18,9 +19,10 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from broker.celery.door_app import make_door_app
-from broker.celery.door_results import TaskResults
+from broker.celery.door_results import TaskResults, is_temporary
 from broker.runtime.ids import new_key
 from broker.runtime.settings import BrokerSettings
+from deckhands.door.failures import raised, unusable_callback
 from deckhands.evaluation.directory import SUMMARY
 
 TASKS = "tasks"
@@ -28,6 +30,8 @@ WAITS, OVER = ".json", ".over.json"
 MAX_OVER = 1_000
 """How many tasks of one evaluation are kept; the oldest are forgotten."""
 EVALUATE = "deckhands.evaluate"
+
+_log = logging.getLogger(__name__)
 
 
 class Asker(BaseModel):
@@ -109,7 +113,17 @@ def answer(directory: Path, *, failure: Exception | None = None) -> None:
     value = None if failure else json.loads((directory / SUMMARY).read_text(encoding="utf-8"))
     for asker in askers:
         asker.end(directory, str(failure.args[0]) if failure else "")
-        results.complete(asker.task_id, asker.kept, value, failure=failure, task=EVALUATE)
+        try:
+            results.settle(
+                *(asker.task_id, asker.kept, value),
+                failure=failure,
+                unusable=lambda error: raised(unusable_callback(error, evaluation=directory.name)),
+                task=EVALUATE,
+            )
+        except Exception as error:
+            if is_temporary(error):
+                raise
+            _log.exception("the task %s of an evaluation cannot be completed", ascii(asker.task_id))
         asker.forget(directory)
 
 
