@@ -63,19 +63,11 @@ def refusal(error: DeckhandsError) -> dict[str, Any]:
     return {"kind": RequestRefused.__name__, "message": str(error), "code": error.code, "conversation_id": ""}
 
 
-def unusable_callback(error: Exception, conversation_id: str = "", *, evaluation: str = "") -> dict[str, Any]:
-    """Return the failure of a task that has ended and whose callbacks cannot be sent, as plain JSON values.
-
-    Args:
-        conversation_id: of its agent; empty: it was an evaluation.
-        evaluation: the name of the evaluation's directory.
-    """
-    what, where = "agent", f"`deckhands show {conversation_id}` has the agent's result"
-    if not conversation_id:
-        what, where = "evaluation", f"the directory {evaluation} has its results"
+def unusable_callback(error: Exception, conversation_id: str) -> dict[str, Any]:
+    """Return the failure of a task whose agent has ended and whose callbacks cannot be sent, as plain JSON values."""
     message = (
-        f"The {what} has ended, but what follows its task cannot be carried out: {type(error).__name__}: "
-        f"{str(error)[:MAX_REASON_CHARS]}. {where[0].upper()}{where[1:]}."
+        f"The agent has ended, but what follows its task cannot be carried out: {type(error).__name__}: "
+        f"{str(error)[:MAX_REASON_CHARS]}. `deckhands show {conversation_id}` has the agent's result."
     )
     return {
         "kind": TaskFailure.__name__,

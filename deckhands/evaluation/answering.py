@@ -22,7 +22,6 @@ from broker.celery.door_app import make_door_app
 from broker.celery.door_results import TaskResults, is_temporary
 from broker.runtime.ids import new_key
 from broker.runtime.settings import BrokerSettings
-from deckhands.door.failures import raised, unusable_callback
 from deckhands.evaluation.directory import SUMMARY
 
 TASKS = "tasks"
@@ -30,6 +29,9 @@ WAITS, OVER = ".json", ".over.json"
 MAX_OVER = 1_000
 """How many tasks of one evaluation are kept; the oldest are forgotten."""
 EVALUATE = "deckhands.evaluate"
+MAX_REASON_CHARS = 300
+TASK_FAILURE: type[Exception] = type("TaskFailure", (Exception,), {"__module__": "deckhands.door.failures"})
+"""The door's exception as Celery stores it, by name and module; the door imports this package, not the reverse."""
 
 _log = logging.getLogger(__name__)
 
@@ -117,7 +119,7 @@ def answer(directory: Path, *, failure: Exception | None = None) -> None:
             results.settle(
                 *(asker.task_id, asker.kept, value),
                 failure=failure,
-                unusable=lambda error: raised(unusable_callback(error, evaluation=directory.name)),
+                unusable=lambda error: _unusable_callback(error, directory),
                 task=EVALUATE,
             )
         except Exception as error:
@@ -125,6 +127,14 @@ def answer(directory: Path, *, failure: Exception | None = None) -> None:
                 raise
             _log.exception("the task %s of an evaluation cannot be completed", ascii(asker.task_id))
         asker.forget(directory)
+
+
+def _unusable_callback(error: Exception, directory: Path) -> Exception:
+    message = (
+        f"The evaluation has ended, but what follows its task cannot be carried out: {type(error).__name__}: "
+        f"{str(error)[:MAX_REASON_CHARS]}. The directory {directory.name} has its results."
+    )
+    return TASK_FAILURE(message, "unusable_callback", "")
 
 
 def _write(asker: Asker, path: Path) -> None:
