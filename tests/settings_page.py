@@ -67,10 +67,10 @@ PASSED_TO_TOOL_WORKERS = (
     "servers name, and of all others only these:"
 )
 PASSED_TO_OTHERS = (
-    "Doors, jobs workers and beats that `up`, `door`, `jobs` or `beat` starts get, of these, neither `SANDBOX_ENV_*` nor "
-    "`NO_CHANGE_TIMEOUT_SECONDS`, and no variable that tool workers are passed. Jobs workers also get the variables of "
-    "the cloud that `DECKHANDS_ARCHIVE` or `DECKHANDS_CHECKPOINTS` names: `AWS_*`, `GOOGLE_*` and `GCS_*`, or `AZURE_*`, "
-    "and `FSSPEC_*`. Controller workers get everything, and only they get `LLM_*` and the keys of providers."
+    "Doors, jobs workers and beats that `up`, `door`, `jobs` or `beat` starts get, of these, none of `SANDBOX_ENV_*`, "
+    "`NO_CHANGE_TIMEOUT_SECONDS` and `PLAYWRIGHT_*`, and no variable that tool workers are passed. Jobs workers also get "
+    "the variables of the cloud that `DECKHANDS_ARCHIVE` or `DECKHANDS_CHECKPOINTS` names, and tool workers those of the "
+    "cloud that `DECKHANDS_CHECKPOINTS` names: `AWS_*`, `GOOGLE_*` and `GCS_*`, or `AZURE_*`, and `FSSPEC_*`. Controller workers get everything, and only they get `LLM_*` and the keys of providers."
 )
 OTHERS = (
     (

@@ -34,6 +34,8 @@ PARTS: dict[str, dict[str, tuple[type, ...]]] = {
     "chunks": {"task": (Mapping,), "it": (list, tuple), "n": (int,)},
 }
 """The kinds of signatures beside that of one task, and the arguments that each needs."""
+SENT_AS_TASK = frozenset({"celery.accumulate"})
+"""Celery's own tasks that its canvas names without a kind: the one that ends a task which a group replaces."""
 
 _Name = Annotated[StrictStr, Field(max_length=256)]
 _Seconds = Annotated[float, Field(strict=True, ge=-LONGEST_SECONDS, le=LONGEST_SECONDS)]
@@ -124,7 +126,7 @@ def with_ids(value: Any, place: str, depth: int = 0) -> Any:
     if kind not in ("chord", "chain"):
         options.setdefault("task_id", None)
         options["task_id"] = options["task_id"] or id_at(place)
-    for name in ("link", "link_error"):
+    for name in ("link", "link_error", "chain", "chord"):
         if name in options:
             options[name] = with_ids(options[name], f"{place}/{name}", depth + 1)
     return {**value, "options": options, "kwargs": arguments}
@@ -138,6 +140,11 @@ def _check(signature: Mapping[str, Any]) -> None:
         raise UsageError(
             "A callback of the task is not a Celery signature.",
             remedy="Each has a task (its name), args (a list), kwargs and options (objects).",
+        )
+    if signature.get("subtask_type") is None and str(name).startswith("celery.") and name not in SENT_AS_TASK:
+        raise UsageError(
+            f"A callback of the task names Celery's own task {ascii(name)[:100]}.",
+            remedy="Name a task of your application, or build a group, chain, chord or map by Celery's canvas.",
         )
     _check_parts(signature)
     _check_options(signature, signature.get("options") or {})
@@ -174,6 +181,8 @@ def _check_parts(signature: Mapping[str, Any]) -> None:
                 f"A callback of the task cannot be used: the {kind} has no {name} of the right form.",
                 remedy="Build it by Celery's canvas.",
             )
+    if kind in ("xmap", "xstarmap", "chunks"):
+        _check(arguments["task"])
 
 
 def _check_options(signature: Mapping[str, Any], options: Mapping[str, Any]) -> None:

@@ -12,12 +12,14 @@ Does not: keep what the broker loses.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from celery import Celery
 from celery._state import _set_task_join_will_block
+from celery.app.task import Context
 from celery.exceptions import NotRegistered
-from celery.states import FAILURE, READY_STATES
+from celery.states import READY_STATES
 from celery.worker.request import ExceptionWithTraceback, Request
 from kombu.exceptions import OperationalError
 from kombu.utils.json import dumps
@@ -140,7 +142,7 @@ class DoorConsumer(WorkerConsumer):
         try:
             backend = self.app.backend
             if backend.get_state(task_id) not in READY_STATES:  # the id may be that of another task, which has ended
-                backend.store_result(task_id, failure, FAILURE)
+                backend.mark_as_failure(task_id, failure, request=_request_in_chord(message, task_id))
         except Exception as unwritten:  # noqa: BLE001  (the outer edge: the result backend may be away)
             note_dropped("the failure of a Celery task message", unwritten)
 
@@ -197,11 +199,33 @@ def _bound(message: Any, arguments: Any, options: Any, embedded: Mapping[str, An
     try:
         following = followers(headers["id"], found)
     except UsageError as error:
-        following, refused = dict.fromkeys(FOLLOWERS), [error.message, error.remedy]
+        following, refused = _chord_alone(headers["id"], found), [error.message, error.remedy]
     if following != embedded:  # what else stands there would change the headers
         message.body = dumps([arguments, options, following])
         message._decoded_cache = None  # noqa: SLF001  (kombu keeps what it has read of the body)
     return refused
+
+
+def _request_in_chord(message: Any, task_id: str) -> Context | None:
+    """Return what counts an unusable message as a part of its chord; None: it is in none, or that cannot be read."""
+    headers = message.headers
+    try:
+        if UNUSABLE in headers or len(message.body) > MAX_BODY_CHARS:
+            return None
+        following = _chord_alone(task_id, {"chord": message.decode()[2].get("chord")})
+    except Exception:  # noqa: BLE001  (the body is anything)
+        return None
+    group, index = headers.get("group"), headers.get("group_index")
+    if not following["chord"] or not isinstance(group, str) or not isinstance(index, int | None):
+        return None
+    return Context(id=task_id, group=group, group_index=index, chord=following["chord"])
+
+
+def _chord_alone(task_id: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return of what follows a task only its chord, which waits for the count; nothing if that cannot be used."""
+    with suppress(UsageError):
+        return followers(task_id, {"chord": found["chord"]})
+    return dict.fromkeys(FOLLOWERS)
 
 
 def shown(arguments: Any, options: Mapping[str, Any]) -> str:
@@ -226,7 +250,7 @@ def make_door_app(broker_url: str, result_url: str) -> Celery:
     # Or each callback that is sent would be listened for, by a worker that never asks.
     _set_task_join_will_block(True)
     result_backend, login = split_login(result_url)
-    return make_app(
+    app = make_app(
         "door",
         broker_url,
         DoorMessages,
@@ -247,3 +271,8 @@ def make_door_app(broker_url: str, result_url: str) -> Celery:
         | {"visibility_timeout": VISIBILITY_SECONDS, "unacked_mutex_expire": VISIBILITY_SECONDS}
         | {f"{name}_key": key for name, key in PLACES.items()},
     )
+    # Celery calls an errback that is registered here, with the door's rights; any other it sends.
+    app.finalize(auto=True)
+    for name in [name for name in app.tasks if not name.startswith(OWN_TASKS)]:
+        app.tasks.unregister(name)
+    return app

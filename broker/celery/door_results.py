@@ -10,7 +10,7 @@ Does not: run on an event loop. Every method blocks.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -21,7 +21,19 @@ from celery.canvas import group, maybe_signature
 from celery.contrib.abortable import ABORTED
 from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError, TimeLimitExceeded
 from celery.utils.saferepr import saferepr
-from redis.exceptions import RedisError, WatchError
+from redis.exceptions import (
+    AskError,
+    AuthenticationWrongNumberOfArgsError,
+    ClusterDownError,
+    ExecAbortError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+    WatchError,
+)
 
 from broker.celery.canvas import FOLLOWERS
 from broker.celery.door_app import AWAY
@@ -34,7 +46,16 @@ HARD_LIMIT, SOFT_LIMIT = TimeLimitExceeded.__name__, SoftTimeLimitExceeded.__nam
 TIME_LIMITS: dict[str, type[Exception]] = {HARD_LIMIT: TimeLimitExceeded, SOFT_LIMIT: SoftTimeLimitExceeded}
 """What callers expect of a task whose time is up."""
 RETRIED = (*AWAY, RedisError)
-"""Errors of the result backend or of the broker: a later attempt may succeed."""
+"""Errors of the result backend or of the broker: a later attempt may succeed, see `is_temporary`."""
+TEMPORARY = (
+    *(AskError, AuthenticationWrongNumberOfArgsError, ClusterDownError, ExecAbortError, NoScriptError),
+    *(OutOfMemoryError, ReadOnlyError, TryAgainError),
+)
+TEMPORARY_CODES = ("BUSY", "MISCONF", "NOREPLICAS", "UNBLOCKED")
+"""Replies of a server that it gives to any client for a while; all others concern the command and stay."""
+MAX_CAUSES = 10
+DROPPED = ((), ("callbacks", "errbacks", "chain"), FOLLOWERS)
+"""What follows a task and is given up, step by step; the chord last, because others wait for its count."""
 
 _log = logging.getLogger(__name__)
 
@@ -103,6 +124,38 @@ class TaskResults:
         except RETRIED as error:  # what it announces has happened all the same
             _log.warning("the event %s of the task %s cannot be sent: %s", kind, ascii(task_id), error)
 
+    def settle(
+        self,
+        task_id: str,
+        kept: Mapping[str, Any],
+        value: Any = None,
+        *,
+        failure: Exception | None = None,
+        unusable: Callable[[Exception], Exception],
+        task: str = RUN,
+        runtime_seconds: float | None = None,
+    ) -> None:
+        """Complete a task; if what follows it cannot be used, fail it, and carry out the rest of what follows.
+
+        Args:
+            unusable: returns the failure of a task whose followers cannot be used, for an error.
+
+        Raises:
+            OSError, OperationalError, RedisError: the broker or the result backend cannot be used; try again later.
+        """
+        for dropped in (None, *DROPPED):
+            rest = {name: found for name, found in kept.items() if name not in (dropped or ())}
+            try:
+                self.complete(task_id, rest, value, failure=failure, task=task, runtime_seconds=runtime_seconds)
+            except Exception as error:
+                if is_temporary(error) or dropped is FOLLOWERS:
+                    raise
+                if dropped is None:
+                    _log.error("what follows the task %s cannot be carried out: %r", ascii(task_id), error)
+                    value, failure = None, unusable(error)
+            else:
+                return
+
     def repeat(self, task_id: str, value: Any = None, *, failure: Exception | None = None) -> None:
         """Store the result of a task again if it was forgotten or has expired; nothing that follows is sent again."""
         backend = self._app.backend
@@ -170,6 +223,16 @@ class TaskResults:
 
     def _note_worker_name(self, sender: str, **_: Any) -> None:
         self._worker_name = sender
+
+
+def is_temporary(error: BaseException) -> bool:
+    """Return whether a later attempt may succeed; a command that the broker refuses is refused again."""
+    cause: BaseException | None = error
+    for _ in range(MAX_CAUSES):
+        if isinstance(cause, ResponseError):
+            return isinstance(cause, TEMPORARY) or str(cause).startswith(TEMPORARY_CODES)
+        cause = cause.__cause__ if cause is not None else None
+    return isinstance(error, RETRIED)
 
 
 def revoked(reason: str) -> Exception:

@@ -6,7 +6,7 @@ forges, passwords of databases) is the business of controller workers alone.
 Holds: a worker of any other role gets what programs need to run and our own settings, without those of models and
 without those that only other roles read; tool workers, too, the variables that the operator's file of MCP servers
 names and those that DECKHANDS_PASS_ENV names; jobs workers those of the cloud in which the archive or the checkpoints
-are.
+are, tool workers those of the cloud in which the checkpoints are.
 Does not: bound controller workers: they call models, and which variables a provider's library reads cannot be listed.
 """
 
@@ -23,13 +23,14 @@ CONTROLLER, TOOLS, DOOR, JOBS, BEAT = "controller", "tools", "door", "jobs", "be
 """The roles of workers, as the commands that start them are called."""
 
 OF_PROGRAMS = (
-    *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR", "XDG_*_HOME", "XDG_RUNTIME_DIR"),
+    *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "LC_*", "TZ", "XDG_*_HOME", "XDG_RUNTIME_DIR"),
+    *("TMPDIR", "TEMP", "TMP"),
     *("PYTHON*", "VIRTUAL_ENV", "LD_LIBRARY_PATH"),
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"),
-    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"),
     *("DECKHANDS_*", "OTEL_*"),
 )
-OF_TOOL_WORKERS = (*OF_PROGRAMS, "SANDBOX_ENV_*", "NO_CHANGE_TIMEOUT_SECONDS")
+OF_TOOL_WORKERS = (*OF_PROGRAMS, "SANDBOX_ENV_*", "NO_CHANGE_TIMEOUT_SECONDS", "PLAYWRIGHT_*")
 LISTED = {
     TOOLS: OF_TOOL_WORKERS,
     DOOR: (*OF_PROGRAMS, "OPENHANDS_USE_SDK_AGENTS"),
@@ -45,7 +46,8 @@ REFUSED = {
 }
 PASSED_ON, MCP_FILE = "DECKHANDS_PASS_ENV", "DECKHANDS_MCP"
 MAX_CAUSES = 10
-PLACES = ("DECKHANDS_ARCHIVE", "DECKHANDS_CHECKPOINTS")
+PLACES = {JOBS: ("DECKHANDS_ARCHIVE", "DECKHANDS_CHECKPOINTS"), TOOLS: ("DECKHANDS_CHECKPOINTS",)}
+"""The settings that name a place which a role reads and writes."""
 OF_CLOUDS = {
     "s3": ("AWS_*", "FSSPEC_*"),
     "gs": ("GOOGLE_*", "GCS_*", "FSSPEC_*"),
@@ -66,12 +68,11 @@ def worker_environment(role: str, environment: Mapping[str, str]) -> dict[str, s
     listed = [*LISTED[role]]
     if role == TOOLS:
         listed += [*_patterns(environment.get(PASSED_ON, "")), *_named_by(environment.get(MCP_FILE, ""))]
-    if role == JOBS:
-        for name in PLACES:
-            schemes, separator, _ = environment.get(name, "").strip().partition("://")
-            if separator:
-                scheme = schemes.rpartition("::")[2]
-                listed += OF_CLOUDS.get(SAME_CLOUD.get(scheme, scheme), ("FSSPEC_*",))
+    for name in PLACES.get(role, ()):
+        schemes, separator, _ = environment.get(name, "").strip().partition("://")
+        if separator:
+            scheme = schemes.rpartition("::")[2]
+            listed += OF_CLOUDS.get(SAME_CLOUD.get(scheme, scheme), ("FSSPEC_*",))
     refused = REFUSED[role]
     return {name: value for name, value in environment.items() if _fits(name, listed) and not _fits(name, refused)}
 

@@ -174,26 +174,30 @@ class Evaluations:
     def look(self) -> None:
         """Start commands again that have ended before their evaluations, and give up those that do so again and again.
 
-        Raises:
-            kombu.exceptions.OperationalError: the broker is away.
+        An evaluation with an error, such as an unavailable broker, is logged and tried again at the next look.
         """
         for tasks in sorted(self._root.glob(f"*/{TASKS}")) if self._root is not None else ():
-            directory, now = tasks.parent, SYSTEM_CLOCK.now().timestamp()
-            waiting = waiting_in(directory)
-            if not waiting or any(now - since < FORSAKEN_AFTER_SECONDS for _, since in waiting) or is_driven(directory):
-                continue
-            askers = [asker for asker, _ in waiting]
-            if all(asker.starts >= MOST_STARTS for asker in askers):
-                why = f"The command that carries out the evaluation {directory.name} has ended too early too often"
-                given_up = UsageError(f"{why}; {LOG} in its directory says more.")
-                answer(directory, failure=raised(refusal(given_up)))
-                continue
-            for asker in askers:
-                asker.model_copy(update={"starts": asker.starts + 1}).write(directory)
             try:
-                self._start(directory, _parsed((), askers[0].options).tuning, is_new=False)
-            except UsageError as error:
-                _log.warning("%s", error.message)
+                self._look_at(tasks.parent)
+            except Exception:  # noqa: BLE001  (one evaluation holds up no other)
+                _log.exception("the evaluation %s cannot be kept up", tasks.parent.name)
+
+    def _look_at(self, directory: Path) -> None:
+        waiting, now = waiting_in(directory), SYSTEM_CLOCK.now().timestamp()
+        if not waiting or any(now - since < FORSAKEN_AFTER_SECONDS for _, since in waiting) or is_driven(directory):
+            return
+        askers = [asker for asker, _ in waiting]
+        if all(asker.starts >= MOST_STARTS for asker in askers):
+            why = f"The command that carries out the evaluation {directory.name} has ended too early too often"
+            given_up = UsageError(f"{why}; {LOG} in its directory says more.")
+            answer(directory, failure=raised(refusal(given_up)))
+            return
+        for asker in askers:
+            asker.model_copy(update={"starts": asker.starts + 1}).write(directory)
+        try:
+            self._start(directory, _parsed((), askers[0].options).tuning, is_new=False)
+        except UsageError as error:
+            _log.warning("%s", error.message)
 
     def _dataset(self, request: _Request, directory: Path) -> str:
         if isinstance(request.dataset, list):

@@ -22,7 +22,6 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from broker.celery.canvas import FOLLOWERS
 from broker.celery.door_results import HARD_LIMIT, RETRIED, RUN, SOFT_LIMIT, revoked
 from broker.contract.actions import ChangeAgentStateAction
 from broker.contract.events import Event
@@ -199,17 +198,18 @@ class Runs:
         await self.announce_start(now, ends=True)
         outcome, kept, results = json.loads(text), caller.kept or {}, self._desk.results
         value, failure = _ending_of(outcome)
-        seconds = await self._runtime_seconds(conversation_id, outcome)
-        complete = partial(results.complete, caller.name, kept, value, failure=failure, runtime_seconds=seconds)
+        settle = partial(
+            results.settle,
+            *(caller.name, kept, value),
+            failure=failure,
+            unusable=lambda error: raised(unusable_callback(error, conversation_id)),
+            runtime_seconds=await self._runtime_seconds(conversation_id, outcome),
+        )
         try:
-            await self._in_thread(complete)
+            await self._in_thread(settle)
         except RETRIED as error:
             _log.warning("the task %s cannot be completed now; it is tried again: %s", ascii(caller.name), error)
             return
-        except Exception as error:  # noqa: BLE001  (whatever is wrong with callbacks that a producer has written)
-            _log.error("what follows the task %s cannot be carried out: %r", ascii(caller.name), error)
-            unusable = raised(unusable_callback(error, conversation_id))
-            await self._in_thread(partial(results.complete, caller.name, _without_followers(kept), failure=unusable))
         failpoint("door.before_answered")
         await callers.answered(conversation_id)
 
@@ -288,10 +288,6 @@ def _ending_of(outcome: Mapping[str, Any]) -> tuple[Any, Exception | None]:
     if "failure" in outcome:
         return None, raised(outcome["failure"])
     return None, revoked(str(outcome.get("reason", "")))
-
-
-def _without_followers(kept: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in kept.items() if name not in FOLLOWERS}
 
 
 def _info_of(caller: Caller) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from celery import Celery, Task
 from celery.exceptions import Ignore
 
 from broker.celery.bootstep import LoopThread
-from broker.celery.canvas import FOLLOWERS
 from broker.celery.door_app import BEGINS, LIMITS, REFUSED, DoorRequest
 from broker.celery.door_results import KEPT, TaskResults
 from broker.runtime.errors import DeckhandsError, UsageError
@@ -97,7 +96,6 @@ class DoorTasks:
             eta, expires = moment_in(getattr(request, BEGINS, None)), moment_in(request.expires)
         except UsageError as error:
             refused = error
-            request.update(dict.fromkeys(FOLLOWERS))
         message = RunMessage(
             task_id=request.id,
             previous=previous,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -18,7 +19,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from broker.celery.door_app import make_door_app
-from broker.celery.door_results import TaskResults
+from broker.celery.door_results import TaskResults, is_temporary
 from broker.runtime.clock import SYSTEM_CLOCK
 from broker.runtime.ids import new_key
 from broker.runtime.settings import BrokerSettings
@@ -29,6 +30,11 @@ WAITS, OVER = ".json", ".over.json"
 MAX_OVER = 1_000
 """How many tasks of one evaluation are kept; the oldest are forgotten."""
 EVALUATE = "deckhands.evaluate"
+MAX_REASON_CHARS = 300
+TASK_FAILURE: type[Exception] = type("TaskFailure", (Exception,), {"__module__": "deckhands.door.failures"})
+"""The door's exception as Celery stores it, by name and module; the door imports this package, not the reverse."""
+
+_log = logging.getLogger(__name__)
 
 
 class Asker(BaseModel):
@@ -113,8 +119,27 @@ def answer(directory: Path, *, failure: Exception | None = None) -> None:
     for asker in askers:
         asker.end(directory, str(failure.args[0]) if failure else "")
         seconds = SYSTEM_CLOCK.now().timestamp() - asker.started if asker.started else None
-        results.complete(asker.task_id, asker.kept, value, failure=failure, task=EVALUATE, runtime_seconds=seconds)
+        try:
+            results.settle(
+                *(asker.task_id, asker.kept, value),
+                failure=failure,
+                unusable=lambda error: _unusable_callback(error, directory),
+                task=EVALUATE,
+                runtime_seconds=seconds,
+            )
+        except Exception as error:
+            if is_temporary(error):
+                raise
+            _log.exception("the task %s of an evaluation cannot be completed", ascii(asker.task_id))
         asker.forget(directory)
+
+
+def _unusable_callback(error: Exception, directory: Path) -> Exception:
+    message = (
+        f"The evaluation has ended, but what follows its task cannot be carried out: {type(error).__name__}: "
+        f"{str(error)[:MAX_REASON_CHARS]}. The directory {directory.name} has its results."
+    )
+    return TASK_FAILURE(message, "unusable_callback", "")
 
 
 def _write(asker: Asker, path: Path) -> None:

@@ -351,9 +351,9 @@ def _become(role: str, chosen: dict[str, Any]) -> NoReturn:
     url = store_url(settings)
     asyncio.run(_check_store(url, settings))
     if settings.url is None:
-        environment |= {"DECKHANDS_URL": url, "DECKHANDS_CELERY_URL": celery_url_beside(url)}
-    elif not environment.get("DECKHANDS_CELERY_URL"):
-        environment["DECKHANDS_CELERY_URL"] = celery_url_beside(url)
+        environment |= {"DECKHANDS_URL": url, "DECKHANDS_CELERY_URL": "", "DECKHANDS_CELERY_URL_FILE": ""}
+    if role == BEAT:  # the others take it from the store's URL, or from its file each time they connect
+        environment |= {"DECKHANDS_CELERY_URL": celery_url_beside(url)}
     _execute(role, environment)
 
 

@@ -94,6 +94,7 @@ async def cluster(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Clu
             "DECKHANDS_CELERY_URL": queue.queue,
             "DECKHANDS_HOME": str(tmp_path / "home"),
             "DECKHANDS_SANDBOX": "none",
+            "LLM_SCRIPTS_DIR": "/",  # tests write scripts where they like
             "DECKHANDS_WORKSPACE_ENDS_WITH_WORKER": "1",
             "DECKHANDS_EVALUATIONS": str(tmp_path / "evaluations"),
         }

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from celery import Celery
 
+from broker.coordination.membership import members
 from broker.runtime.errors import OutcomeUnknown, StoreMisconfigured, StoreUnavailable
 from broker.store.connection import MultiplexedConnection
 from broker.store.store import open_store
@@ -162,3 +163,36 @@ async def test_certificates_are_read_again(tmp_path: Path) -> None:
         assert await connection.call("PING") == b"PONG"
         for one in (connection, admin):
             await one.aclose()
+
+
+@pytest.mark.parametrize("names_store", ["DECKHANDS_URL", "DECKHANDS_URL_FILE"])
+@pytest.mark.parametrize("names_celery", [False, True])
+async def test_a_command_leaves_the_files_of_urls_to_its_worker(
+    rotated: Rotated, names_store: str, names_celery: bool
+) -> None:
+    rotated.write_file()
+    celery_file = rotated.root / "celery-url"
+    celery_file.write_text(rotated.url.replace("unix", "redis+socket") + "?virtual_host=1")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("DECKHANDS_", "LLM_"))}
+    environment |= {"DECKHANDS_HOME": str(rotated.root / "home")}
+    environment[names_store] = str(rotated.file) if names_store.endswith("_FILE") else rotated.url
+    if names_celery:
+        environment["DECKHANDS_CELERY_URL_FILE"] = str(celery_file)
+    log = rotated.root / "controller.log"
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "deckhands", "controller"), env=environment, stdout=output, stderr=output
+        )
+    try:
+
+        async def has_registered() -> bool:
+            assert process.returncode is None, log.read_text()
+            return bool(await members(rotated.client.store))
+
+        await rotated.until(has_registered, limit=60, what="a controller worker")
+        theirs = Path(f"/proc/{process.pid}/environ").read_text().split("\0")
+        assert not any(variable.startswith("DECKHANDS_CELERY_URL=") for variable in theirs)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
+
+import pytest
+from celery import chord
 
 from tests.door_parts import Producer, saying
 from tests.polling import until
@@ -67,6 +71,11 @@ REFUSED: dict[str, Any] = {
     "chunks-without-size": nested("chunks", task=signature(), it=[]),
     "chunks-of-none": nested("chunks", task=signature(), it=[[1]], n=0),
     "text-arguments": signature(args="ab"),
+    "starmap-without-kind": signature(task="celery.starmap", immutable=True, kwargs={"task": signature(), "it": []}),
+    "map-of-starmap": nested("xmap", task=signature(task="celery.starmap"), it=[]),
+    "built-in-task": signature(task="celery.chord_unlock"),
+    "chained-built-in": signature(options={"chain": [signature(task="celery.map")]}),
+    "chord-to-a-result": signature(options={"chord": signature(options={"queue": "celery-task-meta-victim"})}),
     "list": [[signature()], 3],
     "text": "shop.report",
 }
@@ -99,3 +108,32 @@ async def test_unusual_callbacks_are_sent_or_refused_by_type(producer: Producer)
         assert (name, type(result.result).__name__) == (name, kind), result.result
     assert parents() == set(SENT)
     assert "Traceback" not in producer.cluster.log_of("d1")
+
+
+async def test_a_callback_that_the_broker_refuses_fails_its_task_once(producer: Producer) -> None:
+    broker = producer.app.backend.client
+    broker.set("typed", "no list")
+    links = [producer.app.signature("shop.report", queue=queue) for queue in ("shop", "typed")]
+    result = producer.run(turns=saying("done"), link=links)
+    await producer.until_state(result, "SUCCESS", "FAILURE")
+    assert (result.state, result.result.args[1]) == ("FAILURE", "unusable_callback")
+    assert broker.llen("shop") == 1
+
+
+@pytest.mark.parametrize("fault", ["refused by the broker", "refused by type", "impossible time", "unknown task"])
+async def test_a_chord_ends_whatever_is_wrong_with_a_header(producer: Producer, fault: str) -> None:
+    producer.app.backend.client.set("typed", "no list")
+    odd = producer.signature("odd", saying("odd"))
+    match fault:
+        case "refused by the broker":
+            odd.link(producer.app.signature("shop.report", queue="typed"))
+        case "refused by type":
+            odd.link(producer.app.signature("celery.chord_unlock", queue="shop"))
+        case "impossible time":
+            odd.set(expires=datetime(2500, 1, 1, tzinfo=UTC))
+        case _:
+            odd = producer.app.signature("deckhands.nosuch", queue="deckhands")
+    fine = producer.signature("fine", saying("fine"))
+    body = chord([odd, fine], app=producer.app)(producer.signature("body", saying("all")))
+    await producer.until_state(body, "FAILURE")
+    assert type(body.result).__name__ == "ChordError"

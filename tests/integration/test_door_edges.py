@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,11 @@ from broker.runtime.errors import UsageError
 from broker.store.embedded import EmbeddedValkey
 from deckhands.door.callers import CELERY, Caller
 from deckhands.door.desk import REVOKED, Desk, conversation_of_task
+from deckhands.door.evaluations import MOST_STARTS, Evaluations
 from deckhands.door.revocations import moment_in
 from deckhands.door.runs import Runs
+from deckhands.evaluation.answering import TASKS, Asker, answer, waiting_in
+from deckhands.evaluation.directory import SUMMARY
 from tests.door_parts import Producer, all_present, saying
 from tests.faults.harness import steps
 from tests.polling import unhurried, until
@@ -51,10 +55,10 @@ def results_away() -> TaskResults:
     return TaskResults(app)
 
 
-class Completions:
+class Completions(TaskResults):
     """Results that record which tasks were completed; each attempt may fail first."""
 
-    def __init__(self, *errors: Exception) -> None:
+    def __init__(self, *errors: Exception) -> None:  # there is no application
         self.errors = list(errors)
         self.completed: list[tuple[str, Exception | None]] = []
 
@@ -170,3 +174,39 @@ async def test_two_brokers_on_one_store_keep_their_results_apart(producer: Produ
         cluster.kill("d2")
         second.close()
         await other.stop()
+
+
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # Celery's
+async def test_each_task_of_an_evaluation_is_answered_whatever_another_asks(
+    producer: Producer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DECKHANDS_CELERY_URL", producer.cluster.store.celery_url)
+    producer.app.backend.client.set("typed", "no list")
+    callback = {"task": "shop.report", "args": [], "kwargs": {}, "options": {"queue": "typed"}}
+    odd = [Asker(task_id=f"odd-{n}", kept={"callbacks": [callback]}) for n in range(3)]
+    for asker in (*odd, Asker(task_id="fine")):
+        asker.write(tmp_path)
+    (tmp_path / SUMMARY).write_text('{"resolved": 1}')
+    await asyncio.to_thread(answer, tmp_path)
+    _set_task_join_will_block(False)
+    assert producer.app.AsyncResult("fine").result == {"resolved": 1}
+    for asker in odd:
+        assert producer.app.AsyncResult(asker.task_id).result.args[1] == "unusable_callback"
+    assert not waiting_in(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # Celery's
+async def test_an_evaluation_that_cannot_be_ended_holds_up_no_other(
+    producer: Producer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DECKHANDS_CELERY_URL", producer.cluster.store.celery_url)
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        Asker(task_id=name, starts=MOST_STARTS).write(tmp_path / name)
+        (path,) = (tmp_path / name / TASKS).iterdir()
+        os.utime(path, (0, 0))
+        if name == "first":
+            path.with_suffix(".over.json").mkdir()  # where its end would be written
+    await asyncio.to_thread(Evaluations(str(tmp_path), producer.cluster.store.url).look)
+    _set_task_join_will_block(False)
+    assert "too early too often" in str(producer.app.AsyncResult("second").result)

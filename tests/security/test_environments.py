@@ -101,6 +101,17 @@ def test_jobs_get_the_variables_of_the_archive_s_cloud(place: str, passed: set[s
     wanted = {"DECKHANDS_ARCHIVE", *passed, *(["FSSPEC_OTHER"] if is_fsspec else [])}
     assert set(worker_environment(JOBS, given)) == wanted
     assert set(worker_environment(DOOR, given)) == {"DECKHANDS_ARCHIVE"}
+    assert set(worker_environment(TOOLS, given)) == {"DECKHANDS_ARCHIVE"}
+
+
+def test_tool_workers_get_the_variables_of_the_checkpoints_cloud() -> None:
+    given = {"DECKHANDS_CHECKPOINTS": "s3://bucket/folder", "FSSPEC_OTHER": "x"}
+    assert set(worker_environment(TOOLS, SECRETS | given)) == {*given, "AWS_SECRET_ACCESS_KEY"}
+
+
+def test_tool_workers_get_the_variables_that_programs_need() -> None:
+    given = {"NODE_EXTRA_CA_CERTS": "/ca.pem", "PLAYWRIGHT_BROWSERS_PATH": "/browsers", "TEMP": "/t", "TMP": "/t"}
+    assert worker_environment(TOOLS, SECRETS | given) == given
 
 
 def test_a_beat_gets_no_key_and_no_store() -> None:

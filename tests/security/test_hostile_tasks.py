@@ -99,6 +99,28 @@ async def test_no_damaged_result_or_key_ends_a_door(producer: Producer) -> None:
     await still_serves(producer)
 
 
+@pytest.mark.parametrize("kind", [None, "xstarmap"])
+async def test_no_errback_is_called_with_the_rights_of_a_door(producer: Producer, kind: str | None) -> None:  # noqa: F811
+    """A request that is refused has `celery.starmap` as its errback, which would send what it maps."""
+    broker = producer.app.backend.client
+    key = "celery-task-meta-victim" if kind is None else "mapped"
+    target = {"task": "x", "args": [], "kwargs": {}, "options": {"queue": key}, "subtask_type": None}
+    mapped = target if kind else target | {"task": "celery.group", "subtask_type": "group", "options": {}}
+    mapped = mapped if kind else mapped | {"kwargs": {"tasks": [target]}}
+    items = [[]] if kind else [[[target], ["group", None], "group", []]]
+    errback = {"task": "celery.starmap", "args": [], "kwargs": {"task": mapped, "it": items}, "subtask_type": kind}
+    errback |= {"immutable": True, "options": {"queue": "shop"}}
+    message = json.loads(message_of("deckhands.run", "attack", {"colour": "red"}))
+    message["body"] = json.dumps([["do it"], {"colour": "red"}, {"errbacks": [errback]}])
+    broker.lpush("deckhands", json.dumps(message))
+    result = producer.app.AsyncResult("attack")
+    await producer.until_state(result, "FAILURE")
+    await drained(producer, limit=30.0)
+    assert not broker.exists(key)
+    names = [json.loads(entry)["headers"]["task"] for entry in broker.lrange("shop", 0, -1)]
+    assert names == (["celery.starmap"] if kind else [])
+
+
 def message_of(name: str, task_id: str, options: dict[str, Any]) -> str:
     """A task message whose result is kept. Nobody waits for it, as a client of Celery's could not do."""
     message = json.loads(plain_message(name, name=task_id))
