@@ -5,7 +5,7 @@ entry. The operator names the producers here; a producer can neither read nor wr
 producer is the one written here, whatever an entry says.
 
 Holds: a producer whose record cannot be read is served by nobody, and named in a log. A name that is added again begins
-with an empty reply stream, and with ids of its own.
+with an empty reply stream and with separate ids.
 Keys: `deck:producers`; adds and removes `deck:inbox:<name>`, removes `deck:replies:<name>`.
 """
 
