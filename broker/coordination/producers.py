@@ -4,8 +4,9 @@ Who may forge what: a producer's user of the store may add to its own stream alo
 entry. The operator names the producers here; a producer can neither read nor write this key. The tenant of a bound
 producer is the one written here, whatever an entry says.
 
-Holds: a producer whose record cannot be read is served by nobody, and named in a log.
-Keys: `deck:producers`; adds and removes `deck:inbox:<name>`.
+Holds: a producer whose record cannot be read is served by nobody, and named in a log. A name that is added again begins
+with an empty reply stream and with separate ids.
+Keys: `deck:producers`; adds and removes `deck:inbox:<name>`, removes `deck:replies:<name>`.
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ GROUP = "doors"
 MAX_PRODUCERS = 200
 """A door reads each stream by a separate connection."""
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-RESERVED = frozenset({"moved", "unreadable"})
-"""What keys beside the shared inbox end in."""
+RESERVED = frozenset(
+    {"admin", "default", "door", "gateway", "jobs", "producer", "worker"}  # users that `serve-valkey` makes
+    | {"moved", "unreadable"}  # what keys beside the shared inbox end in
+)
+"""Names that no producer may have; `deploy/serve-valkey` has the same."""
 RIGHTS = "resetchannels -@all +@connection -@admin -@dangerous +xadd +xread +xrange +xrevrange +xlen"
 
 _log = logging.getLogger(__name__)
@@ -62,6 +66,11 @@ class Producer(BaseModel):
     def acl(self) -> str:
         """The least rights of its user, as `ACL SETUSER` and a configuration's `user` take them."""
         return f"%W~{self.stream} %R~{self.replies} {RIGHTS}"
+
+    @property
+    def incarnation(self) -> str:
+        """A name that no other producer has, even one of the same name that was removed before."""
+        return f"{self.name}:{self.created_ms}"
 
     def bind(self, tenant: str) -> str:
         """Return the tenant of an entry of this producer.
@@ -103,8 +112,22 @@ class Producers:
                 _log.error("the record of the producer %s cannot be read, so its stream is not served", ascii(name))
         return found
 
+    async def is_current(self, producer: Producer) -> bool:
+        """Return whether a producer is still there as it was read before."""
+        text = await self._store.call("HGET", PRODUCERS, producer.name)
+        with suppress(ValidationError):
+            return text is not None and Producer.model_validate_json(text) == producer
+        return False
+
+    async def may_read(self, name: str, tenant: str) -> bool:
+        """Return whether answers about a tenant's conversations may go to a reply stream."""
+        text = await self._store.call("HGET", PRODUCERS, name)
+        with suppress(ValidationError):
+            return text is None or Producer.model_validate_json(text).tenant in (EVERY_TENANT, tenant)
+        return False
+
     async def add(self, name: str, tenant: str) -> Producer:
-        """Add a producer and make its stream. Idempotent.
+        """Add a producer and make its stream; a reply stream of that name is emptied first. Idempotent.
 
         Args:
             tenant: `*`: its entries may name any.
@@ -124,6 +147,8 @@ class Producers:
             ) from None
         if await self._store.call("HLEN", PRODUCERS) >= MAX_PRODUCERS:
             raise UsageError(f"There are {MAX_PRODUCERS} producers.", remedy="Remove one: deckhands inbox rm.")
+        if not await self._store.call("HEXISTS", PRODUCERS, name):
+            await self._store.call("DEL", producer.replies)  # the shared inbox or a removed producer has left it
         await self._store.call("HSETNX", PRODUCERS, name, producer.model_dump_json())
         kept = (await self.all()).get(name)
         if kept is None or kept.tenant != tenant:
@@ -140,7 +165,7 @@ class Producers:
         return sum(await self._store.call_many([("XLEN", name) for name in names]))
 
     async def remove(self, name: str, *, discard: bool = False) -> None:
-        """Remove a producer and its stream; its user of the store stays.
+        """Remove a producer, its stream and its reply stream; its user of the store stays.
 
         Args:
             discard: also if entries wait; they are lost.
@@ -159,7 +184,7 @@ class Producers:
                 f"{count:,} entries of {name} are not done.",
                 remedy=f"Disable its user and wait (ACL SETUSER {name} off), or lose them: --discard.",
             )
-        await self._store.call_many([("HDEL", PRODUCERS, name), ("DEL", moved(inbox(name)), *streams)])
+        await self._store.call_many([("HDEL", PRODUCERS, name), ("DEL", moved(inbox(name)), replies(name), *streams)])
 
 
 def moved(stream: str) -> str:
@@ -168,7 +193,16 @@ def moved(stream: str) -> str:
 
 
 async def moved_streams(store: Store, stream: str) -> list[str]:
-    """Return the streams that were moved away from a key and are still read, the oldest first."""
+    """Return the streams that were moved away from a key and are still read, the oldest first.
+
+    A field that names another key is skipped.
+    """
     flat = await store.call("HGETALL", moved(stream))
-    ordered = sorted(zip(flat[1::2], flat[::2], strict=True), key=lambda each: int(each[0]))
-    return [name.decode() for _, name in ordered]
+    prefix = f"{moved(stream)}:".encode()
+    found = [(parse_moved_ms(time), name) for name, time in zip(flat[::2], flat[1::2], strict=True)]
+    return [name.decode() for _, name in sorted(found) if name.startswith(prefix) and name.isascii()]
+
+
+def parse_moved_ms(value: bytes) -> int:
+    """Return when a stream was moved; 0: that cannot be read."""
+    return int(value) if value.isdigit() and len(value) < 20 else 0

@@ -3,12 +3,12 @@
 An agent whose workspace has the network reaches everything that listens on this machine, so nothing there answers
 without a key.
 
-Holds: a file can be read by its owner only, and is whole at every moment.
+Holds: a key that was revoked is not replaced until its file is removed; a file can be read by its owner only, and is
+whole at every moment.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 from pathlib import Path
@@ -21,20 +21,27 @@ REQUESTS_PER_MINUTE = 6_000
 MAX_BYTES = 4_096
 
 
-async def load_api_key(keys: ApiKeys, path: Path) -> str:
-    """Return the API key in a file; if it has none that is valid here, make one and write it there.
+async def load_api_key(keys: ApiKeys, path: Path) -> bool:
+    """Make sure that a file has a good API key: if it has none that this store knows, make one and write it there.
+
+    Returns:
+        Whether its key is good; a key that was revoked is not replaced.
 
     Raises:
         UsageError: the file cannot be read or written.
     """
     token = _read(path)
     if TOKEN.fullmatch(token):
-        with contextlib.suppress(Refused):  # it is another store's, expired or revoked
+        try:
             await keys.check(token)
-            return token
+        except Refused as error:
+            if error.code == "key_revoked":
+                return False
+        else:
+            return True
     _, token = await keys.add(NAME, tenant=EVERY_TENANT, scopes=Scope, requests_per_minute=REQUESTS_PER_MINUTE)
     _write(path, token)
-    return token
+    return True
 
 
 def load_token(path: Path) -> str:

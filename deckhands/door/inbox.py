@@ -27,8 +27,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from broker.celery.messages import MAX_DEPTH, is_deeper
-from broker.coordination.producers import GROUP, Producer, Producers, moved, moved_streams
-from broker.coordination.unreadable import Unreadable
+from broker.coordination.producers import GROUP, Producer, Producers, moved, moved_streams, parse_moved_ms
+from broker.coordination.unreadable import CANNOT_BE_READ, Unreadable
 from broker.runtime.clock import to_millis
 from broker.runtime.errors import (
     AdmissionRefused,
@@ -130,7 +130,7 @@ class Inboxes:
                 wanted = {SHARED}
                 try:
                     wanted = await self._sources()
-                except StoreRefused:
+                except (StoreRefused, *CANNOT_BE_READ):
                     _log.exception("the producers cannot be read")
                     wanted |= self._read.keys()
                 for source in self._read.keys() - wanted:
@@ -171,6 +171,7 @@ class Inbox:
         self._key = source.key
         self._known = known if known is not None else {}
         self._store = desk.store
+        self._producers = Producers(desk.store)
         self._replies = Replies(desk.store)
         self._unreadable = Unreadable(desk.store)
         self._free = asyncio.Semaphore(AT_ONCE if source.producer is None else PRODUCER_AT_ONCE)
@@ -246,7 +247,7 @@ class Inbox:
             return False
         if await self._store.call("DEL", self._key):
             await self._store.call("HDEL", registry, self._key)
-        elif named_ms and to_millis(self._store.clock.now()) - int(named_ms) > MOVED_SECONDS * 1000:
+        elif named_ms and to_millis(self._store.clock.now()) - parse_moved_ms(named_ms) > MOVED_SECONDS * 1000:
             await self._store.call(
                 "HDEL", registry, self._key
             )  # the door that named it has died, or another has removed it
@@ -291,6 +292,13 @@ class Inbox:
 
     async def _take(self, entry: str, fields: list[bytes]) -> None:
         """Begin what one entry asks for, or put it aside."""
+        producer = self._source.producer
+        try:
+            if producer is not None and not await self._producers.is_current(producer):
+                return  # it was removed, and the reader of its successor takes the entry over
+        except STORE_FAILS:
+            _log.exception("entry %s of the inbox cannot be taken now; it is tried again", entry)
+            return
         self.entries += 1
         about = dict(zip(fields[::2], fields[1::2], strict=False))
         name = about.get(b"reply_to", b"").decode(errors="replace")
@@ -332,7 +340,7 @@ class Inbox:
     def _conversation_id(self, reply_to: str, request_id: str) -> str:
         producer = self._source.producer
         return conversation_id_of(
-            f"inbox:{reply_to}:{request_id}" if producer is None else f"producer:{producer.name}:{request_id}"
+            f"inbox:{reply_to}:{request_id}" if producer is None else f"producer:{producer.incarnation}:{request_id}"
         )
 
     async def _give_up(self, entry: str, fields: list[bytes], request_id: str, reply_to: str, error: Exception) -> None:

@@ -16,6 +16,7 @@ import logging
 from contextlib import suppress
 
 from broker.contract.events import Action
+from broker.coordination.producers import Producers
 from broker.coordination.unreadable import CANNOT_BE_READ, Unreadable, conversation_of
 from broker.log.latest_event import latest_event
 from broker.runtime.errors import DeckhandsError, StoreRefused
@@ -194,16 +195,24 @@ class OutcomeWatcher:
 
 
 async def answer_stream(desk: Desk, replies: Replies, caller: Caller) -> None:
-    """Tell a producer of the inbox how its conversation has ended."""
+    """Tell a producer of the inbox how its conversation has ended.
+
+    If its name belongs to a producer of another tenant by now, the outcome is dropped.
+    """
     found = await desk.callers.of(caller.conversation_id)
     if found is None or not found.outcome:  # deleted meanwhile
         return
     outcome = json.loads(found.outcome)
-    await replies.send(
-        found.name,
-        found.request_id,
-        "settled",
-        conversation_id=found.conversation_id,
-        content=outcome.get("summary") or outcome,
-    )
+    tenant = (await desk.meta(found.conversation_id)).get("tenant", "")
+    if await Producers(desk.store).may_read(found.name, tenant):
+        await replies.send(
+            found.name,
+            found.request_id,
+            "settled",
+            conversation_id=found.conversation_id,
+            content=outcome.get("summary") or outcome,
+        )
+    else:
+        text = "conversation %s is not answered: the producer %s works for another tenant by now"
+        _log.warning(text, found.conversation_id, found.name, extra=about(found.conversation_id))
     await desk.callers.answered(found.conversation_id)

@@ -23,7 +23,7 @@ from deckhands.cli.verbs import options_as
 from deckhands.client.running_cluster import open_cluster
 from deckhands.home import Home
 from deckhands.settings import FaceSettings
-from deckhands.web.open import entry_of, page_of, show_page
+from deckhands.web.open import entry_of, issue_entry, page_of, show_page
 
 if TYPE_CHECKING:
     from deckhands.server.gateway import Gateway, ServerOptions
@@ -116,9 +116,9 @@ async def page_of_cluster(url: str, archive: str, *, port: int, key_file: Path) 
     gateway = Gateway(store, archive, ServerOptions(port=port))
     try:
         async with serving(gateway) as chosen:
-            ticket = await gateway.tickets.issue_entry(await load_api_key(gateway.keys, key_file))
-            show_page(entry_of(page_of(f"http://127.0.0.1:{chosen}"), ticket))
-            note(f"The link works once, within two minutes; `deckhands open --link` makes another. Key: {key_file}.")
+            key_note = await _key_note(gateway, key_file)
+            show_page(entry_of(page_of(f"http://127.0.0.1:{chosen}"), await issue_entry(store)))
+            note(f"The link works once, within two minutes; `deckhands open --link` makes another. {key_note}")
             yield
     finally:
         await gateway.aclose()
@@ -153,7 +153,8 @@ async def _key_note(gateway: Gateway, key_file: Path) -> str:
     """Make the key of this machine if there is no key yet, and return what a person needs to know about keys."""
     try:
         if gateway.options.is_loopback and (not await gateway.keys.any() or await asyncio.to_thread(key_file.exists)):
-            await load_api_key(gateway.keys, key_file)
+            if not await load_api_key(gateway.keys, key_file):
+                return f"The key in {key_file} was revoked; `deckhands key add` makes another one."
             return f"Requests need an API key; the key of this machine is in {key_file}."
     except StoreMisconfigured as error:  # the store's user may make no keys
         _log.warning("cannot make a key for this machine: %s", error)

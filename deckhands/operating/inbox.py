@@ -56,7 +56,7 @@ def add(options: AddOptions) -> None:
         print_json(_as_json(producer, 0))
         return
     note(f"The producer {producer.name} adds entries to {producer.stream}. As the store's admin, make its user:")
-    print_text(f"ACL SETUSER {producer.name} on >A-LONG-PASSWORD {producer.acl}")
+    print_text(f"ACL SETUSER {producer.name} reset on >A-LONG-PASSWORD {producer.acl}")
 
 
 @inbox.command()

@@ -38,7 +38,7 @@ from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.live import SseResponse, settles
 from deckhands.server.models import ID, Result
 from deckhands.server.runs import DEFAULT_SECONDS
-from deckhands.server.streams import EventStream, Item, check_room
+from deckhands.server.streams import EventStream, Item, take_room
 from deckhands.tasks.inputs import id_in
 from deckhands.webhooks.book import UnknownWebhook, WebhookBook
 from deckhands.webhooks.sending import address_of, rules_of
@@ -146,7 +146,7 @@ class _Methods:
 
     async def stream(self, request: A2ARequest) -> Response:
         """Follow a task until it has settled: the task of a message, or an existing one."""
-        check_room(self._gateway, self._principal)
+        take_room(self._gateway, self._principal)
         if request.method == "SubscribeToTask":
             conversation_id = await self._visible(TaskParams.model_validate(request.params or {}).id)
             found = await self._result(conversation_id)
@@ -200,7 +200,7 @@ class _Methods:
     async def _send(self, given: Mapping[str, Any]) -> dict[str, Any]:
         params = SendParams.model_validate(given)
         if not params.configuration.return_immediately:
-            check_room(self._gateway, self._principal)
+            take_room(self._gateway, self._principal)
         conversation_id, _ = await self._sent(params)
         if not params.configuration.return_immediately:
             await settles(self._gateway, self._received, conversation_id, timeout_seconds=DEFAULT_SECONDS)

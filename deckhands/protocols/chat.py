@@ -28,7 +28,7 @@ from deckhands.server.live import ALIVE, SseResponse, settles
 from deckhands.server.models import Result
 from deckhands.server.problems import Problem, as_openai, problem_of, status_of_error
 from deckhands.server.runs import DEFAULT_SECONDS, LONGEST_SECONDS
-from deckhands.server.streams import EventStream, Item, check_room
+from deckhands.server.streams import EventStream, Item, take_room
 
 routes = APIRouter(prefix="/v1", tags=["openai"])
 EXAMPLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Three files."}}]}
@@ -158,7 +158,7 @@ async def turn_of(
         UnknownConversation: there is none of this id, or it is another tenant's.
         UsageError, Problem: the messages cannot be used, or the conversation takes none.
     """
-    check_room(gateway, principal)
+    take_room(gateway, principal)
     if not chat.conversation_id:
         return Turn(await begin_once(gateway, principal, request, chat.task(), key, is_watched=is_live), chat.model)
     conversation_id = await gateway.visible(principal, chat.conversation_id)

@@ -27,7 +27,7 @@ from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.guard import SUBPROTOCOL
 from deckhands.server.models import Ticket
 from deckhands.server.problems import problem_of
-from deckhands.server.streams import EventStream, Item, SlowReader, check_room
+from deckhands.server.streams import EventStream, Item, SlowReader, take_room
 
 routes = APIRouter(tags=["streams"])
 PROTOCOL = "deckhands"
@@ -126,7 +126,8 @@ async def settles(gateway: Gateway, request: Request, conversation_id: str, *, t
     wait = gateway.follower.wait_until_settled(conversation_id, timeout_seconds=timeout_seconds)
     waiting, leaving = asyncio.create_task(wait), asyncio.create_task(_until_gone(request.receive))
     principal: Principal = request.state.principal
-    gateway.streams[waiting] = principal.key.id
+    if asyncio.current_task() not in gateway.streams:
+        gateway.streams[waiting] = principal.key.id
     try:
         await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
@@ -150,7 +151,7 @@ async def check_place(gateway: Gateway, principal: Principal, conversation_id: s
         EventsLost: its log ends before that event.
         Problem: too many streams are open.
     """
-    check_room(gateway, principal)
+    take_room(gateway, principal)
     try:
         last_id = await gateway.client.log.last_id(conversation_id)
     except UnknownConversation:

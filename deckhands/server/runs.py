@@ -10,7 +10,7 @@ from deckhands.server.conversations import begin_once, result_of
 from deckhands.server.dependencies import GatewayOf, IdempotencyKey, Reader, Writer
 from deckhands.server.live import SseResponse, settles
 from deckhands.server.models import NewConversation, Result
-from deckhands.server.streams import EventStream, check_room
+from deckhands.server.streams import EventStream, take_room
 
 routes = APIRouter(prefix="/runs", tags=["runs"])
 DEFAULT_SECONDS = 300.0
@@ -37,7 +37,7 @@ async def wait(
     After the timeout the answer has the status 202 and the run continues. A request that is repeated under the same
     `Idempotency-Key` waits for the same run.
     """
-    check_room(gateway, principal)
+    take_room(gateway, principal)
     conversation_id = await begin_once(gateway, principal, request, task, key)
     response.headers["Location"] = f"/conversations/{conversation_id}"
     if not await settles(gateway, request, conversation_id, timeout_seconds=timeout_seconds):
@@ -65,7 +65,7 @@ async def stream(
 
     The header `Location` names it; a stream that is cut off resumes at `GET /conversations/{id}/stream?until=settled`.
     """
-    check_room(gateway, principal)
+    take_room(gateway, principal)
     conversation_id = await begin_once(gateway, principal, request, task, key, is_watched=deltas)
     events = EventStream(gateway, principal, conversation_id, deltas=deltas, until_settled=True)
     return SseResponse(gateway, events, {"Location": f"/conversations/{conversation_id}"})

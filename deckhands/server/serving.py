@@ -52,11 +52,9 @@ class _StrictLines(ReceiveBuffer):
 
     def maybe_extract_lines(self) -> list[bytearray] | None:
         """Return the lines up to an empty one; None: there is none yet."""
-        begins = bytes(self._data[: MAX_HEAD_BYTES + 1])
+        before = bytes(self._data)
         lines = super().maybe_extract_lines()
-        if lines is not None and BARE_LF.search(
-            begins, 0, len(begins) - len(self._data) if self._data else len(begins)
-        ):
+        if lines is not None and BARE_LF.search(before, 0, len(before) - len(self._data)):
             raise h11.RemoteProtocolError("a line ends in LF without CR")
         return lines
 

@@ -83,6 +83,7 @@ class EventStream:
         self._has_room = asyncio.Event()
         self._quiet = gateway.options.quiet_seconds * shortened()
         self._checked = asyncio.get_running_loop().time()
+        self._place = asyncio.current_task()
 
     async def batches(self) -> AsyncGenerator[list[Item]]:
         """Yield items as they arrive; an empty batch is a sign of life.
@@ -93,8 +94,9 @@ class EventStream:
             Problem: too many streams are open.
         """
         gateway = self._gateway
-        check_room(gateway, self._principal)
-        gateway.streams[self] = self._principal.key.id
+        if self._place not in gateway.streams:
+            check_room(gateway, self._principal)
+            gateway.streams[self] = self._principal.key.id
         pumps = [asyncio.create_task(self._pump_events())]
         pumps += [asyncio.create_task(self._pump_deltas())] if self._deltas else []
         stopping = asyncio.create_task(gateway.is_stopping.wait())
@@ -244,6 +246,18 @@ def check_room(gateway: Gateway, principal: Principal) -> None:
         )
     if len(gateway.streams) >= gateway.options.max_streams:
         raise Problem(503, "too_many_streams", "The server has as many streams as it takes.", remedy="Use another.")
+
+
+def take_room(gateway: Gateway, principal: Principal) -> None:
+    """Take a place for the stream or the waiting of this request, until its task ends; raises what `check_room` does.
+
+    Nothing is awaited between the check and the reservation, so requests that arrive together share no place.
+    """
+    check_room(gateway, principal)
+    task = asyncio.current_task()
+    assert task is not None
+    gateway.streams[task] = principal.key.id
+    task.add_done_callback(lambda ended: gateway.streams.pop(ended, None))
 
 
 async def said_whole(client: Client, conversation_id: str, event: Event) -> Event:

@@ -10,13 +10,13 @@ from urllib.parse import quote, urlsplit
 import click
 
 from broker.runtime.errors import UsageError
+from broker.store.store import Store
 from deckhands.access.api_keys import EVERY_TENANT, ApiKeys, Scope
 from deckhands.access.tickets import Tickets
 from deckhands.cli.abbreviations import CONVERSATION_ID
 from deckhands.cli.connecting import on_cluster
 from deckhands.cli.output import note
 from deckhands.cli.verbs import options_as
-from deckhands.client.client import Client
 from deckhands.reading.terminal import print_text
 
 SECTION = "Read conversations"
@@ -54,17 +54,17 @@ def open_(options: OpenOptions) -> None:
     if options.link:
         if options.conversation_id is not None:
             raise UsageError("With --link, the page opens at the list.", remedy="Leave out the id, or --link.")
-        address = entry_of(address, on_cluster(_entry))
+        address = entry_of(address, on_cluster(lambda client: issue_entry(client.store)))
     if options.only_print:
         print_text(address)
     else:
         show_page(address)
 
 
-async def _entry(client: Client) -> str:
-    """Return a ticket for a new key."""
-    _, token = await ApiKeys(client.store).add("web page", tenant=EVERY_TENANT, scopes=Scope, life=LIFE)
-    return await Tickets(client.store).issue_entry(token)
+async def issue_entry(store: Store) -> str:
+    """Return a ticket that lets a page in with a new key, valid for twelve hours."""
+    _, token = await ApiKeys(store).add("web page", tenant=EVERY_TENANT, scopes=Scope, life=LIFE)
+    return await Tickets(store).issue_entry(token)
 
 
 def entry_of(address: str, ticket: str) -> str:

@@ -2,8 +2,9 @@
 
 Holds: exit codes, printed text and files decide nothing: a report comes over a pipe, after a token that its process has
 read before any code under test runs. What the process starts can neither trace nor signal the checker, nor write
-outside the workspace and temporary files, where the kernel has Landlock.
-Does not: keep code under test from searching the memory of its process for the token.
+outside the workspace and temporary files, where the kernel has Landlock. In one process with the code under test, these
+functions use builtins and modules as they were before it ran, and no module that it can import leads to them.
+Does not: keep code under test from searching its process for the token, or for the objects that decide.
 """
 
 from __future__ import annotations
@@ -23,7 +24,12 @@ import tempfile
 import time
 import unittest
 from collections.abc import Callable
+from json.encoder import encode_basestring_ascii
+from types import ModuleType
 from typing import Any
+
+__builtins__ = dict(vars(builtins))
+"""A copy, which every function below uses: code under test can replace functions of the module only."""
 
 TOKEN_BYTES = 32
 REPORT_LIMIT_BYTES = 16 * 2**20
@@ -136,11 +142,15 @@ def _received(reading: int, process: subprocess.Popen[bytes], deadline: float) -
 class Report:
     """What a process of `report_of` reports to; made before any code under test is imported.
 
+    It hides this module and the program that runs from code that is imported later.
+
     Attributes:
         asked: what the checker asks for.
     """
 
     def __init__(self) -> None:
+        sys.modules.pop(__name__, None)
+        sys.modules["__main__"] = ModuleType("__main__")
         self._descriptor = int(os.environ.pop(REPORT_FD))
         os.set_inheritable(self._descriptor, False)
         self._token = sys.stdin.buffer.read(2 * TOKEN_BYTES)
@@ -148,12 +158,17 @@ class Report:
         nowhere = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nowhere, 0)
 
-    def send(self, **report: Any) -> None:
-        """Report, once."""
-        rest = memoryview(self._token + b"\n" + json.dumps(report).encode())
-        while rest:
-            rest = rest[os.write(self._descriptor, rest) :]
-        os.close(self._descriptor)
+        quote, write, close = encode_basestring_ascii, os.write, os.close
+
+        def send(**report: str) -> None:
+            """Report, once."""
+            text = ",".join(f"{quote(name)}:{quote(value)}" for name, value in report.items())
+            rest = memoryview(self._token + f"\n{{{text}}}".encode())
+            while rest:
+                rest = rest[write(self._descriptor, rest) :]
+            close(self._descriptor)
+
+        self.send = send
 
 
 # Which tests there are, from the text of a file
@@ -216,6 +231,22 @@ def fingerprint(*owners: Any) -> dict[tuple[int, str], tuple[Any, ...]]:
     return found
 
 
+def watch(*owners: Any) -> Callable[[dict[str, str]], dict[str, str]]:
+    """Return a function that returns outcomes; none if functions of these classes and modules were replaced since.
+
+    Call it before any code under test runs, and keep what it returns in a local variable.
+    """
+    look, before = fingerprint, fingerprint(*owners)
+
+    def unless_replaced(outcomes: dict[str, str]) -> dict[str, str]:
+        if look(*owners) == before:
+            return outcomes
+        print("Functions of the test framework were replaced, so no test counts.", flush=True)
+        return {}
+
+    return unless_replaced
+
+
 class Recorder:
     """What pytest tells its plug-ins."""
 
@@ -258,10 +289,10 @@ def run_pytest(files: list[str]) -> dict[str, str]:
     from _pytest import reports, runner
 
     owners = (reports, reports.TestReport, runner, runner.CallInfo, Recorder, unittest.TestCase, unittest.TestResult)
-    before = fingerprint(*owners)
+    unless_replaced = watch(*owners)
     recorder = Recorder()
     pytest.main(["-q", "--no-header", "-p", "no:cacheprovider", "--tb=short", *files], plugins=[recorder])
-    return unless_replaced(recorder.outcomes, before, owners)
+    return unless_replaced(recorder.outcomes)
 
 
 def run_unittest(load: Callable[[], list[Any]]) -> dict[str, str]:
@@ -278,16 +309,8 @@ def run_unittest(load: Callable[[], list[Any]]) -> dict[str, str]:
     case = unittest.case
     owners = (unittest.TestCase, case, case._Outcome, unittest.TestSuite, unittest.TestResult, unittest.TextTestResult)
     owners = (*owners, unittest.TestLoader, unittest.TextTestRunner, Recorded, builtins)
-    before = fingerprint(*owners)
+    unless_replaced = watch(*owners)
     for module in load():
         suite = unittest.defaultTestLoader.loadTestsFromModule(module)
         unittest.TextTestRunner(verbosity=2, resultclass=Recorded).run(suite)
-    return unless_replaced(passed, before, owners)
-
-
-def unless_replaced(outcomes: dict[str, str], before: Any, owners: tuple[Any, ...]) -> dict[str, str]:
-    """Return outcomes; none if functions of these owners were replaced since `fingerprint` has looked."""
-    if fingerprint(*owners) == before:
-        return outcomes
-    print("Functions of the test framework were replaced, so no test counts.", flush=True)
-    return {}
+    return unless_replaced(passed)

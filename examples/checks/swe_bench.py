@@ -26,13 +26,12 @@ sys.path.insert(0, str(HERE))
 from guarded import (  # noqa: E402
     Report,
     confine,
-    fingerprint,
     paths_of_workspace,
     protect,
     report_of,
     run_pytest,
     run_unittest,
-    unless_replaced,
+    watch,
 )
 
 sys.path.pop(0)
@@ -123,14 +122,14 @@ def run_django() -> None:
 
     unittest.TestResult.addSuccess, unittest.TestResult.addExpectedFailure = on_success, on_expected  # type: ignore
     owners = (unittest.TestCase, unittest.TestSuite, unittest.TestResult, unittest.case, unittest.case._Outcome)
-    before = fingerprint(*owners)
+    unless_replaced = watch(*owners)
     sys.path[:0] = [str(Path("tests").resolve()), *paths_of_workspace()]
     sys.argv = ["tests/runtests.py", "--verbosity", "2", "--settings=test_sqlite", "--parallel", "1", *report.asked]
     try:
         runpy.run_path("tests/runtests.py", run_name="__main__")
     except SystemExit:
         pass
-    report.send(**unless_replaced(found, before, owners))
+    report.send(**unless_replaced(found))
 
 
 if __name__ == "__main__":

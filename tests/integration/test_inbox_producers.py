@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from broker.coordination.producers import MAX_PRODUCERS, Producers, moved
+from broker.coordination.producers import MAX_PRODUCERS, RESERVED, Producers, moved
 from broker.coordination.unreadable import Unreadable
 from broker.runtime.errors import DeckhandsError, UsageError
 from broker.store import keys
@@ -21,6 +22,8 @@ from broker.store.store import Store, open_store
 from deckhands.client.client import Client
 from deckhands.door.desk import Desk
 from deckhands.door.inbox import LAST_ID, Inboxes
+from deckhands.door.outcome_watcher import answer_stream
+from deckhands.door.replies import Replies
 from deckhands.monitoring.queues import depths
 from tests.inbox_parts import put, replies
 from tests.integration.command_line import deckhands, environment
@@ -109,7 +112,7 @@ async def test_producer_is_answered_and_bound_to_its_tenant(world: World) -> Non
         (free,) = await replies(world.store, "mill")
         assert await world.tenant_of(free.conversation_id) == "other"
         assert free.conversation_id not in {reply.conversation_id for reply in found}
-    assert await refusals(world.log) == []
+    assert [each for each in await refusals(world.log) if b"door" in each] == []
 
 
 async def test_no_producer_answers_or_begins_for_another(world: World) -> None:
@@ -201,7 +204,7 @@ async def test_exhausted_ids_are_recovered_and_nothing_is_lost(
         await until(is_gone, limit=60.0, what="no stream that was moved")
     assert len(await Client(world.store).recent(limit=100)) == 23
     assert "highest id" in caplog.text
-    assert await refusals(world.log) == []
+    assert [each for each in await refusals(world.log) if b"door" in each] == []
 
 
 async def test_damaged_record_serves_nobody_and_ends_no_door(world: World) -> None:
@@ -232,6 +235,58 @@ async def test_stream_is_served_when_added_and_left_when_removed(world: World) -
     assert not await world.store.call("EXISTS", keys.inbox("shop"))
 
 
+async def test_name_that_is_used_again_shows_nothing_of_before(world: World) -> None:
+    """The answers of the shared inbox, of the removed producer, and of what it began."""
+    producers, late = Producers(world.store), keys.inbox("late")
+    entry = ("v", "1", "request", json.dumps({"id": "1", "task": "x"}), "reply_to", "late")
+    async with serving(Inboxes(world.desk, "d1").run()):
+        await put(world.store, {"id": "1", "task": "x"}, reply_to="late")
+        await world.until_replies("late", "accepted")
+        await producers.add("late", "acme")
+        assert await replies(world.store, "late") == []
+        await producers.add("late", "acme")
+        await world.store.call("XADD", late, "*", *entry)
+        await world.until_replies("late", "accepted")
+        await world.until_empty("late")
+        (before,) = await replies(world.store, "late")
+        await producers.add("late", "acme")
+        assert len(await replies(world.store, "late")) == 1
+        await producers.remove("late")
+        assert not await world.store.call("EXISTS", keys.replies("late"))
+        await producers.add("late", "other")
+        await world.store.call("HSET", world.store.keys(before.conversation_id).caller, "outcome", '{"summary": {}}')
+        caller = await world.desk.callers.of(before.conversation_id)
+        assert caller is not None
+        await answer_stream(world.desk, Replies(world.store), caller)
+        await world.store.call("XADD", late, "*", *entry)
+        await world.until_replies("late", "accepted")
+    (after,) = await replies(world.store, "late")
+    assert after.conversation_id != before.conversation_id
+    assert await world.tenant_of(after.conversation_id) == "other"
+
+
+async def test_unreadable_time_of_a_moved_stream_ends_no_door(world: World) -> None:
+    bad = ("HSET", moved(keys.inbox("mill")), f"{moved(keys.inbox('mill'))}:x", "no number", b"\xff", "1")
+    await world.store.call(*bad)
+    async with serving(Inboxes(world.desk, "d1").run()):
+        await add(world.shop, "shop", {"task": "x"}, reply_to="shop")
+        await world.until_replies("shop", "accepted")
+        await add(world.mill, "mill", {"task": "x"}, reply_to="mill")
+        await world.until_replies("mill", "accepted")
+        await Producers(world.store).add("late", "acme")
+        await world.store.call(
+            "XADD", keys.inbox("late"), "*", "v", "1", "request", '{"task": "x"}', "reply_to", "late"
+        )
+        await world.until_replies("late", "accepted")
+
+
+def test_reserved_names_are_those_of_the_store() -> None:
+    """`serve-valkey` makes users of these names itself, so no producer takes one over."""
+    script = (Path(__file__).parents[2] / "deploy" / "serve-valkey").read_text()
+    (names,) = re.findall(r"(?m)^ +(admin \|.*)\)$", script)
+    assert set(names.split(" | ")) == RESERVED
+
+
 async def test_producers_are_added_listed_and_removed_by_command(world: World, tmp_path: Path) -> None:
     env = environment(tmp_path / "home", DECKHANDS_URL=world.log.worker)
 
@@ -240,7 +295,7 @@ async def test_producers_are_added_listed_and_removed_by_command(world: World, t
 
     added = await call("add", "press", "--tenant", "acme")
     rights = added.out.strip()
-    assert rights.startswith("ACL SETUSER press on >A-LONG-PASSWORD %W~deck:inbox:press %R~deck:replies:press ")
+    assert rights.startswith("ACL SETUSER press reset on >A-LONG-PASSWORD %W~deck:inbox:press %R~deck:replies:press ")
     admin = MultiplexedConnection(world.log.admin)
     await admin.call(*rights.split())
     press = MultiplexedConnection(world.log.url("press:A-LONG-PASSWORD"))
@@ -257,7 +312,7 @@ async def test_producers_are_added_listed_and_removed_by_command(world: World, t
     ]
     assert "deck:inbox:press" in (await call("ls")).out
     for name, tenant, why in (
-        ("unreadable", "acme", "reserved"),
+        *((name, "acme", "reserved") for name in sorted(RESERVED)),
         ("a:b", "acme", "name 'a:b' cannot be used"),
         ("shop", "other", "bound to the tenant acme"),
         ("new", "a b", "tenant 'a b' cannot be used"),

@@ -31,6 +31,8 @@ SMUGGLED = (
     HEAD.replace(b"\r\n", b"\n") + b"\n",
     HEAD + b"X: a\nTransfer-Encoding: chunked\r\n\r\n",
     HEAD + b"X: a\nContent-Length: 4\r\n\r\nGET ",
+    HEAD + b"Content-Length: 20000\r\nX: a\nX-Smuggled: y\r\n\r\n" + b"x" * 20_000,
+    HEAD + b"X: " + b"x" * MAX_HEAD_BYTES + b"\r\nX: a\nX-Smuggled: y\r\n\r\n",
     HEAD + b"\n" + SECOND,
     b"\n" + HEAD + b"\r\n",
     HEAD + b"Content-Length: 4\r\nContent-Length: 5\r\n\r\nabcde",

@@ -1,16 +1,20 @@
 """Agents that cheat: what they leave in a workspace does not make a check pass.
 
 Each cheat is what an agent leaves behind, or code under test; it goes the way of a scored attempt: what counts of it, in
-a fresh directory, with the hidden files and the program of the check laid over last.
+a fresh directory, with the hidden files and the program of the check laid over last. `make test` runs a cheat of each
+kind, and `make soak` all of them.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from deckhands.datasets.check_programs import COMMAND, named_tests
 from deckhands.datasets.dataset import read_dataset
@@ -36,6 +40,10 @@ class Adding(unittest.TestCase):
         self.assertEqual([add(2, 2), add(0, 0)], [4, 0])
 """
 PYTEST = "from calc import add\n\n\nclass TestAdd:\n    def test_add(self):\n        assert add(1, 2) == 3\n"
+PASSING = {
+    f"hidden_tests/test_calc.py::{name}": "passed"
+    for name in ("Adding::test_add", "Adding::test_more", "TestAdd::test_add")
+}
 PASSED = "print('1 passed')\n"
 END = "import os\nos._exit(0)\n"
 
@@ -108,6 +116,15 @@ CODE = {
     "_pytest.runner.pytest_runtest_call = lambda item: None\n"
     "_pytest.reports.TestReport.outcome = property(lambda self: 'passed', lambda self, value: None)\n" + WRONG,
     "module": "import sys, types\nsys.modules['unittest'] = types.ModuleType('unittest')\n" + WRONG,
+    "checker": "import sys\nfor module in map(sys.modules.get, ('guarded', '__main__')):\n"
+    "    for name in ('fingerprint', 'has_passed', 'run_pytest', 'run_unittest', 'unless_replaced', 'watch'):\n"
+    f"        if hasattr(module, name): setattr(module, name, lambda *a, **k: {PASSING})\n" + WRONG,
+    "json": f"import json\njson.dumps = json.JSONEncoder.encode = lambda *a, **k: {json.dumps(PASSING)!r}\n" + WRONG,
+    "identities": "import builtins, unittest\nCase = unittest.TestCase\nkept, real = Case.run, id\n"
+    "def run(self, result=None): result.startTest(self); result.addSuccess(self)\n"
+    "def lie(one):\n    if one is run: return real(kept)\n    if one is run.__code__: return real(kept.__code__)\n"
+    "    return real(real if one is lie else None if one is lie.__code__ else one)\n"
+    "builtins.id, Case.run = lie, run\n" + WRONG,
     "kills its parent": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\n" + WRONG,
     "reports by itself": "import json, os\nfor fd in range(3, 64):\n    try: os.write(fd, b'x' * 64 + b'\\n{\"hidden_tests/"
     'test_calc.py::Adding::test_add": "passed"}\')\n    except OSError: pass\nos._exit(0)\n',
@@ -136,11 +153,16 @@ SEARCHES = """import gc, os
 for one in gc.get_objects():
     if type(one).__name__ == 'Report':
         one.send(**{f'hidden_tests/test_calc.py::Adding::test_{n}': 'passed' for n in ('add', 'more')})
-        one.send(is_right=True)
+        one.send(is_right='yes')
 os._exit(0)
 """
 BY_VALUE = {"equal": EQUAL, "equal to all": EQUAL_TO_ALL, "searches": SEARCHES}
 """What works in one process with the tests, and not where these have a process for themselves."""
+
+
+def cases(names: Iterable[str], *shown: str) -> list[ParameterSet]:
+    """Return parameters; those that are not named here run in `make soak` only."""
+    return [pytest.param(name, marks=() if name in shown else pytest.mark.soak) for name in names]
 
 
 def of_command(check: str) -> Instance:
@@ -193,10 +215,31 @@ def test_files_named_like_modules_count_in_other_languages() -> None:
     assert work_of({}, found, {}).left_out == ()
 
 
-@pytest.mark.parametrize("kind", ["unittest", "isolated"])
-@pytest.mark.parametrize("name", CODE)
-def test_code_that_cheats_is_not_resolved(tmp_path: Path, name: str, kind: str) -> None:
-    assert not is_resolved(of_tests(kind), tmp_path / "cheat", {"calc.py": CODE[name]})
+@pytest.mark.parametrize(
+    "name",
+    cases(
+        CODE,
+        "exit",
+        "exit at the end",
+        "prints",
+        "pytest skips",
+        "run",
+        "code of run",
+        "checker",
+        "json",
+        "identities",
+        "kills its parent",
+        "reports by itself",
+        "overwrites the tests",
+    ),
+)
+def test_code_that_cheats_is_not_resolved(tmp_path: Path, name: str) -> None:
+    assert not is_resolved(of_tests("unittest"), tmp_path / "cheat", {"calc.py": CODE[name]})
+
+
+@pytest.mark.parametrize("name", cases(CODE, "exit in a call", "run", "kills its parent", "reports by itself"))
+def test_code_that_cheats_isolated_tests_is_not_resolved(tmp_path: Path, name: str) -> None:
+    assert not is_resolved(of_tests("isolated"), tmp_path / "cheat", {"calc.py": CODE[name]})
 
 
 SOME = (
@@ -206,12 +249,14 @@ SOME = (
     "run",
     "pytest's runner",
     "pytest skips",
+    "checker",
+    "json",
     "kills its parent",
     "reports by itself",
 )
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", cases(SOME, "exit", "pytest's runner", "checker", "json"))
 def test_code_that_cheats_pytest_is_not_resolved(tmp_path: Path, name: str) -> None:
     assert not is_resolved(of_tests("pytest"), tmp_path / "cheat", {"calc.py": CODE[name]})
 
@@ -221,13 +266,13 @@ def test_isolated_tests_compare_values_alone(tmp_path: Path, name: str) -> None:
     assert not is_resolved(of_tests("isolated"), tmp_path / "cheat", {"calc.py": BY_VALUE[name]})
 
 
-@pytest.mark.parametrize("code", [*(CODE[name] for name in SOME), *BY_VALUE.values()])
-def test_a_function_that_cheats_is_not_right(tmp_path: Path, code: str) -> None:
-    changes = {"solution.py": code.replace("add(a, b)", "twice(a)")}
+@pytest.mark.parametrize("name", cases((*SOME, *BY_VALUE), "exit", "reports by itself", *BY_VALUE))
+def test_a_function_that_cheats_is_not_right(tmp_path: Path, name: str) -> None:
+    changes = {"solution.py": (CODE | BY_VALUE)[name].replace("add(a, b)", "twice(a)")}
     assert not is_resolved(human_eval_instance(HUMAN_EVAL), tmp_path / "cheat", changes)
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", cases(SOME, "checker"))
 @pytest.mark.parametrize("repository", ["acme/calc", "django/django"])
 def test_a_repository_that_cheats_is_not_resolved(tmp_path: Path, repository: str, name: str) -> None:
     commit = mirror_in(tmp_path / "mirrors", repository)
@@ -239,7 +284,7 @@ def test_a_repository_that_cheats_is_not_resolved(tmp_path: Path, repository: st
     assert is_resolved(instance, tmp_path / "right", infrastructure | {"calc.py": RIGHT})
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", cases(SOME, "exit", "checker"))
 def test_a_task_whose_tests_import_its_code_is_not_resolved(tmp_path: Path, name: str) -> None:
     folder = harbor_task(tmp_path / "task")
     (folder / "tests" / "test.sh").write_text("curl -LsSf https://x | sh\npytest /tests/test_outputs.py\n")
@@ -294,7 +339,7 @@ IN_NODE = {
 }
 
 
-@pytest.mark.parametrize("name", IN_NODE)
+@pytest.mark.parametrize("name", cases(IN_NODE, "exit", "assert", "files", "loops", "setters", "pool"))
 def test_code_that_cheats_node_is_not_resolved(tmp_path: Path, name: str) -> None:
     files = {"versions.js": IN_NODE[name], "package.json": '{"scripts": {"test": "true"}}'}
     files["hidden_tests/versions.test.js"] = ""
@@ -324,13 +369,13 @@ IN_HEADER = {
 }
 
 
-@pytest.mark.parametrize("name", IN_C)
+@pytest.mark.parametrize("name", cases(IN_C, "exit", "constructor", "strcmp", "assembler"))
 def test_code_that_cheats_in_c_is_not_resolved(tmp_path: Path, name: str) -> None:
     changes = {"decode.c": DECODE + IN_C[name], "Makefile": "all check:\n\ttrue\n", "GNUmakefile": "%:\n\ttrue\n"}
     assert not is_resolved(shipped("url-decode-in-place"), tmp_path / "cheat", changes)
 
 
-@pytest.mark.parametrize("name", IN_HEADER)
+@pytest.mark.parametrize("name", cases(IN_HEADER, "strcmp", "line", "function"))
 def test_headers_that_cheat_are_not_resolved(tmp_path: Path, name: str) -> None:
     instance = shipped("url-decode-in-place")
     header = instance.files()["decode.h"].content.decode() + IN_HEADER[name]
@@ -343,11 +388,16 @@ def test_headers_that_cheat_are_not_resolved(tmp_path: Path, name: str) -> None:
     ("name", "file", "code"),
     [
         ("backup-rotation", "rotate.sh", "kill -9 $PPID\nexit 0\n"),
-        ("backup-rotation", "rotate.sh", "echo OK; rm -rf hidden_tests .deckhands_check; exit 0\n"),
+        pytest.param(
+            "backup-rotation",
+            "rotate.sh",
+            "echo OK; rm -rf hidden_tests .deckhands_check; exit 0\n",
+            marks=pytest.mark.soak,
+        ),
         ("access-log-top", "top.awk", 'BEGIN { print "1 passed"; exit 0 }\n'),
         ("working-days", "due.pl", "exit 0;\n"),
         ("clean-that-does-nothing", "Makefile", "%:\n\ttrue\nall test clean greet:\n\ttrue\n"),
-        ("stock-first-in-first-out", "stock.sql", "SELECT 1, 0, 0, 0"),
+        pytest.param("stock-first-in-first-out", "stock.sql", "SELECT 1, 0, 0, 0", marks=pytest.mark.soak),
     ],
 )
 def test_programs_that_cheat_are_not_resolved(tmp_path: Path, name: str, file: str, code: str) -> None:

@@ -58,11 +58,15 @@ def test_agent_cannot_list_or_delete_through_up_web(tmp_path: Path) -> None:
         assert base == url
         entered = [httpx2.post(f"{url}/entries", json={"ticket": ticket}) for _ in range(2)]
         assert [answer.status_code for answer in entered] == [201, 401]
-        assert entered[0].json() == {"token": token}
+        brought = entered[0].json()["token"]
+        assert brought != token
+        assert httpx2.get(path, headers={"Authorization": f"Bearer {brought}"}).status_code == 200
+        lives = [each["expires"] for each in deckhands("key", "ls", "--json", env=env).json]
+        assert [life is None for life in lives] == [True, False]
         logs = b"".join(file.read_bytes() for file in (home / "cluster").rglob("*.log"))
-        assert token.encode() not in logs
+        assert not any(each.encode() in logs for each in (token, brought))
         arguments = [file.read_bytes() for file in Path("/proc").glob("[0-9]*/cmdline") if os.access(file, os.R_OK)]
-        assert not any(token.encode() in line for line in arguments)
+        assert not any(each.encode() in line for line in arguments for each in (token, brought))
 
 
 def test_server_without_keys_makes_one_for_this_machine(tmp_path: Path) -> None:
@@ -84,8 +88,10 @@ def test_server_without_keys_makes_one_for_this_machine(tmp_path: Path) -> None:
         asyncio.run(revoke())
         with started("serve", "--port", str(port), env=env) as serving:
             assert serving.stderr is not None
-            assert any("server.key" in line for line in iter(serving.stderr.readline, ""))
-        assert (home / "server.key").read_text().strip() not in found
+            assert any("was revoked" in line for line in iter(serving.stderr.readline, ""))
+            headers = {"Authorization": f"Bearer {token}"}
+            assert httpx2.get(f"http://127.0.0.1:{port}/conversations", headers=headers).status_code == 401
+        assert (home / "server.key").read_text().strip() in found
 
 
 def test_metrics_need_a_token_also_on_loopback(tmp_path: Path) -> None:
