@@ -40,7 +40,7 @@ from broker.runtime.errors import (
 )
 from broker.runtime.ids import check_conversation_id, new_key
 from broker.secrets.masking import Masker
-from broker.secrets.secrets import Secrets
+from broker.secrets.secrets import KnownValues, Secrets
 from broker.specs.plain_json import replace_surrogates
 from broker.specs.timing import Start
 from broker.store.store import Store
@@ -60,6 +60,8 @@ class EventLog:
 
     async def mask(self, conversation_id: str, events: Sequence[Event]) -> Masked:
         """Return events as they are written, for an owner who folds them before; see `append_as_owner`."""
+        if self.secrets is not None and not self.secrets.is_known(conversation_id):
+            await self.secrets.look_up(conversation_id)
         masker, _ = await self._checked_masker(conversation_id)
         return await Masked.of(events, masker)
 
@@ -67,7 +69,7 @@ class EventLog:
         """Return what hides the conversation's secrets in what is written of it."""
         return await self.secrets.masker(conversation_id) if self.secrets is not None else NOTHING_TO_HIDE
 
-    async def _checked_masker(self, conversation_id: str) -> tuple[Masker, int | None]:
+    async def _checked_masker(self, conversation_id: str) -> tuple[Masker, KnownValues | None]:
         """Return what hides the secrets for an append, and what the store is to check, see `Secrets.checked_masker`."""
         if self.secrets is None:
             return NOTHING_TO_HIDE, None
@@ -389,8 +391,11 @@ class EventLog:
         names = self.store.keys(conversation_id)
         for _ in range(MOST_LOOK_UPS):
             masker, known = await self._checked_masker(conversation_id)
-            if isinstance(writer, Owner) and masked.events and masked.masker is not masker:
-                return Conflict(writer.seen_id)
+            if isinstance(writer, Owner) and masked.events and masked.masker.values != masker.values:
+                if self.secrets is None or self.secrets.is_known(conversation_id):
+                    return Conflict(writer.seen_id)
+                await self.secrets.look_up(conversation_id)  # what `mask` knew has been forgotten
+                continue
             entries: list[Entry] = []
             contents: dict[str, bytes] = {}
             for position, event in enumerate(events):
@@ -401,7 +406,7 @@ class EventLog:
                 entries.append(Entry(data, _route(event) if position in dispatch else "", answered))
             if contents:
                 # What is kept beside the log is written before the store can refuse the append.
-                if await self.masker(conversation_id) is not masker:
+                if (await self.masker(conversation_id)).values != masker.values:
                     continue
                 await self.blobs.keep(conversation_id, contents)
             shown = {name: replace_surrogates(masker.wire(value)) for name, value in fields.items()} if fields else {}

@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker.runtime.errors import DeckhandsError, UsageError
 from broker.runtime.settings import BrokerSettings
@@ -34,7 +34,7 @@ NONCE_BYTES = 12
 MAX_VALUE_CHARS = 32_768
 FRESH_SECONDS = 1.0
 """How long a value that was added elsewhere may be unknown here. A process that gives a command a value knows it."""
-REMEMBERED_CONVERSATIONS = 1_000
+REMEMBERED_CONVERSATIONS = 4_000
 
 MAX_LENDERS = 16
 """How far up a delegate's secrets are looked for; delegates go less deep."""
@@ -85,19 +85,40 @@ class _Known:
     connects: int = 0
 
 
+class KnownValues(NamedTuple):
+    """Proof for the store that a writer knows every value of a conversation.
+
+    Attributes:
+        count: how many values it knows.
+        sample: one of them, encrypted; empty without any. No other life of the same conversation id has it.
+    """
+
+    count: int
+    sample: bytes = b""
+
+
 class Secrets:
     """The secrets of a store's conversations.
 
     Args:
         key: returns the key, 32 bytes, or None as long as there is none; asked when it is first needed.
         own: what is hidden in every conversation, because the process that asks holds it itself.
+        remembered: how many conversations' secrets are kept in memory; not fewer than this process works on at once.
     """
 
-    def __init__(self, store: Store, key: Callable[[], bytes | None], own: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        store: Store,
+        key: Callable[[], bytes | None],
+        own: Iterable[str] = (),
+        *,
+        remembered: int = REMEMBERED_CONVERSATIONS,
+    ) -> None:
         self._store = store
         self._find_key = key
         self._own = tuple(own)
         self._own_masker = Masker(self._own)
+        self._remembered = remembered
         self._key: bytes | None = None
         self._known: OrderedDict[str, _Known] = OrderedDict()
 
@@ -185,20 +206,26 @@ class Secrets:
             known = self._learn(conversation_id, await self._kept(conversation_id))
         return known.masker
 
-    async def checked_masker(self, conversation_id: str) -> tuple[Masker, int | None]:
-        """Return what hides the secrets that are known here, and how many they are, without looking them up.
+    async def checked_masker(self, conversation_id: str) -> tuple[Masker, KnownValues | None]:
+        """Return what hides the secrets that are known here, and the proof of them, without looking them up.
 
-        It is for an append that tells the store the number, and is refused if there are others; then `look_up`.
+        It is for an append that gives the store the proof, and is refused if there are others; then `look_up`.
 
         Returns:
-            None as the number: the store cannot tell, so they were looked up a second ago at the earliest.
+            None as the proof: the store cannot check it, so they were looked up a second ago at the earliest.
         """
         known = self._known.get(conversation_id)
         if known is None:
-            return self._own_masker, 0
+            return self._own_masker, KnownValues(0)
+        self._known.move_to_end(conversation_id)
         if known.is_borrowing or known.connects != self._store.connection.connects:
             return await self.masker(conversation_id), None
-        return known.masker, len(known.encrypted)
+        _, sample = next(iter(known.encrypted), ("", b""))
+        return known.masker, KnownValues(len(known.encrypted), sample)
+
+    def is_known(self, conversation_id: str) -> bool:
+        """Return whether the secrets of a conversation have been looked up and not forgotten since."""
+        return conversation_id in self._known
 
     async def look_up(self, conversation_id: str) -> None:
         """Look up the secrets of a conversation now.
@@ -237,7 +264,7 @@ class Secrets:
         known.looked_up, known.connects = self._store.clock.monotonic(), self._store.connection.connects
         known.is_borrowing = bool(kept[0].lender_id)
         self._known[conversation_id] = known
-        while len(self._known) > REMEMBERED_CONVERSATIONS:
+        while len(self._known) > self._remembered:
             self._known.popitem(last=False)
         return known
 
