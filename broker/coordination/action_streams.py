@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from broker.contract import codec
 from broker.contract.events import WorkspaceSpec
 from broker.coordination.unreadable import CANNOT_BE_READ, Unreadable, conversation_of
 from broker.runtime.errors import EventsLost, StoreTooNew
+from broker.secrets.secrets import ClaimedSecrets
 from broker.store.group_reader import GroupReader
 from broker.store.keys import ShardKeys
 from broker.store.store import Store
@@ -68,7 +68,7 @@ class ActionClaimed:
 
     attempt: int
     moves: int = 0
-    secrets: Sequence[Any] | None = field(default=None, compare=False, repr=False)
+    secrets: ClaimedSecrets | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class ActionReclaimed:
     attempt: int
     previous_worker: str
     moves: int = 0
-    secrets: Sequence[Any] | None = field(default=None, compare=False, repr=False)
+    secrets: ClaimedSecrets | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +169,7 @@ class ActionQueue:
         names = self._store.keys(delivery.conversation_id)
         stream, _, entry = delivery.place.rpartition("|")
         checksum = codec.checksum_of(delivery.entry)
+        asked_at, connects = self._store.clock.monotonic(), self._store.connection.connects
         reply = await self._store.function(
             "deck_claim_action",
             (names.root, names.shard.root),
@@ -184,9 +185,9 @@ class ActionQueue:
         )
         match reply:
             case ["claimed", attempt, moves, secrets]:
-                return ActionClaimed(attempt, moves, secrets)
+                return ActionClaimed(attempt, moves, ClaimedSecrets(secrets, asked_at, connects))
             case ["reclaimed", attempt, previous, moves, secrets]:
-                return ActionReclaimed(attempt, previous.decode(), moves, secrets)
+                return ActionReclaimed(attempt, previous.decode(), moves, ClaimedSecrets(secrets, asked_at, connects))
             case ["lost", last]:
                 raise EventsLost(delivery.conversation_id, last, delivery.action_id, checksum)
         return NothingToDo(reply[0])

@@ -73,6 +73,7 @@ class _Known:
     """What is known of a conversation: its encrypted values when they were last looked up, and what hides them.
 
     Attributes:
+        looked_up: the monotonic time before the store was asked.
         encrypted: each with the conversation that it belongs to.
         is_borrowing: it has the secrets of another conversation too.
         connects: of the store's connection: a store can lose values only between two connections.
@@ -95,6 +96,20 @@ class KnownValues(NamedTuple):
 
     count: int
     sample: bytes = b""
+
+
+class ClaimedSecrets(NamedTuple):
+    """The secrets of a conversation as the claim of one of its commands brought them.
+
+    Attributes:
+        kept: see `_Kept.of`; empty: there are none.
+        read_at: the monotonic time before they were read.
+        connects: of the store's connection then.
+    """
+
+    kept: Sequence[Any]
+    read_at: float
+    connects: int
 
 
 class Secrets:
@@ -175,18 +190,22 @@ class Secrets:
         return sorted(flat[i].decode() for i in range(0, len(flat), 2))
 
     async def wanted_by(
-        self, conversation_id: str, command: str, *, claimed: Sequence[Any] | None = None
+        self, conversation_id: str, command: str, *, claimed: ClaimedSecrets | None = None
     ) -> dict[str, str]:
         """Return the secrets that a command names, by name.
 
         Args:
-            claimed: what the claim of the command has brought, see `ActionClaimed`; None: look them up.
+            claimed: what the claim of the command has brought; None or older than `FRESH_SECONDS`: look them up.
 
         Raises:
             SecretsLocked: there are some, and no key here opens them.
         """
+        connects = self._store.connection.connects
+        if claimed is None or not self._is_fresh(claimed.read_at) or claimed.connects != connects:
+            claimed = None
+        read_at = claimed.read_at if claimed is not None else self._store.clock.monotonic()
         kept = await self._kept(conversation_id, claimed)
-        self._learn(conversation_id, kept)
+        self._learn(conversation_id, kept, read_at)
         words = set(re.findall(r"\w+", command, re.ASCII))
         return {
             name: self._decrypt(each.conversation_id, value)
@@ -202,8 +221,8 @@ class Secrets:
             SecretsLocked: there are some, and no key here opens them.
         """
         known = self._known.get(conversation_id)
-        if known is None or self._store.clock.monotonic() - known.looked_up >= FRESH_SECONDS:
-            known = self._learn(conversation_id, await self._kept(conversation_id))
+        if known is None or not self._is_fresh(known.looked_up):
+            known = await self._look_up(conversation_id)
         return known.masker
 
     async def checked_masker(self, conversation_id: str) -> tuple[Masker, KnownValues | None]:
@@ -233,17 +252,24 @@ class Secrets:
         Raises:
             SecretsLocked: there are some, and no key here opens them.
         """
-        self._learn(conversation_id, await self._kept(conversation_id))
+        await self._look_up(conversation_id)
 
-    async def _kept(self, conversation_id: str, claimed: Sequence[Any] | None = None) -> list[_Kept]:
+    async def _look_up(self, conversation_id: str) -> _Known:
+        read_at = self._store.clock.monotonic()
+        return self._learn(conversation_id, await self._kept(conversation_id), read_at)
+
+    def _is_fresh(self, read_at: float) -> bool:
+        return self._store.clock.monotonic() - read_at < FRESH_SECONDS
+
+    async def _kept(self, conversation_id: str, claimed: ClaimedSecrets | None = None) -> list[_Kept]:
         """Return what is kept for a conversation, then for those whose secrets it has too.
 
         Args:
-            claimed: what is kept for the first one, if that is known; empty: nothing.
+            claimed: what is kept for the first one, if that is known.
         """
         found: list[_Kept] = []
         if claimed is not None:
-            flat, masked, lender = claimed or ((), (), None)
+            flat, masked, lender = claimed.kept or ((), (), None)
             found.append(_Kept.of(conversation_id, flat, masked, lender))
             conversation_id = found[0].lender_id
         while conversation_id and len(found) < MAX_LENDERS:
@@ -253,7 +279,11 @@ class Secrets:
             conversation_id = found[-1].lender_id
         return found
 
-    def _learn(self, conversation_id: str, kept: list[_Kept]) -> _Known:
+    def _learn(self, conversation_id: str, kept: list[_Kept], read_at: float) -> _Known:
+        """Remember what was read at a time, unless something newer is known."""
+        newer = self._known.get(conversation_id)
+        if newer is not None and newer.looked_up > read_at:
+            return newer
         known = self._known.pop(conversation_id, None) or _Known(0.0, masker=self._own_masker)
         encrypted = frozenset((each.conversation_id, value) for each in kept for value in each.masked)
         if encrypted != known.encrypted:
@@ -261,7 +291,7 @@ class Secrets:
                 [*self._own, *sorted({self._decrypt(owner_id, value) for owner_id, value in encrypted})]
             )
             known.encrypted = encrypted
-        known.looked_up, known.connects = self._store.clock.monotonic(), self._store.connection.connects
+        known.looked_up, known.connects = read_at, self._store.connection.connects
         known.is_borrowing = bool(kept[0].lender_id)
         self._known[conversation_id] = known
         while len(self._known) > self._remembered:
