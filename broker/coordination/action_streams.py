@@ -169,7 +169,6 @@ class ActionQueue:
         names = self._store.keys(delivery.conversation_id)
         stream, _, entry = delivery.place.rpartition("|")
         checksum = codec.checksum_of(delivery.entry)
-        asked_at, connects = self._store.clock.monotonic(), self._store.connection.connects
         reply = await self._store.function(
             "deck_claim_action",
             (names.root, names.shard.root),
@@ -183,11 +182,12 @@ class ActionQueue:
             checksum,
             1,
         )
+        read_at, connects = self._store.clock.monotonic(), self._store.connection.connects
         match reply:
             case ["claimed", attempt, moves, secrets]:
-                return ActionClaimed(attempt, moves, ClaimedSecrets(secrets, asked_at, connects))
+                return ActionClaimed(attempt, moves, ClaimedSecrets(secrets, read_at, connects))
             case ["reclaimed", attempt, previous, moves, secrets]:
-                return ActionReclaimed(attempt, previous.decode(), moves, ClaimedSecrets(secrets, asked_at, connects))
+                return ActionReclaimed(attempt, previous.decode(), moves, ClaimedSecrets(secrets, read_at, connects))
             case ["lost", last]:
                 raise EventsLost(delivery.conversation_id, last, delivery.action_id, checksum)
         return NothingToDo(reply[0])

@@ -60,7 +60,7 @@ class EventLog:
 
     async def mask(self, conversation_id: str, events: Sequence[Event]) -> Masked:
         """Return events as they are written, for an owner who folds them before; see `append_as_owner`."""
-        if self.secrets is not None and not self.secrets.is_known(conversation_id):
+        if self.secrets is not None and self.secrets.may_be_forgotten(conversation_id):
             await self.secrets.look_up(conversation_id)
         masker, _ = await self._checked_masker(conversation_id)
         return await Masked.of(events, masker)

@@ -34,6 +34,8 @@ NONCE_BYTES = 12
 MAX_VALUE_CHARS = 32_768
 FRESH_SECONDS = 1.0
 """How long a value that was added elsewhere may be unknown here. A process that gives a command a value knows it."""
+CLAIM_FRESH_SECONDS = 2.0
+"""How long a command gets the values that its claim brought: its workspace is opened meanwhile."""
 REMEMBERED_CONVERSATIONS = 4_000
 
 MAX_LENDERS = 16
@@ -73,7 +75,7 @@ class _Known:
     """What is known of a conversation: its encrypted values when they were last looked up, and what hides them.
 
     Attributes:
-        looked_up: the monotonic time before the store was asked.
+        looked_up: the monotonic time when the store's reply came.
         encrypted: each with the conversation that it belongs to.
         is_borrowing: it has the secrets of another conversation too.
         connects: of the store's connection: a store can lose values only between two connections.
@@ -103,7 +105,7 @@ class ClaimedSecrets(NamedTuple):
 
     Attributes:
         kept: see `_Kept.of`; empty: there are none.
-        read_at: the monotonic time before they were read.
+        read_at: the monotonic time when the reply came; replies come in the order of the reads.
         connects: of the store's connection then.
     """
 
@@ -195,17 +197,17 @@ class Secrets:
         """Return the secrets that a command names, by name.
 
         Args:
-            claimed: what the claim of the command has brought; None or older than `FRESH_SECONDS`: look them up.
+            claimed: what the claim of the command has brought; None or an old one: look them up.
 
         Raises:
             SecretsLocked: there are some, and no key here opens them.
         """
         connects = self._store.connection.connects
-        if claimed is None or not self._is_fresh(claimed.read_at) or claimed.connects != connects:
-            claimed = None
-        read_at = claimed.read_at if claimed is not None else self._store.clock.monotonic()
+        if claimed is not None:
+            age = self._store.clock.monotonic() - claimed.read_at
+            claimed = claimed if age < CLAIM_FRESH_SECONDS and claimed.connects == connects else None
         kept = await self._kept(conversation_id, claimed)
-        self._learn(conversation_id, kept, read_at)
+        self._learn(conversation_id, kept, claimed.read_at if claimed is not None else None)
         words = set(re.findall(r"\w+", command, re.ASCII))
         return {
             name: self._decrypt(each.conversation_id, value)
@@ -221,7 +223,7 @@ class Secrets:
             SecretsLocked: there are some, and no key here opens them.
         """
         known = self._known.get(conversation_id)
-        if known is None or not self._is_fresh(known.looked_up):
+        if known is None or self._store.clock.monotonic() - known.looked_up >= FRESH_SECONDS:
             known = await self._look_up(conversation_id)
         return known.masker
 
@@ -242,6 +244,10 @@ class Secrets:
         _, sample = next(iter(known.encrypted), ("", b""))
         return known.masker, KnownValues(len(known.encrypted), sample)
 
+    def may_be_forgotten(self, conversation_id: str) -> bool:
+        """Return whether the secrets of a conversation may have been looked up and had to make room since."""
+        return conversation_id not in self._known and len(self._known) >= self._remembered
+
     def is_known(self, conversation_id: str) -> bool:
         """Return whether the secrets of a conversation have been looked up and not forgotten since."""
         return conversation_id in self._known
@@ -255,11 +261,7 @@ class Secrets:
         await self._look_up(conversation_id)
 
     async def _look_up(self, conversation_id: str) -> _Known:
-        read_at = self._store.clock.monotonic()
-        return self._learn(conversation_id, await self._kept(conversation_id), read_at)
-
-    def _is_fresh(self, read_at: float) -> bool:
-        return self._store.clock.monotonic() - read_at < FRESH_SECONDS
+        return self._learn(conversation_id, await self._kept(conversation_id))
 
     async def _kept(self, conversation_id: str, claimed: ClaimedSecrets | None = None) -> list[_Kept]:
         """Return what is kept for a conversation, then for those whose secrets it has too.
@@ -279,8 +281,9 @@ class Secrets:
             conversation_id = found[-1].lender_id
         return found
 
-    def _learn(self, conversation_id: str, kept: list[_Kept], read_at: float) -> _Known:
-        """Remember what was read at a time, unless something newer is known."""
+    def _learn(self, conversation_id: str, kept: list[_Kept], read_at: float | None = None) -> _Known:
+        """Remember what was read at a time, by default now, unless something newer is known."""
+        read_at = self._store.clock.monotonic() if read_at is None else read_at
         newer = self._known.get(conversation_id)
         if newer is not None and newer.looked_up > read_at:
             return newer

@@ -184,9 +184,12 @@ async def test_an_owner_writes_though_its_masker_was_evicted(store: Store, secre
         await log.create(ConversationCreated(conversation_id=conversation_id))
         await secrets.put(conversation_id, "TOKEN", TOKEN)
     ownership = await claim(store, "w1", "conversation-1")
+    assert log.secrets is not None
+    await log.secrets.look_up("conversation-1")
     masked = await log.mask("conversation-1", [MessageAction(content=TOKEN)])
     assert [event.content for event in masked.events] == [MASK]
-    await log.mask("conversation-2", [MessageAction(content=TOKEN)])
+    others = await log.mask("conversation-2", [MessageAction(content=TOKEN)])
+    assert [event.content for event in others.events] == [MASK]
     outcome = await log.append_as_owner(ownership, masked.events, expected_last_id=1, masked=masked)
     assert isinstance(outcome, Appended)
 
@@ -218,7 +221,7 @@ async def test_an_old_claim_gives_a_command_no_replaced_secret(memory_store: Sto
     assert (await held.masker(CID)).text("a-newer-token") == MASK
     assert await held.wanted_by(CID, "echo $TOKEN", claimed=claimed.secrets) == {"TOKEN": TOKEN}
     assert (await held.masker(CID)).text("a-newer-token") == MASK  # newer knowledge stays
-    clock.advance(0.5)
+    clock.advance(1.5)
     assert await held.wanted_by(CID, "echo $TOKEN", claimed=claimed.secrets) == {"TOKEN": "a-newer-token"}
     await reader.aclose()
 
