@@ -161,6 +161,8 @@ class StoreFunctions:
             return
         now = clock.monotonic()
         if not self._stamp:
+            await self.check(connection)  # a worker may have deployed since
+        if not self._stamp:
             await deploy(connection)
         if not self._stamp or now - self._checked > CHECK_SECONDS:
             self._checked = now
@@ -185,7 +187,7 @@ class StoreFunctions:
             raise FunctionsReplaced(refused.message, remedy=refused.remedy) if self._is_worker else refused
 
 
-async def deploy(connection: Connection, *, stop_seconds: float = 0.0) -> FunctionsVersion:
+async def deploy(connection: Connection, *, stop_seconds: float = 0.0, is_setup: bool = False) -> FunctionsVersion:
     """Load the functions if the store has none, lacks some, or has older ones that no live worker needs.
 
     Idempotent.
@@ -193,6 +195,7 @@ async def deploy(connection: Connection, *, stop_seconds: float = 0.0) -> Functi
     Args:
         stop_seconds: ask the workers that the new functions do not serve to hand back and stop, and wait so long; 0:
             do not ask them.
+        is_setup: a person wants this version: if the store has it, withdraw the announcement of any other.
 
     Returns:
         The version that the store has now.
@@ -206,7 +209,7 @@ async def deploy(connection: Connection, *, stop_seconds: float = 0.0) -> Functi
     there = FunctionsVersion.parse(facts.get(FIELD, ""))
     is_loaded = await _are_loaded(connection)
     if there.code == own.code and is_loaded:
-        if facts.get(ANNOUNCED) == own.stamp:
+        if ANNOUNCED in facts and (is_setup or facts[ANNOUNCED] == own.stamp):
             await connection.call("HDEL", keys.STORE, ANNOUNCED)
         return own
     is_older = there.order < own.order or there.order == own.order == UNKNOWN_ORDER
