@@ -18,6 +18,7 @@ from broker.store.function_libraries import (
     ANNOUNCED,
     FIELD,
     LIBRARIES,
+    UNTIL,
     VERSIONS,
     FunctionsVersion,
     deploy,
@@ -25,7 +26,7 @@ from broker.store.function_libraries import (
     own_version,
 )
 from broker.store.store import open_store
-from tests.broker_parts import begin
+from tests.broker_parts import begin, enter
 
 Connect = Callable[[], Connection]
 OWN = own_version()
@@ -167,6 +168,20 @@ async def test_a_client_does_not_replace_functions_deployed_since(opened: Connec
     with pytest.raises(FunctionsTooOld):
         await begin(client)
     assert await opened().call("HGET", keys.STORE, FIELD) == older.stamp.encode()
+
+
+async def test_an_announcement_ends_by_itself(opened: Connect) -> None:
+    connection = opened()
+    worker = await open_store(connection)
+    seconds = int((await connection.call("TIME"))[0])
+    announcement = ("HSET", keys.STORE, ANNOUNCED, NEWER_ALONE.stamp, UNTIL)
+    await connection.call(*announcement, seconds + 3600)
+    with pytest.raises(FunctionsReplaced):
+        await worker.functions.check(connection)
+    await connection.call(*announcement, seconds - 1)
+    await worker.functions.check(connection)
+    await enter(worker, "w1")
+    await begin(await open_store(opened(), deploys=False))
 
 
 async def test_setup_withdraws_an_announcement_that_was_left_behind(opened: Connect) -> None:
