@@ -180,5 +180,5 @@ def append_arguments(
     named = writer.named() | {"events": [entry.named() for entry in entries]}
     named |= {"cancels": [str(action) for action in cancels]} if cancels else {}
     named |= {"fields": [str(part) for field in fields.items() for part in field]} if fields else {}
-    named |= {} if secrets is None else {"secrets": secrets.count, "sample": secrets.sample}
+    named |= {} if secrets is None else {"secrets": secrets.number, "sample": secrets.sample}
     return [conversation_id, msgpack.packb(named, use_bin_type=False), *(entry.data for entry in entries)]

@@ -24,7 +24,7 @@ from broker.log.append_outcomes import Fenced as Fenced  # noqa: PLC0414
 from broker.log.append_outcomes import Lost as Lost  # noqa: PLC0414
 from broker.log.append_outcomes import Outcome as Outcome  # noqa: PLC0414
 from broker.log.append_outcomes import outcome_of
-from broker.log.blobs import Blobs
+from broker.log.blobs import Blobs, chunks_of
 from broker.log.entries import NewEvents, decoded, is_at
 from broker.log.fencing import Ownership
 from broker.log.follower import Follower
@@ -397,6 +397,7 @@ class EventLog:
                 await self.secrets.look_up(conversation_id)  # what `mask` knew has been forgotten
                 continue
             entries: list[Entry] = []
+            is_masked = True
             contents: dict[str, bytes] = {}
             for position, event in enumerate(events):
                 own_masker = NOTHING_TO_HIDE if masker is NOTHING_TO_HIDE or masked.has(position, masker) else masker
@@ -404,11 +405,14 @@ class EventLog:
                 contents |= texts
                 answered = answers.get(position) if answers else None
                 entries.append(Entry(data, _route(event) if position in dispatch else "", answered))
-            if contents:
-                # What is kept beside the log is written before the store can refuse the append.
+            # What is kept beside the log is written before the store can refuse the append.
+            for chunk in chunks_of(contents):
                 if (await self.masker(conversation_id)).values != masker.values:
-                    continue
-                await self.blobs.keep(conversation_id, contents)
+                    is_masked = False
+                    break
+                await self.blobs.keep(conversation_id, chunk)
+            if not is_masked:
+                continue
             shown = {name: replace_surrogates(masker.wire(value)) for name, value in fields.items()} if fields else {}
             arguments = append_arguments(conversation_id, writer, entries, cancels, shown, secrets=known)
             reply = await self.store.function("deck_append", (names.root, names.shard.root), *arguments)

@@ -92,11 +92,11 @@ class KnownValues(NamedTuple):
     """Proof for the store that a writer knows every value of a conversation.
 
     Attributes:
-        count: how many values it knows.
+        number: how many values it knows.
         sample: one of them, encrypted; empty without any. No other life of the same conversation id has it.
     """
 
-    count: int
+    number: int
     sample: bytes = b""
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import stat
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +20,10 @@ from broker.runtime.errors import UsageError
 from broker.runtime.settings import BrokerSettings
 from broker.secrets.masking import MASK
 from broker.secrets.secrets import Secrets, SecretsLocked, key_in, secret_key
+from broker.store.connection import Argument
 from broker.store.store import Store
 from broker.testing.manual_clock import ManualClock
-from tests.broker_parts import CID, act, begin, claim, enter, no_key, queue, take
+from tests.broker_parts import CID, LosingConnection, act, begin, claim, enter, no_key, queue, take
 
 KEY = bytes(range(32))
 TOKEN = "ghp_0123456789abcdef"
@@ -146,6 +150,24 @@ async def test_an_append_looks_up_secrets_that_came_a_moment_ago(store: Store, s
     await log.append("conversation", [MessageAction(content="lent-value-1 other-value-1")])
     *_, said, lent = await log.read("conversation")
     assert (said.content, lent.content) == (f"it is {MASK}", f"{MASK} {MASK}")
+
+
+async def test_long_texts_are_kept_in_several_requests(memory_store: Store) -> None:
+    sent: list[int] = []
+
+    class Counting(LosingConnection):
+        async def call_many(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
+            sent.append(sum(len(part) for each in commands for part in each if isinstance(part, bytes)))
+            return await super().call_many(commands)
+
+    await begin(memory_store)
+    counted = replace(memory_store, connection=Counting(memory_store.connection, lambda _: False))
+    texts = [str(n) * (3 << 20) for n in range(4)]
+    await EventLog(counted).append(CID, [MessageAction(content=text) for text in texts])
+    assert max(sent) <= 2 * (4 << 20)
+    blobs = EventLog(memory_store).blobs
+    events = (await EventLog(memory_store).read(CID))[1:]
+    assert [(await blobs.whole(CID, event)).content for event in events] == texts
 
 
 async def test_a_claim_brings_the_secrets(store: Store, secrets: Secrets) -> None:
