@@ -43,14 +43,14 @@ async def rest_in_error(services: Services, owned: OwnedLog, error: Exception) -
         error: about an event that only a newer version knows, nothing is recorded: see `_leave_to_newer`.
 
     Returns:
-        False if the conversation is still owned, because news came again and again or this worker may not call the
-        functions of the store: its owner has to take it up again.
+        False if the conversation is still owned, because news came again and again: its owner has to
+        take it up again.
     """
     log, owners, ownership = services.log, services.owners, owned.ownership
     state = owned.state if owned.is_restored else None
     try:
         if isinstance(error, FunctionsReplaced):
-            return False
+            return True  # the next beat notices, too: this worker hands back all it has and stops
         if isinstance(error, UnknownKind | StoreTooNew):
             _log.warning("conversation %s is left to a newer worker: %s", ownership.conversation_id, error)
             return await _leave_to_newer(log, owners, ownership)
@@ -60,8 +60,6 @@ async def rest_in_error(services: Services, owned: OwnedLog, error: Exception) -
         except SecretsLocked as locked:
             # Nothing can be masked here, and this error's own text has nothing to hide.
             return await _rest(EventLog(services.store), owners, ownership, state, error=locked)
-    except FunctionsReplaced:
-        return False  # the next beat hands everything back, unless the announcement is withdrawn
     except Exception:  # noqa: BLE001  (the outermost edge: a conversation must not end its neighbours)
         _log.exception("conversation %s: its error could not be recorded", ownership.conversation_id)
     return True

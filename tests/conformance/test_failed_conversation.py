@@ -6,9 +6,6 @@ from broker.contract.events import ConversationCreated, DelegateEnded, Parent
 from broker.coordination.ownership import Claimed, Owners
 from broker.limits.quotas import QuotaTable
 from broker.log.event_log import EventLog
-from broker.runtime.errors import FunctionsReplaced
-from broker.store import keys
-from broker.store.function_libraries import FIELD, FunctionsVersion, own_version
 from broker.store.store import Store
 from controller_worker.calls.models import Models
 from controller_worker.loop.failed_conversation import rest_in_error
@@ -26,18 +23,6 @@ async def owned_by(store: Store, worker_id: str, conversation_id: str) -> tuple[
     claimed = await owners.claim(conversation_id, worker_id)
     assert isinstance(claimed, Claimed)
     return services, OwnedLog(claimed, services)
-
-
-async def test_a_conversation_is_taken_up_again_after_replaced_functions(memory_store: Store) -> None:
-    await begin(memory_store)
-    services, owned = await owned_by(memory_store, "w1", CID)
-    assert not await rest_in_error(services, owned, FunctionsReplaced("The functions are others."))
-    order = own_version().order + 1
-    code = "#!lua name=deckhands\nredis.register_function('deck_new', function() end)"
-    await memory_store.connection.call("FUNCTION", "LOAD", "REPLACE", code)
-    stamp = FunctionsVersion(order, "abcdef0123456789", order).stamp
-    await memory_store.connection.call("HSET", keys.STORE, FIELD, stamp)
-    assert not await rest_in_error(services, owned, RuntimeError("unforeseen"))
 
 
 async def test_a_worker_that_lost_a_delegate_reports_no_failure(memory_store: Store) -> None:
