@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from broker.contract import codec
 from broker.contract.events import WorkspaceSpec
 from broker.coordination.unreadable import CANNOT_BE_READ, Unreadable, conversation_of
 from broker.runtime.errors import EventsLost, StoreTooNew
+from broker.secrets.secrets import ClaimedSecrets
 from broker.store.group_reader import GroupReader
 from broker.store.keys import ShardKeys
 from broker.store.store import Store
@@ -68,7 +68,7 @@ class ActionClaimed:
 
     attempt: int
     moves: int = 0
-    secrets: Sequence[Any] | None = field(default=None, compare=False, repr=False)
+    secrets: ClaimedSecrets | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class ActionReclaimed:
     attempt: int
     previous_worker: str
     moves: int = 0
-    secrets: Sequence[Any] | None = field(default=None, compare=False, repr=False)
+    secrets: ClaimedSecrets | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +182,12 @@ class ActionQueue:
             checksum,
             1,
         )
+        read_at, connects = self._store.clock.monotonic(), self._store.connection.connects
         match reply:
             case ["claimed", attempt, moves, secrets]:
-                return ActionClaimed(attempt, moves, secrets)
+                return ActionClaimed(attempt, moves, ClaimedSecrets(secrets, read_at, connects))
             case ["reclaimed", attempt, previous, moves, secrets]:
-                return ActionReclaimed(attempt, previous.decode(), moves, secrets)
+                return ActionReclaimed(attempt, previous.decode(), moves, ClaimedSecrets(secrets, read_at, connects))
             case ["lost", last]:
                 raise EventsLost(delivery.conversation_id, last, delivery.action_id, checksum)
         return NothingToDo(reply[0])

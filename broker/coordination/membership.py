@@ -27,9 +27,7 @@ from broker.runtime.logs import WORKER
 from broker.runtime.settings import HEARTBEAT_TTL_SECONDS
 from broker.runtime.version import installed_version
 from broker.store.connection import Argument, texts_by_name
-from broker.store.function_libraries import ANNOUNCED, WORKER_FIELD, own_version
-from broker.store.function_libraries import FIELD as FUNCTIONS
-from broker.store.keys import STORE
+from broker.store.function_libraries import FACTS, WORKER_FIELD, own_version
 from broker.store.store import Store
 
 HEARTBEAT_SECONDS = 0.3
@@ -52,7 +50,6 @@ ROLES = ("controller", "tool")
 WALL_FIELD = "wall_ms"
 """What a worker says of itself: its machine's clock when it said so, a few beats ago at most."""
 
-_FACTS = ("HMGET", STORE, "generation", FUNCTIONS, ANNOUNCED)
 
 _log = logging.getLogger(__name__)
 
@@ -234,10 +231,10 @@ class Membership:
                     await self.leave()
             raise
 
-    def _compare(self, facts: Sequence[bytes | None]) -> None:
-        generation, stamp, announced = facts
+    def _compare(self, facts: Sequence[bytes | None], time: Sequence[bytes]) -> None:
+        generation, *versions = facts
         self._store.compare_generation(generation)
-        self._store.functions.compare(stamp, announced)
+        self._store.functions.compare(*versions, time=time)
 
     async def _ask(self, commands: Callable[[], list[tuple[Argument, ...]]]) -> list[Any]:
         """Send commands whose replies end with the store's time, and see that it is still the same store."""
@@ -247,11 +244,11 @@ class Membership:
             sent = clock.monotonic()
             with LoopStopwatch(clock) as waited:
                 try:
-                    *replies, facts = await connection.call_many([*commands(), _FACTS])
+                    *replies, facts, time = await connection.call_many([*commands(), FACTS, ("TIME",)])
                 except StoreRefused:
-                    self._compare(await connection.call(*_FACTS))  # the clearer error, if it is the reason
+                    self._compare(*await connection.call_many([FACTS, ("TIME",)]))  # the clearer error
                     raise
-            self._compare(facts)
+            self._compare(facts, time)
             self._slowest_seconds = max(waited.seconds, SLOWNESS_KEPT * self._slowest_seconds)
             if isinstance(replies[0][-1], int):
                 clock.agree(replies[0][-1], sent=sent)

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 import msgpack
 
 from broker.log.fencing import Ownership
+from broker.secrets.secrets import KnownValues
 from broker.specs.timing import MessagePolicy, Start
 from broker.store.connection import Argument
 
@@ -167,17 +168,17 @@ def append_arguments(
     cancels: Sequence[int] = (),
     fields: Mapping[str, str | int | float] | None = None,
     *,
-    secrets: int | None = None,
+    secrets: KnownValues | None = None,
 ) -> list[Argument]:
     """Return the arguments of the function: the id, what is named, and the bytes of each event.
 
     Args:
         cancels: running actions to be stopped; 0: all programs of the workspace.
         fields: what the index shows of the conversation.
-        secrets: how many of its values the writer knows; it is refused if there are others. None: unchecked.
+        secrets: the values that the writer knows; it is refused if there are others. None: unchecked.
     """
     named = writer.named() | {"events": [entry.named() for entry in entries]}
     named |= {"cancels": [str(action) for action in cancels]} if cancels else {}
     named |= {"fields": [str(part) for field in fields.items() for part in field]} if fields else {}
-    named |= {} if secrets is None else {"secrets": secrets}
-    return [conversation_id, msgpack.packb(named), *(entry.data for entry in entries)]
+    named |= {} if secrets is None else {"secrets": secrets.number, "sample": secrets.sample}
+    return [conversation_id, msgpack.packb(named, use_bin_type=False), *(entry.data for entry in entries)]

@@ -12,6 +12,22 @@ from broker.contract import codec
 from broker.contract.events import EventT
 from broker.store.store import Store
 
+CHUNK_BYTES = 4 << 20
+"""About how much is stored with one request, whose reply has to come in time."""
+
+
+def chunks_of(contents: Mapping[str, bytes]) -> list[dict[str, bytes]]:
+    """Divide texts among requests."""
+    chunks: list[dict[str, bytes]] = []
+    size = CHUNK_BYTES
+    for sha256, content in contents.items():
+        if size + len(content) > CHUNK_BYTES:
+            chunks.append({})
+            size = 0
+        chunks[-1][sha256] = content
+        size += len(content)
+    return chunks
+
 
 class Blobs:
     """The blobs of a store."""

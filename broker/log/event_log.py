@@ -24,7 +24,7 @@ from broker.log.append_outcomes import Fenced as Fenced  # noqa: PLC0414
 from broker.log.append_outcomes import Lost as Lost  # noqa: PLC0414
 from broker.log.append_outcomes import Outcome as Outcome  # noqa: PLC0414
 from broker.log.append_outcomes import outcome_of
-from broker.log.blobs import Blobs
+from broker.log.blobs import Blobs, chunks_of
 from broker.log.entries import NewEvents, decoded, is_at
 from broker.log.fencing import Ownership
 from broker.log.follower import Follower
@@ -40,7 +40,7 @@ from broker.runtime.errors import (
 )
 from broker.runtime.ids import check_conversation_id, new_key
 from broker.secrets.masking import Masker
-from broker.secrets.secrets import Secrets
+from broker.secrets.secrets import KnownValues, Secrets
 from broker.specs.plain_json import replace_surrogates
 from broker.specs.timing import Start
 from broker.store.store import Store
@@ -60,6 +60,8 @@ class EventLog:
 
     async def mask(self, conversation_id: str, events: Sequence[Event]) -> Masked:
         """Return events as they are written, for an owner who folds them before; see `append_as_owner`."""
+        if self.secrets is not None and self.secrets.may_be_forgotten(conversation_id):
+            await self.secrets.look_up(conversation_id)
         masker, _ = await self._checked_masker(conversation_id)
         return await Masked.of(events, masker)
 
@@ -67,7 +69,7 @@ class EventLog:
         """Return what hides the conversation's secrets in what is written of it."""
         return await self.secrets.masker(conversation_id) if self.secrets is not None else NOTHING_TO_HIDE
 
-    async def _checked_masker(self, conversation_id: str) -> tuple[Masker, int | None]:
+    async def _checked_masker(self, conversation_id: str) -> tuple[Masker, KnownValues | None]:
         """Return what hides the secrets for an append, and what the store is to check, see `Secrets.checked_masker`."""
         if self.secrets is None:
             return NOTHING_TO_HIDE, None
@@ -389,9 +391,13 @@ class EventLog:
         names = self.store.keys(conversation_id)
         for _ in range(MOST_LOOK_UPS):
             masker, known = await self._checked_masker(conversation_id)
-            if isinstance(writer, Owner) and masked.events and masked.masker is not masker:
-                return Conflict(writer.seen_id)
+            if isinstance(writer, Owner) and masked.events and masked.masker.values != masker.values:
+                if self.secrets is None or self.secrets.is_known(conversation_id):
+                    return Conflict(writer.seen_id)
+                await self.secrets.look_up(conversation_id)  # what `mask` knew has been forgotten
+                continue
             entries: list[Entry] = []
+            is_masked = True
             contents: dict[str, bytes] = {}
             for position, event in enumerate(events):
                 own_masker = NOTHING_TO_HIDE if masker is NOTHING_TO_HIDE or masked.has(position, masker) else masker
@@ -399,11 +405,14 @@ class EventLog:
                 contents |= texts
                 answered = answers.get(position) if answers else None
                 entries.append(Entry(data, _route(event) if position in dispatch else "", answered))
-            if contents:
-                # What is kept beside the log is written before the store can refuse the append.
-                if await self.masker(conversation_id) is not masker:
-                    continue
-                await self.blobs.keep(conversation_id, contents)
+            # What is kept beside the log is written before the store can refuse the append.
+            for chunk in chunks_of(contents):
+                if (await self.masker(conversation_id)).values != masker.values:
+                    is_masked = False
+                    break
+                await self.blobs.keep(conversation_id, chunk)
+            if not is_masked:
+                continue
             shown = {name: replace_surrogates(masker.wire(value)) for name, value in fields.items()} if fields else {}
             arguments = append_arguments(conversation_id, writer, entries, cancels, shown, secrets=known)
             reply = await self.store.function("deck_append", (names.root, names.shard.root), *arguments)

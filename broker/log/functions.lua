@@ -268,12 +268,14 @@ local function remembers(base, id, checksum)
   return not checksum or checksum == '' or checksum_of(base, id) == checksum
 end
 
--- Whether a writer knows every value that it has to hide. Values are only added, so their number says it. Those of a
--- conversation that borrows another one's may be in another slot: its writers look them up.
-local function knows_secrets(base, count)
+-- Whether a writer knows every value that it has to hide. Values are only added, so their number says it, and one of
+-- them that it belongs to this life of the id: each is encrypted with its own nonce. Those of a conversation that borrows
+-- another one's may be in another slot: its writers look them up.
+local function knows_secrets(base, count, sample)
   local masked, lender = base .. ':masked', base .. ':secrets_of'
   if count == 0 then return redis.call('EXISTS', masked, lender) == 0 end
-  return redis.call('SCARD', masked) == count and redis.call('EXISTS', lender) == 0
+  return redis.call('SCARD', masked) == count and redis.call('SISMEMBER', masked, sample or '') == 1
+    and redis.call('EXISTS', lender) == 0
 end
 
 -- What is kept of the secrets: {current values by name, every value, the lender or ''}; {} where there are none.
@@ -375,6 +377,7 @@ end
 --   fields   what `ls` shows: {name, value, …}; or nil
 --   cancels  running actions to be stopped; '0': all programs of the workspace; or nil
 --   secrets  how many values of the conversation the writer knows and hides; nil: it has looked them up
+--   sample   one of these values, as it is encrypted
 -- What an owner appends to a conversation that is waited for leaves one notice for the doors (meta.noticed until read).
 -- returns  {'appended', first, last} {'duplicate', first, last} {'fenced'} {'conflict', last} {'closed'} {'missing'}
 --          {'exists'} {'busy'} {'lost', last}: the log does not hold what the writer remembers
@@ -385,7 +388,7 @@ local function append(keys, args)
   local meta, once, events = base .. ':meta', base .. ':once', base .. ':events'
   local cid, call = args[1], cmsgpack.unpack(args[2])
   local by, condition, place, fields = call.by, call.condition or '', call.place, call.fields or {}
-  if call.secrets and not knows_secrets(base, call.secrets) then return {'secrets'} end
+  if call.secrets and not knows_secrets(base, call.secrets, call.sample) then return {'secrets'} end
   local now, wall, hooked = times_ms(shard)
   -- All that is read of the conversation, at once: a call into the server costs more than the work it does here.
   local found = redis.call('HMGET', meta, 'last_id', 'closed', 'node', 'owner', 'token', 'rung', 'append_key',

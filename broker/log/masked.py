@@ -33,8 +33,8 @@ class Masked:
         return cls(tuple(found), masker)
 
     def has(self, position: int, masker: Masker) -> bool:
-        """Say whether the event at a position of an append that begins with these has been masked with `masker`."""
-        return position < len(self.events) and masker is self.masker
+        """Return whether the event at a position of an append that begins with these hides what `masker` hides."""
+        return position < len(self.events) and masker.values == self.masker.values
 
 
 NOTHING_MASKED = Masked((), NOTHING_TO_HIDE)

@@ -130,6 +130,7 @@ class Masker:
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         values = [value for value in values if len(value) >= MINIMUM_CHARS]
+        self.values = frozenset(values)
         found = {form for value in values for form in forms(value)}
         self._encoded = EncodedSecrets([value.strip() for value in values])
         self._forms = sorted(found, key=len, reverse=True)

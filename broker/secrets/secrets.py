@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker.runtime.errors import DeckhandsError, UsageError
 from broker.runtime.settings import BrokerSettings
@@ -34,7 +34,9 @@ NONCE_BYTES = 12
 MAX_VALUE_CHARS = 32_768
 FRESH_SECONDS = 1.0
 """How long a value that was added elsewhere may be unknown here. A process that gives a command a value knows it."""
-REMEMBERED_CONVERSATIONS = 1_000
+CLAIM_FRESH_SECONDS = 2.0
+"""How long a command gets the values that its claim brought: its workspace is opened meanwhile."""
+REMEMBERED_CONVERSATIONS = 4_000
 
 MAX_LENDERS = 16
 """How far up a delegate's secrets are looked for; delegates go less deep."""
@@ -73,6 +75,7 @@ class _Known:
     """What is known of a conversation: its encrypted values when they were last looked up, and what hides them.
 
     Attributes:
+        looked_up: the monotonic time when the store's reply came.
         encrypted: each with the conversation that it belongs to.
         is_borrowing: it has the secrets of another conversation too.
         connects: of the store's connection: a store can lose values only between two connections.
@@ -85,19 +88,54 @@ class _Known:
     connects: int = 0
 
 
+class KnownValues(NamedTuple):
+    """Proof for the store that a writer knows every value of a conversation.
+
+    Attributes:
+        number: how many values it knows.
+        sample: one of them, encrypted; empty without any. No other life of the same conversation id has it.
+    """
+
+    number: int
+    sample: bytes = b""
+
+
+class ClaimedSecrets(NamedTuple):
+    """The secrets of a conversation as the claim of one of its commands brought them.
+
+    Attributes:
+        kept: see `_Kept.of`; empty: there are none.
+        read_at: the monotonic time when the reply came; replies come in the order of the reads.
+        connects: of the store's connection then.
+    """
+
+    kept: Sequence[Any]
+    read_at: float
+    connects: int
+
+
 class Secrets:
     """The secrets of a store's conversations.
 
     Args:
         key: returns the key, 32 bytes, or None as long as there is none; asked when it is first needed.
         own: what is hidden in every conversation, because the process that asks holds it itself.
+        remembered: how many conversations' secrets are kept in memory; not fewer than this process works on at once.
     """
 
-    def __init__(self, store: Store, key: Callable[[], bytes | None], own: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        store: Store,
+        key: Callable[[], bytes | None],
+        own: Iterable[str] = (),
+        *,
+        remembered: int = REMEMBERED_CONVERSATIONS,
+    ) -> None:
         self._store = store
         self._find_key = key
         self._own = tuple(own)
         self._own_masker = Masker(self._own)
+        self._remembered = remembered
         self._key: bytes | None = None
         self._known: OrderedDict[str, _Known] = OrderedDict()
 
@@ -154,18 +192,22 @@ class Secrets:
         return sorted(flat[i].decode() for i in range(0, len(flat), 2))
 
     async def wanted_by(
-        self, conversation_id: str, command: str, *, claimed: Sequence[Any] | None = None
+        self, conversation_id: str, command: str, *, claimed: ClaimedSecrets | None = None
     ) -> dict[str, str]:
         """Return the secrets that a command names, by name.
 
         Args:
-            claimed: what the claim of the command has brought, see `ActionClaimed`; None: look them up.
+            claimed: what the claim of the command has brought; None or an old one: look them up.
 
         Raises:
             SecretsLocked: there are some, and no key here opens them.
         """
+        connects = self._store.connection.connects
+        if claimed is not None:
+            age = self._store.clock.monotonic() - claimed.read_at
+            claimed = claimed if age < CLAIM_FRESH_SECONDS and claimed.connects == connects else None
         kept = await self._kept(conversation_id, claimed)
-        self._learn(conversation_id, kept)
+        self._learn(conversation_id, kept, claimed.read_at if claimed is not None else None)
         words = set(re.findall(r"\w+", command, re.ASCII))
         return {
             name: self._decrypt(each.conversation_id, value)
@@ -182,23 +224,33 @@ class Secrets:
         """
         known = self._known.get(conversation_id)
         if known is None or self._store.clock.monotonic() - known.looked_up >= FRESH_SECONDS:
-            known = self._learn(conversation_id, await self._kept(conversation_id))
+            known = await self._look_up(conversation_id)
         return known.masker
 
-    async def checked_masker(self, conversation_id: str) -> tuple[Masker, int | None]:
-        """Return what hides the secrets that are known here, and how many they are, without looking them up.
+    async def checked_masker(self, conversation_id: str) -> tuple[Masker, KnownValues | None]:
+        """Return what hides the secrets that are known here, and the proof of them, without looking them up.
 
-        It is for an append that tells the store the number, and is refused if there are others; then `look_up`.
+        It is for an append that gives the store the proof, and is refused if there are others; then `look_up`.
 
         Returns:
-            None as the number: the store cannot tell, so they were looked up a second ago at the earliest.
+            None as the proof: the store cannot check it, so they were looked up a second ago at the earliest.
         """
         known = self._known.get(conversation_id)
         if known is None:
-            return self._own_masker, 0
+            return self._own_masker, KnownValues(0)
+        self._known.move_to_end(conversation_id)
         if known.is_borrowing or known.connects != self._store.connection.connects:
             return await self.masker(conversation_id), None
-        return known.masker, len(known.encrypted)
+        _, sample = next(iter(known.encrypted), ("", b""))
+        return known.masker, KnownValues(len(known.encrypted), sample)
+
+    def may_be_forgotten(self, conversation_id: str) -> bool:
+        """Return whether the secrets of a conversation may have been looked up and had to make room since."""
+        return conversation_id not in self._known and len(self._known) >= self._remembered
+
+    def is_known(self, conversation_id: str) -> bool:
+        """Return whether the secrets of a conversation have been looked up and not forgotten since."""
+        return conversation_id in self._known
 
     async def look_up(self, conversation_id: str) -> None:
         """Look up the secrets of a conversation now.
@@ -206,17 +258,20 @@ class Secrets:
         Raises:
             SecretsLocked: there are some, and no key here opens them.
         """
-        self._learn(conversation_id, await self._kept(conversation_id))
+        await self._look_up(conversation_id)
 
-    async def _kept(self, conversation_id: str, claimed: Sequence[Any] | None = None) -> list[_Kept]:
+    async def _look_up(self, conversation_id: str) -> _Known:
+        return self._learn(conversation_id, await self._kept(conversation_id))
+
+    async def _kept(self, conversation_id: str, claimed: ClaimedSecrets | None = None) -> list[_Kept]:
         """Return what is kept for a conversation, then for those whose secrets it has too.
 
         Args:
-            claimed: what is kept for the first one, if that is known; empty: nothing.
+            claimed: what is kept for the first one, if that is known.
         """
         found: list[_Kept] = []
         if claimed is not None:
-            flat, masked, lender = claimed or ((), (), None)
+            flat, masked, lender = claimed.kept or ((), (), None)
             found.append(_Kept.of(conversation_id, flat, masked, lender))
             conversation_id = found[0].lender_id
         while conversation_id and len(found) < MAX_LENDERS:
@@ -226,7 +281,12 @@ class Secrets:
             conversation_id = found[-1].lender_id
         return found
 
-    def _learn(self, conversation_id: str, kept: list[_Kept]) -> _Known:
+    def _learn(self, conversation_id: str, kept: list[_Kept], read_at: float | None = None) -> _Known:
+        """Remember what was read at a time, by default now, unless something newer is known."""
+        read_at = self._store.clock.monotonic() if read_at is None else read_at
+        newer = self._known.get(conversation_id)
+        if newer is not None and newer.looked_up > read_at:
+            return newer
         known = self._known.pop(conversation_id, None) or _Known(0.0, masker=self._own_masker)
         encrypted = frozenset((each.conversation_id, value) for each in kept for value in each.masked)
         if encrypted != known.encrypted:
@@ -234,10 +294,10 @@ class Secrets:
                 [*self._own, *sorted({self._decrypt(owner_id, value) for owner_id, value in encrypted})]
             )
             known.encrypted = encrypted
-        known.looked_up, known.connects = self._store.clock.monotonic(), self._store.connection.connects
+        known.looked_up, known.connects = read_at, self._store.connection.connects
         known.is_borrowing = bool(kept[0].lender_id)
         self._known[conversation_id] = known
-        while len(self._known) > REMEMBERED_CONVERSATIONS:
+        while len(self._known) > self._remembered:
             self._known.popitem(last=False)
         return known
 

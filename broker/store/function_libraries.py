@@ -7,9 +7,10 @@ Holds: functions are replaced only by a version that is known and newer, and not
 ones do not serve. Only workers and `deckhands setup` deploy; a client deploys into a store that has no functions at
 all, with its first write. A worker whose functions are replaced by ones that do not serve it hands back and stops;
 `deck_now` and `deck_leave` keep their arguments for ever, so it always can.
+An announcement ends by itself: a setup that is killed stops workers for a limited time only.
 Does not: deploy twice in the same millisecond: start two versions one after the other.
-Keys: the fields `functions`, `functions:<library>` and `functions:announced` of `deck:store`; reads the workers of
-shard 0.
+Keys: the fields `functions`, `functions:<library>`, `functions:announced` and `functions:announced_until` (seconds of
+the server's clock) of `deck:store`; reads the workers of shard 0.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -32,7 +34,7 @@ from broker.store.connection import Connection, texts_by_name
 VERSIONS: dict[str, tuple[int, int]] = {
     # hash of the source: (order, the lowest order of the workers that these functions serve)
     "58cb2e82ab1e6435": (11, 11),
-    "36de0d466bbd301a": (12, 11),
+    "78eba491650cdd58": (12, 11),
 }
 """All versions there have been. Add a line at the end with the next order; never change or remove one."""
 LIBRARIES = {
@@ -43,12 +45,14 @@ LIBRARIES = {
 }
 """The function libraries and their files: the one that registers the functions, and what it begins with."""
 PRELUDE = "store/prelude.lua"
-FIELD, ANNOUNCED = "functions", "functions:announced"
+FIELD, ANNOUNCED, UNTIL = "functions", "functions:announced", "functions:announced_until"
+FACTS = ("HMGET", keys.STORE, "generation", FIELD, ANNOUNCED, UNTIL)
+"""Asks for what `compare` needs, but for the server's time."""
 UNCHANGING = frozenset(("deck_now", "deck_leave"))
 """Functions that every version has, with the same arguments: an older or newer process may call them."""
 WORKER_FIELD = "version"
 """What a worker says of itself: its version of Deckhands, and that of the functions it was made for."""
-MOST_DIGITS = 10
+MOST_DIGITS = 11
 SHOWN_WORKERS = 5
 UNKNOWN_ORDER = 0
 POLL_SECONDS = 0.2
@@ -149,7 +153,7 @@ class StoreFunctions:
     def __init__(self, facts: Mapping[str, str] | None = None, *, is_worker: bool = True, now: float = 0.0) -> None:
         self._stamp, self._announced = ((facts or {}).get(name, "") for name in (FIELD, ANNOUNCED))
         self._is_worker = is_worker
-        self._checked = now
+        self._checked = now if not self._announced else -math.inf  # it may have ended
 
     async def require(self, connection: Connection, clock: Clock) -> None:
         """Check before a call that writes; a client deploys into a store that has no functions yet.
@@ -161,6 +165,8 @@ class StoreFunctions:
             return
         now = clock.monotonic()
         if not self._stamp:
+            await self.check(connection)  # a worker may have deployed since
+        if not self._stamp:
             await deploy(connection)
         if not self._stamp or now - self._checked > CHECK_SECONDS:
             self._checked = now
@@ -170,22 +176,27 @@ class StoreFunctions:
 
     async def check(self, connection: Connection) -> None:
         """Look again; raises what `compare` does."""
-        self.compare(*await connection.call("HMGET", keys.STORE, FIELD, ANNOUNCED))
+        (_, *facts), time = await connection.call_many([FACTS, ("TIME",)])
+        self.compare(*facts, time=time)
 
-    def compare(self, stamp: bytes | None, announced: bytes | None) -> None:
-        """Check the two fields of the store.
+    def compare(
+        self, stamp: bytes | None, announced: bytes | None, until: bytes | None, *, time: Sequence[bytes]
+    ) -> None:
+        """Check the fields of the store, at the time that its server said.
 
         Raises:
             FunctionsReplaced: this worker may not call the functions any more.
             StoreTooNew, FunctionsTooOld: this client may not.
         """
         self._stamp, self._announced = ((text or b"").decode(errors="replace") for text in (stamp, announced))
+        if until is not None and _number(until.decode(errors="replace")) < int(time[0]):
+            self._announced = ""
         refused = refusal(self._stamp, self._announced)
         if refused is not None:
             raise FunctionsReplaced(refused.message, remedy=refused.remedy) if self._is_worker else refused
 
 
-async def deploy(connection: Connection, *, stop_seconds: float = 0.0) -> FunctionsVersion:
+async def deploy(connection: Connection, *, stop_seconds: float = 0.0, is_setup: bool = False) -> FunctionsVersion:
     """Load the functions if the store has none, lacks some, or has older ones that no live worker needs.
 
     Idempotent.
@@ -193,6 +204,7 @@ async def deploy(connection: Connection, *, stop_seconds: float = 0.0) -> Functi
     Args:
         stop_seconds: ask the workers that the new functions do not serve to hand back and stop, and wait so long; 0:
             do not ask them.
+        is_setup: a person wants this version: if the store has it, withdraw the announcement of any other.
 
     Returns:
         The version that the store has now.
@@ -206,8 +218,8 @@ async def deploy(connection: Connection, *, stop_seconds: float = 0.0) -> Functi
     there = FunctionsVersion.parse(facts.get(FIELD, ""))
     is_loaded = await _are_loaded(connection)
     if there.code == own.code and is_loaded:
-        if facts.get(ANNOUNCED) == own.stamp:
-            await connection.call("HDEL", keys.STORE, ANNOUNCED)
+        if ANNOUNCED in facts and (is_setup or facts[ANNOUNCED] == own.stamp):
+            await connection.call("HDEL", keys.STORE, ANNOUNCED, UNTIL)
         return own
     is_older = there.order < own.order or there.order == own.order == UNKNOWN_ORDER
     if FIELD in facts and there.code != own.code and not is_older:
@@ -236,7 +248,7 @@ async def deploy(connection: Connection, *, stop_seconds: float = 0.0) -> Functi
             [
                 *(("FUNCTION", "LOAD", "REPLACE", functions_code(library)) for library in LIBRARIES),
                 ("HSET", keys.STORE, FIELD, own.stamp, *(part for name in _OLD_FIELDS for part in (name, own.stamp))),
-                ("HDEL", keys.STORE, ANNOUNCED),
+                ("HDEL", keys.STORE, ANNOUNCED, UNTIL),
             ]
         )
     except StoreMisconfigured as error:
@@ -258,7 +270,9 @@ async def _stopped(connection: Connection, own: FunctionsVersion, stop_seconds: 
     users = await _cut_off(connection, own)
     if not users or not stop_seconds:
         return users
-    await connection.call("HSET", keys.STORE, ANNOUNCED, own.stamp)
+    seconds, _ = await connection.call("TIME")
+    until = int(seconds) + math.ceil(stop_seconds + CHECK_SECONDS)
+    await connection.call("HSET", keys.STORE, ANNOUNCED, own.stamp, UNTIL, until)
     try:
         with suppress(TimeoutError):
             async with asyncio.timeout(stop_seconds):
@@ -267,7 +281,7 @@ async def _stopped(connection: Connection, own: FunctionsVersion, stop_seconds: 
         return users
     finally:
         if users:  # those that have stopped may start again
-            await connection.call("HDEL", keys.STORE, ANNOUNCED)
+            await connection.call("HDEL", keys.STORE, ANNOUNCED, UNTIL)
 
 
 async def _cut_off(connection: Connection, own: FunctionsVersion) -> list[str]:

@@ -166,6 +166,10 @@ def _scard(keys: Keyspace, args: Arguments) -> int:
     return len(keys.find(args[0], Members) or ())
 
 
+def _sismember(keys: Keyspace, args: Arguments) -> int:
+    return int(args[1] in (keys.find(args[0], Members) or ()))
+
+
 def _smembers(keys: Keyspace, args: Arguments) -> list[bytes]:
     return list(keys.find(args[0], Members) or ())
 
@@ -342,6 +346,7 @@ COMMANDS: dict[bytes, Command] = {
     b"SREM": _srem,
     b"SPOP": _spop,
     b"SCARD": _scard,
+    b"SISMEMBER": _sismember,
     b"SMEMBERS": _smembers,
     b"ZADD": _zadd,
     b"ZSCORE": _zscore,

@@ -94,7 +94,7 @@ class ControllerConsumer:
         settings = self._settings
         return Services(
             store,
-            EventLog(store, Secrets(store, settings.secret_key)),
+            EventLog(store, Secrets(store, settings.secret_key, remembered=2 * settings.variables.max_conversations)),
             Owners(store),
             Models(settings.model_env, store.clock, settings.quotas, is_open=settings.variables.any_model),
             settings.quotas,

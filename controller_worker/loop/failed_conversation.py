@@ -43,7 +43,8 @@ async def rest_in_error(services: Services, owned: OwnedLog, error: Exception) -
         error: about an event that only a newer version knows, nothing is recorded: see `_leave_to_newer`.
 
     Returns:
-        False if news came again and again, so that the conversation is still owned: its owner has to take it up again.
+        False if the conversation is still owned, because news came again and again: its owner has to
+        take it up again.
     """
     log, owners, ownership = services.log, services.owners, owned.ownership
     state = owned.state if owned.is_restored else None
@@ -67,7 +68,6 @@ async def rest_in_error(services: Services, owned: OwnedLog, error: Exception) -
 async def _rest(log: EventLog, owners: Owners, ownership: Ownership, state: State | None, *, error: Exception) -> bool:
     for _ in range(MAX_ROUNDS):
         if await _try_to_rest(log, owners, ownership, state, error=error):
-            await report_failure(log, ownership.conversation_id, last_error_of(error))
             return True
     return False
 
@@ -90,7 +90,10 @@ async def _leave_to_newer(log: EventLog, owners: Owners, ownership: Ownership) -
 async def _try_to_rest(
     log: EventLog, owners: Owners, ownership: Ownership, state: State | None, *, error: Exception
 ) -> bool:
-    """Append the error and release the conversation. False when there is news; it gets the same answer."""
+    """Append the error, release the conversation and report to its parent. False when there is news.
+
+    True without a report: another worker owns it.
+    """
     (last_id,) = await owners.last_ids([ownership.conversation_id])
     reason, code = last_error_of(error), code_of(error)
     if state is not None and state.version == last_id:
@@ -116,4 +119,7 @@ async def _try_to_rest(
     if isinstance(outcome, Conflict):
         return False
     seen_id = last_id if isinstance(outcome, Closed) else outcome.last_id
-    return await owners.release(ownership, seen_id=seen_id) is None
+    if await owners.release(ownership, seen_id=seen_id) is not None:
+        return False
+    await report_failure(log, ownership.conversation_id, reason)
+    return True

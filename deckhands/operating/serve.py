@@ -325,7 +325,7 @@ def setup(options: SetupOptions) -> None:
 async def _set_up(url: str, settings: FaceSettings, stop_seconds: float) -> FunctionsVersion:
     store = await open_store(url, shards=settings.shards, deploys=False)
     try:
-        return await deploy(store.connection, stop_seconds=stop_seconds)
+        return await deploy(store.connection, stop_seconds=stop_seconds, is_setup=True)
     finally:
         await store.aclose()
 

@@ -15,15 +15,18 @@ from broker.runtime.errors import FunctionsReplaced, FunctionsTooOld, StoreTooNe
 from broker.store import function_libraries, keys
 from broker.store.connection import Connection
 from broker.store.function_libraries import (
+    ANNOUNCED,
     FIELD,
     LIBRARIES,
+    UNTIL,
     VERSIONS,
     FunctionsVersion,
+    deploy,
     functions_code,
     own_version,
 )
 from broker.store.store import open_store
-from tests.broker_parts import begin
+from tests.broker_parts import begin, enter
 
 Connect = Callable[[], Connection]
 OWN = own_version()
@@ -155,6 +158,41 @@ async def test_a_client_deploys_only_into_a_store_without_functions(opened: Conn
     assert not await client.connection.call("FUNCTION", "LIST", "LIBRARYNAME", "deckhands")
     await begin(client)
     assert await client.connection.call("HGET", keys.STORE, FIELD) == OWN.stamp.encode()
+
+
+async def test_a_client_does_not_replace_functions_deployed_since(opened: Connect) -> None:
+    client = await open_store(opened(), deploys=False)
+    await with_functions(opened(), NEWER)
+    older = FunctionsVersion(OWN.order - 1, "0123456789abcdef", OWN.order - 1)
+    await opened().call("HSET", keys.STORE, FIELD, older.stamp)
+    with pytest.raises(FunctionsTooOld):
+        await begin(client)
+    assert await opened().call("HGET", keys.STORE, FIELD) == older.stamp.encode()
+
+
+async def test_an_announcement_ends_by_itself(opened: Connect) -> None:
+    connection = opened()
+    worker = await open_store(connection)
+    seconds = int((await connection.call("TIME"))[0])
+    announcement = ("HSET", keys.STORE, ANNOUNCED, NEWER_ALONE.stamp, UNTIL)
+    await connection.call(*announcement, seconds + 3600)
+    with pytest.raises(FunctionsReplaced):
+        await worker.functions.check(connection)
+    await connection.call(*announcement, seconds - 1)
+    await worker.functions.check(connection)
+    await enter(worker, "w1")
+    await begin(await open_store(opened(), deploys=False))
+
+
+async def test_setup_withdraws_an_announcement_that_was_left_behind(opened: Connect) -> None:
+    connection = opened()
+    worker = await open_store(connection)
+    await connection.call("HSET", keys.STORE, ANNOUNCED, NEWER_ALONE.stamp)
+    await deploy(connection)  # a worker that starts meanwhile
+    with pytest.raises(FunctionsReplaced):
+        await worker.functions.check(connection)
+    await deploy(connection, is_setup=True)
+    await worker.functions.check(connection)
 
 
 @pytest.mark.parametrize(("version", "error"), [(OLDER, FunctionsTooOld), (NEWER_ALONE, StoreTooNew)])

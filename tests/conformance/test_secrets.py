@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import base64
 import stat
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from broker.contract.actions import MessageAction
 from broker.contract.events import ConversationCreated, EventSource
+from broker.conversations.deletion import Deletion
 from broker.coordination.action_streams import ActionClaimed
 from broker.log.event_log import Appended, Conflict, EventLog
 from broker.runtime.errors import UsageError
 from broker.runtime.settings import BrokerSettings
 from broker.secrets.masking import MASK
 from broker.secrets.secrets import Secrets, SecretsLocked, key_in, secret_key
+from broker.store.connection import Argument
 from broker.store.store import Store
 from broker.testing.manual_clock import ManualClock
-from tests.broker_parts import CID, act, begin, claim, enter, no_key, queue, take
+from tests.broker_parts import CID, LosingConnection, act, begin, claim, enter, no_key, queue, take
 
 KEY = bytes(range(32))
 TOKEN = "ghp_0123456789abcdef"
@@ -147,6 +152,24 @@ async def test_an_append_looks_up_secrets_that_came_a_moment_ago(store: Store, s
     assert (said.content, lent.content) == (f"it is {MASK}", f"{MASK} {MASK}")
 
 
+async def test_long_texts_are_kept_in_several_requests(memory_store: Store) -> None:
+    sent: list[int] = []
+
+    class Counting(LosingConnection):
+        async def call_many(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
+            sent.append(sum(len(part) for each in commands for part in each if isinstance(part, bytes)))
+            return await super().call_many(commands)
+
+    await begin(memory_store)
+    counted = replace(memory_store, connection=Counting(memory_store.connection, lambda _: False))
+    texts = [str(n) * (3 << 20) for n in range(4)]
+    await EventLog(counted).append(CID, [MessageAction(content=text) for text in texts])
+    assert max(sent) <= 2 * (4 << 20)
+    blobs = EventLog(memory_store).blobs
+    events = (await EventLog(memory_store).read(CID))[1:]
+    assert [(await blobs.whole(CID, event)).content for event in events] == texts
+
+
 async def test_a_claim_brings_the_secrets(store: Store, secrets: Secrets) -> None:
     await begin(store)
     await enter(store, "w1")
@@ -161,6 +184,67 @@ async def test_a_claim_brings_the_secrets(store: Store, secrets: Secrets) -> Non
     held = Secrets(store, lambda: KEY)
     assert await held.wanted_by(CID, "echo $TOKEN", claimed=claimed.secrets) == {"TOKEN": TOKEN}
     assert (await held.masker(CID)).text(TOKEN) == MASK
+    await reader.aclose()
+
+
+async def test_a_secret_is_hidden_after_its_conversation_id_is_reused(store: Store, secrets: Secrets) -> None:
+    log = EventLog(store, Secrets(store, lambda: KEY))
+    await log.create(ConversationCreated(conversation_id=CID))
+    await secrets.put(CID, "TOKEN", TOKEN)
+    await log.append(CID, [MessageAction(content=TOKEN)])
+    await Deletion(store).delete(CID, last_id=2)
+    await EventLog(store).create(ConversationCreated(conversation_id=CID))
+    await secrets.put(CID, "TOKEN", "another-secret-1")
+    await log.append(CID, [MessageAction(content="it is another-secret-1")])
+    assert (await log.read(CID))[-1].content == f"it is {MASK}"
+
+
+async def test_an_owner_writes_though_its_masker_was_evicted(store: Store, secrets: Secrets) -> None:
+    log = EventLog(store, Secrets(store, lambda: KEY, remembered=1))
+    await enter(store, "w1")
+    for conversation_id in ("conversation-1", "conversation-2"):
+        await log.create(ConversationCreated(conversation_id=conversation_id))
+        await secrets.put(conversation_id, "TOKEN", TOKEN)
+    ownership = await claim(store, "w1", "conversation-1")
+    assert log.secrets is not None
+    await log.secrets.look_up("conversation-1")
+    masked = await log.mask("conversation-1", [MessageAction(content=TOKEN)])
+    assert [event.content for event in masked.events] == [MASK]
+    others = await log.mask("conversation-2", [MessageAction(content=TOKEN)])
+    assert [event.content for event in others.events] == [MASK]
+    outcome = await log.append_as_owner(ownership, masked.events, expected_last_id=1, masked=masked)
+    assert isinstance(outcome, Appended)
+
+
+async def test_secrets_used_last_are_remembered_longest(store: Store, secrets: Secrets) -> None:
+    held = Secrets(store, lambda: KEY, remembered=2)
+    for conversation_id in ("one", "two", "three"):
+        await secrets.put(conversation_id, "TOKEN", TOKEN)
+    await held.look_up("one")
+    await held.look_up("two")
+    await held.checked_masker("one")
+    await held.look_up("three")
+    assert (await held.checked_masker("one"))[0].values == {TOKEN}
+    assert not (await held.checked_masker("two"))[0]
+
+
+async def test_an_old_claim_gives_a_command_no_replaced_secret(memory_store: Store, clock: ManualClock) -> None:
+    here, held = (Secrets(memory_store, lambda: KEY) for _ in range(2))
+    await begin(memory_store)
+    await enter(memory_store, "w1")
+    await enter(memory_store, "t1", node="n1")
+    await act(memory_store, "w1")
+    await here.put(CID, "TOKEN", TOKEN)
+    reader = queue(memory_store, "t1", node="n1")
+    claimed = await reader.claim(await take(reader))
+    assert isinstance(claimed, ActionClaimed)
+    await here.put(CID, "TOKEN", "a-newer-token")
+    clock.advance(0.5)
+    assert (await held.masker(CID)).text("a-newer-token") == MASK
+    assert await held.wanted_by(CID, "echo $TOKEN", claimed=claimed.secrets) == {"TOKEN": TOKEN}
+    assert (await held.masker(CID)).text("a-newer-token") == MASK  # newer knowledge stays
+    clock.advance(1.5)
+    assert await held.wanted_by(CID, "echo $TOKEN", claimed=claimed.secrets) == {"TOKEN": "a-newer-token"}
     await reader.aclose()
 
 

@@ -30,12 +30,13 @@ def _is_call(command: Arguments, function: bytes) -> bool:
 
 
 def _named(command: Arguments) -> dict[str, Any]:
-    found: dict[str, Any] = msgpack.unpackb(command[NAMED])
+    found: dict[str, Any] = msgpack.unpackb(command[NAMED], unicode_errors="surrogateescape")
     return found
 
 
 def _changed(command: Arguments, **named: Any) -> Arguments:
-    return [*command[:NAMED], msgpack.packb(_named(command) | named), *command[NAMED + 1 :]]
+    packed = msgpack.packb(_named(command) | named, unicode_errors="surrogateescape", use_bin_type=False)
+    return [*command[:NAMED], packed, *command[NAMED + 1 :]]
 
 
 def accept_stale_tokens(execute: Execute, command: Arguments) -> Any:

@@ -117,7 +117,7 @@ LONGEST_STOP_SECONDS = HEARTBEAT_TTL_SECONDS - HEARTBEAT_SECONDS
 """For how long a process may be stopped, at once or bit by bit between two beats, before it is taken for dead."""
 REFUSED = "MISCONF Errors writing to the AOF file: No space left on device"
 READS = frozenset(
-    b"HGET HMGET HGETALL HLEN SMEMBERS SCARD ZRANGE ZREVRANGE ZRANGEBYSCORE ZCARD ZRANK ZSCORE GET EXISTS TYPE TIME INFO "
+    b"HGET HMGET HGETALL HLEN SMEMBERS SISMEMBER SCARD ZRANGE ZREVRANGE ZRANGEBYSCORE ZCARD ZRANK ZSCORE GET EXISTS TYPE TIME INFO "
     b"XRANGE XREVRANGE XREAD XLEN XINFO XPENDING".split()
 )
 
@@ -203,7 +203,7 @@ class NotingServer(MemoryServer):
         if command[:2] == [b"FCALL", b"deck_append"] and reply[0] == b"appended" and reply[2] >= reply[1]:
             conversation_id = command[5].decode()
             self.written.append(Written(self._true_clock.monotonic(), conversation_id, reply[1], reply[2]))
-            writer = msgpack.unpackb(command[6])
+            writer = msgpack.unpackb(command[6], unicode_errors="surrogateescape")
             if writer["by"] == "owner":
                 self.tokens.setdefault(conversation_id, []).append(int(writer["token"]))
         return reply

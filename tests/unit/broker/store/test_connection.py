@@ -91,6 +91,27 @@ async def test_a_group_that_exists_is_no_busy_server(connection: MultiplexedConn
     assert not refused.value.retryable
 
 
+async def test_a_deleted_stream_is_no_demotion(tmp_path: Path) -> None:
+    """Redis 7.0 answers a blocked read so; the connection stays."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"deckhands\r\n")
+        writer.write(b"+OK\r\n+OK\r\n")
+        await reader.readuntil(b"PING\r\n")
+        writer.write(b"-UNBLOCKED the stream key no longer exists\r\n")
+        await reader.readuntil(b"PING\r\n")
+        writer.write(b"+PONG\r\n")
+        await reader.read()
+
+    async with serving(tmp_path, serve) as url:
+        connection = MultiplexedConnection(url)
+        with pytest.raises(StoreUnavailable):
+            await connection.call("PING")
+        assert await connection.call("PING") == b"PONG"
+        assert connection.connects == 1
+        await connection.aclose()
+
+
 @pytest.mark.parametrize(
     ("text", "error_class"),
     [
@@ -103,6 +124,7 @@ async def test_a_group_that_exists_is_no_busy_server(connection: MultiplexedConn
             "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
             StoreUnavailable,
         ),
+        ("UNBLOCKED the stream key no longer exists", StoreUnavailable),
         ("MASTERDOWN Link with MASTER is down", StoreUnavailable),
         ("CLUSTERDOWN The cluster is down", StoreUnavailable),
         ("NOAUTH Authentication required.", StoreUnavailable),  # the login had succeeded
