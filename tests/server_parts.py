@@ -16,7 +16,7 @@ from broker.store.store import Store, open_store
 from deckhands.access.api_keys import ApiKeys, Scope
 from deckhands.client.client import Client
 from deckhands.server.cluster import readiness
-from deckhands.server.gateway import Gateway, ServerOptions
+from deckhands.server.gateway import Gateway, Principal, ServerOptions
 from deckhands.server.serving import serving
 from tests.polling import until
 from tests.served_stores import Server, refusals
@@ -28,6 +28,12 @@ async def add_key(
 ) -> str:
     """A new API key, by default for everything."""
     return (await ApiKeys(store).add("test", tenant=tenant, scopes=scopes, life=life, **limits))[1]
+
+
+async def add_principal(store: Store) -> Principal:
+    """The owner of a new API key for everything."""
+    key, _ = await ApiKeys(store).add("test", tenant="*", scopes=Scope)
+    return Principal(key)
 
 
 @dataclass

@@ -34,6 +34,7 @@ from broker.store.connection import Connection, texts_by_name
 VERSIONS: dict[str, tuple[int, int]] = {
     # hash of the source: (order, the lowest order of the workers that these functions serve)
     "58cb2e82ab1e6435": (11, 11),
+    "36de0d466bbd301a": (12, 11),
     "78eba491650cdd58": (12, 11),
 }
 """All versions there have been. Add a line at the end with the next order; never change or remove one."""

@@ -62,6 +62,9 @@ class Completions(TaskResults):
         self.errors = list(errors)
         self.completed: list[tuple[str, Exception | None]] = []
 
+    def announce(self, *_: Any, **__: Any) -> None:
+        return
+
     def complete(self, task_id: str, _kept: Any, _value: Any = None, *, failure: Any = None, **_: Any) -> None:
         if self.errors:
             raise self.errors.pop()

@@ -43,7 +43,7 @@ async def test_a_monitor_sees_how_agents_begin_and_end(producer: Producer) -> No
     async with watched(producer) as events:
         await until(lambda: any(event["type"] == "worker-heartbeat" for event in events), what="the beat of a door")
         done = producer.send("run", "do it " * 100, kwargs=options)
-        failed = producer.send("run", "x", kwargs={"model": "no/such-model"})
+        failed = producer.send("run", "x", kwargs={"no_such_field": 1})
         revoked = producer.run(turns=steps(1, seconds=60.0))
         await producer.begun(revoked)
         revoked.revoke(terminate=True)

@@ -32,8 +32,11 @@ LONG_SECONDS = 3_600.0
 class NoResults:
     """A result backend that nobody asks."""
 
-    def complete(self, task_id: str, *_: Any, **__: Any) -> None:
+    def settle(self, task_id: str, *_: Any, **__: Any) -> None:
         raise AssertionError(task_id)
+
+    def announce(self, *_: Any, **__: Any) -> None:
+        return
 
     def report_progress(self, task_id: str, progress: Mapping[str, Any]) -> None:
         raise AssertionError(task_id)

@@ -11,9 +11,10 @@ from broker.contract.events import EventSource
 from broker.store.store import Store
 from deckhands.archive.place import ArchivePlace
 from deckhands.server.conversations import result_of
-from deckhands.server.gateway import Gateway, Principal
+from deckhands.server.gateway import Gateway
 from deckhands.server.streams import EventStream
 from tests.archive_parts import begin_ended, retired
+from tests.server_parts import add_principal
 
 ANSWER = " ".join(map(str, range(20_000)))
 OUTPUTS = {"text": "x" * 100_000}
@@ -21,7 +22,7 @@ OUTPUTS = {"text": "x" * 100_000}
 
 async def ends_of(gateway: Gateway, name: str, after: int) -> list[object]:
     """What the end of a stream says."""
-    stream = EventStream(gateway, Principal(), name, after=after, until_settled=True)
+    stream = EventStream(gateway, await add_principal(gateway.client.store), name, after=after, until_settled=True)
     items = [item async for batch in stream.batches() for item in batch]
     return [item.content["summary"]["message"] for item in items if item.kind == "end"]
 

@@ -35,8 +35,11 @@ class Completions:
     def __init__(self) -> None:
         self.failures: list[Any] = []
 
-    def complete(self, *_: Any, failure: Any = None, **__: Any) -> None:
+    def settle(self, *_: Any, failure: Any = None, **__: Any) -> None:
         self.failures.append(failure)
+
+    def announce(self, *_: Any, **__: Any) -> None:
+        return
 
     def repeat(self, *_: Any, **__: Any) -> None:
         return

@@ -13,6 +13,7 @@ from broker.store.store import open_store
 from deckhands.server.gateway import Gateway, ServerOptions
 from deckhands.server.serving import serving
 from tests.broker_parts import claim, command, enter
+from tests.server_parts import add_key
 from tests.stores import LossyWire
 
 
@@ -37,7 +38,11 @@ async def test_an_answer_whose_reply_was_lost_is_not_refused_because_it_had_its_
 
     await become(AgentState.AWAITING_USER_CONFIRMATION)
     path, body = f"/conversations/{cid}/{action}", {"reason": "test"}
-    async with serving(gateway) as port, httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+    login = {"Authorization": f"Bearer {await add_key(store)}"}
+    async with (
+        serving(gateway) as port,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=login) as client,
+    ):
         lossy_wire.swallow = loses(b"appended")
         lost = await client.post(path, json=body, headers={"Idempotency-Key": "once"})
         lossy_wire.swallow = loses(b"never")

@@ -13,7 +13,7 @@ from broker.specs.specs import Tenancy
 from broker.store.store import open_store
 from deckhands.server.gateway import Gateway, ServerOptions
 from deckhands.server.serving import serving
-from tests.server_parts import Served, served
+from tests.server_parts import Served, add_key, served
 from tests.stores import LossyWire
 
 STALE = {"If-Match": '"0123456789abcdef0123456789abcdef"'}
@@ -138,7 +138,11 @@ async def test_a_change_whose_reply_the_store_lost_is_not_refused_when_it_is_sen
     gateway = Gateway(store, options=ServerOptions(port=0))
     cid = await gateway.client.submit("do it")
     path, body = f"/conversations/{cid}", {"labels": {"a": "b"}, "reason": "test"}
-    async with serving(gateway) as port, httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+    login = {"Authorization": f"Bearer {await add_key(store)}"}
+    async with (
+        serving(gateway) as port,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=login) as client,
+    ):
         read = (await client.get(path)).headers["etag"]
         headers = {"If-Match": read, "Idempotency-Key": "once"}
         lossy_wire.swallow = lambda chunk: b"appended" in chunk

@@ -19,12 +19,12 @@ from broker.contract.events import AgentSpec, LLMSpec
 from broker.store.embedded import EmbeddedValkey
 from broker.store.store import open_store
 from deckhands.client.client import Client
-from deckhands.server.gateway import Gateway, Principal, ServerOptions
+from deckhands.server.gateway import Gateway, ServerOptions
 from deckhands.server.serving import serving
 from deckhands.server.streams import EventStream
 from tests.polling import unhurried
 from tests.served_stores import worker
-from tests.server_parts import Served, served
+from tests.server_parts import Served, add_principal, served
 from tests.unit.deckhands.sample_log import state
 
 LIMIT = 30.0
@@ -60,7 +60,7 @@ async def test_long_events_are_read_ahead_of_a_reader_few_at_a_time(server: Serv
     cid = await server.client.submit("do it")
     await server.client.log.append(cid, [state("running", reason="x" * 30_000)] * 40)
     batches: list[list[int]] = []
-    stream = EventStream(Gateway(server.client.store), Principal(), cid)
+    stream = EventStream(Gateway(server.client.store), await add_principal(server.client.store), cid)
     async with contextlib.aclosing(stream.batches()) as found, asyncio.timeout(unhurried(LIMIT)):
         async for batch in found:
             batches.append([item.id for item in batch])

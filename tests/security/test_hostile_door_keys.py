@@ -31,7 +31,10 @@ MANY = 300
 class NoResults:
     """A result backend that takes whatever it is given."""
 
-    def complete(self, *_: Any, **__: Any) -> None:
+    def settle(self, *_: Any, **__: Any) -> None:
+        return
+
+    def announce(self, *_: Any, **__: Any) -> None:
         return
 
     def report_progress(self, task_id: str, progress: Mapping[str, Any]) -> None:

@@ -219,12 +219,11 @@ def test_delegates_notes_questions_and_checks_with_a_kill_at_every_fourth_bounda
     assert unstruck_errands(plans, errand, expected=expected) == []
 
 
+@pytest.mark.soak
 def test_three_heartbeats_that_lapsed_in_a_row_are_good_reason_to_give_up(model: Mapping[str, str]) -> None:
-    """One controller worker was stopped too long three times, each time while the conversation was at work."""
-    outcome = simulate(random_plan(2885), model)
-    lapsed = {name: times for name, times in outcome.cluster.wire.lapsed.items() if name != "person"}
-    assert lapsed == {"controller-0": 3, "tools-0": 1}
-    assert is_given_up(outcome)
+    """A controller worker is stopped too long three times while one conversation is at work; about one plan in 2,000."""
+    outcomes = (simulate(random_plan(seed), model) for seed in range(20_000))
+    outcome = next(one for one in outcomes if one.cluster.wire.lapsed.get("controller-0") == 3 and is_given_up(one))
     assert broken(outcome) == []
 
 
