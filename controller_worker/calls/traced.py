@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from broker.contract.events import Action, Event, ModelCallDeferred, ModelCallFailed
 from broker.runtime.tracing import OpenSpan, Tracing, Value
+from controller_worker.calls.models import ROUTED
 from controller_worker.calls.question import Question
 from controller_worker.core.effects import CallModel
 from controller_worker.llm.llm import Completion
@@ -18,7 +19,8 @@ def call_span(tracing: Tracing, traceparent: str | None, wanted: CallModel, ques
     """Return the span of a call."""
     if not tracing.is_on:
         return tracing.span("chat", None)
-    model = question.llm.model or "default"
+    profile, _, named = (question.llm.model or "").removesuffix(ROUTED).partition("#")
+    model = named or profile or "default"
     attributes: dict[str, Value] = {
         "gen_ai.operation.name": "chat",
         "gen_ai.request.model": model,

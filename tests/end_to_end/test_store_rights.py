@@ -188,6 +188,7 @@ async def test_workers_do_all_their_work_with_the_rights_they_have(
         environment: dict[str, Any] = {
             "PATH": os.environ["PATH"],
             "DECKHANDS_URL": log.worker,
+            "LLM_SCRIPTS_DIR": "/",
             "DECKHANDS_CELERY_URL": queue.queue,
             "DECKHANDS_HOME": str(tmp_path / "home"),
             "DECKHANDS_SANDBOX": "none",

@@ -85,6 +85,7 @@ async def cluster(valkey_store: Store, tmp_path: Path, valkey_server: object) ->
     environment = {
         "PATH": os.environ["PATH"],
         "DECKHANDS_URL": valkey_server.url,  # type: ignore[attr-defined]
+        "LLM_SCRIPTS_DIR": "/",
         "DECKHANDS_CELERY_URL": "memory://",
         "DECKHANDS_HOME": str(tmp_path / "home"),
         "DECKHANDS_SANDBOX": "none",

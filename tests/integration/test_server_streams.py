@@ -163,7 +163,8 @@ HOSTILE_PATHS = ("../x", "a/../../x", "%2e%2e/x", "a//b", "/etc/passwd", "a%00b"
 
 
 async def test_hostile_input_gets_its_status_and_begins_nothing(server: Served) -> None:
-    async with server.as_(await server.token("*")) as client:
+    token = await server.token("*")
+    async with server.as_(token) as client:
         for body, status, code in HOSTILE_BODIES:
             answer = await client.post("/conversations", content=body, headers={"Content-Type": "application/json"})
             assert (answer.status_code, answer.json()["code"]) == (status, code), body[:40]
@@ -177,11 +178,12 @@ async def test_hostile_input_gets_its_status_and_begins_nothing(server: Served) 
         unnamed = b"GET /conversations HTTP/1.1\r\nHost: [\r\n\r\n"
         assert await _status(server.port, unnamed) == 421
         assert (await client.get("/conversations")).json()["conversations"] == []
-        head = b"POST /conversations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        login = f"Host: localhost\r\nAuthorization: Bearer {token}\r\n"
+        head = f"POST /conversations HTTP/1.1\r\n{login}Content-Type: application/json\r\n".encode()
         assert await _status(server.port, head + f"Content-Length: {2**20 + 1}\r\n\r\n".encode()) == 413
         cid = await server.client.submit("do it")
         for path in HOSTILE_PATHS:
-            raw = f"PUT /conversations/{cid}/files/{path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\nx"
+            raw = f"PUT /conversations/{cid}/files/{path} HTTP/1.1\r\n{login}Content-Length: 1\r\n\r\nx"
             assert await _status(server.port, raw.encode()) in (400, 404), path
         assert (await client.get(f"/conversations/{cid}/stream?after=99")).json()["code"] == "events_lost"
 
@@ -200,7 +202,9 @@ async def test_a_head_or_body_that_does_not_come_ends_its_connection(tmp_path: P
     options = {"head_seconds": 0.2, "body_seconds": 0.2}
     async with served(tmp_path / "log", programs, **options) as server:
         assert await _status(server.port, b"GET /health HTTP/1.1\r\nHost: loc") == 408
-        head = b"POST /conversations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        token = await server.token("*")
+        login = f"Host: localhost\r\nAuthorization: Bearer {token}\r\n"
+        head = f"POST /conversations HTTP/1.1\r\n{login}Content-Type: application/json\r\n".encode()
         assert await _status(server.port, head + b"Content-Length: 10\r\n\r\n{") == 408
 
 

@@ -127,7 +127,7 @@ def simulate(
         journal: that of workspace hosts; another one plants a bug.
         person: who begins it and looks on; None for that of the canonical conversation.
     """
-    cluster = Cluster(plan.seed, plan.faults, environment, plan.is_traced, plan.bug)
+    cluster = Cluster(plan.seed, plan.faults, {"LLM_SCRIPTS_DIR": "/"} | dict(environment), plan.is_traced, plan.bug)
     cluster.node.journal_type = journal
     outcome = Outcome(plan, cluster)
     cluster.run(_world(plan, cluster, outcome, person or _person))
