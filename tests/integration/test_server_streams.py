@@ -24,7 +24,7 @@ from deckhands.server.serving import serving
 from deckhands.server.streams import EventStream
 from tests.polling import unhurried
 from tests.served_stores import worker
-from tests.server_parts import Served, add_principal, served
+from tests.server_parts import Served, add_key, add_principal, served
 from tests.unit.deckhands.sample_log import state
 
 LIMIT = 30.0
@@ -96,6 +96,7 @@ async def test_a_reader_has_every_event_once_through_restarts_of_server_and_stor
     client = Client(store)
     cid = await client.submit("do it")
     path = f"/conversations/{cid}/stream"
+    login = {"Authorization": f"Bearer {await add_key(store)}"}
     seen: list[int] = []
 
     async def more() -> int:
@@ -108,7 +109,7 @@ async def test_a_reader_has_every_event_once_through_restarts_of_server_and_stor
             async with serving(gateway) as port:
                 url = f"http://127.0.0.1:{port}"
                 last = await more()
-                reading = asyncio.create_task(read_sse(url, path, after=len(seen), until=last + 2))
+                reading = asyncio.create_task(read_sse(url, path, after=len(seen), until=last + 2, headers=login))
                 await more()
                 await valkey.stop()
                 await valkey.start()
@@ -116,7 +117,7 @@ async def test_a_reader_has_every_event_once_through_restarts_of_server_and_stor
                 seen += await asyncio.wait_for(reading, unhurried(LIMIT))
                 while gateway.streams:  # the server has not noticed yet that this reader has left
                     await asyncio.sleep(0)
-                following = asyncio.create_task(read_sse(url, path, after=last + 2, until=0))
+                following = asyncio.create_task(read_sse(url, path, after=last + 2, until=0, headers=login))
                 while not gateway.streams:
                     await asyncio.sleep(0)
             assert (await following)[-1] == "server_stopping"
@@ -129,20 +130,23 @@ async def test_a_reader_has_every_event_once_through_restarts_of_server_and_stor
 
 async def test_a_reader_that_reads_nothing_is_dropped_with_a_code_and_holds_up_nobody(server: Served) -> None:
     cid = await server.client.submit("do it")
+    login = {"Authorization": f"Bearer {await server.token('*')}"}
     for _ in range(30):
         await server.client.log.append(cid, [state("running", reason="x" * 30_000) for _ in range(10)])
     last = await server.client.log.last_id(cid)
     slow = socket.socket()
     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
     slow.connect(("127.0.0.1", server.port))
-    slow.sendall(f"GET /conversations/{cid}/stream HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-    fast = await read_sse(server.url, f"/conversations/{cid}/stream", after=0, until=last)
+    slow.sendall(
+        f"GET /conversations/{cid}/stream HTTP/1.1\r\nHost: localhost\r\nAuthorization: {login['Authorization']}\r\n\r\n".encode()
+    )
+    fast = await read_sse(server.url, f"/conversations/{cid}/stream", after=0, until=last, headers=login)
     assert fast == list(range(1, last + 1))
     async with asyncio.timeout(unhurried(LIMIT)):
         while server.gateway.streams:
             await asyncio.sleep(0)
     slow.close()
-    wrong = await read_sse(server.url, f"/conversations/{cid}/stream", after=last - 3, until=last)
+    wrong = await read_sse(server.url, f"/conversations/{cid}/stream", after=last - 3, until=last, headers=login)
     assert wrong == [last - 2, last - 1, last]
 
 
