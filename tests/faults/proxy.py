@@ -7,6 +7,7 @@ import contextlib
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Self
 
 
 class SwallowingProxy:
@@ -65,63 +66,6 @@ class SwallowingProxy:
         target.close()
 
 
-class SlowProxy:
-    """Passes bytes both ways over a unix socket, each `delay_seconds` late, in order."""
-
-    def __init__(self, path: Path, upstream: Path) -> None:
-        self.delay_seconds = 0.0
-        self._path = path
-        self._upstream = upstream
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[SlowProxy]:
-        server = await asyncio.start_unix_server(self._serve, self._path)
-        try:
-            yield self
-        finally:
-            server.close()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _serve(self, client_in: asyncio.StreamReader, client_out: asyncio.StreamWriter) -> None:
-        store_in, store_out = await asyncio.open_unix_connection(self._upstream)
-        ways = [
-            asyncio.create_task(self._pass_on(client_in, store_out)),
-            asyncio.create_task(self._pass_on(store_in, client_out)),
-        ]
-        self._tasks.update(ways)
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        for way in ways:
-            way.cancel()
-            self._tasks.discard(way)
-        client_out.transport.abort()
-        store_out.transport.abort()
-
-    async def _pass_on(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        loop = asyncio.get_running_loop()
-        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
-
-        async def deliver() -> None:
-            while True:
-                due, chunk = await under_way.get()
-                arrived = asyncio.Event()
-                loop.call_at(due, arrived.set)
-                await arrived.wait()
-                target.write(chunk)
-                await target.drain()
-
-        delivering = asyncio.create_task(deliver())
-        try:
-            while chunk := await source.read(65536):
-                under_way.put_nowait((loop.time() + self.delay_seconds, chunk))
-        except OSError:
-            pass
-        finally:
-            delivering.cancel()
-
-
 class Name:
     """A name that leads to a server: a unix socket whose new connections go to `upstream`, which may change.
 
@@ -134,7 +78,7 @@ class Name:
         self._tasks: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[Name]:
+    async def running(self) -> AsyncIterator[Self]:
         server = await asyncio.start_unix_server(self._serve, self.path)
         try:
             yield self
@@ -167,3 +111,33 @@ class Name:
             while chunk := await source.read(65536):
                 target.write(chunk)
                 await target.drain()
+
+
+class SlowProxy(Name):
+    """Passes bytes both ways, each `delay_seconds` late, in order."""
+
+    def __init__(self, path: Path, upstream: Path) -> None:
+        super().__init__(path, upstream)
+        self.delay_seconds = 0.0
+
+    async def _pass_on(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        loop = asyncio.get_running_loop()
+        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+
+        async def deliver() -> None:
+            while True:
+                due, chunk = await under_way.get()
+                arrived = asyncio.Event()
+                loop.call_at(due, arrived.set)
+                await arrived.wait()
+                target.write(chunk)
+                await target.drain()
+
+        delivering = asyncio.create_task(deliver())
+        try:
+            while chunk := await source.read(65536):
+                under_way.put_nowait((loop.time() + self.delay_seconds, chunk))
+        except OSError:
+            pass
+        finally:
+            delivering.cancel()
