@@ -14,10 +14,11 @@ from __future__ import annotations
 import logging
 import re
 from contextlib import suppress
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from broker.coordination.unreadable import Unreadable
 from broker.runtime.clock import to_millis
 from broker.runtime.errors import StoreRefused, UsageError
 from broker.store.keys import PRODUCERS, inbox, replies
@@ -99,7 +100,7 @@ class Producers:
 
     async def all(self) -> dict[str, Producer]:
         """Return the producers by name."""
-        flat = await self._store.call("HGETALL", PRODUCERS)
+        flat = await _ask_hash(self._store, "HGETALL", PRODUCERS)
         found = {}
         for name, text in sorted(zip(flat[::2], flat[1::2], strict=True))[:MAX_PRODUCERS]:
             with suppress(ValidationError):
@@ -114,14 +115,14 @@ class Producers:
 
     async def is_current(self, producer: Producer) -> bool:
         """Return whether a producer is still there as it was read before."""
-        text = await self._store.call("HGET", PRODUCERS, producer.name)
+        text = await _ask_hash(self._store, "HGET", PRODUCERS, producer.name)
         with suppress(ValidationError):
             return text is not None and Producer.model_validate_json(text) == producer
         return False
 
     async def may_read(self, name: str, tenant: str) -> bool:
         """Return whether answers about a tenant's conversations may go to a reply stream."""
-        text = await self._store.call("HGET", PRODUCERS, name)
+        text = await _ask_hash(self._store, "HGET", PRODUCERS, name)
         with suppress(ValidationError):
             return text is None or Producer.model_validate_json(text).tenant in (EVERY_TENANT, tenant)
         return False
@@ -197,10 +198,19 @@ async def moved_streams(store: Store, stream: str) -> list[str]:
 
     A field that names another key is skipped.
     """
-    flat = await store.call("HGETALL", moved(stream))
+    flat = await _ask_hash(store, "HGETALL", moved(stream))
     prefix = f"{moved(stream)}:".encode()
     found = [(parse_moved_ms(time), name) for name, time in zip(flat[::2], flat[1::2], strict=True)]
     return [name.decode() for _, name in sorted(found) if name.startswith(prefix) and name.isascii()]
+
+
+async def _ask_hash(store: Store, command: str, key: str, *arguments: str) -> Any:
+    """Read a hash; a key of another type in its place is moved out of the way first, where this user may do that."""
+    try:
+        return await store.call(command, key, *arguments)
+    except StoreRefused as error:
+        await Unreadable(store).move_away(key, "hash", error)
+        return await store.call(command, key, *arguments)
 
 
 def parse_moved_ms(value: bytes) -> int:

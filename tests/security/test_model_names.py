@@ -184,7 +184,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         table.write_text(
             f'{TABLE}[llm.near]\nmodel = "openai/near"\nbase_url = "http://{at}/v1"\ntenants = ["other"]\n'
         )
-        variables = {"LLM_CONFIG": str(table), "LLM_SCRIPTS_DIR": str(scripts)}
+        variables = {"LLM_CONFIG": str(table), "LLM_SCRIPTS_DIR": str(scripts), "DECKHANDS_ANY_MODEL": ""}
         addressed = ("openai/{}", "custom/http://{}/v1", "oobabooga/http://{}", "huggingface/http://{}", "http://{}/x")
         names = [name.format(at) for name in addressed] + ["near", "openai/near", "llamafile/http://[::1]:8080"]
         odd = [f"{outside}/canary.json", f"{outside}/pipe", "../outside/canary.json", "link.json", "folder/canary.json"]
