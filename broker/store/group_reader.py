@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 from broker.runtime.errors import OutcomeUnknown, StoreRefused, StoreUnavailable
 from broker.store.connection import Argument
@@ -41,17 +40,14 @@ class GroupReader:
 
     async def read(self, *, limit: int) -> list[Entry]:
         """Wait up to two seconds and return what was handed to this consumer, at most `limit` from each stream."""
-        found = await self._store.persist(lambda: self._read(limit))
-        entries = [(stream, entry_id, fields) for stream, items in found or () for entry_id, fields in items]
-        if self._pending_after:
-            self._go_on_after(entries)
+        entries = await self._store.persist(lambda: self._read(limit))
         return [entry for entry in entries if entry[2]]
 
     async def aclose(self) -> None:
         """Close its connection."""
         await self._connection.aclose()
 
-    async def _read(self, limit: int) -> Any:
+    async def _read(self, limit: int) -> list[Entry]:
         # What an older state of the store has handed to us comes from no new delivery. No call of this connection need
         # have failed: it may have been idle.
         if self._connects != (connects := self._store.connection.connects):
@@ -60,7 +56,7 @@ class GroupReader:
         command: list[Argument] = ["XREADGROUP", "GROUP", self._group, self._consumer, "COUNT", limit]
         command += ["BLOCK", int(BLOCK_SECONDS * 1000), "STREAMS", *self._streams, *after]
         try:
-            return await self._connection.call(*command)
+            found = await self._connection.call(*command)
         except (OutcomeUnknown, StoreUnavailable):
             self._pending_after = dict.fromkeys(self._streams, "0")
             raise
@@ -70,9 +66,9 @@ class GroupReader:
                 raise
             _log.warning("what %s reads is not there: %s", self._consumer, error)
             await asyncio.sleep(HEARTBEAT_SECONDS)
-            return None
-
-    def _go_on_after(self, entries: list[Entry]) -> None:
-        """Page through what is pending; a stream that has no more goes back to new entries."""
+            return []  # what is pending was not read yet
+        entries = [(stream, entry_id, fields) for stream, items in found or () for entry_id, fields in items]
+        # Pages through what is pending; a stream that has no more goes back to new entries.
         last = {stream.decode(): entry_id.decode() for stream, entry_id, _ in entries}
         self._pending_after = {stream: last[stream] for stream in self._pending_after if stream in last}
+        return entries

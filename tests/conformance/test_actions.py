@@ -299,6 +299,24 @@ async def test_what_an_older_store_has_handed_out_is_read_again(
     await reader.aclose()
 
 
+async def test_a_missing_stream_hides_no_lost_delivery_of_another(
+    store: Store, connect: Callable[[], Connection]
+) -> None:
+    await begin(store)
+    await enter(store, "w1")
+    tool = await enter(store, "t1", node="n1")
+    _, action_id = await act(store, "w1")
+    reader, names, other = queue(store, "t1", node="n1"), store.all_shards[0], connect()
+    assert await other.call("XREADGROUP", "GROUP", "tools", "t1", "STREAMS", names.actions("pool:bash"), ">")
+    await reconnect(store, other)
+    await other.call("DEL", names.actions("node:n1"))
+    assert await reader.read(limit=5) == []
+    await tool.register()
+    assert (await take(reader)).action_id == action_id
+    await other.aclose()
+    await reader.aclose()
+
+
 async def reconnect(store: Store, other: Connection) -> None:
     """Let the store break every connection but one, and wait until its worker has noticed, as with the next beat."""
     connects = store.connection.connects
