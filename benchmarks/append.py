@@ -23,11 +23,11 @@ from time import perf_counter, process_time
 from broker.contract import codec
 from broker.contract.actions import CmdRunAction
 from broker.contract.events import ConversationCreated, EventSource, ToolCallMetadata
+from broker.contract.fencing import Ownership
 from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation
 from broker.coordination.membership import Membership
 from broker.coordination.ownership import Claimed, Owners
 from broker.log.event_log import Appended, EventLog
-from broker.log.fencing import Ownership
 from broker.store.embedded import EmbeddedValkey
 from broker.store.store import open_store
 

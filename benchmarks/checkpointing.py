@@ -16,7 +16,7 @@ from pathlib import Path
 from time import perf_counter, process_time
 
 from broker.runtime.clock import SystemClock
-from tool_worker.checkpoints.checkpoint_store import Checkpoints, SavedFiles
+from tool_worker.workspace.checkpoints.checkpoint_store import Checkpoints, SavedFiles
 
 
 def make_project(root: Path, files: int, size_bytes: int) -> None:

@@ -17,8 +17,8 @@ import httpx2
 from benchmarks.machine import is_named_by_a_process
 from benchmarks.noop_tool import POOL
 from broker.contract.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
-from broker.conversations.conversations import Conversations
 from broker.coordination.membership import members
+from broker.log.conversations import Conversations
 from broker.runtime.child import Child
 from broker.store.embedded import EmbeddedValkey
 from broker.store.store import open_store
@@ -56,7 +56,7 @@ class BenchCluster:
 
     async def start_door(self, **environment: str) -> int:
         """Start a door and return its process id once it has reported."""
-        return await self._start("deckhands.door", environment)
+        return await self._start("deckhands.ingress", environment)
 
     async def start_noop_tool(self) -> int:
         """Start a worker that answers every action of the pool `noop` at once, and return its process id."""

@@ -22,7 +22,7 @@ from benchmarks.eval_figures import Line, show
 from benchmarks.eval_in_flight import submitted, write_script
 from benchmarks.machine import cpu_seconds, peak_kib
 from benchmarks.submitter import RESULTS, USED, Spec
-from deckhands.attempts.results import read_results
+from deckhands.evaluation.attempts.results import read_results
 from tests.model_server.running_server import RunningModelServer
 
 PEER = ROOT / "build" / "inspect-venv" / "bin" / "python"

@@ -32,8 +32,8 @@ from benchmarks.cluster import (
 from benchmarks.eval_figures import Line, ideal_seconds, percentile, show
 from benchmarks.machine import cpu_seconds, peak_kib, resident_kib
 from benchmarks.submitter import ANSWER, RESULTS, USED, Spec
-from deckhands.attempts.results import read_results
-from deckhands.monitoring.workers import workers
+from deckhands.evaluation.attempts.results import read_results
+from deckhands.operations.monitoring.workers import workers
 from tests.model_server.latency import Latency
 from tests.model_server.running_server import RunningModelServer
 

@@ -30,10 +30,10 @@ from benchmarks.eval_crowd import PEER, PEER_LIMIT_SECONDS, peer_missing
 from benchmarks.eval_figures import Line, show
 from benchmarks.eval_in_flight import submitted, write_script
 from benchmarks.submitter import RESULTS, Spec
-from broker.conversations.selection import Selected, Selection
-from deckhands.attempts.plan import LABEL
-from deckhands.attempts.results import Row, read_results
-from deckhands.attempts.statistics import summary_of
+from broker.log.selection import Selected, Selection
+from deckhands.evaluation.attempts.plan import LABEL
+from deckhands.evaluation.attempts.results import Row, read_results
+from deckhands.evaluation.attempts.statistics import summary_of
 from tests.model_server.running_server import RunningModelServer
 
 LOOK_SECONDS = 0.1

@@ -20,8 +20,8 @@ from benchmarks.cluster import BenchCluster, running_cluster
 from benchmarks.figures import Figure, Result, Spread
 from broker.contract.events import AgentSpec, Limits, LLMSpec, ModelReply
 from broker.contract.observations import ToolCallObservation
-from broker.conversations.conversations import Conversations
-from broker.specs.specs import PriorityName, Tenancy
+from broker.contract.specs import PriorityName, Tenancy
+from broker.log.conversations import Conversations
 from broker.tools.custom_tools import custom_tool
 from deckhands.client.client import Client
 

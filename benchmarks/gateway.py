@@ -23,9 +23,9 @@ from benchmarks.figures import Figure, Result, Spread
 from benchmarks.machine import cpu_seconds, resident_kib
 from broker.contract.actions import MessageAction
 from broker.contract.events import ConversationCreated, EventSource
+from broker.contract.specs import Tenancy
 from broker.log.event_log import Appended
-from broker.specs.specs import Tenancy
-from deckhands.access.api_keys import ApiKeys, Scope
+from deckhands.server.auth.api_keys import ApiKeys, Scope
 from deckhands.server.serving import raise_file_limit
 
 DELIVERY_TARGET_MS = 100.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from broker.contract.actions import CmdRunAction, MessageAction, SystemMessageAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import (
     ConversationCreated,
     Event,
@@ -21,7 +22,6 @@ from broker.contract.observations import (
     NullObservation,
 )
 from broker.contract.recall import RecallAction, RecallType
-from broker.specs.agent_state import AgentState
 
 OUTPUT_CHARS = 1_100
 """Makes an observation of 1.4 KB, its fields included."""

@@ -22,8 +22,8 @@ from time import perf_counter
 
 import psutil
 
-from tool_worker.launch.host_folder import HostFolder
 from tool_worker.sandbox.sandbox import interpreter
+from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.workspaces import Workspaces
 
 COMMANDS = {"true": "true", "echo hi": "echo hi", "one program": "/bin/true"}

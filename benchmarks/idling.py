@@ -10,7 +10,7 @@ from benchmarks.cluster import BenchCluster, running_cluster
 from benchmarks.figures import Figure, Result, Spread
 from benchmarks.machine import resident_kib
 from benchmarks.script import write_script
-from broker.conversations.conversations import ConversationRow, Conversations
+from broker.log.conversations import ConversationRow, Conversations
 
 IDLE_SECONDS = 4.0
 GONE_TARGET_KIB = 1.0

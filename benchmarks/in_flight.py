@@ -26,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.model_client import BUSY_SECONDS, TOOLS, history
 from broker.runtime.clock import SystemClock
-from controller_worker.backends.registry import create_llm
-from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.llm import LLM, ModelRequest
+from controller_worker.model.registry import create_llm
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.llm import LLM, ModelRequest
 from tests.model_server.running_server import RunningModelServer
 
 BACKENDS = ("openai", "anthropic", "litellm")

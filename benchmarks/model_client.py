@@ -22,13 +22,13 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from broker.contract.tool_specs import ToolSpec
 from broker.runtime.clock import SystemClock
-from broker.specs.tool_specs import ToolSpec
-from controller_worker.backends.registry import create_llm
-from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.llm import LLM, ModelRequest
-from controller_worker.messages.messages import Message, TextPart, ToolCall
-from controller_worker.wires.chat_wire import ChatWire, chat_tools
+from controller_worker.model.registry import create_llm
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.llm import LLM, ModelRequest
+from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
+from controller_worker.providers.wires.chat_wire import ChatWire, chat_tools
 from tests.model_server.running_server import RunningModelServer
 
 IN_FLIGHT = 200

@@ -30,9 +30,9 @@ from broker.log.event_log import EventLog
 from broker.store.embedded import EmbeddedValkey
 from broker.store.store import Store, open_store
 from broker.tools.custom_tools import custom_tool
-from tool_worker.launch.host_folder import HostFolder
 from tool_worker.tools.offered import OfferedTools
 from tool_worker.worker.executor import Executor
+from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.open_workspace import OpenWorkspace
 from tool_worker.workspace.workspaces import Workspaces
 

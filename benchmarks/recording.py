@@ -13,9 +13,9 @@ from benchmarks.history import observation, output
 from benchmarks.machine import on_one_core
 from broker.contract.actions import CmdRunAction
 from broker.contract.events import ConversationCreated
+from broker.contract.fencing import Ownership
 from broker.coordination.membership import Membership
 from broker.coordination.ownership import Claimed, Owners
-from broker.log.fencing import Ownership
 from broker.runtime.ids import new_conversation_id, new_worker_id
 
 APPEND_TARGET_MS = 0.1

@@ -20,13 +20,13 @@ from pathlib import Path
 from celery import Celery
 
 from broker.contract.actions import AgentFinishAction, CmdRunAction, MessageAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import ConversationCreated, Event, ModelReply, TokenUsage
 from broker.contract.observations import AgentStateChangedObservation, CmdOutputMetadata, CmdOutputObservation
 from broker.contract.recall import RecallAction, RecallType
 from broker.runtime.ids import new_conversation_id
-from broker.specs.agent_state import AgentState
 from broker.store.store import open_store
-from deckhands.archive.archived_file import ArchivedFile
+from deckhands.client.archive.archived_file import ArchivedFile
 from deckhands.client.client import Client
 from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec
 

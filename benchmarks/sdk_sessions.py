@@ -18,11 +18,11 @@ from typing import Any
 
 import psutil
 
-from broker.specs.specs import AgentSpec
+from broker.contract.specs import AgentSpec
 from controller_worker.agents.registry import create_agent
-from controller_worker.sdk.launch import PROGRAM, can_sandbox
-from controller_worker.sdk.runner import Line, Runner
-from controller_worker.sdk.session import MODEL
+from controller_worker.loop.sdk.launch import PROGRAM, can_sandbox
+from controller_worker.loop.sdk.runner import Line, Runner
+from controller_worker.loop.sdk.session import MODEL
 
 LIMIT_SECONDS = 120.0
 MIB = 2**20

@@ -18,11 +18,11 @@ from benchmarks.machine import peak_kib, resident_kib
 from benchmarks.noop_tool import POOL
 from broker.contract.events import Limits
 from broker.store.store import open_store
-from deckhands.attempts.plan import Plan
-from deckhands.attempts.results import Results
-from deckhands.attempts.standing import Standing
 from deckhands.client.client import Client
-from deckhands.datasets.instances import Instance
+from deckhands.evaluation.attempts.plan import Plan
+from deckhands.evaluation.attempts.results import Results
+from deckhands.evaluation.attempts.standing import Standing
+from deckhands.evaluation.datasets.instances import Instance
 from deckhands.evaluation.evaluation import Evaluation
 
 ANSWER, OTHER = "6", "7"

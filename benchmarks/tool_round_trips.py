@@ -30,17 +30,17 @@ from broker.contract.file_events import FileEditAction, FileReadAction, FileRead
 from broker.contract.observations import ErrorObservation
 from broker.contract.offered_tools import MCPAction, OfferedToolAction, ToolCallAction
 from broker.contract.session_events import IPythonRunCellAction
+from broker.contract.tool_specs import ToolOffer
 from broker.coordination.action_streams import ActionClaimed
 from broker.runtime.errors import UsageError
-from broker.specs.tool_specs import ToolOffer
 from broker.tools.custom_tools import custom_tool
-from tool_worker.launch.session_programs import SessionPrograms, session_programs
-from tool_worker.mcp.config import McpServerSpec
-from tool_worker.mcp.launch import SandboxedLaunch
-from tool_worker.mcp.servers import McpServers
+from tool_worker.tools.mcp.config import McpServerSpec
+from tool_worker.tools.mcp.launch import SandboxedLaunch
+from tool_worker.tools.mcp.servers import McpServers
 from tool_worker.tools.offered import OfferedTools
 from tool_worker.tools.registry import tool_for
 from tool_worker.tools.tool import HostRequest
+from tool_worker.workspace.launch.session_programs import SessionPrograms, session_programs
 from tool_worker.workspace.open_workspace import OpenWorkspace
 from tool_worker.workspace.workspaces import Workspaces
 

@@ -11,7 +11,7 @@ from benchmarks.cluster import running_cluster
 from benchmarks.figures import Figure, Result, Spread
 from benchmarks.stepping import StepWatch, mean_of, noop_tool, run_steps
 from broker.runtime.tracing import Tracing
-from controller_worker.calls.traced import led_to_by
+from controller_worker.model.traced import led_to_by
 from tests.otlp_receiver import receiving
 
 WARM_UP_STEPS = 50

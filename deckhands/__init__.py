@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from broker.contract.events import AgentSpec, Event, Limits, LLMSpec, WorkspaceSpec
+    from broker.contract.policies import ConfirmationPolicy
+    from broker.contract.specs import Tenancy
     from broker.coordination.transfers import TransferFailed
     from broker.runtime.errors import (
         ConversationBusy,
@@ -21,17 +23,15 @@ if TYPE_CHECKING:
         UnknownConversation,
         UsageError,
     )
-    from broker.specs.policies import ConfirmationPolicy
-    from broker.specs.specs import Tenancy
     from deckhands.client.changing import Change
     from deckhands.client.client import Client
+    from deckhands.client.conversation.async_conversation import AsyncConversation
+    from deckhands.client.conversation.conversation import Conversation
+    from deckhands.client.conversation.outcome import ConversationFailed, NotBegun, Outcome
     from deckhands.client.errors import NoCluster, NotSettled, NotStopped
-    from deckhands.conversation.async_conversation import AsyncConversation
-    from deckhands.conversation.conversation import Conversation
-    from deckhands.conversation.outcome import ConversationFailed, NotBegun, Outcome
+    from deckhands.client.reading.summary import Summary
+    from deckhands.client.transfers.commands import CommandFailed, CommandResult
     from deckhands.evaluation.evaluating import evaluate, evaluate_async
-    from deckhands.reading.summary import Summary
-    from deckhands.transfers.commands import CommandFailed, CommandResult
 
     __version__: str
 
@@ -80,17 +80,17 @@ _MODULES = {
         "UsageError",
     ),
     "broker.coordination.transfers": ("TransferFailed",),
-    "broker.specs.policies": ("ConfirmationPolicy",),
-    "broker.specs.specs": ("Tenancy",),
+    "broker.contract.policies": ("ConfirmationPolicy",),
+    "broker.contract.specs": ("Tenancy",),
     "deckhands.client.changing": ("Change",),
     "deckhands.client.client": ("Client",),
     "deckhands.client.errors": ("NoCluster", "NotSettled", "NotStopped"),
-    "deckhands.conversation.async_conversation": ("AsyncConversation",),
-    "deckhands.conversation.conversation": ("Conversation",),
-    "deckhands.conversation.outcome": ("ConversationFailed", "NotBegun", "Outcome"),
+    "deckhands.client.conversation.async_conversation": ("AsyncConversation",),
+    "deckhands.client.conversation.conversation": ("Conversation",),
+    "deckhands.client.conversation.outcome": ("ConversationFailed", "NotBegun", "Outcome"),
     "deckhands.evaluation.evaluating": ("evaluate", "evaluate_async"),
-    "deckhands.reading.summary": ("Summary",),
-    "deckhands.transfers.commands": ("CommandFailed", "CommandResult"),
+    "deckhands.client.reading.summary": ("Summary",),
+    "deckhands.client.transfers.commands": ("CommandFailed", "CommandResult"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

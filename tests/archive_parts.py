@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from broker.contract.agent_state import AgentState
 from broker.contract.events import ConversationCreated, DelegateEnded, Event
 from broker.runtime.settings import BrokerSettings
-from broker.specs.agent_state import AgentState
 from broker.store.store import Store
 from deckhands.client.client import Client
-from deckhands.jobs.job import JobServices
-from deckhands.jobs.retiring import retire
+from deckhands.operations.jobs.job import JobServices
+from deckhands.operations.jobs.retiring import retire
 from tests.unit.deckhands.sample_log import command, output, reply, state, user
 
 LONG_TEXT = "a long line of a task\n" * 4_000

@@ -10,12 +10,12 @@ from typing import Any
 
 from broker.contract.actions import CmdRunAction, MessageAction
 from broker.contract.events import ConversationCreated, Event, EventSource
+from broker.contract.fencing import Ownership
 from broker.contract.observations import CmdOutputObservation
 from broker.coordination.action_streams import ActionDelivery, ActionQueue, routes
 from broker.coordination.membership import Membership
 from broker.coordination.ownership import Claimed, Owners
 from broker.log.event_log import Appended, EventLog
-from broker.log.fencing import Ownership
 from broker.runtime.errors import OutcomeUnknown
 from broker.store.connection import Argument, Connection
 from broker.store.store import Store

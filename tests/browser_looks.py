@@ -12,8 +12,8 @@ import sys
 from playwright.async_api import CDPSession
 
 from tests.browser_parts import opened_site
-from tool_worker.browser.chromium import Chromium
-from tool_worker.browser.page_view import look
+from tool_worker.host.browser.chromium import Chromium
+from tool_worker.host.browser.page_view import look
 
 LOOKS = 3
 

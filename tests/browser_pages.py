@@ -12,7 +12,7 @@ from typing import Any
 from playwright.async_api import Page, async_playwright
 
 from broker.contract.events import AgentSpec, LLMSpec
-from broker.specs.policies import ConfirmationPolicy
+from broker.contract.policies import ConfirmationPolicy
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or ""
 LIMIT_MS = 120_000

@@ -13,8 +13,8 @@ from aiohttp import web
 
 from broker.contract.browser_events import BrowseInteractiveAction, BrowserOutputObservation, BrowseURLAction
 from broker.contract.events import Observation
-from tool_worker.launch.session_programs import session_programs
 from tool_worker.tools.registry import tool_for
+from tool_worker.workspace.launch.session_programs import session_programs
 from tool_worker.workspace.workspaces import OpenWorkspace
 
 LIMIT_SECONDS = 90.0

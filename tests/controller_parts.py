@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from broker.contract.actions import ChangeAgentStateAction, MessageAction, RiskyAction, SystemMessageAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import (
     AgentSpec,
     ConversationCreated,
@@ -26,30 +27,29 @@ from broker.contract.events import (
     WorkspaceSpec,
     with_id,
 )
+from broker.contract.fencing import Ownership
 from broker.contract.notes import Note
 from broker.contract.observations import AgentStateChangedObservation, CmdOutputMetadata, CmdOutputObservation
 from broker.contract.recall import RecallAction
+from broker.contract.skills import NO_SKILLS
 from broker.limits.quotas import QuotaTable
-from broker.log.fencing import Ownership
-from broker.specs.agent_state import AgentState
-from broker.specs.skills import NO_SKILLS
 from broker.store.store import Store
 from broker.testing.manual_clock import ManualClock
 from broker.testing.memory_store import MemoryConnection, MemoryServer
 from controller_worker.agents.registry import create_agent
-from controller_worker.concerns.acceptance import examined
-from controller_worker.concerns.confirmation import carried_out
-from controller_worker.concerns.inbox import recalled
-from controller_worker.concerns.survey import skills_from
 from controller_worker.core.commit import Commit, settle
+from controller_worker.core.concerns.acceptance import examined
+from controller_worker.core.concerns.confirmation import carried_out
+from controller_worker.core.concerns.inbox import recalled
+from controller_worker.core.concerns.survey import skills_from
 from controller_worker.core.controller import apply, next_effect
 from controller_worker.core.effects import Append, AwaitTools, CallModel, CarryOut, Effect, Greet, Recall
 from controller_worker.core.state import State, snapshot_of, state_from
 from controller_worker.loop.answering import greeting
 from controller_worker.memory.conversation_memory import ConversationMemory, PromptOptions
-from controller_worker.messages.messages import Message
-from controller_worker.permits.call_permit import CallPermit
-from controller_worker.permits.permits import Permits
+from controller_worker.model.permits.call_permit import CallPermit
+from controller_worker.model.permits.permits import Permits
+from controller_worker.providers.messages.messages import Message
 from controller_worker.security.assessment import assessed
 
 CID = "conversation-1"

@@ -14,20 +14,20 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import ChangeAgentStateAction
+from broker.contract.agent_state import AgentState
+from broker.contract.condenser_specs import DEFAULT_CONDENSER, CondenserSpec
 from broker.contract.events import AgentSpec, ConversationCreated, Event, EventSource, LLMSpec
-from broker.conversations.conversations import Conversations
+from broker.contract.specs import SdkSpec
 from broker.coordination.membership import Membership
 from broker.coordination.ownership import Claimed, Owners
+from broker.log.conversations import Conversations
 from broker.log.event_log import EventLog
 from broker.runtime.clock import SystemClock
-from broker.specs.agent_state import AgentState
-from broker.specs.condenser_specs import DEFAULT_CONDENSER, CondenserSpec
-from broker.specs.specs import SdkSpec
 from broker.store.connection import Argument, Connection, MultiplexedConnection
 from broker.store.store import Store, open_store
-from controller_worker.calls.models import Models
 from controller_worker.loop.conversation_loop import ConversationLoop
-from controller_worker.services import Services
+from controller_worker.loop.services import Services
+from controller_worker.model.models import Models
 from tests.controller_parts import answer, said
 from tests.polling import until
 from tests.stores import RealServer, emptied

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deckhands.datasets.file_trees import File, tree_of
-from deckhands.datasets.instances import Instance
+from deckhands.evaluation.datasets.file_trees import File, tree_of
+from deckhands.evaluation.datasets.instances import Instance
 from deckhands.evaluation.scoring import to_check, work_of
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(16)

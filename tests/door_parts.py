@@ -15,7 +15,7 @@ from celery import Celery
 from celery.result import AsyncResult, GroupResult
 
 from broker.coordination.membership import members
-from deckhands.door.desk import conversation_of_task
+from deckhands.ingress.desk import conversation_of_task
 from tests.faults.harness import FaultCluster, steps
 from tests.polling import until
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from deckhands.door.inbox import InboxRequest
-from deckhands.door.replies import NAME, NUMBERS, VERSION
-from deckhands.tasks.requests import TaskRequest
+from deckhands.client.tasks.requests import TaskRequest
+from deckhands.ingress.inbox import InboxRequest
+from deckhands.ingress.replies import NAME, NUMBERS, VERSION
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _TEXT = {"type": "string"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tool_worker.editor.file_editor import FileEditor
+from tool_worker.host.editor.file_editor import FileEditor
 
 
 def run(editor: FileEditor, command: str, path: object, **arguments: object) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from broker.store.store import Store
-from deckhands.attempts.catalog import About, Catalog
-from deckhands.attempts.results import Row
-from deckhands.attempts.standing import Shown, Standing
-from deckhands.attempts.steering import Steering
+from deckhands.evaluation.attempts.catalog import About, Catalog
+from deckhands.evaluation.attempts.results import Row
+from deckhands.evaluation.attempts.standing import Shown, Standing
+from deckhands.evaluation.attempts.steering import Steering
 
 
 def standing_of_rows(

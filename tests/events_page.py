@@ -23,7 +23,7 @@ WRITERS: Mapping[str, str] = {
     "tool_worker": "tool worker",
     "deckhands": "client",
 }
-NOT_WRITERS = "deckhands/openhands/"
+NOT_WRITERS = "deckhands/interop/openhands/"
 """Imports write events that others have written before."""
 IN_BROKER: Mapping[str, set[str]] = {
     "broker/log/lost_tails.py": set(WRITERS.values()),

@@ -52,7 +52,7 @@ def serve(path: str) -> None:
     """Answer calls until SIGTERM."""
     from deckhands.cli import main  # noqa: F401
     from deckhands.client import client  # noqa: F401
-    from deckhands.runs import headless  # noqa: F401
+    from deckhands.client.runs import headless  # noqa: F401
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
     with socket.socket(socket.AF_UNIX) as listening:

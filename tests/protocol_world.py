@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from broker.contract.actions import CmdRunAction
+from broker.contract.fencing import Ownership
 from broker.contract.observations import CmdOutputObservation
-from broker.conversations.conversations import Conversations
 from broker.coordination.action_streams import routes
 from broker.coordination.membership import Membership
 from broker.coordination.ownership import Claimed, Owners
+from broker.log.conversations import Conversations
 from broker.log.event_log import EventLog
-from broker.log.fencing import Ownership
 from broker.runtime.errors import UnknownConversation
 from broker.store.store import Store
 from tests.broker_parts import begin, command, lapse, message, output

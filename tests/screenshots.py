@@ -17,6 +17,7 @@ from itertools import count
 from pathlib import Path
 
 from broker.contract.actions import AgentDelegateAction, AgentFinishAction, CmdRunAction, MessageAction
+from broker.contract.agent_state import is_settled
 from broker.contract.browser_events import BrowserOutputObservation
 from broker.contract.events import ConfirmationStatus, Event, EventSource, ModelCallDeferred, Tenancy
 from broker.contract.file_events import FileEditObservation
@@ -27,13 +28,12 @@ from broker.limits.governor import Governor
 from broker.limits.ledger import Ledger
 from broker.limits.quotas import QuotaTable
 from broker.log.event_log import Appended
-from broker.specs.agent_state import is_settled
 from broker.store.embedded import EmbeddedValkey
 from broker.store.store import Store, open_store
-from deckhands.attempts.catalog import Catalog
-from deckhands.attempts.results import Row
-from deckhands.attempts.standing import Shown
 from deckhands.client.client import Client
+from deckhands.evaluation.attempts.catalog import Catalog
+from deckhands.evaluation.attempts.results import Row
+from deckhands.evaluation.attempts.standing import Shown
 from deckhands.server.gateway import Gateway, ServerOptions
 from deckhands.server.serving import serving
 from tests.broker_parts import claim, enter

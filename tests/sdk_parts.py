@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from controller_worker.loop.conversation_loop import ConversationLoop
-from controller_worker.sdk.launch import PROGRAM
-from controller_worker.sdk.sessions import SandboxChoice, Sessions
+from controller_worker.loop.sdk.launch import PROGRAM
+from controller_worker.loop.sdk.sessions import SandboxChoice, Sessions
 from tests.conversation_hands import CID, Hands
 
 STAND_IN = str(Path(__file__).with_name("sdk_stand_in.py"))

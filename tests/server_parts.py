@@ -13,8 +13,8 @@ from typing import Any
 import httpx2
 
 from broker.store.store import Store, open_store
-from deckhands.access.api_keys import ApiKeys, Scope
 from deckhands.client.client import Client
+from deckhands.server.auth.api_keys import ApiKeys, Scope
 from deckhands.server.cluster import readiness
 from deckhands.server.gateway import Gateway, Principal, ServerOptions
 from deckhands.server.serving import serving

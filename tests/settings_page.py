@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 
 from broker.runtime.environment import OF_TOOL_WORKERS
 from broker.runtime.settings import PREFIX, BrokerSettings
-from controller_worker.llm.config import CONFIG_FILE_VARIABLE, ENV_FALLBACK_FIELDS, LITELLM_ENVIRONMENT, LLMConfig
+from controller_worker.providers.config import CONFIG_FILE_VARIABLE, ENV_FALLBACK_FIELDS, LITELLM_ENVIRONMENT, LLMConfig
 from controller_worker.settings import ControllerVariables
 from deckhands.configuration import TABLES
 from tests.class_reference import attributes, shown_default, shown_type, table

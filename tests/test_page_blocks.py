@@ -21,25 +21,25 @@ import jsonschema_rs
 import pytest
 import yaml
 
+from broker.contract.skills import skills_of
+from broker.contract.specs import AgentSpec
 from broker.limits.quotas import QuotaTable
 from broker.limits.tenants import TenantTable
 from broker.runtime.settings import NAMES_OF_WORKERS, PREFIX, BrokerSettings
-from broker.specs.skills import skills_of
-from broker.specs.specs import AgentSpec
 from controller_worker.agents.codeact import CodeActAgent
-from controller_worker.backends.scripted import Script
-from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.profiles import Profiles
 from controller_worker.loop.hook_table import _Table
-from deckhands.archive.retention import Retention
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.profiles import Profiles
+from controller_worker.providers.scripted import Script
+from deckhands.cli.commands.metrics import DEFAULT_PORT
 from deckhands.cli.main import cli
+from deckhands.client.archive.retention import Retention
+from deckhands.client.task_files.task_file import opened
 from deckhands.configuration import configuration
-from deckhands.datasets.own_rows import OwnRow
-from deckhands.operating.metrics import DEFAULT_PORT
-from deckhands.task_files.task_file import opened
+from deckhands.evaluation.datasets.own_rows import OwnRow
 from tests.page_blocks import RUN_ELSEWHERE, Block, blocks_of, pages
 from tests.source_code import ROOT, tracked_sources
-from tool_worker.mcp.config import read_servers
+from tool_worker.tools.mcp.config import read_servers
 
 RUN = {"bash", "console", "python"}
 DATA = {"csv", "json", "jsonl", "markdown", "toml", "yaml"}

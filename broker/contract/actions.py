@@ -10,6 +10,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from broker.contract.agent_state import AgentState
+from broker.contract.condenser_specs import handles_requests
 from broker.contract.events import (
     Action,
     ActionSecurityRisk,
@@ -21,19 +23,17 @@ from broker.contract.events import (
 )
 from broker.contract.kinds import Paragraph
 from broker.contract.observations import AgentThinkObservation
-from broker.runtime.counting import counted
-from broker.specs.agent_state import AgentState
-from broker.specs.condenser_specs import handles_requests
-from broker.specs.timing import MessagePolicy
-from broker.specs.tool_arguments import ToolCallError, optional_name, required_text, risk_in, said_in, seconds_in
-from broker.specs.tool_schemas import (
+from broker.contract.timing import MessagePolicy
+from broker.contract.tool_arguments import ToolCallError, optional_name, required_text, risk_in, said_in, seconds_in
+from broker.contract.tool_schemas import (
     DELEGATE,
     EXECUTE_BASH,
     FINISH,
     REQUEST_CONDENSATION,
     THINK,
 )
-from broker.specs.tool_specs import ToolSpec
+from broker.contract.tool_specs import ToolSpec
+from broker.runtime.counting import counted
 
 MAX_AGENT_NAME_CHARS = 1_000
 """Of a delegate, as a model writes it; the command of an ACP agent is a name, too."""

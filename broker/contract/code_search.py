@@ -13,8 +13,8 @@ from pydantic import Field
 
 from broker.contract.actions import RiskyAction
 from broker.contract.events import JsonObject, Observation
-from broker.specs.tool_arguments import RISK, refuse_unknown, require
-from broker.specs.tool_specs import OutcomePolicy, ToolSpec
+from broker.contract.tool_arguments import RISK, refuse_unknown, require
+from broker.contract.tool_specs import OutcomePolicy, ToolSpec
 
 
 class CodeSearchAction(RiskyAction):

@@ -13,6 +13,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from broker.contract.agent_state import AgentState
 from broker.contract.kinds import (
     Action,
     ActionSecurityRisk,
@@ -28,10 +29,9 @@ from broker.contract.kinds import (
     WorkspaceUse,
     with_id,
 )
-from broker.specs.agent_state import AgentState
-from broker.specs.plain_json import JsonObject, replace_surrogates
-from broker.specs.specs import AgentSpec, Limits, LLMSpec, Part, Tenancy, WorkspaceSpec
-from broker.specs.timing import DoubleTexting
+from broker.contract.plain_json import JsonObject, replace_surrogates
+from broker.contract.specs import AgentSpec, Limits, LLMSpec, Part, Tenancy, WorkspaceSpec
+from broker.contract.timing import DoubleTexting
 
 __all__ = [
     "Action",
@@ -291,7 +291,7 @@ class ModelCallFailed(Event):
     """A model call that brought no reply.
 
     Attributes:
-        code: the error's class, see `controller_worker.llm.errors`.
+        code: the error's class, see `controller_worker.providers.errors`.
         content: the provider's text.
         last_error: the error as OpenHands shows it.
         attempt: how many calls of this step have failed, this one included.

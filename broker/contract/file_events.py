@@ -13,11 +13,11 @@ from typing import Any, ClassVar, Literal
 from broker.contract.actions import RiskyAction
 from broker.contract.events import Action, Observation, WorkspaceUse
 from broker.contract.kinds import Paragraph
+from broker.contract.specs import Part
+from broker.contract.tool_arguments import RISK, refuse_unknown, required_text, risk_in
+from broker.contract.tool_schemas import SECURITY_RISK
+from broker.contract.tool_specs import OutcomePolicy, ToolSpec
 from broker.runtime.counting import counted
-from broker.specs.specs import Part
-from broker.specs.tool_arguments import RISK, refuse_unknown, required_text, risk_in
-from broker.specs.tool_schemas import SECURITY_RISK
-from broker.specs.tool_specs import OutcomePolicy, ToolSpec
 
 NUMBERED = "Here's the result of running `cat -n` on "
 """How the text of the editor's view of a file begins."""

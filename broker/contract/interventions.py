@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from broker.agents.pairs import AgentKind
+from broker.contract.agent_pairs import AgentKind
 from broker.contract.events import Action, AgentSpec, Event, EventSource, Limits, Observation, WorkspaceUse
 from broker.contract.kinds import Paragraph
-from broker.specs.labels import Labels
-from broker.specs.policies import ConfirmationPolicy
-from broker.specs.tool_specs import ToolOffer
+from broker.contract.labels import Labels
+from broker.contract.policies import ConfirmationPolicy
+from broker.contract.tool_specs import ToolOffer
 
 DEFAULT_TIMEOUT_SECONDS = 120.0
 MAX_TIMEOUT_SECONDS = 3600.0

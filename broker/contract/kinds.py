@@ -15,10 +15,10 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from broker.contract.specs import AgentSpec, Part
+from broker.contract.tool_arguments import RISK, known_arguments, required_text, risk_in
+from broker.contract.tool_specs import OutcomePolicy, ToolSpec
 from broker.runtime.tracing import checked_traceparent
-from broker.specs.specs import AgentSpec, Part
-from broker.specs.tool_arguments import RISK, known_arguments, required_text, risk_in
-from broker.specs.tool_specs import OutcomePolicy, ToolSpec
 
 NAMES_KEPT = 1_024
 """Sets of names of fields: every kind has some."""
@@ -56,7 +56,7 @@ class ConfirmationStatus(StrEnum):
 class Paragraph:
     """A text that a reader of a log sees of an event. An empty one is not shown.
 
-    Does not: colour or shorten anything; see `deckhands.reading.rendering`.
+    Does not: colour or shorten anything; see `deckhands.client.reading.rendering`.
 
     Attributes:
         mark: stands before its first line; the other lines are indented as far.

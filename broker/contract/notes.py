@@ -18,10 +18,10 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from broker.contract.events import Action, EventSource, Observation, Part
-from broker.specs.skills import trigger_in
-from broker.specs.specs import MemorySpec
-from broker.specs.tool_arguments import ToolCallError, optional_text, required_text
-from broker.specs.tool_specs import ToolSpec
+from broker.contract.skills import trigger_in
+from broker.contract.specs import MemorySpec
+from broker.contract.tool_arguments import ToolCallError, optional_text, required_text
+from broker.contract.tool_specs import ToolSpec
 
 MAX_NOTES = 200
 MAX_NOTE_CHARS = 1_000

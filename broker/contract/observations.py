@@ -6,10 +6,10 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from broker.contract.agent_state import AgentState
 from broker.contract.events import JsonObject, Observation, Part, WorkspaceUse
 from broker.contract.kinds import Paragraph
 from broker.runtime.counting import counted
-from broker.specs.agent_state import AgentState
 
 MAX_COMMAND_OUTPUT_CHARS = 30_000
 TRUNCATION_MARKER = "\n[... Observation truncated due to length ...]\n"
@@ -254,9 +254,9 @@ class SurveyObservation(Observation):
     """What a workspace tells agents.
 
     Attributes:
-        content: a line for each file, see `broker.specs.skills`.
+        content: a line for each file, see `broker.contract.skills`.
         is_complete: the command came to its end.
-        scripts: those of the repository's own scripts that are there, see `broker.specs.skills`.
+        scripts: those of the repository's own scripts that are there, see `broker.contract.skills`.
     """
 
     kind: Literal["observation.survey"] = "observation.survey"

@@ -17,9 +17,9 @@ from broker.contract.actions import RiskyAction
 from broker.contract.events import Action, JsonObject, Observation, Part, TokenUsage, WorkspaceUse
 from broker.contract.kinds import Paragraph
 from broker.contract.task_list import TaskItem
-from broker.specs.tool_arguments import required_text, risk_in, seconds_in
-from broker.specs.tool_schemas import SECURITY_RISK
-from broker.specs.tool_specs import ToolSpec
+from broker.contract.tool_arguments import required_text, risk_in, seconds_in
+from broker.contract.tool_schemas import SECURITY_RISK
+from broker.contract.tool_specs import ToolSpec
 
 IMAGE_PLACEHOLDER = "![image](data:image/png;base64, ...) already displayed to user"
 
@@ -231,7 +231,7 @@ class AcpObservation(Observation):
         plan: its plan, if that has changed.
         call: a tool call that has ended.
         stop_reason: why its turn has ended, in the words of the protocol.
-        code: of a failure, see `controller_worker.llm.errors`.
+        code: of a failure, see `controller_worker.providers.errors`.
         reason: of a failure or a loss, in words.
         usage: tokens of the turn that has ended, as the agent counts them.
         cost_usd: what the session has cost so far, as the agent counts it; None: it does not say.

@@ -14,8 +14,8 @@ from pydantic import BeforeValidator
 from broker.contract.actions import RiskyAction
 from broker.contract.events import Action, EventSource, Observation, Part
 from broker.contract.kinds import Paragraph
-from broker.specs.tool_arguments import ToolCallError, loose_text, required_text
-from broker.specs.tool_specs import ToolSpec
+from broker.contract.tool_arguments import ToolCallError, loose_text, required_text
+from broker.contract.tool_specs import ToolSpec
 
 MAX_ITEMS = 200
 NO_LIST = 'No task list found. Use the "plan" command to create one.'

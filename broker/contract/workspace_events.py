@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from broker.contract.events import Action, Observation
-from broker.specs.tool_specs import OutcomePolicy
+from broker.contract.tool_specs import OutcomePolicy
 
 
 class OpenWorkspaceAction(Action):

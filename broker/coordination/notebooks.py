@@ -13,8 +13,8 @@ from dataclasses import fields
 from pydantic import ValidationError
 
 from broker.contract.notes import MAX_NOTES, Note, Notebook, in_order
+from broker.contract.specs import NAME_PATTERN
 from broker.runtime.errors import UsageError
-from broker.specs.specs import NAME_PATTERN
 from broker.store.keys import ShardKeys
 from broker.store.store import Store
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from broker.log.fencing import Ownership
+from broker.contract.fencing import Ownership
 from broker.runtime.errors import EventsLost, OwnershipLost, StoreError, StoreRefused
 from broker.store.store import Store
 
@@ -28,7 +28,7 @@ class Claimed:
         last_id: the id of its last event.
         crashes: how many workers in a row died with it since it last made progress.
         node: where its workspace is, or empty.
-        rank: of its priority, see `broker.specs.priority`.
+        rank: of its priority, see `broker.contract.priority`.
         share: the name under which its tenant stands in line, and `weight` how much it gets beside others.
     """
 

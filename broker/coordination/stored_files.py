@@ -11,8 +11,8 @@ import asyncio
 import hashlib
 from pathlib import Path
 
+from broker.contract.workspace_sources import GitSource, UploadedSource
 from broker.runtime.errors import CorruptEntry, UsageError
-from broker.specs.workspace_sources import GitSource, UploadedSource
 from broker.store.connection import Argument
 from broker.store.store import Store
 

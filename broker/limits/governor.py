@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from broker.contract.priority import Priority as Priority  # noqa: PLC0414  (callers get it from here)
 from broker.coordination.wakeups import wake
 from broker.limits.quotas import Pool, QuotaTable
 from broker.runtime.errors import StoreRefused
-from broker.specs.priority import Priority as Priority  # noqa: PLC0414  (callers get it from here)
 from broker.store.connection import WRONG_TYPE, Argument
 from broker.store.keys import ShardKeys
 from broker.store.store import Store

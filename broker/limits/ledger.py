@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+from broker.contract.fencing import Ownership
 from broker.coordination.wakeups import wake
-from broker.log.fencing import Ownership
 from broker.runtime.errors import OwnershipLost, StoreRefused, UsageError
 from broker.runtime.ids import new_key
 from broker.store.connection import WRONG_TYPE, Argument, texts_by_name

@@ -16,8 +16,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from broker.contract.specs import NAME_PATTERN
 from broker.runtime.errors import UsageError
-from broker.specs.specs import NAME_PATTERN
 from broker.store.connection import Argument
 from broker.store.store import Store
 

@@ -11,9 +11,9 @@ from typing import Any, Literal, NamedTuple
 
 import msgpack
 
-from broker.log.fencing import Ownership
+from broker.contract.fencing import Ownership
+from broker.contract.timing import MessagePolicy, Start
 from broker.secrets.secrets import KnownValues
-from broker.specs.timing import MessagePolicy, Start
 from broker.store.connection import Argument
 
 Condition = Literal["", "message:", "message:enqueue", "message:reject", "message:interrupt", "expire"]

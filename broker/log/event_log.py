@@ -14,6 +14,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Se
 
 from broker.contract import codec
 from broker.contract.events import ConversationCreated, Event
+from broker.contract.fencing import Ownership
+from broker.contract.plain_json import replace_surrogates
+from broker.contract.timing import Start
 from broker.log.admission import check_reply, open_elsewhere
 from broker.log.append_call import Condition, Creator, Entry, Owner, Producer, ToolWriter, Writer, append_arguments
 from broker.log.append_outcomes import Appended as Appended  # noqa: PLC0414  (callers get them from here)
@@ -26,7 +29,6 @@ from broker.log.append_outcomes import Outcome as Outcome  # noqa: PLC0414
 from broker.log.append_outcomes import outcome_of
 from broker.log.blobs import Blobs, chunks_of
 from broker.log.entries import NewEvents, decoded, is_at
-from broker.log.fencing import Ownership
 from broker.log.follower import Follower
 from broker.log.masked import NOTHING_MASKED, NOTHING_TO_HIDE, Masked
 from broker.log.status import adopted, listed_at_first
@@ -41,8 +43,6 @@ from broker.runtime.errors import (
 from broker.runtime.ids import check_conversation_id, new_key
 from broker.secrets.masking import Masker
 from broker.secrets.secrets import KnownValues, Secrets
-from broker.specs.plain_json import replace_surrogates
-from broker.specs.timing import Start
 from broker.store.store import Store
 
 READ_BATCH = 1_000

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from broker.contract.actions import AgentDelegateAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import Action, ConfirmationStatus, ConversationCreated, Event, Observation
 from broker.contract.observations import AgentStateChangedObservation
 from broker.log.status import Status, status_of
-from broker.specs.agent_state import AgentState
 
 TERMINAL = "I1"
 GAPLESS = "I2"

@@ -83,7 +83,7 @@
     deck:{k}:c:<id>:secrets_of     string   with the log   of a delegate: whose secrets it has too
 
 Holds: all keys of a conversation, and those its functions touch, share the hash tag `{k}` of its shard. A test compares
-this table and that of the page with the keys that a run leaves. `broker.conversations.deletion` deletes those of one
+this table and that of the page with the keys that a run leaves. `broker.log.deletion` deletes those of one
 conversation.
 """
 

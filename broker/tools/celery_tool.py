@@ -16,8 +16,8 @@ from pydantic import BaseModel
 
 from broker.celery.dispatch import TaskSender, TaskState
 from broker.contract.observations import OutcomeUnknownObservation
+from broker.contract.tool_specs import OutcomePolicy, ToolOffer
 from broker.runtime.errors import UsageError
-from broker.specs.tool_specs import OutcomePolicy, ToolOffer
 from broker.tools.custom_tools import DEFAULT_TIMEOUT_SECONDS, CustomTool, ToolContext, ToolFailed
 
 FIRST_PAUSE_SECONDS = 0.02

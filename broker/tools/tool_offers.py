@@ -15,10 +15,10 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
 
+from broker.contract.tool_specs import ToolOffer
 from broker.coordination.membership import FACTS_EVERY, HEARTBEAT_SECONDS, silent_roles
 from broker.coordination.unreadable import Unreadable
 from broker.runtime.errors import StoreRefused, UsageError
-from broker.specs.tool_specs import ToolOffer
 from broker.store import keys
 from broker.store.connection import WRONG_TYPE, Argument
 from broker.store.store import Store

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from broker.contract.events import AgentSpec, Event, ModelReply, WorkspaceSpec
 from broker.contract.task_list import TaskItem
-from broker.specs.tool_specs import ToolSpec
+from broker.contract.tool_specs import ToolSpec
 
 
 def sees_pages(agent: Agent) -> bool:

@@ -22,8 +22,8 @@ from broker.contract.actions import AgentDelegateAction, AgentFinishAction, Agen
 from broker.contract.browser_events import BrowseInteractiveAction
 from broker.contract.events import AgentSpec, Event, EventSource, ModelReply, WorkspaceSpec
 from broker.contract.task_list import TaskItem
-from broker.specs.tool_arguments import required_text
-from broker.specs.tool_specs import ToolSpec
+from broker.contract.tool_arguments import required_text
+from broker.contract.tool_specs import ToolSpec
 from controller_worker.agents.finish_tool import finish_tool
 from controller_worker.agents.prompt import rendered
 from controller_worker.agents.tool_calls import events_of_reply

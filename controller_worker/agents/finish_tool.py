@@ -1,6 +1,6 @@
 """The tool with which an agent finishes, and the output that it returns by it.
 
-Does not: judge the output; see `controller_worker.concerns.acceptance`.
+Does not: judge the output; see `controller_worker.core.concerns.acceptance`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any
 
 from broker.contract.actions import AgentFinishAction
 from broker.contract.events import Event, ModelReply
+from broker.contract.specs import OutputSpec
 from broker.contract.task_list import TaskItem
-from broker.specs.specs import OutputSpec
-from broker.specs.tool_arguments import ToolCallError, json_in, said_in
-from broker.specs.tool_specs import ToolSpec
+from broker.contract.tool_arguments import ToolCallError, json_in, said_in
+from broker.contract.tool_specs import ToolSpec
 from broker.tools.output_schema import problems_of
 from controller_worker.agents.agent import Agent
-from controller_worker.llm.strict_schemas import without_forced_nulls
+from controller_worker.providers.strict_schemas import without_forced_nulls
 
 ARGUMENT = "output"
 _SHARED = ("$defs", "definitions")

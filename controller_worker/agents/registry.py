@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Mapping
 
 import controller_worker.agents
 from broker.contract.events import AgentSpec
+from broker.contract.specs import ACP_AGENT, ACP_PREFIX
 from broker.runtime.errors import UsageError
 from broker.runtime.modules import classes_in
-from broker.specs.specs import ACP_AGENT, ACP_PREFIX
 from broker.tools.plugins import entry_points
 from controller_worker.agents.agent import Agent
 from controller_worker.security.plugins import check_plugins

@@ -20,9 +20,9 @@ from broker.contract.events import Action, Event, EventSource, ModelReply, Model
 from broker.contract.observations import ErrorObservation
 from broker.contract.offered_tools import MCPAction, ToolCallAction
 from broker.contract.task_list import TaskItem, TaskTrackingAction
-from broker.specs.tool_arguments import ToolCallError, json_in
-from broker.specs.tool_specs import ToolOffer, ToolSpec
-from controller_worker.llm.strict_schemas import without_forced_nulls
+from broker.contract.tool_arguments import ToolCallError, json_in
+from broker.contract.tool_specs import ToolOffer, ToolSpec
+from controller_worker.providers.strict_schemas import without_forced_nulls
 
 MAX_CALLS = 128
 MAX_ARGUMENTS_CHARS = 4_000_000

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from broker.contract.file_events import FileReadAction, FileReadSource
-from broker.specs.tool_arguments import required_text
-from broker.specs.tool_specs import ToolSpec
+from broker.contract.tool_arguments import required_text
+from broker.contract.tool_specs import ToolSpec
 
 
 def view_action(arguments: Mapping[str, Any]) -> FileReadAction:

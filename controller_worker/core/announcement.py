@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from broker.contract.agent_state import AgentState
 from broker.contract.events import Event, EventSource
 from broker.contract.observations import AgentStateChangedObservation, ErrorObservation
-from broker.specs.agent_state import AgentState
 from controller_worker.core.effects import Append
 from controller_worker.core.pending import PendingAction
 
 if TYPE_CHECKING:
-    from controller_worker.concerns.delegation import Delegate
+    from controller_worker.core.concerns.delegation import Delegate
     from controller_worker.core.state import State
 
 EVERYTHING = 0

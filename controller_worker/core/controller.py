@@ -18,8 +18,8 @@ from typing import Any
 
 from broker.contract.double_texting import RolledBackObservation
 from broker.contract.events import Event
-from controller_worker.concerns import double_texting
 from controller_worker.core.concern import OWNERS, Handler, evolve
+from controller_worker.core.concerns import double_texting
 from controller_worker.core.effects import Effect, Errand
 from controller_worker.core.order import ERRANDS, ORDER
 from controller_worker.core.state import State

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from broker.contract.agent_state import AgentState
 from broker.contract.events import Event
-from broker.specs.agent_state import AgentState
 
 
 @dataclass(frozen=True, slots=True)

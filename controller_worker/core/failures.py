@@ -1,6 +1,6 @@
 """What a failed model call leads to, whether or not a client listens (OpenHands 1.11).
 
-The text that a person sees is the error's own `last_error` (`controller_worker.llm.errors`): OpenHands' status value
+The text that a person sees is the error's own `last_error` (`controller_worker.providers.errors`): OpenHands' status value
 where it has one, else `<class>: <text>`.
 
 Holds: a failure is tried again where its event says when, whatever its code; else the work ends in an error.
@@ -11,8 +11,8 @@ whether or not anybody listens, because a conversation that nobody watches must 
 
 from __future__ import annotations
 
+from broker.contract.agent_state import AgentState
 from broker.runtime.errors import DeckhandsError
-from broker.specs.agent_state import AgentState
 
 CONTEXT_WINDOW = "context_window"
 """The code of a prompt that does not fit the model."""

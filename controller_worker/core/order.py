@@ -5,7 +5,8 @@ Read it from top to bottom; the reason for each place stands beside it.
 
 from __future__ import annotations
 
-from controller_worker.concerns import (
+from controller_worker.core.concern import Errands, Want
+from controller_worker.core.concerns import (
     acceptance,
     confirmation,
     delegation,
@@ -22,7 +23,6 @@ from controller_worker.concerns import (
     survey,
     tools,
 )
-from controller_worker.core.concern import Errands, Want
 
 ERRANDS: tuple[Errands, ...] = (delegation.errands,)
 """What comes before any decision and leaves nothing in the log."""

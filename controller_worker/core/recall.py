@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from broker.contract.notes import Note
 from broker.contract.recall import MicroagentKnowledge, RecallObservation, RecallType
-from broker.specs.skills import NO_SKILLS, SkillFiles, trigger_in
-from broker.specs.specs import Skill
+from broker.contract.skills import NO_SKILLS, SkillFiles, trigger_in
+from broker.contract.specs import Skill
 
 if TYPE_CHECKING:
-    from controller_worker.concerns.inbox import UnansweredMessage
+    from controller_worker.core.concerns.inbox import UnansweredMessage
     from controller_worker.core.state import State
 
 MAX_WORDS = 2_000

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from broker.contract.actions import ChangeAgentStateAction, MessageAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import Event, EventSource
-from broker.specs.agent_state import AgentState
 
 
 def is_message_of_person(event: Event) -> bool:

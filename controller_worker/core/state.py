@@ -14,22 +14,22 @@ from typing import Any
 import msgpack
 from pydantic import TypeAdapter, ValidationError
 
-from controller_worker.concerns.acceptance import Acceptance
-from controller_worker.concerns.confirmation import Confirmation
-from controller_worker.concerns.delegation import Delegation
-from controller_worker.concerns.double_texting import DoubleTexting
-from controller_worker.concerns.greeting import Greeting
-from controller_worker.concerns.inbox import Inbox
-from controller_worker.concerns.lifecycle import Lifecycle
-from controller_worker.concerns.limits import Usage
-from controller_worker.concerns.loops import Loops
-from controller_worker.concerns.model_calls import ModelCalls
-from controller_worker.concerns.notes import Notes
-from controller_worker.concerns.opening import Opening
-from controller_worker.concerns.planning import Plan, TaskList
-from controller_worker.concerns.setup import Setup
-from controller_worker.concerns.start import Start
-from controller_worker.concerns.survey import Survey
+from controller_worker.core.concerns.acceptance import Acceptance
+from controller_worker.core.concerns.confirmation import Confirmation
+from controller_worker.core.concerns.delegation import Delegation
+from controller_worker.core.concerns.double_texting import DoubleTexting
+from controller_worker.core.concerns.greeting import Greeting
+from controller_worker.core.concerns.inbox import Inbox
+from controller_worker.core.concerns.lifecycle import Lifecycle
+from controller_worker.core.concerns.limits import Usage
+from controller_worker.core.concerns.loops import Loops
+from controller_worker.core.concerns.model_calls import ModelCalls
+from controller_worker.core.concerns.notes import Notes
+from controller_worker.core.concerns.opening import Opening
+from controller_worker.core.concerns.planning import Plan, TaskList
+from controller_worker.core.concerns.setup import Setup
+from controller_worker.core.concerns.start import Start
+from controller_worker.core.concerns.survey import Survey
 from controller_worker.core.pending import Tools
 
 SNAPSHOT_VERSION = 27

@@ -30,8 +30,8 @@ from broker.contract.observations import (
     ErrorObservation,
     FinishRefusedObservation,
 )
+from broker.contract.policies import LoopPolicy
 from broker.contract.session_events import IPythonRunCellAction, IPythonRunCellObservation
-from broker.specs.policies import LoopPolicy
 
 CONDENSATIONS = 10
 KEPT_CALLS = 128

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from broker.contract.agent_state import is_settled
 from broker.runtime.clock import Clock
-from broker.specs.agent_state import is_settled
 from controller_worker.core.state import State
 
 

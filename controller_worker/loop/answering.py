@@ -9,14 +9,14 @@ from __future__ import annotations
 from broker.contract.actions import ChangeAgentStateAction, RiskyAction, SystemMessageAction
 from broker.contract.events import Event, Observation
 from broker.contract.notes import NoteAction
+from broker.contract.skills import NO_SKILLS
 from broker.coordination.notebooks import Notebooks
 from broker.log.event_log import EventLog
 from broker.log.masked import Masked
-from broker.specs.skills import NO_SKILLS
 from controller_worker.agents.agent import Agent
-from controller_worker.concerns.confirmation import carried_out
-from controller_worker.concerns.inbox import recalled
-from controller_worker.concerns.survey import skills_read
+from controller_worker.core.concerns.confirmation import carried_out
+from controller_worker.core.concerns.inbox import recalled
+from controller_worker.core.concerns.survey import skills_read
 from controller_worker.core.effects import Append, CarryOut, Recall, TakeNote
 from controller_worker.core.state import State
 from controller_worker.loop.hooks import Hooks

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from broker.celery.bootstep import cancel_when
-from broker.conversations.expiry import expire
+from broker.contract.offered_models import OFFERED_MODELS
 from broker.coordination.heartbeat_thread import HeartbeatThread
 from broker.coordination.membership import Membership
 from broker.coordination.ownership import Claimed, NotClaimed, Owners
@@ -24,22 +24,22 @@ from broker.coordination.unreadable import CANNOT_BE_READ
 from broker.coordination.wakeups import CarriedEvent, Mailbox, ReadyStream
 from broker.limits.tenants import publish
 from broker.log.event_log import EventLog
+from broker.log.expiry import expire
 from broker.runtime.errors import OwnershipLost, StoreError, StoreRefused
 from broker.runtime.failpoints import failpoint
 from broker.runtime.ids import new_worker_id
 from broker.runtime.logs import about
 from broker.secrets.secrets import Secrets
-from broker.specs.offered_models import OFFERED_MODELS
 from broker.store.keys import ShardKeys
 from broker.store.store import Store, open_store
 from controller_worker.agents.registry import known_agents
-from controller_worker.calls.models import Models
-from controller_worker.llm.config import ignored_variables
 from controller_worker.loop.conversation_loop import ConversationLoop
 from controller_worker.loop.hook_table import load_hooks
-from controller_worker.sdk.sessions import Sessions
+from controller_worker.loop.sdk.sessions import Sessions
+from controller_worker.loop.services import Services
+from controller_worker.model.models import Models
+from controller_worker.providers.config import ignored_variables
 from controller_worker.security.plugins import known_plugins
-from controller_worker.services import Services
 from controller_worker.settings import ControllerSettings
 
 UPKEEP_SECONDS = 1.0

@@ -16,23 +16,23 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+from broker.contract.agent_state import AgentState, is_settled
 from broker.coordination.crash_attribution import CrashAttribution
 from broker.coordination.ownership import Claimed
 from broker.coordination.wakeups import CarriedEvent
 from broker.runtime.errors import OwnershipLost
 from broker.runtime.logs import CONVERSATION
-from broker.specs.agent_state import AgentState, is_settled
-from controller_worker.calls.call_under_way import CallUnderWay
-from controller_worker.concerns.double_texting import ends_call
+from controller_worker.core.concerns.double_texting import ends_call
 from controller_worker.core.controller import concern_wanting, next_effect
 from controller_worker.core.effects import Append
 from controller_worker.core.state import State
 from controller_worker.loop.alarm import Alarm
+from controller_worker.loop.call_under_way import CallUnderWay
 from controller_worker.loop.failed_conversation import rest_in_error
 from controller_worker.loop.owned_log import Gone, OwnedLog, TakenOver
 from controller_worker.loop.performer import Performer, Then
-from controller_worker.sdk.session import Session
-from controller_worker.services import Services
+from controller_worker.loop.sdk.session import Session
+from controller_worker.loop.services import Services
 
 _log = logging.getLogger(__name__)
 

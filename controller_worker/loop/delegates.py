@@ -20,6 +20,7 @@ from broker.contract.actions import (
     ChangeAgentStateAction,
     MessageAction,
 )
+from broker.contract.agent_state import TERMINAL_STATES, AgentState
 from broker.contract.events import (
     AgentSpec,
     ConversationCreated,
@@ -31,23 +32,22 @@ from broker.contract.events import (
     Parent,
 )
 from broker.contract.observations import ErrorObservation, SuccessObservation
-from broker.conversations.conversations import Conversations
-from broker.conversations.delegates import delegate_conversation
 from broker.coordination.stored_files import StoredFiles
+from broker.log.conversations import Conversations
+from broker.log.delegates import delegate_conversation
 from broker.log.event_log import Duplicate, EventLog
 from broker.log.latest_event import latest_event
 from broker.log.lost_tails import name_gap
 from broker.runtime.errors import EventsLost, UnknownConversation, UsageError
 from broker.runtime.failpoints import failpoint
-from broker.specs.agent_state import TERMINAL_STATES, AgentState
 from broker.store.store import Store
 from controller_worker.agents.registry import check_agent, create_agent
-from controller_worker.calls.usage import usage_by_model
-from controller_worker.concerns.delegation import NOT_STARTED, STARTED, Delegate, answering
-from controller_worker.concerns.limits import steps_used
+from controller_worker.core.concerns.delegation import NOT_STARTED, STARTED, Delegate, answering
+from controller_worker.core.concerns.limits import steps_used
 from controller_worker.core.effects import TellDelegates
 from controller_worker.core.state import State
 from controller_worker.loop.answering import event_of
+from controller_worker.model.usage import usage_by_model
 
 T = TypeVar("T")
 

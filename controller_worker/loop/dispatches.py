@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from broker.contract import codec
+from broker.contract.fencing import Ownership
 from broker.coordination.ownership import DispatchOutcome, Owners
 from broker.log.event_log import EventLog
-from broker.log.fencing import Ownership
 from broker.runtime.errors import OwnershipLost
 
 

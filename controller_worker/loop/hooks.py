@@ -31,7 +31,7 @@ from broker.contract.observations import ErrorObservation, FinishRefusedObservat
 from broker.runtime.errors import DeckhandsError
 from controller_worker.core.effects import Append
 from controller_worker.core.state import State
-from controller_worker.llm.errors import HookVeto
+from controller_worker.providers.errors import HookVeto
 
 VETO_EXIT_CODE = 2
 MAX_REASON_CHARS = 2_000

@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from broker.contract import codec
+from broker.contract.agent_state import is_settled
 from broker.contract.events import ConversationCreated, Event, ModelCallFailed, ModelReply
 from broker.contract.kinds import share_names
 from broker.contract.observations import AgentStateChangedObservation
@@ -26,18 +27,17 @@ from broker.log.status import model_of
 from broker.runtime.errors import DeckhandsError, EventsLost
 from broker.runtime.failpoints import failpoint
 from broker.runtime.tracing import Value, traceparent_of
-from broker.specs.agent_state import is_settled
 from controller_worker.agents.agent import Agent
 from controller_worker.agents.registry import create_agent
-from controller_worker.calls.recollection import Recollection
 from controller_worker.core.commit import Commit, index_fields, settle
 from controller_worker.core.controller import fold
 from controller_worker.core.effects import Append
 from controller_worker.core.state import State
 from controller_worker.loop.answering import event_of
 from controller_worker.loop.delegates import report_end
+from controller_worker.loop.services import Services
 from controller_worker.loop.snapshots import EVERY_EVENTS, Snapshots
-from controller_worker.services import Services
+from controller_worker.model.recollection import Recollection
 
 MAX_CRASHES = 3
 NOTICED_BY = "a controller worker"

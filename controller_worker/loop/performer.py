@@ -12,18 +12,17 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any, ClassVar
 
+from broker.contract.agent_state import AgentState
 from broker.contract.events import ConversationBegun, Observation
-from broker.conversations.expiry import EXPIRED_CODE, NOT_BEGUN
 from broker.coordination.crash_attribution import CrashAttribution
 from broker.coordination.ownership import StartStatus
-from broker.specs.agent_state import AgentState
+from broker.log.expiry import EXPIRED_CODE, NOT_BEGUN
 from controller_worker.agents.agent import is_sdk_agent
-from controller_worker.calls.call_under_way import CallUnderWay
-from controller_worker.concerns.acceptance import wants_verdict
-from controller_worker.concerns.delegation import errands
-from controller_worker.concerns.model_calls import asks_again_at
 from controller_worker.core.announcement import announce
 from controller_worker.core.commit import Commit
+from controller_worker.core.concerns.acceptance import wants_verdict
+from controller_worker.core.concerns.delegation import errands
+from controller_worker.core.concerns.model_calls import asks_again_at
 from controller_worker.core.effects import (
     Append,
     AwaitDelegates,
@@ -42,11 +41,12 @@ from controller_worker.core.effects import (
     TellDelegates,
 )
 from controller_worker.loop.answering import answered, greeting
+from controller_worker.loop.call_under_way import CallUnderWay
 from controller_worker.loop.delegates import Delegates
 from controller_worker.loop.dispatches import Dispatches
 from controller_worker.loop.owned_log import OwnedLog
-from controller_worker.sdk.session import Session
-from controller_worker.services import Services
+from controller_worker.loop.sdk.session import Session
+from controller_worker.loop.services import Services
 
 
 class Then(Enum):

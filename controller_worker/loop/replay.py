@@ -28,6 +28,7 @@ from broker.contract.actions import (
     RiskyAction,
     SystemMessageAction,
 )
+from broker.contract.agent_state import AgentState
 from broker.contract.events import Action, ConversationCreated, Event, EventSource, ModelReply, Observation
 from broker.contract.notes import Note
 from broker.contract.observations import (
@@ -38,26 +39,25 @@ from broker.contract.observations import (
     SuccessObservation,
 )
 from broker.contract.recall import RecallObservation
+from broker.contract.skills import NO_SKILLS
 from broker.contract.task_list import PlanAcceptedObservation
 from broker.log.export import events_from_lines
 from broker.runtime.errors import DeckhandsError, UsageError
-from broker.specs.agent_state import AgentState
-from broker.specs.skills import NO_SKILLS
 from controller_worker.agents.agent import Agent
 from controller_worker.agents.finish_tool import turn_of
 from controller_worker.agents.registry import create_agent
-from controller_worker.calls.critic import verdict_of
-from controller_worker.concerns import delegation
-from controller_worker.concerns.acceptance import examined
-from controller_worker.concerns.confirmation import carried_out
-from controller_worker.concerns.delegation import NOT_STARTED, STARTED
-from controller_worker.concerns.inbox import recalled
-from controller_worker.concerns.survey import skills_from
 from controller_worker.core.announcement import end_in_error
+from controller_worker.core.concerns import delegation
+from controller_worker.core.concerns.acceptance import examined
+from controller_worker.core.concerns.confirmation import carried_out
+from controller_worker.core.concerns.delegation import NOT_STARTED, STARTED
+from controller_worker.core.concerns.inbox import recalled
+from controller_worker.core.concerns.survey import skills_from
 from controller_worker.core.controller import apply, next_effect
 from controller_worker.core.effects import Append, AwaitDelegates, CallModel, CarryOut, Effect, Greet, Recall, TakeNote
 from controller_worker.core.state import State
 from controller_worker.loop.answering import greeting
+from controller_worker.model.critic import verdict_of
 from controller_worker.security.assessment import assessed
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -9,7 +9,7 @@ from broker.coordination.ownership import Claimed
 from broker.log.lost_tails import name_snapshot_gap
 from broker.runtime.failpoints import failpoint
 from controller_worker.core.state import State, snapshot_of, state_from
-from controller_worker.services import Services
+from controller_worker.loop.services import Services
 
 EVERY_EVENTS = 50
 

@@ -13,7 +13,7 @@ from broker.contract.events import Observation
 from broker.contract.observations import (
     truncate_content,
 )
-from controller_worker.messages.messages import NOT_SEEN, ImagePart, TextPart
+from controller_worker.providers.messages.messages import NOT_SEEN, ImagePart, TextPart
 
 Content = tuple[TextPart | ImagePart, ...]
 

@@ -17,7 +17,7 @@ from broker.contract.events import Action, Event, EventSource, ModelReply
 from broker.contract.observations import truncate_content
 from broker.contract.task_list import PlanAction
 from controller_worker.memory.observation_text import Content
-from controller_worker.messages.messages import Message, TextPart, ToolCall
+from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
 
 EDITED = "A person changed this action before it ran. What ran has:\n{fields}\n\n"
 MAX_EDITED_CHARS = 2_000

@@ -5,7 +5,7 @@ condenser gets and gives.
 
 Holds: the system message comes first, whatever came before it in the log; what a condensation forgot never comes back;
 only the latest summary is shown.
-Does not: decide what is forgotten; see `controller_worker.condensers`.
+Does not: decide what is forgotten; see `controller_worker.memory.condensers`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from broker.contract.actions import (
     MessageAction,
     SystemMessageAction,
 )
+from broker.contract.agent_state import AgentState
 from broker.contract.events import Action, Event, EventSource, ModelReply
 from broker.contract.observations import (
     AgentCondensationObservation,
@@ -27,7 +28,6 @@ from broker.contract.observations import (
     CmdOutputObservation,
 )
 from broker.contract.task_list import PlanAcceptedObservation
-from broker.specs.agent_state import AgentState
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from broker.contract.browser_events import BrowseInteractiveAction, BrowseURLAct
 from broker.contract.code_search import CodeSearchAction
 from broker.contract.events import ActionSecurityRisk, ConfirmationStatus, Event, WorkspaceSpec
 from broker.contract.file_events import ApplyPatchAction, FileEditAction, FileReadAction, FileWriteAction
+from broker.contract.policies import ConfirmationPolicy
 from broker.contract.session_events import AcpCall, AcpPermissionAction, AcpTurnAction
 from broker.contract.task_list import PlanAction
-from broker.specs.policies import ConfirmationPolicy
 from controller_worker.security.path_risk import WORKSPACE, reading_risk, writing_risk
 from controller_worker.security.plugins import analyzer_plugin, policy_plugin
 from controller_worker.security.shell_analyzer import shell_risk

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from broker.contract.actions import RiskyAction
 from broker.contract.events import ActionSecurityRisk
+from broker.contract.policies import ANALYZERS, POLICIES, ConfirmationPolicy
 from broker.runtime.errors import UsageError
-from broker.specs.policies import ANALYZERS, POLICIES, ConfirmationPolicy
 from broker.tools.plugins import entry_points
 
 _WHAT = {POLICIES: "confirmation policy", ANALYZERS: "risk analyzer"}

@@ -15,16 +15,16 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from broker.conversations.conversations import Conversations
+from broker.log.conversations import Conversations
 from broker.runtime.errors import StoreError, UnknownConversation, UsageError
 from broker.runtime.ids import is_conversation_id
-from deckhands.cli.connecting import cluster_client
+from deckhands.client.connecting import cluster_client
 from deckhands.client.errors import IsArchived, NoCluster
+from deckhands.client.reading.terminal import clean_line
 from deckhands.client.running_cluster import open_cluster
-from deckhands.home import Home
-from deckhands.reading.terminal import clean_line
+from deckhands.client.tasks.tasks import conversation_of_task
+from deckhands.cluster.home import Home
 from deckhands.settings import FaceSettings
-from deckhands.tasks.tasks import conversation_of_task
 
 WHOLE_ID_CHARS = 26
 """The length of generated ids; shorter ones are a producer's names, or abbreviations."""

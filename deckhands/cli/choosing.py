@@ -14,22 +14,22 @@ from typing import Any
 
 import click
 
-from broker.conversations.conversations import ConversationRow
-from broker.conversations.deletion import NotDeleted
-from broker.conversations.selection import SCHEDULED, WAITING, Selected, Selection
+from broker.contract.agent_state import AgentState
+from broker.log.conversations import ConversationRow
+from broker.log.deletion import NotDeleted
+from broker.log.selection import SCHEDULED, WAITING, Selected, Selection
 from broker.runtime.errors import DeckhandsError, UnknownConversation, UsageError
-from broker.specs.agent_state import AgentState
 from deckhands.cli.abbreviations import CONVERSATION_ID, unknown_task
-from deckhands.cli.connecting import cluster_client, conversation_client
-from deckhands.cli.output import note, print_json
 from deckhands.cli.progress import Progress
 from deckhands.client.client import Client
+from deckhands.client.connecting import cluster_client, conversation_client
 from deckhands.client.errors import IsArchived, NotStopped
 from deckhands.client.many import for_each
-from deckhands.reading.terminal import ask, counted
+from deckhands.client.reading.output import note, print_json
+from deckhands.client.reading.terminal import ask, counted
+from deckhands.client.tasks.inputs import labels_in
+from deckhands.client.tasks.tasks import conversation_of_task
 from deckhands.settings import FaceSettings
-from deckhands.tasks.inputs import labels_in
-from deckhands.tasks.tasks import conversation_of_task
 
 SHOWN_FAILURES = 10
 YES = ("y", "yes")

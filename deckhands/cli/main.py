@@ -20,7 +20,7 @@ import click
 
 from broker.runtime.errors import DeckhandsError, UsageError
 from deckhands.cli.verbs import Verb, VerbGroup, verbs
-from deckhands.reading.terminal import print_text
+from deckhands.client.reading.terminal import print_text
 
 INTERRUPTED = 130
 

@@ -11,10 +11,10 @@ from typing import Any
 import click
 from pydantic import ValidationError
 
+from broker.contract.specs import MemorySpec
 from broker.runtime.errors import UsageError
-from broker.specs.specs import MemorySpec
+from deckhands.client.tasks.tasks import check_task
 from deckhands.settings import SANDBOXES
-from deckhands.tasks.tasks import check_task
 
 NAME_REMEDY = "Use up to 64 letters, digits, '.', '_' and '-'."
 """For a tenant, an experiment, a user or a project."""

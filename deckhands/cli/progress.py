@@ -10,9 +10,9 @@ from types import TracebackType
 from typing import Self
 
 from broker.runtime.clock import SYSTEM_CLOCK
-from deckhands.cli.output import note
-from deckhands.reading.status_line import span
-from deckhands.reading.terminal import fitted, is_redrawn, redraw
+from deckhands.client.reading.output import note
+from deckhands.client.reading.status_line import span
+from deckhands.client.reading.terminal import fitted, is_redrawn, redraw
 
 BAR_COLUMNS = 24
 REDRAW_SECONDS = 0.1

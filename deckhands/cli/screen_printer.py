@@ -15,13 +15,13 @@ from broker.contract.actions import RiskyAction
 from broker.contract.events import Event, ModelReply
 from broker.log.live_text import Piece
 from broker.runtime.clock import SYSTEM_CLOCK
-from deckhands.cli.output import EventPrinter, note
-from deckhands.reading.live_area import LiveArea
-from deckhands.reading.rendering import Renderer
-from deckhands.reading.screen import ScreenRenderer
-from deckhands.reading.status_line import Standing
-from deckhands.reading.summary import Summary
-from deckhands.reading.terminal import clean, clean_line, is_coloured
+from deckhands.client.reading.live_area import LiveArea
+from deckhands.client.reading.output import EventPrinter, note
+from deckhands.client.reading.rendering import Renderer
+from deckhands.client.reading.screen import ScreenRenderer
+from deckhands.client.reading.status_line import Standing
+from deckhands.client.reading.summary import Summary
+from deckhands.client.reading.terminal import clean, clean_line, is_coloured
 
 TICK_SECONDS = 0.5
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from broker.contract.events import AgentSpec, WorkspaceSpec
+from broker.contract.workspace_sources import git_source
 from broker.runtime.errors import UsageError
-from broker.specs.workspace_sources import git_source
 from deckhands.cli.task_options import (
     TaskOptions,
     agent_of,
@@ -22,9 +22,9 @@ from deckhands.cli.task_options import (
     workspace_of,
 )
 from deckhands.client.beginning import beginning_of
-from deckhands.tasks.places import Place
-from deckhands.tasks.requests import TaskRequest
-from deckhands.tasks.tasks import check_task
+from deckhands.client.tasks.places import Place
+from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.tasks import check_task
 
 AGENTS_REMEMBERED = 64
 

@@ -11,18 +11,18 @@ from typing import Any, Literal, TypeVar
 import click
 from pydantic import ValidationError
 
+from broker.contract.allowed_hosts import host_rules
 from broker.contract.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
+from broker.contract.policies import ConfirmationPolicy
+from broker.contract.skills import skills_in
+from broker.contract.specs import CriticSpec, GoalSpec, OutputSpec, PlanSpec, Skill, WorkspaceNeeds
+from broker.contract.tool_specs import MAX_SCHEMA_CHARS
 from broker.runtime.errors import UsageError
-from broker.specs.allowed_hosts import host_rules
-from broker.specs.policies import ConfirmationPolicy
-from broker.specs.skills import skills_in
-from broker.specs.specs import CriticSpec, GoalSpec, OutputSpec, PlanSpec, Skill, WorkspaceNeeds
-from broker.specs.tool_specs import MAX_SCHEMA_CHARS
 from deckhands.cli.delegate_options import check_takes_tools, with_delegates
 from deckhands.cli.options import Amount, memory_of, sandbox_option
 from deckhands.client.known_agents import check_command_of
-from deckhands.tasks.places import Place, place_in
-from deckhands.tasks.tasks import output_of
+from deckhands.client.tasks.places import Place, place_in
+from deckhands.client.tasks.tasks import output_of
 
 BROWSER_POOL = "browser"
 IPYTHON_POOL = "ipython"

@@ -10,8 +10,8 @@ from typing import Any, TypeVar, get_args
 
 import click
 
+from broker.contract.timing import MAX_SECONDS, DoubleTexting
 from broker.runtime.errors import UsageError
-from broker.specs.timing import MAX_SECONDS, DoubleTexting
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -8,19 +8,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from broker.contract.events import ConversationCreated, DelegateEnded, Event, WorkspaceSpec
+from broker.contract.workspace_sources import UploadedSource
 from broker.coordination.stored_files import StoredFiles
 from broker.limits.ledger import LARGEST_USD, Ledger, accounts_of
 from broker.log.event_log import EventLog
 from broker.log.invariants import violations
 from broker.runtime.errors import CorruptEntry, UnknownConversation, UsageError
 from broker.runtime.ids import is_conversation_id
-from broker.specs.workspace_sources import UploadedSource
 from broker.store.store import Store
-from deckhands.archive.archive import Archive as Archive  # noqa: PLC0414  (callers get it from here)
-from deckhands.archive.catalog import ArchivedConversation as ArchivedConversation  # noqa: PLC0414
-from deckhands.archive.catalog import described as described  # noqa: PLC0414
+from deckhands.client.archive.archive import Archive as Archive  # noqa: PLC0414  (callers get it from here)
+from deckhands.client.archive.catalog import ArchivedConversation as ArchivedConversation  # noqa: PLC0414
+from deckhands.client.archive.catalog import described as described  # noqa: PLC0414
 from deckhands.client.errors import IsBeingDeleted
-from deckhands.reading.spending import spending_of
+from deckhands.client.reading.spending import spending_of
 
 MAX_FORGOTTEN = 10_000
 

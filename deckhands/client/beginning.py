@@ -9,26 +9,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from broker.agents.factory import AgentFactoryConfig, chosen_agent
 from broker.contract.actions import MessageAction
+from broker.contract.agent_factory import AgentFactoryConfig, chosen_agent
 from broker.contract.events import AgentSpec, ConversationCreated, EventSource, Limits, WorkspaceSpec
+from broker.contract.offered_models import named_models
+from broker.contract.specs import Tenancy
+from broker.contract.timing import WHENEVER, DoubleTexting, Timing
 from broker.coordination.stored_files import StoredFiles
 from broker.log.admission import begun_before, check
 from broker.log.event_log import Appended, Duplicate, EventLog
 from broker.runtime.errors import AdmissionRefused, UsageError
 from broker.runtime.tracing import tracing
 from broker.secrets.secrets import Secrets
-from broker.specs.offered_models import named_models
-from broker.specs.specs import Tenancy
-from broker.specs.timing import WHENEVER, DoubleTexting, Timing
 from broker.store.store import Store
 from broker.tools.tool_offers import ToolOffers
 from deckhands.client.known_agents import require_agent, require_models
 from deckhands.client.named_directory import require_served
 from deckhands.client.secret_keeping import keep_secrets
-from deckhands.tasks import inputs
-from deckhands.tasks.requests import TaskRequest
-from deckhands.tasks.tasks import title_of
+from deckhands.client.tasks import inputs
+from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.tasks import title_of
 
 OFFERS_LIMIT_SECONDS = 20.0
 """How long a tool may be missing because its worker is still starting."""

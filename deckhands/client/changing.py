@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from broker.agents.pairs import AgentKind
+from broker.contract.agent_pairs import AgentKind
 from broker.contract.events import AgentSpec, EventSource, Limits
 from broker.contract.interventions import ConversationChanged
+from broker.contract.policies import ConfirmationPolicy
 from broker.runtime.errors import UsageError
-from broker.specs.policies import ConfirmationPolicy
 from broker.store.store import Store
 from broker.tools.tool_offers import ToolOffers
 from deckhands.client.known_agents import require_agent, require_plugins
-from deckhands.tasks import inputs
+from deckhands.client.tasks import inputs
 
 MAX_TEXT_CHARS = 2_000
 """Of the reason of a change, a rejection or a command, and of who says so."""

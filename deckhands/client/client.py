@@ -17,14 +17,14 @@ from pydantic import BaseModel
 from broker.contract.actions import MessageAction
 from broker.contract.events import AgentSpec, EventSource, Limits
 from broker.contract.interventions import DEFAULT_TIMEOUT_SECONDS
+from broker.contract.offered_models import named_models
+from broker.contract.specs import Tenancy
+from broker.contract.timing import DoubleTexting, MessagePolicy
 from broker.log.admission import begun_before, check
 from broker.log.append_call import message_with
 from broker.runtime.errors import AdmissionRefused, UnknownConversation, UsageError
 from broker.runtime.settings import BrokerSettings
 from broker.runtime.tracing import checked_traceparent
-from broker.specs.offered_models import named_models
-from broker.specs.specs import Tenancy
-from broker.specs.timing import DoubleTexting, MessagePolicy
 from deckhands.client.archived import forget, lend_upload, restore
 from deckhands.client.beginning import Beginning, begin, beginning_of
 from deckhands.client.changing import words_in
@@ -34,12 +34,12 @@ from deckhands.client.known_agents import require_models
 from deckhands.client.named_directory import require_served
 from deckhands.client.running_cluster import open_cluster
 from deckhands.client.steering import Steering, switch_to
-from deckhands.tasks import inputs
-from deckhands.tasks.images import Image, image_urls_of
-from deckhands.tasks.requests import TaskRequest
-from deckhands.tasks.tasks import check_task
-from deckhands.transfers.commands import CommandResult, execute
-from deckhands.transfers.files import WorkspaceFiles
+from deckhands.client.tasks import inputs
+from deckhands.client.tasks.images import Image, image_urls_of
+from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.tasks import check_task
+from deckhands.client.transfers.commands import CommandResult, execute
+from deckhands.client.transfers.files import WorkspaceFiles
 
 
 class Client(Steering):
@@ -149,7 +149,7 @@ class Client(Steering):
             headless: True if nobody can be asked.
             tenancy: who it is for: whose budget pays, and who goes first where something is scarce.
             title: for listings; the beginning of the task if empty.
-            labels: for selection; see `broker.specs.labels`.
+            labels: for selection; see `broker.contract.labels`.
             not_before: the conversation begins at this time, with its zone; `delay`: so long after now, in seconds.
             expires: if it has not begun by then, or after this many seconds, it ends in an error of the code `expired`.
             double_texting: what a message does that comes while the agent works: `enqueue` (None means this), `reject`,

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from broker.contract.actions import ChangeAgentStateAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import EventSource
 from broker.contract.observations import AgentStateChangedObservation
-from broker.conversations.conversations import Conversations
+from broker.log.conversations import Conversations
 from broker.log.latest_event import latest_event
 from broker.runtime.errors import UsageError
-from broker.specs.agent_state import AgentState
 from broker.store.store import Store
 
 

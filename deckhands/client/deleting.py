@@ -10,14 +10,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
+from broker.contract.agent_state import AgentState, is_settled
 from broker.contract.codec import decode_any
 from broker.contract.events import ConversationCreated, DelegateEnded, Event
-from broker.conversations.conversations import ConversationRow, Conversations
-from broker.conversations.deletion import RELEASE_LIMIT_SECONDS, Deletion
+from broker.log.conversations import ConversationRow, Conversations
+from broker.log.deletion import RELEASE_LIMIT_SECONDS, Deletion
 from broker.log.event_log import EventLog
 from broker.log.status import status_of
 from broker.runtime.errors import CorruptEntry, UnknownConversation, UsageError
-from broker.specs.agent_state import AgentState, is_settled
 
 
 async def delete(log: EventLog, conversation_id: str, *, limit_seconds: float = RELEASE_LIMIT_SECONDS) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from broker.contract.events import ConversationCreated, Event, LLMSpec, ModelSwitched, Tenancy, WorkspaceSpec
 from broker.contract.interventions import ConversationChanged
 from broker.runtime.errors import UsageError
-from deckhands.reading.terminal import counted
+from deckhands.client.reading.terminal import counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from broker.contract.events import AgentSpec
+from broker.contract.offered_models import OFFERED_MODELS, ModelTable, check_offered
+from broker.contract.policies import ANALYZERS, BUILT_IN_ANALYZERS, BUILT_IN_MODES, ConfirmationPolicy
+from broker.contract.specs import ACP_AGENT, ACP_PREFIX
 from broker.coordination.membership import Member, members
 from broker.runtime.errors import UsageError
-from broker.specs.offered_models import OFFERED_MODELS, ModelTable, check_offered
-from broker.specs.policies import ANALYZERS, BUILT_IN_ANALYZERS, BUILT_IN_MODES, ConfirmationPolicy
-from broker.specs.specs import ACP_AGENT, ACP_PREFIX
 from broker.store.store import Store
 from broker.tools.plugins import entry_points
 

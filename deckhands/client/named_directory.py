@@ -10,12 +10,12 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from broker.contract.specs import WorkspaceSpec
 from broker.coordination.membership import members
 from broker.coordination.placement import has_needs, placement, serves_pool, takes_directory
 from broker.runtime.errors import UsageError
 from broker.runtime.settings import BrokerSettings
 from broker.secrets.private_directories import fault, name_fault, private_paths
-from broker.specs.specs import WorkspaceSpec
 from broker.store.store import Store
 
 STARTING_SECONDS, POLL_SECONDS = 3.0, 0.25

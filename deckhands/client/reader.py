@@ -14,20 +14,20 @@ from pathlib import Path
 from broker.contract import codec
 from broker.contract.codec import decode_any
 from broker.contract.events import Event
-from broker.conversations.conversations import ConversationRow, Conversations
-from broker.conversations.selection import Selection
+from broker.log.conversations import ConversationRow, Conversations
 from broker.log.event_log import EventLog
 from broker.log.lost_tails import followed
+from broker.log.selection import Selection
 from broker.log.status import Status
 from broker.runtime.errors import CorruptEntry, EventsLost, StoreRefused, UnknownConversation
 from broker.store.store import Store
-from deckhands.archive.archive import Archive
-from deckhands.archive.catalog import ArchivedConversation, described
-from deckhands.archive.errors import CorruptArchive
+from deckhands.client.archive.archive import Archive
+from deckhands.client.archive.catalog import ArchivedConversation, described
+from deckhands.client.archive.errors import CorruptArchive
 from deckhands.client.errors import NotSettled
-from deckhands.reading.summary import Summary, Tally, summarize, words_in
-from deckhands.reasons.link import Why
-from deckhands.reasons.reader import Reasons
+from deckhands.client.reading.summary import Summary, Tally, summarize, words_in
+from deckhands.client.reasons.link import Why
+from deckhands.client.reasons.reader import Reasons
 
 _log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from broker.runtime.errors import StoreUnavailable
 from broker.store.store import Store, open_store
 from deckhands.client.errors import NoCluster
-from deckhands.home import Home
+from deckhands.cluster.home import Home
 from deckhands.settings import FaceSettings
 
 

@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from broker.contract.actions import ChangeAgentStateAction, LoopRecoveryAction
+from broker.contract.agent_state import TERMINAL_STATES, AgentState
 from broker.contract.events import AgentSpec, Event, EventSource, ModelSwitched, OperatorActed
+from broker.contract.offered_models import named_models
 from broker.log.append_call import WORK, Condition
 from broker.log.event_log import EventLog
 from broker.log.status import relisted
 from broker.runtime.errors import UnknownConversation, UsageError
-from broker.specs.agent_state import TERMINAL_STATES, AgentState
-from broker.specs.offered_models import named_models
 from broker.store.store import Store
 from deckhands.client.appending import append
 from deckhands.client.beginning import OFFERS_LIMIT_SECONDS
@@ -27,9 +27,9 @@ from deckhands.client.confirmations import answer_to
 from deckhands.client.errors import IsArchived, NotStopped
 from deckhands.client.known_agents import require_models
 from deckhands.client.reader import Reader
+from deckhands.client.reading.summary import Summary
 from deckhands.client.secret_keeping import secrets_of
-from deckhands.reading.summary import Summary
-from deckhands.tasks import inputs
+from deckhands.client.tasks import inputs
 
 
 class Steering(Reader):

@@ -26,7 +26,7 @@ from broker.runtime.errors import DeckhandsError, StoreReplaced
 from broker.runtime.settings import joined_paths
 from broker.store.embedded import SPACE_FOR_LOG_BYTES, EmbeddedValkey
 from broker.store.store import Store, open_store
-from deckhands.home import disk_full
+from deckhands.cluster.home import disk_full
 
 QUICK_END_SECONDS = 10.0
 """A worker that ends sooner than this after its start has not begun to work."""
@@ -41,9 +41,9 @@ DISK_CHECK_SECONDS = 1.0
 MODULES = {
     CONTROLLER: "controller_worker",
     TOOLS: "tool_worker",
-    DOOR: "deckhands.door",
+    DOOR: "deckhands.ingress",
     JOBS: "deckhands.jobs",
-    BEAT: "deckhands.jobs.beat",
+    BEAT: "deckhands.operations.jobs.beat",
 }
 
 ANY_MODEL = "DECKHANDS_ANY_MODEL"

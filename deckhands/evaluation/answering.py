@@ -1,4 +1,4 @@
-"""The Celery tasks that wait for an evaluation; see `deckhands.door.evaluations`.
+"""The Celery tasks that wait for an evaluation; see `deckhands.ingress.evaluations`.
 
 tasks/ID.json        in the directory of the evaluation: a waiting task, and what Celery keeps of it
 tasks/ID.over.json   the same once all attempts have ended, or it was given up
@@ -31,7 +31,7 @@ MAX_OVER = 1_000
 """How many tasks of one evaluation are kept; the oldest are forgotten."""
 EVALUATE = "deckhands.evaluate"
 MAX_REASON_CHARS = 300
-TASK_FAILURE: type[Exception] = type("TaskFailure", (Exception,), {"__module__": "deckhands.door.failures"})
+TASK_FAILURE: type[Exception] = type("TaskFailure", (Exception,), {"__module__": "deckhands.ingress.failures"})
 """The door's exception as Celery stores it, by name and module; the door imports this package, not the reverse."""
 
 _log = logging.getLogger(__name__)

@@ -11,28 +11,28 @@ from typing import Any
 
 from broker.contract.events import AgentSpec, Limits
 from broker.runtime.errors import UsageError
-from deckhands.attempts.plan import AT_ONCE, RETRIES, Plan
-from deckhands.attempts.record import Record
-from deckhands.attempts.results import BeingWritten, Results, Row
-from deckhands.attempts.screen import Screen
-from deckhands.attempts.standing import Standing
-from deckhands.attempts.statistics import further_costs
-from deckhands.attempts.steering import MAX_AT_ONCE, MAX_RETRIES, Steering
-from deckhands.attempts.stopping import ENOUGH, Until
-from deckhands.cli.connecting import cluster_client
-from deckhands.cli.output import note, print_json
 from deckhands.client.client import Client
+from deckhands.client.connecting import cluster_client
 from deckhands.client.forking import Point
 from deckhands.client.known_agents import check_command_of
+from deckhands.client.reading.output import note, print_json
+from deckhands.client.reading.summary import ExitCode
+from deckhands.client.reading.terminal import print_text
 from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec
+from deckhands.cluster.home import Home, supervising
 from deckhands.evaluation.answering import answer
+from deckhands.evaluation.attempts.plan import AT_ONCE, RETRIES, Plan
+from deckhands.evaluation.attempts.record import Record
+from deckhands.evaluation.attempts.results import BeingWritten, Results, Row
+from deckhands.evaluation.attempts.screen import Screen
+from deckhands.evaluation.attempts.standing import Standing
+from deckhands.evaluation.attempts.statistics import further_costs
+from deckhands.evaluation.attempts.steering import MAX_AT_ONCE, MAX_RETRIES, Steering
+from deckhands.evaluation.attempts.stopping import ENOUGH, Until
 from deckhands.evaluation.detaching import follow
 from deckhands.evaluation.directory import RESULTS, SIBLINGS, Asked, write_report, write_scripts
 from deckhands.evaluation.evaluation import Evaluation
 from deckhands.evaluation.redoing import orders_of
-from deckhands.home import Home, supervising
-from deckhands.reading.summary import ExitCode
-from deckhands.reading.terminal import print_text
 from deckhands.settings import MODEL_VARIABLES, FaceSettings
 
 SCRIPTED = "scripted"

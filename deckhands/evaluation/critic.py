@@ -14,8 +14,8 @@ from typing import Any
 from broker.contract.actions import MessageAction
 from broker.contract.events import AgentSpec, Event, EventSource, Limits, LLMSpec
 from broker.contract.observations import truncate_content
-from broker.specs.specs import OutputSpec
-from deckhands.datasets.file_trees import File, Tree
+from broker.contract.specs import OutputSpec
+from deckhands.evaluation.datasets.file_trees import File, Tree
 
 MAX_SCORE = 10
 MAX_TASK_CHARS, MAX_REPORT_CHARS, MAX_PATCH_CHARS, MAX_REASON_CHARS = 20_000, 10_000, 60_000, 4_000

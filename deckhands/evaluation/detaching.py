@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from broker.runtime.errors import OutcomeUnknown, StoreUnavailable, UsageError
-from deckhands.attempts.results import BeingWritten, Results
-from deckhands.attempts.screen import Screen
-from deckhands.attempts.standing import standing_from
-from deckhands.attempts.steering import Steering
+from deckhands.evaluation.attempts.results import BeingWritten, Results
+from deckhands.evaluation.attempts.screen import Screen
+from deckhands.evaluation.attempts.standing import standing_from
+from deckhands.evaluation.attempts.steering import Steering
 from deckhands.evaluation.directory import RESULTS
 from deckhands.evaluation.reaching import evaluation_client
 from deckhands.settings import FaceSettings

@@ -19,11 +19,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from broker.runtime.errors import UsageError
 from broker.runtime.ids import new_conversation_id, new_key
-from deckhands.attempts.results import read_results
-from deckhands.attempts.statistics import summary_of
 from deckhands.client.forking import Point
-from deckhands.datasets.dataset import read_dataset
-from deckhands.datasets.instances import Instance, selected
+from deckhands.evaluation.attempts.results import read_results
+from deckhands.evaluation.attempts.statistics import summary_of
+from deckhands.evaluation.datasets.dataset import read_dataset
+from deckhands.evaluation.datasets.instances import Instance, selected
 from deckhands.evaluation.report import html_of
 
 ASKED, RESULTS, SUMMARY, REPORT, SCRIPTS = (

@@ -18,13 +18,13 @@ from anyio.from_thread import start_blocking_portal
 
 from broker.contract.events import AgentSpec, Limits
 from broker.runtime.errors import UsageError
-from deckhands.attempts.record import Record
-from deckhands.attempts.results import Results, Row
 from deckhands.cli.task_options import with_script_here
-from deckhands.datasets.dataset import absolute
-from deckhands.datasets.docker_images import DOCKER
-from deckhands.datasets.instances import left_out_of
+from deckhands.evaluation.attempts.record import Record
+from deckhands.evaluation.attempts.results import Results, Row
 from deckhands.evaluation.carrying_out import SCRIPTED, Tuning, evaluate_plan, plan_of
+from deckhands.evaluation.datasets.dataset import absolute
+from deckhands.evaluation.datasets.docker_images import DOCKER
+from deckhands.evaluation.datasets.instances import left_out_of
 from deckhands.evaluation.directory import ASKED, RESULTS, Asked, ask, write_report
 from deckhands.evaluation.redoing import check_redo
 from deckhands.settings import FaceSettings

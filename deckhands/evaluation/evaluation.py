@@ -15,32 +15,32 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, Limits, LLMSpec, WorkspaceSpec
 from broker.contract.observations import CmdOutputObservation
+from broker.contract.specs import GoalSpec, Tenancy
 from broker.coordination.workspace_orders import WorkspaceOrders
 from broker.runtime.errors import AdmissionRefused, DeckhandsError, UsageError
 from broker.runtime.ids import jitter
-from broker.specs.agent_state import AgentState
-from broker.specs.specs import GoalSpec, Tenancy
-from deckhands.attempts.driver import Driver, OnRow, OnStanding
-from deckhands.attempts.plan import LABEL
-from deckhands.attempts.plan import Attempt as Attempt  # noqa: PLC0414  (callers get it from here)
-from deckhands.attempts.plan import Plan as Plan  # noqa: PLC0414  (the same)
-from deckhands.attempts.results import CHECK_FAILED, CRITIC_FAILED, Outcome, Results, Row
-from deckhands.attempts.times import times_of
-from deckhands.attempts.under_way import UnderWay
-from deckhands.attempts.watch import Lost, Seen, Settled
 from deckhands.client.client import Client
 from deckhands.client.forking import Point
-from deckhands.datasets.file_trees import MAX_BYTES, File, Tree, packed, patch_between, tree_of
-from deckhands.datasets.instances import Instance, ScorerFailed
+from deckhands.client.tasks.tasks import conversation_id_of
+from deckhands.client.transfers.packed_files import TooLarge
 from deckhands.evaluation.answers import answer_in, is_same
+from deckhands.evaluation.attempts.driver import Driver, OnRow, OnStanding
+from deckhands.evaluation.attempts.plan import LABEL
+from deckhands.evaluation.attempts.plan import Attempt as Attempt  # noqa: PLC0414  (callers get it from here)
+from deckhands.evaluation.attempts.plan import Plan as Plan  # noqa: PLC0414  (the same)
+from deckhands.evaluation.attempts.results import CHECK_FAILED, CRITIC_FAILED, Outcome, Results, Row
+from deckhands.evaluation.attempts.times import times_of
+from deckhands.evaluation.attempts.under_way import UnderWay
+from deckhands.evaluation.attempts.watch import Lost, Seen, Settled
 from deckhands.evaluation.critic import LIMITS as CRITIC_LIMITS
 from deckhands.evaluation.critic import critic_agent, question_about, to_judge, verdict_of
+from deckhands.evaluation.datasets.file_trees import MAX_BYTES, File, Tree, packed, patch_between, tree_of
+from deckhands.evaluation.datasets.instances import Instance, ScorerFailed
 from deckhands.evaluation.scoring import may_count, to_check, work_of
 from deckhands.evaluation.siblings import Shared, shared_by
-from deckhands.tasks.tasks import conversation_id_of
-from deckhands.transfers.packed_files import TooLarge
 
 CHECK_SECONDS = 600.0
 READ_AT_ONCE = 4

@@ -15,10 +15,10 @@ from typing import TypeVar
 from broker.runtime.errors import OutcomeUnknown, StoreUnavailable, UsageError
 from broker.runtime.ids import is_conversation_id
 from broker.store.embedded import EmbeddedValkey
-from deckhands.cli.connecting import cluster_client
 from deckhands.client.client import Client
+from deckhands.client.connecting import cluster_client
+from deckhands.cluster.home import Home, Supervised, supervising
 from deckhands.evaluation.directory import ASKED, asked_in
-from deckhands.home import Home, Supervised, supervising
 from deckhands.settings import FaceSettings
 
 TRIES, AGAIN_SECONDS = 20, 0.5

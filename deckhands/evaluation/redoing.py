@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 import click
 
 from broker.runtime.errors import UsageError
-from deckhands.attempts.results import OUTCOMES
-from deckhands.attempts.steering import Requeue
-from deckhands.datasets.instances import Instance
+from deckhands.evaluation.attempts.results import OUTCOMES
+from deckhands.evaluation.attempts.steering import Requeue
+from deckhands.evaluation.datasets.instances import Instance
 
 redo_option = click.option(
     "--redo", multiple=True, metavar="OUTCOME|ID",

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from deckhands.attempts.results import OUTCOMES, Row
-from deckhands.attempts.statistics import failure_classes_of, further_costs, summary_of
+from deckhands.evaluation.attempts.results import OUTCOMES, Row
+from deckhands.evaluation.attempts.statistics import failure_classes_of, further_costs, summary_of
 from deckhands.evaluation.critic import MAX_SCORE
 
 COLOURS = dict(zip(OUTCOMES, ("#2f855a", "#c05621", "#b7791f", "#6b46c1", "#718096", "#cbd5e0"), strict=True))

@@ -16,7 +16,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from deckhands.datasets.file_trees import File, Tree, shown_name
+from deckhands.evaluation.datasets.file_trees import File, Tree, shown_name
 
 NEVER_WORK = frozenset(
     {

@@ -20,13 +20,13 @@ from typing import Any
 from broker.contract.actions import MessageAction
 from broker.contract.events import ConversationCreated, Event
 from broker.runtime.errors import UsageError
-from deckhands.attempts.results import Row, read_results
-from deckhands.cli.connecting import cluster_client
 from deckhands.client.client import Client
+from deckhands.client.connecting import cluster_client
 from deckhands.client.forking import Point
+from deckhands.client.reading.summary import summarize
+from deckhands.evaluation.attempts.results import Row, read_results
 from deckhands.evaluation.directory import RESULTS, Asked, asked_in
 from deckhands.evaluation.reaching import in_store
-from deckhands.reading.summary import summarize
 from deckhands.settings import FaceSettings
 
 DATASET, BEST = "dataset.jsonl", "best.patch"

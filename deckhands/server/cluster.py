@@ -16,12 +16,12 @@ from broker.runtime.errors import DeckhandsError
 from broker.store.connection import texts_by_name
 from broker.tools.tool_offers import ToolOffers
 from deckhands.client.known_agents import table_of
-from deckhands.monitoring.exposition import CONTENT_TYPE
-from deckhands.monitoring.quotas import quotas_of
-from deckhands.openapi.json_body import JsonBody
+from deckhands.operations.monitoring.exposition import CONTENT_TYPE
+from deckhands.operations.monitoring.quotas import quotas_of
 from deckhands.server.dependencies import MATCHED, AdminOfAll, GatewayOf, IfMatch, Reader, etag_of
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.models import MOMENT
+from deckhands.server.openapi.json_body import JsonBody
 from deckhands.server.problems import Problem
 
 routes = APIRouter(tags=["cluster"])

@@ -9,20 +9,23 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Query, Request
 from starlette.responses import Response
 
-from broker.conversations.conversations import ConversationRow
-from broker.conversations.selection import SCHEDULED, WAITING, Place, Selected, Selection
+from broker.contract.agent_state import AgentState
+from broker.contract.offered_models import ModelNotOffered
 from broker.coordination.transfers import NoWorkspace
 from broker.log.append_outcomes import has_appended
+from broker.log.conversations import ConversationRow
 from broker.log.live_text import LiveText
+from broker.log.selection import SCHEDULED, WAITING, Place, Selected, Selection
 from broker.log.status import status_of
 from broker.runtime.errors import DeckhandsError, UnknownConversation, UsageError
 from broker.runtime.tracing import checked_traceparent
-from broker.specs.agent_state import AgentState
-from broker.specs.offered_models import ModelNotOffered
 from broker.tools.tool_offers import ToolOffers
 from deckhands.client.client import Client
 from deckhands.client.reader import with_words
-from deckhands.reading.summary import summarize
+from deckhands.client.reading.summary import summarize
+from deckhands.client.tasks.inputs import id_in, labels_in
+from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.tasks import conversation_of_task
 from deckhands.server.dependencies import (
     OFFERS_SECONDS,
     ConversationId,
@@ -55,9 +58,6 @@ from deckhands.server.models import (
     place_of,
 )
 from deckhands.server.problems import Problem, status_of_error
-from deckhands.tasks.inputs import id_in, labels_in
-from deckhands.tasks.requests import TaskRequest
-from deckhands.tasks.tasks import conversation_of_task
 
 routes = APIRouter(prefix="/conversations", tags=["conversations"])
 STATES = frozenset({*(state.value for state in AgentState), WAITING, SCHEDULED})

@@ -16,10 +16,10 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from broker.runtime.errors import DeckhandsError
-from deckhands.access.api_keys import Scope
-from deckhands.access.repeated import Answer, checked_key
-from deckhands.openapi.json_body import JsonBody
+from deckhands.server.auth.api_keys import Scope
+from deckhands.server.auth.repeated import Answer, checked_key
 from deckhands.server.gateway import Gateway, Principal
+from deckhands.server.openapi.json_body import JsonBody
 from deckhands.server.problems import Problem, status_of_error
 
 MAX_EVENT_ID = 2**53 - 1

@@ -25,12 +25,12 @@ from starlette.background import BackgroundTask
 from starlette.responses import Response
 
 from broker.log.admission import check
-from deckhands.access.uploads import KEPT_SECONDS
+from deckhands.client.tasks.inputs import id_in
+from deckhands.server.auth.uploads import KEPT_SECONDS
 from deckhands.server.conversations import Seen, Written
 from deckhands.server.dependencies import GatewayOf, Reader, Writer, own_key
 from deckhands.server.models import File, LaidBy, Uploaded
 from deckhands.server.problems import Problem
-from deckhands.tasks.inputs import id_in
 
 routes = APIRouter(prefix="/conversations/{conversation_id}", tags=["files"])
 uploads = APIRouter(prefix="/uploads", tags=["files"])

@@ -17,13 +17,13 @@ from broker.runtime.errors import UnknownConversation
 from broker.runtime.ids import is_conversation_id
 from broker.store.connection import texts_by_name
 from broker.store.store import Store
-from deckhands.access.api_keys import EVERY_TENANT, ApiKey, ApiKeys, Refused, Scope
-from deckhands.access.operations import Operations
-from deckhands.access.repeated import Repeated
-from deckhands.access.tickets import Tickets
-from deckhands.access.uploads import Uploads
 from deckhands.client.client import Client
-from deckhands.monitoring.exposition import Exposition
+from deckhands.operations.monitoring.exposition import Exposition
+from deckhands.server.auth.api_keys import EVERY_TENANT, ApiKey, ApiKeys, Refused, Scope
+from deckhands.server.auth.operations import Operations
+from deckhands.server.auth.repeated import Repeated
+from deckhands.server.auth.tickets import Tickets
+from deckhands.server.auth.uploads import Uploads
 
 DEFAULT_PORT = 8_900
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")

@@ -20,10 +20,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from broker.coordination.stored_files import MAX_STORED_FILE_BYTES
 from broker.coordination.transfers import MAX_COPY_BYTES
 from broker.runtime.errors import DeckhandsError
-from deckhands.access.api_keys import DEFAULT_BODY_BYTES, Refused
+from deckhands.server.auth.api_keys import DEFAULT_BODY_BYTES, Refused
 from deckhands.server.gateway import LOOPBACK_NAMES, Gateway, Principal
 from deckhands.server.problems import Problem, answer_to
-from deckhands.web.pages import Pages
+from deckhands.server.web.pages import Pages
 
 PUBLIC = frozenset({"/health", "/ready", "/openapi.json", "/entries", "/.well-known/agent-card.json"})
 STREAM = re.compile(r"/conversations/[^/]+/(stream|ws)")

@@ -19,8 +19,8 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
 from broker.runtime.errors import DeckhandsError, EventsLost, UnknownConversation
-from deckhands.access.tickets import TICKET_SECONDS
 from deckhands.client.errors import NotSettled
+from deckhands.server.auth.tickets import TICKET_SECONDS
 from deckhands.server.conversations import Seen
 from deckhands.server.dependencies import MAX_EVENT_ID, GatewayOf, Reader
 from deckhands.server.gateway import Gateway, Principal

@@ -15,18 +15,18 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validato
 
 from broker.contract.events import AgentSpec, Event, Limits
 from broker.contract.interventions import DEFAULT_TIMEOUT_SECONDS, MAX_COMMAND_CHARS, MAX_TIMEOUT_SECONDS
-from broker.conversations.conversations import ConversationRow
-from broker.conversations.selection import Place
+from broker.contract.labels import Labels
+from broker.contract.policies import PLUGIN_NAME, ConfirmationPolicy
+from broker.contract.timing import MessagePolicy
+from broker.log.conversations import ConversationRow
+from broker.log.selection import Place
 from broker.runtime.errors import UsageError
 from broker.runtime.ids import is_conversation_id
-from broker.specs.labels import Labels
-from broker.specs.policies import PLUGIN_NAME, ConfirmationPolicy
-from broker.specs.timing import MessagePolicy
-from deckhands.openapi.json_body import JsonBody
+from deckhands.client.tasks.images import MAX_IMAGES
+from deckhands.client.tasks.requests import MAX_SECRETS, MAX_TOOLS, TaskRequest
+from deckhands.client.tasks.tasks import MAX_TASK_CHARS
 from deckhands.server.dependencies import MAX_EVENT_ID, MAX_REASON
-from deckhands.tasks.images import MAX_IMAGES
-from deckhands.tasks.requests import MAX_SECRETS, MAX_TOOLS, TaskRequest
-from deckhands.tasks.tasks import MAX_TASK_CHARS
+from deckhands.server.openapi.json_body import JsonBody
 
 ID = "01K9QGZ1T2V3W4X5Y6Z7A8B9C0"
 MAX_MODEL = 300

@@ -30,12 +30,12 @@ from broker.runtime.errors import (
     UsageError,
 )
 from broker.secrets.secrets import SecretsLocked
-from deckhands.access.api_keys import Refused, TooManyRequests
-from deckhands.access.repeated import KeyReused
-from deckhands.access.uploads import TooManyUploads
 from deckhands.client.errors import IsArchived, IsBeingDeleted, NotStopped
-from deckhands.transfers.commands import CommandFailed
-from deckhands.webhooks.book import UnknownWebhook
+from deckhands.client.transfers.commands import CommandFailed
+from deckhands.operations.webhooks.book import UnknownWebhook
+from deckhands.server.auth.api_keys import Refused, TooManyRequests
+from deckhands.server.auth.repeated import KeyReused
+from deckhands.server.auth.uploads import TooManyUploads
 
 MEDIA_TYPE = "application/problem+json"
 TYPE = "urn:deckhands:problem:"

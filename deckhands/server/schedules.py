@@ -10,15 +10,15 @@ from fastapi import APIRouter, Path
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
+from broker.contract.offered_models import ModelNotOffered
 from broker.runtime.errors import UsageError
-from broker.specs.offered_models import ModelNotOffered
-from deckhands.openapi.json_body import JsonBody
-from deckhands.schedules.book import Check, Entry, ScheduleBook
-from deckhands.schedules.schedule import CATCH_UP_SECONDS, LABEL, NAME_PATTERN, Overlap, Schedule
+from deckhands.client.tasks.requests import TaskRequest
+from deckhands.operations.schedules.book import Check, Entry, ScheduleBook
+from deckhands.operations.schedules.schedule import CATCH_UP_SECONDS, LABEL, NAME_PATTERN, Overlap, Schedule
 from deckhands.server.dependencies import MATCHED, GatewayOf, IfMatch, OperatorOfAll, Reason, Why, etag_of
 from deckhands.server.models import ID, MOMENT
+from deckhands.server.openapi.json_body import JsonBody
 from deckhands.server.problems import Problem
-from deckhands.tasks.requests import TaskRequest
 
 routes = APIRouter(prefix="/schedules", tags=["schedules"])
 Name = Annotated[str, Path(pattern=NAME_PATTERN, examples=["nightly"])]

@@ -7,9 +7,9 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from broker.conversations.conversations import Conversations
+from broker.contract.policies import ConfirmationPolicy
+from broker.log.conversations import Conversations
 from broker.runtime.errors import ConversationMoved, UnknownConversation
-from broker.specs.policies import ConfirmationPolicy
 from deckhands.client.changing import Change
 from deckhands.client.client import Client
 from deckhands.client.errors import IsArchived

@@ -20,7 +20,7 @@ from broker.runtime.errors import CorruptEntry, DeckhandsError, OutcomeUnknown, 
 from broker.runtime.ids import jitter, shortened
 from deckhands.client.client import Client
 from deckhands.client.reader import with_words
-from deckhands.reading.summary import Tally
+from deckhands.client.reading.summary import Tally
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.models import chars_in, event_json
 from deckhands.server.problems import RETRY_SECONDS, Problem, problem_of

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 
 from broker.contract.events import ConversationCreated, WorkspaceSpec
-from broker.conversations.conversations import Conversations
 from broker.coordination.action_streams import (
     ActionClaimed,
     ActionDelivery,
@@ -18,6 +17,7 @@ from broker.coordination.action_streams import (
 )
 from broker.coordination.ownership import DispatchOutcome, Owners
 from broker.coordination.workspace_orders import WorkspaceOrders
+from broker.log.conversations import Conversations
 from broker.log.event_log import Appended, EventLog
 from broker.store.connection import Connection
 from broker.store.store import Store, open_store

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from broker.contract.agent_state import AgentState, is_settled
 from broker.contract.events import ConversationCreated, Parent
 from broker.contract.observations import AgentStateChangedObservation
+from broker.contract.specs import Tenancy
 from broker.coordination.ownership import Claimed, Owners
 from broker.limits.tenants import TenantTable, memory_bound, publish
 from broker.log.admission import check
 from broker.log.event_log import Appended, Duplicate, EventLog
 from broker.runtime.errors import AdmissionRefused
-from broker.specs.agent_state import AgentState, is_settled
-from broker.specs.specs import Tenancy
 from broker.store.store import Store, functions_code, open_store
 from broker.testing.memory_store import MemoryConnection
 from tests.broker_parts import command, enter, message

@@ -9,10 +9,10 @@ import pytest
 
 from broker.contract.actions import MessageAction
 from broker.contract.events import ConversationCreated
-from broker.conversations.conversations import Conversations
+from broker.contract.fencing import Ownership
 from broker.coordination.ownership import Owners
+from broker.log.conversations import Conversations
 from broker.log.event_log import Appended, Closed, Conflict, Duplicate, EventLog, Fenced
-from broker.log.fencing import Ownership
 from broker.runtime.errors import ConversationMoved, EventsLost, UnknownConversation, UsageError
 from broker.store.connection import Argument, Connection
 from broker.store.store import Store, open_store

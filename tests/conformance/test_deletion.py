@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from broker.contract.events import ConversationCreated, WorkspaceSpec
-from broker.conversations.conversations import Conversations
-from broker.conversations.deletion import Deletion, NotDeleted
-from broker.conversations.selection import Selected, Selection
+from broker.contract.workspace_sources import UploadedSource
 from broker.coordination.ownership import Claimed, Owners
 from broker.coordination.stored_files import StoredFiles, content_name
+from broker.log.conversations import Conversations
+from broker.log.deletion import Deletion, NotDeleted
 from broker.log.event_log import EventLog
+from broker.log.selection import Selected, Selection
 from broker.runtime.errors import StoreUnavailable, UnknownConversation
 from broker.secrets.secrets import Secrets
-from broker.specs.workspace_sources import UploadedSource
 from broker.store.keys import ConversationKeys
 from broker.store.store import Store
 from tests.broker_parts import CID, enter, message

@@ -7,10 +7,10 @@ from broker.coordination.ownership import Claimed, Owners
 from broker.limits.quotas import QuotaTable
 from broker.log.event_log import EventLog
 from broker.store.store import Store
-from controller_worker.calls.models import Models
 from controller_worker.loop.failed_conversation import rest_in_error
 from controller_worker.loop.owned_log import OwnedLog
-from controller_worker.services import Services
+from controller_worker.loop.services import Services
+from controller_worker.model.models import Models
 from tests.broker_parts import CID, begin, enter
 
 DELEGATE = "delegate-1"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.contract.fencing import Ownership
 from broker.limits.ledger import Exhausted, Ledger, account_path, accounts_of, nano
-from broker.log.fencing import Ownership
 from broker.runtime.errors import OwnershipLost, UsageError
 from broker.store.store import Store, open_store
 from broker.testing.memory_store import MemoryConnection

@@ -8,8 +8,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker.contract.fencing import Ownership
 from broker.limits.ledger import Exhausted, Ledger, accounts_of
-from broker.log.fencing import Ownership
 from broker.store.store import Store, open_store
 from broker.testing.manual_clock import ManualClock
 from broker.testing.memory_store import MemoryConnection, MemoryServer

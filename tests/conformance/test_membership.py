@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from broker.conversations.conversations import Conversations
 from broker.coordination.action_streams import ActionClaimed, ActionReclaimed, NothingToDo
 from broker.coordination.membership import FACTS_EVERY, Membership, members
 from broker.coordination.ownership import Claimed, NotClaimed, Owners
 from broker.coordination.wakeups import ReadyStream
+from broker.log.conversations import Conversations
 from broker.log.event_log import Appended, Fenced
 from broker.store.store import Store
 from broker.testing.manual_clock import ManualClock

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from broker.contract.events import ConversationCreated
+from broker.contract.fencing import Ownership
 from broker.coordination.membership import Membership
 from broker.log.event_log import EventLog
-from broker.log.fencing import Ownership
 from broker.store.store import Store
 from tests.broker_parts import CID, begin, claim, command, enter, message
 

@@ -8,13 +8,13 @@ from datetime import UTC, datetime
 
 import pytest
 
-from broker.conversations.conversations import Conversations
+from broker.contract.fencing import Ownership
+from broker.contract.priority import Priority
 from broker.coordination.ownership import Claimed, NotClaimed, Owners
+from broker.log.conversations import Conversations
 from broker.log.event_log import Appended, Fenced
-from broker.log.fencing import Ownership
 from broker.runtime.clock import to_millis
 from broker.runtime.errors import OwnershipLost, UnknownConversation
-from broker.specs.priority import Priority
 from broker.store.connection import Connection
 from broker.store.store import Store, open_store
 from broker.testing.manual_clock import ManualClock

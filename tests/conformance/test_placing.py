@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from broker.contract.events import ConversationCreated, WorkspaceSpec
-from broker.conversations.deletion import Deletion
+from broker.contract.specs import WorkspaceNeeds
 from broker.coordination.action_streams import ActionDelivery
 from broker.coordination.membership import Membership
 from broker.coordination.placement import NodeOffer
+from broker.log.deletion import Deletion
 from broker.log.event_log import EventLog
-from broker.specs.specs import WorkspaceNeeds
 from broker.store.store import Store
 from tests.broker_parts import CID
 from tests.conversation_hands import WatchedConnection

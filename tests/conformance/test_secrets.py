@@ -13,8 +13,8 @@ import pytest
 
 from broker.contract.actions import MessageAction
 from broker.contract.events import ConversationCreated, EventSource
-from broker.conversations.deletion import Deletion
 from broker.coordination.action_streams import ActionClaimed
+from broker.log.deletion import Deletion
 from broker.log.event_log import Appended, Conflict, EventLog
 from broker.runtime.errors import UsageError
 from broker.runtime.settings import BrokerSettings

@@ -6,11 +6,11 @@ import pytest
 
 from broker.contract.events import AgentSpec, ConversationCreated
 from broker.contract.interventions import ConversationChanged
-from broker.conversations import selection
-from broker.conversations.conversations import ConversationRow
-from broker.conversations.deletion import Deletion
-from broker.conversations.selection import Selected, Selection
+from broker.log import selection
+from broker.log.conversations import ConversationRow
+from broker.log.deletion import Deletion
 from broker.log.event_log import Appended, EventLog
+from broker.log.selection import Selected, Selection
 from broker.log.status import relisted
 from broker.store.store import Store
 from tests.broker_parts import message

@@ -6,16 +6,16 @@ from datetime import UTC, datetime
 
 import pytest
 
+from broker.contract.agent_state import AgentState
 from broker.contract.events import ConversationBegun, ConversationCreated
-from broker.conversations.conversations import Conversations
-from broker.conversations.expiry import EXPIRED_CODE, expire
+from broker.contract.timing import Start, Timing
 from broker.coordination.membership import Membership
 from broker.coordination.ownership import Owners, StartStatus
+from broker.log.conversations import Conversations
 from broker.log.event_log import Appended, Duplicate, EventLog
+from broker.log.expiry import EXPIRED_CODE, expire
 from broker.log.status import status_of
 from broker.runtime.errors import ConversationBusy, OwnershipLost
-from broker.specs.agent_state import AgentState
-from broker.specs.timing import Start, Timing
 from broker.store.store import Store
 from tests.broker_parts import CID, claim, enter, message, notified
 

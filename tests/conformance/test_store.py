@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from broker.contract.events import ConversationCreated
-from broker.conversations.conversations import Conversations
+from broker.log.conversations import Conversations
 from broker.log.event_log import Duplicate, EventLog
 from broker.runtime.errors import OutcomeUnknown, StoreError, StoreMisconfigured, StoreTooNew
 from broker.store import keys

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
+from broker.contract.tool_specs import ToolOffer
 from broker.coordination.unreadable import Unreadable
 from broker.runtime.errors import UsageError
-from broker.specs.tool_specs import ToolOffer
 from broker.store.store import Store
 from broker.tools.tool_offers import ToolOffers
 

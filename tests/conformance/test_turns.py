@@ -9,15 +9,15 @@ from itertools import pairwise
 import pytest
 
 from broker.contract.events import ConversationCreated
-from broker.conversations.conversations import Conversations
-from broker.conversations.deletion import Deletion
+from broker.contract.specs import PriorityName, Tenancy
 from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionQueue, routes
 from broker.coordination.membership import Membership
 from broker.coordination.ownership import Claimed, DispatchOutcome, Owners
 from broker.coordination.wakeups import ReadyStream
 from broker.limits.tenants import TenantTable, publish
+from broker.log.conversations import Conversations
+from broker.log.deletion import Deletion
 from broker.log.event_log import Appended, EventLog
-from broker.specs.specs import PriorityName, Tenancy
 from broker.store.store import Store
 from tests.broker_parts import command, enter, lapse, output, pending
 

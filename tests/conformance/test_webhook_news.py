@@ -6,7 +6,7 @@ import re
 
 from broker.secrets.secrets import Secrets
 from broker.store.store import Store
-from deckhands.webhooks.book import WebhookBook
+from deckhands.operations.webhooks.book import WebhookBook
 from tests.broker_parts import begin, enter, message
 
 

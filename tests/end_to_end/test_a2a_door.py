@@ -18,9 +18,9 @@ from a2a.types import a2a_pb2 as wire
 from a2a.utils.errors import InvalidParamsError, TaskNotCancelableError, TaskNotFoundError, UnsupportedOperationError
 
 from broker.runtime.settings import BrokerSettings
-from deckhands.access.api_keys import Scope
-from deckhands.jobs.job import JobServices
-from deckhands.jobs.telling import deliver, tell
+from deckhands.operations.jobs.job import JobServices
+from deckhands.operations.jobs.telling import deliver, tell
+from deckhands.server.auth.api_keys import Scope
 from tests.door_parts import saying
 from tests.integration.command_line import finish, run_command, script
 from tests.served_stores import environment_with, worker

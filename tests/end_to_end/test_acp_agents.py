@@ -18,11 +18,11 @@ import pytest
 
 from broker.contract.actions import AgentFinishAction, MessageAction
 from broker.contract.events import AgentSpec, Event, EventSource, ModelCallFailed, ModelReply, WorkspaceSpec
+from broker.contract.policies import ConfirmationPolicy
 from broker.contract.session_events import AcpObservation, AcpPermissionAction, AcpTurnAction
+from broker.contract.specs import AcpSpec, Limits
 from broker.contract.task_list import TaskTrackingObservation
 from broker.log.invariants import violations
-from broker.specs.policies import ConfirmationPolicy
-from broker.specs.specs import AcpSpec, Limits
 from tests.faults.harness import FaultCluster
 
 AGENT = Path(__file__).resolve().parents[1] / "acp_agent.py"

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from broker.contract.actions import CondensationAction
+from broker.contract.condenser_specs import OtherCondenserSpec
 from broker.contract.events import AgentSpec, Event, LLMSpec, WorkspaceSpec
-from broker.specs.condenser_specs import OtherCondenserSpec
 from deckhands import Client
 from tests.integration.command_line import Done, cluster, environment, finish, script
 

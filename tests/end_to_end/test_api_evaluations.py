@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from broker.store.connection import MultiplexedConnection
-from deckhands.attempts.catalog import MAX_EVIDENCE_CHARS, Catalog
-from deckhands.attempts.results import Row
+from deckhands.evaluation.attempts.catalog import MAX_EVIDENCE_CHARS, Catalog
+from deckhands.evaluation.attempts.results import Row
 from tests.evaluation_parts import write_evaluation
 from tests.server_parts import Served, served
 

@@ -14,10 +14,10 @@ import pytest
 
 from broker.contract.actions import RiskyAction
 from broker.contract.events import AgentSpec, LLMSpec, WorkspaceSpec
+from broker.contract.policies import ConfirmationPolicy
 from broker.runtime.errors import UsageError
-from broker.specs.policies import ConfirmationPolicy
-from deckhands.reading.summary import ExitCode
-from deckhands.runs.headless import Task, Watcher, run_on_cluster
+from deckhands.client.reading.summary import ExitCode
+from deckhands.client.runs.headless import Task, Watcher, run_on_cluster
 from tests.faults.conftest import cluster, durable_cluster  # noqa: F401  (fixtures)
 from tests.faults.harness import FaultCluster, steps
 from tests.integration.command_line import COMMAND, deckhands, environment, finish, script

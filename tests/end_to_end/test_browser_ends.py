@@ -14,12 +14,12 @@ import pytest
 
 from broker.contract.browser_events import BrowserOutputObservation
 from broker.contract.observations import ErrorObservation
-from broker.specs.specs import WorkspaceSpec
+from broker.contract.specs import WorkspaceSpec
 from tests.browser_parts import SETTINGS, Surfer, opened_site
 from tests.integration.workspace_hosts import ROOT, alive, opened, processes
 from tests.polling import until
-from tool_worker.launch.egress_gate import EgressGate
-from tool_worker.launch.session_programs import SessionPrograms
+from tool_worker.workspace.launch.egress_gate import EgressGate
+from tool_worker.workspace.launch.session_programs import SessionPrograms
 
 CONVERSATION = "conversation-1"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.specs.agent_state import AgentState
+from broker.contract.agent_state import AgentState
 from deckhands import AgentSpec, Client, LLMSpec
 from tests.integration.command_line import Done, Terminal, deckhands, environment, on_terminal, read_until, started
 from tests.stores import RealServer, emptied

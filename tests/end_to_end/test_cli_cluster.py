@@ -11,9 +11,9 @@ import pytest
 
 from broker.coordination.membership import members
 from deckhands import Client
-from deckhands.cli.output import UNCONFINED
-from deckhands.reading.summary import summarize
-from deckhands.runs.records import event_from_export
+from deckhands.client.reading.output import UNCONFINED
+from deckhands.client.reading.summary import summarize
+from deckhands.client.runs.records import event_from_export
 from tests.integration.command_line import (
     cluster,
     deckhands,

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deckhands.cluster.demo import DemoReport
-from deckhands.operating.demo import report_lines
+from deckhands.cli.commands.demo import report_lines
+from deckhands.cli.demo import DemoReport
 from tests.integration.command_line import deckhands, environment, finished, started
 
 WHOLE = DemoReport(

@@ -16,7 +16,7 @@ from broker.store.connection import MultiplexedConnection
 from broker.store.server_versions import weakness_of
 from broker.store.store import Store, server_facts
 from deckhands import Client
-from deckhands.cluster.diagnostics import Finding, examine_store
+from deckhands.operations.diagnosis.diagnostics import Finding, examine_store
 from tests.integration.command_line import deckhands, environment
 from tests.polling import until
 from tests.stores import RealServer, emptied, running, valkey_program

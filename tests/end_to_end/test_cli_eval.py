@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deckhands.attempts.results import read_results
+from deckhands.evaluation.attempts.results import read_results
 from deckhands.evaluation.directory import Asked, ask
 from tests.integration.command_line import deckhands, environment, started
 from tests.polling import until

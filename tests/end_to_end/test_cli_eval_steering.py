@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from deckhands.attempts.results import read_results
+from deckhands.evaluation.attempts.results import read_results
 from tests.integration.command_line import (
     cluster,
     deckhands,

@@ -7,12 +7,12 @@ import re
 
 import pytest
 
-from broker.conversations.conversations import Conversations
+from broker.log.conversations import Conversations
 from deckhands import AgentSpec, Client, LLMSpec
 from deckhands.cli.verbs import verbs
-from deckhands.reading.summary import summarize
-from deckhands.reading.terminal import width_of
-from deckhands.runs.records import RunFolder
+from deckhands.client.reading.summary import summarize
+from deckhands.client.reading.terminal import width_of
+from deckhands.client.runs.records import RunFolder
 from tests.integration.command_line import deckhands, environment, on_terminal
 from tests.stores import RealServer, emptied
 from tests.unit.deckhands.sample_log import finished_log, state

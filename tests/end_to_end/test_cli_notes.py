@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from broker.contract.notes import MAX_NOTES, Note, NoteObservation
+from broker.contract.specs import MemorySpec
 from broker.runtime.errors import UsageError
-from broker.specs.specs import MemorySpec
-from deckhands.reading.notebook_file import NotebookFile
+from deckhands.client.reading.notebook_file import NotebookFile
 from tests.integration.command_line import Done, deckhands, environment, script
 from tests.stores import RealServer, emptied
 

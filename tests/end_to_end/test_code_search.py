@@ -12,7 +12,7 @@ import pytest
 from broker.contract.code_search import CodeSearchAction, CodeSearchObservation
 from broker.contract.events import Observation
 from broker.contract.observations import ErrorObservation
-from broker.specs.specs import WorkspaceSpec
+from broker.contract.specs import WorkspaceSpec
 from tests.integration.command_line import deckhands, environment, finish, script
 from tests.integration.workspace_hosts import LIMIT_SECONDS, opened, processes
 from tool_worker.tools.code_search import SearchCode

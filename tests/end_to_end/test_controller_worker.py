@@ -19,15 +19,15 @@ import pytest
 
 from broker.contract import codec
 from broker.contract.actions import ChangeAgentStateAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, Event, EventSource, LLMSpec, ModelCallFailed, ModelReply
 from broker.contract.observations import AgentStateChangedObservation, ErrorObservation
-from broker.conversations.conversations import Conversations
 from broker.coordination.action_streams import ActionClaimed, ActionDelivery, ActionQueue
 from broker.coordination.membership import Membership
 from broker.coordination.ownership import Claimed, Owners
+from broker.log.conversations import Conversations
 from broker.log.event_log import EventLog
 from broker.log.invariants import violations
-from broker.specs.agent_state import AgentState
 from tests.controller_parts import answer
 from tests.faults.harness import FaultCluster, Worker
 from tests.model_server.running_server import RunningModelServer

@@ -25,7 +25,7 @@ from broker.contract.events import WorkspaceSpec
 from broker.runtime.errors import UnknownConversation, UsageError
 from broker.store.store import open_store
 from deckhands import AsyncConversation, ConfirmationPolicy, Event, Limits, NotBegun, TransferFailed
-from deckhands.remote.server_calls import ServerUntrusted
+from deckhands.client.remote.server_calls import ServerUntrusted
 from deckhands.server.gateway import Gateway, ServerOptions
 from deckhands.server.serving import serving
 from tests.certificates import certificate_in

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deckhands.door.desk import conversation_of_task
+from deckhands.ingress.desk import conversation_of_task
 from tests.door_parts import Producer, saying
 from tests.end_to_end.test_flower import LOGIN, flower_of
 from tests.polling import until

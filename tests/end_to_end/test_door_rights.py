@@ -17,13 +17,13 @@ from celery.result import AsyncResult, GroupResult
 from kombu.exceptions import OperationalError
 
 from broker.contract.events import AgentSpec, LLMSpec
+from broker.contract.policies import ConfirmationPolicy
 from broker.coordination.membership import members
-from broker.specs.policies import ConfirmationPolicy
 from broker.store.store import open_store
-from deckhands.attempts.catalog import Catalog
-from deckhands.attempts.steering import Requeue, Steering
 from deckhands.client.client import Client
-from deckhands.door.desk import conversation_of_task
+from deckhands.evaluation.attempts.catalog import Catalog
+from deckhands.evaluation.attempts.steering import Requeue, Steering
+from deckhands.ingress.desk import conversation_of_task
 from tests.door_parts import saying
 from tests.faults.harness import steps
 from tests.inbox_parts import put, replies
@@ -101,7 +101,7 @@ async def cluster(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Clu
         for module, url in (
             ("controller_worker", log.worker),
             ("tool_worker", log.worker),
-            ("deckhands.door", log.door),
+            ("deckhands.ingress", log.door),
         ):
             await stack.enter_async_context(worker(module, environment | {"DECKHANDS_URL": url}))
         client = await stack.enter_async_context(await Client.connect(log.worker))

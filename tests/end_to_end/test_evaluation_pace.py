@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from deckhands.attempts.plan import Plan
-from deckhands.attempts.results import Results
-from deckhands.attempts.standing import Standing
-from deckhands.attempts.steering import MAX_AT_ONCE
-from deckhands.datasets.instances import Instance
+from deckhands.evaluation.attempts.plan import Plan
+from deckhands.evaluation.attempts.results import Results
+from deckhands.evaluation.attempts.standing import Standing
+from deckhands.evaluation.attempts.steering import MAX_AT_ONCE
+from deckhands.evaluation.datasets.instances import Instance
 from deckhands.evaluation.evaluation import Evaluation
 from tests.faults.harness import FaultCluster
 from tests.model_server.running_server import RunningModelServer

@@ -193,7 +193,7 @@ from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
 from inspect_ai.scorer import Score, accuracy, match, scorer, includes
 from inspect_ai.util import sandbox
-from deckhands.bridges.inspect_solver import deckhands_agent
+from deckhands.interop.bridges.inspect_solver import deckhands_agent
 
 SAMPLES = [Sample("What is 2 * 3?", target="6", id="six"), Sample("What is 2 * 4?", target="8", id="eight")]
 
@@ -248,7 +248,7 @@ def test_samples_of_one_id_are_refused_and_a_scorer_that_fails_is_no_verdict(tmp
     (tmp_path / "tasks.py").write_text(TASKS)
     program = (
         "import asyncio, json, sys\nfrom broker.runtime.errors import DeckhandsError\n"
-        "from deckhands.datasets.dataset import read_dataset\nfound = []\n"
+        "from deckhands.evaluation.datasets.dataset import read_dataset\nfound = []\n"
         "for task in ('doubled', 'broken_products'):\n    try:\n"
         "        instances = read_dataset(f'inspect:{sys.argv[1]}@{task}')\n"
         "        asyncio.run(instances[0].judge('6'))\n"

@@ -15,8 +15,8 @@ import pytest
 import pytest_asyncio
 from celery.result import AsyncResult
 
-from deckhands.door.evaluations import MOST_STARTS
 from deckhands.evaluation.answering import waiting_in
+from deckhands.ingress.evaluations import MOST_STARTS
 from tests.door_parts import Producer, all_present
 from tests.faults.harness import FaultCluster
 from tests.integration.command_line import finish, script

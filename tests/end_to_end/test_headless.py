@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from deckhands.headless.bridge import Bridge
+from deckhands.interop.headless.bridge import Bridge
 from tests.docker_image import image
 from tests.end_to_end.test_cli_run import running_below
 from tests.integration.command_line import environment, finish, run_command, script
@@ -99,7 +99,7 @@ def test_the_command_of_the_page_leaves_the_same_files_each_time(home, place, tm
 
 async def test_a_killed_bridge_leaves_no_processes(home, place, tmp_path):
     model = script(tmp_path / "m.json", run_command("echo here > a; sleep 301.7"))
-    code = f"from deckhands.headless.bridge import Bridge\nBridge({str(place)!r}).run('Wait.', name='count')\n"
+    code = f"from deckhands.interop.headless.bridge import Bridge\nBridge({str(place)!r}).run('Wait.', name='count')\n"
     with subprocess.Popen([sys.executable, "-P", "-c", code], env=env_for(home, model)) as bridge:
         try:
             await until((place / "a").exists, what="command that runs")

@@ -19,12 +19,12 @@ from broker.contract.observations import ErrorObservation
 from broker.contract.session_events import IPythonRunCellAction, IPythonRunCellObservation
 from tests.integration.workspace_hosts import LIMIT_SECONDS, gone, main_pid, opened, processes
 from tests.polling import until
-from tool_worker.launch.host_folder import HostFolder
-from tool_worker.launch.host_launch import wait_until_dead
-from tool_worker.launch.session_programs import session_programs
 from tool_worker.sandbox.control_groups import ControlGroups
 from tool_worker.sandbox.sandbox import ResourceLimits
 from tool_worker.tools.ipython import RunCell
+from tool_worker.workspace.launch.host_folder import HostFolder
+from tool_worker.workspace.launch.host_launch import wait_until_dead
+from tool_worker.workspace.launch.session_programs import session_programs
 from tool_worker.workspace.open_workspace import OpenWorkspace
 from tool_worker.workspace.workspaces import Workspaces
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from celery import Celery
 
 from broker.celery.jobs_app import BEAT_KEYS
+from broker.contract.fencing import Ownership
+from broker.contract.specs import Tenancy
 from broker.health import BEAT_LOCK, HEALTHY, LAPSED, check
 from broker.limits.ledger import Ledger, accounts_of
-from broker.log.fencing import Ownership
-from broker.specs.specs import Tenancy
 from broker.store.store import open_store
 from deckhands.client.client import Client
 from tests.archive_parts import begin_ended
@@ -50,7 +50,7 @@ async def test_jobs_and_a_beat_do_all_their_work_with_the_rights_they_have(tmp_p
             "DECKHANDS_HOME": str(tmp_path / "home"),
         }
         assert (await check("beat", queue.queue)).exit_status == LAPSED
-        await stack.enter_async_context(worker("deckhands.jobs.beat", environment))
+        await stack.enter_async_context(worker("deckhands.operations.jobs.beat", environment))
         archiving = {"DECKHANDS_ARCHIVE": str(place), "DECKHANDS_RETENTION": str(rules), "DECKHANDS_URL": log.jobs}
         await stack.enter_async_context(worker("deckhands.jobs", environment | archiving))
         client = await stack.enter_async_context(await Client.connect(log.worker))

@@ -21,10 +21,10 @@ from broker.secrets.masking import MASK
 from broker.secrets.secrets import Secrets
 from broker.store.connection import MultiplexedConnection
 from broker.store.store import Store
-from controller_worker.calls.streaming import shown
-from controller_worker.llm.llm import Delta, ModelRequest
-from controller_worker.messages.messages import Message, TextPart
-from deckhands.cli.output import EventPrinter
+from controller_worker.model.streaming import shown
+from controller_worker.providers.llm import Delta, ModelRequest
+from controller_worker.providers.messages.messages import Message, TextPart
+from deckhands.client.reading.output import EventPrinter
 from tests.integration.command_line import COMMAND, Done, environment, finish, on_terminal, run_command, script
 from tests.model_server.running_server import RunningModelServer
 

@@ -19,13 +19,13 @@ from broker.log.event_log import EventLog
 from broker.runtime.errors import UsageError
 from broker.store.embedded import EmbeddedValkey
 from broker.store.store import Store, open_store
-from deckhands.transfers.files import WorkspaceFiles
+from deckhands.client.transfers.files import WorkspaceFiles
 from tests.polling import until
-from tool_worker.checkpoints.checkpointing import Checkpointing
-from tool_worker.launch.host_folder import HostFolder
 from tool_worker.sandbox.sandbox import Sandbox
 from tool_worker.worker.transfer_service import TransferService
 from tool_worker.workspace.bindings import Bindings
+from tool_worker.workspace.checkpoints.checkpointing import Checkpointing
+from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.named_directories import NamedDirectories
 
 CID = "copying"

@@ -14,10 +14,10 @@ import pytest
 
 from broker.runtime.errors import UsageError
 from tests.integration.test_mcp import PROGRAM, offering, text_of
-from tool_worker.mcp.config import McpServerSpec
-from tool_worker.mcp.launch import SandboxedLaunch
-from tool_worker.mcp.program_files import ProgramFiles, program_files
 from tool_worker.sandbox.sandbox import interpreter_prefixes
+from tool_worker.tools.mcp.config import McpServerSpec
+from tool_worker.tools.mcp.launch import SandboxedLaunch
+from tool_worker.tools.mcp.program_files import ProgramFiles, program_files
 
 
 def distributions(name: str, found: dict[str, metadata.Distribution]) -> dict[str, metadata.Distribution]:

@@ -14,9 +14,9 @@ from broker.tools.tool_failures import ToolFailure
 from deckhands import Client
 from tests.integration.command_line import Done, cluster, deckhands, environment, finish, finished, script, started
 from tests.polling import until
-from tool_worker.mcp.config import McpServerSpec
-from tool_worker.mcp.launch import SandboxedLaunch
-from tool_worker.mcp.servers import McpServers
+from tool_worker.tools.mcp.config import McpServerSpec
+from tool_worker.tools.mcp.launch import SandboxedLaunch
+from tool_worker.tools.mcp.servers import McpServers
 from tool_worker.tools.offered import OfferedTools
 
 SECRET = "hunter2-hunter2"

@@ -11,8 +11,8 @@ import pytest
 
 from broker.contract.session_events import IPythonRunCellAction, IPythonRunCellObservation
 from tests.integration.workspace_hosts import Output, opened, output
-from tool_worker.launch.session_programs import session_programs
 from tool_worker.tools.ipython import RunCell
+from tool_worker.workspace.launch.session_programs import session_programs
 from tool_worker.workspace.open_workspace import OpenWorkspace
 
 LIMIT_SECONDS = 300.0

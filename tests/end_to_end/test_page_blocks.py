@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from broker.specs.policies import LoopPolicy
+from broker.contract.policies import LoopPolicy
 from deckhands import AgentSpec, Client, ConfirmationPolicy
 from tests.forked_commands import forked_commands
 from tests.integration.command_line import cluster, environment, finish, read_until, run_command, script

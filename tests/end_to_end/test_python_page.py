@@ -19,7 +19,7 @@ from broker.store.embedded import EmbeddedValkey
 from deckhands import AgentSpec, Client, DeckhandsError, NoCluster, NotSettled, UsageError
 from deckhands.client.reader import Reader
 from deckhands.client.steering import Steering
-from deckhands.transfers.files import WorkspaceFiles
+from deckhands.client.transfers.files import WorkspaceFiles
 from tests.integration.command_line import cluster, finish, run_command, script
 from tests.source_code import ROOT
 

@@ -14,14 +14,14 @@ import pytest
 from aiohttp import web
 
 from broker.contract.observations import ErrorObservation, MCPObservation
-from broker.specs.tool_specs import MAX_DESCRIPTION_CHARS
+from broker.contract.tool_specs import MAX_DESCRIPTION_CHARS
 from broker.tools.custom_tools import ToolFailed
 from tests.integration.test_mcp import LIMIT_SECONDS, ROOT, offering, program, text_of
 from tests.polling import until
-from tool_worker.mcp.config import McpServerSpec
-from tool_worker.mcp.incoming import MAX_TOOLS
-from tool_worker.mcp.launch import SandboxedLaunch
-from tool_worker.mcp.server import McpServer
+from tool_worker.tools.mcp.config import McpServerSpec
+from tool_worker.tools.mcp.incoming import MAX_TOOLS
+from tool_worker.tools.mcp.launch import SandboxedLaunch
+from tool_worker.tools.mcp.server import McpServer
 
 RUDE = ROOT / "tests" / "rude_mcp_server.py"
 

@@ -13,7 +13,7 @@ from broker.contract.actions import CmdRunAction
 from broker.contract.events import ConversationCreated, ModelReply
 from broker.contract.interventions import ConversationChanged
 from controller_worker.loop.conversation_loop import ConversationLoop
-from controller_worker.sdk.sessions import SandboxChoice
+from controller_worker.loop.sdk.sessions import SandboxChoice
 from tests.controller_parts import answer
 from tests.conversation_hands import BASH, CID, THINK, Hands
 from tests.polling import until

@@ -19,8 +19,8 @@ import pytest
 from broker.contract.events import ConversationCreated, Event, ModelReply
 from broker.contract.interventions import ConversationChanged
 from broker.contract.kinds import Action
+from broker.contract.specs import SdkSpec
 from broker.runtime.clock import SystemClock
-from broker.specs.specs import SdkSpec
 from tests.faults.harness import FaultCluster, steps
 from tests.faults.test_random_kills import _all_are_members
 

@@ -15,12 +15,12 @@ from fastapi.routing import APIRoute, APIWebSocketRoute
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
+from broker.contract.specs import Tenancy
 from broker.runtime.errors import UsageError
-from broker.specs.specs import Tenancy
 from broker.store.store import open_store
-from deckhands.access.api_keys import ApiKeys, Scope
-from deckhands.monitoring.exposition import CONTENT_TYPE
+from deckhands.operations.monitoring.exposition import CONTENT_TYPE
 from deckhands.server.application import make_app, routes_of, scope_of
+from deckhands.server.auth.api_keys import ApiKeys, Scope
 from deckhands.server.gateway import Gateway, ServerOptions
 from deckhands.server.guard import PUBLIC
 from deckhands.server.serving import check_start

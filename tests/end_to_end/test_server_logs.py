@@ -30,5 +30,7 @@ async def test_every_line_is_an_object_if_logs_are_json(valkey_server: RealServe
     await server.stop(grace_seconds=20)
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert {line["role"] for line in lines} == {"server"}
-    assert {"deckhands.operating.gateway", "mcp.server.streamable_http_manager"} <= {line["logger"] for line in lines}
+    assert {"deckhands.cli.commands.gateway", "mcp.server.streamable_http_manager"} <= {
+        line["logger"] for line in lines
+    }
     assert any("Serving at http://127.0.0.1:" in line["message"] for line in lines)

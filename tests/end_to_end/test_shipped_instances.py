@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from deckhands.datasets.file_trees import tree_of
-from deckhands.datasets.shipped import shipped_instance
+from deckhands.evaluation.datasets.file_trees import tree_of
+from deckhands.evaluation.datasets.shipped import shipped_instance
 from tests.dataset_parts import checked
 from tests.source_code import ROOT
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from broker.contract.events import AgentSpec, LLMSpec
-from broker.conversations.selection import Selected, Selection
 from broker.coordination.membership import Membership, members
 from broker.coordination.unreadable import Unreadable
+from broker.log.selection import Selected, Selection
 from broker.runtime.errors import DeckhandsError, FunctionsTooOld, StoreMisconfigured, UsageError
 from broker.runtime.ids import new_worker_id
 from broker.store.connection import MultiplexedConnection

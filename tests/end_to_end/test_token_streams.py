@@ -13,7 +13,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from deckhands.access.api_keys import ApiKeys
+from deckhands.server.auth.api_keys import ApiKeys
 from tests.faults.harness import FaultCluster
 from tests.faults.server_process import free_port, server
 from tests.integration.command_line import finish, run_command

@@ -7,7 +7,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from broker.specs.policies import ConfirmationPolicy
+from broker.contract.policies import ConfirmationPolicy
 from tests.faults.conftest import cluster  # noqa: F401  (fixture)
 from tests.faults.harness import FaultCluster, steps
 from tests.integration.command_line import COMMAND, environment

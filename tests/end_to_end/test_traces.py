@@ -17,7 +17,7 @@ import pytest_asyncio
 
 from broker.contract.actions import AgentDelegateAction
 from broker.contract.events import AgentSpec, ConversationCreated, LLMSpec
-from broker.conversations.delegates import delegate_conversation
+from broker.log.delegates import delegate_conversation
 from broker.runtime.tracing import traceparent_of
 from tests.faults.harness import FaultCluster, steps
 from tests.faults.server_process import free_port, server

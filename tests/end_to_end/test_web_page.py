@@ -19,10 +19,10 @@ import pytest
 from playwright.async_api import Page
 
 from broker.contract.actions import CmdRunAction, MessageAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import EventSource
 from broker.contract.observations import CmdOutputObservation
 from broker.runtime.child import Child
-from broker.specs.agent_state import AgentState
 from broker.store.store import Store
 from deckhands.client.client import Client
 from tests.broker_parts import claim, enter

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from broker.contract.actions import AgentDelegateAction
-from broker.conversations.delegates import delegate_conversation
+from broker.contract.agent_state import AgentState
+from broker.contract.specs import Tenancy
+from broker.log.delegates import delegate_conversation
 from broker.log.event_log import Appended
-from broker.specs.agent_state import AgentState
-from broker.specs.specs import Tenancy
-from deckhands.attempts.results import Row
+from deckhands.evaluation.attempts.results import Row
 from tests.broker_parts import claim, enter
 from tests.browser_pages import CHROMIUM, opened
 from tests.evaluation_parts import write_evaluation

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from broker.contract.events import AgentSpec, Event, LLMSpec, WorkspaceSpec
 from broker.contract.observations import OutcomeUnknownObservation
+from broker.contract.specs import Tenancy
 from broker.log.invariants import violations
-from broker.specs.specs import Tenancy
 from broker.store.embedded import EmbeddedValkey
 from broker.store.store import open_store
 from controller_worker.core.controller import fold
@@ -75,13 +75,13 @@ class FaultCluster:
         return self._start(name, "tool_worker", environment)
 
     def start_door(self, name: str = "d1", **environment: str) -> Worker:
-        return self._start(name, "deckhands.door", environment)
+        return self._start(name, "deckhands.ingress", environment)
 
     def start_jobs(self, name: str = "j1", **environment: str) -> Worker:
         return self._start(name, "deckhands.jobs", environment)
 
     def start_beat(self, name: str = "b1", **environment: str) -> Worker:
-        return self._start(name, "deckhands.jobs.beat", environment)
+        return self._start(name, "deckhands.operations.jobs.beat", environment)
 
     def kill(self, name: str) -> None:
         worker = self.workers.pop(name)

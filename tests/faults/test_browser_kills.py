@@ -10,8 +10,8 @@ import pytest
 from broker.contract.browser_events import BrowserOutputObservation
 from broker.contract.events import AgentSpec, Event, LLMSpec, Observation
 from broker.contract.observations import AgentDelegateObservation
-from broker.conversations.delegates import delegate_conversation
-from broker.specs.specs import OutputSpec
+from broker.contract.specs import OutputSpec
+from broker.log.delegates import delegate_conversation
 from tests.browser_parts import opened_site
 from tests.faults.harness import FaultCluster
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.conversations.conversations import Conversations
+from broker.log.conversations import Conversations
 from broker.runtime.clock import SystemClock
 from tests.faults.harness import FaultCluster, steps
 

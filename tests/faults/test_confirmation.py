@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from broker.specs.policies import ConfirmationPolicy
+from broker.contract.policies import ConfirmationPolicy
 from tests.faults.harness import FaultCluster, steps
 
 ALWAYS = ConfirmationPolicy(mode="always")

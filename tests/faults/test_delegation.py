@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import AgentDelegateAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, DelegateEnded, LLMSpec
 from broker.contract.observations import AgentDelegateObservation
-from broker.conversations.conversations import Conversations
-from broker.conversations.delegates import delegate_conversation
+from broker.log.conversations import Conversations
+from broker.log.delegates import delegate_conversation
 from broker.log.status import status_of
-from broker.specs.agent_state import AgentState
 from tests.faults.harness import FaultCluster
 
 ONE_EACH = {"DECKHANDS_MAX_CONVERSATIONS": "1"}

@@ -10,7 +10,7 @@ import pytest
 from celery import chord
 from celery.result import AsyncResult
 
-from deckhands.door.desk import conversation_of_task
+from deckhands.ingress.desk import conversation_of_task
 from tests.door_parts import Producer, all_present, saying
 from tests.faults.harness import FaultCluster, steps
 from tests.polling import unhurried, until

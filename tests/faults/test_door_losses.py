@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from broker.celery.taken_entries import TAKEN
-from deckhands.door.desk import conversation_of_task
+from deckhands.ingress.desk import conversation_of_task
 from tests.door_parts import Producer, all_present, saying
 from tests.faults.harness import FaultCluster
 from tests.polling import unhurried, until

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from broker.contract.events import AgentSpec, LLMSpec, WorkspaceSpec
-from broker.specs.specs import GoalSpec
+from broker.contract.specs import GoalSpec
 from tests.faults.harness import FaultCluster
 
 CHECK = "echo begin-$(wc -l < checks) >> effects; echo x >> checks; sleep 2; echo end-x >> effects; test -f fixed"

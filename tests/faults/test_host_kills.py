@@ -13,7 +13,7 @@ from broker.contract.events import Event, Observation
 from broker.contract.observations import OutcomeUnknownObservation
 from tests.browser_parts import opened_site
 from tests.faults.harness import FaultCluster
-from tool_worker.launch.host_folder import HostFolder
+from tool_worker.workspace.launch.host_folder import HostFolder
 
 START_LIMIT_SECONDS = 180.0
 FILES_OF_PATCH, LINES_OF_FILE = 40, 200

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.conversations.conversations import Conversations
+from broker.log.conversations import Conversations
 from tests.faults.harness import FaultCluster
 
 HELD = 12

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from celery.exceptions import TaskRevokedError
 
-from broker.conversations.conversations import Conversations
 from broker.coordination.membership import members
+from broker.log.conversations import Conversations
 from broker.log.invariants import violations
 from controller_worker.loop.replay import replay
-from deckhands.door.desk import conversation_of_task
-from deckhands.reading.summary import ExitCode
-from deckhands.tasks.tasks import conversation_id_of
+from deckhands.client.reading.summary import ExitCode
+from deckhands.client.tasks.tasks import conversation_id_of
+from deckhands.ingress.desk import conversation_of_task
 from tests.door_parts import Producer, saying
 from tests.faults.harness import FaultCluster
 from tests.inbox_parts import put, replies
@@ -109,7 +109,7 @@ async def has_replies(cluster: FaultCluster, number: int) -> bool:
 
 
 def request_of(options: dict[str, Any], **fields: Any) -> Any:
-    from deckhands.tasks.requests import TaskRequest
+    from deckhands.client.tasks.requests import TaskRequest
 
     return TaskRequest.parse({"task": "x", **options, **fields})
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from broker.contract.events import AgentSpec, LLMSpec
 from broker.contract.observations import CmdOutputObservation, ErrorObservation
 from tests.faults.harness import FaultCluster
-from tool_worker.launch.host_folder import HostFolder
+from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.workspaces import Workspaces
 
 

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 import pytest
 
 from broker.contract.actions import ChangeAgentStateAction, CmdRunAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, Event, LLMSpec
 from broker.contract.observations import CmdOutputObservation
-from broker.conversations.delegates import delegate_conversation
+from broker.log.delegates import delegate_conversation
 from broker.log.invariants import violations
 from broker.runtime.errors import EventsLost
-from broker.specs.agent_state import AgentState
 from tests.faults.harness import FaultCluster, steps
 
 COUNT = 6

@@ -11,7 +11,7 @@ from broker.contract.double_texting import taken_back
 from broker.contract.observations import CmdOutputObservation, ErrorObservation
 from broker.runtime.errors import ConversationBusy
 from controller_worker.loop.replay import replay
-from deckhands.tasks.requests import TaskRequest
+from deckhands.client.tasks.requests import TaskRequest
 from tests.faults.harness import FaultCluster, steps
 
 PLACES = ("before_append", "after_append")

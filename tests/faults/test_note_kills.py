@@ -6,8 +6,8 @@ import pytest
 
 from broker.contract.notes import Notebook, NoteObservation
 from broker.contract.observations import FinishVerdictObservation
+from broker.contract.specs import CriticSpec, GoalSpec, MemorySpec
 from broker.coordination.notebooks import Notebooks
-from broker.specs.specs import CriticSpec, GoalSpec, MemorySpec
 from tests.faults.harness import FaultCluster
 
 WRITE = {"tool_calls": [{"name": "note", "arguments": {"command": "write", "text": "Use make."}}]}

@@ -11,7 +11,7 @@ import pytest
 from broker.contract.events import AgentSpec, LLMSpec, WorkspaceSpec
 from broker.contract.observations import CmdOutputObservation
 from broker.contract.workspace_events import WorkspaceOpenedObservation
-from broker.specs.workspace_sources import GitSource
+from broker.contract.workspace_sources import GitSource
 from tests.faults.harness import FaultCluster
 
 

@@ -23,8 +23,8 @@ import pytest
 
 from tests.integration.workspace_hosts import ROOT
 from tests.polling import until
-from tool_worker.launch.host_folder import HostFolder
 from tool_worker.sandbox.none import temporary_directory
+from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.workspaces import Workspaces
 
 DAEMONS = "sleep {0}.1 & setsid sleep {0}.2 & (setsid sh -c 'trap \"\" HUP TERM INT; sleep {0}.3; :' &) ; mktemp"

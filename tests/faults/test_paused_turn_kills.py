@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from broker.contract.events import AgentSpec, LLMSpec, ModelReply, TokenUsage
-from broker.specs.specs import WorkspaceSpec
+from broker.contract.specs import WorkspaceSpec
 from tests.faults.harness import FaultCluster
 from tests.integration.recorded_wires import Exchange, RecordedServer
 from tests.polling import unhurried

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.conversations.conversations import Conversations
+from broker.log.conversations import Conversations
 from broker.runtime.clock import SystemClock
 from tests.faults.harness import FaultCluster, steps
 from tests.polling import unhurried

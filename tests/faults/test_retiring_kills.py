@@ -12,7 +12,7 @@ import pytest
 from broker.contract.events import Event, Parent
 from broker.runtime.errors import DeckhandsError
 from broker.store.keys import ShardKeys
-from deckhands.archive.archive import Archive
+from deckhands.client.archive.archive import Archive
 from deckhands.client.client import Client
 from tests.archive_parts import begin_ended, delegate_ended
 from tests.door_parts import Producer

@@ -6,10 +6,10 @@ from collections import Counter
 from datetime import timedelta
 
 from broker.coordination.membership import members
-from deckhands.jobs.ticking import conversation_of
-from deckhands.schedules.book import ScheduleBook
-from deckhands.schedules.schedule import LABEL, Schedule
-from deckhands.tasks.requests import TaskRequest
+from deckhands.client.tasks.requests import TaskRequest
+from deckhands.operations.jobs.ticking import conversation_of
+from deckhands.operations.schedules.book import ScheduleBook
+from deckhands.operations.schedules.schedule import LABEL, Schedule
 from tests.faults.harness import FaultCluster
 
 NAMES = [f"s{n}" for n in range(20)]

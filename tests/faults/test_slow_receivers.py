@@ -9,14 +9,14 @@ import pytest
 from celery import Celery
 
 from broker.celery.jobs_app import PREFIX, QUEUE
+from broker.contract.specs import Tenancy
 from broker.runtime.settings import BrokerSettings
-from broker.specs.specs import Tenancy
 from deckhands.client.client import Client
-from deckhands.jobs.job import JobServices
-from deckhands.jobs.telling import book_of
-from deckhands.schedules.book import ScheduleBook
-from deckhands.schedules.schedule import Schedule
-from deckhands.tasks.requests import TaskRequest
+from deckhands.client.tasks.requests import TaskRequest
+from deckhands.operations.jobs.job import JobServices
+from deckhands.operations.jobs.telling import book_of
+from deckhands.operations.schedules.book import ScheduleBook
+from deckhands.operations.schedules.schedule import Schedule
 from tests.faults.harness import FaultCluster
 from tests.webhook_parts import begin_worked, receiving
 

@@ -6,10 +6,10 @@ import base64
 
 import pytest
 
+from broker.contract.specs import Tenancy
 from broker.runtime.settings import BrokerSettings
-from broker.specs.specs import Tenancy
-from deckhands.jobs.job import JobServices
-from deckhands.jobs.telling import book_of
+from deckhands.operations.jobs.job import JobServices
+from deckhands.operations.jobs.telling import book_of
 from tests.faults.harness import FaultCluster
 from tests.webhook_parts import begin_worked, receiving
 

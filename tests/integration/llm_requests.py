@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from broker.contract.tool_specs import ToolSpec
 from broker.runtime.clock import SystemClock
-from broker.specs.tool_specs import ToolSpec
-from controller_worker.backends.registry import create_llm
-from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.llm import Completion, ModelRequest
-from controller_worker.messages.messages import Message, TextPart, ToolCall
+from controller_worker.model.registry import create_llm
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.llm import Completion, ModelRequest
+from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
 from tests.model_server.running_server import RunningModelServer
 
 TOOL = ToolSpec("execute_bash", "Run a command.", {"type": "object", "properties": {"command": {"type": "string"}}})

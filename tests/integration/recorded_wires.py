@@ -15,13 +15,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from broker.contract.tool_specs import ToolSpec
 from broker.runtime.clock import SystemClock
-from broker.specs.tool_specs import ToolSpec
-from controller_worker.backends.registry import create_llm
-from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.errors import ModelError
-from controller_worker.llm.llm import Completion, Delta, ModelRequest
-from controller_worker.messages.messages import ImagePart, Message, TextPart, ToolCall
+from controller_worker.model.registry import create_llm
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.errors import ModelError
+from controller_worker.providers.llm import Completion, Delta, ModelRequest
+from controller_worker.providers.messages.messages import ImagePart, Message, TextPart, ToolCall
 
 FOLDER = Path(__file__).with_name("recorded_wires")
 KEY = "sk-recorded"

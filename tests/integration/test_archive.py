@@ -16,20 +16,20 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from broker.contract.events import Parent
+from broker.contract.fencing import Ownership
+from broker.contract.specs import Tenancy
+from broker.contract.workspace_sources import UploadedSource
 from broker.coordination.stored_files import StoredFiles
 from broker.limits.ledger import Ledger, accounts_of
-from broker.log.fencing import Ownership
 from broker.runtime.errors import UsageError
-from broker.specs.specs import Tenancy
-from broker.specs.workspace_sources import UploadedSource
-from deckhands.archive.archive import Archive
-from deckhands.archive.archived_file import Manifest
-from deckhands.archive.errors import ArchiveUnavailable
-from deckhands.archive.retention import Retention
+from deckhands.client.archive.archive import Archive
+from deckhands.client.archive.archived_file import Manifest
+from deckhands.client.archive.errors import ArchiveUnavailable
+from deckhands.client.archive.retention import Retention
 from deckhands.client.client import Client
-from deckhands.jobs.orphans import remove_orphans, removed_from
-from deckhands.jobs.retiring import _Round
-from deckhands.reading.spending import spending_of
+from deckhands.client.reading.spending import spending_of
+from deckhands.operations.jobs.orphans import remove_orphans, removed_from
+from deckhands.operations.jobs.retiring import _Round
 from tests.archive_parts import LONG_TEXT, begin_ended, delegate_ended, retired, services
 from tests.stores import RealServer, emptied
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from broker.log.invariants import violations
-from deckhands.archive.archive import Archive
+from deckhands.client.archive.archive import Archive
 from deckhands.client.client import Client
 from tests.door_parts import Producer
 from tests.faults.harness import FaultCluster, steps

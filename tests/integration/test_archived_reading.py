@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from broker.contract.events import Parent
+from broker.contract.workspace_sources import UploadedSource
 from broker.coordination.stored_files import StoredFiles
 from broker.runtime.errors import UnknownConversation, UsageError
-from broker.specs.workspace_sources import UploadedSource
 from deckhands.client.client import Client
 from deckhands.client.errors import IsArchived, IsBeingDeleted
 from tests.archive_parts import begin_ended, delegate_ended, retired

@@ -10,10 +10,10 @@ import pytest
 
 from broker.contract.events import LLMSpec
 from broker.runtime.clock import SystemClock
-from controller_worker.backends.registry import create_batch_provider, create_llm
-from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.errors import LLMConfigError, ModelError, RateLimitError
-from controller_worker.wrappers.batching import BatchProvider, NotYetKnown, Outgoing, Sought, lane_of, reply_from
+from controller_worker.model.registry import create_batch_provider, create_llm
+from controller_worker.providers.batching import BatchProvider, NotYetKnown, Outgoing, Sought, lane_of, reply_from
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.errors import LLMConfigError, ModelError, RateLimitError
 from tests.model_server.running_server import RunningModelServer
 from tests.polling import until
 

@@ -23,11 +23,11 @@ from broker.limits.governor import CallOutcome, Granted, InQueue
 from broker.limits.ledger import Ledger
 from broker.limits.quotas import Pool, QuotaTable
 from broker.runtime.clock import SystemClock
-from controller_worker.calls.models import Models
 from controller_worker.loop.conversation_loop import ConversationLoop
-from controller_worker.services import Services
+from controller_worker.loop.services import Services
+from controller_worker.model.models import Models
 from deckhands.client.forking import fork_of
-from deckhands.reading.spending import spending_of
+from deckhands.client.reading.spending import spending_of
 from tests.conversation_hands import CID, Hands
 from tests.polling import until
 

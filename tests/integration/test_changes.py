@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from tool_worker.errors import WorkspaceTooLarge
-from tool_worker.opening.changes import Changes
-from tool_worker.opening.confined_program import run_confined
-from tool_worker.opening.repositories import Repositories
 from tool_worker.sandbox.bwrap import BubblewrapSandbox
 from tool_worker.sandbox.sandbox import Enclosure
+from tool_worker.workspace.opening.changes import Changes
+from tool_worker.workspace.opening.confined_program import run_confined
+from tool_worker.workspace.opening.repositories import Repositories
 
 MIB = 2**20
 LIMIT_SECONDS = 60.0

@@ -11,7 +11,7 @@ import pytest
 
 from broker.contract.events import AgentSpec, LLMSpec, ModelReply, ModelSwitched
 from controller_worker.loop.replay import replay
-from deckhands.reading.summary import summarize
+from deckhands.client.reading.summary import summarize
 from tests.faults.conftest import cluster  # noqa: F401  (a fixture)
 from tests.faults.harness import FaultCluster
 from tests.model_server.backends import KEY, SERVER_ARGUMENTS

@@ -9,11 +9,11 @@ import pytest
 from broker.runtime.clock import SystemClock
 from broker.runtime.settings import BrokerSettings
 from deckhands.client.client import Client
-from deckhands.jobs.checkpoints import CheckpointsNotRemoved, remove_checkpoints
-from deckhands.jobs.job import JobServices
+from deckhands.operations.jobs.checkpoints import CheckpointsNotRemoved, remove_checkpoints
+from deckhands.operations.jobs.job import JobServices
 from tests.archive_parts import begin_ended, retired
 from tests.stores import RealServer, emptied
-from tool_worker.checkpoints.checkpoint_store import Checkpoints, SavedFiles
+from tool_worker.workspace.checkpoints.checkpoint_store import Checkpoints, SavedFiles
 
 
 async def test_only_what_nobody_needs_goes(valkey_server: RealServer, tmp_path: Path) -> None:

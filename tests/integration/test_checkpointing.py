@@ -19,16 +19,16 @@ from broker.log.event_log import EventLog
 from broker.runtime.clock import SystemClock
 from broker.store.store import Store
 from deckhands.client.forking import fork_of
-from deckhands.transfers.files import WorkspaceFiles
+from deckhands.client.transfers.files import WorkspaceFiles
 from tests.integration.workspace_hosts import opened
 from tests.polling import until
-from tool_worker.checkpoints.checkpoint_store import Checkpoints, SavedFiles
-from tool_worker.checkpoints.checkpointing import LOST, Checkpointing
-from tool_worker.checkpoints.removal import CheckpointRemoval
 from tool_worker.sandbox.sandbox import Sandbox
 from tool_worker.worker.executor import Executor
 from tool_worker.worker.transfer_service import TransferService
 from tool_worker.workspace.bindings import Bindings
+from tool_worker.workspace.checkpoints.checkpoint_store import Checkpoints, SavedFiles
+from tool_worker.workspace.checkpoints.checkpointing import LOST, Checkpointing
+from tool_worker.workspace.checkpoints.removal import CheckpointRemoval
 from tool_worker.workspace.named_directories import NamedDirectories
 
 CID = "conversation"

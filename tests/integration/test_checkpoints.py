@@ -18,15 +18,15 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from broker.runtime.clock import SystemClock
 from tests.trees import cleared, nested, without_rights
-from tool_worker.checkpoints.checkpoint_store import (
+from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, WorkspaceTooLarge
+from tool_worker.workspace.checkpoints.checkpoint_store import (
     PIECE_BYTES,
     Checkpoint,
     Checkpoints,
     SavedFiles,
 )
-from tool_worker.checkpoints.removal import CheckpointRemoval
-from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, WorkspaceTooLarge
-from tool_worker.files.file_tree import TreeLimits
+from tool_worker.workspace.checkpoints.removal import CheckpointRemoval
+from tool_worker.workspace.files.file_tree import TreeLimits
 
 
 @pytest.fixture(params=["file", "memory"])

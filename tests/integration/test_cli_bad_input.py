@@ -17,7 +17,7 @@ from broker.store.connection import MultiplexedConnection
 from broker.store.embedded import EmbeddedValkey
 from controller_worker.agents.registry import AGENTS
 from deckhands.client.known_agents import agents_here
-from deckhands.runs.records import RunFolder
+from deckhands.client.runs.records import RunFolder
 from tests.integration.command_line import COMMAND, Done, Terminal, deckhands, environment
 from tests.unit.deckhands.sample_log import finished_log
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from broker.contract.fencing import Ownership
+from broker.contract.specs import Tenancy
 from broker.limits.ledger import Ledger, accounts_of
-from broker.log.fencing import Ownership
-from broker.specs.specs import Tenancy
 from broker.store.store import open_store
 from deckhands.client.client import Client
 from tests.archive_parts import begin_ended

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.conversations.conversations import Conversations
 from broker.coordination.unreadable import Unreadable
+from broker.log.conversations import Conversations
 from deckhands import AgentSpec, Client, LLMSpec
 from tests.integration.command_line import deckhands, environment
 from tests.stores import RealServer, emptied

@@ -9,7 +9,7 @@ import pytest
 
 from broker.contract.actions import LoopRecoveryAction
 from broker.contract.observations import AgentStateChangedObservation
-from broker.specs.policies import STUCK_CODE
+from broker.contract.policies import STUCK_CODE
 from deckhands.client.client import Client
 from tests.integration.command_line import deckhands, environment, finish, run_command, script
 from tests.stores import RealServer, emptied

@@ -10,8 +10,8 @@ import pytest
 from broker.runtime.settings import BrokerSettings
 from broker.store.store import open_store
 from deckhands.client.client import Client
-from deckhands.jobs.job import JobServices
-from deckhands.jobs.telling import book_of, deliver, tell
+from deckhands.operations.jobs.job import JobServices
+from deckhands.operations.jobs.telling import book_of, deliver, tell
 from tests.integration.command_line import Done, deckhands, environment
 from tests.stores import RealServer, emptied
 from tests.webhook_parts import begin_worked, receiving

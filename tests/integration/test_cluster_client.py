@@ -9,11 +9,11 @@ import pytest
 from broker.contract.actions import ChangeAgentStateAction, MessageAction
 from broker.contract.events import AgentSpec, LLMSpec, WorkspaceSpec
 from broker.contract.observations import AgentStateChangedObservation
-from broker.conversations.conversations import Conversations
+from broker.log.conversations import Conversations
 from broker.runtime.errors import CorruptEntry, StoreUnavailable, UnknownConversation, UsageError
 from broker.store.embedded import EmbeddedValkey
 from deckhands import Client
-from deckhands.tasks.tasks import check_task, conversation_id_of, title_of
+from deckhands.client.tasks.tasks import check_task, conversation_id_of, title_of
 from tests.unit.deckhands.sample_log import command, output, reply, state
 
 

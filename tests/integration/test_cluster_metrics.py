@@ -12,17 +12,17 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from broker.contract.events import ConversationCreated
+from broker.contract.specs import Tenancy
 from broker.coordination.figures import FIELD, MAX_LABELS, MAX_TEXT_CHARS, OTHER, Figures, read_figures
 from broker.coordination.membership import FACTS_EVERY, Membership
 from broker.limits.tenants import TenantRule, TenantTable, publish
 from broker.log.event_log import EventLog
 from broker.runtime.errors import AdmissionRefused
-from broker.specs.specs import Tenancy
 from broker.store.connection import MultiplexedConnection
 from broker.store.store import Store, open_store
-from deckhands.monitoring.exposition import FRESH_SECONDS, REFUSAL_REASONS, Exposition
-from deckhands.monitoring.families import FAMILIES, MAX_LABEL_VALUES, MAX_WORKERS
-from deckhands.monitoring.queues import MAX_MARK_BYTES, MAX_MARKS, CeleryWaits
+from deckhands.operations.monitoring.exposition import FRESH_SECONDS, REFUSAL_REASONS, Exposition
+from deckhands.operations.monitoring.families import FAMILIES, MAX_LABEL_VALUES, MAX_WORKERS
+from deckhands.operations.monitoring.queues import MAX_MARK_BYTES, MAX_MARKS, CeleryWaits
 from tests.broker_parts import CID, act, begin, claim, enter, lapse
 from tests.served_stores import refusals, serving
 from tests.source_code import ROOT

@@ -18,12 +18,12 @@ import psutil
 import pytest
 
 from broker.runtime.clock import SystemClock
-from controller_worker.backends.openai_backend import STALE_LIMIT
-from controller_worker.backends.registry import create_llm
-from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.errors import LLMConfigError, ModelError, ModelTimeoutError
-from controller_worker.llm.llm import LLM, Completion, ModelRequest
-from controller_worker.messages.messages import Message, TextPart
+from controller_worker.model.registry import create_llm
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.errors import LLMConfigError, ModelError, ModelTimeoutError
+from controller_worker.providers.llm import LLM, Completion, ModelRequest
+from controller_worker.providers.messages.messages import Message, TextPart
+from controller_worker.providers.openai_backend import STALE_LIMIT
 from tests.certificates import certificate_in
 from tests.polling import until
 

@@ -17,12 +17,12 @@ from broker.limits.quotas import QuotaTable
 from broker.limits.tenants import TenantTable
 from broker.runtime.settings import BrokerSettings
 from broker.secrets.secrets import parsed_key
-from controller_worker.llm.profiles import Profiles
 from controller_worker.loop.hook_table import load_hooks
 from controller_worker.loop.hooks import Hooks
-from deckhands.archive.retention import Retention
-from tool_worker.mcp.config import read_servers
+from controller_worker.providers.profiles import Profiles
+from deckhands.client.archive.retention import Retention
 from tool_worker.sandbox.seccomp import REFUSED
+from tool_worker.tools.mcp.config import read_servers
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "compose.yaml"

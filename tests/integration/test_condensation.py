@@ -7,13 +7,8 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import CondensationAction
-from broker.contract.events import ModelReply
-from broker.contract.observations import AgentStateChangedObservation
-from broker.coordination.membership import Membership
-from broker.log.invariants import violations
-from broker.log.status import status_of
-from broker.specs.agent_state import AgentState
-from broker.specs.condenser_specs import (
+from broker.contract.agent_state import AgentState
+from broker.contract.condenser_specs import (
     AmortizedForgettingCondenserSpec,
     BrowserOutputCondenserSpec,
     CondenserPipelineSpec,
@@ -25,11 +20,16 @@ from broker.specs.condenser_specs import (
     OtherCondenserSpec,
     RecentEventsCondenserSpec,
 )
-from controller_worker.calls.recollection import Recollection
-from controller_worker.condensers.registry import create_condenser
+from broker.contract.events import ModelReply
+from broker.contract.observations import AgentStateChangedObservation
+from broker.coordination.membership import Membership
+from broker.log.invariants import violations
+from broker.log.status import status_of
 from controller_worker.loop.conversation_loop import ConversationLoop
+from controller_worker.memory.condensers.registry import create_condenser
 from controller_worker.memory.conversation_memory import PromptOptions
-from controller_worker.messages.messages import Message, TextPart
+from controller_worker.model.recollection import Recollection
+from controller_worker.providers.messages.messages import Message, TextPart
 from tests.broker_parts import lapse
 from tests.conversation_hands import CID, THINK, WORKER, Hands
 from tests.polling import until

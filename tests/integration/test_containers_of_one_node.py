@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.workspace_hosts import LIMIT_SECONDS, ROOT, opened, output
-from tool_worker.launch.host_folder import HostFolder
+from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.workspaces import Workspaces
 
 CONVERSATION = "conversation"

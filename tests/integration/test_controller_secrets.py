@@ -9,15 +9,15 @@ from dataclasses import replace
 import pytest
 
 from broker.contract.actions import AgentDelegateAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, LLMSpec
 from broker.contract.observations import AgentStateChangedObservation
-from broker.conversations.delegates import delegate_conversation
 from broker.coordination.membership import Membership
+from broker.log.delegates import delegate_conversation
 from broker.log.event_log import EventLog
 from broker.log.live_text import LiveText
 from broker.secrets.masking import MASK, forms
 from broker.secrets.secrets import Secrets
-from broker.specs.agent_state import AgentState
 from controller_worker.core.controller import fold
 from controller_worker.core.state import State, state_from
 from tests.broker_parts import lapse, no_key

@@ -7,25 +7,25 @@ import asyncio
 import pytest
 
 from broker.contract.actions import CmdRunAction
+from broker.contract.agent_state import AgentState
+from broker.contract.condenser_specs import NoOpCondenserSpec
 from broker.contract.events import AgentSpec, LLMSpec, ModelReply
 from broker.contract.file_events import FileReadObservation
 from broker.contract.observations import AgentStateChangedObservation, ErrorObservation
-from broker.conversations.conversations import Conversations
+from broker.contract.specs import MemorySpec
 from broker.coordination.membership import Membership
 from broker.coordination.ownership import NotClaimed
+from broker.log.conversations import Conversations
 from broker.log.invariants import violations
 from broker.log.status import status_of
-from broker.specs.agent_state import AgentState
-from broker.specs.condenser_specs import NoOpCondenserSpec
-from broker.specs.specs import MemorySpec
 from controller_worker.agents.registry import AGENTS
-from controller_worker.calls.recollection import Recollection
-from controller_worker.condensers.noop import NoOpCondenser
 from controller_worker.core.state import state_from
 from controller_worker.loop.conversation_loop import ConversationLoop
 from controller_worker.loop.snapshots import EVERY_EVENTS
+from controller_worker.memory.condensers.noop import NoOpCondenser
 from controller_worker.memory.conversation_memory import PromptOptions
-from controller_worker.messages.messages import Message, TextPart
+from controller_worker.model.recollection import Recollection
+from controller_worker.providers.messages.messages import Message, TextPart
 from tests.broker_parts import lapse, mail_of, notified
 from tests.controller_parts import said
 from tests.conversation_hands import BASH, CID, THINK, WORKER, Hands

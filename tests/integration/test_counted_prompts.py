@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
+from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, Limits, LLMSpec, ModelCallFailed, ModelReply, Tenancy
 from broker.limits.governor import CallOutcome, Granted
 from broker.limits.ledger import Ledger
 from broker.limits.quotas import QuotaTable
 from broker.runtime.clock import SystemClock
-from broker.specs.agent_state import AgentState
-from controller_worker.backends.registry import create_llm
-from controller_worker.calls.models import Models
-from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.llm import counted_tokens
-from controller_worker.services import Services
+from controller_worker.loop.services import Services
+from controller_worker.model.models import Models
+from controller_worker.model.registry import create_llm
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.llm import counted_tokens
 from tests.conversation_hands import Hands
 from tests.integration.llm_requests import REQUEST
 from tests.model_server.running_server import RunningModelServer

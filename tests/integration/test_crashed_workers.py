@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from broker.conversations.conversations import Conversations
 from broker.coordination.membership import Membership
 from broker.coordination.ownership import Claimed
 from broker.limits.governor import Granted
 from broker.limits.quotas import QuotaTable
-from controller_worker.services import Services
+from broker.log.conversations import Conversations
+from controller_worker.loop.services import Services
 from tests.broker_parts import lapse
 from tests.conversation_hands import BASH, CID, THINK, WORKER, Hands
 from tests.polling import until

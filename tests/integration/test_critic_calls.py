@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, LLMSpec, ModelReply
 from broker.contract.observations import FinishVerdictObservation
+from broker.contract.specs import CriticSpec, GoalSpec
 from broker.coordination.membership import Membership
 from broker.log.invariants import violations
 from broker.log.status import status_of
-from broker.specs.agent_state import AgentState
-from broker.specs.specs import CriticSpec, GoalSpec
 from controller_worker.loop.replay import replay
-from deckhands.reading.summary import summarize
+from deckhands.client.reading.summary import summarize
 from tests.broker_parts import lapse
 from tests.conversation_hands import CID, THINK, WORKER, Hands
 from tests.polling import until

@@ -9,8 +9,8 @@ import pytest
 
 from broker.store.connection import Argument
 from controller_worker.agents.registry import known_agents
-from deckhands.jobs.ticking import DUE_AT_ONCE, STRIDE, TICK_SECONDS
-from deckhands.schedules.schedule import Standing
+from deckhands.operations.jobs.ticking import DUE_AT_ONCE, STRIDE, TICK_SECONDS
+from deckhands.operations.schedules.schedule import Standing
 from tests.integration.test_schedules import NAME, NOON, Cluster, cluster
 
 __all__ = ["cluster"]

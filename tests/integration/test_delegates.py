@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import ChangeAgentStateAction, MessageAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import (
     AgentSpec,
     ConversationCreated,
@@ -29,12 +30,11 @@ from broker.contract.observations import (
     EventsLostObservation,
     SuccessObservation,
 )
-from broker.conversations.conversations import Conversations
-from broker.conversations.delegates import delegate_conversation
+from broker.log.conversations import Conversations
+from broker.log.delegates import delegate_conversation
 from broker.log.invariants import violations
 from broker.log.lost_tails import name_gap
 from broker.runtime.errors import EventsLost
-from broker.specs.agent_state import AgentState
 from controller_worker.agents.tool_calls import MAX_CALLS
 from controller_worker.core.controller import fold
 from controller_worker.core.effects import TellDelegates

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from broker.contract.agent_state import AgentState
 from broker.contract.events import ConversationCreated, DelegateEnded, Event, Parent
-from broker.specs.agent_state import AgentState
 from deckhands import Client, UnknownConversation, UsageError
 from tests.stores import RealServer, emptied
 from tests.unit.deckhands.sample_log import state

@@ -11,9 +11,9 @@ import pytest
 from broker.coordination.membership import FACTS_EVERY
 from broker.store.keys import STORE
 from broker.store.store import Store
-from deckhands.cluster.diagnostics import Finding
-from deckhands.diagnosis.examination import examine_cluster
-from deckhands.diagnosis.worker_findings import workers_of
+from deckhands.operations.diagnosis.diagnostics import Finding
+from deckhands.operations.diagnosis.examination import examine_cluster
+from deckhands.operations.diagnosis.worker_findings import workers_of
 from tests.broker_parts import CID, act, begin, claim, enter, lapse
 from tests.integration.command_line import deckhands, environment
 from tests.stores import RealServer, emptied

@@ -12,20 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from broker.specs.specs import WorkspaceSpec
+from broker.contract.specs import WorkspaceSpec
 from tests.docker_image import image
 from tests.integration.workspace_hosts import Gate, Terminal, answer, client, opened
 from tests.polling import until
 from tool_worker.errors import SandboxUnavailable, WorkspaceRefused, WorkspaceUnavailable
-from tool_worker.launch.egress_gate import EgressGate
-from tool_worker.launch.session_programs import session_programs
-from tool_worker.mcp.config import McpServerSpec
-from tool_worker.mcp.launch import SandboxedLaunch
 from tool_worker.sandbox.docker import Containers, DockerSandbox
 from tool_worker.sandbox.sandbox import ResourceLimits
 from tool_worker.sandbox.selftest import run_self_test
 from tool_worker.settings import tool_settings
+from tool_worker.tools.mcp.config import McpServerSpec
+from tool_worker.tools.mcp.launch import SandboxedLaunch
 from tool_worker.worker.examination import examine
+from tool_worker.workspace.launch.egress_gate import EgressGate
+from tool_worker.workspace.launch.session_programs import session_programs
 from tool_worker.workspace.named_directories import NamedDirectories
 from tool_worker.workspace.workspaces import Workspaces
 

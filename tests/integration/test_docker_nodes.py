@@ -12,8 +12,8 @@ from broker.contract.observations import CmdOutputObservation
 from broker.coordination.membership import members
 from tests.docker_image import image
 from tests.faults.harness import FaultCluster
-from tool_worker.launch.host_folder import HostFolder
 from tool_worker.sandbox.docker import Containers
+from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.workspaces import Workspaces
 
 pytestmark = pytest.mark.docker

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from celery import chord
 
-from deckhands.door.desk import conversation_of_task
+from deckhands.ingress.desk import conversation_of_task
 from tests.door_parts import Producer, saying
 from tests.faults.harness import FaultCluster
 from tests.polling import unhurried, until

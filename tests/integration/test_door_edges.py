@@ -16,13 +16,13 @@ from broker.celery.door_results import TaskResults
 from broker.celery.taken_entries import TAKEN, TAKERS
 from broker.runtime.errors import UsageError
 from broker.store.embedded import EmbeddedValkey
-from deckhands.door.callers import CELERY, Caller
-from deckhands.door.desk import REVOKED, Desk, conversation_of_task
-from deckhands.door.evaluations import MOST_STARTS, Evaluations
-from deckhands.door.revocations import moment_in
-from deckhands.door.runs import Runs
 from deckhands.evaluation.answering import TASKS, Asker, answer, waiting_in
 from deckhands.evaluation.directory import SUMMARY
+from deckhands.ingress.callers import CELERY, Caller
+from deckhands.ingress.desk import REVOKED, Desk, conversation_of_task
+from deckhands.ingress.evaluations import MOST_STARTS, Evaluations
+from deckhands.ingress.revocations import moment_in
+from deckhands.ingress.runs import Runs
 from tests.door_parts import Producer, all_present, saying
 from tests.faults.harness import steps
 from tests.polling import unhurried, until

@@ -16,12 +16,12 @@ from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
 from broker.contract.actions import AgentDelegateAction
-from broker.conversations.delegates import delegate_conversation
+from broker.log.delegates import delegate_conversation
 from broker.runtime.clock import to_millis
-from deckhands.door.callers import FORGOTTEN_AFTER
-from deckhands.door.desk import conversation_of_task
-from deckhands.door.orders import TAKES
-from deckhands.door.revocations import MAX_REVOKED_KEPT
+from deckhands.ingress.callers import FORGOTTEN_AFTER
+from deckhands.ingress.desk import conversation_of_task
+from deckhands.ingress.orders import TAKES
+from deckhands.ingress.revocations import MAX_REVOKED_KEPT
 from tests.door_parts import Producer, all_present, saying
 from tests.faults.harness import FaultCluster, steps
 from tests.integration.command_line import Done, deckhands, environment

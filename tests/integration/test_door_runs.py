@@ -14,9 +14,9 @@ from celery.exceptions import TaskRevokedError
 from broker.celery.door_app import MAX_BODY_CHARS
 from broker.coordination.unreadable import Unreadable
 from controller_worker.memory.conversation_memory import ConversationMemory, PromptOptions
-from deckhands.door.desk import conversation_of_task
-from deckhands.door.earlier_results import FILE
-from deckhands.tasks.tasks import MAX_TASK_CHARS
+from deckhands.client.tasks.tasks import MAX_TASK_CHARS
+from deckhands.ingress.desk import conversation_of_task
+from deckhands.ingress.earlier_results import FILE
 from tests.door_parts import Producer, saying
 from tests.faults.harness import steps
 from tests.polling import until

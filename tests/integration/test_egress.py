@@ -26,12 +26,12 @@ from tests.integration.test_mcp import offering, program
 from tests.integration.workspace_hosts import LIMIT_SECONDS, Terminal, answer, client, gone, opened
 from tests.polling import until
 from tool_worker.errors import EgressRefused, WorkspaceConflict
-from tool_worker.launch.egress_gate import EgressGate
-from tool_worker.launch.host_folder import HostFolder
-from tool_worker.launch.host_launch import wait_until_dead
-from tool_worker.mcp.config import McpServerSpec
 from tool_worker.settings import tool_settings
+from tool_worker.tools.mcp.config import McpServerSpec
 from tool_worker.worker.executor import Executor
+from tool_worker.workspace.launch.egress_gate import EgressGate
+from tool_worker.workspace.launch.host_folder import HostFolder
+from tool_worker.workspace.launch.host_launch import wait_until_dead
 
 ADDRESS = "127.0.0.2"
 GATE = EgressGate(private=(f"{ADDRESS}/32",))
@@ -71,7 +71,7 @@ def proxies() -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.cmdline()[1:4] == ["-I", "-m", "tool_worker.egress"] and process.status() != "zombie":
+            if process.cmdline()[1:4] == ["-I", "-m", "tool_worker.sandbox.egress"] and process.status() != "zombie":
                 found.append(process)
         except psutil.Error:
             continue
@@ -229,7 +229,7 @@ def test_an_entry_of_a_server_names_hosts_that_make_sense() -> None:
 
 @asynccontextmanager
 async def with_kernel(root: Path, allow: tuple[str, ...]) -> AsyncIterator[Any]:
-    from tool_worker.launch.session_programs import session_programs
+    from tool_worker.workspace.launch.session_programs import session_programs
 
     programs = session_programs(["ipython"])
     async with opened(root, sandbox="bwrap", gate=GATE, programs=programs) as workspaces:

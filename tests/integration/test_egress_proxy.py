@@ -13,10 +13,10 @@ from pathlib import Path
 
 import psutil
 
+from broker.contract.allowed_hosts import host_rules
 from broker.runtime.addresses import AddressRules
-from broker.specs.allowed_hosts import host_rules
-from tool_worker.egress.proxy import EgressProxy, EgressRules
-from tool_worker.launch.egress_gate import start_proxy
+from tool_worker.sandbox.egress.proxy import EgressProxy, EgressRules
+from tool_worker.workspace.launch.egress_gate import start_proxy
 
 HOST = "127.0.0.2"
 LIMIT_SECONDS = 60.0

@@ -12,12 +12,12 @@ import pytest_asyncio
 
 from broker.contract.events import ConversationCreated, Limits
 from broker.runtime.errors import UsageError
-from deckhands.attempts.plan import LABEL, Plan
-from deckhands.attempts.results import Results, Row, read_results
 from deckhands.client.client import Client
-from deckhands.datasets.check_programs import COMMAND, named_tests
-from deckhands.datasets.file_trees import File
-from deckhands.datasets.instances import Instance, ScorerFailed
+from deckhands.evaluation.attempts.plan import LABEL, Plan
+from deckhands.evaluation.attempts.results import Results, Row, read_results
+from deckhands.evaluation.datasets.check_programs import COMMAND, named_tests
+from deckhands.evaluation.datasets.file_trees import File
+from deckhands.evaluation.datasets.instances import Instance, ScorerFailed
 from deckhands.evaluation.evaluation import Evaluation
 from tests.faults.harness import FaultCluster
 

@@ -12,13 +12,13 @@ import pytest
 import pytest_asyncio
 
 from broker.contract.observations import CmdOutputObservation
-from broker.specs.specs import Tenancy
-from deckhands.attempts.plan import LABEL, Plan
-from deckhands.attempts.results import Results, Row
+from broker.contract.specs import Tenancy
 from deckhands.client.client import Client
 from deckhands.client.forking import Point
-from deckhands.datasets.file_trees import File, FixedFiles
-from deckhands.datasets.instances import Instance
+from deckhands.evaluation.attempts.plan import LABEL, Plan
+from deckhands.evaluation.attempts.results import Results, Row
+from deckhands.evaluation.datasets.file_trees import File, FixedFiles
+from deckhands.evaluation.datasets.instances import Instance
 from deckhands.evaluation.evaluation import Evaluation
 from deckhands.evaluation.siblings import compared
 from tests.faults.harness import FaultCluster

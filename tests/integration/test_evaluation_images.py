@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from broker.runtime.errors import UsageError
-from deckhands.attempts.plan import Plan
-from deckhands.attempts.results import Results
-from deckhands.datasets.dataset import read_dataset
-from deckhands.datasets.file_trees import tree_of
+from deckhands.evaluation.attempts.plan import Plan
+from deckhands.evaluation.attempts.results import Results
+from deckhands.evaluation.datasets.dataset import read_dataset
+from deckhands.evaluation.datasets.file_trees import tree_of
 from deckhands.evaluation.evaluation import Evaluation
 from tests.dataset_parts import swe_rows, write_rows
 from tests.docker_image import image

@@ -8,10 +8,10 @@ import pytest
 
 from broker.runtime.errors import DeckhandsError
 from broker.store.embedded import EmbeddedValkey
-from deckhands.attempts.steering import Steering
 from deckhands.client.client import Client
+from deckhands.cluster.home import Home
+from deckhands.evaluation.attempts.steering import Steering
 from deckhands.evaluation.reaching import in_store
-from deckhands.home import Home
 from deckhands.settings import FaceSettings
 
 

@@ -14,16 +14,16 @@ import pytest_asyncio
 from broker.contract.events import Limits
 from broker.contract.observations import CmdOutputObservation
 from broker.runtime.errors import UsageError
-from deckhands.attempts.catalog import Catalog
-from deckhands.attempts.driver import Driver
-from deckhands.attempts.plan import LABEL, Plan
-from deckhands.attempts.results import BeingWritten, Results, Row, read_results
-from deckhands.attempts.standing import Shown, Standing
-from deckhands.attempts.steering import Requeue, Steering, Wanted, Wishes
-from deckhands.attempts.under_way import UnderWay
 from deckhands.client.client import Client
 from deckhands.client.forking import Point
-from deckhands.datasets.instances import Instance
+from deckhands.evaluation.attempts.catalog import Catalog
+from deckhands.evaluation.attempts.driver import Driver
+from deckhands.evaluation.attempts.plan import LABEL, Plan
+from deckhands.evaluation.attempts.results import BeingWritten, Results, Row, read_results
+from deckhands.evaluation.attempts.standing import Shown, Standing
+from deckhands.evaluation.attempts.steering import Requeue, Steering, Wanted, Wishes
+from deckhands.evaluation.attempts.under_way import UnderWay
+from deckhands.evaluation.datasets.instances import Instance
 from deckhands.evaluation.evaluation import Evaluation
 from deckhands.evaluation.siblings import compared
 from tests.faults.harness import FaultCluster

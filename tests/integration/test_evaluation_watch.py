@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from broker.store.store import Store
-from deckhands.attempts.watch import Lost, Seen, Watch
 from deckhands.client.client import Client
+from deckhands.evaluation.attempts.watch import Lost, Seen, Watch
 from tests.archive_parts import begin_ended, retired
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tool_worker.editor.file_editor import FileEditor
+from tool_worker.host.editor.file_editor import FileEditor
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 RUN_TESTS = "python3 -m unittest -q"

@@ -42,11 +42,11 @@ from broker.tools.custom_tools import custom_tool
 from tests.broker_parts import no_key
 from tests.integration.workspace_hosts import opened
 from tests.polling import until
-from tool_worker.launch.host_folder import HostFolder
 from tool_worker.tools.offered import OfferedTools
 from tool_worker.worker.executor import Executor
 from tool_worker.worker.fingerprints import fingerprint_of
 from tool_worker.worker.stop_orders import ANSWER_CHECK_SECONDS
+from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.workspaces import Workspaces
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from broker.contract.specs import WorkspaceSpec
 from broker.runtime.errors import UsageError
-from broker.specs.specs import WorkspaceSpec
 from tests.integration.workspace_hosts import Terminal, opened
-from tool_worker.launch.git_identity import GitIdentity
 from tool_worker.settings import tool_settings
+from tool_worker.workspace.launch.git_identity import GitIdentity
 from tool_worker.workspace.named_directories import NamedDirectories
 
 COMMIT = (

@@ -13,12 +13,12 @@ import psutil
 import pytest
 
 from broker.contract.actions import ChangeAgentStateAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, Event, EventSource, LLMSpec
 from broker.contract.observations import ErrorObservation, FinishRefusedObservation
+from broker.contract.policies import ConfirmationPolicy
 from broker.log.invariants import violations
 from broker.runtime.errors import UsageError
-from broker.specs.agent_state import AgentState
-from broker.specs.policies import ConfirmationPolicy
 from controller_worker.loop.hook_table import load_hooks
 from controller_worker.loop.hooks import Hook, HookPoint, Hooks, command_hook, function_hook
 from controller_worker.loop.replay import replay

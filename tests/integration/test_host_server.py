@@ -16,9 +16,9 @@ from tests.integration.workspace_hosts import LIMIT_SECONDS, Gate, main_pid, ope
 from tests.polling import until
 from tool_worker.errors import HostRefused, WorkspaceUnavailable
 from tool_worker.host.server import CLIENT_LIMIT, QUEUE_LIMIT
-from tool_worker.launch.host_folder import HostFolder
-from tool_worker.launch.host_launch import wait_until_dead
-from tool_worker.launch.session_programs import SessionPrograms
+from tool_worker.workspace.launch.host_folder import HostFolder
+from tool_worker.workspace.launch.host_launch import wait_until_dead
+from tool_worker.workspace.launch.session_programs import SessionPrograms
 
 CONVERSATION = "conversation"
 

@@ -11,8 +11,8 @@ import pytest
 
 from broker.store.store import Store
 from deckhands.client.client import Client
-from deckhands.webhooks.book import UnknownWebhook, WebhookBook
-from deckhands.webhooks.webhook import SETTLED, Delivery
+from deckhands.operations.webhooks.book import UnknownWebhook, WebhookBook
+from deckhands.operations.webhooks.webhook import SETTLED, Delivery
 
 FORGED = (b"", b"{}", b"[]", b"\xff\x00", b'{"id": 1}', b"nonsense")
 

@@ -13,17 +13,17 @@ from pathlib import Path
 import pytest
 
 from broker.runtime.clock import SystemClock
-from controller_worker.backends.anthropic_backend import AnthropicLLM
-from controller_worker.llm.config import LLMConfig
-from controller_worker.wires.environment_proxy import environment_proxy
-from controller_worker.wires.event_stream import REPLY_LIMIT_BYTES, whole_reply
-from controller_worker.wires.http_transport import (
+from controller_worker.providers.anthropic_backend import AnthropicLLM
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.wires.environment_proxy import environment_proxy
+from controller_worker.providers.wires.event_stream import REPLY_LIMIT_BYTES, whole_reply
+from controller_worker.providers.wires.http_transport import (
     AnswerRefused,
     HttpTransport,
     RequestFailed,
 )
-from controller_worker.wires.provider_errors import model_error
-from controller_worker.wires.raw_client import PIECE_BYTES
+from controller_worker.providers.wires.provider_errors import model_error
+from controller_worker.providers.wires.raw_client import PIECE_BYTES
 from tests.certificates import certificate_in
 
 LIMIT_SECONDS = 10.0

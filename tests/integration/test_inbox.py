@@ -6,7 +6,7 @@ import pytest
 
 from broker.coordination.unreadable import Unreadable
 from broker.store import keys
-from deckhands.door.inbox import MAX_ENTRY_BYTES
+from deckhands.ingress.inbox import MAX_ENTRY_BYTES
 from tests.door_parts import Producer, saying
 from tests.inbox_parts import put, replies
 from tests.polling import until

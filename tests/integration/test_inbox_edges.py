@@ -15,13 +15,13 @@ from broker.coordination.unreadable import Unreadable
 from broker.log.event_log import EventLog
 from broker.store import keys
 from broker.store.store import Store
-from deckhands.door import inbox
-from deckhands.door.callers import STREAM, Caller
-from deckhands.door.desk import OFFERS_LIMIT_SECONDS, REVOKED, Desk
-from deckhands.door.inbox import FORSAKEN_AFTER_SECONDS, GROUP, MOST_DELIVERIES, Inbox
-from deckhands.door.outcome_watcher import OutcomeWatcher
-from deckhands.door.runs import Runs
-from deckhands.tasks.tasks import conversation_id_of
+from deckhands.client.tasks.tasks import conversation_id_of
+from deckhands.ingress import inbox
+from deckhands.ingress.callers import STREAM, Caller
+from deckhands.ingress.desk import OFFERS_LIMIT_SECONDS, REVOKED, Desk
+from deckhands.ingress.inbox import FORSAKEN_AFTER_SECONDS, GROUP, MOST_DELIVERIES, Inbox
+from deckhands.ingress.outcome_watcher import OutcomeWatcher
+from deckhands.ingress.runs import Runs
 from tests.conversation_hands import WatchedConnection
 from tests.inbox_parts import put, replies
 from tests.polling import until

@@ -20,11 +20,11 @@ from broker.store import keys
 from broker.store.connection import MultiplexedConnection
 from broker.store.store import Store, open_store
 from deckhands.client.client import Client
-from deckhands.door.desk import Desk
-from deckhands.door.inbox import LAST_ID, Inboxes
-from deckhands.door.outcome_watcher import answer_stream
-from deckhands.door.replies import Replies
-from deckhands.monitoring.queues import depths
+from deckhands.ingress.desk import Desk
+from deckhands.ingress.inbox import LAST_ID, Inboxes
+from deckhands.ingress.outcome_watcher import answer_stream
+from deckhands.ingress.replies import Replies
+from deckhands.operations.monitoring.queues import depths
 from tests.inbox_parts import put, replies
 from tests.integration.command_line import deckhands, environment
 from tests.integration.test_inbox_edges import NoResults, serving

@@ -6,7 +6,7 @@ import pytest
 
 from broker.store.keys import ShardKeys
 from broker.store.store import Store
-from deckhands.jobs.job import LOCK_MS, alone
+from deckhands.operations.jobs.job import LOCK_MS, alone
 
 NAME = "retire"
 

@@ -11,7 +11,7 @@ import pytest
 from redis import Redis
 
 from broker.celery.jobs_app import BEAT_KEYS, redis_url
-from deckhands.jobs.table import JOBS
+from deckhands.operations.jobs.table import JOBS
 from tests.archive_parts import begin_ended
 from tests.door_parts import Producer
 from tests.faults.harness import FaultCluster

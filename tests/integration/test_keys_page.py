@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from broker.specs.specs import Tenancy
+from broker.contract.specs import Tenancy
 from broker.store import keys
 from broker.store.connection import Connection
 from tests.faults.harness import FaultCluster, steps

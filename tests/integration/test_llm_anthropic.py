@@ -13,13 +13,13 @@ import httpx2
 import pytest
 
 from broker.runtime.clock import SystemClock
-from controller_worker.backends.registry import create_llm
-from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.errors import BadRequestError, LLMConfigError
-from controller_worker.llm.llm import Completion, ModelRequest, Usage
-from controller_worker.messages.messages import Message, TextPart, ToolCall
-from controller_worker.wires.raw_client import connections, timeouts
-from controller_worker.wires.sdk_transport import SdkTransport
+from controller_worker.model.registry import create_llm
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.errors import BadRequestError, LLMConfigError
+from controller_worker.providers.llm import Completion, ModelRequest, Usage
+from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
+from controller_worker.providers.wires.raw_client import connections, timeouts
+from controller_worker.providers.wires.sdk_transport import SdkTransport
 from tests.integration.llm_requests import HISTORY, TOOL, answer
 from tests.model_server.running_server import RunningModelServer
 

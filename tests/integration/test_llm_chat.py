@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from broker.runtime.clock import SystemClock
-from controller_worker.backends.registry import create_llm
-from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.llm import Completion, Delta, ModelRequest, Usage
-from controller_worker.messages.messages import ImagePart, Message, TextPart, ToolCall
+from controller_worker.model.registry import create_llm
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.llm import Completion, Delta, ModelRequest, Usage
+from controller_worker.providers.messages.messages import ImagePart, Message, TextPart, ToolCall
 from tests.integration.llm_requests import HISTORY, answer
 from tests.model_server.running_server import RunningModelServer
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from broker.runtime.clock import SystemClock
-from controller_worker.backends.registry import create_llm
-from controller_worker.llm.errors import ModelError
-from controller_worker.llm.llm import LLM, Completion, Delta, ModelRequest
-from controller_worker.messages.messages import Message, TextPart, ToolCall
+from controller_worker.model.registry import create_llm
+from controller_worker.providers.errors import ModelError
+from controller_worker.providers.llm import LLM, Completion, Delta, ModelRequest
+from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
 from tests.model_server.backends import BACKENDS, KEY, SERVER_ARGUMENTS, settings
 from tests.model_server.running_server import RunningModelServer
 

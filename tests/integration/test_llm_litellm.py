@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from broker.runtime.clock import SystemClock
-from controller_worker.backends.registry import create_llm
-from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.errors import AuthenticationError, ModelError, OutOfCreditsError
-from controller_worker.messages.messages import ImagePart, Message, TextPart
+from controller_worker.model.registry import create_llm
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.errors import AuthenticationError, ModelError, OutOfCreditsError
+from controller_worker.providers.messages.messages import ImagePart, Message, TextPart
 from tests.integration.llm_requests import REQUEST, answer
 from tests.model_server.running_server import RunningModelServer
 
@@ -86,8 +86,8 @@ def test_importing_litellm_is_quiet(tmp_path: Path) -> None:
         "import os, socket, sys\n"
         "def refuse(*_): raise AssertionError('litellm reached for the network')\n"
         "socket.socket.connect = socket.getaddrinfo = refuse\n"
-        "from controller_worker.llm.config import LLMConfig\n"
-        "from controller_worker.backends.registry import create_llm\n"
+        "from controller_worker.providers.config import LLMConfig\n"
+        "from controller_worker.model.registry import create_llm\n"
         "from broker.runtime.clock import SystemClock\n"
         "create_llm(LLMConfig(model='gpt-4o', api_key='k'), SystemClock())\n"
         "assert 'litellm' in sys.modules and 'DECKHANDS_TEST_LEAK' not in os.environ\n"

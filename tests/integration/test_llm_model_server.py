@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from broker.runtime.clock import SystemClock
-from controller_worker.backends.registry import create_llm
-from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.llm import ModelRequest
-from controller_worker.messages.messages import Message, TextPart
+from controller_worker.model.registry import create_llm
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.llm import ModelRequest
+from controller_worker.providers.messages.messages import Message, TextPart
 from tests.model_server.running_server import RunningModelServer
 
 if TYPE_CHECKING:  # every process of the tests reads this file, and few of them run it

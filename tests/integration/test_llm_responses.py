@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from broker.contract.tool_specs import ToolSpec
 from broker.runtime.clock import SystemClock
-from broker.specs.tool_specs import ToolSpec
-from controller_worker.backends.registry import create_llm
-from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.errors import ModelError
-from controller_worker.llm.llm import Completion, Delta, ModelRequest, Usage
-from controller_worker.messages.messages import ImagePart, Message, TextPart
+from controller_worker.model.registry import create_llm
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.errors import ModelError
+from controller_worker.providers.llm import Completion, Delta, ModelRequest, Usage
+from controller_worker.providers.messages.messages import ImagePart, Message, TextPart
 from tests.model_server.running_server import RunningModelServer
 
 pytest_plugins = ("tests.model_server.fixtures",)

@@ -12,15 +12,15 @@ import pytest
 from broker.contract.actions import CmdRunAction
 from broker.contract.events import EventSource, ModelReply
 from broker.contract.observations import ErrorObservation
+from broker.contract.tool_specs import ToolSpec
 from broker.runtime.clock import SystemClock
-from broker.specs.tool_specs import ToolSpec
 from controller_worker.agents.tool_calls import events_of_reply
-from controller_worker.backends.registry import create_llm
-from controller_worker.calls.model_call import reply_of
-from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.llm import Completion, ModelRequest
-from controller_worker.messages.fn_call_prompt import system_suffix, with_example
-from controller_worker.messages.messages import ImagePart, Message, TextPart, ToolCall
+from controller_worker.model.model_call import reply_of
+from controller_worker.model.registry import create_llm
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.llm import Completion, ModelRequest
+from controller_worker.providers.messages.fn_call_prompt import system_suffix, with_example
+from controller_worker.providers.messages.messages import ImagePart, Message, TextPart, ToolCall
 from tests.model_server.running_server import RunningModelServer
 
 pytest_plugins = ("tests.model_server.fixtures",)

@@ -9,7 +9,7 @@ import pytest
 from broker.contract.actions import AgentFinishAction, MessageAction
 from broker.contract.events import EventSource
 from broker.store.store import Store
-from deckhands.archive.place import ArchivePlace
+from deckhands.client.archive.place import ArchivePlace
 from deckhands.server.conversations import result_of
 from deckhands.server.gateway import Gateway
 from deckhands.server.streams import EventStream

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, LLMSpec
-from broker.conversations.delegates import delegate_conversation
+from broker.contract.specs import PlanSpec
 from broker.coordination.action_streams import ControlDelivery
+from broker.log.delegates import delegate_conversation
 from broker.log.status import status_of
-from broker.specs.agent_state import AgentState
-from broker.specs.specs import PlanSpec
 from controller_worker.core.controller import fold
 from controller_worker.core.state import State, snapshot_of
 from tests.broker_parts import enter, queue, take

@@ -17,14 +17,14 @@ import pytest
 from broker.contract.events import Observation
 from broker.contract.observations import ErrorObservation, MCPObservation, OutcomeUnknownObservation
 from broker.contract.offered_tools import MCPAction
+from broker.contract.tool_specs import OutcomePolicy, ToolOffer
 from broker.coordination.action_streams import ActionClaimed, ActionReclaimed
-from broker.specs.tool_specs import OutcomePolicy, ToolOffer
 from tests.polling import until
-from tool_worker.launch.egress_gate import EgressGate
-from tool_worker.mcp.config import McpServerSpec
-from tool_worker.mcp.launch import SandboxedLaunch
-from tool_worker.mcp.servers import McpServers
+from tool_worker.tools.mcp.config import McpServerSpec
+from tool_worker.tools.mcp.launch import SandboxedLaunch
+from tool_worker.tools.mcp.servers import McpServers
 from tool_worker.tools.offered import OfferedTools
+from tool_worker.workspace.launch.egress_gate import EgressGate
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests" / "example_mcp_server.py"

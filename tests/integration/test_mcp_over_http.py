@@ -14,8 +14,8 @@ from broker.contract.observations import ErrorObservation
 from tests.integration.test_mcp import LIMIT_SECONDS, Offering, offering, text_of
 from tests.polling import until
 from tests.scripted_mcp_server import ScriptedServer, scripted_server, served, tool
-from tool_worker.mcp.config import McpServerSpec
-from tool_worker.mcp.program import MESSAGE_LIMIT_BYTES
+from tool_worker.tools.mcp.config import McpServerSpec
+from tool_worker.tools.mcp.program import MESSAGE_LIMIT_BYTES
 
 FORMS = ["application/json", "text/event-stream"]
 

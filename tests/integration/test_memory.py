@@ -9,12 +9,12 @@ from typing import Any
 from broker.contract.events import AgentSpec, ConversationCreated, Event, LLMSpec
 from broker.contract.notes import Note, NoteAction, Notebook, NoteObservation
 from broker.contract.recall import RecallObservation
+from broker.contract.specs import MemorySpec, Tenancy
 from broker.coordination.notebooks import Notebooks
 from broker.log.event_log import EventLog
 from broker.log.invariants import violations
 from broker.secrets.masking import MASK
 from broker.secrets.secrets import Secrets
-from broker.specs.specs import MemorySpec, Tenancy
 from controller_worker.core.effects import TakeNote
 from controller_worker.loop.answering import answered
 from controller_worker.loop.replay import replay

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import CmdRunAction, CondensationAction, MessageAction
+from broker.contract.agent_state import AgentState
+from broker.contract.condenser_specs import NoOpCondenserSpec
 from broker.contract.double_texting import InterruptedObservation, RolledBackObservation
 from broker.contract.events import Event
 from broker.coordination.membership import Membership
 from broker.log.invariants import violations
 from broker.log.status import status_of
 from broker.runtime.errors import ConversationBusy, UsageError
-from broker.specs.agent_state import AgentState
-from broker.specs.condenser_specs import NoOpCondenserSpec
-from controller_worker.calls.recollection import Recollection
-from controller_worker.condensers.noop import NoOpCondenser
 from controller_worker.loop.conversation_loop import ConversationLoop
 from controller_worker.loop.replay import replay
+from controller_worker.memory.condensers.noop import NoOpCondenser
 from controller_worker.memory.conversation_memory import PromptOptions
+from controller_worker.model.recollection import Recollection
 from deckhands.client.client import Client
 from tests.broker_parts import lapse
 from tests.conversation_hands import BASH, CID, THINK, Hands

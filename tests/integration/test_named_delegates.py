@@ -9,7 +9,7 @@ import pytest
 
 from broker.contract.events import Parent
 from broker.log.event_log import EventLog
-from deckhands.archive.archive import Archive
+from deckhands.client.archive.archive import Archive
 from deckhands.client.archived import forget
 from deckhands.client.client import Client
 from deckhands.client.deleting import delete

@@ -10,10 +10,10 @@ import pytest
 from broker.contract import codec
 from broker.contract.codec import UnknownEvent
 from broker.contract.events import Event
-from broker.conversations.conversations import Conversations
+from broker.log.conversations import Conversations
 from controller_worker.loop.failed_conversation import NEWER_WORKER
 from deckhands.client.client import Client
-from deckhands.reading.rendering import Renderer
+from deckhands.client.reading.rendering import Renderer
 from tests.controller_parts import said
 from tests.conversation_hands import CID, Hands, hands  # noqa: F401  (a fixture)
 

@@ -9,7 +9,7 @@ import pytest
 from broker.coordination.membership import Member
 from tests.faults.conftest import cluster  # noqa: F401  (a fixture)
 from tests.faults.harness import FaultCluster, steps
-from tool_worker.node.node_identity import identity_of, serves_elsewhere
+from tool_worker.workspace.node_identity import identity_of, serves_elsewhere
 
 
 async def test_a_worker_of_another_directory_does_not_begin(cluster: FaultCluster) -> None:  # noqa: F811

@@ -9,11 +9,11 @@ import pytest
 
 from broker.contract.events import AgentSpec, LLMSpec
 from broker.contract.observations import CmdOutputObservation, ErrorObservation
+from broker.contract.specs import WorkspaceNeeds, WorkspaceSpec
 from broker.coordination.membership import members
 from broker.coordination.placement import NotServed
-from broker.specs.specs import WorkspaceNeeds, WorkspaceSpec
 from tests.faults.harness import FaultCluster
-from tool_worker.launch.host_folder import HostFolder
+from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.workspaces import Workspaces
 
 GIB = 2**30

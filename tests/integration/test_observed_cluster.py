@@ -20,8 +20,8 @@ import pytest_asyncio
 from broker.celery.jobs_app import redis_url
 from broker.coordination.membership import members
 from broker.store.connection import MultiplexedConnection
-from deckhands.monitoring.endpoint import make_server, metrics_app
-from deckhands.monitoring.exposition import CONTENT_TYPE, Exposition
+from deckhands.operations.monitoring.endpoint import make_server, metrics_app
+from deckhands.operations.monitoring.exposition import CONTENT_TYPE, Exposition
 from tests.door_parts import Producer, all_present
 from tests.faults.harness import FaultCluster
 from tests.integration.test_cluster_metrics import Samples, samples_in, value_of

@@ -16,22 +16,22 @@ from pathlib import Path
 
 import pytest
 
+from broker.contract.allowed_hosts import host_rules
 from broker.contract.events import ConversationCreated
+from broker.contract.workspace_sources import GitSource, UploadedSource, git_source
 from broker.coordination.stored_files import StoredFiles
 from broker.log.event_log import EventLog
 from broker.runtime.errors import UsageError
 from broker.secrets.secrets import Secrets
-from broker.specs.allowed_hosts import host_rules
-from broker.specs.workspace_sources import GitSource, UploadedSource, git_source
 from broker.store.store import Store
 from tool_worker.errors import EgressRefused, FileUnfit, SourceUnusable, WorkspaceTooLarge
-from tool_worker.files.file_tree import TreeLimits
-from tool_worker.files.staging import remove_staging
-from tool_worker.launch.egress_gate import EgressGate
-from tool_worker.opening.repository_roots import RepositoryRoots
-from tool_worker.opening.workspace_opener import Opened, WorkspaceOpener
 from tool_worker.sandbox.bwrap import BubblewrapSandbox
 from tool_worker.sandbox.sandbox import Sandbox
+from tool_worker.workspace.files.file_tree import TreeLimits
+from tool_worker.workspace.files.staging import remove_staging
+from tool_worker.workspace.launch.egress_gate import EgressGate
+from tool_worker.workspace.opening.repository_roots import RepositoryRoots
+from tool_worker.workspace.opening.workspace_opener import Opened, WorkspaceOpener
 
 CID = "conversation"
 PASSWORD = "correct-horse-battery"

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
+from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, DelegateEnded, Limits, LLMSpec, ModelReply
-from broker.conversations.delegates import delegate_conversation
+from broker.contract.specs import CriticSpec, GoalSpec
+from broker.log.delegates import delegate_conversation
 from broker.log.status import status_of
 from broker.runtime.clock import SystemClock
-from broker.specs.agent_state import AgentState
-from broker.specs.specs import CriticSpec, GoalSpec
-from controller_worker.calls.models import Models
 from controller_worker.core.controller import next_effect
 from controller_worker.core.effects import CallModel
-from controller_worker.services import Services
+from controller_worker.loop.services import Services
+from controller_worker.model.models import Models
 from tests.conversation_hands import CID, Hands
 from tests.polling import until
 

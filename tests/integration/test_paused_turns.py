@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from broker.runtime.clock import SystemClock
-from controller_worker.backends.anthropic_backend import PAUSES_LIMIT
-from controller_worker.backends.registry import create_llm
-from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.errors import ModelError
-from controller_worker.llm.llm import Completion, ModelRequest
-from controller_worker.messages.messages import Message, TextPart
+from controller_worker.model.registry import create_llm
+from controller_worker.providers.anthropic_backend import PAUSES_LIMIT
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.errors import ModelError
+from controller_worker.providers.llm import Completion, ModelRequest
+from controller_worker.providers.messages.messages import Message, TextPart
 from tests.integration.recorded_wires import Exchange, RecordedServer
 
 SEARCH = {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}}

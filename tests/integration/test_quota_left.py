@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from broker.runtime.clock import SystemClock
-from controller_worker.backends.registry import create_llm
-from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.llm import Delta, ModelRequest
-from controller_worker.messages.messages import Message, TextPart
+from controller_worker.model.registry import create_llm
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.llm import Delta, ModelRequest
+from controller_worker.providers.messages.messages import Message, TextPart
 from tests.model_server.running_server import RunningModelServer
 
 pytest_plugins = ("tests.model_server.fixtures",)

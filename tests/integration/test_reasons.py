@@ -10,18 +10,18 @@ import pytest
 
 from broker.contract.actions import AgentDelegateAction
 from broker.contract.events import ConversationCreated, Event, ModelCallDeferred, Tenancy
-from broker.conversations.delegates import delegate_conversation
+from broker.contract.fencing import Ownership
+from broker.contract.specs import WorkspaceSpec
 from broker.coordination.ownership import Owners
 from broker.limits.governor import Governor
 from broker.limits.ledger import Ledger, accounts_of
 from broker.limits.quotas import QuotaTable
+from broker.log.delegates import delegate_conversation
 from broker.log.event_log import Appended, EventLog
-from broker.log.fencing import Ownership
-from broker.specs.specs import WorkspaceSpec
 from broker.store.store import Store
 from deckhands.client.client import Client
-from deckhands.reasons.link import Cause, Link, Why
-from deckhands.remote.remote_client import RemoteClient
+from deckhands.client.reasons.link import Cause, Link, Why
+from deckhands.client.remote.remote_client import RemoteClient
 from tests.broker_parts import CID, act, begin, claim, enter, lapse, queue, take
 from tests.integration.command_line import deckhands, environment
 from tests.server_parts import Served, served

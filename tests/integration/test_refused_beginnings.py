@@ -8,18 +8,18 @@ from datetime import timedelta
 
 import pytest
 
-from broker.conversations.conversations import Conversations
+from broker.contract.specs import Tenancy
 from broker.limits.tenants import TenantTable, publish
+from broker.log.conversations import Conversations
 from broker.runtime.errors import AdmissionRefused
-from broker.specs.specs import Tenancy
 from broker.store.store import Store
 from deckhands.client.client import Client
-from deckhands.door.desk import Desk, conversation_of_task
-from deckhands.door.inbox import Inbox
-from deckhands.door.runs import RunMessage, Runs
-from deckhands.task_files.submission import submit
-from deckhands.task_files.task_file import TaskLine, opened
-from deckhands.tasks.requests import TaskRequest
+from deckhands.client.task_files.submission import submit
+from deckhands.client.task_files.task_file import TaskLine, opened
+from deckhands.client.tasks.requests import TaskRequest
+from deckhands.ingress.desk import Desk, conversation_of_task
+from deckhands.ingress.inbox import Inbox
+from deckhands.ingress.runs import RunMessage, Runs
 from tests.inbox_parts import put, replies
 from tests.integration.test_inbox_edges import NoResults, serving, until_empty, until_replies
 

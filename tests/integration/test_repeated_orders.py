@@ -8,16 +8,16 @@ from dataclasses import replace
 import pytest
 
 from broker.contract.actions import ChangeAgentStateAction
+from broker.contract.agent_state import AgentState
 from broker.contract.observations import AgentStateChangedObservation
+from broker.contract.specs import WorkspaceSpec
 from broker.coordination.membership import Membership
 from broker.log.event_log import EventLog
 from broker.runtime.errors import DeckhandsError, UsageError
-from broker.specs.agent_state import AgentState
-from broker.specs.specs import WorkspaceSpec
 from broker.store.store import Store
 from deckhands.client.client import Client
-from deckhands.door.desk import Desk
-from deckhands.door.orders import Orders
+from deckhands.ingress.desk import Desk
+from deckhands.ingress.orders import Orders
 from tests.archive_parts import begin_ended
 from tests.integration.test_inbox_edges import NoResults
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.specs.specs import Tenancy
+from broker.contract.specs import Tenancy
 from deckhands.client.client import Client
 from tests.archive_parts import begin_ended, retired
 from tests.conversation_hands import WatchedConnection

@@ -9,12 +9,12 @@ import pytest
 from celery.exceptions import TaskRevokedError
 
 from broker.contract.actions import ChangeAgentStateAction
+from broker.contract.agent_state import AgentState
 from broker.contract.observations import AgentStateChangedObservation
-from broker.specs.agent_state import AgentState
 from broker.store.store import Store
-from deckhands.door.callers import CELERY, Caller
-from deckhands.door.desk import Desk, conversation_of_task
-from deckhands.door.runs import RunMessage, Runs
+from deckhands.ingress.callers import CELERY, Caller
+from deckhands.ingress.desk import Desk, conversation_of_task
+from deckhands.ingress.runs import RunMessage, Runs
 from tests.integration.test_repeated_orders import Stalled
 
 MESSAGE = RunMessage("t1", ("look",), {}, {})

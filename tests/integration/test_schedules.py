@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from broker.conversations.conversations import ConversationRow, Conversations
 from broker.coordination.membership import Membership
+from broker.log.conversations import ConversationRow, Conversations
 from broker.log.event_log import EventLog
 from broker.runtime.errors import UsageError
 from broker.runtime.settings import BrokerSettings
 from broker.store.store import Store
 from controller_worker.agents.registry import known_agents
-from deckhands.jobs.job import JobServices
-from deckhands.jobs.ticking import begin_due, conversation_of, tick
-from deckhands.schedules.book import ScheduleBook
-from deckhands.schedules.schedule import Schedule, Standing
-from deckhands.tasks.requests import TaskRequest
+from deckhands.client.tasks.requests import TaskRequest
+from deckhands.operations.jobs.job import JobServices
+from deckhands.operations.jobs.ticking import begin_due, conversation_of, tick
+from deckhands.operations.schedules.book import ScheduleBook
+from deckhands.operations.schedules.schedule import Schedule, Standing
 
 NAME = "nightly"
 NOON = datetime(2026, 3, 2, 12, tzinfo=UTC)

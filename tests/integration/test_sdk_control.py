@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import ChangeAgentStateAction, LoopRecoveryAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, Event, EventSource, Limits, LLMSpec, ModelReply, Tenancy
 from broker.contract.observations import ErrorObservation, UserRejectObservation
+from broker.contract.policies import ConfirmationPolicy, LoopPolicy, LoopResponse
 from broker.coordination.action_streams import ActionQueue, ControlDelivery
 from broker.limits.governor import CallOutcome, Granted
 from broker.limits.ledger import Ledger
@@ -27,8 +29,6 @@ from broker.log.status import status_of
 from broker.runtime.errors import AdmissionRefused
 from broker.secrets.masking import MASK, forms
 from broker.secrets.secrets import Secrets
-from broker.specs.agent_state import AgentState
-from broker.specs.policies import ConfirmationPolicy, LoopPolicy, LoopResponse
 from controller_worker.loop.conversation_loop import ConversationLoop
 from controller_worker.loop.hooks import HookPoint, Hooks
 from controller_worker.loop.replay import replay

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
+from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, Limits, LLMSpec
 from broker.contract.observations import AgentDelegateObservation
-from broker.conversations.delegates import delegate_conversation
-from broker.specs.agent_state import AgentState
-from controller_worker.concerns.limits import steps_used
+from broker.log.delegates import delegate_conversation
+from controller_worker.core.concerns.limits import steps_used
 from tests.conversation_hands import CID, Hands
 from tests.polling import until
 from tests.sdk_parts import stand_in, taken_up, with_sdk

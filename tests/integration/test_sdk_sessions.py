@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import AgentFinishAction, CmdRunAction, MessageAction, SystemMessageAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, Event, LLMSpec, ModelCallFailed, ModelReply
 from broker.contract.interventions import ConversationChanged
 from broker.contract.observations import CmdOutputObservation
-from broker.specs.agent_state import AgentState
-from broker.specs.policies import ConfirmationPolicy
-from broker.specs.specs import Limits, SdkSpec
-from controller_worker.concerns.setup import agent_after
+from broker.contract.policies import ConfirmationPolicy
+from broker.contract.specs import Limits, SdkSpec
+from controller_worker.core.concerns.setup import agent_after
 from tests.controller_parts import said
 from tests.conversation_hands import BASH, CID, THINK, Hands
 from tests.polling import until

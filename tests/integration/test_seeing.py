@@ -11,10 +11,10 @@ from broker.contract.browser_events import BrowseInteractiveAction, BrowserOutpu
 from broker.contract.events import AgentSpec, LLMSpec
 from broker.runtime.clock import SystemClock
 from controller_worker.agents.registry import create_agent
-from controller_worker.calls.models import Models
-from controller_worker.calls.question import Question, next_question
-from controller_worker.calls.recollection import Recollection
-from controller_worker.messages.messages import ImagePart, Message
+from controller_worker.model.models import Models
+from controller_worker.model.question import Question, next_question
+from controller_worker.model.recollection import Recollection
+from controller_worker.providers.messages.messages import ImagePart, Message
 from tests.conversation_hands import CID, Hands
 from tool_worker.tools.tool import answering
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import httpx2
 import pytest
 
+from broker.contract.agent_state import AgentState
 from broker.contract.observations import AgentStateChangedObservation
-from broker.specs.agent_state import AgentState
 from broker.store.store import open_store
 from deckhands.server.gateway import Gateway, ServerOptions
 from deckhands.server.serving import serving

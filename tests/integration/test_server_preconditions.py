@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from broker.specs.specs import Tenancy
+from broker.contract.specs import Tenancy
 from broker.store.store import open_store
 from deckhands.server.gateway import Gateway, ServerOptions
 from deckhands.server.serving import serving

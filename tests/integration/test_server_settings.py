@@ -12,8 +12,8 @@ import httpx2
 import pytest
 import pytest_asyncio
 
+from broker.contract.specs import Tenancy
 from broker.log.live_text import LiveText, Piece
-from broker.specs.specs import Tenancy
 from broker.store.store import open_store
 from deckhands.server.application import guarded
 from deckhands.server.gateway import Gateway, ServerOptions

@@ -11,8 +11,8 @@ import httpx2
 import pytest
 import pytest_asyncio
 
-from deckhands.tasks.requests import TaskRequest
-from deckhands.tasks.tasks import conversation_of_task
+from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.tasks import conversation_of_task
 from tests.door_parts import saying
 from tests.integration.command_line import run_command, script
 from tests.polling import until

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.specs.specs import Tenancy
+from broker.contract.specs import Tenancy
 from tests.archive_parts import begin_ended, retired
 from tests.server_parts import served
 

@@ -19,11 +19,11 @@ import pytest
 import pytest_asyncio
 
 from broker.contract.actions import MessageAction
+from broker.contract.workspace_sources import UploadedSource
 from broker.coordination.stored_files import MAX_STORED_FILE_BYTES, PIECE_BYTES, StoredFiles
 from broker.runtime.errors import CorruptEntry
-from broker.specs.workspace_sources import UploadedSource
-from deckhands.access.uploads import KEPT_SECONDS, MAX_WAITING
-from deckhands.tasks.inputs import id_in
+from deckhands.client.tasks.inputs import id_in
+from deckhands.server.auth.uploads import KEPT_SECONDS, MAX_WAITING
 from tests.served_stores import environment_with
 from tests.server_parts import Served, served
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from broker.contract.observations import ErrorObservation
-from broker.specs.tool_arguments import ToolCallError
+from broker.contract.tool_arguments import ToolCallError
 from tests.integration.model_hands import ModelHands
 from tests.integration.workspace_hosts import opened, sleeping
 from tests.polling import until

@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import AgentFinishAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, LLMSpec
+from broker.contract.specs import OutputSpec
+from broker.contract.tool_specs import ToolSpec
 from broker.log.invariants import violations
 from broker.log.status import status_of
 from broker.runtime.clock import SystemClock
-from broker.specs.agent_state import AgentState
-from broker.specs.specs import OutputSpec
-from broker.specs.tool_specs import ToolSpec
-from controller_worker.backends.registry import create_llm
-from controller_worker.calls.models import Models
-from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.errors import BadRequestError
-from controller_worker.llm.llm import LLM, ModelRequest
 from controller_worker.loop.replay import replay
-from controller_worker.services import Services
+from controller_worker.loop.services import Services
+from controller_worker.model.models import Models
+from controller_worker.model.registry import create_llm
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.errors import BadRequestError
+from controller_worker.providers.llm import LLM, ModelRequest
 from tests.conversation_hands import CID, Hands
 from tests.integration.llm_requests import HISTORY
 from tests.model_server.running_server import RunningModelServer

@@ -15,14 +15,14 @@ from standardwebhooks import Webhook as Checker
 
 from broker.contract.actions import MessageAction
 from broker.contract.events import EventSource
+from broker.contract.specs import Tenancy
 from broker.runtime.errors import UsageError
 from broker.runtime.settings import BrokerSettings
-from broker.specs.specs import Tenancy
-from deckhands.jobs.job import JobServices
-from deckhands.jobs.telling import book_of, deliver, tell
-from deckhands.webhooks.book import MAX_WAITING
-from deckhands.webhooks.sending import AddressRefused, Answer, address_of, rules_of, send
-from deckhands.webhooks.webhook import RETRY_SECONDS
+from deckhands.operations.jobs.job import JobServices
+from deckhands.operations.jobs.telling import book_of, deliver, tell
+from deckhands.operations.webhooks.book import MAX_WAITING
+from deckhands.operations.webhooks.sending import AddressRefused, Answer, address_of, rules_of, send
+from deckhands.operations.webhooks.webhook import RETRY_SECONDS
 from tests.certificates import certificate_in
 from tests.polling import unhurried
 from tests.served_stores import environment_with

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from broker.specs.specs import WorkspaceSpec
+from broker.contract.specs import WorkspaceSpec
 from tests.integration.workspace_hosts import (
     LIMIT_SECONDS,
     Gate,
@@ -35,8 +35,8 @@ from tool_worker.errors import (
     WorkspaceRefused,
     WorkspaceUnavailable,
 )
-from tool_worker.launch.host_folder import HostFolder
-from tool_worker.launch.host_launch import wait_until_dead
+from tool_worker.workspace.launch.host_folder import HostFolder
+from tool_worker.workspace.launch.host_launch import wait_until_dead
 from tool_worker.workspace.named_directories import NamedDirectories
 from tool_worker.workspace.workspaces import Workspaces
 

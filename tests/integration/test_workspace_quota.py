@@ -12,21 +12,21 @@ import pytest
 from broker.contract.actions import CmdRunAction
 from broker.contract.events import ConversationCreated, WorkspaceSpec
 from broker.contract.observations import CmdOutputObservation
-from broker.conversations.conversations import Conversations
-from broker.conversations.deletion import Deletion
 from broker.coordination.action_streams import ActionClaimed, ActionDelivery
+from broker.log.conversations import Conversations
+from broker.log.deletion import Deletion
 from broker.log.event_log import EventLog
 from broker.store.store import Store
 from tests.integration.workspace_hosts import alive, gone, main_pid, opened, sleeping
 from tests.polling import until
 from tests.trees import nested
-from tool_worker.files.file_tree import TreeLimits
-from tool_worker.launch.binding import Binding
-from tool_worker.launch.host_folder import HostFolder
-from tool_worker.node.quota import Quota
-from tool_worker.node.reaper import Reaper
 from tool_worker.sandbox.none import temporary_directory
 from tool_worker.worker.executor import Executor
+from tool_worker.worker.node.quota import Quota
+from tool_worker.worker.node.reaper import Reaper
+from tool_worker.workspace.files.file_tree import TreeLimits
+from tool_worker.workspace.launch.binding import Binding
+from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.named_directories import NamedDirectories
 
 CID = "conversation"

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.integration.workspace_hosts import LIMIT_SECONDS, Gate, Terminal, alive, main_pid, opened, processes
-from tool_worker.launch.binding import Binding
-from tool_worker.launch.host_folder import HostFolder
-from tool_worker.launch.host_launch import wait_until_dead
-from tool_worker.node.node_capacity import NodeCapacity
 from tool_worker.sandbox.none import temporary_directory
+from tool_worker.workspace.launch.binding import Binding
+from tool_worker.workspace.launch.host_folder import HostFolder
+from tool_worker.workspace.launch.host_launch import wait_until_dead
+from tool_worker.workspace.node_capacity import NodeCapacity
 
 NEW_SHELL = (
     "[The previous shell has ended, and this is a new one in {}. Lost: shell variables and functions, the current "

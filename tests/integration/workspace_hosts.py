@@ -16,8 +16,8 @@ from typing import Any
 
 import psutil
 
-from tool_worker.launch.host_folder import HostFolder
 from tool_worker.sandbox.docker import Containers
+from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.open_workspace import OpenWorkspace
 from tool_worker.workspace.workspaces import Workspaces
 

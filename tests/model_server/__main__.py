@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from broker.runtime.errors import DeckhandsError
-from controller_worker.backends.scripted import Script
+from controller_worker.providers.scripted import Script
 from tests.model_server.faults import Fault, FaultPlan
 from tests.model_server.latency import Latency
 from tests.model_server.quota import Quota

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from controller_worker.llm.config import LLMConfig
+from controller_worker.providers.config import LLMConfig
 
 BACKENDS = ("anthropic", "openai", "litellm")
 KEY = "sk-the-right-key"

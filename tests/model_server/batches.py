@@ -17,7 +17,7 @@ from typing import Any
 
 from aiohttp import web
 
-from controller_worker.backends.scripted import Script
+from controller_worker.providers.scripted import Script
 from tests.model_server import chat_format, messages_format
 from tests.model_server.faults import STATUS_FAULTS, Fault, FaultPlan
 

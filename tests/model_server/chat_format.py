@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from controller_worker.backends.scripted import Turn, tool_calls
+from controller_worker.providers.scripted import Turn, tool_calls
 
 PATH = "/v1/chat/completions"
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from controller_worker.backends.scripted import Script, ScriptedCall, ScriptedUsage, Turn
+from controller_worker.providers.scripted import Script, ScriptedCall, ScriptedUsage, Turn
 
 STATUS_FAULTS: dict[str, int] = {
     "rate_limit": 429,

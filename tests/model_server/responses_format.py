@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from controller_worker.backends.scripted import Turn, tool_calls
+from controller_worker.providers.scripted import Turn, tool_calls
 from tests.model_server import chat_format
 
 PATH = "/v1/responses"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controller_worker.backends.scripted import Script, ScriptedCall, ScriptedUsage, Turn
+from controller_worker.providers.scripted import Script, ScriptedCall, ScriptedUsage, Turn
 
 FOREVER_TURNS = 10_000
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pydantic_core
 from aiohttp import web
 
-from controller_worker.backends.scripted import Script, Turn
+from controller_worker.providers.scripted import Script, Turn
 from tests.model_server import chat_format, messages_format, responses_format
 from tests.model_server.batches import BatchShelf
 from tests.model_server.faults import STATUS_FAULTS, Fault, FaultPlan, spoil_body, spoil_turn, stopped

@@ -11,6 +11,8 @@ from random import Random
 from typing import Any
 
 from broker.contract.actions import ChangeAgentStateAction, CondensationAction, LoopRecoveryAction
+from broker.contract.agent_state import AgentState
+from broker.contract.condenser_specs import AmortizedForgettingCondenserSpec, ConversationWindowCondenserSpec
 from broker.contract.events import (
     AgentSpec,
     DelegateEnded,
@@ -26,16 +28,14 @@ from broker.contract.events import (
 )
 from broker.contract.notes import NoteObservation
 from broker.contract.observations import ErrorObservation, SuccessObservation
-from broker.specs.agent_state import AgentState
-from broker.specs.condenser_specs import AmortizedForgettingCondenserSpec, ConversationWindowCondenserSpec
-from broker.specs.policies import ConfirmationPolicy, LoopPolicy
-from broker.specs.specs import CriticSpec, GoalSpec, MemorySpec, OutputSpec, PlanSpec
-from controller_worker.calls.critic import verdict_of
-from controller_worker.concerns.acceptance import wants_verdict
-from controller_worker.concerns.delegation import STARTED, answering
-from controller_worker.condensers.registry import create_condenser
+from broker.contract.policies import ConfirmationPolicy, LoopPolicy
+from broker.contract.specs import CriticSpec, GoalSpec, MemorySpec, OutputSpec, PlanSpec
+from controller_worker.core.concerns.acceptance import wants_verdict
+from controller_worker.core.concerns.delegation import STARTED, answering
 from controller_worker.core.effects import Append, AwaitDelegates, AwaitTools, CallModel, Effect, Park, TakeNote
+from controller_worker.memory.condensers.registry import create_condenser
 from controller_worker.memory.view import ViewFold
+from controller_worker.model.critic import verdict_of
 from tests.controller_parts import Core, answer, bash, call, finish, think
 
 CLOSED = (AgentState.STOPPED, AgentState.ERROR)

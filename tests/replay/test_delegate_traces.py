@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, DelegateEnded, EventSource, Limits
 from broker.contract.observations import AgentDelegateObservation
-from broker.specs.agent_state import AgentState
 from controller_worker.core.effects import AwaitDelegates, CallModel, Effect, Rest
 from tests.controller_parts import Core, call, finish, started, traced
 

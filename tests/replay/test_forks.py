@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import ChangeAgentStateAction, LoopRecoveryAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, ConversationCreated, EventSource, Limits, Observation
+from broker.contract.policies import ConfirmationPolicy, LoopPolicy
 from broker.log.event_log import Appended, Duplicate, EventLog
 from broker.log.export import events_from_lines
 from broker.log.invariants import violations
 from broker.log.status import Status, status_of
-from broker.specs.agent_state import AgentState
-from broker.specs.policies import ConfirmationPolicy, LoopPolicy
 from broker.store.store import Store
 from controller_worker.core.controller import fold, next_effect
 from controller_worker.core.effects import Append, AwaitTools, CallModel

@@ -10,7 +10,7 @@ from __future__ import annotations
 from broker.contract.actions import MessageAction
 from broker.contract.events import AgentSpec, EventSource, Limits, ModelReply
 from broker.contract.observations import ErrorObservation
-from broker.specs.policies import ConfirmationPolicy
+from broker.contract.policies import ConfirmationPolicy
 from controller_worker.core.effects import AwaitTools, CallModel, Park, Rest
 from tests.controller_parts import Core, bash, call, finish, started, think
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from broker.contract.actions import AgentFinishAction, MessageAction
+from broker.contract.agent_state import TERMINAL_STATES, AgentState, is_settled
 from broker.contract.events import (
     AgentSpec,
     EventSource,
@@ -23,13 +24,12 @@ from broker.contract.events import (
 from broker.contract.observations import AgentStateChangedObservation
 from broker.log.invariants import violations
 from broker.log.status import status_of
-from broker.specs.agent_state import TERMINAL_STATES, AgentState, is_settled
 from controller_worker.core.controller import fold, next_effect
 from controller_worker.core.effects import AwaitTools, CallModel, Effect, Park, Rest
 from controller_worker.core.state import State, snapshot_of, state_from
 from controller_worker.loop.replay import replay
 from controller_worker.memory.conversation_memory import ConversationMemory
-from controller_worker.messages.messages import Message, TextPart
+from controller_worker.providers.messages.messages import Message, TextPart
 from tests.controller_parts import CID, Core, answer, bash, call, check_snapshots, finish, messages_of, think
 from tests.exploring import examples
 

@@ -10,10 +10,10 @@ from random import Random
 
 import pytest
 
+from broker.contract.agent_state import TERMINAL_STATES, is_settled
 from broker.contract.events import ConversationCreated
 from broker.log.invariants import violations
 from broker.log.status import status_of
-from broker.specs.agent_state import TERMINAL_STATES, is_settled
 from controller_worker.core.effects import Rest
 from controller_worker.loop.replay import replay
 from tests.controller_parts import CID, check_snapshots

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from broker.contract.agent_state import AgentState
 from broker.contract.events import (
     AgentSpec,
     ConversationCreated,
@@ -23,9 +24,8 @@ from broker.contract.events import (
 from broker.contract.observations import AgentStateChangedObservation, SuccessObservation
 from broker.log.export import event_line, events_from_lines
 from broker.runtime.errors import CorruptEntry, UsageError
-from broker.specs.agent_state import AgentState
-from controller_worker.concerns.delegation import STARTED, answering
 from controller_worker.core.announcement import end_in_error
+from controller_worker.core.concerns.delegation import STARTED, answering
 from controller_worker.loop.replay import replay
 from tests.controller_parts import Core, bash, call, finish, started
 

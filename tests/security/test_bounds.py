@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from broker.specs.specs import WorkspaceSpec
+from broker.contract.specs import WorkspaceSpec
 from tests.integration.workspace_hosts import Terminal, alive, main_pid, opened, processes
 from tool_worker.errors import HostRefused
-from tool_worker.launch.host_folder import HostFolder
 from tool_worker.sandbox.control_groups import ControlGroups, GroupLimits
 from tool_worker.sandbox.sandbox import ResourceLimits
+from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.named_directories import NamedDirectories
 from tool_worker.workspace.open_workspace import OpenWorkspace
 

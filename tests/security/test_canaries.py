@@ -20,8 +20,8 @@ from broker.secrets.masking import MASK, forms
 from broker.secrets.secrets import Secrets
 from broker.store.store import Store
 from deckhands.client.client import Client
-from deckhands.reading.rendering import Renderer
-from deckhands.runs.records import event_line
+from deckhands.client.reading.rendering import Renderer
+from deckhands.client.runs.records import event_line
 from tests.integration.workspace_hosts import opened
 from tests.stores import RealServer
 from tool_worker.worker.executor import Executor

@@ -12,9 +12,9 @@ from broker.contract.events import ActionSecurityRisk, AgentSpec, ModelReply
 from broker.tools.bash_syntax import MAX_PIPES
 from controller_worker.agents.browsing import BrowsingAgent
 from controller_worker.core.stuck_detector import SLEEPS
-from controller_worker.messages.fn_call_text import read_calls
+from controller_worker.providers.messages.fn_call_text import read_calls
 from controller_worker.security.shell_analyzer import shell_risk
-from tool_worker.search.path_patterns import path_regex
+from tool_worker.host.search.path_patterns import path_regex
 
 
 @pytest.mark.parametrize("text", ["\n" * 400_000, " \n" * 200_000, "; " * 200_000, ";" + " " * 400_000])

@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from broker.contract.specs import WorkspaceSpec
 from broker.runtime.errors import DeckhandsError, UsageError
 from broker.runtime.settings import joined_paths
 from broker.secrets.secrets import key_in
-from broker.specs.specs import WorkspaceSpec
 from deckhands.client.named_directory import own_directory
 from tests.integration.workspace_hosts import Terminal, opened
 from tests.security.directory_world import IS_ROOT, World, mounted, world
 from tool_worker.errors import WorkspaceRefused
-from tool_worker.node.node_identity import identity_of
 from tool_worker.sandbox.sandbox import interpreter
 from tool_worker.settings import tool_settings
 from tool_worker.workspace.named_directories import NamedDirectories
+from tool_worker.workspace.node_identity import identity_of
 from tool_worker.workspace.workspaces import Workspaces
 
 BOUND = "bound, and nothing is reached"

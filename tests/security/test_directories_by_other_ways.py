@@ -17,16 +17,16 @@ import pytest
 
 from broker.contract.codec import encode
 from broker.contract.events import AgentSpec, ConversationCreated, LLMSpec, WorkspaceSpec
+from broker.contract.specs import Tenancy
 from broker.runtime.errors import DeckhandsError
-from broker.specs.specs import Tenancy
 from deckhands.client.client import Client
-from deckhands.door.desk import conversation_of_task
-from deckhands.jobs.ticking import begin_due
-from deckhands.schedules.book import ScheduleBook
-from deckhands.schedules.schedule import Schedule
-from deckhands.task_files.submission import submit
-from deckhands.task_files.task_file import opened as opened_tasks
-from deckhands.tasks.requests import TaskRequest
+from deckhands.client.task_files.submission import submit
+from deckhands.client.task_files.task_file import opened as opened_tasks
+from deckhands.client.tasks.requests import TaskRequest
+from deckhands.ingress.desk import conversation_of_task
+from deckhands.operations.jobs.ticking import begin_due
+from deckhands.operations.schedules.book import ScheduleBook
+from deckhands.operations.schedules.schedule import Schedule
 from tests.archive_parts import retired
 from tests.door_parts import Producer, all_present
 from tests.faults.harness import FaultCluster

@@ -13,18 +13,18 @@ import pytest
 from broker.contract.actions import CmdRunAction
 from broker.contract.events import ConversationCreated, Observation, Parent, WorkspaceSpec
 from broker.contract.observations import CmdOutputObservation, ErrorObservation
+from broker.contract.specs import Tenancy
 from broker.coordination.action_streams import ActionClaimed, ActionDelivery
 from broker.log.event_log import EventLog
-from broker.specs.specs import Tenancy
 from broker.store.store import Store
 from tests.integration.workspace_hosts import opened
 from tests.security.directory_world import IS_ROOT, World, world
 from tool_worker.errors import WorkspaceRefused
-from tool_worker.launch.binding import Binding
-from tool_worker.launch.host_folder import HostFolder
 from tool_worker.settings import tool_settings
 from tool_worker.worker.executor import Executor
 from tool_worker.workspace.bindings import Bindings
+from tool_worker.workspace.launch.binding import Binding
+from tool_worker.workspace.launch.host_folder import HostFolder
 
 ANOTHERS = "a conversation of another tenant works in it, in one inside it, or in one around it"
 

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from broker.contract.specs import WorkspaceSpec
 from broker.coordination.transfers import TransferRequest
 from broker.runtime.errors import DeckhandsError
-from broker.specs.specs import WorkspaceSpec
 from tests.integration.workspace_hosts import Terminal, opened
 from tests.security.directory_world import World, world
 from tool_worker.errors import WorkspaceRefused, WorkspaceUnavailable
-from tool_worker.launch.host_folder import HostFolder
-from tool_worker.node.node_capacity import NodeCapacity
 from tool_worker.settings import tool_settings
 from tool_worker.worker import packing
 from tool_worker.workspace.bindings import Bindings
+from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.named_directories import NamedDirectories
+from tool_worker.workspace.node_capacity import NodeCapacity
 
 # Swaps a directory for a link, or for another directory, and back, as fast as the kernel does.
 FLIPPER = """

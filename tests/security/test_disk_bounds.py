@@ -8,11 +8,11 @@ import pytest
 
 from tests.integration.workspace_hosts import Terminal, main_pid, opened
 from tests.polling import until
-from tool_worker.files.file_tree import TreeLimits
-from tool_worker.launch.host_folder import HostFolder
-from tool_worker.node.disk_bounds import DiskBounds
-from tool_worker.node.resource_usage import ResourceUsage, descendants
-from tool_worker.node.usage_bounds import TERMINALS, WATCHERS, UsageBounds
+from tool_worker.worker.node.disk_bounds import DiskBounds
+from tool_worker.worker.node.usage_bounds import TERMINALS, WATCHERS, UsageBounds
+from tool_worker.workspace.files.file_tree import TreeLimits
+from tool_worker.workspace.launch.host_folder import HostFolder
+from tool_worker.workspace.resource_usage import ResourceUsage, descendants
 
 CID = "filling"
 MIB = 2**20

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from broker.contract.allowed_hosts import host_rules
+from broker.contract.specs import WorkspaceSpec
 from broker.runtime.addresses import AddressRules
-from broker.specs.allowed_hosts import host_rules
-from broker.specs.specs import WorkspaceSpec
 from tests.integration.workspace_hosts import Terminal, opened
 from tests.security import egress_client
-from tool_worker.egress.proxy import EgressProxy, EgressRules
-from tool_worker.launch.egress_gate import EgressGate
+from tool_worker.sandbox.egress.proxy import EgressProxy, EgressRules
 from tool_worker.sandbox.sandbox import interpreter
+from tool_worker.workspace.launch.egress_gate import EgressGate
 
 ALLOWED, FORBIDDEN = "127.0.0.2", "127.0.0.1"
 LIMIT_SECONDS = 60.0

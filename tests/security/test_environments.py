@@ -12,8 +12,8 @@ import pytest
 from broker.runtime.environment import BEAT, DOOR, JOBS, TOOLS, worker_environment
 from deckhands.cluster.embedded_cluster import Cluster, ClusterSpec
 from tests.polling import until
-from tool_worker.files.staging import remove
 from tool_worker.settings import ToolVariables
+from tool_worker.workspace.files.staging import remove
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRETS = {
@@ -144,7 +144,9 @@ def test_whatever_starts_a_process_says_what_it_knows() -> None:
     starting = {"run": "subprocess", "Popen": "subprocess", "create_subprocess_exec": "asyncio"}
     silent = []
     # Programs of `sessions` run in a workspace, and know what it knows.
-    sources = {*ROOT.glob("broker/**/*.py"), *ROOT.glob("tool_worker/**/*.py")} - {*ROOT.glob("tool_worker/sessions/*")}
+    sources = {*ROOT.glob("broker/**/*.py"), *ROOT.glob("tool_worker/**/*.py")} - {
+        *ROOT.glob("tool_worker/host/sessions/*")
+    }
     for path in sorted(sources):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
-from deckhands.datasets.check_programs import COMMAND, named_tests
-from deckhands.datasets.dataset import read_dataset
-from deckhands.datasets.file_trees import File, texts, tree_of
-from deckhands.datasets.human_eval import human_eval_instance
-from deckhands.datasets.instances import Instance
-from deckhands.datasets.shipped import DIRECTORY, shipped_instance
+from deckhands.evaluation.datasets.check_programs import COMMAND, named_tests
+from deckhands.evaluation.datasets.dataset import read_dataset
+from deckhands.evaluation.datasets.file_trees import File, texts, tree_of
+from deckhands.evaluation.datasets.human_eval import human_eval_instance
+from deckhands.evaluation.datasets.instances import Instance
+from deckhands.evaluation.datasets.shipped import DIRECTORY, shipped_instance
 from deckhands.evaluation.scoring import work_of
 from tests.dataset_parts import HUMAN_EVAL, checked, harbor_task, mirror_in, swe_rows, write_rows
 

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 from broker.runtime.errors import DeckhandsError, UsageError
-from deckhands.archive.archive import Archive
-from deckhands.archive.archived_file import MAX_DIRECTORY_BYTES, MAX_EVENTS_BYTES, MAX_MEMBER_BYTES, ArchivedFile
-from deckhands.archive.errors import CorruptArchive
-from deckhands.archive.place import ArchivePlace
+from deckhands.client.archive.archive import Archive
+from deckhands.client.archive.archived_file import MAX_DIRECTORY_BYTES, MAX_EVENTS_BYTES, MAX_MEMBER_BYTES, ArchivedFile
+from deckhands.client.archive.errors import CorruptArchive
+from deckhands.client.archive.place import ArchivePlace
 from deckhands.client.client import Client
 from tests.archive_parts import begin_ended, retired
 from tests.stores import RealServer, emptied

@@ -14,7 +14,7 @@ from celery import signals
 from redis import Redis
 
 from broker.celery.jobs_app import BEAT_KEYS, make_jobs_app, redis_url
-from deckhands.jobs.table import JOBS, schedule
+from deckhands.operations.jobs.table import JOBS, schedule
 from tests.stores import RealServer
 
 PERIODIC = sorted(f"deckhands.jobs.{job.name}" for job in JOBS if job.every_seconds)

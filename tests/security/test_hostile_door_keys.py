@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from broker.conversations.expiry import EXPIRED_CODE, expire
 from broker.coordination.membership import Membership
 from broker.coordination.unreadable import Unreadable
+from broker.log.expiry import EXPIRED_CODE, expire
 from broker.store import keys
 from broker.store.store import Store
-from deckhands.door.desk import Desk, conversation_of_task
-from deckhands.door.inbox import Inbox
-from deckhands.door.outcome_watcher import BATCH, OutcomeWatcher
-from deckhands.door.runs import RunMessage, Runs
-from deckhands.tasks.requests import TaskRequest
+from deckhands.client.tasks.requests import TaskRequest
+from deckhands.ingress.desk import Desk, conversation_of_task
+from deckhands.ingress.inbox import Inbox
+from deckhands.ingress.outcome_watcher import BATCH, OutcomeWatcher
+from deckhands.ingress.runs import RunMessage, Runs
 from tests.inbox_parts import put
 from tests.integration.test_inbox_edges import serving, until_replies
 from tests.polling import until

@@ -15,9 +15,9 @@ from broker.coordination.unreadable import Unreadable
 from broker.runtime.errors import CorruptEntry, StoreRefused, UsageError
 from broker.store import keys
 from broker.store.store import Store
-from deckhands.schedules.book import ScheduleBook
-from deckhands.schedules.schedule import Schedule
-from deckhands.tasks.requests import TaskRequest
+from deckhands.client.tasks.requests import TaskRequest
+from deckhands.operations.schedules.book import ScheduleBook
+from deckhands.operations.schedules.schedule import Schedule
 from tests.door_parts import Producer, saying
 from tests.faults.harness import FaultCluster, Worker, steps
 from tests.inbox_parts import put, replies

@@ -10,7 +10,7 @@ import pytest
 
 from broker.runtime.errors import StoreRefused
 from broker.store import keys
-from deckhands.tasks.tasks import conversation_id_of
+from deckhands.client.tasks.tasks import conversation_id_of
 from tests.door_parts import Producer, saying
 from tests.inbox_parts import put, replies
 from tests.polling import unhurried, until

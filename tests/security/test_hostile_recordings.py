@@ -18,9 +18,9 @@ from broker.log.invariants import violations
 from broker.runtime.errors import UsageError
 from controller_worker.core.controller import fold
 from controller_worker.core.state import State
-from deckhands.openhands.recordings import MAX_EVENT_CHARS, MAX_FILE_BYTES, MAX_MARKS
-from deckhands.openhands.sdk_conversation import read_sdk_directory
-from deckhands.openhands.trajectory_import import read_trajectory
+from deckhands.interop.openhands.recordings import MAX_EVENT_CHARS, MAX_FILE_BYTES, MAX_MARKS
+from deckhands.interop.openhands.sdk_conversation import read_sdk_directory
+from deckhands.interop.openhands.trajectory_import import read_trajectory
 from tests.unit.deckhands.openhands.same_conversation import messages
 from tests.unit.deckhands.openhands.test_sdk_conversation import REAL
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from broker.contract.timing import MAX_SECONDS
 from broker.coordination.unreadable import Unreadable
-from broker.specs.timing import MAX_SECONDS
-from deckhands.jobs.ticking import tick
-from deckhands.schedules.schedule import MAX_MISSED, Schedule, Standing, due_of
+from deckhands.operations.jobs.ticking import tick
+from deckhands.operations.schedules.schedule import MAX_MISSED, Schedule, Standing, due_of
 from tests.integration.test_schedules import NAME, NOON, Cluster, cluster  # noqa: F401  (a fixture)
 
 SEED = 20261126

@@ -10,8 +10,8 @@ import pytest
 from broker.coordination.unreadable import Unreadable
 from broker.store import keys
 from broker.store.store import Store
-from deckhands.door.desk import Desk
-from deckhands.door.inbox import Inbox
+from deckhands.ingress.desk import Desk
+from deckhands.ingress.inbox import Inbox
 from tests.integration.test_inbox_edges import NoResults, serving, until_empty
 
 CANARY = "c4n4ry-of-the-inbox"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tool_worker.errors import FileUnfit
-from tool_worker.files.openat2_paths import Directory
+from tool_worker.workspace.files.openat2_paths import Directory
 
 # Two swaps at once: the file itself, and the directory that it is in, each between something inside and a way out.
 FLIPPER = """

@@ -16,24 +16,24 @@ import pytest
 from pydantic import ValidationError
 
 from broker.contract.actions import MessageAction
+from broker.contract.condenser_specs import CondenserPipelineSpec, LLMSummarizingCondenserSpec
 from broker.contract.events import AgentSpec, EventSource, LLMSpec, ModelSwitched
+from broker.contract.offered_models import OFFERED_MODELS, ModelNotOffered, named_models
+from broker.contract.policies import LoopPolicy
+from broker.contract.specs import CriticSpec, GoalSpec, PlanSpec, Tenancy
 from broker.coordination.membership import Membership
 from broker.runtime.clock import SystemClock
 from broker.runtime.errors import DeckhandsError
-from broker.specs.condenser_specs import CondenserPipelineSpec, LLMSummarizingCondenserSpec
-from broker.specs.offered_models import OFFERED_MODELS, ModelNotOffered, named_models
-from broker.specs.policies import LoopPolicy
-from broker.specs.specs import CriticSpec, GoalSpec, PlanSpec, Tenancy
 from broker.store.store import Store
 from controller_worker.agents.registry import known_agents
-from controller_worker.calls.models import Models
-from controller_worker.llm.errors import LLMConfigError
+from controller_worker.model.models import Models
+from controller_worker.providers.errors import LLMConfigError
 from deckhands.client.changing import Change
-from deckhands.schedules.book import ScheduleBook
-from deckhands.schedules.schedule import Schedule
+from deckhands.client.tasks.requests import TaskRequest
+from deckhands.operations.schedules.book import ScheduleBook
+from deckhands.operations.schedules.schedule import Schedule
 from deckhands.server.gateway import Gateway, ServerOptions
 from deckhands.server.serving import serving
-from deckhands.tasks.requests import TaskRequest
 from tests.faults.harness import FaultCluster
 from tests.server_parts import add_key
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.specs.specs import WorkspaceSpec
+from broker.contract.specs import WorkspaceSpec
 from tests.integration.workspace_hosts import Terminal, opened
-from tool_worker.launch.session_programs import SessionPrograms
+from tool_worker.workspace.launch.session_programs import SessionPrograms
 from tool_worker.workspace.named_directories import NamedDirectories
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.integration.workspace_hosts import Terminal, gone, main_pid, opened
-from tool_worker.launch.session_programs import session_programs
-from tool_worker.opening.changes import Changes
-from tool_worker.opening.repositories import Repositories
 from tool_worker.sandbox.bwrap import BubblewrapSandbox
+from tool_worker.workspace.launch.session_programs import session_programs
+from tool_worker.workspace.opening.changes import Changes
+from tool_worker.workspace.opening.repositories import Repositories
 
 CID = "conversation"
 PYTHON = "import os; os.close(os.open('/workspace/ran-{0}', os.O_CREAT | os.O_WRONLY))"

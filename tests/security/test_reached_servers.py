@@ -11,8 +11,8 @@ from pathlib import Path
 
 import httpx2
 
-from deckhands.access.api_keys import ApiKeys
 from deckhands.client.client import Client
+from deckhands.server.auth.api_keys import ApiKeys
 from tests.faults.server_process import free_port
 from tests.integration.command_line import cluster, deckhands, environment, finish, run_command, script, started
 

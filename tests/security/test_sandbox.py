@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.specs.specs import WorkspaceSpec
+from broker.contract.specs import WorkspaceSpec
 from tests.integration.workspace_hosts import Terminal, alive, opened, processes
 from tests.trees import let_everybody_through
 from tool_worker.errors import SandboxUnavailable, SandboxUnsafe

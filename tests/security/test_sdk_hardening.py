@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from controller_worker.sdk.launch import can_sandbox
-from controller_worker.sdk.runner import Line, Runner
+from controller_worker.loop.sdk.launch import can_sandbox
+from controller_worker.loop.sdk.runner import Line, Runner
 
 PROBE = """
 import json, os, socket, sys

@@ -15,7 +15,7 @@ from tests.integration.command_line import COMMAND, environment
 
 ROOT = Path(__file__).parents[2]
 PATCH = b"diff --git a/x b/x\n+\x1b]0;title\x07\xff\r\n"
-PRINT_PATCH = f"from deckhands.reading.terminal import print_patch; print_patch({PATCH!r})"
+PRINT_PATCH = f"from deckhands.client.reading.terminal import print_patch; print_patch({PATCH!r})"
 
 
 def on_terminal(*command: str, env: dict[str, str]) -> bytes:

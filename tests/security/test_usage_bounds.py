@@ -19,10 +19,10 @@ from tests.integration.test_workspace_rest import crowded
 from tests.integration.workspace_hosts import Terminal, main_pid, opened, processes
 from tests.polling import until
 from tests.security.test_bounds import MEGABYTE, needs_groups
-from tool_worker.node.resource_usage import ResourceUsage, workspace_usage
-from tool_worker.node.usage_bounds import UsageBounds
 from tool_worker.sandbox.sandbox import ResourceLimits
 from tool_worker.worker.executor import Executor
+from tool_worker.worker.node.usage_bounds import UsageBounds
+from tool_worker.workspace.resource_usage import ResourceUsage, workspace_usage
 from tool_worker.workspace.workspaces import Workspaces
 
 HOLDING = r"""

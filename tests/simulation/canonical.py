@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from broker.contract.actions import ChangeAgentStateAction, MessageAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, ConversationCreated, Event, EventSource, ModelReply
 from broker.contract.observations import AgentStateChangedObservation, CmdOutputObservation
-from broker.conversations.conversations import ConversationRow, Conversations
+from broker.log.conversations import ConversationRow, Conversations
 from broker.log.event_log import EventLog
 from broker.log.status import Status
 from broker.runtime.errors import StoreError, UnknownConversation
-from broker.specs.agent_state import AgentState
 from broker.store.store import Store
 from tests.simulation.faults import Fault
 from tests.simulation.simulated_cluster import Cluster

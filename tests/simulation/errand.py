@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from broker.contract.actions import ChangeAgentStateAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, ConversationCreated, DelegateEnded, Event, EventSource, LLMSpec
 from broker.contract.notes import NoteObservation
 from broker.contract.observations import AgentDelegateObservation, AgentStateChangedObservation
+from broker.contract.policies import ConfirmationPolicy
+from broker.contract.specs import CriticSpec, GoalSpec, MemorySpec
 from broker.log.event_log import EventLog
 from broker.log.invariants import violations
 from broker.log.status import Status
-from broker.specs.agent_state import AgentState
-from broker.specs.policies import ConfirmationPolicy
-from broker.specs.specs import CriticSpec, GoalSpec, MemorySpec
 from broker.store.store import Store
 from controller_worker.core.controller import fold
 from controller_worker.core.state import State

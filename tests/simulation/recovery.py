@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from broker.contract.agent_state import AgentState
 from broker.contract.events import Event
 from broker.log.status import Status
-from broker.specs.agent_state import AgentState
 from tests.simulation.faults import Fault
 from tests.simulation.wire import Written
 

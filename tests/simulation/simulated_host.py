@@ -19,9 +19,9 @@ from tool_worker.host.configuration import HostConfiguration
 from tool_worker.host.egress import Egress
 from tool_worker.host.journal import Journal
 from tool_worker.host.server import Server
-from tool_worker.launch.host_connection import HostConnection
+from tool_worker.host.shell.bash_call import BashCall
 from tool_worker.sandbox.none import NoSandbox
-from tool_worker.shell.bash_call import BashCall
+from tool_worker.workspace.launch.host_connection import HostConnection
 from tool_worker.workspace.open_workspace import OpenWorkspace
 
 RUN_SECONDS = 0.2

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, ConversationCreated, Event, Limits, LLMSpec
 from broker.contract.observations import AgentStateChangedObservation
 from broker.log.event_log import EventLog
 from broker.log.status import Status
 from broker.runtime.clock import Clock
-from broker.specs.agent_state import AgentState
 from broker.store.store import Store, open_store
 from tests.simulation.canonical import CID, bash, said
 from tests.simulation.simulated_cluster import Cluster

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
+from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, ConversationCreated, Event, ModelReply
 from broker.log.event_log import EventLog
 from broker.log.status import status_of
 from broker.runtime.settings import BrokerSettings
 from broker.secrets.secrets import Secrets, secret_key
-from broker.specs.agent_state import AgentState
 from tests.simulation.canonical import CID, bash, said
 from tests.simulation.simulated_cluster import Cluster
 

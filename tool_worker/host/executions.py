@@ -9,8 +9,8 @@ from tool_worker.host.loop import BufferedWriter, Loop
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tool_worker.host.session_program import SessionCall
-    from tool_worker.shell.bash_call import BashCall
-    from tool_worker.shell.bash_session import BashSession
+    from tool_worker.host.shell.bash_call import BashCall
+    from tool_worker.host.shell.bash_session import BashSession
 
 
 class Client:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 
-from tool_worker.shell.output_buffer import CUT_NOTICE
+from tool_worker.host.shell.output_buffer import CUT_NOTICE
 
 LONG_TEXT_CHARS = 2**20
 SHORT_TEXT_CHARS = 2048

@@ -23,12 +23,12 @@ from tool_worker.host.journal import LONG_TEXT_CHARS, SHORT_TEXT_CHARS, Journal,
 from tool_worker.host.json_text import dumps
 from tool_worker.host.loop import Loop
 from tool_worker.host.protocol import Refused, action_id_of, fingerprint_in
-from tool_worker.shell.bash_call import BashCall, BashCallError
-from tool_worker.shell.terminals import Terminals
+from tool_worker.host.shell.bash_call import BashCall, BashCallError
+from tool_worker.host.shell.terminals import Terminals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # what the module `typing` would tell takes as long to import as the whole of this one
-    from tool_worker.editor.file_tools import FileTools
+    from tool_worker.host.editor.file_tools import FileTools
     from tool_worker.host.session_program import SessionProgram
 
 CLIENT_LIMIT = 64
@@ -304,7 +304,7 @@ class Server:
         self, client: Client, request: object, action_id: int, tool: str, arguments: dict[str, object]
     ) -> None:
         if self._files is None:
-            from tool_worker.editor.file_tools import FileTools
+            from tool_worker.host.editor.file_tools import FileTools
 
             self._files = FileTools(self._configuration.workspace, history=HISTORY_FD)
         result = self._files.run(tool, {**arguments, "cwd": self._terminals.main.working_dir})

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 from broker.contract.events import Observation
 from broker.contract.observations import ErrorObservation
+from broker.contract.plain_json import plain_json, replace_surrogates
 from broker.contract.session_events import AcpObservation, AcpPermissionAction, AcpTurnAction
-from broker.specs.plain_json import plain_json, replace_surrogates
 from tool_worker.tools.tool import HostRequest, Tool
 
 CALL_SECONDS = 120.0

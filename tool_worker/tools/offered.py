@@ -26,11 +26,11 @@ from broker.contract.observations import (
     truncate_content,
 )
 from broker.contract.offered_tools import OfferedToolAction
+from broker.contract.tool_specs import OutcomePolicy, ToolOffer
 from broker.coordination.action_streams import ActionClaimed, ActionReclaimed
 from broker.runtime.environment import find_missing_variable, say_how_to_pass
 from broker.runtime.errors import UsageError
 from broker.secrets.masking import Masker
-from broker.specs.tool_specs import OutcomePolicy, ToolOffer
 from broker.tools.custom_tools import CustomTool, Runner, ToolContext, ToolFailed, as_custom_tool
 from broker.tools.plugins import entry_points
 from broker.tools.tool_failures import ToolFailure

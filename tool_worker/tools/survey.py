@@ -11,8 +11,7 @@ from typing import Any
 
 from broker.contract.events import Observation
 from broker.contract.observations import SurveyObservation
-from broker.contract.workspace_events import SurveyAction
-from broker.specs.skills import (
+from broker.contract.skills import (
     FILE_MARK,
     HOOK_SCRIPT,
     INSTRUCTION_FILES,
@@ -22,6 +21,7 @@ from broker.specs.skills import (
     SETUP_SCRIPT,
     SKILL_FOLDERS,
 )
+from broker.contract.workspace_events import SurveyAction
 from tool_worker.tools.tool import HostRequest, Tool
 
 TIMEOUT_SECONDS = 20.0

@@ -38,25 +38,25 @@ from broker.secrets.secrets import Secrets
 from broker.store.store import Store, open_store
 from broker.tools.tool_failures import SANDBOX, ToolFailure, ToolFailures
 from broker.tools.tool_offers import ToolOffers
-from tool_worker.launch.session_programs import session_programs
-from tool_worker.mcp.launch import SandboxedLaunch
-from tool_worker.mcp.servers import McpServers
-from tool_worker.node.disk_bounds import DiskBounds
-from tool_worker.node.node_identity import identity_of, only_here
-from tool_worker.node.quota import Quota
-from tool_worker.node.reaper import Reaper
-from tool_worker.node.resource_usage import ResourceUsage
-from tool_worker.node.usage_bounds import TERMINALS, WATCHERS, UsageBounds
-from tool_worker.opening.repositories import sandbox_of_git
-from tool_worker.opening.workspace_opener import WorkspaceOpener
 from tool_worker.settings import ToolSettings
+from tool_worker.tools.mcp.launch import SandboxedLaunch
+from tool_worker.tools.mcp.servers import McpServers
 from tool_worker.tools.offered import OfferedTools, found_tools
 from tool_worker.worker.finished_workspaces import end_finished
+from tool_worker.worker.node.disk_bounds import DiskBounds
+from tool_worker.worker.node.quota import Quota
+from tool_worker.worker.node.reaper import Reaper
+from tool_worker.worker.node.usage_bounds import TERMINALS, WATCHERS, UsageBounds
 from tool_worker.worker.placing import MAX_WAITING, WAIT_SECONDS, Placing, offer_of
 from tool_worker.worker.saving import checkpointing_of
 from tool_worker.worker.traced import TracedExecutor
 from tool_worker.worker.transfer_service import TransferService
 from tool_worker.workspace.bindings import Bindings
+from tool_worker.workspace.launch.session_programs import session_programs
+from tool_worker.workspace.node_identity import identity_of, only_here
+from tool_worker.workspace.opening.repositories import sandbox_of_git
+from tool_worker.workspace.opening.workspace_opener import WorkspaceOpener
+from tool_worker.workspace.resource_usage import ResourceUsage
 from tool_worker.workspace.workspaces import Workspaces
 
 READ_AT_ONCE = 8

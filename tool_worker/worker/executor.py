@@ -25,6 +25,7 @@ from broker.contract.observations import (
     SurveyObservation,
 )
 from broker.contract.offered_tools import OfferedToolAction
+from broker.contract.tool_specs import OutcomePolicy
 from broker.contract.workspace_events import OpenWorkspaceAction, WorkspaceFailedObservation, WorkspaceOpenedObservation
 from broker.coordination.action_streams import (
     ActionClaimed,
@@ -50,25 +51,24 @@ from broker.runtime.errors import (
 )
 from broker.runtime.failpoints import failpoint
 from broker.secrets.secrets import SecretsLocked
-from broker.specs.tool_specs import OutcomePolicy
 from broker.tools.custom_tools import ToolContext
-from tool_worker.checkpoints.checkpointing import Checkpointing
 from tool_worker.errors import HostLost, SourceUnusable, WorkspaceLost
 from tool_worker.host.protocol import NEVER_STARTED
-from tool_worker.launch.host_connection import HostResult
-from tool_worker.node.quota import Quota
-from tool_worker.node.usage_bounds import UsageBounds
-from tool_worker.opening.workspace_opener import WorkspaceOpener
 from tool_worker.tools.offered import OfferedTools
 from tool_worker.tools.registry import tool_for
 from tool_worker.tools.tool import HostRequest, answering, instead_of
 from tool_worker.worker.fingerprints import fingerprint_of
 from tool_worker.worker.journal_check import NOT_CARRIED_OUT, check_journal, log_reused_number
+from tool_worker.worker.node.quota import Quota
+from tool_worker.worker.node.usage_bounds import UsageBounds
 from tool_worker.worker.proxy_refusals import refused_in, with_refusals
 from tool_worker.worker.running_calls import RunningCalls
 from tool_worker.worker.stop_orders import StopOrders
 from tool_worker.worker.transfer_service import TransferService
+from tool_worker.workspace.checkpoints.checkpointing import Checkpointing
+from tool_worker.workspace.launch.host_connection import HostResult
 from tool_worker.workspace.open_workspace import OpenWorkspace
+from tool_worker.workspace.opening.workspace_opener import WorkspaceOpener
 from tool_worker.workspace.workspaces import Workspaces
 
 MAX_ATTEMPTS = 3

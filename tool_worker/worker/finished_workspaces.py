@@ -10,12 +10,12 @@ import asyncio
 import logging
 from pathlib import Path
 
-from broker.conversations.conversations import Conversations
+from broker.contract.agent_state import TERMINAL_STATES
+from broker.log.conversations import Conversations
 from broker.runtime.errors import DeckhandsError, UnknownConversation
-from broker.specs.agent_state import TERMINAL_STATES
 from broker.store.store import Store
-from tool_worker.launch.host_folder import HostFolder
-from tool_worker.node.node_capacity import retire
+from tool_worker.workspace.launch.host_folder import HostFolder
+from tool_worker.workspace.node_capacity import retire
 from tool_worker.workspace.workspaces import Workspaces
 
 LIMIT_SECONDS = 2.0

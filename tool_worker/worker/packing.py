@@ -18,9 +18,9 @@ import zstandard
 
 from broker.coordination.transfers import MAX_COPY_BYTES, MAX_COPY_FILES, FileEntry, TransferAnswer, TransferRequest
 from tool_worker.errors import FileUnfit, WorkspaceTooLarge
-from tool_worker.files.file_tree import FILE, LINK, SPECIAL_BITS, Entry, TreeLimits, entries, listed
-from tool_worker.files.openat2_paths import Directory
-from tool_worker.files.unpacking import Unpacking
+from tool_worker.workspace.files.file_tree import FILE, LINK, SPECIAL_BITS, Entry, TreeLimits, entries, listed
+from tool_worker.workspace.files.openat2_paths import Directory
+from tool_worker.workspace.files.unpacking import Unpacking
 
 LIMITS = TreeLimits(files=MAX_COPY_FILES, bytes=MAX_COPY_BYTES)
 """The limits of one transfer, unpacked."""

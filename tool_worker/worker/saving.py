@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from broker.log.event_log import EventLog
-from tool_worker.checkpoints.checkpoint_store import BASES, Checkpoints
-from tool_worker.checkpoints.checkpointing import Checkpointing
-from tool_worker.opening.workspace_opener import WorkspaceOpener
 from tool_worker.settings import ToolSettings
+from tool_worker.workspace.checkpoints.checkpoint_store import BASES, Checkpoints
+from tool_worker.workspace.checkpoints.checkpointing import Checkpointing
+from tool_worker.workspace.opening.workspace_opener import WorkspaceOpener
 
 
 def checkpointing_of(log: EventLog, settings: ToolSettings, opener: WorkspaceOpener) -> Checkpointing:

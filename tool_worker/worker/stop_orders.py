@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 from broker.runtime.errors import StoreError
 from tool_worker.errors import HostLost, StoppedBeforeItBegan
-from tool_worker.launch.host_connection import HostResult
+from tool_worker.workspace.launch.host_connection import HostResult
 from tool_worker.workspace.open_workspace import OpenWorkspace
 
 ANSWER_CHECK_SECONDS = 1.0

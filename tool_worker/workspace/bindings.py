@@ -18,11 +18,11 @@ from pathlib import Path
 from broker.runtime.ids import is_conversation_id
 from broker.secrets.private_directories import Mounts
 from tool_worker.errors import WorkspaceLost, WorkspaceRefused
-from tool_worker.files.openat2_paths import Directory
-from tool_worker.launch.binding import Binding
-from tool_worker.launch.host_folder import HostFolder
-from tool_worker.node.node_identity import FOLDER
+from tool_worker.workspace.files.openat2_paths import Directory
+from tool_worker.workspace.launch.binding import Binding
+from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.named_directories import NamedDirectories
+from tool_worker.workspace.node_identity import FOLDER
 
 _Named = tuple[str, str]
 """A directory, and the tenant of who named it."""

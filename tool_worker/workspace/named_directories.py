@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 
 from broker.secrets.private_directories import fault, name_fault
 from tool_worker.errors import WorkspaceLost, WorkspaceRefused
-from tool_worker.files.openat2_paths import Directory
+from tool_worker.workspace.files.openat2_paths import Directory
 
 ASK_THE_OPERATOR = (
     "Ask the operator of the tool worker to name it, or one around it, by --workspace-root or "

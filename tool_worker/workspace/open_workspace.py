@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from tool_worker.errors import HostLost
-from tool_worker.launch.host_connection import ActionStatus, HostConnection, HostResult
+from tool_worker.workspace.launch.host_connection import ActionStatus, HostConnection, HostResult
 
 OPEN_ATTEMPTS = 3
 

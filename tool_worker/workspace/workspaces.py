@@ -18,17 +18,22 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 
+from broker.contract.specs import WorkspaceSpec
 from broker.runtime.ids import check_conversation_id
-from broker.specs.specs import WorkspaceSpec
 from tool_worker.completion import to_completion
 from tool_worker.errors import HostLost, WorkspaceUnavailable
-from tool_worker.files.openat2_paths import Directory
-from tool_worker.launch.binding import MOUNT_AT, Binding
-from tool_worker.launch.egress_gate import EgressGate
-from tool_worker.launch.git_identity import GitIdentity
-from tool_worker.launch.host_connection import HostConnection
-from tool_worker.launch.host_folder import HostFolder
-from tool_worker.launch.host_launch import (
+from tool_worker.sandbox.choice import AUTO
+from tool_worker.sandbox.control_groups import ControlGroups
+from tool_worker.sandbox.docker import Containers
+from tool_worker.sandbox.sandbox import ResourceLimits, Sandbox
+from tool_worker.workspace.bindings import Bindings
+from tool_worker.workspace.files.openat2_paths import Directory
+from tool_worker.workspace.launch.binding import MOUNT_AT, Binding
+from tool_worker.workspace.launch.egress_gate import EgressGate
+from tool_worker.workspace.launch.git_identity import GitIdentity
+from tool_worker.workspace.launch.host_connection import HostConnection
+from tool_worker.workspace.launch.host_folder import HostFolder
+from tool_worker.workspace.launch.host_launch import (
     bound_host,
     bounding,
     end_host,
@@ -37,16 +42,11 @@ from tool_worker.launch.host_launch import (
     start_host,
     wait_until_dead,
 )
-from tool_worker.launch.host_plan import HostPlans
-from tool_worker.launch.session_programs import SessionPrograms
-from tool_worker.launch.verified_sandboxes import VerifiedSandboxes
-from tool_worker.node.node_capacity import NodeCapacity, free_capacity
-from tool_worker.sandbox.choice import AUTO
-from tool_worker.sandbox.control_groups import ControlGroups
-from tool_worker.sandbox.docker import Containers
-from tool_worker.sandbox.sandbox import ResourceLimits, Sandbox
-from tool_worker.workspace.bindings import Bindings
+from tool_worker.workspace.launch.host_plan import HostPlans
+from tool_worker.workspace.launch.session_programs import SessionPrograms
+from tool_worker.workspace.launch.verified_sandboxes import VerifiedSandboxes
 from tool_worker.workspace.named_directories import NamedDirectories, unwritable_notice
+from tool_worker.workspace.node_capacity import NodeCapacity, free_capacity
 from tool_worker.workspace.open_workspace import OPEN_ATTEMPTS, OpenWorkspace
 
 SERVED_NO_CHANGE_TIMEOUT_SECONDS = 10.0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from broker.agents.factory import AgentFactoryConfig, chosen_agent, share_of
-from broker.agents.pairs import LEGACY_OF, is_sdk_agent, kind_of, legacy_of, sdk_of
+from broker.contract.agent_factory import AgentFactoryConfig, chosen_agent, share_of
+from broker.contract.agent_pairs import LEGACY_OF, is_sdk_agent, kind_of, legacy_of, sdk_of
+from broker.contract.specs import ACP_AGENT, AgentSpec, SdkSpec
 from broker.runtime.errors import UsageError
 from broker.runtime.settings import BrokerSettings
-from broker.specs.specs import ACP_AGENT, AgentSpec, SdkSpec
 from controller_worker.agents.agent import is_sdk_agent as runs_in_the_sdk
 from controller_worker.agents.registry import AGENTS, create_agent
 

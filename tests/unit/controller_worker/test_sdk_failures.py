@@ -7,9 +7,9 @@ import re
 import pytest
 
 from broker.runtime.errors import DeckhandsError
-from controller_worker.llm.errors import MODEL_ERRORS
-from controller_worker.sdk import failures
-from controller_worker.sdk.failures import BY_NAME, NOT_INSTALLED, sdk_error
+from controller_worker.loop.sdk import failures
+from controller_worker.loop.sdk.failures import BY_NAME, NOT_INSTALLED, sdk_error
+from controller_worker.providers.errors import MODEL_ERRORS
 
 TABLE = {
     "authentication_failed": ("authentication", False),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from broker.contract.actions import AgentFinishAction, CmdRunAction, MessageAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import ConversationCreated, Event, ModelReply, TokenUsage, with_id
 from broker.contract.observations import (
     AgentStateChangedObservation,
@@ -13,7 +14,6 @@ from broker.contract.observations import (
     NullObservation,
 )
 from broker.contract.recall import RecallAction, RecallType
-from broker.specs.agent_state import AgentState
 
 CONVERSATION_ID = "c1-sample"
 STARTED = datetime(2026, 5, 1, 12, 0, 0, tzinfo=UTC)

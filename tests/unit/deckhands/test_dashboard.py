@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deckhands.monitoring.families import FAMILIES
+from deckhands.operations.monitoring.families import FAMILIES
 from tests.source_code import ROOT
 
 DASHBOARD = json.loads((ROOT / "deploy/grafana/deckhands.json").read_text(encoding="utf-8"))

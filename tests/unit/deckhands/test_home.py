@@ -10,12 +10,12 @@ import sys
 import pytest
 
 from broker.runtime.errors import UsageError
-from deckhands.home import Home, supervising
+from deckhands.cluster.home import Home, supervising
 
 HOLD = """
 import sys
 from pathlib import Path
-from deckhands.home import supervising
+from deckhands.cluster.home import supervising
 with supervising(Path(sys.argv[1]), "A cluster"):
     print("held", flush=True)
     sys.stdin.read()

@@ -11,10 +11,10 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 
 from broker.contract.events import AgentSpec, Limits, WorkspaceSpec
-from broker.specs.workspace_sources import GitSource
-from deckhands.openapi.json_body import JsonBody
+from broker.contract.workspace_sources import GitSource
 from deckhands.server.application import routes_of
 from deckhands.server.models import ChangedConversation, Command, Confirmation, Fork, NewConversation
+from deckhands.server.openapi.json_body import JsonBody
 
 AGENT = AgentSpec(name="CodeActAgent").model_dump(mode="json", exclude={"condenser"})  # its schema promises no types
 PLACE = WorkspaceSpec(source=GitSource(url="https://example.org/a", depth=3)).model_dump(mode="json")

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from broker.conversations.conversations import ConversationRow
+from broker.log.conversations import ConversationRow
 from deckhands.server.models import Conversation, listed
 
 MOMENTS = (datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC))

@@ -9,10 +9,10 @@ import jsonschema_rs
 import pytest
 from fastapi import FastAPI
 
-from deckhands.openapi.document import bodies_in, document_of, operation_id, operations_in
-from deckhands.openapi.examples import Examples, NoExample
 from deckhands.server.application import ROUTERS, needs_by_operation
 from deckhands.server.guard import PUBLIC
+from deckhands.server.openapi.document import bodies_in, document_of, operation_id, operations_in
+from deckhands.server.openapi.examples import Examples, NoExample
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tool_worker.editor.file_editor import FileEditor
+from tool_worker.host.editor.file_editor import FileEditor
 
 
 @pytest.fixture

@@ -17,18 +17,18 @@ from pydantic.fields import FieldInfo
 
 from broker.contract import codec
 from broker.contract.actions import CmdRunAction, CondensationAction, MessageAction
+from broker.contract.condenser_specs import DEFAULT_CONDENSER, AmortizedForgettingCondenserSpec, NoOpCondenserSpec
 from broker.contract.events import AgentSpec, ConversationCreated, Event, Part
 from broker.contract.file_events import FileReadObservation
 from broker.contract.notes import Note
 from broker.contract.observations import CmdOutputObservation, MCPObservation
 from broker.contract.offered_tools import MCPAction
+from broker.contract.plain_json import plain_json, replace_surrogates
+from broker.contract.policies import ConfirmationPolicy, LoopPolicy
+from broker.contract.specs import AcpSpec, GoalSpec, MemorySpec, OutputSpec, Skill, WorkspaceSpec
+from broker.contract.tool_specs import OutcomePolicy, ToolOffer
+from broker.contract.workspace_sources import GitSource, UploadedSource
 from broker.runtime.errors import CorruptEntry, EventUnfit, StoreTooNew, UnknownKind
-from broker.specs.condenser_specs import DEFAULT_CONDENSER, AmortizedForgettingCondenserSpec, NoOpCondenserSpec
-from broker.specs.plain_json import plain_json, replace_surrogates
-from broker.specs.policies import ConfirmationPolicy, LoopPolicy
-from broker.specs.specs import AcpSpec, GoalSpec, MemorySpec, OutputSpec, Skill, WorkspaceSpec
-from broker.specs.tool_specs import OutcomePolicy, ToolOffer
-from broker.specs.workspace_sources import GitSource, UploadedSource
 from tests.exploring import examples
 
 KINDS = dict(sorted(Event.KINDS.items()))

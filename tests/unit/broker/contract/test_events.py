@@ -16,6 +16,7 @@ from broker.contract.actions import (
     MessageAction,
     SystemMessageAction,
 )
+from broker.contract.agent_state import AgentState, is_settled
 from broker.contract.events import (
     Action,
     ActionSecurityRisk,
@@ -41,8 +42,7 @@ from broker.contract.observations import (
     ErrorObservation,
     truncate_content,
 )
-from broker.specs.agent_state import AgentState, is_settled
-from broker.specs.tool_specs import OutcomePolicy
+from broker.contract.tool_specs import OutcomePolicy
 
 MARKER = "\n[... Observation truncated due to length ...]\n"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
+from broker.contract.specs import WorkspaceNeeds, WorkspaceSpec
 from broker.coordination.placement import NodeOffer, Placement, has_needs, in_bytes
-from broker.specs.specs import WorkspaceNeeds, WorkspaceSpec
 
 OFFER = NodeOffer(
     sandboxes=("bwrap", "docker"), images=("team/base:1", "team/*"), labels=("gpu",), memory_bytes=2**30, cpus=2.0

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.specs.allowed_hosts import MAX_HOSTS, HostRule, authority, canonical_host, host_rules, parse_authority
-from broker.specs.specs import WorkspaceSpec
+from broker.contract.allowed_hosts import MAX_HOSTS, HostRule, authority, canonical_host, host_rules, parse_authority
+from broker.contract.specs import WorkspaceSpec
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from broker.specs.specs import Limits
+from broker.contract.specs import Limits
 
 
 @pytest.mark.parametrize("name", Limits.model_fields)

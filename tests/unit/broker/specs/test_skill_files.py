@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.specs.front_matter import Unquoted, read_front_matter
-from broker.specs.skills import MAX_SKILL_BYTES, skill_of, skills_in, skills_of, trigger_in
-from broker.specs.specs import Skill
+from broker.contract.front_matter import Unquoted, read_front_matter
+from broker.contract.skills import MAX_SKILL_BYTES, skill_of, skills_in, skills_of, trigger_in
+from broker.contract.specs import Skill
 
 
 def test_a_text_without_front_matter_always_counts() -> None:

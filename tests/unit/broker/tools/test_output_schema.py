@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from broker.contract.specs import OutputSpec
 from broker.runtime.errors import UsageError
-from broker.specs.specs import OutputSpec
 from broker.tools.output_schema import check_output_schema, problems_of
 
 SCHEMA: dict[str, Any] = {

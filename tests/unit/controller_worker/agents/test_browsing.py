@@ -8,7 +8,7 @@ from broker.contract.actions import AgentFinishAction, AgentRejectAction, Messag
 from broker.contract.browser_events import BrowseInteractiveAction, BrowserOutputObservation
 from broker.contract.events import AgentSpec, Event, EventSource, ModelReply, WorkspaceSpec
 from broker.contract.observations import ErrorObservation
-from broker.specs.specs import OutputSpec
+from broker.contract.specs import OutputSpec
 from controller_worker.agents.agent import sees_pages
 from controller_worker.agents.browsing import BrowsingAgent, VisualBrowsingAgent
 from controller_worker.agents.codeact import CodeActAgent

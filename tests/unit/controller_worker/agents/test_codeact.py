@@ -9,14 +9,14 @@ import pytest
 from broker.contract.actions import AgentDelegateAction, CondensationRequestAction
 from broker.contract.browser_events import BrowseInteractiveAction
 from broker.contract.code_search import GLOB, GREP
+from broker.contract.condenser_specs import NoOpCondenserSpec
 from broker.contract.events import ActionSecurityRisk, AgentSpec, ModelReply, WorkspaceSpec
 from broker.contract.file_events import STR_REPLACE_EDITOR
 from broker.contract.observations import ErrorObservation
 from broker.contract.session_events import IPythonRunCellAction
 from broker.contract.task_list import TASK_TRACKER
+from broker.contract.tool_schemas import EXECUTE_BASH, FINISH, THINK
 from broker.runtime.errors import UsageError
-from broker.specs.condenser_specs import NoOpCondenserSpec
-from broker.specs.tool_schemas import EXECUTE_BASH, FINISH, THINK
 from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.agents.registry import AGENTS, create_agent
 from tests.controller_parts import bash, call, finish

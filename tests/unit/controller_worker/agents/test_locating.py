@@ -16,11 +16,11 @@ from broker.contract.events import (
     WorkspaceSpec,
 )
 from broker.contract.observations import ErrorObservation
-from broker.specs.policies import ConfirmationPolicy
-from broker.specs.tool_specs import OutcomePolicy, ToolOffer
+from broker.contract.policies import ConfirmationPolicy
+from broker.contract.tool_specs import OutcomePolicy, ToolOffer
 from controller_worker.agents.looking import LocAgent
 from controller_worker.security.assessment import risk_of
-from deckhands.openhands.trajectory_export import trajectory_of
+from deckhands.interop.openhands.trajectory_export import trajectory_of
 
 OFFER = ToolOffer(key="deploy", name="deploy", parameters={"type": "object"})
 

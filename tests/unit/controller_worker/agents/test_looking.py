@@ -11,7 +11,7 @@ from broker.contract.code_search import CodeSearchAction
 from broker.contract.events import AgentSpec, Event, ModelReply, ModelToolCall, WorkspaceSpec
 from broker.contract.file_events import FileReadAction
 from broker.contract.observations import ErrorObservation
-from broker.specs.tool_specs import ToolOffer
+from broker.contract.tool_specs import ToolOffer
 from controller_worker.agents.looking import ReadOnlyAgent
 
 

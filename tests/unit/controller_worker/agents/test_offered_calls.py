@@ -9,7 +9,7 @@ from typing import Any, Literal
 from broker.contract.events import AgentSpec, ModelReply, ModelToolCall
 from broker.contract.observations import ErrorObservation
 from broker.contract.offered_tools import MCPAction, ToolCallAction
-from broker.specs.tool_specs import ToolOffer
+from broker.contract.tool_specs import ToolOffer
 from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.agents.offered_names import visible_names
 

@@ -24,7 +24,7 @@ from broker.contract.events import (
 )
 from broker.contract.file_events import FileEditAction, FileReadAction
 from broker.contract.observations import AgentThinkObservation, ErrorObservation
-from broker.specs.tool_specs import ToolSpec
+from broker.contract.tool_specs import ToolSpec
 from controller_worker.agents.tool_calls import MAX_ARGUMENTS_CHARS, MAX_CALLS, events_of_reply
 
 TOOLS = tuple(kind.tool_spec for kind in (CmdRunAction, AgentThinkAction, AgentFinishAction, FileEditAction))

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from broker.runtime.clock import SystemClock
-from controller_worker.backends.openai_backend import OpenAICompatibleLLM
-from controller_worker.backends.registry import backend_of, create_llm
-from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.errors import LLMConfigError
+from controller_worker.model.registry import backend_of, create_llm
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.errors import LLMConfigError
+from controller_worker.providers.openai_backend import OpenAICompatibleLLM
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,13 @@ from broker.contract.session_events import (
     AcpPermissionAction,
     AcpTurnAction,
 )
+from broker.contract.specs import AcpSpec, AgentSpec
 from broker.contract.task_list import TaskItem, TaskTrackingAction
-from broker.specs.specs import AcpSpec, AgentSpec
 from controller_worker.agents.acp import AcpAgent
-from controller_worker.calls.acp_turn import CONTINUE, INTERRUPTED, NEW_SESSION, said
-from controller_worker.calls.model_call import reply_of
-from controller_worker.llm.errors import ModelError
-from controller_worker.llm.llm import Completion
+from controller_worker.model.acp_turn import CONTINUE, INTERRUPTED, NEW_SESSION, said
+from controller_worker.model.model_call import reply_of
+from controller_worker.providers.errors import ModelError
+from controller_worker.providers.llm import Completion
 
 SPEC = AcpSpec(command="agent acp", timeout_seconds=60)
 TASK = MessageAction(content="Do it.", source=EventSource.USER)

@@ -16,12 +16,12 @@ from broker.contract.events import LLMSpec, ModelCallFailed, ModelReply, TokenUs
 from broker.runtime.clock import SystemClock
 from broker.runtime.errors import StoreUnavailable
 from broker.testing.manual_clock import ManualClock
-from controller_worker.calls.model_call import ask, reply_of
-from controller_worker.calls.models import ROUTED, ClientMissing, Models
 from controller_worker.core.failures import last_error_of
-from controller_worker.llm.errors import HookVeto, LLMConfigError
-from controller_worker.llm.llm import Completion, Delta, ModelRequest, Usage
-from controller_worker.messages.messages import Message, TextPart, ToolCall
+from controller_worker.model.model_call import ask, reply_of
+from controller_worker.model.models import ROUTED, ClientMissing, Models
+from controller_worker.providers.errors import HookVeto, LLMConfigError
+from controller_worker.providers.llm import Completion, Delta, ModelRequest, Usage
+from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
 from tests.controller_parts import free_permit
 
 REQUEST = ModelRequest((Message("user", (TextPart("hi"),)),), (), "conversation-1", 0, "/srv/project")

@@ -11,7 +11,7 @@ from broker.contract.observations import (
     FinishRefusedObservation,
     OutcomeUnknownObservation,
 )
-from broker.specs.specs import GoalSpec
+from broker.contract.specs import GoalSpec
 from controller_worker.core.effects import AwaitTools, CallModel, Effect, Rest
 from tests.controller_parts import Core, bash, check_snapshots, finish, started
 

@@ -6,10 +6,10 @@ from datetime import timedelta
 
 import pytest
 
+from broker.contract.agent_state import AgentState
 from broker.contract.events import ConversationBegun
 from broker.contract.observations import AgentStateChangedObservation
-from broker.conversations.expiry import EXPIRED_CODE
-from broker.specs.agent_state import AgentState
+from broker.log.expiry import EXPIRED_CODE
 from controller_worker.core.commit import index_fields
 from controller_worker.core.effects import AwaitStart, CallModel, Rest
 from tests.controller_parts import START, Core, check_snapshots

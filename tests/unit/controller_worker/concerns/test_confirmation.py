@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import ChangeAgentStateAction, CmdRunAction, RiskyAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, ConfirmationStatus, EventSource
 from broker.contract.observations import AgentStateChangedObservation, ErrorObservation, UserRejectObservation
+from broker.contract.policies import ConfirmationPolicy
 from broker.log.invariants import violations
 from broker.log.status import status_of
-from broker.specs.agent_state import AgentState
-from broker.specs.policies import ConfirmationPolicy
 from controller_worker.core.effects import AwaitTools, CallModel, Effect, Rest
 from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started, think
 

@@ -14,12 +14,12 @@ from broker.contract.observations import (
     FinishRefusedObservation,
     FinishVerdictObservation,
 )
-from broker.specs.specs import CriticSpec, GoalSpec
-from controller_worker.calls import critic
+from broker.contract.specs import CriticSpec, GoalSpec
 from controller_worker.core.effects import AwaitTools, CallModel, Effect, Rest
 from controller_worker.loop.replay import replay
 from controller_worker.memory.view import ViewFold
-from controller_worker.messages.messages import Message, TextPart
+from controller_worker.model import critic
+from controller_worker.providers.messages.messages import Message, TextPart
 from tests.controller_parts import Core, answer, bash, check_snapshots, finish, messages_of, started
 
 

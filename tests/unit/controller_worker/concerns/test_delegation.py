@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import AgentDelegateAction, CondensationAction
+from broker.contract.agent_state import AgentState
+from broker.contract.condenser_specs import ConversationWindowCondenserSpec
 from broker.contract.events import AgentSpec, ConversationCreated, DelegateEnded, Limits, ModelToolCall, Parent, with_id
 from broker.contract.observations import (
     AgentDelegateObservation,
@@ -15,16 +17,13 @@ from broker.contract.observations import (
     EventsLostObservation,
     SuccessObservation,
 )
-from broker.conversations.delegates import delegate_conversation
+from broker.log.delegates import delegate_conversation
 from broker.log.invariants import violations
-from broker.specs.agent_state import AgentState
-from broker.specs.condenser_specs import ConversationWindowCondenserSpec
 from controller_worker.agents.tool_calls import MAX_CALLS
-from controller_worker.concerns.delegation import Order, errands
-from controller_worker.concerns.lifecycle import Lifecycle
-from controller_worker.concerns.limits import limit_reached
-from controller_worker.concerns.setup import Setup
-from controller_worker.condensers.registry import create_condenser
+from controller_worker.core.concerns.delegation import Order, errands
+from controller_worker.core.concerns.lifecycle import Lifecycle
+from controller_worker.core.concerns.limits import limit_reached
+from controller_worker.core.concerns.setup import Setup
 from controller_worker.core.controller import apply, fold, next_effect
 from controller_worker.core.effects import (
     AwaitDelegates,
@@ -37,10 +36,11 @@ from controller_worker.core.effects import (
 )
 from controller_worker.core.state import State
 from controller_worker.loop.delegates import is_over, spec_of
+from controller_worker.memory.condensers.registry import create_condenser
 from controller_worker.memory.conversation_memory import MAX_MESSAGE_CHARS, ConversationMemory
 from controller_worker.memory.view import ViewFold
-from controller_worker.messages.messages import TextPart
-from controller_worker.permits.budget_reservation import own_cost_usd
+from controller_worker.model.permits.budget_reservation import own_cost_usd
+from controller_worker.providers.messages.messages import TextPart
 from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started, think
 
 ABLE = AgentSpec(enable_delegation=True)

@@ -12,12 +12,12 @@ from broker.contract.actions import (
     CmdRunAction,
     MessageAction,
 )
+from broker.contract.agent_state import AgentState
 from broker.contract.double_texting import InterruptedObservation, RolledBackObservation, taken_back
 from broker.contract.events import DelegateEnded, Event, EventSource, ModelReply, ModelSwitched
 from broker.contract.observations import AgentDelegateObservation, AgentStateChangedObservation, ErrorObservation
 from broker.log.status import status_of
-from broker.specs.agent_state import AgentState
-from controller_worker.concerns.double_texting import is_at_rest
+from controller_worker.core.concerns.double_texting import is_at_rest
 from controller_worker.core.controller import fold, next_effect
 from controller_worker.core.effects import AwaitTools, CallModel, Rest, TellDelegates
 from controller_worker.core.state import State

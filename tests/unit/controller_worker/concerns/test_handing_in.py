@@ -8,14 +8,14 @@ from typing import Any
 from broker.contract.actions import AgentFinishAction
 from broker.contract.events import AgentSpec, ModelReply, ModelToolCall
 from broker.contract.observations import AgentStateChangedObservation, ErrorObservation, FinishRefusedObservation
-from broker.specs.specs import GoalSpec, OutputSpec
+from broker.contract.specs import GoalSpec, OutputSpec
 from broker.tools.output_schema import problems_of
 from controller_worker.agents.finish_tool import finish_tool
 from controller_worker.agents.registry import create_agent
 from controller_worker.core.effects import AwaitTools, CallModel, Rest
 from controller_worker.loop.delegates import spec_of
 from controller_worker.loop.replay import replay
-from controller_worker.messages.messages import TextPart
+from controller_worker.providers.messages.messages import TextPart
 from tests.controller_parts import Core, bash, call, finish, messages_of, started
 
 SCHEMA: dict[str, Any] = {

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import ChangeAgentStateAction, CmdRunAction, SystemMessageAction
+from broker.contract.agent_state import AgentState
 from broker.contract.double_texting import InterruptedObservation, RolledBackObservation
 from broker.contract.events import AgentSpec, EventSource, Limits
 from broker.contract.interventions import ConversationChanged
 from broker.contract.observations import ErrorObservation, UserRejectObservation
+from broker.contract.policies import ConfirmationPolicy
+from broker.contract.tool_specs import ToolOffer
 from broker.log.invariants import violations
-from broker.specs.agent_state import AgentState
-from broker.specs.policies import ConfirmationPolicy
-from broker.specs.tool_specs import ToolOffer
 from controller_worker.core.effects import AwaitTools, CallModel, Park, Rest
 from controller_worker.loop.replay import replay
 from tests.controller_parts import CID, Core, bash, check_snapshots, finish, messages_of, said, started, think

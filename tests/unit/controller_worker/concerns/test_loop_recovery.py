@@ -11,9 +11,9 @@ from pydantic import ValidationError
 from broker.contract.actions import CondensationAction, LoopRecoveryAction
 from broker.contract.events import AgentSpec, EventSource, Limits, LLMSpec, Parent
 from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation, LoopDetectionObservation
+from broker.contract.policies import ConfirmationPolicy, LoopPolicy
 from broker.log.invariants import violations
 from broker.log.status import status_of
-from broker.specs.policies import ConfirmationPolicy, LoopPolicy
 from controller_worker.core.effects import AwaitTools, CallModel, Effect, Rest
 from controller_worker.loop.replay import replay
 from tests.controller_parts import CID, Core, bash, call, check_snapshots, finish, started, think

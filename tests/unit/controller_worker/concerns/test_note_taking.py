@@ -11,13 +11,13 @@ from broker.contract.events import AgentSpec, Event, ModelToolCall, Observation
 from broker.contract.notes import NOTE, Note, NoteAction, NoteObservation
 from broker.contract.observations import ErrorObservation
 from broker.contract.recall import RecallObservation
-from broker.specs.specs import MemorySpec, Skill
+from broker.contract.specs import MemorySpec, Skill
 from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.agents.looking import ReadOnlyAgent
 from controller_worker.core.effects import AwaitTools, CallModel, Rest, TakeNote
 from controller_worker.loop.delegates import spec_of
 from controller_worker.loop.replay import replay
-from controller_worker.messages.messages import TextPart
+from controller_worker.providers.messages.messages import TextPart
 from tests.controller_parts import Core, bash, call, check_snapshots, messages_of, started
 
 MEMORY = AgentSpec(memory=MemorySpec(user="ada", project="engine"))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from broker.contract.agent_state import AgentState
 from broker.contract.double_texting import RolledBackObservation
 from broker.contract.events import Observation, WorkspaceSpec
 from broker.contract.observations import ErrorObservation, OutcomeUnknownObservation
 from broker.contract.workspace_events import OpenWorkspaceAction, WorkspaceFailedObservation, WorkspaceOpenedObservation
-from broker.specs.agent_state import AgentState
-from broker.specs.workspace_sources import GitSource
-from controller_worker.concerns.opening import FAILED_CODE, MAX_ATTEMPTS
+from broker.contract.workspace_sources import GitSource
 from controller_worker.core.commit import index_fields
+from controller_worker.core.concerns.opening import FAILED_CODE, MAX_ATTEMPTS
 from controller_worker.core.effects import AwaitTools, CallModel, Rest
 from controller_worker.loop.replay import replay
 from tests.controller_parts import Core

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import ChangeAgentStateAction, SystemMessageAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, EventSource, LLMSpec, ModelToolCall
 from broker.contract.observations import ErrorObservation
+from broker.contract.policies import ConfirmationPolicy
+from broker.contract.specs import PlanSpec
 from broker.contract.task_list import PlanAcceptedObservation
 from broker.log.invariants import violations
 from broker.runtime.errors import UsageError
-from broker.specs.agent_state import AgentState
-from broker.specs.policies import ConfirmationPolicy
-from broker.specs.specs import PlanSpec
 from controller_worker.agents.registry import create_agent
-from controller_worker.concerns.planning import Plan
+from controller_worker.core.concerns.planning import Plan
 from controller_worker.core.effects import AwaitTools, CallModel, Effect, Rest
 from controller_worker.loop.replay import replay
 from controller_worker.memory.conversation_memory import ConversationMemory

@@ -7,7 +7,7 @@ import pytest
 from broker.contract.codec import decode, to_entry
 from broker.contract.events import AgentSpec, ModelReply, ModelToolCall
 from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation, FinishRefusedObservation
-from broker.specs.policies import LoopPolicy
+from broker.contract.policies import LoopPolicy
 from controller_worker.core.controller import apply
 from controller_worker.core.effects import CallModel, Rest
 from controller_worker.core.state import State, snapshot_of

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from broker.contract.actions import CmdRunAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, EventSource, Observation, Parent, WorkspaceSpec
 from broker.contract.observations import ErrorObservation, OutcomeUnknownObservation, SurveyObservation
 from broker.contract.recall import MicroagentKnowledge, RecallObservation, RecallType
+from broker.contract.skills import NO_SKILLS
+from broker.contract.specs import Skill
 from broker.contract.workspace_events import SurveyAction, WorkspaceOpenedObservation
-from broker.specs.agent_state import AgentState
-from broker.specs.skills import NO_SKILLS
-from broker.specs.specs import Skill
-from broker.specs.workspace_sources import GitSource
-from controller_worker.concerns.survey import INSTALL_HOOK, MAX_ATTEMPTS, skills_from, skills_read
+from broker.contract.workspace_sources import GitSource
+from controller_worker.core.concerns.survey import INSTALL_HOOK, MAX_ATTEMPTS, skills_from, skills_read
 from controller_worker.core.effects import AwaitTools, CallModel, Effect
 from controller_worker.core.recall import MAX_WORDS
 from controller_worker.memory.conversation_memory import ConversationMemory, PromptOptions

@@ -8,10 +8,10 @@ from datetime import timedelta
 import pytest
 
 from broker.contract.actions import ChangeAgentStateAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import EventSource, ModelCallAdmitted, ModelCallDeferred, Tenancy
-from broker.specs.agent_state import AgentState
-from controller_worker.concerns.model_calls import asks_again_at
 from controller_worker.core.commit import index_fields
+from controller_worker.core.concerns.model_calls import asks_again_at
 from controller_worker.core.effects import CallModel, Rest
 from controller_worker.core.state import snapshot_of, state_from
 from tests.controller_parts import START, Core, bash, finish, started, think

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from broker.contract.events import AgentSpec
-from broker.runtime.errors import UsageError
-from broker.specs.condenser_specs import (
+from broker.contract.condenser_specs import (
     CondenserPipelineSpec,
     NoOpCondenserSpec,
     OtherCondenserSpec,
     handles_requests,
 )
-from controller_worker.condensers.noop import NoOpCondenser
-from controller_worker.condensers.registry import create_condenser
+from broker.contract.events import AgentSpec
+from broker.runtime.errors import UsageError
+from controller_worker.memory.condensers.noop import NoOpCondenser
+from controller_worker.memory.condensers.registry import create_condenser
 
 MODULE = """
 class Forgetful:

@@ -9,10 +9,7 @@ from pydantic import ValidationError
 
 from broker.contract.actions import CmdRunAction, CondensationAction
 from broker.contract.browser_events import BrowserOutputObservation
-from broker.contract.events import Event, EventSource, with_id
-from broker.contract.observations import AgentCondensationObservation, CmdOutputObservation
-from broker.contract.recall import RecallAction, RecallObservation, RecallType
-from broker.specs.condenser_specs import (
+from broker.contract.condenser_specs import (
     DEFAULT_CONDENSER,
     AmortizedForgettingCondenserSpec,
     BrowserOutputCondenserSpec,
@@ -25,9 +22,12 @@ from broker.specs.condenser_specs import (
     RecentEventsCondenserSpec,
     handles_requests,
 )
-from broker.specs.specs import AgentSpec
-from controller_worker.condensers.condenser import Condensed, forgetting
-from controller_worker.condensers.registry import CONDENSERS, create_condenser
+from broker.contract.events import Event, EventSource, with_id
+from broker.contract.observations import AgentCondensationObservation, CmdOutputObservation
+from broker.contract.recall import RecallAction, RecallObservation, RecallType
+from broker.contract.specs import AgentSpec
+from controller_worker.memory.condensers.condenser import Condensed, forgetting
+from controller_worker.memory.condensers.registry import CONDENSERS, create_condenser
 from controller_worker.memory.view import View, ViewFold
 from tests.controller_parts import said, system_message
 

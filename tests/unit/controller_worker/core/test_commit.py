@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from broker.contract.actions import AgentFinishAction, ChangeAgentStateAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, EventSource, ModelReply
 from broker.contract.observations import ErrorObservation
-from broker.specs.agent_state import AgentState
-from broker.specs.policies import ConfirmationPolicy
+from broker.contract.policies import ConfirmationPolicy
 from controller_worker.agents.codeact import CodeActAgent
 from controller_worker.agents.tool_calls import MAX_CALLS
 from controller_worker.core.commit import index_fields, settle

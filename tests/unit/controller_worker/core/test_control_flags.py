@@ -8,7 +8,7 @@ import pytest
 
 from broker.contract.events import Limits, TokenUsage
 from broker.contract.observations import AgentStateChangedObservation, ErrorObservation
-from controller_worker.concerns.limits import Refusal, Usage, limit_reached
+from controller_worker.core.concerns.limits import Refusal, Usage, limit_reached
 from controller_worker.core.effects import AwaitTools, CallModel, Park, Rest
 from controller_worker.core.state import State
 from tests.controller_parts import START, Core, bash, started, think

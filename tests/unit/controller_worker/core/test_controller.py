@@ -7,12 +7,12 @@ from datetime import timedelta
 import pytest
 
 from broker.contract.actions import AgentFinishAction, AgentRejectAction, CmdRunAction, MessageAction, NullAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, ConversationCreated, EventSource, Limits, ModelReply, with_id
 from broker.contract.observations import AgentStateChangedObservation, CmdOutputObservation, ErrorObservation
 from broker.contract.recall import RecallAction, RecallObservation
-from broker.specs.agent_state import AgentState
-from controller_worker.concerns.model_calls import Wait
 from controller_worker.core.announcement import end_in_error
+from controller_worker.core.concerns.model_calls import Wait
 from controller_worker.core.controller import apply, next_effect
 from controller_worker.core.effects import Append, AwaitTools, CallModel, Greet, Rest
 from controller_worker.core.pending import PendingAction

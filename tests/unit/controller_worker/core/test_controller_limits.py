@@ -6,11 +6,11 @@ from datetime import timedelta
 
 import pytest
 
+from broker.contract.agent_state import AgentState
 from broker.contract.events import Limits, ModelCallFailed
 from broker.contract.observations import AgentStateChangedObservation
 from broker.log.status import status_of
-from broker.specs.agent_state import AgentState
-from controller_worker.concerns.limits import Usage, limit_reached
+from controller_worker.core.concerns.limits import Usage, limit_reached
 from controller_worker.core.effects import CallModel, Park, Rest
 from controller_worker.core.state import State
 from tests.controller_parts import START, finish, started, think

@@ -13,10 +13,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, Limits, ModelCallAdmitted, ModelCallDeferred
 from broker.contract.observations import AgentStateChangedObservation
-from broker.specs.agent_state import AgentState
-from controller_worker.concerns.model_calls import BATCH, BUDGET, QUOTA
+from controller_worker.core.concerns.model_calls import BATCH, BUDGET, QUOTA
 from controller_worker.core.effects import AwaitTools, CallModel, Park, Rest
 from controller_worker.core.state import snapshot_of, state_from
 from tests.controller_parts import Core, bash, call, finish, think

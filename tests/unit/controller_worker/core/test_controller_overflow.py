@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from broker.contract.actions import CondensationAction, CondensationRequestAction
+from broker.contract.condenser_specs import LLMSummarizingCondenserSpec, NoOpCondenserSpec
 from broker.contract.events import AgentSpec, ModelCallFailed, ModelReply, TokenUsage
-from broker.specs.condenser_specs import LLMSummarizingCondenserSpec, NoOpCondenserSpec
-from controller_worker.concerns.model_calls import MAX_OVERFLOWS
+from controller_worker.core.concerns.model_calls import MAX_OVERFLOWS
 from controller_worker.core.effects import CallModel, Rest
 from controller_worker.core.state import snapshot_of, state_from
 from tests.controller_parts import Core, started

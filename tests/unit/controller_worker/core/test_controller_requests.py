@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from broker.contract.actions import CmdRunAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import EventSource
 from broker.contract.observations import ErrorObservation
-from broker.specs.agent_state import AgentState
 from controller_worker.core.effects import AwaitTools, CallModel, Rest
 from tests.controller_parts import bash, finish, started
 

@@ -6,12 +6,12 @@ from datetime import timedelta
 
 import pytest
 
+from broker.contract.agent_state import is_settled
 from broker.contract.observations import AgentStateChangedObservation
 from broker.runtime.errors import StoreUnavailable
-from broker.specs.agent_state import is_settled
 from controller_worker.core.effects import CallModel, Park, Rest
 from controller_worker.core.failures import RATE_LIMIT, code_of, state_while_waiting
-from controller_worker.llm.errors import MODEL_ERRORS, LLMConfigError
+from controller_worker.providers.errors import MODEL_ERRORS, LLMConfigError
 from tests.controller_parts import started
 
 RETRIED = ["internal", "malformed_reply", "no_response", "rate_limit", "service_unavailable", "timeout"]

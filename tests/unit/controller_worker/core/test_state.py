@@ -12,25 +12,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, Limits, LLMSpec, Parent, Tenancy, ToolCallMetadata, WorkspaceSpec
 from broker.contract.task_list import TaskItem
-from broker.specs.agent_state import AgentState
-from controller_worker.concerns.acceptance import Acceptance
-from controller_worker.concerns.confirmation import Confirmation
-from controller_worker.concerns.delegation import Delegate, DelegateEnd, Delegation, Order
-from controller_worker.concerns.double_texting import DoubleTexting
-from controller_worker.concerns.greeting import Greeting
-from controller_worker.concerns.inbox import Inbox, UnansweredMessage
-from controller_worker.concerns.lifecycle import Lifecycle
-from controller_worker.concerns.limits import Usage
-from controller_worker.concerns.loops import Loops
-from controller_worker.concerns.model_calls import Deferral, ModelCalls, Wait
-from controller_worker.concerns.notes import Notes
-from controller_worker.concerns.opening import Opening
-from controller_worker.concerns.planning import Plan, TaskList
-from controller_worker.concerns.setup import Setup
-from controller_worker.concerns.start import Start
-from controller_worker.concerns.survey import Survey
+from controller_worker.core.concerns.acceptance import Acceptance
+from controller_worker.core.concerns.confirmation import Confirmation
+from controller_worker.core.concerns.delegation import Delegate, DelegateEnd, Delegation, Order
+from controller_worker.core.concerns.double_texting import DoubleTexting
+from controller_worker.core.concerns.greeting import Greeting
+from controller_worker.core.concerns.inbox import Inbox, UnansweredMessage
+from controller_worker.core.concerns.lifecycle import Lifecycle
+from controller_worker.core.concerns.limits import Usage
+from controller_worker.core.concerns.loops import Loops
+from controller_worker.core.concerns.model_calls import Deferral, ModelCalls, Wait
+from controller_worker.core.concerns.notes import Notes
+from controller_worker.core.concerns.opening import Opening
+from controller_worker.core.concerns.planning import Plan, TaskList
+from controller_worker.core.concerns.setup import Setup
+from controller_worker.core.concerns.start import Start
+from controller_worker.core.concerns.survey import Survey
 from controller_worker.core.controller import CONCERNS
 from controller_worker.core.latest_calls import LatestCall
 from controller_worker.core.pending import PendingAction, Tools

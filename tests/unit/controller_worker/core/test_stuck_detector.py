@@ -33,8 +33,8 @@ from broker.contract.observations import (
     NullObservation,
 )
 from broker.contract.offered_tools import MCPAction
+from broker.contract.policies import LoopPolicy
 from broker.contract.session_events import IPythonRunCellAction, IPythonRunCellObservation
-from broker.specs.policies import LoopPolicy
 from controller_worker.core.stuck_detector import (
     Loop,
     RecentEvents,

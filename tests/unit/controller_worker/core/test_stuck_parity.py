@@ -31,7 +31,7 @@ from broker.contract.observations import (
 )
 from broker.contract.recall import RecallAction, RecallObservation, RecallType
 from broker.contract.session_events import IPythonRunCellAction, IPythonRunCellObservation
-from controller_worker.concerns.loops import loop_of
+from controller_worker.core.concerns.loops import loop_of
 from controller_worker.core.controller import apply
 from controller_worker.core.state import State
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from broker.runtime.clock import SystemClock
-from controller_worker.backends.registry import create_llm
-from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.context_management import with_betas
-from controller_worker.llm.errors import LLMConfigError
-from controller_worker.llm.parameters import chat_parameters, messages_parameters
+from controller_worker.model.registry import create_llm
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.context_management import with_betas
+from controller_worker.providers.errors import LLMConfigError
+from controller_worker.providers.parameters import chat_parameters, messages_parameters
 
 CLAUDE = "claude-sonnet-4-5"
 

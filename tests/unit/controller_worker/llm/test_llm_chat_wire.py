@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from broker.specs.tool_specs import ToolSpec
-from controller_worker.llm.errors import ContentPolicyError, MalformedReplyError, ModelError, NoResponseError
-from controller_worker.llm.llm import ModelRequest, Usage
-from controller_worker.messages.messages import ImagePart, Message, TextPart, ToolCall
-from controller_worker.wires.chat_stream import ChatStream
-from controller_worker.wires.chat_wire import SEE_BELOW, ChatWire, chat_tools, read_chat_reply
-from controller_worker.wires.provider_errors import StreamedError, model_error
-from controller_worker.wires.raw_client import parsed
-from controller_worker.wires.reply import CUT_CALL, Reply
+from broker.contract.tool_specs import ToolSpec
+from controller_worker.providers.errors import ContentPolicyError, MalformedReplyError, ModelError, NoResponseError
+from controller_worker.providers.llm import ModelRequest, Usage
+from controller_worker.providers.messages.messages import ImagePart, Message, TextPart, ToolCall
+from controller_worker.providers.wires.chat_stream import ChatStream
+from controller_worker.providers.wires.chat_wire import SEE_BELOW, ChatWire, chat_tools, read_chat_reply
+from controller_worker.providers.wires.provider_errors import StreamedError, model_error
+from controller_worker.providers.wires.raw_client import parsed
+from controller_worker.providers.wires.reply import CUT_CALL, Reply
 
 MARK = {"type": "ephemeral"}
 HISTORY = (

@@ -8,8 +8,8 @@ from typing import Any
 import pydantic
 import pytest
 
-from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.errors import LLMConfigError
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.errors import LLMConfigError
 
 
 def test_the_defaults_are_those_of_openhands() -> None:

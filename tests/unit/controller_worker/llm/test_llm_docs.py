@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from controller_worker.llm.choices import SAME_ELSEWHERE, BatchSpec
-from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.errors import MODEL_ERRORS
-from controller_worker.llm.profiles import Profiles
+from controller_worker.providers.choices import SAME_ELSEWHERE, BatchSpec
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.errors import MODEL_ERRORS
+from controller_worker.providers.profiles import Profiles
 
 DOCS = (Path(__file__).parents[4] / "docs" / "models.md").read_text(encoding="utf-8")
 

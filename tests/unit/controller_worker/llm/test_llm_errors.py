@@ -8,8 +8,8 @@ from email.utils import format_datetime
 import pytest
 
 from broker.testing.manual_clock import ManualClock
-from controller_worker.llm.errors import MODEL_ERRORS, ModelError, RateLimitError
-from controller_worker.wires.provider_errors import MASK, StreamedError, model_error, retry_after_seconds
+from controller_worker.providers.errors import MODEL_ERRORS, ModelError, RateLimitError
+from controller_worker.providers.wires.provider_errors import MASK, StreamedError, model_error, retry_after_seconds
 
 
 class StatusError(Exception):

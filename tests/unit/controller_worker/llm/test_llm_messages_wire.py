@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from broker.specs.tool_specs import ToolSpec
-from controller_worker.llm.errors import ContentPolicyError, MalformedReplyError, ModelError, NoResponseError
-from controller_worker.llm.llm import ModelRequest, Usage
-from controller_worker.messages.messages import ImagePart, Message, TextPart, ToolCall
-from controller_worker.wires.chat_wire import ChatWire
-from controller_worker.wires.messages_wire import MessagesWire, read_message
-from controller_worker.wires.raw_client import parsed
-from controller_worker.wires.reply import Reply
+from broker.contract.tool_specs import ToolSpec
+from controller_worker.providers.errors import ContentPolicyError, MalformedReplyError, ModelError, NoResponseError
+from controller_worker.providers.llm import ModelRequest, Usage
+from controller_worker.providers.messages.messages import ImagePart, Message, TextPart, ToolCall
+from controller_worker.providers.wires.chat_wire import ChatWire
+from controller_worker.providers.wires.messages_wire import MessagesWire, read_message
+from controller_worker.providers.wires.raw_client import parsed
+from controller_worker.providers.wires.reply import Reply
 
 BASH = ToolSpec("execute_bash", "Run a command.", {"type": "object", "properties": {"command": {"type": "string"}}})
 MARK = {"type": "ephemeral"}

@@ -8,13 +8,13 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from controller_worker.backends.openai_backend import COST_HEADER
-from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.llm import Usage
-from controller_worker.llm.model_features import features_of, normalised
-from controller_worker.llm.model_table import ModelRow, Prices, Sale, _row, call_cost_usd, cost_usd, look_up
-from controller_worker.llm.parameters import chat_parameters, messages_parameters
-from controller_worker.wires.reply import told_usd
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.llm import Usage
+from controller_worker.providers.model_features import features_of, normalised
+from controller_worker.providers.model_table import ModelRow, Prices, Sale, _row, call_cost_usd, cost_usd, look_up
+from controller_worker.providers.openai_backend import COST_HEADER
+from controller_worker.providers.parameters import chat_parameters, messages_parameters
+from controller_worker.providers.wires.reply import told_usd
 
 
 def test_a_cost_counts_every_token_once() -> None:
@@ -90,8 +90,8 @@ def test_a_gateway_may_tell_the_cost(headers: dict[str, str], told: float | None
 def test_the_table_is_read_without_importing_a_client() -> None:
     program = (
         "import sys\n"
-        "from controller_worker.backends import anthropic_backend, litellm_backend, registry\n"
-        "from controller_worker.llm import model_table\n"
+        "from controller_worker.providers import anthropic_backend, litellm_backend, registry\n"
+        "from controller_worker.providers import model_table\n"
         "assert model_table.look_up('gpt-4o') is not None\n"
         "print(sorted({'litellm', 'anthropic', 'openai', 'httpx', 'httpx2', 'aiohttp'} & set(sys.modules)))\n"
     )
@@ -102,7 +102,7 @@ def test_the_table_is_read_without_importing_a_client() -> None:
 def test_models_that_the_table_lacks_do_not_read_it_each_time() -> None:
     program = (
         "import sys\n"
-        "from controller_worker.llm import model_table\n"
+        "from controller_worker.providers import model_table\n"
         "opened = []\n"
         "def note(event, arguments):\n"
         "    if event == 'open' and str(arguments[0]).endswith(model_table.TABLE_FILE):\n"

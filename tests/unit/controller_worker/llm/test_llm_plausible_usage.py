@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.llm import Completion, ModelRequest, Usage
-from controller_worker.llm.model_table import look_up
-from controller_worker.llm.request_size import prompt_tokens, text_tokens
-from controller_worker.messages.messages import ImagePart, Message, TextPart
-from controller_worker.wires.chat_wire import read_chat_reply
-from controller_worker.wires.messages_wire import read_message
-from controller_worker.wires.plausible_usage import completion_of
-from controller_worker.wires.reply import told_usd
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.llm import Completion, ModelRequest, Usage
+from controller_worker.providers.messages.messages import ImagePart, Message, TextPart
+from controller_worker.providers.model_table import look_up
+from controller_worker.providers.request_size import prompt_tokens, text_tokens
+from controller_worker.providers.wires.chat_wire import read_chat_reply
+from controller_worker.providers.wires.messages_wire import read_message
+from controller_worker.providers.wires.plausible_usage import completion_of
+from controller_worker.providers.wires.reply import told_usd
 
 MODEL = "gpt-4o"  # 128,000 tokens in, 16,384 out
 PROMPT = "The tests of the parser fail since yesterday; find out why. " * 200

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.specs.offered_models import ModelNotOffered
-from controller_worker.llm.choices import Fallback
-from controller_worker.llm.errors import LLMConfigError
-from controller_worker.llm.profiles import Profiles
+from broker.contract.offered_models import ModelNotOffered
+from controller_worker.providers.choices import Fallback
+from controller_worker.providers.errors import LLMConfigError
+from controller_worker.providers.profiles import Profiles
 
 FILE = """
 [llm]

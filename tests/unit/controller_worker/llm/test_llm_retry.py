@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.errors import BadRequestError, RateLimitError
-from controller_worker.llm.retry import next_wait_seconds, wait_seconds
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.errors import BadRequestError, RateLimitError
+from controller_worker.providers.retry import next_wait_seconds, wait_seconds
 
 CONFIG = LLMConfig(model="gpt-4o")
 

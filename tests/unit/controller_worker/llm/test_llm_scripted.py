@@ -12,12 +12,12 @@ import pytest
 
 from broker.contract.actions import AgentFinishAction, AgentThinkAction
 from broker.runtime.clock import SystemClock
-from controller_worker.backends.registry import create_llm
-from controller_worker.backends.scripted import ScriptedLLM
-from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.errors import InternalServerError, LLMConfigError, RateLimitError
-from controller_worker.llm.llm import ModelRequest, Usage
-from controller_worker.messages.messages import Message, TextPart, ToolCall
+from controller_worker.model.registry import create_llm
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.errors import InternalServerError, LLMConfigError, RateLimitError
+from controller_worker.providers.llm import ModelRequest, Usage
+from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
+from controller_worker.providers.scripted import ScriptedLLM
 
 
 def scripted(tmp_path: Path, script: Any, **settings: Any) -> ScriptedLLM:

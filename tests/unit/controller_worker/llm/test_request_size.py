@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.specs.tool_specs import ToolSpec
-from controller_worker.llm.llm import ModelRequest
-from controller_worker.llm.request_size import prompt_tokens, text_tokens
-from controller_worker.messages.messages import Message, TextPart, ToolCall
+from broker.contract.tool_specs import ToolSpec
+from controller_worker.providers.llm import ModelRequest
+from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
+from controller_worker.providers.request_size import prompt_tokens, text_tokens
 
 ROOT = Path(__file__).parents[4]
 NOISE = random.Random(1)

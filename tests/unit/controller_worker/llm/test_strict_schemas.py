@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.contract.codec import action_kinds
-from broker.specs.tool_specs import ToolSpec
+from broker.contract.tool_specs import ToolSpec
 from broker.tools.output_schema import problems_of
-from controller_worker.llm.strict_schemas import strict_schema, strict_tools, without_forced_nulls
+from controller_worker.providers.strict_schemas import strict_schema, strict_tools, without_forced_nulls
 
 EDIT = {
     "type": "object",

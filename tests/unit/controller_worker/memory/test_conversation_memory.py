@@ -31,14 +31,14 @@ from broker.contract.observations import (
     UserRejectObservation,
 )
 from broker.contract.recall import MicroagentKnowledge, RecallObservation, RecallType
-from controller_worker.calls.recollection import NOT_IN_PROMPTS
 from controller_worker.memory.conversation_memory import (
     CONTINUE,
     FINISH_RESULT,
     NO_RESULT,
     ConversationMemory,
 )
-from controller_worker.messages.messages import NOT_SEEN, ImagePart, Message, TextPart, ToolCall
+from controller_worker.model.recollection import NOT_IN_PROMPTS
+from controller_worker.providers.messages.messages import NOT_SEEN, ImagePart, Message, TextPart, ToolCall
 from tests.controller_parts import Core, answer, bash, call, finish, messages_of, said, started, think
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from broker.contract.actions import ChangeAgentStateAction, CmdRunAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import AgentSpec, EventSource
+from broker.contract.policies import ConfirmationPolicy
 from broker.contract.task_list import PlanAction
-from broker.specs.agent_state import AgentState
-from broker.specs.policies import ConfirmationPolicy
 from controller_worker.core.effects import AwaitTools
 from controller_worker.memory.conversation_memory import ConversationMemory
 from controller_worker.memory.turn import MAX_EDITED_CHARS, told_edit
-from controller_worker.messages.messages import Message, TextPart
+from controller_worker.providers.messages.messages import Message, TextPart
 from tests.controller_parts import Core, bash, started
 
 

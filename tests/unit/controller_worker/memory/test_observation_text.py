@@ -18,7 +18,7 @@ from controller_worker.memory.observation_text import (
     content_of,
     is_image_url,
 )
-from controller_worker.messages.messages import NOT_SEEN, ImagePart, TextPart
+from controller_worker.providers.messages.messages import NOT_SEEN, ImagePart, TextPart
 
 SCREEN = "data:image/png;base64,iVBORw0KGgoA"
 MARKS = "data:image/jpeg;base64,/9j/BBBB"

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.specs.tool_specs import ToolSpec
-from controller_worker.messages.fn_call_text import read_calls, write_calls
-from controller_worker.messages.messages import ToolCall
+from broker.contract.tool_specs import ToolSpec
+from controller_worker.providers.messages.fn_call_text import read_calls, write_calls
+from controller_worker.providers.messages.messages import ToolCall
 
 
 def tool(name: str, required: tuple[str, ...] = (), **properties: Any) -> ToolSpec:

@@ -16,12 +16,12 @@ from broker.contract.actions import CmdRunAction
 from broker.contract.events import ModelReply, ModelToolCall
 from broker.contract.observations import ErrorObservation
 from controller_worker.agents.tool_calls import events_of_reply
-from controller_worker.llm.llm import ModelRequest
-from controller_worker.messages.fn_call_text import read_calls, write_calls
-from controller_worker.messages.messages import Message, TextPart, ToolCall
-from controller_worker.messages.tool_arguments import arguments_object, arguments_text
-from controller_worker.wires.chat_wire import ChatWire
-from controller_worker.wires.messages_wire import MessagesWire
+from controller_worker.providers.llm import ModelRequest
+from controller_worker.providers.messages.fn_call_text import read_calls, write_calls
+from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
+from controller_worker.providers.messages.tool_arguments import arguments_object, arguments_text
+from controller_worker.providers.wires.chat_wire import ChatWire
+from controller_worker.providers.wires.messages_wire import MessagesWire
 
 ACCEPTED = {
     "y_object": '{"command":"ls"}',

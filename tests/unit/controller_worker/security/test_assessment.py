@@ -12,8 +12,8 @@ from broker.contract.code_search import CodeSearchAction
 from broker.contract.events import ActionSecurityRisk, ConfirmationStatus, WorkspaceSpec
 from broker.contract.file_events import ApplyPatchAction, FileEditAction, FileReadAction, FileWriteAction
 from broker.contract.offered_tools import MCPAction
+from broker.contract.policies import ConfirmationPolicy
 from broker.contract.session_events import IPythonRunCellAction
-from broker.specs.policies import ConfirmationPolicy
 from controller_worker.security.assessment import assessed, needs_confirmation, parsed_risk, risk_of
 
 LOW, MEDIUM, HIGH = ActionSecurityRisk.LOW, ActionSecurityRisk.MEDIUM, ActionSecurityRisk.HIGH

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from broker.contract.actions import CmdRunAction, RiskyAction
 from broker.contract.events import ActionSecurityRisk, AgentSpec, ConfirmationStatus, WorkspaceSpec
+from broker.contract.policies import ConfirmationPolicy
 from broker.runtime.errors import UsageError
-from broker.specs.policies import ConfirmationPolicy
 from controller_worker.agents.registry import create_agent
 from controller_worker.core.effects import AwaitTools, Rest
 from controller_worker.loop.replay import replay

@@ -9,12 +9,12 @@ import pytest
 
 from broker.contract.codec import decode, encode
 from broker.contract.events import ModelReply
-from controller_worker.calls.model_call import reply_of
-from controller_worker.llm.llm import ModelRequest, Usage
-from controller_worker.messages.messages import Message, TextPart, ToolCall
-from controller_worker.wires.chat_wire import ChatWire, read_chat_reply
-from controller_worker.wires.claude_blocks import continued, is_paused
-from controller_worker.wires.messages_wire import MessagesWire, read_message
+from controller_worker.model.model_call import reply_of
+from controller_worker.providers.llm import ModelRequest, Usage
+from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
+from controller_worker.providers.wires.chat_wire import ChatWire, read_chat_reply
+from controller_worker.providers.wires.claude_blocks import continued, is_paused
+from controller_worker.providers.wires.messages_wire import MessagesWire, read_message
 
 SEARCH = {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "x"}}
 FOUND = {"type": "web_search_tool_result", "tool_use_id": "s1", "content": []}

@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller_worker.llm.errors import MalformedReplyError, ModelError, ModelTimeoutError
-from controller_worker.llm.llm import Delta
-from controller_worker.wires.chat_stream import ChatStream
-from controller_worker.wires.event_stream import (
+from controller_worker.providers.errors import MalformedReplyError, ModelError, ModelTimeoutError
+from controller_worker.providers.llm import Delta
+from controller_worker.providers.wires.chat_stream import ChatStream
+from controller_worker.providers.wires.event_stream import (
     EVENT_LIMIT_CHARS,
     EventDecoder,
     StreamLimits,
     read_events,
     within_limits,
 )
-from controller_worker.wires.messages_stream import MessagesStream
-from controller_worker.wires.provider_errors import StreamedError, model_error
+from controller_worker.providers.wires.messages_stream import MessagesStream
+from controller_worker.providers.wires.provider_errors import StreamedError, model_error
 
 STREAM = 'event: a\ndata: {"x": "ü"}\n\n: a comment\nid: 7\ndata:one\ndata: two\n\n\ndata: 你好\n\ndata: [DONE]'
 TEXTS = ['{"x": "ü"}', "one\ntwo", "你好", "[DONE]"]

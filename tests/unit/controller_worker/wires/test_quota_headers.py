@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.limits.quotas import QuotaTable
-from controller_worker.wires.quota_headers import quota_left
+from controller_worker.providers.wires.quota_headers import quota_left
 
 
 def test_anthropic() -> None:

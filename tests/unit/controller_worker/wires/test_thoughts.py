@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from controller_worker.calls.model_call import reply_of
-from controller_worker.llm.model_features import features_of
-from controller_worker.messages.messages import Message, TextPart, ToolCall
-from controller_worker.wires.chat_stream import ChatStream
-from controller_worker.wires.chat_wire import ChatWire, read_chat_reply
+from controller_worker.model.model_call import reply_of
+from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
+from controller_worker.providers.model_features import features_of
+from controller_worker.providers.wires.chat_stream import ChatStream
+from controller_worker.providers.wires.chat_wire import ChatWire, read_chat_reply
 
 CALL = {"id": "call_1", "function": {"name": "execute_bash", "arguments": "{}"}}
 SIGNATURE = {"google": {"thought_signature": "c2lnbmVk"}}
@@ -108,7 +108,7 @@ def test_a_streamed_signature_is_kept() -> None:
     ],
 )
 def test_thoughts_of_an_odd_form_are_an_error_or_nothing(fields: dict[str, Any]) -> None:
-    from controller_worker.llm.errors import MalformedReplyError
+    from controller_worker.providers.errors import MalformedReplyError
 
     try:
         assert read_chat_reply(replied(**fields)).thinking_blocks == ()

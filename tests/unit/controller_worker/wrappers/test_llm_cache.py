@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from broker.contract.events import ModelReply, ModelToolCall, TokenUsage
+from broker.contract.tool_specs import ToolSpec
 from broker.runtime.clock import SystemClock
-from broker.specs.tool_specs import ToolSpec
-from controller_worker.backends.registry import create_llm
-from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.errors import LLMConfigError, RateLimitError
-from controller_worker.llm.llm import Completion, Delta, ModelRequest, Usage
-from controller_worker.messages.messages import ImagePart, Message, TextPart, ToolCall
+from controller_worker.model.registry import create_llm
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.errors import LLMConfigError, RateLimitError
+from controller_worker.providers.llm import Completion, Delta, ModelRequest, Usage
+from controller_worker.providers.messages.messages import ImagePart, Message, TextPart, ToolCall
 
 TOOL = ToolSpec("f", "Do.", {"type": "object", "properties": {}})
 HISTORY = (

@@ -12,14 +12,14 @@ import pytest
 from broker.contract.events import LLMSpec, ModelCallFailed
 from broker.runtime.clock import SystemClock
 from broker.testing.manual_clock import ManualClock
-from controller_worker.calls.model_call import ask
-from controller_worker.calls.models import Models
-from controller_worker.llm.choices import RouterSpec, RouteRule
-from controller_worker.llm.config import LLMConfig
-from controller_worker.llm.errors import LLMConfigError
-from controller_worker.llm.llm import Completion, ModelRequest
-from controller_worker.messages.messages import ImagePart, Message, TextPart
-from controller_worker.wrappers.router import MultimodalRouter, RandomRouter, RuleRouter, router_of
+from controller_worker.model.model_call import ask
+from controller_worker.model.models import Models
+from controller_worker.model.router import MultimodalRouter, RandomRouter, RuleRouter, router_of
+from controller_worker.providers.choices import RouterSpec, RouteRule
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.errors import LLMConfigError
+from controller_worker.providers.llm import Completion, ModelRequest
+from controller_worker.providers.messages.messages import ImagePart, Message, TextPart
 from tests.controller_parts import free_permit
 
 REQUEST = ModelRequest((Message("user", (TextPart("hi"),)),), (), "c1", 0, "/w")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from deckhands.archive.errors import ArchiveUnavailable
-from deckhands.archive.place import ArchivePlace
+from deckhands.client.archive.errors import ArchiveUnavailable
+from deckhands.client.archive.place import ArchivePlace
 
 
 @pytest.mark.parametrize("where", ["memory://bucket/place-test", "{folder}/place", "file://{folder}/place/"])
@@ -80,7 +80,7 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
 
 WRITING = """
 import io, os, sys
-from deckhands.archive.place import ArchivePlace
+from deckhands.client.archive.place import ArchivePlace
 place = ArchivePlace(sys.argv[1])
 opened = set()
 def note(event, arguments):

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from broker.runtime.errors import UsageError
-from deckhands.archive.retention import Retention
+from deckhands.client.archive.retention import Retention
 
 
 def policy(tmp_path, text: str) -> Retention:

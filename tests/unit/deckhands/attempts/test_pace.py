@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deckhands.attempts.pace import (
+from deckhands.evaluation.attempts.pace import (
     QUIET_SECONDS,
     START,
     STARTS_PER_WORKER,

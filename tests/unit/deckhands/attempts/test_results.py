@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from broker.runtime.errors import UsageError
-from deckhands.attempts.results import Results, Row, read_results
-from deckhands.attempts.standing import Meter
-from deckhands.attempts.statistics import (
+from deckhands.evaluation.attempts.results import Results, Row, read_results
+from deckhands.evaluation.attempts.standing import Meter
+from deckhands.evaluation.attempts.statistics import (
     BINS,
     comparison_of,
     distribution_of,
@@ -171,7 +171,7 @@ FULL = """
 import resource, sys
 from pathlib import Path
 from broker.runtime.errors import UsageError
-from deckhands.attempts.results import Results, Row, read_results
+from deckhands.evaluation.attempts.results import Results, Row, read_results
 path = Path(sys.argv[1])
 row = Row(instance="a", model="m", attempt=1, outcome="resolved")
 with Results(path) as results:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from deckhands.attempts.screen import Screen, lines_of
-from deckhands.attempts.standing import Meter, Shown, Standing, standing_from
+from deckhands.evaluation.attempts.screen import Screen, lines_of
+from deckhands.evaluation.attempts.standing import Meter, Shown, Standing, standing_from
 from tests.unit.deckhands.attempts.test_results import row
 
 SHOWN = Shown(

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import pytest
 
 from broker.runtime.errors import UsageError
-from deckhands.attempts.plan import Attempt
-from deckhands.attempts.results import Row
-from deckhands.attempts.stopping import ODDS, Until, ended_in_order, odds
-from deckhands.datasets.instances import Instance
+from deckhands.evaluation.attempts.plan import Attempt
+from deckhands.evaluation.attempts.results import Row
+from deckhands.evaluation.attempts.stopping import ODDS, Until, ended_in_order, odds
+from deckhands.evaluation.datasets.instances import Instance
 
 Rows = dict[tuple[str, str, int], Row]
 

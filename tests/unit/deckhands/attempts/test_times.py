@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from broker.contract.actions import CmdRunAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import (
     ConversationCreated,
     Event,
@@ -14,8 +15,7 @@ from broker.contract.events import (
     ModelReply,
 )
 from broker.contract.observations import AgentStateChangedObservation, CmdOutputMetadata, CmdOutputObservation
-from broker.specs.agent_state import AgentState
-from deckhands.attempts.times import Times, times_of
+from deckhands.evaluation.attempts.times import Times, times_of
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 

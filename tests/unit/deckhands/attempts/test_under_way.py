@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from deckhands.attempts.plan import Attempt
-from deckhands.attempts.under_way import UnderWay
-from deckhands.datasets.instances import Instance
+from deckhands.evaluation.attempts.plan import Attempt
+from deckhands.evaluation.attempts.under_way import UnderWay
+from deckhands.evaluation.datasets.instances import Instance
 
 
 def test_a_sibling_that_is_cancelled_costs_what_it_has_done_itself() -> None:

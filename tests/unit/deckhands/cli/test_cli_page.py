@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 import pytest
 
+from deckhands.cli.commands.run import run
+from deckhands.cli.commands.submit import submit
 from deckhands.cli.verbs import verbs
-from deckhands.verbs.run import run
-from deckhands.verbs.submit import submit
 
 PAGE = (Path(__file__).parents[4] / "docs" / "cli.md").read_text()
 

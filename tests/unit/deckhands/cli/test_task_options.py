@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from broker.contract.events import AgentSpec, LLMSpec, WorkspaceSpec
+from broker.contract.specs import GoalSpec
 from broker.runtime.errors import UsageError
-from broker.specs.specs import GoalSpec
 from deckhands.cli.delegate_options import with_delegates
 from deckhands.cli.task_options import Place, TaskOptions, agent_of, task_options, workspace_of
 from deckhands.cli.verbs import options_as

@@ -13,8 +13,8 @@ from broker.contract.events import (
     WorkspaceSpec,
     with_id,
 )
+from broker.contract.specs import PlanSpec
 from broker.runtime.errors import UsageError
-from broker.specs.specs import PlanSpec
 from deckhands.client.forking import Point, copied_events, fork_of
 from tests.controller_parts import said
 

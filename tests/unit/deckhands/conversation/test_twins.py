@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from broker.runtime.errors import UsageError
-from deckhands.conversation.async_conversation import AsyncConversation
-from deckhands.conversation.async_files import AsyncFiles
-from deckhands.conversation.conversation import Conversation, Files
-from deckhands.conversation.own_tools import environment_of
-from deckhands.tasks.images import image_urls_of
+from deckhands.client.conversation.async_conversation import AsyncConversation
+from deckhands.client.conversation.async_files import AsyncFiles
+from deckhands.client.conversation.conversation import Conversation, Files
+from deckhands.client.conversation.own_tools import environment_of
+from deckhands.client.tasks.images import image_urls_of
 from tests.example_tools import __name__ as example_module
 
 OURS = {"is_threaded"}

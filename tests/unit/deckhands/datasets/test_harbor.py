@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from broker.runtime.errors import UsageError
-from deckhands.datasets.dataset import read_dataset
-from deckhands.datasets.file_trees import File, tree_of
-from deckhands.datasets.instances import Instance, left_out_of
+from deckhands.evaluation.datasets.dataset import read_dataset
+from deckhands.evaluation.datasets.file_trees import File, tree_of
+from deckhands.evaluation.datasets.instances import Instance, left_out_of
 from tests.dataset_parts import checked, harbor_task
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from broker.runtime.errors import UsageError
-from deckhands.datasets.dataset import read_dataset
-from deckhands.datasets.file_trees import MAX_BYTES, tree_of
-from deckhands.datasets.instances import Instance, selected
+from deckhands.evaluation.datasets.dataset import read_dataset
+from deckhands.evaluation.datasets.file_trees import MAX_BYTES, tree_of
+from deckhands.evaluation.datasets.instances import Instance, selected
 from tests.dataset_parts import checked, write_rows
 
 SOME = [Instance(f"i-{number}", "task", tags=("odd",) if number % 2 else ()) for number in range(10)]

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from broker.runtime.errors import UsageError
-from deckhands.datasets.dataset import absolute, read_dataset
-from deckhands.datasets.file_trees import MAX_PATCH_CHARS, File, patch_between, tree_of, without_left_out
-from deckhands.datasets.repositories import touched_by
+from deckhands.evaluation.datasets.dataset import absolute, read_dataset
+from deckhands.evaluation.datasets.file_trees import MAX_PATCH_CHARS, File, patch_between, tree_of, without_left_out
+from deckhands.evaluation.datasets.repositories import touched_by
 from tests.dataset_parts import HUMAN_EVAL, PNG, QUESTION, checked, mirror_in, swe_rows, write_rows
 
 

@@ -9,11 +9,11 @@ import pytest
 from broker.log.invariants import Violation
 from broker.runtime.version import installed_version
 from broker.store.function_libraries import own_version
-from deckhands.cluster.diagnostics import Finding
-from deckhands.diagnosis.log_findings import Logs, judged_logs
-from deckhands.diagnosis.store_findings import settings_findings
-from deckhands.diagnosis.worker_findings import SeenWorker, judged_queues, worker_findings
-from deckhands.monitoring.queues import Depth
+from deckhands.operations.diagnosis.diagnostics import Finding
+from deckhands.operations.diagnosis.log_findings import Logs, judged_logs
+from deckhands.operations.diagnosis.store_findings import settings_findings
+from deckhands.operations.diagnosis.worker_findings import SeenWorker, judged_queues, worker_findings
+from deckhands.operations.monitoring.queues import Depth
 
 HERE = f"{installed_version()} {own_version().stamp}"
 

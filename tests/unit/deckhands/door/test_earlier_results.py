@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from broker.runtime.errors import UsageError
-from deckhands.door.earlier_results import FILE, follow
-from deckhands.tasks.tasks import MAX_TASK_CHARS
+from deckhands.client.tasks.tasks import MAX_TASK_CHARS
+from deckhands.ingress.earlier_results import FILE, follow
 
 
 def test_a_task_alone_is_left_as_it_is() -> None:

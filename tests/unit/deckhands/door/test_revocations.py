@@ -9,7 +9,7 @@ from typing import Any
 
 from celery import Celery
 
-from deckhands.door.tasks import MAX_BROADCASTS, DoorTasks
+from deckhands.ingress.tasks import MAX_BROADCASTS, DoorTasks
 from tests.polling import until
 
 

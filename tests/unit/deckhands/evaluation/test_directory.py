@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 
-from deckhands.attempts.record import PROGRESS, Record
-from deckhands.attempts.results import Row
-from deckhands.datasets.instances import Instance
+from deckhands.evaluation.attempts.record import PROGRESS, Record
+from deckhands.evaluation.attempts.results import Row
+from deckhands.evaluation.datasets.instances import Instance
 from deckhands.evaluation.directory import Asked, ask, asked_in, write_scripts
 
 COMMANDS, ROUNDS = 8, 10

@@ -8,7 +8,7 @@ import click
 import pytest
 
 from broker.runtime.errors import UsageError
-from deckhands.evaluation.command import eval_
+from deckhands.cli.commands.eval import eval_
 from tests.dataset_parts import harbor_task
 
 SHIPPED = ("run", "shipped", "--model", "scripted", "--slice", ":1")

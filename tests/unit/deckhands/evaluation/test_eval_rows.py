@@ -9,10 +9,10 @@ import click
 import pytest
 
 from broker.runtime.errors import UsageError
-from deckhands.attempts.results import Results, Row
-from deckhands.evaluation.command import eval_
+from deckhands.cli.commands.eval import eval_
+from deckhands.cli.commands.eval_export import write_predictions
+from deckhands.evaluation.attempts.results import Results, Row
 from deckhands.evaluation.directory import Asked, ask
-from deckhands.evaluation.exporting import write_predictions
 
 
 def results(directory: Path, **outcomes: str) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deckhands.datasets.file_trees import File, patch_between
+from deckhands.evaluation.datasets.file_trees import File, patch_between
 from deckhands.evaluation.scoring import to_check, work_of
 
 BEGUN_WITH = {"shop.py": File(b"old\n"), "lib/token.py": File(b"own\n"), "setup.cfg": File(b"[a]\n")}

@@ -7,10 +7,10 @@ from typing import Any
 from broker.contract.actions import SystemMessageAction
 from broker.contract.events import Event, ModelReply, ModelToolCall, TokenUsage, ToolCallMetadata
 from broker.contract.observations import CmdOutputMetadata, CmdOutputObservation
-from deckhands.exports.atif import atif_of
-from deckhands.exports.dialogue import Dialogue, dialogue_of
-from deckhands.exports.inspect_log import inspect_log_of
-from deckhands.exports.sft import sft_of
+from deckhands.evaluation.exports.atif import atif_of
+from deckhands.evaluation.exports.dialogue import Dialogue, dialogue_of
+from deckhands.evaluation.exports.inspect_log import inspect_log_of
+from deckhands.evaluation.exports.sft import sft_of
 from tests.unit.deckhands.sample_log import CONVERSATION_ID, created, numbered, user
 
 ROW: dict[str, Any] = {

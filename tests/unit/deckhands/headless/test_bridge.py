@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from deckhands.headless.bridge import Bridge, RunSummary
+from deckhands.interop.headless.bridge import Bridge, RunSummary
 
 FINAL = "experiments/one/results/final.json"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from deckhands.cli.headless.command import headless
 from deckhands.cli.main import call
-from deckhands.headless.command import headless
 
 
 @pytest.fixture

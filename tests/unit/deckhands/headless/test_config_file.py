@@ -6,13 +6,13 @@ import re
 
 import pytest
 
+from broker.contract.specs import AgentSpec
 from broker.runtime.errors import UsageError
-from broker.specs.specs import AgentSpec
-from controller_worker.llm.config import NOT_HERE, LLMConfig
-from deckhands.headless.command import OF_AGENT
-from deckhands.headless.config_file import read_config
-from deckhands.headless.config_keys import LLM_KEYS, REFUSED, SECTIONS_REFUSED, TAKEN, WITHOUT_EFFECT
-from deckhands.headless.sdk_choice import VARIABLES_OF
+from controller_worker.providers.config import NOT_HERE, LLMConfig
+from deckhands.cli.headless.command import OF_AGENT
+from deckhands.interop.headless.config_file import read_config
+from deckhands.interop.headless.config_keys import LLM_KEYS, REFUSED, SECTIONS_REFUSED, TAKEN, WITHOUT_EFFECT
+from deckhands.interop.headless.sdk_choice import VARIABLES_OF
 from tests.source_code import ROOT
 
 PAGE = (ROOT / "docs" / "migrating-from-openhands.md").read_text()

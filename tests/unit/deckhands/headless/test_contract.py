@@ -7,8 +7,8 @@ import os
 import pytest
 
 from broker.runtime.errors import UsageError
-from deckhands.headless.contract import Contract
-from deckhands.headless.inside import Inside, PathDenied, path_inside
+from deckhands.interop.headless.contract import Contract
+from deckhands.interop.headless.inside import Inside, PathDenied, path_inside
 
 
 def prepare(root) -> Contract:

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
+from broker.contract.specs import AgentSpec, SdkSpec
 from broker.runtime.errors import UsageError
-from broker.specs.specs import AgentSpec, SdkSpec
-from deckhands.headless.config_file import read_config
-from deckhands.headless.sdk_choice import with_sdk_choice
+from deckhands.interop.headless.config_file import read_config
+from deckhands.interop.headless.sdk_choice import with_sdk_choice
 
 KEYS = "prefer_sdk_agents = true\nfallback_to_legacy = false\ntimeout_seconds = 300\nuse_orchestrator = true\n"
 CHOSEN = ("CodeActAgentSDK", SdkSpec(fallback_to_legacy=False, timeout_seconds=300.0))

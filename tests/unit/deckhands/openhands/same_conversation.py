@@ -10,11 +10,11 @@ from typing import Any
 from broker.contract.events import Event
 from controller_worker.memory.conversation_memory import ConversationMemory
 from controller_worker.memory.view import ViewFold
-from controller_worker.messages.messages import Message
-from deckhands.openhands.recordings import Findings
-from deckhands.openhands.trajectory_export import trajectory_of
-from deckhands.openhands.trajectory_import import read_trajectory
-from deckhands.openhands.v0_kinds import EARLIER_EVENTS, PLACES
+from controller_worker.providers.messages.messages import Message
+from deckhands.interop.openhands.recordings import Findings
+from deckhands.interop.openhands.trajectory_export import trajectory_of
+from deckhands.interop.openhands.trajectory_import import read_trajectory
+from deckhands.interop.openhands.v0_kinds import EARLIER_EVENTS, PLACES
 
 NUMBERS = {*EARLIER_EVENTS, *PLACES, "cause", "timestamp", "note_id"}
 

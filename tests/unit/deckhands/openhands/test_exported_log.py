@@ -15,8 +15,8 @@ from broker.runtime.errors import UsageError
 from controller_worker.core.controller import fold
 from controller_worker.core.state import State
 from controller_worker.loop.replay import replay
-from deckhands.openhands.exported_log import read_exported_log
-from deckhands.openhands.recordings import Findings
+from deckhands.interop.openhands.exported_log import read_exported_log
+from deckhands.interop.openhands.recordings import Findings
 from tests.replay.test_replay import GOLDEN, finished, recorded
 from tests.unit.deckhands.openhands.same_conversation import messages
 

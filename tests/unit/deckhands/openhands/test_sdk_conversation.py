@@ -23,9 +23,9 @@ from controller_worker.core.state import State
 from controller_worker.loop.replay import replay
 from controller_worker.memory.conversation_memory import ConversationMemory
 from controller_worker.memory.view import ViewFold
-from deckhands.openhands.sdk_conversation import read_sdk_directory
-from deckhands.reading.metrics import metrics_of
-from deckhands.reading.summary import summarize
+from deckhands.client.reading.metrics import metrics_of
+from deckhands.client.reading.summary import summarize
+from deckhands.interop.openhands.sdk_conversation import read_sdk_directory
 from tests.integration.command_line import deckhands, environment
 from tests.unit.deckhands.openhands.same_conversation import fold_of
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.contract.events import ConversationCreated, Event, ModelReply, with_id
-from deckhands.openhands.trajectory_export import trajectory_of
-from deckhands.openhands.v0_kinds import EXTENSION
+from deckhands.interop.openhands.trajectory_export import trajectory_of
+from deckhands.interop.openhands.v0_kinds import EXTENSION
 from tests.controller_parts import Core, bash
 from tests.exploring import examples
 from tests.replay.test_replay import GOLDEN, recorded
@@ -87,7 +87,7 @@ def test_what_is_not_written_is_about_the_conversation_itself() -> None:
 
 
 def test_the_two_tables_of_names_are_the_same() -> None:
-    from deckhands.openhands import v0_kinds
+    from deckhands.interop.openhands import v0_kinds
 
     assert {name: set(fields) for name, fields in original_reader.ACTIONS.items()} == v0_kinds.ACTIONS
     assert {name: set(fields) for name, fields in original_reader.OBSERVATIONS.items()} == v0_kinds.OBSERVATIONS

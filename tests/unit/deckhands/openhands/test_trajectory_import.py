@@ -17,9 +17,9 @@ from broker.runtime.errors import UsageError
 from controller_worker.core.controller import fold
 from controller_worker.core.state import State
 from controller_worker.loop.replay import replay
-from deckhands.openhands.trajectory_export import trajectory_of
-from deckhands.openhands.trajectory_import import read_trajectory
-from deckhands.reading.metrics import metrics_of
+from deckhands.client.reading.metrics import metrics_of
+from deckhands.interop.openhands.trajectory_export import trajectory_of
+from deckhands.interop.openhands.trajectory_import import read_trajectory
 from tests.unit.deckhands.openhands.same_conversation import fold_of, messages
 
 CALLS = [{"id": "c1", "type": "function", "function": {"name": "execute_bash", "arguments": '{"command": "ls"}'}}]

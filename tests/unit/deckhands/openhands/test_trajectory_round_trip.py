@@ -13,8 +13,8 @@ from broker.log.event_log import Appended, EventLog
 from broker.log.invariants import violations
 from broker.store.store import Store
 from controller_worker.loop.replay import replay
-from deckhands.openhands.results import NO_RESULT
-from deckhands.reading.metrics import metrics_of
+from deckhands.client.reading.metrics import metrics_of
+from deckhands.interop.openhands.results import NO_RESULT
 from tests.exploring import examples
 from tests.replay.mixed_history import MixedHistory
 from tests.replay.test_replay import GOLDEN, recorded

@@ -12,9 +12,9 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from deckhands.protocols.chat import Turn
-from deckhands.protocols.response_events import Written
-from deckhands.protocols.response_messages import ResponseRequest
+from deckhands.server.protocols.chat import Turn
+from deckhands.server.protocols.response_events import Written
+from deckhands.server.protocols.response_messages import ResponseRequest
 from deckhands.server.streams import Item
 
 SUMMARY = {"state": "finished", "message": "Done.", "outputs": {}, "prompt_tokens": 3, "completion_tokens": 4}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deckhands.protocols.spoken import Spoken
+from deckhands.server.protocols.spoken import Spoken
 
 
 def piece(text: str, at: int | None = 0, call: str = "1.1", kind: str = "text") -> dict[str, Any]:

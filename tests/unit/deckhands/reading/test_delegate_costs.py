@@ -6,12 +6,12 @@ import json
 from typing import Any
 
 from broker.contract.actions import AgentDelegateAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import DelegateEnded, Event, ModelReply, ModelUsage, TokenUsage
-from broker.specs.agent_state import AgentState
-from controller_worker.calls.usage import usage_by_model
-from deckhands.cli.output import summary_lines
-from deckhands.reading.metrics import metrics_of
-from deckhands.reading.summary import Summary, summarize
+from controller_worker.model.usage import usage_by_model
+from deckhands.client.reading.metrics import metrics_of
+from deckhands.client.reading.output import summary_lines
+from deckhands.client.reading.summary import Summary, summarize
 from tests.unit.deckhands.sample_log import created, numbered
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from broker.contract.events import ModelReply
 from broker.contract.events import TokenUsage as ReplyUsage
-from deckhands.cli.output import summary_lines
-from deckhands.reading.metrics import Cost, Metrics, ResponseLatency, TokenUsage, metrics_of
-from deckhands.reading.summary import summarize
+from deckhands.client.reading.metrics import Cost, Metrics, ResponseLatency, TokenUsage, metrics_of
+from deckhands.client.reading.output import summary_lines
+from deckhands.client.reading.summary import summarize
 from tests.unit.deckhands.sample_log import created, finished_log, numbered
 
 NOON = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)

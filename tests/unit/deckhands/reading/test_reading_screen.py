@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from broker.contract.actions import MessageAction
 from broker.contract.events import ModelCallFailed, ModelReply, with_id
 from broker.contract.file_events import FileEditObservation
-from deckhands.reading.live_area import LiveArea
-from deckhands.reading.rendering import Renderer
-from deckhands.reading.screen import ScreenRenderer
-from deckhands.reading.status_line import Standing, short_number, span
+from deckhands.client.reading.live_area import LiveArea
+from deckhands.client.reading.rendering import Renderer
+from deckhands.client.reading.screen import ScreenRenderer
+from deckhands.client.reading.status_line import Standing, short_number, span
 from tests.unit.deckhands.sample_log import (
     STARTED,
     command,

@@ -17,8 +17,8 @@ from broker.contract.offered_tools import MCPAction
 from broker.contract.recall import RecallObservation
 from broker.contract.session_events import IPythonRunCellAction
 from broker.contract.task_list import TaskItem, TaskTrackingAction
-from deckhands.reading.rendering import Renderer
-from deckhands.reading.terminal import clean, clean_line
+from deckhands.client.reading.rendering import Renderer
+from deckhands.client.reading.terminal import clean, clean_line
 from tests.unit.deckhands.sample_log import command, finished_log, output, state, user
 
 PLAIN = Renderer(is_coloured=False)

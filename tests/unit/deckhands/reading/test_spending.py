@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.contract.events import ModelCallFailed, ModelReply
-from deckhands.reading.spending import Spending, spending_of
+from deckhands.client.reading.spending import Spending, spending_of
 from tests.controller_parts import Core, call, started, think
 
 

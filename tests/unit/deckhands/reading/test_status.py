@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from broker.contract.actions import ChangeAgentStateAction
+from broker.contract.agent_state import AgentState
 from broker.contract.recall import RecallAction, RecallType
 from broker.log.status import status_of
-from broker.specs.agent_state import AgentState
 from tests.unit.deckhands.sample_log import created, finished_log, numbered, state, user
 
 

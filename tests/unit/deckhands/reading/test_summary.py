@@ -16,10 +16,10 @@ from broker.contract.actions import (
 )
 from broker.contract.events import ConversationCreated, ModelCallFailed, ModelReply, TokenUsage
 from broker.contract.observations import AgentStateChangedObservation, CmdOutputObservation
-from deckhands.cli.output import UNCONFINED, summary_lines
 from deckhands.client.forking import fork_of
-from deckhands.reading.metrics import Metrics
-from deckhands.reading.summary import Summary, summarize
+from deckhands.client.reading.metrics import Metrics
+from deckhands.client.reading.output import UNCONFINED, summary_lines
+from deckhands.client.reading.summary import Summary, summarize
 from tests.unit.deckhands.sample_log import created, finished_log, numbered, reply, state, user
 
 

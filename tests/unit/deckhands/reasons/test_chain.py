@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from broker.contract.actions import AgentDelegateAction, ChangeAgentStateAction, CmdRunAction, MessageAction
+from broker.contract.agent_state import AgentState
 from broker.contract.events import (
     Action,
     ConfirmationStatus,
@@ -23,16 +24,16 @@ from broker.contract.events import (
     with_id,
 )
 from broker.contract.observations import AgentStateChangedObservation
-from broker.conversations.conversations import ConversationRow, Takeover
-from broker.conversations.delegates import delegate_conversation
-from broker.conversations.wait_reasons import RETRIES, WaitReason
 from broker.limits.ledger import Account
-from broker.specs.agent_state import AgentState
-from controller_worker.concerns import model_calls
+from broker.log.conversations import ConversationRow, Takeover
+from broker.log.delegates import delegate_conversation
+from broker.log.wait_reasons import RETRIES, WaitReason
 from controller_worker.core import commit
-from controller_worker.llm.errors import MODEL_ERRORS
-from deckhands.reasons.chain import EXPLANATIONS, why_of
-from deckhands.reasons.facts import (
+from controller_worker.core.concerns import model_calls
+from controller_worker.providers.errors import MODEL_ERRORS
+from deckhands.cli.commands.why import lines_of
+from deckhands.client.reasons.chain import EXPLANATIONS, why_of
+from deckhands.client.reasons.facts import (
     ActionFact,
     BudgetFact,
     Facts,
@@ -41,9 +42,8 @@ from deckhands.reasons.facts import (
     QuotaFact,
     WorkerFact,
 )
-from deckhands.reasons.history import history_of
-from deckhands.reasons.link import Cause, Link, Why
-from deckhands.reasons.why import lines_of
+from deckhands.client.reasons.history import history_of
+from deckhands.client.reasons.link import Cause, Link, Why
 
 CID = "c1"
 START = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)

@@ -12,7 +12,7 @@ import pytest
 
 from broker.contract.events import AgentSpec, WorkspaceSpec
 from broker.runtime.errors import UsageError
-from deckhands.remote.remote_client import RemoteClient
+from deckhands.client.remote.remote_client import RemoteClient
 
 NOT_TAKEN = ("422 Unprocessable", {"code": "directory_not_taken", "status": 422, "detail": "No tool worker takes it."})
 UPLOADED = ("201 Created", {})

@@ -11,7 +11,7 @@ import pytest
 
 from broker.coordination.transfers import MAX_COPY_BYTES
 from broker.runtime.errors import UsageError
-from deckhands.remote.packed_directory import packed
+from deckhands.client.remote.packed_directory import packed
 
 
 def test_the_same_files_give_the_same_archive_without_owners_and_special_files(tmp_path: Path) -> None:

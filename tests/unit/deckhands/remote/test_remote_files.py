@@ -6,7 +6,7 @@ import io
 import tarfile
 from pathlib import Path
 
-from deckhands.remote.remote_files import TAR, _put
+from deckhands.client.remote.remote_files import TAR, _put
 
 
 def packed(*members: tuple[str, str, str]) -> bytes:

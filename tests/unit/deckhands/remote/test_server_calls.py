@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from broker.coordination.transfers import TransferFailed
-from deckhands.remote.server_calls import ServerCalls, ServerUnavailable
+from deckhands.client.remote.server_calls import ServerCalls, ServerUnavailable
 
 NOBODY = b"HTTP/1.1 502 Bad Gateway\r\nContent-Type: text/html\r\nContent-Length: 4\r\n\r\n<h1>"
 MISSING = NOBODY.replace(b"502 Bad Gateway", b"404 Not Found")

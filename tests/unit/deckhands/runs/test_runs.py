@@ -7,8 +7,8 @@ import json
 import pytest
 
 from broker.runtime.errors import CorruptEntry, UnknownKind
-from deckhands.reading.summary import summarize
-from deckhands.runs.records import RunFolder, event_from_export, event_line
+from deckhands.client.reading.summary import summarize
+from deckhands.client.runs.records import RunFolder, event_from_export, event_line
 from tests.unit.deckhands.sample_log import finished_log
 
 

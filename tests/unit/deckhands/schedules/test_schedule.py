@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from pydantic import ValidationError
 
-from deckhands.schedules.schedule import MAX_MISSED, Due, Schedule, due_of
+from deckhands.operations.schedules.schedule import MAX_MISSED, Due, Schedule, due_of
 
 NOON = datetime(2026, 3, 2, 12, tzinfo=UTC)
 BERLIN = "Europe/Berlin"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from broker.runtime.errors import UsageError
-from deckhands.reading.summary import ExitCode, Summary, summarize
-from deckhands.task_files.results_file import results_file
+from deckhands.client.reading.summary import ExitCode, Summary, summarize
+from deckhands.client.task_files.results_file import results_file
 from tests.unit.deckhands.sample_log import finished_log
 
 SUMMARY: Summary = summarize(finished_log())

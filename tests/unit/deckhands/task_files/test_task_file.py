@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from broker.runtime.errors import UsageError
-from deckhands.task_files.task_file import MAX_LINE_BYTES, BadLines, Form, TaskFile, TaskLine, opened
-from deckhands.tasks.requests import TaskRequest
+from deckhands.client.task_files.task_file import MAX_LINE_BYTES, BadLines, Form, TaskFile, TaskLine, opened
+from deckhands.client.tasks.requests import TaskRequest
 
 
 def file_of(content: str | bytes, form: Form = "jsonl", batch: str = "b") -> TaskFile:

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from broker.runtime.errors import UsageError
 from broker.tools.output_schema import problems_of
-from deckhands.tasks.tasks import output_of
+from deckhands.client.tasks.tasks import output_of
 
 
 class Part(BaseModel):

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from broker.contract.specs import Tenancy, WorkspaceSpec
 from broker.runtime.errors import UsageError
-from broker.specs.specs import Tenancy, WorkspaceSpec
 from deckhands.client.beginning import beginning_of
-from deckhands.tasks.requests import TaskRequest
+from deckhands.client.tasks.requests import TaskRequest
 
 
 def test_everything_that_a_request_names_is_in_what_it_begins() -> None:

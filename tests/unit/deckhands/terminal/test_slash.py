@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from broker.runtime.errors import UsageError
-from deckhands.terminal.chat_session import Chat
-from deckhands.terminal.slash import COMMANDS, OTHER_NAMES, Typed, answer_in, help_lines, parsed
+from deckhands.cli.tui.chat_session import Chat
+from deckhands.cli.tui.slash import COMMANDS, OTHER_NAMES, Typed, answer_in, help_lines, parsed
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from broker.contract.actions import MessageAction
 from broker.contract.events import ConversationCreated, EventSource
 from broker.log.event_log import EventLog
 from broker.store.store import Store
-from deckhands.monitoring.queues import Depth
-from deckhands.monitoring.workers import Worker
-from deckhands.reading.terminal import width_of
-from deckhands.terminal.conversation_list import heading, row_text
-from deckhands.terminal.overview import Facts, cluster_lines, conversation_line, queue_line, worker_line
-from deckhands.terminal.roster import FIELDS, SORTS, Roster, Row, arranged, row_of
+from deckhands.cli.tui.conversation_list import heading, row_text
+from deckhands.cli.tui.overview import Facts, cluster_lines, conversation_line, queue_line, worker_line
+from deckhands.cli.tui.roster import FIELDS, SORTS, Roster, Row, arranged, row_of
+from deckhands.client.reading.terminal import width_of
+from deckhands.operations.monitoring.queues import Depth
+from deckhands.operations.monitoring.workers import Worker
 
 ROWS = [
     Row("c-1", "running", steps=3, cost_usd=0.5, updated=30.0, created=1.0, title="b", words="c-1 running b acme"),

@@ -11,7 +11,7 @@ import pytest
 import zstandard
 
 from broker.runtime.errors import UsageError
-from deckhands.transfers.packed_files import pack, unpack
+from deckhands.client.transfers.packed_files import pack, unpack
 
 
 def packed(source: Path) -> io.BytesIO:

@@ -8,9 +8,9 @@ from dataclasses import replace
 from datetime import timedelta
 
 from broker.testing.manual_clock import ManualClock
-from deckhands.attempts.catalog import About, Catalog, Listed
-from deckhands.attempts.results import Row
-from deckhands.web.overviews import KEPT, REST, Overviews
+from deckhands.evaluation.attempts.catalog import About, Catalog, Listed
+from deckhands.evaluation.attempts.results import Row
+from deckhands.server.web.overviews import KEPT, REST, Overviews
 from tests.evaluation_parts import standing_of_rows
 
 READING_SECONDS = 2.0

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from broker.runtime.errors import UsageError
-from deckhands.web.open import page_of
-from deckhands.web.pages import POLICY, files
+from deckhands.cli.commands.open import page_of
+from deckhands.server.web.pages import POLICY, files
 
 MARKUP = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc|DOMParser")
 

@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 
-from tool_worker.acp.acp_program import Program
+from tool_worker.host.acp.acp_program import Program
 
 
 def test_where_no_agent_runs_nothing_is_done_between_two_calls() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tool_worker.acp.client_requests import ClientRequests
-from tool_worker.acp.running_agent import AgentLost
-from tool_worker.acp.session import UNREADABLE_LIMIT, Session
+from tool_worker.host.acp.client_requests import ClientRequests
+from tool_worker.host.acp.running_agent import AgentLost
+from tool_worker.host.acp.session import UNREADABLE_LIMIT, Session
 
 SESSION = "session-1"
 

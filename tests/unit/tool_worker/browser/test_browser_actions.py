@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tool_worker.browser.action_strings import ACTIONS, MAX_CALLS, ActionStringError, read_actions
-from tool_worker.browser.page_actions import PageActions
+from tool_worker.host.browser.action_strings import ACTIONS, MAX_CALLS, ActionStringError, read_actions
+from tool_worker.host.browser.page_actions import PageActions
 
 
 def test_calls_are_read_in_order_with_all_their_arguments() -> None:

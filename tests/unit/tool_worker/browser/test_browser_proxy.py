@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tool_worker.browser.chromium import OF_THIS_MACHINE, proxy_of
+from tool_worker.host.browser.chromium import OF_THIS_MACHINE, proxy_of
 
 
 def test_without_a_proxy_there_is_none() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 from PIL import Image
 
-from tool_worker.browser.page_text import page_text
-from tool_worker.browser.page_tree import CUT, MAX_CHARS, FrameTree, tree_text
-from tool_worker.browser.set_of_marks import Mark, pictures
+from tool_worker.host.browser.page_text import page_text
+from tool_worker.host.browser.page_tree import CUT, MAX_CHARS, FrameTree, tree_text
+from tool_worker.host.browser.set_of_marks import Mark, pictures
 
 
 def node(number: int, role: str, name: str = "", *, children: tuple[int, ...] = (), **fields: Any) -> dict[str, Any]:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tool_worker.editor.file_tools import FileTools
-from tool_worker.editor.patching import COMPARED_LINES_LIMIT
-from tool_worker.editor.replacements import SPANS_LIMIT, Replacement, replaced
-from tool_worker.text_files.file_errors import EditRefusedError
+from tool_worker.host.editor.file_tools import FileTools
+from tool_worker.host.editor.patching import COMPARED_LINES_LIMIT
+from tool_worker.host.editor.replacements import SPANS_LIMIT, Replacement, replaced
+from tool_worker.host.text_files.file_errors import EditRefusedError
 
 
 def everywhere(old: str, new: str) -> Replacement:

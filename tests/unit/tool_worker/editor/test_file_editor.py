@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.editor_parts import error, run
-from tool_worker.editor.file_editor import FileEditor
+from tool_worker.host.editor.file_editor import FileEditor
 
 
 class TestCreate:

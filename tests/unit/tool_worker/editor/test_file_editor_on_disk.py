@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from tool_worker.editor.file_editor import FileEditor
-from tool_worker.text_files.versioned_files import VersionedFiles
+from tool_worker.host.editor.file_editor import FileEditor
+from tool_worker.host.text_files.versioned_files import VersionedFiles
 
 ROOT = Path(__file__).resolve().parents[4]
 NOBODY = 65534
@@ -376,7 +376,7 @@ def run_in_small_disk(directory: Path, calls: list[dict[str, object]]) -> list[d
         "import json, sys\n"
         "calls, root = json.load(sys.stdin)\n"
         "sys.path.insert(0, root)\n"
-        "from tool_worker.editor.file_editor import FileEditor\n"
+        "from tool_worker.host.editor.file_editor import FileEditor\n"
         "editor = FileEditor('/')\n"
         "json.dump([editor.run(call) for call in calls], sys.stdout)\n"
     )

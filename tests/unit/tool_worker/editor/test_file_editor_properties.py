@@ -9,8 +9,8 @@ from pathlib import Path
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from tool_worker.editor.file_editor import FileEditor
-from tool_worker.text_files.text_file import TextFile
+from tool_worker.host.editor.file_editor import FileEditor
+from tool_worker.host.text_files.text_file import TextFile
 
 # Few letters, so that a short text occurs in a longer one, twice, overlapping, or with blanks around it.
 SHORT = st.text("ab \n", max_size=4)

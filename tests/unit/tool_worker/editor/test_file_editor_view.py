@@ -10,8 +10,8 @@ import pytest
 
 from broker.contract.file_events import FileReadAction, FileReadObservation
 from tests.editor_parts import error, run
-from tool_worker.editor.file_editor import FileEditor
-from tool_worker.editor.picture import MAX_PICTURE_BYTES
+from tool_worker.host.editor.file_editor import FileEditor
+from tool_worker.host.editor.picture import MAX_PICTURE_BYTES
 from tool_worker.tools.file_tools import ReadFile
 
 FILE_NOTICE = (

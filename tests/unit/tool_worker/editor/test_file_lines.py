@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tool_worker.editor.file_lines import FileLines
-from tool_worker.editor.file_tools import FileTools
-from tool_worker.text_files.versioned_files import VersionedFiles
+from tool_worker.host.editor.file_lines import FileLines
+from tool_worker.host.editor.file_tools import FileTools
+from tool_worker.host.text_files.versioned_files import VersionedFiles
 
 TEN = "".join(f"{number}\n" for number in range(10))
 JSON = (

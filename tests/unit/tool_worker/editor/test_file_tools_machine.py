@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from tests.exploring import examples
-from tool_worker.editor.file_tools import FileTools
+from tool_worker.host.editor.file_tools import FileTools
 
 NAMES = st.sampled_from(["a.txt", "a.txt", "a.txt", "b.sh"])
 # Few letters, so that a short text occurs in a longer one; some of them have no code in every encoding, and together

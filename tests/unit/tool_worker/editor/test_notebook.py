@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.editor_parts import error, run
-from tool_worker.editor.file_editor import FileEditor
-from tool_worker.editor.notebook import HOW_TO_EDIT
+from tool_worker.host.editor.file_editor import FileEditor
+from tool_worker.host.editor.notebook import HOW_TO_EDIT
 
 OUTPUTS = [
     {"output_type": "stream", "name": "stdout", "text": ["1\n", "2\n"]},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tool_worker.egress.proxy import Refused, _absolute, _host_line
+from tool_worker.sandbox.egress.proxy import Refused, _absolute, _host_line
 
 
 @pytest.mark.parametrize(

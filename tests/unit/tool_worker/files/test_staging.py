@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.trees import nested, without_rights
-from tool_worker.files.staging import remove, remove_staging, staging_in
+from tool_worker.workspace.files.staging import remove, remove_staging, staging_in
 
 
 def test_what_is_deeper_than_python_goes_is_removed(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tool_worker.errors import FileUnfit, WorkspaceTooLarge
-from tool_worker.files.file_tree import TreeLimits
-from tool_worker.files.openat2_paths import Directory
-from tool_worker.files.unpacking import MAX_HEADER_BYTES, Unpacked, Unpacking
+from tool_worker.workspace.files.file_tree import TreeLimits
+from tool_worker.workspace.files.openat2_paths import Directory
+from tool_worker.workspace.files.unpacking import MAX_HEADER_BYTES, Unpacked, Unpacking
 
 ROOT = Path(__file__).resolve().parents[4]
 LIMITS = TreeLimits(files=100, bytes=1_000_000)
@@ -169,9 +169,9 @@ def test_any_bytes_are_an_archive_or_refused(
 UNPACK_THE_FILE = """
 import sys
 from pathlib import Path
-from tool_worker.files.openat2_paths import Directory
-from tool_worker.files.file_tree import TreeLimits
-from tool_worker.files.unpacking import Unpacking
+from tool_worker.workspace.files.openat2_paths import Directory
+from tool_worker.workspace.files.file_tree import TreeLimits
+from tool_worker.workspace.files.unpacking import Unpacking
 content = Path(sys.argv[1]).read_bytes()
 with Directory(Path(sys.argv[2])) as directory:
     print("begins", flush=True)

@@ -11,7 +11,7 @@ from broker.secrets.masking import MASK, Masker
 from tool_worker.host.configuration import HostConfiguration
 from tool_worker.host.protocol import FRAME_LIMIT_BYTES, Lines, ProtocolError, decode, encode
 from tool_worker.host.server import bounded
-from tool_worker.shell.bash_call import COMMAND_LIMIT_BYTES, BashCall, BashCallError
+from tool_worker.host.shell.bash_call import COMMAND_LIMIT_BYTES, BashCall, BashCallError
 
 
 @given(st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.text())))

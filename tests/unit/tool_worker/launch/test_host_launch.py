@@ -9,8 +9,8 @@ import subprocess
 import threading
 from pathlib import Path
 
-from tool_worker.launch.host_folder import HostFolder
-from tool_worker.launch.host_launch import _watched, wait_until_dead
+from tool_worker.workspace.launch.host_folder import HostFolder
+from tool_worker.workspace.launch.host_launch import _watched, wait_until_dead
 
 
 def test_a_number_that_is_no_process_any_more_is_not_watched() -> None:

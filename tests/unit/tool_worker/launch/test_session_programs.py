@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from broker.runtime.errors import UsageError
-from tool_worker.launch.session_programs import session_programs
-from tool_worker.sessions.programs import PROGRAMS, Program
+from tool_worker.host.sessions.programs import PROGRAMS, Program
+from tool_worker.workspace.launch.session_programs import session_programs
 
 
 def test_a_worker_that_serves_no_such_pool_shows_its_sandboxes_nothing() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from broker.runtime.errors import UsageError
-from tool_worker.mcp.config import McpServerSpec, read_servers
 from tool_worker.settings import tool_settings
+from tool_worker.tools.mcp.config import McpServerSpec, read_servers
 
 
 def written(folder: Path, servers: Any) -> Path:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import httpx2
 import pytest
 
-from tool_worker.mcp.http_connection import (
+from tool_worker.tools.mcp.http_connection import (
     EVENT_ENDS,
     LATE_SECONDS,
     SILENCE_SECONDS,
@@ -15,7 +15,7 @@ from tool_worker.mcp.http_connection import (
     StreamableClient,
     bounded_client,
 )
-from tool_worker.mcp.program import MESSAGE_LIMIT_BYTES
+from tool_worker.tools.mcp.program import MESSAGE_LIMIT_BYTES
 
 
 class Pieces(httpx2.AsyncByteStream):

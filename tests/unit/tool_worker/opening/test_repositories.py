@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from broker.specs.workspace_sources import GitSource
+from broker.contract.workspace_sources import GitSource
 from tool_worker.errors import SourceUnusable
-from tool_worker.opening.repositories import host_of
+from tool_worker.workspace.opening.repositories import host_of
 
 
 @pytest.mark.parametrize(

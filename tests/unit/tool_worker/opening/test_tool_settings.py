@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from broker.runtime.errors import UsageError
-from tool_worker.opening.repository_roots import RepositoryRoots
 from tool_worker.settings import tool_settings
+from tool_worker.workspace.opening.repository_roots import RepositoryRoots
 
 
 def test_what_nobody_sets() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tool_worker.search.code_files import pattern_of
-from tool_worker.search.code_map import CodeMap
-from tool_worker.search.code_questions import QuestionError, answered
+from tool_worker.host.search.code_files import pattern_of
+from tool_worker.host.search.code_map import CodeMap
+from tool_worker.host.search.code_questions import QuestionError, answered
 
 SHOP = {
     "shop/__init__.py": "from .till import Till\n",

@@ -8,7 +8,7 @@ from time import monotonic
 
 import pytest
 
-from tool_worker.search.file_search import SearchError, found_files, found_lines
+from tool_worker.host.search.file_search import SearchError, found_files, found_lines
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.polling import until
-from tool_worker.search.limited_work import text_within
+from tool_worker.host.search.limited_work import text_within
 
 
 async def test_what_the_work_has_started_ends_with_it(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tool_worker.shell.command_marks import CommandEnd, Mark, MarkScanner, begin_line, end_line, quoted
+from tool_worker.host.shell.command_marks import CommandEnd, Mark, MarkScanner, begin_line, end_line, quoted
 
 NONCE = b"0123456789abcdef0123456789abcdef"
 OTHER = b"f" * 32

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from broker.contract.observations import TRUNCATION_MARKER
 from broker.secrets.masking import MASK, Masker
-from tool_worker.shell.output_buffer import OutputBuffer
+from tool_worker.host.shell.output_buffer import OutputBuffer
 
 SECRET = "ghp_0123456789abcdef"
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tool_worker.editor.file_editor import FileEditor
-from tool_worker.text_files.encoding_guess import decodes, guess
-from tool_worker.text_files.text_file import TextFile
+from tool_worker.host.editor.file_editor import FileEditor
+from tool_worker.host.text_files.encoding_guess import decodes, guess
+from tool_worker.host.text_files.text_file import TextFile
 
 RUSSIAN = "# Настройки сервера\nport = 8080  # порт для входящих соединений\nname = 'Главный сервер'\n"
 SHORT_RUSSIAN = "print('Привет, мир')\n"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tool_worker.text_files.file_history import FileHistory
+from tool_worker.host.text_files.file_history import FileHistory
 
 
 def drain(history: FileHistory, path: str) -> list[bytes]:

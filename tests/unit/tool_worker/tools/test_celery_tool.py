@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from broker.celery.dispatch import TaskSender
+from broker.contract.tool_specs import OutcomePolicy
 from broker.runtime.errors import UsageError
-from broker.specs.tool_specs import OutcomePolicy
 from broker.tools.celery_tool import celery_tool
 from tests.example_celery import refund_tool
 from tool_worker.tools.offered import found_tools

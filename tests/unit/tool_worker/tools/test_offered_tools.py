@@ -12,10 +12,10 @@ import pytest
 from broker.contract.events import Observation
 from broker.contract.observations import ErrorObservation, OutcomeUnknownObservation, ToolCallObservation
 from broker.contract.offered_tools import ToolCallAction
+from broker.contract.tool_specs import OutcomePolicy
 from broker.coordination.action_streams import ActionClaimed, ActionReclaimed
 from broker.runtime.errors import UsageError
 from broker.secrets.masking import Masker
-from broker.specs.tool_specs import OutcomePolicy
 from broker.tools.custom_tools import ToolContext, custom_tool
 from tests import example_tools
 from tool_worker.tools.offered import MAX_ANSWER_CHARS, OfferedTools, found_tools

@@ -12,8 +12,8 @@ import pytest
 import zstandard
 
 from broker.coordination.transfers import TransferAnswer, TransferRequest
-from tool_worker.files.openat2_paths import Directory
 from tool_worker.worker import packing
+from tool_worker.workspace.files.openat2_paths import Directory
 
 ODD_NAMES = (b"new\nline", b"\xff\xfe", b"n" * 255, "é".encode() * 127, b"-rf", b" ", b"\x1b[31mred", b"back\\slash")
 

@@ -1,0 +1,106 @@
+"""What a conversation's policies say: when a person is asked before an action runs, and what is done about a loop.
+
+Holds: what is not known counts as dangerous unless the policy says otherwise. Every policy for loops ends: each loop
+since the last message of a person takes the next response, and after the last one comes `fail`.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from broker.contract.plain_json import JsonObject
+
+STUCK_CODE = "stuck_in_loop"
+"""The code of the error in which a loop ends a conversation."""
+BUILT_IN_MODES = ("never", "always", "risky")
+BUILT_IN_ANALYZERS = ("none", "llm", "shell", "ensemble")
+POLICIES, ANALYZERS = "deckhands.confirmation_policies", "deckhands.risk_analyzers"
+"""The groups of entry points that bring others."""
+PLUGIN_NAME = r"^[A-Za-z0-9_.-]{1,64}$"
+MAX_SETTINGS_CHARS = 10_000
+
+
+class LoopResponse(StrEnum):
+    """What is done about an agent that repeats itself."""
+
+    NUDGE = "nudge"
+    """Tell the model that it repeats itself."""
+    SWITCH_MODEL = "switch_model"
+    """Tell the model, and continue with the policy's fallback model."""
+    RESTART = "restart"
+    """Hide the loop from the model, and continue from before it."""
+    PARK = "park"
+    """Pause until a person chooses how to continue."""
+    FAIL = "fail"
+    """End in an error."""
+
+
+class LoopPolicy(BaseModel):
+    """Thresholds (OpenHands section 2; names and numbers of its SDK) and responses.
+
+    Attributes:
+        responses: the first for the first loop since a person's last message, and so on; after the last of them,
+        `fail`.
+        fallback_model: the model that `switch_model` continues with.
+        action_observation: this many equal actions with equal observations are a loop.
+        action_error: this many equal actions, each followed by an error.
+        monologue: this many equal messages of the agent with nothing observed in between.
+        alternating_pattern: this many actions and observations, each equal to the next but one.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    responses: tuple[LoopResponse, ...] = (LoopResponse.FAIL,)
+    fallback_model: str | None = None
+    action_observation: int = Field(default=4, ge=2, le=20)
+    action_error: int = Field(default=3, ge=2, le=20)
+    monologue: int = Field(default=3, ge=2, le=20)
+    alternating_pattern: int = Field(default=6, ge=3, le=20)
+
+    @model_validator(mode="after")
+    def _check_fallback(self) -> LoopPolicy:
+        if LoopResponse.SWITCH_MODEL in self.responses and not self.fallback_model:
+            raise ValueError("Name the fallback model that switch_model continues with.")
+        return self
+
+    @property
+    def window(self) -> int:
+        """How many of the latest actions and observations a detector must know."""
+        return max(self.action_observation, self.action_error, self.monologue, self.alternating_pattern)
+
+
+class ConfirmationPolicy(BaseModel):
+    """Who is asked for what.
+
+    Attributes:
+        mode: `never`; `always`; `risky`: for what is at least as dangerous as the threshold; or the name of a plug-in.
+        threshold: for `risky`.
+        confirm_unknown: for `risky`: whether an action of unknown risk is asked for too.
+        analyzer: `llm`: the risk is what the model says; `shell`: what parsing the action says; `ensemble`: the
+            higher of the two; `none`: unknown; or the name of a plug-in.
+        settings: for plug-ins; no secrets.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    mode: str = Field(default="never", pattern=PLUGIN_NAME)
+    threshold: Literal["LOW", "MEDIUM", "HIGH"] = "HIGH"
+    confirm_unknown: bool = True
+    analyzer: str = Field(default="ensemble", pattern=PLUGIN_NAME)
+    settings: JsonObject | None = None
+
+    @model_validator(mode="after")
+    def _check_settings(self) -> Self:
+        if self.settings is not None and len(json.dumps(self.settings)) > MAX_SETTINGS_CHARS:
+            raise ValueError(f"the settings of a policy may have {MAX_SETTINGS_CHARS} characters")
+        return self
+
+    @property
+    def plugins(self) -> tuple[tuple[str, str], ...]:
+        """What is needed besides what is built in: the group of entry points, and the name in it."""
+        wanted = ((POLICIES, self.mode, BUILT_IN_MODES), (ANALYZERS, self.analyzer, BUILT_IN_ANALYZERS))
+        return tuple((group, name) for group, name, built_in in wanted if name not in built_in)

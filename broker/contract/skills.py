@@ -1,0 +1,211 @@
+"""Skills: Markdown files that tell an agent what to know, always or when a word is mentioned (OpenHands 9.7).
+
+A file is text behind optional front matter in YAML: `name`, `triggers` (words), `inputs` (of a task). Without triggers
+and inputs it always counts. `AGENTS.md`, `.cursorrules` and `.openhands_instructions` are such files too.
+
+Holds: a file that cannot be read as a skill is left out, and named with the reason; what is read costs no more than its
+length, see `broker.contract.front_matter`.
+Differs: one bad file spoils no other, because the original then loads none; the front matter may name a skill, and a
+second file of a folder with that name is named by its path, as all are in the original.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from broker.contract.front_matter import read_front_matter
+from broker.contract.plain_json import replace_surrogates
+from broker.contract.specs import Skill
+
+SKILL_FOLDERS = (".openhands/microagents", ".openhands/skills")
+"""Beneath a workspace and beneath a person's home; a skill of the later folder takes the place of its namesake."""
+INSTRUCTION_FILES = {
+    "agents.md": "agents",
+    "agent.md": "agents",
+    ".cursorrules": "cursorrules",
+    ".openhands_instructions": "repo_legacy",
+}
+"""Files in the top folder of a workspace, in small letters, and the name of the skill that each is."""
+FILE_MARK = "deckhands-skill:"
+"""Begins a line of a survey: the path of a file and its text follow in base64."""
+SETUP_SCRIPT, HOOK_SCRIPT = ".openhands/setup.sh", ".openhands/pre-commit.sh"
+"""What a repository has run before an agent's first step, and before each commit (OpenHands 10.1)."""
+SCRIPT_MARK = "deckhands-script:"
+"""Begins a line of a survey that names one of them."""
+MAX_SKILL_BYTES = 64 * 1024
+MAX_SKILLS = 200
+MAX_TRIGGERS = 100
+MAX_UNREADABLE = 20
+"""Files that are named because they are not skills."""
+MAX_SHOWN_PATH_CHARS = 200
+MAX_PERSONAL_CHARS = 16_000
+"""A person's skills travel in a conversation's first event, which has to stay whole."""
+ASK_FOR_INPUTS = "\n\nIf the person did not provide any of these variables, ask for them before you begin: {names}."
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SkillFiles:
+    """What files say to agents.
+
+    Attributes:
+        skills: in the order of the files; of namesakes in two folders the latest.
+        unreadable: for each file that is not a skill, though it should be one, its path and the reason.
+    """
+
+    skills: tuple[Skill, ...] = ()
+    unreadable: tuple[str, ...] = ()
+
+
+NO_SKILLS = SkillFiles()
+
+
+class SkillReader:
+    """Reads skills from the files of a workspace or a home, one at a time."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[str, Skill]] = {}
+        self._unreadable: list[str] = []
+
+    def add(self, path: str, text: str) -> None:
+        """Read a file, by its path in the workspace or the home; one that is meant as no skill is passed over."""
+        name = _name_of(path)
+        if name is None or not text.strip():
+            return
+        folder = _folder_of(path)
+        taken = [taken for taken, (other, _) in self._found.items() if other == folder]
+        try:
+            skill = skill_of(name, text, path=path, taken=taken)
+        except ValueError as error:
+            self._unreadable.append(f"{_shown(path)}: {error}")
+            return
+        self._found.pop(skill.name, None)
+        self._found[skill.name] = (folder, skill)
+
+    def read(self) -> SkillFiles:
+        """Return what has been found so far."""
+        left = len(self._unreadable) - MAX_UNREADABLE
+        more = [f"and {left} more files"] if left > 0 else []
+        return SkillFiles(
+            tuple(skill for _, skill in self._found.values()), (*self._unreadable[:MAX_UNREADABLE], *more)
+        )
+
+
+def skill_of(name: str, text: str, *, path: str = "", taken: Container[str] = ()) -> Skill:
+    """Read a skill.
+
+    Args:
+        name: used if the file does not name the skill.
+        path: used if both names are taken.
+        taken: by other files of its folder.
+
+    Raises:
+        ValueError: the front matter is not YAML, or its fields are wrong.
+    """
+    head, content = _split(text)
+    given = head.get("name")
+    triggers = _words(head.get("triggers"))
+    inputs = head.get("inputs")
+    names = [given, name] if isinstance(given, str) and given.strip() and given != "default" else [name]
+    name = next((each for each in names if each not in taken), path or name)
+    if isinstance(inputs, list) and inputs:
+        triggers = tuple(dict.fromkeys((*triggers, f"/{name}")))
+        names = [str(item["name"]) for item in inputs if isinstance(item, dict) and "name" in item]
+        content += ASK_FOR_INPUTS.format(names=", ".join(names)) if names else ""
+    return Skill(name=replace_surrogates(name), content=replace_surrogates(content.strip()), triggers=triggers)
+
+
+def skills_of(files: Iterable[tuple[str, str]]) -> SkillFiles:
+    """Read skills from files: pairs of a path and a text, see `SkillReader`."""
+    reader = SkillReader()
+    for path, text in files:
+        reader.add(path, text)
+    return reader.read()
+
+
+def skills_in(home: Path) -> tuple[Skill, ...]:
+    """Return the skills of a person beneath `home`; what exceeds `MAX_PERSONAL_CHARS` is left out with a warning."""
+    files: list[tuple[str, str]] = []
+    for folder in SKILL_FOLDERS:
+        try:
+            paths = sorted((home / folder).rglob("*.md"))[:MAX_SKILLS]
+        except OSError as error:
+            _log.warning("%s cannot be read: %s", home / folder, error.strerror)
+            continue
+        for path in paths:
+            try:
+                with path.open("rb") as file:
+                    text = file.read(MAX_SKILL_BYTES).decode(errors="replace")
+            except OSError as error:
+                _log.warning("%s cannot be read: %s", path, error.strerror)
+                continue
+            files.append((path.relative_to(home).as_posix(), text))
+    found: list[Skill] = []
+    read = skills_of(files)
+    for unreadable in read.unreadable:
+        _log.warning("Left out of the skills in %s: %s", home, unreadable)
+    for skill in read.skills:
+        if sum(len(other.content) for other in (*found, skill)) > MAX_PERSONAL_CHARS:
+            _log.warning(
+                "The skill %s is left out: together they have more than %d characters", skill.name, MAX_PERSONAL_CHARS
+            )
+            continue
+        found.append(skill)
+    return tuple(found)
+
+
+def trigger_in(words: Iterable[str], text: str) -> str:
+    """Return the first of these words that a text contains, in any case; empty if it contains none.
+
+    Args:
+        text: in small letters.
+    """
+    return next((word for word in words if word.lower() in text), "")
+
+
+def _name_of(path: str) -> str | None:
+    """Return the name of the skill in a file: its path within its folder, without the suffix."""
+    for folder in SKILL_FOLDERS:
+        if path.startswith(folder + "/") and path.lower().endswith(".md"):
+            inner = PurePosixPath(path).relative_to(folder)
+            return None if inner.name.lower() == "readme.md" else inner.with_suffix("").as_posix()
+    return INSTRUCTION_FILES.get(path.lower())
+
+
+def _folder_of(path: str) -> str:
+    return next((folder for folder in SKILL_FOLDERS if path.startswith(folder + "/")), "")
+
+
+def _split(text: str) -> tuple[dict[str, Any], str]:
+    """Return front matter and the text behind it."""
+    text = text.removeprefix("\ufeff").replace("\r\n", "\n")
+    if not text.startswith("---\n"):
+        return {}, text
+    end = text.find("\n---", 3)
+    if end < 0:
+        return {}, text
+    return read_front_matter(text[4:end]), text[end + 4 :].partition("\n")[2]
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list):
+        raise ValueError("`triggers` is not a list")  # noqa: TRY004  (callers collect ValueError)
+    words = [replace_surrogates(word).strip() for word in value if isinstance(word, str) and word.strip()]
+    if len(words) > MAX_TRIGGERS:
+        raise ValueError(f"`triggers` has {len(words)} words; {MAX_TRIGGERS} are allowed")
+    return tuple(words)
+
+
+def _shown(path: str) -> str:
+    """Return a path that somebody else has chosen, in one line that cannot be taken for another."""
+    path = replace_surrogates(path)[:MAX_SHOWN_PATH_CHARS]
+    return path if path.isprintable() else repr(path)

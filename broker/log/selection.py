@@ -1,0 +1,173 @@
+"""Conversations chosen by tenant, label and state, and pages of them: any number, a bounded number at once.
+
+Holds: newest first, by creation and id; what is created or deleted meanwhile makes no page skip or repeat another. A
+label and a tenant are found by their own index, so nobody reads conversations that do not have it.
+Keys: reads `deck:{k}:index`, `deck:{k}:label:<name>=<value>` and `deck:{k}:label:=<tenant>`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+
+from broker.contract.agent_state import AgentState
+from broker.log.conversations import ConversationRow, Conversations, Glimpse
+from broker.log.wait_reasons import WaitReason
+from broker.store.keys import ShardKeys
+from broker.store.store import Store
+
+PAGE = 500
+SCANNED = 1_000
+"""A page ends after this many conversations were read, even if too few of them belong to it."""
+WAITING = "waiting"
+"""Among states: those that wait for anything or anybody."""
+SCHEDULED = WaitReason.SCHEDULED.value
+"""Among states: those that wait for the time at which they begin."""
+WAITING_STATES = frozenset({AgentState.AWAITING_USER_INPUT.value, AgentState.AWAITING_USER_CONFIRMATION.value})
+
+Place = tuple[float, str]
+"""Where a conversation stands in an index: its creation in ms, and its id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which conversations are meant.
+
+    Attributes:
+        labels: all of them must match.
+        states: one of them must match: of `AgentState`, `waiting` or `scheduled`; none: any.
+        tenant: whose they are; None: anybody's.
+        model: a part of the name of the model that has answered last, in any case; empty: any.
+        min_cost_usd: what they have cost at least.
+    """
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    states: frozenset[str] = frozenset()
+    tenant: str | None = None
+    model: str = ""
+    min_cost_usd: float = 0.0
+
+    def has(
+        self,
+        state: str,
+        labels: Mapping[str, str],
+        *,
+        wait_reason: str = "",
+        tenant: str = "",
+        model: str = "",
+        cost_usd: float = 0.0,
+    ) -> bool:
+        """Say whether a conversation is meant."""
+        is_theirs = self.tenant is None or self.tenant == tenant
+        is_like = self.model.lower() in model.lower() and cost_usd >= self.min_cost_usd
+        return (
+            is_theirs and is_like and is_in(state, wait_reason, self.states) and self.labels.items() <= labels.items()
+        )
+
+
+EVERYTHING = Selection()
+
+
+def is_in(state: str, wait_reason: str, states: frozenset[str]) -> bool:
+    """Say whether a state is one of several; none of them means any."""
+    is_waiting = bool(wait_reason) or state in WAITING_STATES
+    is_scheduled = wait_reason == SCHEDULED and SCHEDULED in states
+    return not states or state in states or is_scheduled or (is_waiting and WAITING in states)
+
+
+class Selected:
+    """The conversations of a store that a selection means."""
+
+    def __init__(self, store: Store, selection: Selection) -> None:
+        self._store = store
+        self._selection = selection
+        self._conversations = Conversations(store)
+
+    async def pages(self) -> AsyncIterator[list[ConversationRow]]:
+        """Yield the conversations, newest first, up to 500 at a time. Pages are not empty."""
+        indexes = [await self._index(names) for names in self._store.all_shards]
+        before: Place | None = None
+        while places := await self._places(indexes, before):
+            before = places[-1]
+            rows = await self._conversations.rows([cid for _, cid in places])
+            if chosen := [row for row in rows if self._is_meant(row)]:
+                yield chosen
+
+    async def page(self, before: Place | None, *, limit: int) -> tuple[list[ConversationRow], Place | None]:
+        """Return up to `limit` conversations behind a place, and the place behind which the next page begins.
+
+        A page ends early when it has looked at `SCANNED` conversations; the place is None where there are no more.
+
+        Args:
+            before: where an earlier page ended; None: begin with the newest.
+        """
+        indexes = [await self._index(names) for names in self._store.all_shards]
+        chosen: list[str] = []
+        scanned, at_once = 0, min(limit + 1, PAGE)
+        while scanned < SCANNED:
+            places = await self._places(indexes, before, limit=at_once)
+            if not places:
+                return await self.pick(chosen), None
+            for place, is_meant in zip(places, await self._are_meant(places), strict=True):
+                if is_meant:
+                    if len(chosen) == limit:
+                        return await self.pick(chosen), before
+                    chosen.append(place[1])
+                before = place
+            scanned += len(places)
+            at_once = PAGE  # so few belong to the page that many have to be looked at
+        return await self.pick(chosen), before
+
+    async def _are_meant(self, places: list[Place]) -> list[bool]:
+        if self._selection == EVERYTHING:
+            return [True] * len(places)
+        found = await self._conversations.glimpses([cid for _, cid in places])
+        return [glimpse is not None and self._is_meant(glimpse) for glimpse in found]
+
+    async def pick(self, chosen: list[str]) -> list[ConversationRow]:
+        """Return the rows of those conversations that are there and meant."""
+        return [row for row in await self._conversations.rows(chosen) if self._is_meant(row)]
+
+    async def count(self) -> int:
+        """Return how many there are."""
+        number = 0
+        async for page in self.pages():
+            number += len(page)
+        return number
+
+    def _is_meant(self, row: ConversationRow | Glimpse) -> bool:
+        return self._selection.has(
+            row.state,
+            row.labels,
+            wait_reason=row.wait_reason,
+            tenant=row.tenant,
+            model=row.model,
+            cost_usd=row.cost_usd,
+        )
+
+    async def _index(self, names: ShardKeys) -> str:
+        """Return the smallest index that has all of a shard's."""
+        keys = [names.label(name, value) for name, value in self._selection.labels.items()]
+        keys += [names.of_tenant(self._selection.tenant)] if self._selection.tenant else []
+        if not keys:
+            return names.index
+        commands = [("ZCARD", key) for key in keys]
+        sizes = await self._store.call_many(commands)
+        return min(zip(sizes, keys, strict=True))[1]
+
+    async def _places(self, indexes: list[str], before: Place | None, *, limit: int = PAGE) -> list[Place]:
+        """Return where the next conversations stand, in all shards."""
+        found = [place for index in indexes for place in await self._places_of(index, before, limit)]
+        return sorted(found, reverse=True)[:limit]
+
+    async def _places_of(self, index: str, before: Place | None, limit: int) -> list[Place]:
+        high: str = "+inf" if before is None else f"{before[0]:.0f}"
+        while True:
+            command = ("ZREVRANGEBYSCORE", index, high, "-inf", "WITHSCORES", "LIMIT", 0, limit)
+            flat = await self._store.call(*command)
+            members = zip(flat[::2], flat[1::2], strict=True)
+            places = [(float(score), cid.decode(errors="backslashreplace")) for cid, score in members]
+            new = [place for place in places if before is None or place < before]
+            if new or len(places) < limit:
+                return new
+            limit *= 2  # more of one millisecond than fit into a page

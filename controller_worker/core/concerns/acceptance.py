@@ -1,0 +1,220 @@
+"""Whether a finish counts: its output fits the schema, a command in the workspace passes, then a critic agrees.
+
+Holds: pure; an output that does not fit is refused in the append that records the turn, whatever the agent; the command
+is an action of the environment like any other, so it is journalled, runs once and survives every worker; the critic's
+verdict is in the log with the reply that it came from; nothing is checked during a pause; a refusal sends the agent
+back to work, and one more than `max_refusals` or `max_corrections` ends the conversation in an error.
+Differs: the original takes the agent's word, and its finish has words only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from broker.contract.actions import AgentFinishAction, CmdRunAction, MessageAction
+from broker.contract.agent_state import AgentState
+from broker.contract.events import Action, Event, EventSource, Observation
+from broker.contract.observations import CmdOutputObservation, FinishRefusedObservation, FinishVerdictObservation
+from broker.contract.specs import GoalSpec, OutputSpec
+from broker.tools.output_schema import problems_of
+from controller_worker.core.announcement import announce
+from controller_worker.core.concern import Concern, evolve
+from controller_worker.core.concerns.limits import cost_limit_reached
+from controller_worker.core.effects import Append, CallModel, Effect
+from controller_worker.core.requests import is_message_of_person
+
+if TYPE_CHECKING:
+    from controller_worker.core.state import State
+
+NOT_REACHED = "GoalNotReachedError: The check of the goal failed each time the agent finished"
+NOT_REACHED_CODE = "goal_not_reached"
+NOT_VALID = "OutputNotValidError: The output of the finish did not fit its schema"
+NOT_VALID_CODE = "output_not_valid"
+
+REFUSED = (
+    "Your finish was not accepted ({refusals} of {limit} times): the check `{check}` must exit with code 0 and did "
+    "not; see its output above. The task is not done yet. Find out why, keep working, and finish once the check passes."
+)
+REFUSED_BY_CRITIC = (
+    "Your finish was not accepted ({refusals} of {limit} times): the reviewer of your work does not consider the task "
+    "done; see the reason above. Keep working, and finish once that reason no longer applies."
+)
+REFUSED_BY_SCHEMA = (
+    "Your finish was not accepted: its `output` does not fit the schema.\n{problems}\n"
+    "Correct it, and call finish again with the whole output."
+)
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What has been decided about the agent's finishes since a person's last message.
+
+    Attributes:
+        check_id: the action that checks the finish, while it runs; 0 for none.
+        refusals: how many finishes were refused.
+        is_refused: the latest was refused, and the agent does not know yet.
+        is_checked: the check has accepted the latest, and the critic is asked.
+        is_accepted: the latest counts.
+        is_by_critic: it was the critic that refused the latest.
+        corrections: how often the output of a finish did not fit its schema.
+    """
+
+    check_id: int = 0
+    refusals: int = 0
+    is_refused: bool = False
+    is_checked: bool = False
+    is_accepted: bool = False
+    is_by_critic: bool = False
+    corrections: int = 0
+
+
+def examined(events: Iterable[Event], output: OutputSpec | None) -> tuple[Event, ...]:
+    """Return the events of a turn, followed by a refusal of each finish whose output does not fit."""
+    if output is None:
+        return tuple(events)
+    found: list[Event] = []
+    refusals: list[Event] = []
+    for event in events:
+        found.append(event)
+        problems = problems_of(event.outputs, output.json_schema) if isinstance(event, AgentFinishAction) else []
+        if problems:
+            text = REFUSED_BY_SCHEMA.format(problems="\n".join(f"- {problem}" for problem in problems))
+            refusals.append(FinishRefusedObservation(content=text, reason="output"))
+    return (*found, *refusals)
+
+
+def wants_check(state: State) -> bool:
+    """Say whether the end that the agent wants has to be checked first."""
+    goal = _goal_of_finish(state)
+    return goal is not None and goal.check is not None and not state.acceptance.is_checked
+
+
+def wants_verdict(state: State) -> bool:
+    """Say whether a critic has to be asked before the end that the agent wants."""
+    goal = _goal_of_finish(state)
+    return goal is not None and goal.critic is not None and (goal.check is None or state.acceptance.is_checked)
+
+
+def _goal_of_finish(state: State) -> GoalSpec | None:
+    is_finish = state.lifecycle.ending is AgentState.FINISHED and not state.acceptance.is_accepted
+    return state.setup.agent.goal if is_finish else None
+
+
+def is_check(state: State, action: Action) -> bool:
+    """Say whether this action is the check that is wanted."""
+    return isinstance(action, CmdRunAction) and action.source is EventSource.ENVIRONMENT and wants_check(state)
+
+
+def refuses(state: State, event: Observation) -> bool:
+    """Say whether this observation takes a finish back: a failed check, a bad verdict, a hook or a schema."""
+    match event:
+        case FinishRefusedObservation():
+            return state.lifecycle.ending is AgentState.FINISHED
+        case FinishVerdictObservation():
+            return wants_verdict(state) and not event.is_accepted
+    return 0 != state.acceptance.check_id == event.cause and not _has_passed(event)
+
+
+def _has_passed(result: Observation) -> bool:
+    return isinstance(result, CmdOutputObservation) and result.exit_code == 0
+
+
+def _after_finish(acceptance: Acceptance, event: Event, state: State) -> Acceptance:
+    """Forget what was accepted: that was an earlier finish."""
+    return evolve(acceptance, is_checked=False, is_accepted=False, is_by_critic=False)
+
+
+def _after_refusal(acceptance: Acceptance, event: FinishRefusedObservation, state: State) -> Acceptance:
+    """Note that the agent knows of a refusal; a hook refuses at once, before the finish has led to anything."""
+    corrections = acceptance.corrections + (event.reason == "output")
+    return Acceptance(refusals=acceptance.refusals, corrections=corrections)
+
+
+def _after_verdict(acceptance: Acceptance, event: FinishVerdictObservation, state: State) -> Acceptance:
+    if not wants_verdict(state):  # a person's message took the finish back
+        return acceptance
+    if event.is_accepted:
+        return evolve(acceptance, is_accepted=True)
+    return evolve(acceptance, refusals=acceptance.refusals + 1, is_refused=True, is_by_critic=True)
+
+
+def _after_observation(acceptance: Acceptance, event: Observation, state: State) -> Acceptance:
+    if not 0 != acceptance.check_id == event.cause:
+        return acceptance
+    if not _has_passed(event):
+        return evolve(acceptance, check_id=0, refusals=acceptance.refusals + 1, is_refused=True)
+    goal = state.setup.agent.goal
+    has_critic = goal is not None and goal.critic is not None
+    return evolve(acceptance, check_id=0, is_checked=has_critic, is_accepted=not has_critic)
+
+
+def _after_command(acceptance: Acceptance, event: CmdRunAction, state: State) -> Acceptance:
+    return evolve(acceptance, check_id=event.id) if is_check(state, event) else acceptance
+
+
+def _after_message(acceptance: Acceptance, event: MessageAction, state: State) -> Acceptance:
+    """Forget everything when a person sends a message: the next finish is another one."""
+    return Acceptance() if is_message_of_person(event) else acceptance
+
+
+def check(state: State) -> Append:
+    """Return the check, to run in a separate shell."""
+    goal = state.setup.agent.goal
+    assert goal is not None
+    assert goal.check is not None
+    command = CmdRunAction(
+        command=goal.check,
+        source=EventSource.ENVIRONMENT,
+        blocking=True,
+        is_static=True,
+        timeout=goal.timeout_seconds,
+    )
+    return Append((command,))
+
+
+def refuse_finish(state: State, now: datetime) -> Effect | None:
+    """Say to the agent that its finish was refused; end the work when that happened once too often."""
+    if not state.acceptance.is_refused:
+        return None
+    goal = state.setup.agent.goal
+    assert goal is not None
+    refusals = state.acceptance.refusals
+    if refusals > goal.max_refusals:
+        return announce(state, AgentState.ERROR, NOT_REACHED, code=NOT_REACHED_CODE)
+    text = REFUSED_BY_CRITIC if state.acceptance.is_by_critic else REFUSED
+    content = text.format(refusals=refusals, limit=goal.max_refusals, check=goal.check)
+    return Append((FinishRefusedObservation(content=content),))
+
+
+def end_corrections(state: State, now: datetime) -> Effect | None:
+    """End the work when the output was corrected once too often."""
+    output = state.setup.agent.output
+    if output is None or state.acceptance.corrections <= output.max_corrections:
+        return None
+    return announce(state, AgentState.ERROR, NOT_VALID, code=NOT_VALID_CODE)
+
+
+def ask_critic(state: State, now: datetime) -> Effect | None:
+    """Call the critic, which is no step; end the work if that may cost nothing more."""
+    if not wants_verdict(state):
+        return None
+    refusal = cost_limit_reached(state)
+    if refusal is not None:
+        return announce(state, AgentState.ERROR, refusal.text, code=refusal.code)
+    return CallModel(state.usage.iteration + 1, state.calls.attempt + 1)
+
+
+ACCEPTANCE = Concern(
+    "acceptance",
+    {
+        AgentFinishAction: _after_finish,
+        FinishRefusedObservation: _after_refusal,
+        FinishVerdictObservation: _after_verdict,
+        Observation: _after_observation,
+        CmdRunAction: _after_command,
+        MessageAction: _after_message,
+    },
+)

@@ -1,0 +1,189 @@
+"""Asking a person before an action runs, and what the answer leads to (OpenHands 1.9).
+
+The turn stands in the log whole. Its actions run in their order up to the first that waits for a confirmation; then the
+conversation asks for that one, by its id. A confirmed action is written again, under a new id, and it is that copy
+which runs; a rejection also settles what stands behind it in the turn.
+
+Holds: pure; no action that waits is ever handed to a tool worker; an answer counts only for the action it was given
+for; every copy gets exactly one observation.
+Differs: every runnable action can wait, and runs once (B1); the copy names what it replaces; a message instead of an
+answer rejects, so that the call has a result; to resume is no confirmation; after a rejection with a reason the agent
+continues.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from broker.contract.actions import ChangeAgentStateAction, RiskyAction
+from broker.contract.agent_state import AgentState
+from broker.contract.events import ConfirmationStatus, Event
+from broker.contract.observations import AgentStateChangedObservation, UserRejectObservation
+from broker.log.status import ANSWERS
+from controller_worker.core.announcement import announce
+from controller_worker.core.concern import Concern, evolve
+from controller_worker.core.effects import Append, CarryOut, Effect
+from controller_worker.core.pending import PendingAction, may_run
+
+if TYPE_CHECKING:
+    from controller_worker.core.state import State
+
+REJECTED = "Action has been rejected by the user! Waiting for further user input."
+REJECTED_WITH_REASON = "Action has been rejected by the user! It was not executed. The reason: {reason}"
+NOT_REACHED = "The action was not executed, because the person rejected an earlier one of the same turn."
+ANSWERED_OTHERWISE = "The person sent a message instead of confirming the action. The action was not executed."
+FIXED_FIELDS = frozenset({"kind", "id", "timestamp", "source", "cause", "blobs", "tool_call_metadata"}) | {
+    "confirmation_state",
+    "replaces",
+    "thought",
+}
+"""What an edit may not change."""
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """How far the question about an action has come.
+
+    Attributes:
+        asked_id: the action that a person is asked to confirm.
+        answer_id: the event in which a person answered.
+        confirmed_id: the copy that runs because it was confirmed.
+        reason: of the latest answer, why.
+    """
+
+    asked_id: int | None = None
+    answer_id: int = 0
+    confirmed_id: int = 0
+    reason: str | None = None
+
+
+def is_answer(state: State, event: ChangeAgentStateAction) -> bool:
+    """Say whether an event answers the question: it is for the action that is asked about, and the first answer."""
+    is_asked = (
+        state.lifecycle.agent_state is AgentState.AWAITING_USER_CONFIRMATION and state.lifecycle.requested is None
+    )
+    is_about_it = event.action_id in (None, state.confirmation.asked_id)
+    return event.agent_state in ANSWERS and is_asked and is_about_it
+
+
+def _after_state_change(confirmation: Confirmation, change: AgentStateChangedObservation, state: State) -> Confirmation:
+    if change.action_id == confirmation.asked_id:
+        return confirmation
+    return evolve(confirmation, asked_id=change.action_id)
+
+
+def _after_request(confirmation: Confirmation, request: ChangeAgentStateAction, state: State) -> Confirmation:
+    if not is_answer(state, request):
+        return confirmation
+    return evolve(confirmation, answer_id=request.id, reason=request.reason or None)
+
+
+def _after_action(confirmation: Confirmation, action: RiskyAction, state: State) -> Confirmation:
+    is_confirmed = action.replaces is not None and action.confirmation_state is not ConfirmationStatus.REJECTED
+    return evolve(confirmation, confirmed_id=action.id) if is_confirmed else confirmation
+
+
+def carry_out_answer(state: State, now: datetime) -> Effect | None:
+    """Carry out a person's answer; what is left of it where a fork begins behind the copy."""
+    asked, answered = state.confirmation, state.lifecycle.requested
+    if answered not in ANSWERS or asked.asked_id is None:
+        return None
+    if any(pending.id == asked.asked_id for pending in state.tools.pending):
+        return CarryOut(asked.asked_id, asked.answer_id)
+    is_confirmed = asked.confirmed_id > asked.answer_id  # an edit may have been refused
+    outcome = AgentState.USER_CONFIRMED if is_confirmed else AgentState.USER_REJECTED
+    return Append((AgentStateChangedObservation(agent_state=outcome),))
+
+
+def end_confirmation(state: State, now: datetime) -> Effect | None:
+    """Return to work once the confirmed copy has run; settle the rest of a rejected turn where a fork begins in it."""
+    if state.lifecycle.agent_state is AgentState.USER_REJECTED:
+        return _rest_of_rejection(state)
+    is_confirmed = state.lifecycle.agent_state is AgentState.USER_CONFIRMED
+    if is_confirmed and state.confirmation.confirmed_id not in may_run(state):
+        return announce(state, AgentState.RUNNING)
+    return None
+
+
+def _rest_of_rejection(state: State) -> Append:
+    reason = state.confirmation.reason
+    events: list[Event] = [_rejection(pending, _why(reason)) for pending in state.tools.pending]
+    answers = tuple((n, pending.id) for n, pending in enumerate(state.tools.pending))
+    events.append(_after_rejection(reason))
+    return Append(tuple(events), answers)
+
+
+def carried_out(state: State, action: RiskyAction, answer: ChangeAgentStateAction) -> Append:
+    """Return what a person's answer leads to."""
+    copy = _copy_of(action, answer)
+    if answer.agent_state is AgentState.USER_CONFIRMED and copy is not None:
+        return Append((copy, AgentStateChangedObservation(agent_state=AgentState.USER_CONFIRMED)))
+    rejected = action.model_copy(
+        update=_CLEARED | {"confirmation_state": ConfirmationStatus.REJECTED, "replaces": action.id}
+    )
+    is_rejected = answer.agent_state is AgentState.USER_REJECTED
+    reason = answer.reason if is_rejected else None
+    why = _why(reason) if is_rejected else f"{REJECTED} (The edited action is invalid.)"
+    first = PendingAction(state.version + 1, action.tool_call_metadata)
+    events: list[Event] = [rejected, AgentStateChangedObservation(agent_state=AgentState.USER_REJECTED)]
+    events += [_rejection(first, why)]
+    rest = [pending for pending in state.tools.pending if pending.id != action.id]
+    answers = tuple((len(events) + n, pending.id) for n, pending in enumerate(rest))
+    events += [_rejection(pending, NOT_REACHED) for pending in rest]
+    events.append(_after_rejection(reason))
+    return Append(tuple(events), answers=((2, first.id), *answers))
+
+
+def _why(reason: str | None) -> str:
+    return REJECTED_WITH_REASON.format(reason=reason) if reason else REJECTED
+
+
+def _after_rejection(reason: str | None) -> AgentStateChangedObservation:
+    """A person who says why has said what the agent needs to continue; otherwise it waits for their message."""
+    return AgentStateChangedObservation(agent_state=AgentState.RUNNING if reason else AgentState.AWAITING_USER_INPUT)
+
+
+def answered_otherwise(state: State, *, first_position: int) -> Append:
+    """Return what settles the actions of a turn when a message comes instead of a confirmation; often nothing.
+
+    Args:
+        first_position: how many events are appended before these.
+    """
+    waiting = state.tools.pending if state.tools.pending and state.tools.pending[0].is_awaiting else ()
+    events = tuple(_rejection(pending, ANSWERED_OTHERWISE) for pending in waiting)
+    return Append(events, tuple((first_position + n, pending.id) for n, pending in enumerate(waiting)))
+
+
+_CLEARED = {"id": 0, "timestamp": None, "thought": ""}
+
+
+def _copy_of(action: RiskyAction, answer: ChangeAgentStateAction) -> RiskyAction | None:
+    """Return the action as it was confirmed, None if it was edited into something else."""
+    confirmed = {**_CLEARED, "confirmation_state": ConfirmationStatus.CONFIRMED, "replaces": action.id}
+    if not answer.edited:
+        return action.model_copy(update=confirmed)
+    edits = answer.edited
+    if edits.keys() & FIXED_FIELDS or not edits.keys() <= type(action).model_fields.keys():
+        return None
+    try:
+        return type(action).model_validate({**dict(action), **confirmed, **edits})
+    except ValidationError:
+        return None
+
+
+def _rejection(pending: PendingAction, text: str) -> UserRejectObservation:
+    return UserRejectObservation(content=text, cause=pending.id, tool_call_metadata=pending.tool_call_metadata)
+
+
+CONFIRMATION = Concern(
+    "confirmation",
+    {
+        AgentStateChangedObservation: _after_state_change,
+        ChangeAgentStateAction: _after_request,
+        RiskyAction: _after_action,
+    },
+)

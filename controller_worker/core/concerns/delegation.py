@@ -1,0 +1,398 @@
+"""Delegation: what a conversation knows of those it has begun for parts of its work (OpenHands 5).
+
+A delegate is a separate conversation, on any worker. Its parent's log holds the action that asks for it, the event in
+which the delegate reports its end, and one observation of that. A parent waits for its delegates like for tools; one in
+the background is answered at once ("started"), and its end comes later as another observation.
+
+Holds: pure; every delegate action gets exactly one observation with its cause, and every end that is reported exactly
+one `AgentDelegateObservation`; what delegates may use up is taken out of what their parent may.
+Differs: the counters are divided when a delegate begins, with one share for the parent, and added up when it ends,
+because it runs elsewhere and must not use up what its parent needs for the result; an action that cannot be carried out
+(no task, no such agent, too deep, nothing left) is answered by an error (B5 to B7).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from broker.contract.actions import AgentDelegateAction
+from broker.contract.agent_state import AgentState
+from broker.contract.double_texting import InterruptedObservation, RolledBackObservation
+from broker.contract.events import DelegateEnded, EventSource, Observation, ToolCallMetadata
+from broker.contract.observations import (
+    AgentDelegateObservation,
+    AgentStateChangedObservation,
+    ErrorObservation,
+    EventsLostObservation,
+    SuccessObservation,
+)
+from controller_worker.core.concern import Concern, evolve
+from controller_worker.core.concerns.limits import steps_used, tokens_used
+from controller_worker.core.effects import Append, AwaitDelegates, Effect, Errand, StartDelegate, TellDelegates
+
+if TYPE_CHECKING:
+    from controller_worker.core.state import State
+
+NOT_STARTED = "AGENT_ERROR$DELEGATE_NOT_STARTED"
+RESULT = "Delegated agent finished with result:\n\n"
+STARTED = (
+    "The delegate {agent} (number {id}) is working in the background. You will get its result as soon as it has "
+    "finished."
+)
+GOES_ON = (
+    "The delegate {agent} (number {id}) keeps working in the background. You will get its result as soon as it has "
+    "finished."
+)
+NO_TASK = "The delegate was not started: its inputs hold no task."
+TOO_DEEP = "The delegate was not started: delegates may go {levels} levels deep, and this one would be deeper."
+NOTHING_LEFT = "The delegate was not started: its parent has no {what} left to give it."
+NOTHING: dict[str, Any] = {"iterations": 0, "budget_usd": None, "tokens": None}
+ORDERS = {
+    AgentState.PAUSED: AgentState.PAUSED,
+    AgentState.STOPPED: AgentState.STOPPED,
+    AgentState.ERROR: AgentState.STOPPED,
+    AgentState.FINISHED: AgentState.STOPPED,
+    AgentState.REJECTED: AgentState.STOPPED,
+}
+"""What a parent's state means for its delegates."""
+
+
+@dataclass(frozen=True, slots=True)
+class DelegateEnd:
+    """The result of a delegate, until the model has it."""
+
+    conversation_id: str
+    content: str
+    outputs: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Delegate:
+    """A conversation that this one has begun for a part of its work, until the model knows its end.
+
+    Attributes:
+        id: the action that asks for it.
+        turn_id: the reply that holds that action.
+        is_any: the step waits for any of the turn's delegates only.
+        is_answered: the action has its observation; no step waits for it.
+        refusal: why it is not started, or empty.
+        iterations, budget_usd, tokens: what it may use up.
+        is_forgotten: what asked for it was taken back; its end counts for the limits, and the model does not see it.
+    """
+
+    id: int
+    agent: str
+    tool_call_metadata: ToolCallMetadata | None
+    turn_id: int
+    is_background: bool = False
+    is_any: bool = False
+    is_answered: bool = False
+    refusal: str = ""
+    iterations: int = 0
+    budget_usd: float | None = None
+    tokens: int | None = None
+    end: DelegateEnd | None = None
+    is_forgotten: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The state that the delegates are to take, and the event in the parent's log that asks for it.
+
+    Attributes:
+        since: it is for those that were asked for by this event or a later one.
+        takes_back: it is for those alone that an earlier order has paused, which this log has lost.
+    """
+
+    state: AgentState
+    id: int
+    since: int = 0
+    takes_back: bool = False
+
+
+@dataclass(frozen=True)
+class Delegation:
+    """The delegates of a conversation.
+
+    Attributes:
+        delegates: those whose end the model does not know yet.
+        iterations: steps of delegates that have ended.
+        spent_usd: what they cost, which is part of the conversation's `cost_usd`.
+        order: the latest order to the delegates.
+    """
+
+    delegates: tuple[Delegate, ...] = ()
+    iterations: int = 0
+    spent_usd: float = 0.0
+    order: Order | None = None
+
+
+def _after_action(delegation: Delegation, action: AgentDelegateAction, state: State) -> Delegation:
+    return evolve(delegation, delegates=(*delegation.delegates, _delegate_of(state, action)))
+
+
+def _delegate_of(state: State, action: AgentDelegateAction) -> Delegate:
+    """Return the delegate that an action asks for, with its share of what is left."""
+    metadata = action.tool_call_metadata
+    turn_id = metadata.reply_id if metadata else action.id
+    shares = (metadata.total_calls_in_response if metadata else 1) + 1  # the parent needs one for what comes after
+    before = [delegate for delegate in state.delegation.delegates if delegate.turn_id != turn_id]
+    left = state.usage.max_iterations - steps_used(state) - sum(delegate.iterations for delegate in before)
+    budget = tokens = None
+    if state.usage.max_budget_usd is not None:
+        reserved = sum(delegate.budget_usd or 0.0 for delegate in before)
+        budget = (state.usage.max_budget_usd - state.usage.cost_usd - reserved) / shares
+    if state.usage.max_tokens is not None:
+        tokens = (
+            state.usage.max_tokens - tokens_used(state) - sum(delegate.tokens or 0 for delegate in before)
+        ) // shares
+    delegate = Delegate(
+        id=action.id,
+        agent=action.agent,
+        tool_call_metadata=metadata,
+        turn_id=turn_id,
+        is_background=action.background,
+        is_any=action.join == "any",
+        iterations=left // shares,
+        budget_usd=budget,
+        tokens=tokens,
+    )
+    return _examined(state, delegate, action)
+
+
+def _examined(state: State, delegate: Delegate, action: AgentDelegateAction) -> Delegate:
+    """Return the delegate with the reason why it cannot be started, if there is one."""
+    refusal = ""
+    if not str(action.inputs.get("task") or "").strip():
+        refusal = NO_TASK
+    elif state.setup.delegate_level >= state.setup.limits.max_delegate_level:
+        refusal = TOO_DEEP.format(levels=state.setup.limits.max_delegate_level)
+    elif delegate.iterations < 1:
+        refusal = NOTHING_LEFT.format(what="iterations")
+    elif delegate.budget_usd is not None and delegate.budget_usd <= 0:
+        refusal = NOTHING_LEFT.format(what="budget")
+    elif delegate.tokens is not None and delegate.tokens < 1:
+        refusal = NOTHING_LEFT.format(what="tokens")
+    return evolve(delegate, refusal=refusal)
+
+
+def steps_reserved(state: State) -> int:
+    """Return the iterations that delegates may still use up."""
+    return sum(delegate.iterations for delegate in state.delegation.delegates if not delegate.refusal)
+
+
+def usd_reserved(state: State) -> float:
+    """Return what delegates may still spend."""
+    return sum(delegate.budget_usd or 0.0 for delegate in state.delegation.delegates if not delegate.refusal)
+
+
+def tokens_reserved(state: State) -> int:
+    """Return the tokens that delegates may still use up."""
+    return sum(delegate.tokens or 0 for delegate in state.delegation.delegates if not delegate.refusal)
+
+
+def _after_end(delegation: Delegation, event: DelegateEnded, state: State) -> Delegation:
+    """Take in the report of a delegate at its end: the model is to see its result, and what it used up counts."""
+    ended = _find(delegation, event.delegate_id)
+    if ended is None:
+        return delegation
+    if not ended.is_forgotten:
+        end = DelegateEnd(event.conversation_id, event.content, event.outputs)
+        delegation = _with(delegation, ended.id, end=end, **NOTHING)
+    else:
+        delegation = _without(delegation, ended.id)
+    return evolve(
+        delegation,
+        iterations=delegation.iterations + event.iterations,
+        spent_usd=delegation.spent_usd + event.cost_usd,
+    )
+
+
+def _after_observation(delegation: Delegation, observation: Observation, state: State) -> Delegation:
+    """Take in an observation that answers a delegate action, or tells the end of a delegate."""
+    if not delegation.delegates:
+        return delegation
+    if isinstance(observation, AgentDelegateObservation) and observation.delegate_id is not None:
+        return _without(delegation, observation.delegate_id)
+    answered = _find(delegation, observation.cause)
+    if answered is None:
+        return delegation
+    # A refused delegate never was, and a stop may answer its action before the refusal does.
+    if answered.refusal or (isinstance(observation, ErrorObservation) and observation.error_id == NOT_STARTED):
+        return _without(delegation, answered.id)
+    return _with(delegation, answered.id, is_answered=True)
+
+
+def _after_state_change(delegation: Delegation, change: AgentStateChangedObservation, state: State) -> Delegation:
+    """Note what a change of state means for the delegates."""
+    if not delegation.delegates:
+        return delegation
+    was, now = state.lifecycle.agent_state, change.agent_state
+    if now in ORDERS:
+        if ORDERS[now] is AgentState.STOPPED:  # they use up nothing more
+            delegation = evolve(delegation, delegates=tuple(evolve(one, **NOTHING) for one in delegation.delegates))
+        return evolve(delegation, order=Order(ORDERS[now], change.id))
+    if now is AgentState.RUNNING and was is AgentState.PAUSED:
+        return evolve(delegation, order=Order(AgentState.RUNNING, change.id))
+    return delegation
+
+
+def _after_loss(delegation: Delegation, event: EventsLostObservation, state: State) -> Delegation:
+    """Let the delegates continue that were paused by what the log has lost, unless it says still why they pause."""
+    if not delegation.delegates or state.lifecycle.agent_state in ORDERS:
+        return delegation
+    return evolve(delegation, order=Order(AgentState.RUNNING, event.id, takes_back=True))
+
+
+def _after_interruption(delegation: Delegation, event: InterruptedObservation, state: State) -> Delegation:
+    """Stop all delegates."""
+    if not delegation.delegates:
+        return delegation
+    delegates = tuple(evolve(one, **NOTHING) for one in delegation.delegates)
+    return evolve(delegation, delegates=delegates, order=Order(AgentState.STOPPED, event.id))
+
+
+def rolled_back(delegation: Delegation, event: RolledBackObservation) -> Delegation:
+    """Return the part behind an event that takes a stretch of work back: its delegates stop, and are not reported."""
+    kept = tuple(one for one in delegation.delegates if one.id < event.start_id)
+    left = [one for one in delegation.delegates if one.id >= event.start_id and one.end is None and not one.refusal]
+    if not left:
+        return evolve(delegation, delegates=kept)
+    forgotten = tuple(evolve(one, is_answered=True, is_forgotten=True, **NOTHING) for one in left)
+    order = Order(AgentState.STOPPED, event.id, since=event.start_id)
+    return evolve(delegation, delegates=(*kept, *forgotten), order=order)
+
+
+def report_ends(state: State, now: datetime) -> Effect | None:
+    """Report all refusals and all delegates that have ended to the model, in one append."""
+    events: list[Observation] = []
+    answers: list[tuple[int, int]] = []
+
+    def answer(delegate: Delegate, observation: Observation) -> None:
+        answers.append((len(events), delegate.id))
+        events.append(answering(delegate, observation))
+
+    goes_on: set[int] = set()  # turns that have waited for any of several, which continue in the background
+    for delegate in state.delegation.delegates:
+        if delegate.refusal:
+            answer(delegate, ErrorObservation(content=delegate.refusal, error_id=NOT_STARTED))
+        elif delegate.end is not None and delegate.is_answered:
+            events.append(_end_of(delegate, delegate.end))
+        elif delegate.end is not None:
+            answer(delegate, _end_of(delegate, delegate.end))
+            if delegate.is_any and delegate.turn_id not in goes_on:
+                goes_on.add(delegate.turn_id)
+                for other in _others_at_work(state, delegate):
+                    text = GOES_ON.format(agent=other.agent, id=other.id)
+                    answer(other, SuccessObservation(content=text))
+    return Append(tuple(events), tuple(answers)) if events else None
+
+
+def errands(state: State) -> Iterator[Errand]:
+    """Yield the delegates to begin again and the order to pass on, whatever else the conversation wants."""
+    for delegate in state.delegation.delegates:
+        if delegate.is_answered and delegate.end is None and delegate.iterations > 0:
+            yield StartDelegate(delegate.id)
+    order = state.delegation.order
+    if order is not None:
+        yield TellDelegates(order.state, order.id, order.since, order.takes_back)
+
+
+def await_delegates(state: State, now: datetime) -> Effect | None:
+    """Start the delegates of the turn and wait for those that the step needs."""
+    waiting = unanswered(state)
+    return AwaitDelegates(waiting) if waiting else None
+
+
+def leave_room(state: State, now: datetime) -> Effect | None:
+    """Wait while the delegates at work may still use up all that is left of a limit."""
+    if not state.delegation.delegates:
+        return None
+    usage = state.usage
+    is_reserved = (
+        steps_used(state) + steps_reserved(state) >= usage.max_iterations
+        or (usage.max_budget_usd is not None and usage.cost_usd + usd_reserved(state) >= usage.max_budget_usd)
+        or (usage.max_tokens is not None and tokens_used(state) + tokens_reserved(state) >= usage.max_tokens)
+    )
+    return AwaitDelegates(()) if is_reserved else None
+
+
+def unanswered(state: State) -> tuple[int, ...]:
+    """Return the delegates that the next step waits for, and those that are to be started."""
+    return tuple(delegate.id for delegate in state.delegation.delegates if not delegate.is_answered)
+
+
+def answering(delegate: Delegate, observation: Observation) -> Observation:
+    """Return the observation as the answer to a delegate action."""
+    return observation.model_copy(
+        update={
+            "source": EventSource.AGENT,
+            "cause": delegate.id,
+            "tool_call_metadata": delegate.tool_call_metadata,
+        }
+    )
+
+
+def _end_of(delegate: Delegate, end: DelegateEnd) -> AgentDelegateObservation:
+    return AgentDelegateObservation(
+        content=RESULT + end.content,
+        outputs=end.outputs,
+        source=EventSource.AGENT,
+        delegate_id=delegate.id,
+        conversation_id=end.conversation_id,
+    )
+
+
+def _others_at_work(state: State, delegate: Delegate) -> list[Delegate]:
+    """Return the others of a turn that waits for any of them, which need no longer be waited for."""
+    return [
+        other
+        for other in state.delegation.delegates
+        if other.is_any
+        and other.turn_id == delegate.turn_id
+        and not (other.is_answered or other.refusal or other.end is not None)
+    ]
+
+
+def _place_of(delegation: Delegation, delegate_id: int) -> int:
+    """Return where a delegate stands, or would stand: they are in the order of the log."""
+    return bisect_left(delegation.delegates, delegate_id, key=attrgetter("id"))
+
+
+def _find(delegation: Delegation, delegate_id: int | None) -> Delegate | None:
+    if delegate_id is None:
+        return None
+    place = _place_of(delegation, delegate_id)
+    found = delegation.delegates[place : place + 1]
+    return found[0] if found and found[0].id == delegate_id else None
+
+
+def _with(delegation: Delegation, delegate_id: int, **changes: Any) -> Delegation:
+    place, delegates = _place_of(delegation, delegate_id), list(delegation.delegates)
+    delegates[place] = evolve(delegates[place], **changes)
+    return evolve(delegation, delegates=tuple(delegates))
+
+
+def _without(delegation: Delegation, delegate_id: int) -> Delegation:
+    place, delegates = _place_of(delegation, delegate_id), delegation.delegates
+    if _find(delegation, delegate_id) is None:
+        return delegation
+    return evolve(delegation, delegates=(*delegates[:place], *delegates[place + 1 :]))
+
+
+DELEGATION = Concern(
+    "delegation",
+    {
+        AgentDelegateAction: _after_action,
+        DelegateEnded: _after_end,
+        AgentStateChangedObservation: _after_state_change,
+        InterruptedObservation: _after_interruption,
+        EventsLostObservation: _after_loss,
+        Observation: _after_observation,
+    },
+)

@@ -1,0 +1,203 @@
+"""Double texting: a message that comes while the agent works, and what the conversation's policy makes of it.
+
+`enqueue`: it is read with the next step. `reject`: the store refuses it, so no log holds one. `interrupt`: what runs is
+stopped and answered as not executed, then the message is read. `rollback`: that, and the stretch of work that it came
+into, from the message that began it on, is taken back: the parts of the state are those of before, and the View leaves
+the events out. The log keeps all of it. A person can also stop what runs without a message: the agent then pauses.
+
+Holds: pure; where a message falls in the log decides whether it came into work. Every action is answered before its
+turn is taken back. What has happened outside the conversation is not taken back: money and steps, the opened workspace
+and its files, answers to what was asked before; nor what a person has changed in the conversation meanwhile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from broker.contract.actions import ChangeAgentStateAction, MessageAction
+from broker.contract.agent_state import TERMINAL_STATES, AgentState, is_settled
+from broker.contract.double_texting import TAKEN_BACK, InterruptedObservation, RolledBackObservation
+from broker.contract.events import ConversationCreated, Event
+from broker.contract.observations import AgentStateChangedObservation
+from controller_worker.core.announcement import not_executed
+from controller_worker.core.concern import Concern, evolve
+from controller_worker.core.concerns import start
+from controller_worker.core.concerns.acceptance import Acceptance
+from controller_worker.core.concerns.confirmation import Confirmation
+from controller_worker.core.concerns.delegation import rolled_back as delegation_before
+from controller_worker.core.concerns.greeting import Greeting
+from controller_worker.core.concerns.model_calls import ModelCalls
+from controller_worker.core.concerns.planning import Plan
+from controller_worker.core.effects import Append, Effect
+from controller_worker.core.pending import PendingAction, Tools
+from controller_worker.core.requests import is_message_of_person
+
+if TYPE_CHECKING:
+    from controller_worker.core.concerns.delegation import Delegate
+    from controller_worker.core.state import State
+
+INTERRUPTED = (
+    "The action was stopped, because the person sent another message.",
+    "AGENT_ERROR$ERROR_ACTION_NOT_EXECUTED_INTERRUPTED",
+)
+
+
+STOPPED_BY_PERSON = ("The action was stopped by the person.", INTERRUPTED[1])
+
+
+@dataclass(frozen=True)
+class DoubleTexting:
+    """What the conversation says about such messages, and what the latest ones want.
+
+    Attributes:
+        policy: the conversation's.
+        begun_id: with `rollback`, the message that began the stretch of work under way; `State.before` is from then.
+        wanted: `interrupt` or `rollback`, until it is carried out; else empty.
+        message_ids: the messages that have come since the first that wants it.
+        pause_id: the request to pause that wants it, instead of a message; 0: none does.
+    """
+
+    policy: str = ""
+    begun_id: int = 0
+    wanted: str = ""
+    message_ids: tuple[int, ...] = ()
+    pause_id: int = 0
+
+
+def is_at_rest(state: State) -> bool:
+    """Say whether the agent has nothing to do, so that a message begins something."""
+    if state.inbox.last_message_id == 0 or start.waits(state.start):
+        return True
+    lifecycle = state.lifecycle
+    return is_settled(lifecycle.agent_state) and lifecycle.requested is None and state.inbox.message is None
+
+
+def is_remembered(state: State, event: Event) -> bool:
+    """Say whether the state before this event is kept, because a message may take back what begins with it."""
+    if state.double_texting.policy != "rollback" or not is_message_of_person(event):
+        return False
+    return is_at_rest(state) and state.inbox.message is None  # more of the same task comes before it begins
+
+
+def _after_creation(texting: DoubleTexting, created: ConversationCreated, state: State) -> DoubleTexting:
+    return evolve(texting, policy=created.double_texting or "") if created.id == 1 else texting
+
+
+def _after_message(texting: DoubleTexting, message: MessageAction, state: State) -> DoubleTexting:
+    if not is_message_of_person(message):
+        return texting
+    if texting.wanted:
+        return evolve(texting, message_ids=(*texting.message_ids, message.id))
+    if is_at_rest(state):
+        return evolve(texting, begun_id=message.id) if is_remembered(state, message) else texting
+    policy = message.double_texting or texting.policy
+    if policy == "rollback" and not state.before:
+        policy = "interrupt"
+    return evolve(texting, wanted=policy, message_ids=(message.id,)) if policy in _ENDS_TURN else texting
+
+
+def _after_request(texting: DoubleTexting, request: ChangeAgentStateAction, state: State) -> DoubleTexting:
+    is_interrupt = request.agent_state is AgentState.PAUSED and request.is_interrupt
+    if not is_interrupt or is_at_rest(state):
+        return texting
+    return evolve(texting, wanted=texting.wanted or "interrupt", pause_id=request.id)
+
+
+def _after_change(texting: DoubleTexting, change: AgentStateChangedObservation, state: State) -> DoubleTexting:
+    """Forget the wish when the work has ended in another way."""
+    is_over = texting.wanted and change.agent_state in TERMINAL_STATES
+    return evolve(texting, wanted="", message_ids=(), pause_id=0) if is_over else texting
+
+
+def _after_interruption(texting: DoubleTexting, event: InterruptedObservation, state: State) -> DoubleTexting:
+    return evolve(texting, wanted="", message_ids=(), pause_id=0)
+
+
+def end_turn(state: State, now: datetime) -> Effect | None:
+    """Stop what runs, and take back what was done, if the latest messages want that."""
+    texting = state.double_texting
+    requested = state.lifecycle.requested
+    if not texting.wanted or requested is AgentState.STOPPED:
+        return None
+    if requested is AgentState.PAUSED and not texting.pause_id:
+        return None
+    is_rollback = texting.wanted == "rollback"
+    since = texting.begun_id if is_rollback else 0
+    answered = _unanswered(state, since)
+    text, error_id = STOPPED_BY_PERSON if texting.pause_id else INTERRUPTED
+    events: list[Event] = [not_executed(action, text, error_id) for action in answered]
+    cancels = tuple(action.id for action in answered if isinstance(action, PendingAction))
+    if is_rollback:
+        events.append(RolledBackObservation(content=TAKEN_BACK, start_id=since, kept=texting.message_ids))
+    else:
+        events.append(InterruptedObservation(message_id=texting.pause_id or texting.message_ids[0]))
+    return Append(tuple(events), tuple((n, action.id) for n, action in enumerate(answered)), cancels)
+
+
+def ends_call(event: Event) -> bool:
+    """Say whether the reply to a model call under way is not wanted behind this event."""
+    return isinstance(event, InterruptedObservation | RolledBackObservation)
+
+
+def rolled_back(state: State, event: RolledBackObservation) -> State:
+    """Return the state behind an event that takes a stretch of work back."""
+    before = state.before
+    if before is None or state.double_texting.begun_id != event.start_id:  # not written by this version's core
+        return evolve(state, version=event.id, double_texting=evolve(state.double_texting, wanted="", message_ids=()))
+    pending = {action.id: action for action in state.tools.pending}
+    own = (state.opening.action_id, state.survey.action_id)
+    left = tuple(pending[one.id] for one in before.tools.pending if one.id in pending)
+    left += tuple(one for one in state.tools.pending if one.id in own and one not in left)
+    now, is_chosen = state.setup, state.setup.chosen_id > event.start_id
+    chosen_by = now if is_chosen else before.setup
+    agent = chosen_by.agent
+    if agent.name == now.agent.name:  # the model, the policy and the tools are choices of today
+        chosen = {"llm": now.agent.llm, "confirmation": now.agent.confirmation, "tools": now.agent.tools}
+        agent = agent.model_copy(update=chosen)
+    message = state.inbox.message
+    if message is not None:
+        message = replace(message, is_first=before.inbox.last_message_id == 0)
+    return evolve(
+        state,
+        version=event.id,
+        setup=evolve(before.setup, agent=agent, limits=now.limits, chosen_id=chosen_by.chosen_id),
+        lifecycle=evolve(
+            state.lifecycle, ending=None, last_error="", error_code="", result_id=before.lifecycle.result_id
+        ),
+        greeting=Greeting() if is_chosen else before.greeting,  # its system message was taken back, too
+        inbox=evolve(state.inbox, message=message, is_reply_outdated=True),
+        tools=Tools(left),
+        confirmation=Confirmation(),
+        calls=ModelCalls(reply_id=before.calls.reply_id),
+        plan=before.plan if any(one.id == before.plan.action_id for one in left) else Plan(),
+        acceptance=Acceptance(),
+        loops=before.loops,
+        delegation=delegation_before(state.delegation, event),
+        tasks=before.tasks,
+        double_texting=DoubleTexting(before.double_texting.policy, begun_id=min(event.kept, default=event.id)),
+    )
+
+
+def _unanswered(state: State, since: int) -> list[PendingAction | Delegate]:
+    """Return what the turn waits for; the workspace is opened and surveyed whatever is done in it."""
+    own = (state.opening.action_id, state.survey.action_id)
+    pending = [one for one in state.tools.pending if one.id not in own]
+    found: list[PendingAction | Delegate] = [one for one in pending if one.id >= since]
+    found += [one for one in state.delegation.delegates if not one.is_answered and one.id >= since]
+    return found
+
+
+_ENDS_TURN = ("interrupt", "rollback")
+
+DOUBLE_TEXTING = Concern(
+    "double_texting",
+    {
+        ConversationCreated: _after_creation,
+        MessageAction: _after_message,
+        ChangeAgentStateAction: _after_request,
+        AgentStateChangedObservation: _after_change,
+        InterruptedObservation: _after_interruption,
+    },
+)

@@ -1,0 +1,57 @@
+"""Greeting: an agent's system message, before anything else it does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from broker.contract.actions import SystemMessageAction
+from broker.contract.interventions import ConversationChanged
+from broker.contract.task_list import PlanAcceptedObservation
+from controller_worker.core.concern import Concern
+from controller_worker.core.concerns.planning import is_handed_over
+from controller_worker.core.concerns.setup import agent_after
+from controller_worker.core.effects import Effect, Greet, Rest
+
+if TYPE_CHECKING:
+    from controller_worker.core.state import State
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """Whether the agent that works now has its system message."""
+
+    is_said: bool = False
+
+
+def _after_message(greeting: Greeting, event: SystemMessageAction, state: State) -> Greeting:
+    return Greeting(is_said=True)
+
+
+def _after_plan(greeting: Greeting, event: PlanAcceptedObservation, state: State) -> Greeting:
+    """Ask for another system message when another agent takes over."""
+    return Greeting() if is_handed_over(state, event) else greeting
+
+
+def _after_change(greeting: Greeting, change: ConversationChanged, state: State) -> Greeting:
+    """The same when a person chooses another agent, or the other loop."""
+    now = state.setup.agent
+    return Greeting() if agent_after(change, now).name != now.name else greeting
+
+
+def greet(state: State, now: datetime) -> Effect | None:
+    """Begin with the system message; an empty log wants nothing."""
+    if state.greeting.is_said:
+        return None
+    return Greet() if state.version else Rest()
+
+
+GREETING = Concern(
+    "greeting",
+    {
+        SystemMessageAction: _after_message,
+        PlanAcceptedObservation: _after_plan,
+        ConversationChanged: _after_change,
+    },
+)

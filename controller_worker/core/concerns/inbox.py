@@ -1,0 +1,119 @@
+"""The recall of a message, as events (OpenHands 1.6): the question, the start of the work, and what was found.
+
+Holds: pure; a recall is answered in the append that asks it, so nobody waits for one (B15).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from broker.contract.actions import MessageAction
+from broker.contract.agent_state import AgentState
+from broker.contract.events import Event, ModelReply
+from broker.contract.notes import Note, recalled_notes
+from broker.contract.observations import AgentStateChangedObservation, NullObservation
+from broker.contract.recall import RecallAction, RecallType
+from broker.contract.skills import NO_SKILLS, SkillFiles
+from controller_worker.core.concern import Concern, evolve
+from controller_worker.core.concerns.confirmation import answered_otherwise
+from controller_worker.core.effects import Append, Effect, Recall, Rest
+from controller_worker.core.recall import recall
+from controller_worker.core.requests import is_message_of_person
+
+if TYPE_CHECKING:
+    from controller_worker.core.state import State
+
+
+@dataclass(frozen=True, slots=True)
+class UnansweredMessage:
+    """A person's message that has not led to a recall yet."""
+
+    id: int
+    content: str
+    sent: datetime | None
+    is_first: bool
+
+
+@dataclass(frozen=True)
+class Inbox:
+    """What people have said.
+
+    Attributes:
+        message: the latest message, to be recalled.
+        last_message_id: the latest message, recalled or not.
+        is_reply_outdated: a person spoke after the latest reply's prompt was made, so that reply may not end anything.
+    """
+
+    message: UnansweredMessage | None = None
+    last_message_id: int = 0
+    is_reply_outdated: bool = False
+
+
+def _after_message(inbox: Inbox, message: MessageAction, state: State) -> Inbox:
+    """Note a person's message.
+
+    Differs: messages that arrive together share one recall, the latest's, because they are answered together.
+    """
+    if not is_message_of_person(message):
+        return inbox
+    is_first = inbox.last_message_id == 0 or (inbox.message is not None and inbox.message.is_first)
+    unanswered = UnansweredMessage(message.id, message.content, message.timestamp, is_first)
+    return evolve(inbox, message=unanswered, last_message_id=message.id)
+
+
+def _after_recall(inbox: Inbox, recall: RecallAction, state: State) -> Inbox:
+    return evolve(inbox, message=None)
+
+
+def _after_reply(inbox: Inbox, reply: ModelReply, state: State) -> Inbox:
+    is_outdated = inbox.last_message_id > reply.seen_id
+    if reply.service != "agent" or is_outdated == inbox.is_reply_outdated:
+        return inbox
+    return evolve(inbox, is_reply_outdated=is_outdated)
+
+
+def recall_message(state: State, now: datetime) -> Effect | None:
+    """Recall the latest message; the shell reads what the workspace and the notebook say, where there is something."""
+    if state.inbox.message is None:
+        return None
+    needs_reading = state.survey.answer_id or state.setup.agent.memory is not None
+    return Recall(state.survey.answer_id) if needs_reading else recalled(state)
+
+
+def rest_until_message(state: State, now: datetime) -> Effect | None:
+    """Do nothing before the first message."""
+    return Rest() if state.inbox.last_message_id == 0 else None
+
+
+def recalled(state: State, skills: SkillFiles = NO_SKILLS, notes: Sequence[Note] = ()) -> Append:
+    """Return the recall of the latest message, and what settles the actions that it answers instead of a person.
+
+    Args:
+        skills: of the workspace.
+        notes: all of the notebook.
+    """
+    assert state.inbox.message is not None
+    found = recalled_notes(notes, state.inbox.message.content, is_first=state.inbox.message.is_first)
+    events = _recall_events(state, state.inbox.message, skills, found)
+    rejected = answered_otherwise(state, first_position=len(events))
+    return Append((*events, *rejected.events), rejected.answers)
+
+
+def _recall_events(
+    state: State, message: UnansweredMessage, skills: SkillFiles, notes: Sequence[Note]
+) -> tuple[Event, ...]:
+    """The recall of a message, the start of the work, and what the recall found (OpenHands 1.6)."""
+    recall_type = RecallType.WORKSPACE_CONTEXT if message.is_first else RecallType.KNOWLEDGE
+    events: list[Event] = [RecallAction(recall_type=recall_type, query=message.content)]
+    recall_id = state.version + 1
+    if state.lifecycle.requested is AgentState.RUNNING:
+        events.append(AgentStateChangedObservation(agent_state=AgentState.RUNNING))
+    found = recall(state, message, recall_type, skills, notes) or NullObservation()
+    events.append(found.model_copy(update={"cause": recall_id}))
+    return tuple(events)
+
+
+INBOX = Concern("inbox", {MessageAction: _after_message, RecallAction: _after_recall, ModelReply: _after_reply})

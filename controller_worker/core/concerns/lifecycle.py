@@ -1,0 +1,179 @@
+"""The agent's state: what it is, what a person wants it to be, and how the agent wants to end its turn.
+
+Holds: a state is announced by one `AgentStateChangedObservation`; what a person asked for is announced before how the
+agent ends its turn.
+Differs: a message does not abandon the action under way, a resume steps, and an agent does not end its turn while a
+message is unanswered, because in the original each of these leaves a conversation standing or a message without an
+answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from broker.contract.actions import AgentFinishAction, AgentRejectAction, ChangeAgentStateAction, MessageAction
+from broker.contract.agent_state import TERMINAL_STATES, AgentState
+from broker.contract.events import Event, ModelCallFailed, ModelReply, Observation
+from broker.contract.observations import AgentStateChangedObservation, LoopDetectionObservation
+from broker.log.status import ANSWERS, REQUESTABLE_STATES
+from controller_worker.core.announcement import announce
+from controller_worker.core.concern import Concern, evolve
+from controller_worker.core.concerns import acceptance, delegation, opening
+from controller_worker.core.concerns.confirmation import is_answer
+from controller_worker.core.concerns.loops import recovered_to
+from controller_worker.core.concerns.model_calls import is_overflow
+from controller_worker.core.effects import Effect, Rest
+from controller_worker.core.requests import is_message_of_person
+
+if TYPE_CHECKING:
+    from controller_worker.core.state import State
+
+
+@dataclass(frozen=True)
+class Lifecycle:
+    """Where the agent stands.
+
+    Attributes:
+        requested: a state that a person asked for and the controller has not announced yet.
+        ending: how the agent ends its turn (finished, rejected, a question, an error), not announced yet.
+        error_code: the class of the last error, or empty.
+        result_id: the action that ended the latest turn.
+    """
+
+    agent_state: AgentState = AgentState.LOADING
+    requested: AgentState | None = None
+    ending: AgentState | None = None
+    last_error: str = ""
+    error_code: str = ""
+    result_id: int = 0
+
+
+def _after_reply(lifecycle: Lifecycle, reply: ModelReply, state: State) -> Lifecycle:
+    has_error = lifecycle.last_error or lifecycle.error_code
+    return evolve(lifecycle, last_error="", error_code="") if has_error and reply.service == "agent" else lifecycle
+
+
+def _after_failure(lifecycle: Lifecycle, failure: ModelCallFailed, state: State) -> Lifecycle:
+    if is_overflow(state, failure):
+        return lifecycle
+    ending = lifecycle.ending if failure.retry_at is not None else AgentState.ERROR
+    return evolve(lifecycle, ending=ending, last_error=failure.last_error, error_code=failure.code)
+
+
+def _after_message(lifecycle: Lifecycle, message: MessageAction, state: State) -> Lifecycle:
+    if is_message_of_person(message):
+        return evolve(lifecycle, ending=None, requested=_unless_current(lifecycle, AgentState.RUNNING))
+    if message.wait_for_response:
+        return _end_turn(lifecycle, message, state, AgentState.AWAITING_USER_INPUT)
+    return lifecycle
+
+
+def _after_finish(lifecycle: Lifecycle, finish: AgentFinishAction, state: State) -> Lifecycle:
+    return _end_turn(lifecycle, finish, state, AgentState.FINISHED)
+
+
+def _after_reject(lifecycle: Lifecycle, reject: AgentRejectAction, state: State) -> Lifecycle:
+    return _end_turn(lifecycle, reject, state, AgentState.REJECTED)
+
+
+def _after_request(lifecycle: Lifecycle, request: ChangeAgentStateAction, state: State) -> Lifecycle:
+    if request.agent_state in REQUESTABLE_STATES:
+        return evolve(lifecycle, requested=_unless_current(lifecycle, request.agent_state))
+    return evolve(lifecycle, requested=request.agent_state) if is_answer(state, request) else lifecycle
+
+
+def _after_loop(lifecycle: Lifecycle, event: LoopDetectionObservation, state: State) -> Lifecycle:
+    if not state.loops.recovery:
+        return lifecycle
+    wanted = lifecycle.requested or recovered_to(state)
+    return evolve(lifecycle, requested=_unless_current(lifecycle, wanted))
+
+
+def _after_change(lifecycle: Lifecycle, change: AgentStateChangedObservation, state: State) -> Lifecycle:
+    was, now, requested, ending = lifecycle.agent_state, change.agent_state, lifecycle.requested, lifecycle.ending
+    if requested is now or (requested in ANSWERS and now in ANSWERS):
+        requested = None
+    if now is ending or now in TERMINAL_STATES:
+        ending = None
+    lifecycle = evolve(lifecycle, agent_state=now, requested=requested, ending=ending)
+    if now is AgentState.ERROR:
+        # The error answers what was asked before: an older request to resume must not revive what kills workers.
+        return evolve(lifecycle, requested=None, last_error=change.reason, error_code=change.code)
+    if now is AgentState.RUNNING and was is AgentState.ERROR:
+        return evolve(lifecycle, last_error="", error_code="")
+    return lifecycle
+
+
+def _after_observation(lifecycle: Lifecycle, observation: Observation, state: State) -> Lifecycle:
+    if acceptance.refuses(state, observation):
+        return evolve(lifecycle, ending=None)
+    failure = opening.failure_of(state, observation)
+    if failure is None:
+        return lifecycle
+    reason, code = failure
+    return evolve(lifecycle, ending=AgentState.ERROR, last_error=reason, error_code=code)
+
+
+def _unless_current(lifecycle: Lifecycle, wanted: AgentState) -> AgentState | None:
+    """Return the state to request; a request for the current state only takes back what was asked before."""
+    return None if wanted is lifecycle.agent_state else wanted
+
+
+def _end_turn(lifecycle: Lifecycle, event: Event, state: State, ending: AgentState) -> Lifecycle:
+    """Note that the agent ends its turn, unless a person has spoken since its prompt was made.
+
+    Differs: the original finishes all the same, and the person's message stays unanswered.
+    """
+    if state.inbox.is_reply_outdated or state.inbox.message is not None:
+        return lifecycle
+    return evolve(lifecycle, ending=ending, result_id=event.id)
+
+
+def announce_request(state: State, now: datetime) -> Effect | None:
+    """Announce the state that a person asked for."""
+    requested = state.lifecycle.requested
+    return None if requested is None else announce(state, requested)
+
+
+def end_turn(state: State, now: datetime) -> Effect | None:
+    """Announce how the agent ends its turn; a finish that has to be checked is checked first."""
+    lifecycle = state.lifecycle
+    if lifecycle.ending is None or not _has_ended(state):
+        return None
+    if acceptance.wants_check(state):
+        return acceptance.check(state) if lifecycle.agent_state is AgentState.RUNNING else Rest()
+    if acceptance.wants_verdict(state):
+        return None
+    return announce(state, lifecycle.ending, lifecycle.last_error, code=lifecycle.error_code)
+
+
+def rest_unless_working(state: State, now: datetime) -> Effect | None:
+    """Do nothing in a state in which the agent does not work."""
+    is_working = state.lifecycle.agent_state in (AgentState.RUNNING, AgentState.USER_CONFIRMED)
+    return None if is_working else Rest()
+
+
+def _has_ended(state: State) -> bool:
+    """Say whether the end of the turn can be announced: unless it is an error, the turn's other calls come first."""
+    if state.lifecycle.agent_state not in (AgentState.RUNNING, AgentState.PAUSED):
+        return False
+    is_error = state.lifecycle.ending is AgentState.ERROR
+    return is_error or not (state.tools.pending or delegation.unanswered(state))
+
+
+LIFECYCLE = Concern(
+    "lifecycle",
+    {
+        AgentStateChangedObservation: _after_change,
+        ModelReply: _after_reply,
+        ModelCallFailed: _after_failure,
+        MessageAction: _after_message,
+        AgentFinishAction: _after_finish,
+        AgentRejectAction: _after_reject,
+        ChangeAgentStateAction: _after_request,
+        LoopDetectionObservation: _after_loop,
+        Observation: _after_observation,
+    },
+)

@@ -1,0 +1,240 @@
+"""What a conversation may use up, and how that grows when a person continues it (OpenHands 4.3, 4.4).
+
+Holds: pure; a refused step consumes nothing; a limit grows only when it was reached, work ended in an error because of
+it, and somebody continues.
+Differs: the budget is looked at before a step counts, because the original has counted a step that it then refuses;
+tokens and time are limits too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from broker.contract.agent_state import AgentState
+from broker.contract.events import ConversationCreated, DelegateEnded, Event, ModelReply
+from broker.contract.interventions import ConversationChanged
+from broker.contract.observations import AgentStateChangedObservation
+from controller_worker.core.announcement import announce
+from controller_worker.core.concern import Concern, evolve
+from controller_worker.core.effects import Effect
+from controller_worker.core.latest_calls import LatestCall, noted
+
+if TYPE_CHECKING:
+    from controller_worker.core.state import State
+
+_RESTS_MEANWHILE = frozenset({AgentState.RATE_LIMITED, AgentState.USER_CONFIRMED})
+
+REACHED = "RuntimeError: Agent reached maximum "
+BUDGET_CODE = "max_budget"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why there is no further step.
+
+    Attributes:
+        code: `max_iterations`, `max_budget`, `max_tokens` or `max_time`.
+        text: as OpenHands words it.
+    """
+
+    code: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a conversation has used up, with its delegates that have ended, and how much it may.
+
+    Attributes:
+        iteration: model replies so far; a delegate's are counted in `delegation`.
+        has_unknown_cost: some reply had no known price; `cost_usd` is then a lower bound.
+        latest: the latest reply of each kind of call.
+        inherited_usd: what a fork did not pay for, because the conversation it was made from did.
+        deadline: when work ends for want of time.
+        forked: when a fork began; the events that it shares with its origin are older, and their time is not its own.
+        is_changed: a person has set the limits after work ended in an error, so they are as high as they are to be.
+    """
+
+    iteration: int = 0
+    max_iterations: int = 0
+    max_budget_usd: float | None = None
+    max_tokens: int | None = None
+    deadline: datetime | None = None
+    cost_usd: float = 0.0
+    has_unknown_cost: bool = False
+    latest: tuple[LatestCall, ...] = ()
+    inherited_usd: float = 0.0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    is_changed: bool = False
+    forked: datetime | None = None
+
+
+def _after_event(usage: Usage, event: Event, state: State) -> Usage:
+    """Note what a fork has inherited, at the first event that it does not share."""
+    if 0 < state.version == state.setup.forked_at:
+        return evolve(usage, inherited_usd=usage.cost_usd - state.delegation.spent_usd)
+    return usage
+
+
+def _after_creation(usage: Usage, created: ConversationCreated, state: State) -> Usage:
+    limits = created.limits
+    if created.id > 1:
+        return _after_event(usage, created, state)
+    return Usage(
+        max_iterations=limits.max_iterations,
+        max_budget_usd=limits.max_budget_usd,
+        max_tokens=limits.max_tokens,
+        forked=created.timestamp if created.forked_at else None,
+    )
+
+
+def _after_reply(usage: Usage, reply: ModelReply, state: State) -> Usage:
+    usage = _after_event(usage, reply, state)
+    return evolve(
+        usage,
+        iteration=usage.iteration + (reply.service == "agent"),
+        latest=noted(usage.latest, reply),
+        cost_usd=usage.cost_usd + (reply.cost_usd or 0.0),
+        has_unknown_cost=usage.has_unknown_cost or reply.cost_usd is None,
+        prompt_tokens=usage.prompt_tokens + reply.usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens + reply.usage.completion_tokens,
+    )
+
+
+def _after_delegate(usage: Usage, ended: DelegateEnded, state: State) -> Usage:
+    usage = _after_event(usage, ended, state)
+    if not any(delegate.id == ended.delegate_id for delegate in state.delegation.delegates):
+        return usage
+    return evolve(
+        usage,
+        cost_usd=usage.cost_usd + ended.cost_usd,
+        has_unknown_cost=usage.has_unknown_cost or ended.has_unknown_cost,
+        prompt_tokens=usage.prompt_tokens + ended.prompt_tokens,
+        completion_tokens=usage.completion_tokens + ended.completion_tokens,
+    )
+
+
+def _after_limits(usage: Usage, change: ConversationChanged, state: State) -> Usage:
+    """Take other limits. Time that is being counted is counted from here on."""
+    usage = _after_event(usage, change, state)
+    if change.limits is None:
+        return usage
+    limits, deadline = change.limits, None
+    is_counting = state.lifecycle.agent_state is AgentState.RUNNING or state.lifecycle.agent_state in _RESTS_MEANWHILE
+    if limits.max_seconds is not None and is_counting and change.timestamp is not None:
+        deadline = _counted_from(usage, change.timestamp) + timedelta(seconds=limits.max_seconds)
+    return evolve(
+        usage,
+        max_iterations=limits.max_iterations,
+        max_budget_usd=limits.max_budget_usd,
+        max_tokens=limits.max_tokens,
+        deadline=deadline,
+        is_changed=state.lifecycle.agent_state is AgentState.ERROR,
+    )
+
+
+def _counted_from(usage: Usage, at: datetime) -> datetime:
+    """Return from when the time of work counts that began at a moment: in a fork, not from before there was one."""
+    return at if usage.forked is None else max(at, usage.forked)
+
+
+def limit_reached(state: State) -> Refusal | None:
+    """Return why the next step would pass a limit, None if it would not."""
+    steps = steps_used(state)
+    if _is_used_up(steps, state.usage.max_iterations):
+        text = f"iteration. Current iteration: {steps}, max iteration: {state.usage.max_iterations}"
+        return Refusal("max_iterations", REACHED + text)
+    return cost_limit_reached(state)
+
+
+def cost_limit_reached(state: State) -> Refusal | None:
+    """Return why no further model call may be made, whether for a step or not; None if one may."""
+    if state.usage.max_budget_usd is not None and state.usage.cost_usd >= state.usage.max_budget_usd:
+        return Refusal(BUDGET_CODE, budget_text(state))
+    if _is_used_up(tokens_used(state), state.usage.max_tokens):
+        tokens = f"Current tokens: {tokens_used(state)}, max tokens: {state.usage.max_tokens}"
+        return Refusal("max_tokens", f"{REACHED}number of tokens for conversation. {tokens}")
+    return None
+
+
+def budget_text(state: State) -> str:
+    """Return what is said when the budget is used up, as OpenHands words it."""
+    budget = f"Current budget: {state.usage.cost_usd:.2f}, max budget: {state.usage.max_budget_usd or 0:.2f}"
+    return f"{REACHED}budget for conversation. {budget}"
+
+
+def is_out_of_time(state: State, now: datetime) -> Refusal | None:
+    """Return why work ends now, whatever is under way; None while there is time."""
+    if state.usage.deadline is None or now < state.usage.deadline:
+        return None
+    return Refusal("max_time", f"{REACHED}time for conversation. Max seconds: {state.setup.limits.max_seconds:g}")
+
+
+def steps_used(state: State) -> int:
+    """Return the iterations that count against the limit: its own, and those of delegates that have ended."""
+    return state.usage.iteration + state.delegation.iterations
+
+
+def tokens_used(state: State) -> int:
+    """Return the tokens of all model calls, in and out."""
+    return state.usage.prompt_tokens + state.usage.completion_tokens
+
+
+def _after_state_change(usage: Usage, change: AgentStateChangedObservation, state: State) -> Usage:
+    """When work begins or resumes, start the time again and raise each limit that was reached."""
+    usage = _after_event(usage, change, state)
+    if change.agent_state is not AgentState.RUNNING:
+        return usage
+    was, limits = state.lifecycle.agent_state, state.setup.limits
+    if limits.max_seconds is not None and was not in _RESTS_MEANWHILE and change.timestamp is not None:
+        deadline = _counted_from(usage, change.timestamp) + timedelta(seconds=limits.max_seconds)
+        usage = evolve(usage, deadline=deadline)
+    is_changed = usage.is_changed
+    usage = evolve(usage, is_changed=False) if is_changed else usage
+    if was is not AgentState.ERROR or is_changed:
+        return usage
+    if not state.setup.headless and _is_used_up(steps_used(state), usage.max_iterations):
+        usage = evolve(usage, max_iterations=usage.max_iterations + limits.max_iterations)
+    # Not all of it may be spent: the next call would have cost more than what was left.
+    is_spent = state.lifecycle.error_code == BUDGET_CODE or _is_used_up(usage.cost_usd, usage.max_budget_usd)
+    if limits.max_budget_usd is not None and is_spent:
+        usage = evolve(usage, max_budget_usd=usage.cost_usd + limits.max_budget_usd)
+    if limits.max_tokens is not None and _is_used_up(tokens_used(state), usage.max_tokens):
+        usage = evolve(usage, max_tokens=tokens_used(state) + limits.max_tokens)
+    return usage
+
+
+def stop_in_time(state: State, now: datetime) -> Effect | None:
+    """End work whose time is up, whatever is under way."""
+    if state.lifecycle.agent_state not in (AgentState.RUNNING, AgentState.RATE_LIMITED, AgentState.USER_CONFIRMED):
+        return None
+    return _refused(state, is_out_of_time(state, now))
+
+
+def refuse_step(state: State, now: datetime) -> Effect | None:
+    """End work whose next step would pass a limit."""
+    return _refused(state, limit_reached(state))
+
+
+def _refused(state: State, refusal: Refusal | None) -> Effect | None:
+    return None if refusal is None else announce(state, AgentState.ERROR, refusal.text, code=refusal.code)
+
+
+def _is_used_up(used: float, maximum: float | None) -> bool:
+    return maximum is not None and used >= maximum
+
+
+USAGE = Concern(
+    "usage",
+    {
+        ConversationCreated: _after_creation,
+        ConversationChanged: _after_limits,
+        ModelReply: _after_reply,
+        DelegateEnded: _after_delegate,
+        AgentStateChangedObservation: _after_state_change,
+        Event: _after_event,
+    },
+)

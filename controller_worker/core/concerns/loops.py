@@ -1,0 +1,265 @@
+"""What is done about a loop: the policy's next response, or what a person chose (OpenHands 2.8).
+
+Holds: pure; every response says in the log what was found and what is done; what a restart takes out of the model's
+sight stays in the log; a restart never takes out what a person said.
+Differs: the policy acts by itself, because on a cluster nobody may be there to choose; the original only stops.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from broker.contract.actions import CondensationAction, LoopRecoveryAction, MessageAction
+from broker.contract.agent_state import AgentState
+from broker.contract.double_texting import InterruptedObservation
+from broker.contract.events import Action, Event, ModelReply, ModelSwitched, Observation
+from broker.contract.observations import (
+    AgentStateChangedObservation,
+    ErrorObservation,
+    EventsLostObservation,
+    FinishRefusedObservation,
+    FinishVerdictObservation,
+    LoopDetectionObservation,
+)
+from broker.contract.policies import STUCK_CODE, LoopResponse
+from controller_worker.core.announcement import announce
+from controller_worker.core.concern import Concern, evolve
+from controller_worker.core.concerns.confirmation import answered_otherwise
+from controller_worker.core.concerns.tools import is_own_action, trace_of_action
+from controller_worker.core.effects import Append, Effect
+from controller_worker.core.pending import may_run, settled_by
+from controller_worker.core.requests import is_message_of_person
+from controller_worker.core.stuck_detector import (
+    Loop,
+    RecentEvents,
+    Trace,
+    after_wait,
+    find_loop,
+    is_poll,
+    name_of_call,
+    stands_in,
+    traces_of_calls,
+    with_action,
+    with_observation,
+    with_poll,
+    with_settled,
+)
+
+if TYPE_CHECKING:
+    from controller_worker.core.state import State
+
+STUCK = "AgentStuckInLoopError: Agent got stuck in a loop"
+RESTART, RESTART_WITH_MESSAGE, STOP = 1, 2, 3
+"""Options of a `LoopRecoveryAction`."""
+
+NUDGE = (
+    "You have done the same thing {times} times with the same result. Doing it again will not help. Say what you have "
+    "learned, then try another way, or finish and report what is in the way."
+)
+TAKEN_OUT = (
+    "You were in a loop. Your last steps have been removed from this conversation, but what they did in the workspace "
+    "is still there. Do not try the same thing again; find another way."
+)
+
+
+@dataclass(frozen=True)
+class Loops:
+    """What is known of repetitions.
+
+    Attributes:
+        recent: what the detector compares of the latest events.
+        found: the latest loop, until a person sends a message or the agent recovers from it.
+        met: how many loops the policy has answered since a person's last message.
+        recovery: the way out of the loop that a person chose, 0 for none.
+        calls: those of the latest reply: one that is refused leads to no action.
+    """
+
+    recent: RecentEvents = field(default_factory=RecentEvents)
+    found: Loop | None = None
+    met: int = 0
+    recovery: int = 0
+    calls: tuple[tuple[str, Trace], ...] = ()
+
+
+def _after_state_change(loops: Loops, change: AgentStateChangedObservation, state: State) -> Loops:
+    if change.agent_state is AgentState.STOPPED:
+        return evolve(loops, recovery=0, found=None)
+    is_stuck = change.agent_state is AgentState.ERROR and change.code == STUCK_CODE
+    return evolve(loops, found=loop_of(state)) if is_stuck else loops
+
+
+def _after_detection(loops: Loops, event: LoopDetectionObservation, state: State) -> Loops:
+    """Forget what was repeated: it no longer counts."""
+    return Loops(met=loops.met) if loops.recovery else Loops(found=loop_of(state), met=loops.met + 1)
+
+
+def _after_choice(loops: Loops, choice: LoopRecoveryAction, state: State) -> Loops:
+    loop = chosen_loop(state, choice)
+    return loops if loop is None else evolve(loops, found=loop, recovery=choice.option)
+
+
+def _after_message(loops: Loops, message: MessageAction, state: State) -> Loops:
+    if not is_message_of_person(message):
+        return _after_action(loops, message, state)
+    recent = loops.recent if state.setup.headless else RecentEvents()
+    return evolve(loops, recent=recent) if loops.recovery else Loops(recent)
+
+
+def _after_reply(loops: Loops, reply: ModelReply, state: State) -> Loops:
+    if reply.service != "agent" or not state.setup.agent.enable_stuck_detection:
+        return loops
+    calls = traces_of_calls(reply)
+    return evolve(loops, calls=calls) if calls or loops.calls else loops
+
+
+def _after_action(loops: Loops, action: Action, state: State) -> Loops:
+    if action.runnable or is_own_action(state, action):  # an action that runs counts when its observation comes
+        return loops
+    trace = trace_of_action(state, action)
+    if trace is None:
+        return loops
+    return evolve(loops, recent=with_action(loops.recent, action, trace, state.setup.agent.loop_policy))
+
+
+def _after_observation(loops: Loops, observation: Observation, state: State) -> Loops:
+    settled = settled_by(state, observation)
+    is_own = settled is not None and settled.id in (
+        state.plan.action_id,
+        state.opening.action_id,
+        state.survey.action_id,
+        state.acceptance.check_id,
+    )
+    if is_own or not state.setup.agent.enable_stuck_detection:
+        return loops
+    policy, recent = state.setup.agent.loop_policy, loops.recent
+    if is_poll(observation):
+        return evolve(loops, recent=with_poll(recent))
+    refused = _refused_call(loops, observation)
+    if refused is not None:
+        if stands_in(recent, refused):
+            return loops  # the model writes it twice before it reads the first error
+        recent = with_settled(recent, refused, policy)
+    if settled is not None and settled.trace is not None:
+        recent = with_settled(after_wait(recent, settled.trace, observation), settled.trace, policy)
+    return evolve(loops, recent=with_observation(recent, observation, policy))
+
+
+def _refused_call(loops: Loops, observation: Observation) -> Trace | None:
+    """Return the call that an error answers in place of an action; None for any other observation."""
+    metadata = observation.tool_call_metadata
+    if metadata is None or observation.cause is not None or not isinstance(observation, ErrorObservation):
+        return None
+    name = name_of_call(observation)
+    calls = (trace for called, trace in loops.calls if called == name and trace.turn_id == metadata.reply_id)
+    return next(calls, None)
+
+
+def _after_refusal(loops: Loops, refusal: FinishRefusedObservation, state: State) -> Loops:
+    """Count what a hook has refused; every other refusal counts against a limit of its kind."""
+    return _after_observation(loops, refusal, state) if refusal.reason == "hook" else loops
+
+
+def loop_of(state: State) -> Loop | None:
+    """Return the loop the agent is in now."""
+    return (
+        find_loop(state.loops.recent, state.setup.agent.loop_policy)
+        if state.setup.agent.enable_stuck_detection
+        else None
+    )
+
+
+def respond(state: State, now: datetime) -> Effect | None:
+    """Answer a loop that was just found, as the policy says."""
+    loop = loop_of(state)
+    if loop is None:
+        return None
+    policy, step = state.setup.agent.loop_policy, state.loops.met
+    response = policy.responses[step] if step < len(policy.responses) else LoopResponse.FAIL
+    if response is LoopResponse.PARK and state.setup.parent is not None and state.setup.headless:
+        response = LoopResponse.FAIL  # a delegate that nobody looks after would keep its parent waiting
+    if response is LoopResponse.FAIL:
+        return announce(state, AgentState.ERROR, STUCK, code=STUCK_CODE)
+    found = _found(state, loop)
+    if response is LoopResponse.PARK:
+        return announce(state, AgentState.PAUSED, after=(found,))
+    if response is LoopResponse.RESTART:
+        return Append((*_forgotten(state, loop, until=state.version), found.model_copy(update={"advice": TAKEN_OUT})))
+    advice = NUDGE.format(times=loop.repeat_times)
+    events: tuple[Event, ...] = (found.model_copy(update={"advice": advice}),)
+    if response is LoopResponse.SWITCH_MODEL:
+        assert policy.fallback_model is not None
+        events = (*events, ModelSwitched(model=policy.fallback_model, reason="the agent was in a loop"))
+    return Append(events)
+
+
+def recover(state: State, now: datetime) -> Effect | None:
+    """Carry out a person's choice, once nothing runs: restart and wait, restart and resume, or stop at once."""
+    option, loop = state.loops.recovery, state.loops.found
+    if not option or (option != STOP and may_run(state)):
+        return None
+    assert loop is not None
+    if option == STOP:
+        return announce(state, AgentState.STOPPED)
+    rejected = answered_otherwise(state, first_position=0)
+    wanted = recovered_to(state)
+    done = LoopDetectionObservation(
+        content=f"Loop recovery completed: the events from {loop.start_id} on are out of the agent's sight.",
+        advice=TAKEN_OUT,
+        is_over=True,
+    )
+    events = (*rejected.events, *_forgotten(state, loop, until=state.version + len(rejected.events)), done)
+    if state.lifecycle.agent_state is not wanted:
+        events = announce(state, wanted, after=events).events
+    return Append(events, rejected.answers)
+
+
+def recovered_to(state: State) -> AgentState:
+    """Return the state that a person's choice leads to."""
+    # Without a message there is nothing to continue with, as in the original.
+    continues = state.loops.recovery == RESTART_WITH_MESSAGE and state.inbox.last_message_id > 0
+    return AgentState.RUNNING if continues else AgentState.AWAITING_USER_INPUT
+
+
+def chosen_loop(state: State, choice: LoopRecoveryAction) -> Loop | None:
+    """Return the loop that a person chose a way out of; None when there is no loop, or no such way."""
+    if choice.option == STOP and state.lifecycle.agent_state is AgentState.STOPPED:
+        return None
+    return state.loops.found or loop_of(state) if choice.option in (RESTART, RESTART_WITH_MESSAGE, STOP) else None
+
+
+def _found(state: State, loop: Loop) -> LoopDetectionObservation:
+    kept = max(loop.start_id - 1, 0)
+    return LoopDetectionObservation(
+        content=f"Agent detected in a loop!\nLoop type: {loop.loop_type}\n"
+        f"Loop detected at iteration {state.usage.iteration}\n"
+        f"The {kept} events before it can be kept. Ways out: 1 restart before the loop and wait for a message, "
+        "2 restart before the loop and continue, 3 stop."
+    )
+
+
+def _forgotten(state: State, loop: Loop, *, until: int) -> tuple[Event, ...]:
+    """Take the loop out of the model's sight, from its beginning or from behind the latest message on."""
+    start = max(loop.start_id, state.inbox.last_message_id + 1)
+    if start > until:
+        return ()
+    return (CondensationAction(forgotten_events_start_id=start, forgotten_events_end_id=until),)
+
+
+LOOPS = Concern(
+    "loops",
+    {
+        AgentStateChangedObservation: _after_state_change,
+        LoopDetectionObservation: _after_detection,
+        ModelReply: _after_reply,
+        FinishRefusedObservation: _after_refusal,
+        FinishVerdictObservation: None,
+        EventsLostObservation: None,
+        InterruptedObservation: None,
+        LoopRecoveryAction: _after_choice,
+        MessageAction: _after_message,
+        Action: _after_action,
+        Observation: _after_observation,
+    },
+)

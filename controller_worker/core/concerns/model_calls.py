@@ -1,0 +1,220 @@
+"""Model calls: what the next one waits for, and what a failed one leads to (OpenHands 1.8.8, 1.11).
+
+A call waits for a time after a failure, or for a quota, a budget or a batch. The second kind ends when the governor,
+the ledger or the provider says so and not at a time, so the core keeps wanting the call; the shell
+(`calls.call_permit`) asks whenever the conversation is woken.
+
+Holds: a wait for a quota shows as `rate_limited`, which OpenHands has; a wait for a budget or a batch is the wait
+reason of a running conversation, because OpenHands has no state for them. No wait is longer than the conversation's
+own time. After `MAX_OVERFLOWS` prompts in a row that did not fit the model, the conversation ends in an error.
+Does not: choose the moment of the next attempt; the call's event names it (`llm.retry`).
+Differs: a condensation takes no iteration, because it does nothing of the task.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from broker.contract.actions import (
+    ChangeAgentStateAction,
+    CondensationRequestAction,
+    LoopRecoveryAction,
+    MessageAction,
+)
+from broker.contract.agent_state import AgentState
+from broker.contract.condenser_specs import handles_requests
+from broker.contract.double_texting import InterruptedObservation
+from broker.contract.events import Event, ModelCallAdmitted, ModelCallDeferred, ModelCallFailed, ModelReply
+from broker.contract.observations import AgentStateChangedObservation
+from broker.log.wait_reasons import WaitReason
+from controller_worker.core.announcement import announce
+from controller_worker.core.concern import Concern, evolve
+from controller_worker.core.concerns.acceptance import wants_verdict
+from controller_worker.core.concerns.loops import chosen_loop
+from controller_worker.core.effects import Append, CallModel, Effect, Park
+from controller_worker.core.failures import CONTEXT_WINDOW, state_while_waiting
+from controller_worker.core.requests import asks_to_run
+
+if TYPE_CHECKING:
+    from controller_worker.core.state import State
+
+QUOTA = WaitReason.RATE_LIMIT.value
+BUDGET = WaitReason.BUDGET.value
+BATCH = WaitReason.BATCH.value
+
+MAX_OVERFLOWS = 5
+ASK_AGAIN_AFTER = timedelta(minutes=1)
+ACQUIRE_AGAIN_AFTER = timedelta(minutes=5)
+
+_SHOWN = {QUOTA: AgentState.RATE_LIMITED, BUDGET: AgentState.RUNNING}
+_MAY_CALL = (AgentState.RUNNING, AgentState.RATE_LIMITED)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Why and until when the conversation waits before it tries again."""
+
+    reason: str
+    until: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Deferral:
+    """What a model call waits for, quota, budget or batch, and about until when; None when nobody can say."""
+
+    reason: str
+    expected_at: datetime | None
+
+
+@dataclass(frozen=True)
+class ModelCalls:
+    """The latest reply and what stands before the next one.
+
+    Attributes:
+        reply_id: the latest reply to the agent's own question.
+        attempt: failed calls of the step under way.
+        wait: the wait after a failure.
+        deferral: the wait for a permit.
+        overflows: how many prompts in a row did not fit the model.
+        wants_condensation: the latest of them has not led to a request yet.
+    """
+
+    reply_id: int = 0
+    attempt: int = 0
+    wait: Wait | None = None
+    deferral: Deferral | None = None
+    overflows: int = 0
+    wants_condensation: bool = False
+
+
+def _after_reply(calls: ModelCalls, reply: ModelReply, state: State) -> ModelCalls:
+    return ModelCalls(
+        reply_id=reply.id if reply.service == "agent" else calls.reply_id,
+        overflows=calls.overflows if reply.service == "condenser" else 0,
+        wants_condensation=calls.wants_condensation,
+    )
+
+
+def _after_deferral(calls: ModelCalls, deferral: ModelCallDeferred, state: State) -> ModelCalls:
+    return evolve(calls, deferral=Deferral(deferral.code, deferral.expected_at))
+
+
+def _after_admission(calls: ModelCalls, event: ModelCallAdmitted, state: State) -> ModelCalls:
+    return evolve(calls, deferral=None)
+
+
+def _after_state_change(calls: ModelCalls, change: AgentStateChangedObservation, state: State) -> ModelCalls:
+    now = change.agent_state
+    if now is AgentState.RUNNING and state.lifecycle.agent_state is AgentState.ERROR:
+        calls = evolve(calls, attempt=0, wait=None)
+    return calls if calls.deferral is None or now in _MAY_CALL else evolve(calls, deferral=None)
+
+
+def _after_condensation_request(calls: ModelCalls, event: CondensationRequestAction, state: State) -> ModelCalls:
+    return evolve(calls, wants_condensation=False)
+
+
+def _after_recovery(calls: ModelCalls, choice: LoopRecoveryAction, state: State) -> ModelCalls:
+    return calls if chosen_loop(state, choice) is None else evolve(calls, attempt=0, wait=None)
+
+
+def _after_interruption(calls: ModelCalls, event: InterruptedObservation, state: State) -> ModelCalls:
+    return evolve(calls, attempt=0, wait=None, deferral=None)
+
+
+def _after_request(calls: ModelCalls, event: Event, state: State) -> ModelCalls:
+    """End every wait when a person wants the agent to work."""
+    return evolve(calls, attempt=0, wait=None, overflows=0) if asks_to_run(event) else calls
+
+
+def is_overflow(state: State, failure: ModelCallFailed) -> bool:
+    """Say whether a prompt did not fit and less of the history can be tried."""
+    agent, overflows = state.setup.agent, state.calls.overflows
+    if failure.code != CONTEXT_WINDOW or overflows >= MAX_OVERFLOWS:
+        return False
+    return wants_verdict(state) or (agent.enable_history_truncation and handles_requests(agent.condenser))
+
+
+def _after_failure(calls: ModelCalls, failure: ModelCallFailed, state: State) -> ModelCalls:
+    if is_overflow(state, failure):
+        # A critic's question is not the View: it is asked a shorter one, without a condensation.
+        wants_condensation = calls.wants_condensation or not wants_verdict(state)
+        overflows = calls.overflows + 1
+        return ModelCalls(calls.reply_id, overflows=overflows, wants_condensation=wants_condensation)
+    if failure.retry_at is None:
+        return evolve(calls, deferral=None, attempt=0, wait=None)
+    return evolve(calls, deferral=None, attempt=failure.attempt, wait=Wait(failure.code, failure.retry_at))
+
+
+def is_deferred(state: State) -> bool:
+    """Say whether a call waits for its quota, its budget or its batch."""
+    return state.calls.deferral is not None and state.lifecycle.agent_state in _MAY_CALL
+
+
+def wait_for_permit(state: State, now: datetime) -> Effect | None:
+    """Show the wait, then keep wanting the call."""
+    deferral = state.calls.deferral
+    if deferral is None or not is_deferred(state):
+        return None
+    shown = _SHOWN.get(deferral.reason, AgentState.RUNNING)
+    return announce(state, shown) if shown is not state.lifecycle.agent_state else call_model(state, now)
+
+
+def end_rate_limit(state: State, now: datetime) -> Effect | None:
+    """Wait out a rate limit, then show that the conversation runs again."""
+    if state.lifecycle.agent_state is not AgentState.RATE_LIMITED:
+        return None
+    return _wait_left(state, now) or announce(state, AgentState.RUNNING)
+
+
+def wait_for_retry(state: State, now: datetime) -> Effect | None:
+    """Wait for the next attempt, in the state that such a wait shows."""
+    waiting = _wait_left(state, now)
+    if waiting is None:
+        return None
+    shown = state_while_waiting(waiting.reason)
+    return waiting if shown is state.lifecycle.agent_state else announce(state, shown)
+
+
+def _wait_left(state: State, now: datetime) -> Park | None:
+    wait, deadline = state.calls.wait, state.usage.deadline
+    if wait is None or now >= wait.until:
+        return None
+    return Park(wait.until if deadline is None else min(wait.until, deadline), wait.reason)
+
+
+def condense(state: State, now: datetime) -> Effect | None:
+    """Ask for a condensation after a prompt that did not fit."""
+    return Append((CondensationRequestAction(),)) if state.calls.wants_condensation else None
+
+
+def call_model(state: State, now: datetime) -> Effect:
+    """Take the next step."""
+    return CallModel(state.usage.iteration + 1, state.calls.attempt + 1)
+
+
+def asks_again_at(state: State, now: datetime, *, is_refused: bool) -> datetime | None:
+    """Say when somebody has to ask again for an action whose entry is lost, or for a call whose wake is."""
+    if not (state.tools.pending or is_refused or is_deferred(state)):
+        return None
+    again = now + (ASK_AGAIN_AFTER if state.tools.pending else ACQUIRE_AGAIN_AFTER)
+    return again if state.usage.deadline is None else min(again, state.usage.deadline)
+
+
+MODEL_CALLS = Concern(
+    "calls",
+    {
+        ModelReply: _after_reply,
+        ModelCallFailed: _after_failure,
+        ModelCallDeferred: _after_deferral,
+        ModelCallAdmitted: _after_admission,
+        AgentStateChangedObservation: _after_state_change,
+        CondensationRequestAction: _after_condensation_request,
+        InterruptedObservation: _after_interruption,
+        LoopRecoveryAction: _after_recovery,
+        MessageAction: _after_request,
+        ChangeAgentStateAction: _after_request,
+    },
+)

@@ -1,0 +1,112 @@
+"""Opening a workspace that begins with a repository or an archive, as part of the core.
+
+A tool worker does it, so the request is an action of the environment and its outcome an observation; the model sees
+neither. It comes before everything that needs the workspace, the survey and the first step among them.
+
+Holds: no step is taken in a workspace that is not open; what cannot be opened ends in an error that says why, and is
+tried again when a person resumes the conversation; nobody waits for it when work is to stop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from broker.contract.actions import ChangeAgentStateAction, MessageAction
+from broker.contract.agent_state import AgentState
+from broker.contract.events import Action, Event, EventSource, Observation
+from broker.contract.observations import OutcomeUnknownObservation
+from broker.contract.workspace_events import OpenWorkspaceAction, WorkspaceFailedObservation, WorkspaceOpenedObservation
+from controller_worker.core.concern import Concern
+from controller_worker.core.effects import Append, AwaitTools, Effect
+from controller_worker.core.requests import asks_to_run
+
+if TYPE_CHECKING:
+    from controller_worker.core.state import State
+
+MAX_ATTEMPTS = 3
+FAILED_CODE = "workspace_not_opened"
+
+
+@dataclass(frozen=True)
+class Opening:
+    """Whether the workspace holds what it is to begin with.
+
+    Attributes:
+        action_id: the opening under way, 0 for none.
+        attempts: how often it was begun since a person last resumed the conversation.
+    """
+
+    action_id: int = 0
+    attempts: int = 0
+    is_open: bool = False
+    has_failed: bool = False
+
+
+def wants_opening(state: State) -> bool:
+    """Say whether the workspace has to be opened now."""
+    return (
+        state.setup.workspace.source is not None
+        and state.inbox.last_message_id != 0
+        and not (state.opening.is_open or state.opening.has_failed)
+        and (state.lifecycle.requested or state.lifecycle.agent_state) is AgentState.RUNNING
+    )
+
+
+def is_opening(state: State, action: Action) -> bool:
+    """Say whether this action is the opening that is wanted."""
+    return isinstance(action, OpenWorkspaceAction) and wants_opening(state)
+
+
+def open_workspace(state: State, now: datetime) -> Effect | None:
+    """Ask a tool worker to open the workspace, then wait for its answer."""
+    if not wants_opening(state):
+        return None
+    asked = state.opening.action_id
+    return AwaitTools((asked,)) if asked else Append((OpenWorkspaceAction(),))
+
+
+def failure_of(state: State, event: Observation) -> tuple[str, str] | None:
+    """Return reason and code of an opening that has failed; None for any other observation.
+
+    An opening whose outcome is unknown is begun again. One that a person stopped has not failed.
+    """
+    if not 0 != state.opening.action_id == event.cause or _is_settled_well(state.opening, event):
+        return None
+    if event.source is EventSource.AGENT:
+        return None
+    return event.content, event.code if isinstance(event, WorkspaceFailedObservation) else FAILED_CODE
+
+
+def _after_action(opening: Opening, action: OpenWorkspaceAction, state: State) -> Opening:
+    return Opening(action.id, opening.attempts + 1) if is_opening(state, action) else opening
+
+
+def _after_observation(opening: Opening, answer: Observation, state: State) -> Opening:
+    if not 0 != opening.action_id == answer.cause:
+        return opening
+    if isinstance(answer, WorkspaceOpenedObservation):
+        return Opening(is_open=True)
+    return Opening(attempts=opening.attempts) if _is_settled_well(opening, answer) else Opening(has_failed=True)
+
+
+def _after_request(opening: Opening, event: Event, state: State) -> Opening:
+    """Open again what could not be opened, now that a person resumes the conversation."""
+    return Opening() if opening.has_failed and asks_to_run(event) else opening
+
+
+def _is_settled_well(opening: Opening, answer: Observation) -> bool:
+    is_unknown = isinstance(answer, OutcomeUnknownObservation) and opening.attempts < MAX_ATTEMPTS
+    return is_unknown or isinstance(answer, WorkspaceOpenedObservation)
+
+
+OPENING = Concern(
+    "opening",
+    {
+        OpenWorkspaceAction: _after_action,
+        Observation: _after_observation,
+        MessageAction: _after_request,
+        ChangeAgentStateAction: _after_request,
+    },
+)

@@ -1,0 +1,91 @@
+"""Planning: a plan that waits to be accepted, the agent that carries it out, and the task list that agents keep.
+
+A planning agent proposes a plan by an action. Where a person has to agree, that action waits like any other that is to
+be confirmed; a rejection, or a message in place of an answer, sends the planning agent back to work. An accepted
+plan is settled by the controller itself, and with that observation the conversation's agent is the one that carries the
+plan out: same log, same workspace, same limits, other tools and another system message.
+
+Holds: pure; a plan is accepted once; what comes after it in the log is decided by the other agent, in a replay too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from broker.contract.events import AgentSpec, Observation
+from broker.contract.specs import PlanSpec
+from broker.contract.task_list import PlanAcceptedObservation, PlanAction, TaskItem, TaskTrackingAction
+from controller_worker.core.concern import Concern
+from controller_worker.core.effects import Append
+
+if TYPE_CHECKING:
+    from controller_worker.core.state import State
+
+ACCEPTED = "The plan was accepted. Carry it out now."
+ACCEPTED_WITH_CHANGES = "The plan was accepted with changes. Carry it out now as it reads here:\n\n{plan}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan under discussion, 0 for none, and whether a person has changed it."""
+
+    action_id: int = 0
+    text: str = ""
+    is_edited: bool = False
+
+
+@dataclass(frozen=True)
+class TaskList:
+    """The items of the task list, in the agent's order, as it wrote them last."""
+
+    items: tuple[TaskItem, ...] = ()
+
+
+def _after_action(plan: Plan, action: PlanAction, state: State) -> Plan:
+    """Note the plan that is under discussion; a copy that was confirmed may read otherwise."""
+    return Plan(action.id, action.plan, action.replaces is not None and action.plan != plan.text)
+
+
+def _after_observation(plan: Plan, observation: Observation, state: State) -> Plan:
+    return Plan() if 0 != plan.action_id == observation.cause else plan
+
+
+def _after_tracking(tasks: TaskList, action: TaskTrackingAction, state: State) -> TaskList:
+    return TaskList(action.task_list) if action.command == "plan" else tasks
+
+
+def is_handed_over(state: State, observation: Observation) -> bool:
+    """Say whether the plan under discussion is accepted, so that another agent takes over."""
+    return isinstance(observation, PlanAcceptedObservation) and observation.cause == state.plan.action_id
+
+
+def up_to_plan(state: State, ready: tuple[int, ...]) -> tuple[int, ...]:
+    """Return which actions may run now: those before the plan, or the plan alone once they are answered."""
+    if state.plan.action_id not in ready:
+        return ready
+    place = ready.index(state.plan.action_id)
+    return ready[:place] or ready[:1]
+
+
+def accepted(state: State) -> Append:
+    """Return what settles a plan that is accepted."""
+    plan = state.plan
+    settled = next(pending for pending in state.tools.pending if pending.id == plan.action_id)
+    observation = PlanAcceptedObservation(
+        content=ACCEPTED_WITH_CHANGES.format(plan=plan.text) if plan.is_edited else ACCEPTED,
+        agent=executor_of(state.setup.agent).name,
+        cause=plan.action_id,
+        tool_call_metadata=settled.tool_call_metadata,
+    )
+    return Append((observation,), answers=((0, plan.action_id),))
+
+
+def executor_of(agent: AgentSpec) -> AgentSpec:
+    """Return who carries out what a planning agent has planned: the same specification under another name."""
+    plan = agent.plan or PlanSpec()
+    return agent.model_copy(update={"name": plan.executor, "llm": plan.llm or agent.llm, "plan": None})
+
+
+PLAN = Concern("plan", {PlanAction: _after_action, Observation: _after_observation})
+TASK_LIST = Concern("tasks", {TaskTrackingAction: _after_tracking})

@@ -1,0 +1,107 @@
+"""What a conversation is: its agent, workspace, limits and tenant, and whose delegate it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from broker.contract.agent_pairs import legacy_of, sdk_of
+from broker.contract.events import (
+    AgentSpec,
+    ConversationCreated,
+    Limits,
+    ModelSwitched,
+    Parent,
+    Tenancy,
+    WorkspaceSpec,
+)
+from broker.contract.interventions import ConversationChanged
+from broker.contract.task_list import PlanAcceptedObservation
+from controller_worker.core.concern import Concern, evolve
+from controller_worker.core.concerns.planning import executor_of, is_handed_over
+
+if TYPE_CHECKING:
+    from controller_worker.core.state import State
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the first event says, and the agent and model that have taken over since.
+
+    Attributes:
+        parent: whose delegate the conversation is; at `delegate_level` 0 nobody's.
+        forked_at: the last event that a fork shares with the conversation it was made from; 0 for none.
+        chosen_id: the event in which a person chose the agent that works now; 0 for the first event, and for a plan.
+    """
+
+    conversation_id: str = ""
+    agent: AgentSpec = AgentSpec()
+    workspace: WorkspaceSpec = WorkspaceSpec()
+    limits: Limits = Limits()
+    tenancy: Tenancy = Tenancy()
+    headless: bool = True
+    parent: Parent | None = None
+    delegate_level: int = 0
+    forked_at: int = 0
+    chosen_id: int = 0
+
+
+def _after_creation(setup: Setup, created: ConversationCreated, state: State) -> Setup:
+    if created.id > 1:
+        return setup
+    return Setup(
+        conversation_id=created.conversation_id,
+        agent=created.agent,
+        workspace=created.workspace,
+        limits=created.limits,
+        tenancy=created.tenancy or setup.tenancy,
+        headless=created.headless,
+        parent=created.parent,
+        delegate_level=created.parent.level if created.parent else 0,
+        forked_at=created.forked_at,
+    )
+
+
+def _after_switch(setup: Setup, switch: ModelSwitched, state: State) -> Setup:
+    llm = setup.agent.llm.model_copy(update={"model": switch.model})
+    return evolve(setup, agent=setup.agent.model_copy(update={"llm": llm}))
+
+
+def agent_after(change: ConversationChanged, agent: AgentSpec) -> AgentSpec:
+    """Return the agent that works behind a change; its policy and its tools may change besides."""
+    agent = change.agent or agent
+    if change.loop is None:
+        return agent
+    return agent.model_copy(update={"name": sdk_of(agent.name) if change.loop == "sdk" else legacy_of(agent.name)})
+
+
+def _after_change(setup: Setup, change: ConversationChanged, state: State) -> Setup:
+    agent = agent_after(change, setup.agent)
+    policy = change.confirmation or agent.confirmation
+    if change.analyzer is not None:
+        policy = policy.model_copy(update={"analyzer": change.analyzer})
+    if change.tools is not None:
+        added = {offer.key for offer in change.tools}
+        kept = tuple(offer for offer in agent.tools if offer.key not in added)
+        agent = agent.model_copy(update={"tools": (*kept, *change.tools)})
+    if policy is not agent.confirmation:
+        agent = agent.model_copy(update={"confirmation": policy})
+    chosen_id = setup.chosen_id if change.agent is None and change.loop is None else change.id
+    return evolve(setup, agent=agent, limits=change.limits or setup.limits, chosen_id=chosen_id)
+
+
+def _after_plan(setup: Setup, accepted: PlanAcceptedObservation, state: State) -> Setup:
+    if not is_handed_over(state, accepted):
+        return setup
+    return evolve(setup, agent=executor_of(setup.agent), chosen_id=0)
+
+
+SETUP = Concern(
+    "setup",
+    {
+        ConversationCreated: _after_creation,
+        ConversationChanged: _after_change,
+        ModelSwitched: _after_switch,
+        PlanAcceptedObservation: _after_plan,
+    },
+)

@@ -1,0 +1,93 @@
+"""Beginning later: a conversation that waits for its time, and one that has to begin by some time or not at all.
+
+The store counts the time, and nobody's clock is asked: the shell asks the store, and an event says that the time has
+come. A person who resumes the conversation begins it at once.
+
+Holds: nothing is done for a conversation that waits, except for what stops or pauses it; a conversation that has not
+begun in time ends in an error with its own code, and only a person can begin it then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from broker.contract.actions import ChangeAgentStateAction, MessageAction
+from broker.contract.agent_state import TERMINAL_STATES, AgentState
+from broker.contract.events import ConversationBegun, ConversationCreated
+from broker.contract.observations import AgentStateChangedObservation
+from controller_worker.core.announcement import announce
+from controller_worker.core.concern import Concern, evolve
+from controller_worker.core.effects import AwaitStart, Effect, Rest
+from controller_worker.core.requests import asks_to_run, is_message_of_person
+
+if TYPE_CHECKING:
+    from controller_worker.core.state import State
+
+WAITING, OVER, BEGUN = "waiting", "over", "begun"
+
+
+@dataclass(frozen=True)
+class Start:
+    """How far a conversation has come that was to begin later, or by some time.
+
+    Attributes:
+        standing: `waiting`, `over` (stopped or expired before it began), `begun`; empty: it began at once.
+        has_time: there is a time before which it may not begin.
+    """
+
+    standing: str = ""
+    has_time: bool = False
+
+
+def _after_creation(start: Start, created: ConversationCreated, state: State) -> Start:
+    if created.id > 1 or not created.is_planned:
+        return start
+    return Start(WAITING, created.not_before is not None)
+
+
+def _after_begun(start: Start, event: ConversationBegun, state: State) -> Start:
+    return evolve(start, standing=BEGUN) if start.standing == WAITING else start
+
+
+def _after_change(start: Start, change: AgentStateChangedObservation, state: State) -> Start:
+    is_over = start.standing == WAITING and change.agent_state in TERMINAL_STATES
+    return evolve(start, standing=OVER) if is_over else start
+
+
+def _after_request(start: Start, request: ChangeAgentStateAction, state: State) -> Start:
+    return evolve(start, standing=BEGUN) if waits(start) and asks_to_run(request) else start
+
+
+def _after_message(start: Start, message: MessageAction, state: State) -> Start:
+    """Begin what was over when a person speaks; while it waits, a message belongs to its task."""
+    return evolve(start, standing=BEGUN) if start.standing == OVER and is_message_of_person(message) else start
+
+
+def waits(start: Start) -> bool:
+    """Say whether nothing is done yet."""
+    return start.standing in (WAITING, OVER)
+
+
+def await_start(state: State, now: datetime) -> Effect | None:
+    """Do nothing before the time has come, except for what a person asks for."""
+    if not waits(state.start):
+        return None
+    requested, shown = state.lifecycle.requested, state.lifecycle.agent_state
+    if requested in (AgentState.STOPPED, AgentState.PAUSED):
+        return announce(state, requested)
+    is_held = state.start.standing == OVER or shown is AgentState.PAUSED
+    return Rest() if is_held else AwaitStart()
+
+
+START = Concern(
+    "start",
+    {
+        ConversationCreated: _after_creation,
+        ConversationBegun: _after_begun,
+        AgentStateChangedObservation: _after_change,
+        ChangeAgentStateAction: _after_request,
+        MessageAction: _after_message,
+    },
+)

@@ -1,0 +1,187 @@
+"""The survey of a workspace before the first message is recalled, and the scripts of the repository in it.
+
+The controller cannot read a workspace; a tool worker can. So the question is an action of the environment and its
+answer an observation, neither of which the model sees: the log stays the only source, and a replay needs no workspace.
+
+Holds: a message is recalled whatever becomes of the question; a workspace that cannot be asked is one that says
+nothing; nobody waits for the answer when work is to stop. A script is begun once, and a failure keeps nobody from work.
+Differs: what a failed setup script says is shown to the model; no hook is put into a directory that a person named,
+where it would run outside the sandbox too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from broker.contract.actions import CmdRunAction
+from broker.contract.agent_state import AgentState
+from broker.contract.events import Action, EventSource, Observation
+from broker.contract.observations import OutcomeUnknownObservation, SurveyObservation
+from broker.contract.skills import (
+    FILE_MARK,
+    HOOK_SCRIPT,
+    NO_SKILLS,
+    SETUP_SCRIPT,
+    SkillFiles,
+    SkillReader,
+    skills_of,
+)
+from broker.contract.workspace_events import SurveyAction
+from controller_worker.core.concern import Concern, evolve
+from controller_worker.core.effects import Append, AwaitTools, Effect
+
+if TYPE_CHECKING:
+    from controller_worker.core.state import State
+
+MAX_ATTEMPTS = 3
+SCRIPT_LIMIT_SECONDS = 600.0
+"""As in the original (10.1)."""
+
+INSTALLED = "Installed by Deckhands"
+HOOK = f"""#!/bin/bash
+# {INSTALLED}: runs the hook that was here before, then the one of the repository.
+if [ -x .git/hooks/pre-commit.local ]; then .git/hooks/pre-commit.local "$@" || exit; fi
+if [ -f {HOOK_SCRIPT} ]; then bash {HOOK_SCRIPT} "$@"; fi
+"""
+INSTALL_HOOK = (
+    "hook=.git/hooks/pre-commit; if [ -d .git ] && [ ! -L .git ] && [ ! -L .git/hooks ] && [ ! -L $hook ]; then "
+    f"mkdir -p .git/hooks; if [ -e $hook ] && ! grep -q '{INSTALLED}' $hook; then mv $hook $hook.local; fi; "
+    f"printf %s {shlex.quote(HOOK)} > $hook && chmod +x $hook; fi"
+)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Whether the workspace was asked what it tells agents.
+
+    Attributes:
+        action_id: the question, or later the script, that is under way, 0 for none.
+        attempts: how often it was asked.
+        answer_id: the event that answers it, 0 for none.
+        scripts: those that are still to be run, or under way.
+    """
+
+    action_id: int = 0
+    attempts: int = 0
+    answer_id: int = 0
+    is_over: bool = False
+    scripts: tuple[str, ...] = ()
+
+
+def wants_survey(state: State) -> bool:
+    """Say whether the workspace is to be asked before the first message is recalled."""
+    setup = state.setup
+    return (
+        _begins(state)
+        and (setup.workspace.path is not None or state.opening.is_open)
+        and setup.agent.enable_workspace_skills
+        and not state.survey.is_over
+    )
+
+
+def wants_script(state: State) -> bool:
+    """Say whether a script of the repository is to be run, or waited for, before the first message is recalled."""
+    return _begins(state) and bool(state.survey.scripts)
+
+
+def _begins(state: State) -> bool:
+    message = state.inbox.message
+    return message is not None and message.is_first and state.lifecycle.requested in (None, AgentState.RUNNING)
+
+
+def is_survey(state: State, action: Action) -> bool:
+    """Say whether this action is the question that is wanted."""
+    return isinstance(action, SurveyAction) and wants_survey(state)
+
+
+def is_script(state: State, action: Action) -> bool:
+    """Say whether this action is the script that is wanted."""
+    return isinstance(action, CmdRunAction) and action.source is EventSource.ENVIRONMENT and wants_script(state)
+
+
+def survey_workspace(state: State, now: datetime) -> Effect | None:
+    """Ask the workspace, then wait for its answer, and so with each script of the repository."""
+    is_surveying = wants_survey(state)
+    if not (is_surveying or wants_script(state)):
+        return None
+    if state.survey.action_id:
+        return AwaitTools((state.survey.action_id,))
+    return Append((SurveyAction() if is_surveying else _script(state.survey.scripts[0]),))
+
+
+def _script(name: str) -> CmdRunAction:
+    is_hook = name == HOOK_SCRIPT
+    return CmdRunAction(
+        command=INSTALL_HOOK if is_hook else f"source {name}",
+        source=EventSource.ENVIRONMENT,
+        blocking=True,
+        hidden=True,
+        is_static=is_hook,  # what the setup script sets is for the shell of the agent
+        timeout=SCRIPT_LIMIT_SECONDS,
+    )
+
+
+def _due_scripts(state: State, answer: Observation) -> tuple[str, ...]:
+    """Return the scripts to run; a delegate finds its parent's workspace set up."""
+    setup = state.setup
+    if not isinstance(answer, SurveyObservation) or setup.delegate_level or not setup.agent.enable_cmd:
+        return ()
+    may_run = (SETUP_SCRIPT, HOOK_SCRIPT) if setup.workspace.path is None else (SETUP_SCRIPT,)
+    return tuple(name for name in may_run if name in answer.scripts)
+
+
+def _after_action(survey: Survey, action: SurveyAction, state: State) -> Survey:
+    return Survey(action.id, survey.attempts + 1) if is_survey(state, action) else survey
+
+
+def _after_observation(survey: Survey, answer: Observation, state: State) -> Survey:
+    """Note the answer; a question whose outcome is unknown is asked again."""
+    if not 0 != survey.action_id == answer.cause:
+        return survey
+    if survey.is_over:
+        return evolve(survey, action_id=0, scripts=survey.scripts[1:])
+    if isinstance(answer, OutcomeUnknownObservation) and survey.attempts < MAX_ATTEMPTS:
+        return Survey(attempts=survey.attempts)
+    is_answer = isinstance(answer, SurveyObservation) and answer.is_complete
+    answer_id, scripts = (answer.id, _due_scripts(state, answer)) if is_answer else (0, ())
+    return Survey(0, survey.attempts, answer_id, is_over=True, scripts=scripts)
+
+
+def _after_command(survey: Survey, action: CmdRunAction, state: State) -> Survey:
+    return evolve(survey, action_id=action.id) if is_script(state, action) and not survey.action_id else survey
+
+
+SURVEY = Concern("survey", {SurveyAction: _after_action, CmdRunAction: _after_command, Observation: _after_observation})
+
+
+def skills_from(answer: Observation) -> SkillFiles:
+    """Return the skills of an answer; what is damaged in it is left out."""
+    return skills_of(_files(answer.content)) if isinstance(answer, SurveyObservation) else NO_SKILLS
+
+
+async def skills_read(answer: Observation) -> SkillFiles:
+    """See `skills_from`; after each file it is the turn of whatever else the worker has to do."""
+    reader = SkillReader()
+    for path, text in _files(answer.content) if isinstance(answer, SurveyObservation) else ():
+        reader.add(path, text)
+        await asyncio.sleep(0)
+    return reader.read()
+
+
+def _files(output: str) -> Iterator[tuple[str, str]]:
+    for line in output.splitlines():
+        if not line.startswith(FILE_MARK):
+            continue
+        parts = line.removeprefix(FILE_MARK).split()
+        try:
+            path, content = (base64.b64decode(part, validate=True).decode(errors="replace") for part in parts)
+        except (ValueError, binascii.Error):
+            continue
+        yield path, content

@@ -1,0 +1,99 @@
+"""Tools: the actions of a turn, from the log to their observations.
+
+Holds: every runnable action is settled by exactly one observation; the calls of a turn run in their order, up to the
+first that waits for a person's confirmation.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from broker.contract.agent_state import AgentState
+from broker.contract.events import Action, ConfirmationStatus, EventSource, Observation
+from broker.contract.observations import (
+    AgentStateChangedObservation,
+    EventsLostObservation,
+    FinishRefusedObservation,
+    FinishVerdictObservation,
+    LoopDetectionObservation,
+)
+from controller_worker.core.concern import Concern
+from controller_worker.core.concerns import acceptance, opening, planning, survey
+from controller_worker.core.effects import Append, AwaitTools, Effect
+from controller_worker.core.pending import PendingAction, Tools, may_run
+from controller_worker.core.stuck_detector import Trace, trace_of
+
+if TYPE_CHECKING:
+    from controller_worker.core.state import State
+
+
+def is_own_action(state: State, action: Action) -> bool:
+    """Say whether the controller wants this action for itself; no step, loop or confirmation is about it."""
+    return (
+        opening.is_opening(state, action)
+        or survey.is_survey(state, action)
+        or survey.is_script(state, action)
+        or acceptance.is_check(state, action)
+    )
+
+
+def trace_of_action(state: State, action: Action) -> Trace | None:
+    """Return what loop detection compares of an action; None where it is switched off, and for a hidden action."""
+    if not state.setup.agent.enable_stuck_detection or getattr(action, "hidden", False):
+        return None
+    if action.tool_call_metadata is not None:
+        return trace_of(action, action.tool_call_metadata.reply_id)
+    return trace_of(action, state.calls.reply_id if action.source is EventSource.AGENT else 0)
+
+
+def _after_observation(tools: Tools, observation: Observation, state: State) -> Tools:
+    left = tuple(action for action in tools.pending if action.id != observation.cause)
+    return tools if len(left) == len(tools.pending) else Tools(left)
+
+
+def _after_action(tools: Tools, action: Action, state: State) -> Tools:
+    if is_own_action(state, action):
+        return Tools((*tools.pending, PendingAction(action.id)))
+    if not action.runnable:
+        return tools
+    pending = _pending(action, trace_of_action(state, action))
+    replaced = getattr(action, "replaces", None)
+    if replaced is None:
+        return Tools((*tools.pending, pending))
+    return Tools(tuple(pending if other.id == replaced else other for other in tools.pending))
+
+
+def _pending(action: Action, trace: Trace | None) -> PendingAction:
+    status = getattr(action, "confirmation_state", ConfirmationStatus.CONFIRMED)
+    is_rejected = status is ConfirmationStatus.REJECTED
+    is_awaiting = is_rejected or status is ConfirmationStatus.AWAITING_CONFIRMATION
+    return PendingAction(action.id, action.tool_call_metadata, None if is_rejected else trace, is_awaiting)
+
+
+def await_tools(state: State, now: datetime) -> Effect | None:
+    """Wait for the actions that may run; settle a plan that nobody objects to; else ask for a confirmation."""
+    if not state.tools.pending:
+        return None
+    ready = planning.up_to_plan(state, may_run(state))
+    if state.plan.action_id in ready:
+        return planning.accepted(state)
+    if ready:
+        return AwaitTools(ready[: state.setup.agent.tool_concurrency])
+    asked = state.tools.pending[0].id
+    return Append((AgentStateChangedObservation(agent_state=AgentState.AWAITING_USER_CONFIRMATION, action_id=asked),))
+
+
+TOOLS = Concern(
+    "tools",
+    {
+        # The controller makes these by itself. They settle no action.
+        AgentStateChangedObservation: None,
+        LoopDetectionObservation: None,
+        FinishRefusedObservation: None,
+        FinishVerdictObservation: None,
+        EventsLostObservation: None,
+        Observation: _after_observation,
+        Action: _after_action,
+    },
+)

@@ -1,0 +1,180 @@
+"""The Messages endpoint that the CLI of the Claude Agent SDK takes for its provider, on the loopback of its sandbox.
+
+Holds: a call is answered with a reply of the log and with nothing else; a request that is sent again, because the CLI
+has lost its answer, gets the same reply again. Only who knows the token is answered, and calls beside those of the
+conversation (titles, counts) never leave this file.
+Does not: read prompts. What a model is asked is made from the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import h11
+
+from controller_worker.loop.sdk.reply_stream import PING, PREFIX, streamed
+
+PING_SECONDS = 10.0
+MAX_BODY_BYTES = 256 * 2**20
+READ_BYTES = 2**16
+
+_ASIDE = {"id": "", "model": "deckhands", "text": "ok", "calls": []}
+
+
+class Endpoint:
+    """Answers the calls of one CLI.
+
+    Args:
+        on_ask: called with the number of a call, from 1, that waits for a reply.
+    """
+
+    def __init__(self, token: str, on_ask: Callable[[int], None]) -> None:
+        self._token = token
+        self._on_ask = on_ask
+        self._replies: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
+        self._asked = 0
+        self._taken: Mapping[str, Any] | None = None
+        self._turn = asyncio.Lock()
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> str:
+        """Listen, and return the address."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    def give(self, reply: Mapping[str, Any]) -> None:
+        """Give the next reply of the log; it waits here for the call that it answers."""
+        self._replies.put_nowait(reply)
+
+    def begin_turn(self) -> None:
+        """Note that what is asked next continues no reply."""
+        self._taken = None
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=READ_BYTES)
+        try:
+            while await self._exchange(connection, reader, writer):
+                connection.start_next_cycle()
+        except (OSError, h11.RemoteProtocolError, h11.LocalProtocolError, asyncio.IncompleteReadError):
+            pass  # the CLI has hung up; it asks again
+        finally:
+            writer.close()
+
+    async def _exchange(
+        self, connection: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        """Answer one request; False: there will be no other."""
+        request, body = None, bytearray()
+        while True:
+            event = connection.next_event()
+            if event is h11.NEED_DATA:
+                connection.receive_data(await reader.read(READ_BYTES))
+            elif isinstance(event, h11.Request):
+                request = event
+                if not self._is_known(request):  # its body is not read
+                    message = {"type": "error", "error": {"type": "authentication_error", "message": "no"}}
+                    await _Answer(connection, writer).whole(401, message)
+                    return False
+            elif isinstance(event, h11.Data):
+                body += event.data
+                if len(body) > MAX_BODY_BYTES:
+                    return False
+            elif isinstance(event, h11.EndOfMessage):
+                break
+            else:
+                return False
+        assert request is not None
+        await self._answer(request, bytes(body), _Answer(connection, writer))
+        return connection.our_state is h11.DONE
+
+    def _is_known(self, request: h11.Request) -> bool:
+        headers = {name.decode().lower(): value for name, value in request.headers}
+        shown = headers.get("authorization", b"").removeprefix(b"Bearer ") or headers.get("x-api-key", b"")
+        return hmac.compare_digest(shown, self._token.encode())
+
+    async def _answer(self, request: h11.Request, body: bytes, answer: _Answer) -> None:
+        path = request.target.partition(b"?")[0]
+        if path.endswith(b"/count_tokens"):
+            await answer.whole(200, {"input_tokens": 1})
+        elif request.method == b"POST" and path.endswith(b"/v1/messages"):
+            await self._message(body, answer)
+        else:
+            await answer.whole(404, {"type": "error", "error": {"type": "not_found_error", "message": "no"}})
+
+    async def _message(self, body: bytes, answer: _Answer) -> None:
+        try:
+            asked = json.loads(body)
+            names = [tool.get("name", "") for tool in asked.get("tools") or ()]
+            messages = asked["messages"]
+        except (ValueError, LookupError, TypeError, AttributeError):
+            await answer.whole(400, {"type": "error", "error": {"type": "invalid_request_error", "message": "no"}})
+            return
+        await answer.begin()
+        if not any(str(name).startswith(PREFIX) for name in names):
+            await answer.end(streamed(_ASIDE))
+            return
+        async with self._turn:
+            await answer.end(streamed(await self._reply(messages, answer)))
+
+    async def _reply(self, messages: Any, answer: _Answer) -> Mapping[str, Any]:
+        if self._taken is not None and not _continues(messages, self._taken):
+            return self._taken  # it was asked before, and the answer was lost
+        if self._replies.empty():
+            self._on_ask(self._asked + 1)
+        waiting = asyncio.ensure_future(self._replies.get())
+        try:
+            while not (await asyncio.wait({waiting}, timeout=PING_SECONDS))[0]:
+                await answer.send(PING)
+        finally:
+            waiting.cancel()
+        self._asked, self._taken = self._asked + 1, waiting.result()
+        return self._taken
+
+
+def _continues(messages: Any, reply: Mapping[str, Any]) -> bool:
+    """Say whether a request has the calls of a reply in it; the next request after one without calls is a new turn."""
+    text = json.dumps(messages)
+    return bool(reply["calls"]) and all(f'"{call["id"]}"' in text for call in reply["calls"])
+
+
+class _Answer:
+    """The answer to one request."""
+
+    def __init__(self, connection: h11.Connection, writer: asyncio.StreamWriter) -> None:
+        self._connection = connection
+        self._writer = writer
+
+    async def whole(self, status: int, body: Mapping[str, Any]) -> None:
+        """Answer with JSON."""
+        content = json.dumps(body).encode()
+        headers = [("content-type", "application/json"), ("content-length", str(len(content)))]
+        self._write(h11.Response(status_code=status, headers=headers), h11.Data(data=content), h11.EndOfMessage())
+        await self._writer.drain()
+
+    async def begin(self) -> None:
+        """Begin a stream."""
+        headers = [
+            ("content-type", "text/event-stream"),
+            ("cache-control", "no-cache"),
+            ("transfer-encoding", "chunked"),
+        ]
+        self._write(h11.Response(status_code=200, headers=headers), h11.Data(data=PING))
+        await self._writer.drain()
+
+    async def send(self, content: bytes) -> None:
+        """Send a part of the stream."""
+        self._write(h11.Data(data=content))
+        await self._writer.drain()
+
+    async def end(self, content: bytes) -> None:
+        """Send the last part of the stream."""
+        self._write(h11.Data(data=content), h11.EndOfMessage())
+        await self._writer.drain()
+
+    def _write(self, *events: Any) -> None:
+        for event in events:
+            self._writer.write(self._connection.send(event) or b"")

@@ -1,0 +1,122 @@
+"""What a fresh program of the SDK gets of a log, so that it is where the conversation is: pure functions.
+
+The prompt of a model is made from the log, so a program needs no more of it than the turn that it is in the middle of:
+the message that began the turn, the replies since, and the results of their calls. Of a long turn the latest replies
+are enough.
+
+Holds: a call has the same id in every program of the conversation: that of its reply and its place there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from broker.contract.actions import MessageAction
+from broker.contract.events import Event, EventSource, ModelReply, Observation
+from broker.contract.interventions import ConversationChanged
+from broker.contract.observations import ErrorObservation
+from broker.contract.task_list import PlanAcceptedObservation
+from broker.contract.tool_arguments import json_in
+
+MAX_RESTORED = 20
+"""Replies that a fresh program is given again."""
+SHOWN_CHARS = 20_000
+BEGIN = "Continue."
+SETTLED = "The call is settled."
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredTurn:
+    """The turn under way.
+
+    Attributes:
+        query: what began it.
+        replies: the latest of it, in order.
+        observations: what answers calls of these replies.
+    """
+
+    query: str
+    replies: tuple[ModelReply, ...] = ()
+    observations: tuple[Observation, ...] = ()
+
+
+def restored_turn(events: Iterable[Event]) -> RestoredTurn:
+    """Return the turn under way of a log, without what was taken back."""
+    replies: list[ModelReply] = []
+    observations: list[Observation] = []
+    query = begun_by = BEGIN
+    for event in events:
+        if is_of_agent(event):
+            assert isinstance(event, ModelReply)
+            if not replies:
+                begun_by = query
+            replies = [*replies, event][-MAX_RESTORED:] if event.tool_calls else []
+        elif is_new_agent(event):
+            replies = []
+        elif isinstance(event, MessageAction) and event.source is EventSource.USER:
+            query = query_of(event)
+        elif isinstance(event, Observation):
+            observations.append(event)
+    if not replies:
+        return RestoredTurn(query)
+    kept = {reply.id for reply in replies}
+    answers = tuple(one for one in observations if (key := call_of(one)) is not None and key[0] in kept)
+    return RestoredTurn(begun_by, tuple(replies), answers)
+
+
+def is_of_agent(event: Event) -> bool:
+    """Say whether an event is a reply to the agent's own question."""
+    return isinstance(event, ModelReply) and event.service == "agent"
+
+
+def is_new_agent(event: Event) -> bool:
+    """Say whether another agent may continue behind an event."""
+    if isinstance(event, ConversationChanged):
+        return event.agent is not None or event.loop is not None or event.tools is not None
+    return isinstance(event, PlanAcceptedObservation)
+
+
+def query_of(message: MessageAction) -> str:
+    """Return a person's message as a query; it begins with words of ours, so that none is a command of the CLI."""
+    return f"Message {message.id}: {message.content}"[:SHOWN_CHARS]
+
+
+def call_of(observation: Observation) -> tuple[int, str] | None:
+    """Return the reply and the call that an observation answers."""
+    metadata = observation.tool_call_metadata
+    return None if metadata is None else (metadata.reply_id, metadata.tool_call_id)
+
+
+def call_id(reply_id: int, place: int) -> str:
+    """Return the id of a call in the SDK: providers' ids may repeat, and need not fit the protocol."""
+    return f"toolu_{reply_id}_{place}"
+
+
+def told_reply(reply: ModelReply, model: str) -> dict[str, Any]:
+    """Return a reply as `reply_stream` takes it."""
+    calls = [
+        {"id": call_id(reply.id, place), "name": call.name, "input": _arguments(call.arguments)}
+        for place, call in enumerate(reply.tool_calls)
+    ]
+    return {"id": f"msg_{reply.id}", "model": model, "text": reply.content, "calls": calls}
+
+
+def told_result(number: str, observation: Observation | None) -> dict[str, Any]:
+    """Return the result of a call, as the SDK gets it; None: there is none, and nobody waits for it any more."""
+    text = SETTLED if observation is None else (observation.content or SETTLED)[:SHOWN_CHARS]
+    return {"id": number, "text": text, "is_error": isinstance(observation, ErrorObservation)}
+
+
+def without(events: Sequence[Event], taken: set[int]) -> list[Event]:
+    """Return a log without the events that were taken back."""
+    return [event for event in events if event.id not in taken]
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    try:
+        found = json_in(text or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,142 @@
+"""One running program of the SDK, as its controller worker sees it: started, spoken to by lines, ended.
+
+Holds: it ends with the worker, however that dies; what it says is a JSON object a line, and anything else ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from broker.runtime.child import Child
+from broker.runtime.failpoints import failpoint
+from controller_worker.loop.sdk.launch import ENVIRONMENT, command_of
+
+MAX_LINE_BYTES = 2**20
+MAX_WAITING_BYTES = 64 * 2**20
+"""Of what the program has not read yet; it reads everything at once."""
+SAID_BYTES = 2_000
+INSIST_SECONDS = 3.0
+
+Line = Mapping[str, Any]
+
+
+class Runner:
+    """A running program of the SDK.
+
+    Args:
+        on_line: called with what it says.
+        on_end: called once it has ended by itself, with the end of what it printed.
+        endings: gets what waits for the end of one that was stopped.
+    """
+
+    def __init__(
+        self, *, on_line: Callable[[Line], None], on_end: Callable[[str], None], endings: set[asyncio.Task[None]]
+    ) -> None:
+        self._endings = endings
+        self._on_line = on_line
+        self._on_end = on_end
+        self._child: Child | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._last_signal = signal.SIGKILL
+        self._is_stopped = False
+        self._folder = Path()
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the program, or of the sandbox around it."""
+        return self._child.pid if self._child is not None else None
+
+    async def start(self, program: Sequence[str], *, is_sandboxed: bool) -> None:
+        """Start it.
+
+        Raises:
+            OSError: no process can be started.
+        """
+        # Without a sandbox it has a home to remove; with one, all of it ends with the sandbox.
+        self._last_signal = signal.SIGKILL if is_sandboxed else signal.SIGTERM
+        ours, theirs = socket.socketpair()
+        folder = self._folder = Path(tempfile.mkdtemp(prefix="deckhands-sdk-"))
+        try:
+            with theirs:
+                log = folder / "log"
+                self._child = Child.start(
+                    command_of(program, theirs.fileno(), is_sandboxed=is_sandboxed),
+                    log=log,
+                    env=ENVIRONMENT if is_sandboxed else {**ENVIRONMENT, "TMPDIR": str(folder)},
+                    last_signal=self._last_signal,
+                    inherited=(theirs.fileno(),),
+                    directory=folder,
+                )
+                said = log.open("rb")
+            if is_sandboxed:  # nothing of it is left even if this worker is killed
+                shutil.rmtree(folder, ignore_errors=True)
+            reader, self._writer = await asyncio.open_connection(sock=ours, limit=MAX_LINE_BYTES)
+        except OSError:
+            ours.close()
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        self._reading = asyncio.create_task(self._read(reader, said), name="lines of the SDK")
+
+    def tell(self, **line: Any) -> None:
+        """Tell it something; nothing happens if it has ended."""
+        if self._writer is None or self._writer.is_closing():
+            return
+        failpoint("controller.sdk_told")
+        self._writer.write(json.dumps(line).encode() + b"\n")
+        if self._writer.transport.get_write_buffer_size() > MAX_WAITING_BYTES:
+            self._writer.transport.abort()
+
+    def stop(self) -> None:
+        """End it and all that it has started, at once; `endings` holds what waits for that. Idempotent."""
+        if self._reading is not None and self._reading is not asyncio.current_task():
+            self._reading.cancel()
+        if self._writer is not None:
+            self._writer.close()
+        if self._child is not None and not self._is_stopped:
+            self._is_stopped = True
+            ending = asyncio.create_task(self._end(self._child, self._folder), name="end of the SDK")
+            self._endings.add(ending)
+            ending.add_done_callback(self._endings.discard)
+
+    async def _end(self, child: Child, folder: Path) -> None:
+        _signal(child, self._last_signal)
+        try:
+            async with asyncio.timeout(INSIST_SECONDS):
+                await child.wait()
+        except TimeoutError:
+            _signal(child, signal.SIGKILL)
+            await child.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    async def _read(self, reader: asyncio.StreamReader, said: BinaryIO) -> None:
+        text = ""
+        try:
+            with suppress(ValueError, OSError):  # a line too long, or none of ours
+                while line := await reader.readline():
+                    found = json.loads(line)
+                    if not isinstance(found, dict):
+                        break
+                    self._on_line(found)
+            text = said.read(SAID_BYTES).decode("utf-8", "replace").strip()
+        finally:
+            said.close()
+            self.stop()
+        self._on_end(text)
+
+
+def _signal(child: Child, number: signal.Signals) -> None:
+    """Send a signal to a program and to all that it has started."""
+    if child.exit_status is None:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, number)

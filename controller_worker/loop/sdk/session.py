@@ -1,0 +1,279 @@
+"""One conversation in the loop of the Claude Agent SDK: the SDK says when it asks, the core decides whether it may.
+
+A model call of such an agent has two conditions. The core wants it, as for every agent; and the SDK has come to the
+point where it asks. Then it is made as every call is, and its reply reaches the SDK from the log. So do the results of
+tool calls: they are observations, whichever worker has appended them.
+
+Holds: nothing that the SDK says is appended or run. A program that dies, hangs or says nonsense is replaced by one that
+gets the turn under way; after `MAX_STARTS` in a row that came to nothing, the legacy agent continues, or the call
+fails like any other.
+Does not: outlive the worker's hold on the conversation; see `restored_turn` for what the next program gets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+
+from broker.contract.actions import MessageAction
+from broker.contract.double_texting import RolledBackObservation, taken_back
+from broker.contract.events import Event, EventSource, ModelCallFailed, ModelReply, Observation
+from broker.contract.interventions import ConversationChanged
+from broker.contract.plain_json import replace_surrogates
+from broker.contract.specs import SdkSpec
+from broker.log.event_log import EventLog
+from broker.runtime.errors import DeckhandsError
+from broker.runtime.failpoints import failpoint
+from broker.runtime.ids import new_token
+from controller_worker.agents.agent import Agent
+from controller_worker.core.effects import Append, CallModel
+from controller_worker.core.failures import last_error_of
+from controller_worker.core.state import State
+from controller_worker.loop.sdk.failures import sdk_error
+from controller_worker.loop.sdk.restored_turn import (
+    BEGIN,
+    call_id,
+    call_of,
+    is_new_agent,
+    is_of_agent,
+    query_of,
+    restored_turn,
+    told_reply,
+    told_result,
+    without,
+)
+from controller_worker.loop.sdk.runner import Line, Runner
+from controller_worker.loop.sdk.sessions import Sessions
+
+MODEL = "claude-sonnet-4-5"
+"""What the CLI believes to ask; which model is asked the core decides."""
+MAX_STARTS = 3
+RETRY_SECONDS = (8.0, 16.0, 32.0)
+"""After failures of one step without a fallback; then the conversation ends in an error."""
+CHANGED_BY = "deckhands"
+SHOWN_CHARS = 1_000
+
+_log = logging.getLogger(__name__)
+
+
+class Session:
+    """The SDK of one conversation, while a worker holds it.
+
+    Args:
+        on_news: called when the loop has to look again.
+    """
+
+    def __init__(self, sessions: Sessions, log: EventLog, conversation_id: str, on_news: Callable[[], None]) -> None:
+        self._sessions = sessions
+        self._log = log
+        self._conversation_id = conversation_id
+        self._notify = on_news
+        self._runner: Runner | None = None
+        self._is_awaited = self._has_news = self._has_ended = False
+        self._told = self._asked = self._starts = self._queries = 0
+        self._limit_seconds = 0.0
+        self._open: dict[tuple[int, str], str] = {}
+        self._query = BEGIN
+        self._failure: DeckhandsError | None = None
+        self._limit: asyncio.TimerHandle | None = None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the conversation waits for the SDK to ask."""
+        return self._is_awaited
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of its program; None: it has none."""
+        return self._runner.pid if self._runner is not None else None
+
+    def take_news(self) -> bool:
+        """Say whether the loop has to look again since this was last asked."""
+        has_news, self._has_news = self._has_news, False
+        return has_news
+
+    async def asks(self, wanted: CallModel, state: State, agent: Agent) -> Append | bool:
+        """Say whether the SDK asks for the call that the core wants, and let it come to that point if not.
+
+        Returns:
+            True: the call may be made. False: there is only to wait. Else what is appended, because it cannot run.
+
+        Raises:
+            CorruptEntry: an entry of the log is damaged or missing.
+        """
+        spec = state.setup.agent.sdk or SdkSpec()
+        if self._failure is not None:
+            return self._failed(wanted, spec)
+        self._is_awaited = True
+        if not self._sessions.take(self, self._tell_loop):
+            return False
+        if self._runner is None:
+            await self._start(state, agent)
+            if self._failure is not None:
+                return self._failed(wanted, spec)
+        self._settle()
+        if self._asked > self._told:
+            failpoint("controller.sdk_asks")
+            self._starts = self._queries = 0
+            self._rest()
+            return True
+        if self._has_ended:
+            self._begin_turn()
+        self._set_limit(spec.timeout_seconds)
+        return False
+
+    def take_in(self, events: Iterable[Event]) -> None:
+        """Take in the next events of the log, and tell the SDK what concerns it."""
+        for event in events:
+            if isinstance(event, MessageAction) and event.source is EventSource.USER:
+                self._query = query_of(event)
+            elif isinstance(event, RolledBackObservation) or is_new_agent(event):
+                self.give_up()
+            elif self._runner is not None:
+                if is_of_agent(event):
+                    assert isinstance(event, ModelReply)
+                    self._tell_reply(event)
+                elif isinstance(event, Observation):
+                    self._tell_result(event)
+
+    def give_up(self) -> None:
+        """End the program; the next time it is wanted, a fresh one gets the turn under way. Idempotent."""
+        if self._runner is not None:
+            self._runner.stop()
+            self._runner = None
+        self._sessions.give(self)
+
+    def close(self) -> None:
+        """End the program, and wait for nothing any more: the conversation is gone from here. Idempotent."""
+        self._rest()
+        self.give_up()
+
+    async def _start(self, state: State, agent: Agent) -> None:
+        """Start a program, and tell it the turn under way."""
+        self._starts += 1
+        events = await self._log.read(self._conversation_id, until=state.version)
+        turn = restored_turn(without(events, taken_back(events)))
+        is_sandboxed = await asyncio.to_thread(lambda: self._sessions.is_sandboxed)
+        runner = Runner(
+            on_line=lambda line: self._take(line) if self._runner is runner else None,
+            on_end=lambda said: self._lose("ProcessError", said) if self._runner is runner else None,
+            endings=self._sessions.endings,
+        )
+        self._runner, self._asked, self._told, self._has_ended = runner, 0, 0, False
+        self._open.clear()
+        try:
+            await runner.start(self._sessions.program, is_sandboxed=is_sandboxed)
+        except OSError as error:
+            self._lose("ProcessError", str(error))
+            return
+        tools = [
+            {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
+            for tool in agent.tools
+        ]
+        runner.tell(begin={"token": new_token(), "tools": tools, "model": MODEL})
+        runner.tell(query=turn.query)
+        for reply in turn.replies:
+            self._tell_reply(reply)
+        for observation in turn.observations:
+            self._tell_result(observation)
+        _log.info("conversation %s: the SDK begins, with %d replies", self._conversation_id, len(turn.replies))
+
+    def _tell_reply(self, reply: ModelReply) -> None:
+        assert self._runner is not None
+        self._told += 1
+        self._open |= {(reply.id, call.id): call_id(reply.id, place) for place, call in enumerate(reply.tool_calls)}
+        self._runner.tell(reply=told_reply(reply, MODEL))
+
+    def _tell_result(self, observation: Observation) -> None:
+        key = call_of(observation)
+        number = self._open.pop(key, None) if key is not None else None
+        if number is not None and self._runner is not None:
+            self._runner.tell(result=told_result(number, observation))
+
+    def _settle(self) -> None:
+        """Answer what is still open: the core wants the next call, so nothing will come any more."""
+        while self._open and self._runner is not None:
+            self._runner.tell(result=told_result(self._open.popitem()[1], None))
+
+    def _begin_turn(self) -> None:
+        assert self._runner is not None
+        self._has_ended = False
+        self._queries += 1
+        if self._queries > MAX_STARTS:
+            self._lose("MessageParseError", "The SDK ends its turns without asking.")
+            return
+        self._runner.tell(query=self._query)
+
+    def _take(self, line: Line) -> None:
+        """Take what the program says."""
+        if isinstance(asked := line.get("asks"), int):
+            self._asked = asked
+        elif "ended" in line:
+            self._has_ended = True
+        elif isinstance(failed := line.get("failed"), dict):
+            text = "\n".join(filter(None, (str(failed.get("text", "")), str(failed.get("stderr", "")))))
+            self._lose(str(failed.get("error")), text)
+            return
+        if self._is_awaited:
+            if self._asked > self._told or self._has_ended:
+                self._tell_loop()
+            elif self._limit is not None:
+                self._set_limit(self._limit_seconds)  # it is at work
+
+    def _lose(self, name: str, text: str) -> None:
+        """Give up a program that is of no use any more."""
+        error = sdk_error(name, text)
+        _log.warning("conversation %s: %s", self._conversation_id, error)
+        self.give_up()
+        self._end_limit()
+        if not error.retryable or self._starts >= MAX_STARTS:
+            self._failure = error
+        if self._is_awaited:
+            self._tell_loop()
+
+    def _failed(self, wanted: CallModel, spec: SdkSpec) -> Append:
+        """Return what a failure leads to: the legacy agent continues, or the call fails like any other."""
+        error = self._failure
+        assert error is not None
+        self._failure, self._starts, self._queries = None, 0, 0
+        self.close()
+        if spec.fallback_to_legacy:
+            change = ConversationChanged(
+                loop="legacy", by=CHANGED_BY, reason=str(error)[:SHOWN_CHARS], source=EventSource.ENVIRONMENT
+            )
+            return Append((change,))
+        retry_at = None
+        if error.retryable and wanted.attempt <= len(RETRY_SECONDS):
+            retry_at = self._log.store.clock.now() + timedelta(seconds=RETRY_SECONDS[wanted.attempt - 1])
+        failure = ModelCallFailed(
+            code=error.code,
+            content=replace_surrogates(str(error)[:SHOWN_CHARS]),
+            last_error=replace_surrogates(last_error_of(error)[:SHOWN_CHARS]),
+            attempt=wanted.attempt,
+            retry_at=retry_at,
+        )
+        return Append((failure,))
+
+    def _tell_loop(self) -> None:
+        self._has_news = True
+        self._notify()
+
+    def _rest(self) -> None:
+        """Note that the conversation does not wait for the SDK any more."""
+        self._is_awaited = False
+        self._end_limit()
+        self._sessions.use(self)
+
+    def _set_limit(self, seconds: float) -> None:
+        self._end_limit()
+        if self._runner is not None:
+            text = f"The SDK did not ask within {seconds:g} s."
+            self._limit_seconds = seconds
+            self._limit = asyncio.get_running_loop().call_later(seconds, self._lose, "TimeoutError", text)
+
+    def _end_limit(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None

@@ -1,0 +1,61 @@
+"""What every conversation of a worker shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+
+from broker.coordination.crash_attribution import Turns
+from broker.coordination.figures import Figures
+from broker.coordination.notebooks import Notebooks
+from broker.coordination.ownership import Owners
+from broker.limits.quotas import QuotaTable
+from broker.log.event_log import EventLog
+from broker.runtime.tracing import Tracing, tracing
+from broker.store.store import Store
+from controller_worker.loop.hooks import Hooks
+from controller_worker.loop.sdk.sessions import Sessions
+from controller_worker.loop.step_turns import StepTurns
+from controller_worker.model.batch_keeper import BatchKeeper
+from controller_worker.model.models import Models
+from controller_worker.model.permits.permits import Permits
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What every conversation of a worker shares.
+
+    Attributes:
+        quotas: of models, for the whole cluster; empty for none.
+        hooks: what the operator does before and after what happens here.
+        turns: of conversations that workers have died with.
+        steps: whose step is next.
+        notebooks: of the store.
+        permits: of model calls; made of the quotas and the store's budgets.
+        keeper: looks after batched calls.
+        figures: what this worker counts.
+        tracing: its spans.
+        sdk_sessions: the programs of the Claude Agent SDK that it holds.
+    """
+
+    store: Store
+    log: EventLog
+    owners: Owners
+    models: Models
+    quotas: QuotaTable = QuotaTable()
+    hooks: Hooks = field(default_factory=Hooks)
+    turns: Turns = field(default_factory=Turns)
+    steps: StepTurns = field(default_factory=StepTurns)
+    figures: Figures = field(default_factory=Figures)
+    tracing: Tracing = field(default_factory=partial(tracing, "controller"))
+    sdk_sessions: Sessions = field(default_factory=Sessions)
+    notebooks: Notebooks = field(init=False)
+    permits: Permits = field(init=False)
+    keeper: BatchKeeper = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "notebooks", Notebooks(self.store))
+        object.__setattr__(
+            self, "permits", Permits(self.store, self.quotas, may_batch=self.models.may_batch, figures=self.figures)
+        )
+        object.__setattr__(self, "keeper", BatchKeeper(self.store, self.permits.batches, self.models))

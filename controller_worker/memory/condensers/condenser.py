@@ -1,0 +1,81 @@
+"""The protocol of condensers, and how what they decide is written down.
+
+Holds: a condenser is a function of the View and its specification; asking a model is a value (`Inquiry`) that the
+shell carries out, and what the answer means is a function of the answer. So a worker that dies in between costs one
+model call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from broker.contract.actions import CondensationAction
+from broker.contract.events import Event, LLMSpec, ModelReply, Observation
+from broker.contract.tool_specs import ToolSpec
+from controller_worker.memory.view import View
+from controller_worker.providers.messages.messages import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Inquiry:
+    """A question to a model, whose answer makes a condensation.
+
+    Attributes:
+        tools: what the model is to call; empty where it answers in words.
+        llm: None means the conversation's own model.
+        conclude: what an answer means; it never raises, whatever the model wrote.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...]
+    llm: LLMSpec | None
+    conclude: Callable[[ModelReply], CondensationAction]
+
+
+Condensed = View | CondensationAction | Inquiry
+"""What to show, what to forget first, or what to ask first."""
+
+
+class Condenser(Protocol):
+    """One strategy.
+
+    A class of this room with a `type` is the condenser of that name. It is made from a specification: the one of its
+    type in `broker.contract.condenser_specs`, or an `OtherCondenserSpec`.
+    """
+
+    def condense(self, view: View) -> Condensed:
+        """Decide about a View."""
+        ...
+
+
+def forgetting(
+    view: View, forgotten: Sequence[Event], *, summary: str | None = None, summary_offset: int | None = None
+) -> CondensationAction:
+    """Return the event that forgets events of a View: as a range of ids where nothing that stays lies between.
+
+    Differs: nothing to forget is an empty list, because the original takes the smallest id of nothing.
+    """
+    ids = {event.id for event in forgotten}
+    first, last = min(ids, default=0), max(ids, default=0)
+    place = {"summary": summary, "summary_offset": summary_offset} if summary is not None else {}
+    if len(ids) > 1 and not any(first <= event.id <= last and event.id not in ids for event in view.events):
+        return CondensationAction.model_validate(
+            {"forgotten_events_start_id": first, "forgotten_events_end_id": last, **place}
+        )
+    return CondensationAction.model_validate({"forgotten_event_ids": sorted(ids), **place})
+
+
+def with_results(view: View, forgotten: Sequence[Event]) -> list[Event]:
+    """Return the events to forget, and the observations of those among them that are actions.
+
+    Differs: the original leaves such an observation in the View, where no prompt shows it because its call is gone, and
+    no summary tells of it either.
+    """
+    ids = {event.id for event in forgotten}
+    return [
+        event
+        for event in view.events
+        if event.id in ids or (isinstance(event, Observation) and event.cause is not None and event.cause in ids)
+    ]

@@ -1,0 +1,46 @@
+"""From a specification to the condenser that follows it: one of this room, or of an installed package by entry point.
+
+Holds: a package cannot replace a built-in condenser; its code is loaded only when a conversation names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import controller_worker.memory.condensers
+from broker.contract.condenser_specs import CondenserPipelineSpec, CondenserSpec
+from broker.runtime.errors import UsageError
+from broker.runtime.modules import classes_in
+from broker.tools.plugins import entry_points
+from controller_worker.memory.condensers.condenser import Condenser
+from controller_worker.memory.condensers.pipeline import CondenserPipeline
+
+CONDENSERS: Mapping[str, Callable[[Any], Condenser]] = {
+    found.type: found for found in classes_in(controller_worker.memory.condensers) if hasattr(found, "type")
+}
+"""By the specification's type; pipelines apart."""
+ENTRY_POINTS = "deckhands.condensers"
+
+
+def create_condenser(spec: CondenserSpec) -> Condenser:
+    """Make the condenser a specification describes.
+
+    Raises:
+        UsageError: there is none of its type, or the package that has it cannot be loaded.
+    """
+    if isinstance(spec, CondenserPipelineSpec):
+        return CondenserPipeline([create_condenser(part) for part in spec.condensers])
+    name: str = getattr(spec, "type")  # noqa: B009  (each specification but the base has one)
+    factory = CONDENSERS.get(name)
+    if factory is not None:
+        return factory(spec)
+    installed = entry_points(ENTRY_POINTS)
+    if name not in installed.names:
+        known = ", ".join(sorted({*CONDENSERS, *installed.names, "pipeline"}))
+        raise UsageError(f"There is no condenser of the type {name!r}.", remedy=f"Known types: {known}.")
+    try:
+        condenser: Condenser = installed[name].load()(spec)
+    except Exception as error:
+        raise UsageError(f"The condenser {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
+    return condenser

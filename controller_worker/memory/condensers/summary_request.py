@@ -1,0 +1,50 @@
+"""Asking a model for a summary of what is forgotten: the question of both summarizing condensers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from broker.contract.actions import CondensationAction
+from broker.contract.condenser_specs import AskingCondenserSpec
+from broker.contract.events import Event, ModelReply
+from broker.contract.tool_specs import ToolSpec
+from controller_worker.memory.condensers.condenser import Condensed, Inquiry, forgetting
+from controller_worker.memory.condensers.event_text import event_blocks
+from controller_worker.memory.condensers.rolling import (
+    event_chars,
+    previous_summary,
+    should_condense,
+    target_size,
+    to_forget,
+)
+from controller_worker.memory.view import View
+from controller_worker.providers.messages.messages import Message, TextPart
+
+
+def summary_of_forgotten(
+    spec: AskingCondenserSpec,
+    view: View,
+    conclude: Callable[[list[Event], ModelReply], CondensationAction],
+    *,
+    instructions: str,
+    ending: str = "",
+    tools: tuple[ToolSpec, ...] = (),
+) -> Condensed:
+    """Return what is to be asked when the View is too long, or somebody wants it shorter.
+
+    Args:
+        conclude: makes the condensation of the forgotten events and the reply; never raises.
+        ending: what stands behind the events.
+    """
+    if not should_condense(spec, view):
+        return view
+    head = min(spec.keep_first, len(view))
+    forgotten = to_forget(spec, view, tail_size=target_size(spec, view) - head - 1)  # less the summary itself
+    if not forgotten:
+        return forgetting(view, ()) if view.has_request else view
+    question = (
+        f"{instructions}\n\n<PREVIOUS SUMMARY>\n{previous_summary(spec, view)}\n</PREVIOUS SUMMARY>\n\n"
+        f"{event_blocks(forgotten, event_chars(spec.max_event_length, view))}{ending}"
+    )
+    messages = (Message("user", (TextPart(question),)),)
+    return Inquiry(messages, tools, spec.llm, lambda reply: conclude(forgotten, reply))

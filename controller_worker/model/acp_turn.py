@@ -1,0 +1,281 @@
+"""What an ACP agent does next, and what of its latest report becomes a reply: a function of the conversation's View.
+
+The first turn of a session is prompted with the task; each report is followed by one action: the agent continues, a
+question of it is answered, or its turn is over. A message that comes meanwhile is the next prompt, when the turn has
+ended. A session that is lost, with its process, its host or its node, is continued by its id where the agent can load
+it; else a new one gets the history as text.
+
+Holds: what is in the log is not asked for again: a prompt is given once, and an agent that continues after a death
+reads that it was interrupted. After `FAILURES` failures in a row the call fails and the conversation ends in an error.
+Does not: know whether what the agent did between its last report and its death has taken effect; nobody does.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from broker.contract.actions import AgentFinishAction, MessageAction
+from broker.contract.double_texting import RolledBackObservation
+from broker.contract.events import Event, EventSource, ModelCallFailed, ModelReply, Observation
+from broker.contract.observations import (
+    EventsLostObservation,
+    FinishRefusedObservation,
+    FinishVerdictObservation,
+    LoopDetectionObservation,
+    UserRejectObservation,
+)
+from broker.contract.session_events import AcpObservation, AcpPermission, AcpPermissionAction, AcpTurnAction
+from broker.contract.specs import AcpSpec
+from controller_worker.agents.acp import PERMISSION, PLAN, REJECT, TURN, WAIT
+from controller_worker.providers.errors import (
+    AuthenticationError,
+    BadRequestError,
+    InternalServerError,
+    MalformedReplyError,
+    ModelError,
+    ModelTimeoutError,
+    ServiceUnavailableError,
+)
+from controller_worker.providers.llm import Completion, Usage
+from controller_worker.providers.messages.messages import ToolCall
+
+FAILURES = 3
+CONTINUE = "Continue."
+INTERRUPTED = (
+    "You were interrupted. What you were doing may have been done in part: look before you do it again. "
+    "Then continue with the task."
+)
+NEW_SESSION = (
+    "An earlier session worked on this task and has ended. Below is what happened in it. What was done is done: do not "
+    "repeat it, and look at the files to see how far it came. Then continue."
+)
+HISTORY_CHARS = 24_000
+ENTRY_CHARS = 2_000
+FEEDBACK = (
+    EventsLostObservation,
+    FinishRefusedObservation,
+    FinishVerdictObservation,
+    LoopDetectionObservation,
+    UserRejectObservation,
+)
+"""What the agent has to read besides messages of people."""
+ERRORS: Mapping[str, type[ModelError]] = {
+    found.code: found
+    for found in (
+        AuthenticationError,
+        BadRequestError,
+        InternalServerError,
+        MalformedReplyError,
+        ModelTimeoutError,
+        ServiceUnavailableError,
+    )
+}
+PERMANENT = (AuthenticationError.code, BadRequestError.code)
+INCOMPLETE = ("cancelled", "max_tokens", "max_turn_requests")
+INTERRUPTED_BY_PERSON = "AGENT_ERROR$ERROR_ACTION_NOT_EXECUTED_INTERRUPTED"
+OF_PERSON = "The person: "
+SHOWN_CHARS = 500
+MODEL = "acp"
+"""What replies are said to come from; the reports name the agent."""
+
+AcpAction = AcpTurnAction | AcpPermissionAction
+Calls = dict[str, dict[str, Any]]
+
+
+@dataclass
+class Course:
+    """How far the agent has come, read from the View.
+
+    Attributes:
+        action: the latest action of the agent; None: it has not begun.
+        outcome: what has answered it.
+        session_id: its latest session that may be continued.
+        unread: texts that it has not been prompted with.
+        failures: reports of a failure in a row, and actions that came to nothing.
+        is_taken_back: what the session remembers is not what the conversation does.
+        cost_usd: what the session has cost since the report before the latest; None: the agent does not say.
+    """
+
+    action: AcpAction | None = None
+    outcome: Observation | None = None
+    session_id: str = ""
+    unread: list[str] = field(default_factory=list)
+    failures: int = 0
+    is_taken_back: bool = False
+    cost_usd: float | None = None
+    _total_usd: float = 0.0
+
+    def add(self, event: Event) -> None:
+        """Take in the next event."""
+        if isinstance(event, AcpTurnAction | AcpPermissionAction):
+            self.action, self.outcome = event, None
+            if isinstance(event, AcpTurnAction) and event.prompt:
+                self.unread.clear()
+                self.is_taken_back = False
+        elif isinstance(event, MessageAction) and event.source is EventSource.USER:
+            self.unread.append(event.content)
+            self.failures = 0  # a person wants it to be tried again
+        elif isinstance(event, RolledBackObservation):
+            self.is_taken_back = True
+        elif isinstance(event, Observation):
+            self._add_observation(event)
+
+    def _add_observation(self, event: Observation) -> None:
+        if self.action is not None and event.cause == self.action.id:
+            self.outcome = event
+            if isinstance(event, AcpObservation):
+                if event.state != "lost":  # which is no news of whether it can work
+                    self.failures = self.failures + 1 if event.state == "failed" else 0
+                self._count(event)
+            elif not isinstance(event, UserRejectObservation):
+                self.failures += 1
+        if isinstance(event, FEEDBACK) and event.agent_text:
+            self.unread.append(event.agent_text)
+
+    def _count(self, report: AcpObservation) -> None:
+        if report.session_id != self.session_id:
+            self.session_id, self._total_usd = report.session_id, 0.0
+        self.cost_usd = None
+        total = report.cost_usd
+        if total is not None and math.isfinite(total) and total >= 0:  # no report gives anything back
+            # An agent that has been started again may count from nothing.
+            before = self._total_usd if total >= self._total_usd else 0.0
+            self._total_usd, self.cost_usd = total, total - before
+
+
+def said(spec: AcpSpec, events: Sequence[Event], later: Iterable[Event]) -> Completion | ModelError:
+    """Return the reply that the agent's latest report is, or why there is none.
+
+    Args:
+        events: the View.
+        later: what the log has behind the latest answer, what is in no View included.
+    """
+    course = course_of(events)
+    report = course.outcome if isinstance(course.outcome, AcpObservation) else None
+    later = list(later)
+    error = _error(course, report)
+    if error is not None and not any(isinstance(event, ModelCallFailed) for event in later):
+        return error
+    is_told = any(isinstance(event, ModelReply) for event in later)
+    calls = _calls(spec, course, events, is_told=is_told)
+    if report is None or is_told:
+        return _completion("", calls, Usage(), 0.0)
+    if report.plan is not None:
+        calls = {PLAN: {"task_list": [item.model_dump(mode="json") for item in report.plan]}, **calls}
+    # An agent that does not say what a turn has cost leaves that unknown.
+    cost_usd = course.cost_usd if course.cost_usd is not None or report.state == "ended" else 0.0
+    text = report.content.strip()
+    usage = Usage(**{name: max(count, 0) for name, count in report.usage.model_dump().items()})
+    return _completion(text, calls, usage, cost_usd, report)
+
+
+def course_of(events: Iterable[Event]) -> Course:
+    """Return how far the agent has come."""
+    course = Course()
+    for event in events:
+        course.add(event)
+    return course
+
+
+def _completion(
+    text: str, calls: Calls, usage: Usage, cost_usd: float | None, report: AcpObservation | None = None
+) -> Completion:
+    return Completion(
+        text=text,
+        tool_calls=tuple(ToolCall(id="", name=name, arguments=json.dumps(given)) for name, given in calls.items()),
+        thinking_blocks=(),
+        model=MODEL,
+        response_id="",
+        stop_reason=report.stop_reason if report is not None else "",
+        usage=usage,
+        cost_usd=cost_usd,
+        latency_seconds=0.0,
+    )
+
+
+def _error(course: Course, report: AcpObservation | None) -> ModelError | None:
+    """Return what ends the work: the agent fails again and again, or for a reason that stays."""
+    is_permanent = report is not None and report.state == "failed" and report.code in PERMANENT
+    if course.failures < FAILURES and not is_permanent:
+        return None
+    code = report.code if report is not None else ServiceUnavailableError.code
+    text = report.reason if report is not None else getattr(course.outcome, "content", "")
+    error = ERRORS.get(code, InternalServerError)(f"The ACP agent failed: {text}", provider_text=text)
+    error.retryable = False  # it has been tried again already
+    return error
+
+
+def _calls(spec: AcpSpec, course: Course, events: Sequence[Event], *, is_told: bool) -> Calls:
+    """Return what follows, as the call of a reply; nothing for an agent that is done."""
+    outcome, unread = course.outcome, "\n\n".join(course.unread)
+    fields = {"command": spec.command, "timeout": spec.timeout_seconds, "session_id": course.session_id}
+    if course.action is None and not course.is_taken_back:
+        return {TURN: {**fields, "prompt": unread or CONTINUE}}
+    if course.is_taken_back:
+        return {TURN: {**fields, "session_id": "", "prompt": _history(events)}}
+    if isinstance(outcome, AcpObservation):
+        if outcome.state == "working":
+            return {TURN: fields}
+        if outcome.state == "permission" and outcome.permission is not None:
+            return {PERMISSION: {**fields, **_permission(outcome.permission)}}
+        if outcome.state == "ended":
+            if unread or is_told:
+                return {TURN: {**fields, "prompt": unread or CONTINUE}}
+            return _end(outcome.stop_reason)
+    if isinstance(outcome, UserRejectObservation) and isinstance(course.action, AcpPermissionAction):
+        asked = course.action
+        return {TURN: {**fields, "permission": asked.permission, "option_id": asked.refusal_id}}
+    if not course.session_id:
+        return {TURN: {**fields, "prompt": _history(events, INTERRUPTED)}}
+    if getattr(outcome, "error_id", "") == INTERRUPTED_BY_PERSON:
+        return {TURN: {**fields, "prompt": unread or CONTINUE}}
+    why = outcome.content if outcome is not None and not isinstance(outcome, AcpObservation) else ""
+    return {TURN: {**fields, "prompt": "\n\n".join(filter(None, (INTERRUPTED, why, unread)))}}
+
+
+def _permission(permission: AcpPermission) -> dict[str, Any]:
+    others = [option.id for option in permission.options if not option.option_kind.startswith("reject")]
+    return {
+        "permission": permission.number,
+        "option_id": permission.option("allow_once", "allow_always") or next(iter(others), ""),
+        "refusal_id": permission.option("reject_once", "reject_always"),
+        "call": permission.call.model_dump(mode="json", exclude_none=True),
+    }
+
+
+def _end(stop_reason: str) -> Calls:
+    if stop_reason == "refusal":
+        return {REJECT: {"reason": "The agent refuses the task."}}
+    if stop_reason in INCOMPLETE:
+        return {WAIT: {"reason": f"The agent has stopped before its end ({stop_reason})."}}
+    return {}
+
+
+def _history(events: Iterable[Event], why: str = "") -> str:
+    """Return what has happened as a prompt for a session that knows nothing of it; `why` if that is the task alone."""
+    entries = [entry for event in events if (entry := _entry(event))]
+    if len(entries) <= 1:
+        return "\n\n".join(filter(None, (why, *(entry.removeprefix(OF_PERSON) for entry in entries)))) or CONTINUE
+    entries = [entries[0], *(entry[:ENTRY_CHARS] for entry in entries[1:])]
+    first, rest, left = entries[0], list[str](), HISTORY_CHARS
+    for entry in reversed(entries[1:]):
+        left -= len(entry)
+        if left < 0:
+            rest.append("[Earlier events are left out.]")
+            break
+        rest.append(entry)
+    return "\n\n".join((NEW_SESSION, first, *reversed(rest)))
+
+
+def _entry(event: Event) -> str:
+    if isinstance(event, MessageAction):
+        return f"{OF_PERSON if event.source is EventSource.USER else 'You: '}{event.content}"
+    if isinstance(event, AcpObservation) and event.call is not None:
+        return f"You ran ({event.call.status}): {event.call.shown}\n{event.call.text[:SHOWN_CHARS]}"
+    if isinstance(event, AgentFinishAction):
+        return f"You finished: {event.final_thought}"
+    return f"Note: {event.agent_text}" if isinstance(event, FEEDBACK) and event.agent_text else ""

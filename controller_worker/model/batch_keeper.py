@@ -1,0 +1,222 @@
+"""The cluster's side of batched calls: seals what waits, sends it, looks after it, and brings the results home.
+
+Every worker that has settings for batches does it, for all conversations; a lease keeps two from doing the same.
+
+Holds: a batch is in the store with its calls before it is sent; one whose sender died is looked for at the provider
+before it is sent again; a worker that has not sent it after half of the time after which others do, no longer sends
+it; a call is delivered once, and its conversation woken at least once.
+Does not: keep a worker that is stopped between its last look at the clock and the bytes, a few milliseconds, from
+sending after all when it continues. What is then sent is bought, and its results are dropped. OpenAI refuses it; see
+`BatchProvider.revoke`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import zlib
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
+
+from pydantic import ValidationError
+
+from broker.contract.events import LLMSpec
+from broker.coordination.wakeups import wake
+from broker.limits.batches import Batch, Batches
+from broker.runtime.clock import to_millis
+from broker.runtime.errors import StoreRefused, UsageError
+from broker.runtime.failpoints import failpoint
+from broker.store.store import Store
+from controller_worker.model.models import Models
+from controller_worker.model.registry import create_batch_provider
+from controller_worker.providers.batching import BatchProvider, NotYetKnown, Outgoing, Sought, failed, lane_of
+from controller_worker.providers.choices import BatchSpec
+from controller_worker.providers.errors import ModelError, NoResponseError, RateLimitError
+
+ROUND_SECONDS = 1.0
+LEASE_SECONDS = 1_800.0
+"""Longer than anything a worker does with a batch in one go; that it is dead is found out by its heartbeat."""
+LOOK_SOON_SECONDS = 2.0
+AFTER_ERROR_SECONDS = 30.0
+WAKE_AT_ONCE = 200
+KEPT_LANES = 64
+"""Each model has a lane, and those who submit name models."""
+
+_log = logging.getLogger(__name__)
+
+
+class BatchKeeper:
+    """What one worker does for all batches."""
+
+    def __init__(self, store: Store, batches: Batches, models: Models) -> None:
+        self._store = store
+        self._batches = batches
+        self._models = models
+        self._lanes: dict[str, tuple[BatchProvider, BatchSpec] | None] = {}
+
+    async def keep_up(self, worker_id: str) -> None:
+        """Look after batches; returns at once if no settings of this worker ask for them, else never."""
+        while self._models.may_batch:
+            try:
+                await self._round(worker_id)
+            except Exception:  # noqa: BLE001  (the outer edge: what is wrong with a batch must not end a worker)
+                _log.exception("batches are not looked after")
+            await asyncio.sleep(ROUND_SECONDS)
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        for served in self._lanes.values():
+            if served is not None:
+                await served[0].aclose()
+
+    async def _round(self, worker_id: str) -> None:
+        lanes = await self._batches.lanes()
+        for lane, about in lanes.items():
+            with _logged(f"the lane {lane}"):
+                served = await self._serve(lane, about)
+                if served is not None:
+                    await self._seal(lane, worker_id, served[1])
+        for batch_id in await self._batches.due():
+            with _logged(f"the batch {batch_id}"):
+                batch = await self._batches.lease(batch_id, worker_id, lease_seconds=LEASE_SECONDS)
+                if batch is not None:
+                    await self._look_after(batch, worker_id)
+        await self._close_spare(lanes)
+
+    async def _close_spare(self, wanted: Container[str]) -> None:
+        """Close connections of lanes in which nobody waits, once there are many; a batch of such a lane opens them."""
+        spare = [lane for lane in self._lanes if lane not in wanted] if len(self._lanes) > KEPT_LANES else ()
+        for lane in spare:
+            served = self._lanes.pop(lane)
+            if served is not None:
+                await served[0].aclose()
+
+    async def _serve(self, lane: str, about: str) -> tuple[BatchProvider, BatchSpec] | None:
+        """Return what a lane is served with; None when this worker's settings do not know it."""
+        if lane not in self._lanes and about:
+            self._lanes[lane] = None
+            try:
+                spec = LLMSpec.model_validate_json(about)
+                config = self._models.settings(spec)
+                if config is not None and config.batch is not None and lane_of(spec, config) == lane:
+                    provider = await asyncio.to_thread(create_batch_provider, config, self._store.clock)
+                    self._lanes[lane] = provider, config.batch
+            except (ValidationError, UsageError) as error:
+                _log.warning("batches of %s are not served here: %s", about, error)
+        return self._lanes.get(lane)
+
+    async def _seal(self, lane: str, worker_id: str, spec: BatchSpec) -> None:
+        batch_id = "-"
+        while batch_id:
+            batch_id, _ = await self._batches.seal(
+                lane,
+                worker_id,
+                lease_seconds=LEASE_SECONDS,
+                max_calls=spec.max_calls,
+                max_bytes=spec.max_bytes,
+                gather_seconds=spec.gather_seconds,
+            )
+
+    async def _look_after(self, batch: Batch, worker_id: str) -> None:
+        served = await self._serve(batch.lane, batch.about_lane)
+        if served is None:  # somebody else's
+            await self._batches.note(batch, worker_id, look_again_seconds=AFTER_ERROR_SECONDS)
+            return
+        provider, spec = served
+        try:
+            if batch.provider:
+                await self._fetch(batch, worker_id, provider, spec)
+            elif batch.sent_ms:
+                await self._find(batch, worker_id, provider, spec)
+            else:
+                await self._send(batch, worker_id, provider, spec)
+        except ModelError as error:
+            _log.warning("batch %s: %s", batch.batch_id, error)
+            if error.retryable:
+                again = error.retry_after_seconds or AFTER_ERROR_SECONDS
+                await self._batches.note(batch, worker_id, look_again_seconds=again)
+            else:
+                await self._deliver(batch, worker_id, {}, failed(error))
+
+    async def _send(self, batch: Batch, worker_id: str, provider: BatchProvider, spec: BatchSpec) -> None:
+        bodies = await self._batches.bodies(batch)
+        if not bodies:  # nobody wants it any more
+            await self._batches.close(batch, worker_id)
+            return
+        outgoing = Outgoing(batch.batch_id, bodies)
+        uploaded = await provider.upload(outgoing)
+        now_ms, began = to_millis(self._store.clock.now()), self._store.clock.monotonic()
+        if not await self._batches.note(batch, worker_id, sent_ms=now_ms, uploaded=uploaded, sent=len(bodies)):
+            return
+        failpoint("controller.batch_before_send")
+        left_seconds = spec.lost_after_seconds / 2 - (self._store.clock.monotonic() - began)
+        if left_seconds <= 0:  # this process stood still: by now, somebody else may be about to send it
+            _log.warning("batch %s was not sent in time", batch.batch_id)
+            await provider.revoke(uploaded)
+            await self._batches.note(batch, worker_id, look_again_seconds=0.0, sent_ms="", uploaded="")
+            return
+        try:
+            async with asyncio.timeout(left_seconds):
+                provider_id = await provider.submit(outgoing, uploaded)
+        except RateLimitError:
+            await self._batches.note(batch, worker_id, sent_ms="")  # it was refused as a whole
+            raise
+        except (ModelError, TimeoutError) as error:
+            if isinstance(error, ModelError) and not error.retryable:
+                raise
+            # Nobody knows whether it has come there.
+            await self._batches.note(batch, worker_id, look_again_seconds=LOOK_SOON_SECONDS)
+            return
+        failpoint("controller.batch_after_send")
+        await self._batches.note(batch, worker_id, look_again_seconds=spec.poll_seconds, provider=provider_id)
+
+    async def _find(self, batch: Batch, worker_id: str, provider: BatchProvider, spec: BatchSpec) -> None:
+        """Look for a batch of which it is not known whether it was sent."""
+        count = int(batch.further.get("sent", batch.count))
+        sought = Sought(batch.batch_id, count, batch.sent_ms, frozenset(await self._batches.known()))
+        waited = batch.waited_seconds
+        try:
+            found = await provider.find(sought)
+            if found is None and waited > spec.lost_after_seconds:
+                await provider.revoke(batch.further.get("uploaded", ""))
+                found = await provider.find(sought)
+        except NotYetKnown:
+            await self._batches.note(batch, worker_id, look_again_seconds=spec.poll_seconds)
+            return
+        if found is not None:
+            await self._batches.note(batch, worker_id, look_again_seconds=0.0, provider=found)
+        elif waited > spec.lost_after_seconds:
+            _log.warning("batch %s was not sent by %s; sending it again", batch.batch_id, batch.further.get("worker"))
+            await self._batches.note(batch, worker_id, look_again_seconds=0.0, sent_ms="", uploaded="")
+        else:
+            await self._batches.note(batch, worker_id, look_again_seconds=LOOK_SOON_SECONDS)
+
+    async def _fetch(self, batch: Batch, worker_id: str, provider: BatchProvider, spec: BatchSpec) -> None:
+        results = await provider.results(batch.provider)
+        if results is None:
+            await self._batches.note(batch, worker_id, look_again_seconds=spec.poll_seconds)
+            return
+        await self._deliver(batch, worker_id, results, failed(NoResponseError("The batch has no result for the call.")))
+
+    async def _deliver(self, batch: Batch, worker_id: str, results: dict[str, bytes], otherwise: bytes) -> None:
+        """Deliver the outcome of every call of a batch, and close it."""
+        woken: list[str] = []
+        for number in await self._batches.numbers(batch):
+            failpoint("controller.batch_deliver")
+            cid = await self._batches.deliver(batch, number, results.get(number, otherwise))
+            woken += [cid] if cid is not None else []
+            if len(woken) >= WAKE_AT_ONCE:
+                await wake(self._store, woken)
+                woken.clear()
+        await wake(self._store, woken)
+        failpoint("controller.batch_before_close")
+        await self._batches.close(batch, worker_id)
+
+
+@contextmanager
+def _logged(what: str) -> Iterator[None]:
+    """Keep what is wrong with one lane or batch from all others."""
+    try:
+        yield
+    except (StoreRefused, LookupError, ValueError, zlib.error):
+        _log.exception("%s cannot be looked after", what)

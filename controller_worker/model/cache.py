@@ -1,0 +1,186 @@
+"""Replies kept for requests that are exactly the same: for evaluations that are run again.
+
+One file a reply, named after the SHA-256 of everything that the provider would see, in a directory or in a store of
+objects that fsspec reaches; one that all workers share serves a whole cluster.
+
+Holds: a file is whole or not there; only whole replies are kept, never errors; a key is in no file and no name; a kept
+reply costs nothing.
+Does not: guess: one character more in a prompt, another parameter or another `cache_scope` is another request. Nor
+delete: what is older than `cache_ttl_seconds` is asked again and overwritten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from broker.runtime.clock import Clock
+from broker.runtime.ids import new_key
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.llm import LLM, Completion, Delta, ModelRequest, Usage, counted_tokens
+from controller_worker.providers.messages.messages import ToolCall
+
+FORMAT_VERSION = 1
+_NOT_PART_OF_A_REQUEST = frozenset({
+    *("api_key", "aws_access_key_id", "aws_secret_access_key", "num_retries", "retry_multiplier", "retry_min_wait"),
+    *("retry_max_wait", "timeout", "connect_timeout", "first_byte_timeout", "read_timeout", "fallbacks", "router"),
+    *("max_message_chars", "input_cost_per_token", "output_cost_per_token", "backend", "cache_dir", "batch"),
+    *("cache_ttl_seconds", "openrouter_site_url", "openrouter_app_name", "count_tokens", "tenants", "scripts_dir"),
+})  # fmt: skip
+
+_log = logging.getLogger(__name__)
+
+
+class CachedLLM:
+    """A model that is asked only for what it was not asked before."""
+
+    def __init__(self, inner: LLM, config: LLMConfig, clock: Clock) -> None:
+        assert config.cache_dir is not None
+        self._inner = inner
+        self._clock = clock
+        self._shelf: _Shelf = (
+            _ObjectStore(config.cache_dir, self._clock)
+            if "://" in config.cache_dir
+            else _Directory(Path(config.cache_dir).expanduser())
+        )
+        self._ttl_seconds = config.cache_ttl_seconds
+        # Settings that came later are part of a name only where they change a request: kept replies stay in use.
+        later = {name for name in ("strict_tools", "structured_output") if getattr(config, name) == "off"}
+        self._settings = config.model_dump(mode="json", exclude={*_NOT_PART_OF_A_REQUEST, *later})
+
+    async def complete(self, request: ModelRequest) -> Completion:
+        """Ask once, or answer from the cache. See `LLM.complete`."""
+        began = self._clock.monotonic()
+        name = await asyncio.to_thread(self._name, request)
+        kept = await asyncio.to_thread(self._read, name)
+        if kept is not None:
+            if request.on_delta is not None and kept.text:
+                request.on_delta(Delta("text", kept.text))
+            return replace(kept, cost_usd=0.0, latency_seconds=self._clock.monotonic() - began)
+        completion = await self._inner.complete(request)
+        await asyncio.to_thread(self._write, name, completion)
+        return completion
+
+    async def count_tokens(self, request: ModelRequest) -> int | None:
+        """See `counted_tokens`."""
+        return await counted_tokens(self._inner, request)
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._inner.aclose()
+
+    def _name(self, request: ModelRequest) -> str:
+        asked: dict[str, Any] = {
+            "version": FORMAT_VERSION,
+            "settings": self._settings,
+            "messages": [asdict(message) for message in request.messages],
+            "tools": [[tool.name, tool.description, tool.parameters] for tool in request.tools],
+            "temperature": request.temperature,
+            "stop": request.stop,
+        }
+        if request.output_schema is not None:
+            asked["output_schema"] = request.output_schema
+        name = hashlib.sha256(json.dumps(asked, sort_keys=True, default=_plain).encode()).hexdigest()
+        return f"{name[:2]}/{name}.json"
+
+    def _read(self, name: str) -> Completion | None:
+        try:
+            content, kept_at = self._shelf.read(name)
+            age = self._clock.now().timestamp() - kept_at
+            return _completion(json.loads(content)) if age <= self._ttl_seconds else None
+        except FileNotFoundError:
+            return None
+        except Exception as error:  # noqa: BLE001  (every kind of store has its own errors)
+            _log.warning("the kept reply %s cannot be used: %r", name, error)
+            return None
+
+    def _write(self, name: str, completion: Completion) -> None:
+        """Keep a reply; a disk that is full, or a store that is away, costs the cache and not the call."""
+        try:
+            content = json.dumps(asdict(completion), default=_plain).encode("utf-8", errors="replace")
+            self._shelf.write(name, content)
+        except Exception as error:  # noqa: BLE001  (every kind of store has its own errors)
+            _log.warning("a reply cannot be kept as %s: %s", name, error)
+
+
+class _Shelf(Protocol):
+    """Where replies are kept."""
+
+    def read(self, name: str) -> tuple[bytes, float]:
+        """Return a file and when it was written, in seconds of the epoch; FileNotFoundError if there is none."""
+        ...
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file whole."""
+        ...
+
+
+class _Directory:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, name: str) -> tuple[bytes, float]:
+        path = self._folder / name
+        return path.read_bytes(), path.stat().st_mtime
+
+    def write(self, name: str, content: bytes) -> None:
+        path = self._folder / name
+        beside = path.with_suffix(f".{new_key()}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            beside.write_bytes(content)
+            os.replace(beside, path)  # noqa: PTH105  (one step: a reader sees the old file or the new one)
+        except OSError:
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
+            raise
+
+
+class _ObjectStore:
+    """By fsspec. A store of objects shows them whole or not at all; the moment is written in front of the reply."""
+
+    def __init__(self, url: str, clock: Clock) -> None:
+        self._url = url.rstrip("/")
+        self._clock = clock
+
+    def read(self, name: str) -> tuple[bytes, float]:
+        files, path = self._open(name)
+        head, _, content = files.cat_file(path).partition(b"\n")
+        return content, float(head)
+
+    def write(self, name: str, content: bytes) -> None:
+        files, path = self._open(name)
+        files.makedirs(path.rpartition("/")[0], exist_ok=True)
+        files.pipe_file(path, b"%.3f\n%b" % (self._clock.now().timestamp(), content))
+
+    def _open(self, name: str) -> tuple[Any, str]:
+        import fsspec  # type: ignore[import-untyped]
+
+        files, path = fsspec.core.url_to_fs(f"{self._url}/{name}")
+        return files, path
+
+
+def _completion(fields: Mapping[str, Any]) -> Completion:
+    return Completion(
+        **dict(fields)
+        | {
+            "tool_calls": tuple(ToolCall(**call) for call in fields["tool_calls"]),
+            "thinking_blocks": tuple(fields["thinking_blocks"]),
+            "usage": Usage(**fields["usage"]),
+        }
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON can hold of a value of ours."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} is part of no request")

@@ -1,0 +1,76 @@
+"""One call of one conversation on its way through a batch: given to the queue, later fetched from there.
+
+Holds: a step that was given to a batch is not given to another one, even under another owner; a person
+who waits is never kept waiting for a batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.contract.events import LLMSpec
+from broker.limits.batches import Batches, CallStands
+from broker.limits.governor import Priority
+from controller_worker.core.effects import CallModel
+from controller_worker.providers.batching import CallBatched, lane_of, reply_from
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.llm import ModelRequest
+
+
+def is_batched(config: LLMConfig | None, request: ModelRequest, priority: Priority) -> bool:
+    """Say whether a call goes by the provider's batch API: a step of a conversation that nobody waits for."""
+    if config is None or config.batch is None:
+        return False
+    return request.service == "agent" and priority is Priority.BATCH
+
+
+def step_of(call: CallModel) -> str:
+    """Name a call within its conversation."""
+    return f"{call.iteration}.{call.attempt}"
+
+
+class BatchedCall:
+    """A request's `carry`; see `batching`.
+
+    Attributes:
+        seen_id: the last event that the prompt was made from, which may be older than the question asked now.
+    """
+
+    def __init__(
+        self,
+        batches: Batches,
+        conversation_id: str,
+        call: CallModel,
+        *,
+        spec: LLMSpec,
+        config: LLMConfig,
+        seen_id: int,
+    ) -> None:
+        self._batches = batches
+        self._cid = conversation_id
+        self._step = step_of(call)
+        self._spec = spec
+        self._lane = lane_of(spec, config)
+        self.seen_id = seen_id
+
+    async def carry(self, body: bytes) -> Any:
+        """Return the provider's answer.
+
+        Raises:
+            CallBatched: there is none yet; the conversation is woken when there is.
+            ModelError: the call has failed.
+        """
+        call = await self._batches.ask(self._cid, self._step)
+        if call.stands is CallStands.DONE:
+            self.seen_id = call.seen_id
+            return reply_from(call.result)
+        if call.stands is CallStands.NONE:
+            await self._batches.put(
+                self._cid,
+                self._step,
+                seen_id=self.seen_id,
+                lane=self._lane,
+                about_lane=self._spec.model_dump_json(),
+                body=body,
+            )
+        raise CallBatched

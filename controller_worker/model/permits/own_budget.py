@@ -1,0 +1,81 @@
+"""Whether a conversation's own budget has room for its next model call, as far as that can be estimated.
+
+The estimate is the whole prompt at the price of tokens that no cache holds, and a reply as long as the longest so far;
+and at least what the latest reply cost, for models whose prices only their replies tell. What is known of earlier
+replies counts for calls of the same kind alone: of the same model, for a step, a condenser or a critic.
+
+Holds: what delegates may still spend is not left; a call whose estimate is more than what is left is not begun.
+Does not: know a price that nobody states, or predict a reply that is longer than all before it.
+"""
+
+from __future__ import annotations
+
+from broker.contract.events import ModelCallFailed
+from controller_worker.core.concerns.delegation import usd_reserved
+from controller_worker.core.concerns.limits import BUDGET_CODE, budget_text
+from controller_worker.core.latest_calls import corrected, latest_of
+from controller_worker.core.state import State
+from controller_worker.model.permits.batched_call import is_batched
+from controller_worker.model.permits.call_permit import priority_of
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.llm import ModelRequest
+from controller_worker.providers.messages.written_messages import MessageMemo
+from controller_worker.providers.request_size import expected_cost_usd, prompt_tokens
+
+EXPECTED_REPLY_TOKENS = 4_096
+"""A reply is expected to be at least as long, unless the model's limit is lower."""
+ROUNDING_USD = 1e-9
+
+
+def estimate_usd(
+    state: State,
+    config: LLMConfig | None,
+    request: ModelRequest,
+    sizes: MessageMemo[int],
+    *,
+    counted_ratio: float | None = None,
+) -> float:
+    """Return about what a call will cost.
+
+    Args:
+        config: of the model that is asked; None where it is not known.
+        sizes: remembers how many tokens each message has.
+        counted_ratio: how far the estimate of the prompt is off, if it was counted.
+    """
+    latest = latest_of(state.usage.latest, request.service, None if config is None else config.model)
+    floor_usd = latest.cost_usd if latest is not None else 0.0
+    if config is None:
+        return floor_usd
+    reply_tokens = max(EXPECTED_REPLY_TOKENS, latest.longest_reply_tokens if latest is not None else 0)
+    ratio = counted_ratio or (latest.ratio if latest is not None else None) or 1.0
+    tokens = corrected(prompt_tokens(request, sizes), ratio)
+    batched = is_batched(config, request, priority_of(state))
+    return max(expected_cost_usd(config, tokens, reply_tokens, is_batched=batched), floor_usd)
+
+
+def left_usd(state: State) -> float | None:
+    """Return what is left of the budget for a call; None without one."""
+    maximum = state.usage.max_budget_usd
+    return None if maximum is None else maximum - state.usage.cost_usd - usd_reserved(state)
+
+
+def has_room(state: State, cost_usd: float) -> bool:
+    """Say whether what is left of the budget is enough."""
+    maximum = state.usage.max_budget_usd
+    return maximum is None or state.usage.cost_usd + usd_reserved(state) + cost_usd <= maximum + ROUNDING_USD
+
+
+def will_have_room(state: State, cost_usd: float) -> bool:
+    """Say whether it would be enough if no delegate spent anything more."""
+    maximum = state.usage.max_budget_usd
+    return maximum is None or state.usage.cost_usd + cost_usd <= maximum + ROUNDING_USD
+
+
+def refused(state: State, cost_usd: float) -> ModelCallFailed:
+    """Return what the log says in place of a call for which the budget has no room."""
+    left = max((state.usage.max_budget_usd or 0.0) - state.usage.cost_usd, 0.0)
+    return ModelCallFailed(
+        code=BUDGET_CODE,
+        content=f"The call would cost about ${cost_usd:.4f}, and ${left:.4f} of the budget are left.",
+        last_error=f"{budget_text(state)}; the next call would cost about {cost_usd:.2f}",
+    )

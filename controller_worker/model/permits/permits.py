@@ -1,0 +1,105 @@
+"""What the call permits of a worker's conversations share: the governor, the ledger, the batches, and their upkeep.
+
+Holds: a permit of a conversation that this worker no longer has is still given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from broker.coordination.figures import Figures
+from broker.limits.batches import Batches
+from broker.limits.governor import Governor
+from broker.limits.ledger import Ledger
+from broker.limits.quotas import QuotaTable
+from broker.runtime.errors import StoreRefused
+from broker.store.store import Store
+from controller_worker.core.latest_calls import ratio_of
+from controller_worker.providers.messages.written_messages import MessageMemo
+
+SWEEP_SECONDS = 1.0
+FIRST_GUESS_TOKENS = 500
+
+_log = logging.getLogger(__name__)
+
+
+class Permits:
+    """What the permits of a worker's conversations share.
+
+    Attributes:
+        may_batch: some settings of this worker use a provider's batch API.
+        keeps_budgets: some conversation of this worker has a budget, so the ledger is swept.
+        tokens: the estimated size of each message.
+        figures: count refusals.
+    """
+
+    def __init__(
+        self, store: Store, table: QuotaTable, *, may_batch: bool = False, figures: Figures | None = None
+    ) -> None:
+        self.figures = figures or Figures()
+        self.governor = Governor(store, table)
+        self.ledger = Ledger(store)
+        self.batches = Batches(store)
+        self.may_batch = may_batch
+        self.clock = store.clock
+        self.keeps_budgets = False
+        self.tokens: MessageMemo[int] = MessageMemo()
+        self._typical_output: dict[str, float] = {}
+        self._ratios: dict[str, float] = {}
+        self._unfinished: set[asyncio.Task[None]] = set()
+
+    def expected_output(self, model: str) -> int:
+        """Return the typical number of tokens in a model's recent replies."""
+        return round(self._typical_output.get(model, FIRST_GUESS_TOKENS))
+
+    def learn_output(self, model: str, tokens: int) -> None:
+        """Take note of a reply's length."""
+        before = self._typical_output.get(model, FIRST_GUESS_TOKENS)
+        self._typical_output[model] = before + (tokens - before) / 8
+
+    def ratio(self, model: str) -> float | None:
+        """Return how many tokens a model's provider counts for each that is estimated; None before its first reply."""
+        return self._ratios.get(model)
+
+    def learn_prompt(self, model: str, *, estimated_tokens: int, prompt_tokens: int) -> None:
+        """Take note of how large a prompt was: at once where it was larger than expected, slowly where smaller."""
+        found = ratio_of(prompt_tokens, estimated_tokens)
+        before = self._ratios.get(model, found)
+        self._ratios[model] = found if found > before else before + (found - before) / 8
+
+    def finish_later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Give something back in the background, for a call or a conversation that is already gone."""
+        task = asyncio.create_task(work)
+        self._unfinished.add(task)
+        task.add_done_callback(self._note_end)
+
+    async def keep_up(self, worker_id: str) -> None:
+        """Wake conversations when time or a death makes room for their calls; never ends by itself."""
+        try:
+            await self.governor.publish()
+        except StoreRefused as error:
+            _log.error("quotas are not in force: %s", error)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.governor.keep_pumping(worker_id))
+            group.create_task(self._keep_sweeping())
+
+    async def aclose(self) -> None:
+        """Wait until everything is given back."""
+        await asyncio.gather(*self._unfinished, return_exceptions=True)
+
+    async def _keep_sweeping(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            try:
+                if self.keeps_budgets:
+                    await self.ledger.sweep()
+            except StoreRefused as error:
+                _log.error("budgets are not swept: %s", error)
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        self._unfinished.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.warning("a call's reservation could not be given back: %s", task.exception())

@@ -1,0 +1,206 @@
+"""A conversation's permit to call a model under its quota: acquired, held during the call, given back.
+
+Holds: a permit is given back however the call ends, and with what the call has used; one that was granted and not used
+costs the quota nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from broker.contract.events import ModelCallDeferred
+from broker.contract.fencing import Ownership
+from broker.limits.governor import CallOutcome, Granted, InQueue, Priority
+from broker.limits.quotas import OWN_KEY, Pool
+from controller_worker.core.concerns.model_calls import QUOTA
+from controller_worker.model.permits.permits import Permits
+from controller_worker.providers.errors import RateLimitError
+from controller_worker.providers.llm import Completion
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """One call that counts against `pool` and uses the key in the environment variable `key_env` (None: the usual)."""
+
+    pool: Pool
+    key_env: str | None
+
+
+@dataclass(slots=True)
+class Held:
+    """A permit while its call is made; the caller leaves the reply here."""
+
+    completion: Completion | None = None
+
+
+class QuotaPermit:
+    """The permit of one conversation, or its place in the queue for one; without a quota, neither.
+
+    Attributes:
+        priority, tenant: whose turn it is in the queue.
+    """
+
+    def __init__(self, permits: Permits, ownership: Ownership) -> None:
+        self.priority = Priority.BATCH
+        self.tenant = ""
+        self._permits = permits
+        self._ownership = ownership
+        self._grant: Grant | None = None
+        self._queue: Pool | None = None
+
+    @property
+    def key_env(self) -> str | None:
+        """The environment variable whose key the call must use; None for the usual one."""
+        return None if self._grant is None else self._grant.key_env
+
+    @property
+    def is_granted(self) -> bool:
+        """Whether the next call counts against a quota that has room for it."""
+        return self._grant is not None
+
+    async def acquire(self, pool: Pool | None, model: str, tokens: int) -> ModelCallDeferred | None:
+        """Ask for the permit; return why the call has to wait, None if it may be made.
+
+        Idempotent: asked again, the governor grants the same permit.
+
+        Args:
+            pool: the quota that the call counts against; None for none. Those before it were left: `leave_others`.
+            tokens: the estimated size of the prompt.
+        """
+        if pool is None:
+            return None
+        self._grant = None
+        answer = await self._reserve(pool, model, tokens)
+        if isinstance(answer, InQueue):
+            self._queue = pool
+            return ModelCallDeferred(
+                code=QUOTA,
+                content=f"The quota of {pool.model} has no room for the call.",
+                waits_for=pool.model,
+                expected_at=self._permits.clock.now() + timedelta(seconds=answer.eta_seconds),
+            )
+        self._accept(pool, answer)
+        self._queue = None
+        return None
+
+    async def try_acquire(self, pool: Pool, model: str, tokens: int) -> bool:
+        """Ask for a permit without waiting in the queue; say whether the call may be made."""
+        answer = await self._reserve(pool, model, tokens)
+        if isinstance(answer, InQueue):
+            await self._withdraw(pool)
+            return False
+        self._accept(pool, answer)
+        return True
+
+    @contextlib.asynccontextmanager
+    async def held(self, model: str) -> AsyncIterator[Held]:
+        """Hold the permit while one call is made, and give it back however the call ends."""
+        grant, self._grant = self._grant, None
+        held = Held()
+        async with self._given_back_on_failure(grant):
+            yield held
+        assert held.completion is not None
+        self._permits.learn_output(model, held.completion.usage.completion_tokens)
+        if grant is not None:
+            await self._settle(grant, held.completion)
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether it waits for a quota."""
+        return self._queue is not None
+
+    async def counted(self, pool: Pool, model: str, count: Callable[[str | None], Awaitable[int | None]]) -> int | None:
+        """Count a prompt with a permit for one request without tokens; None if the quota has no room for it."""
+        if not await self.try_acquire(pool, model, 0):
+            return None
+        grant, self._grant = self._grant, None
+        assert grant is not None
+        async with self._given_back_on_failure(grant):
+            tokens = await count(grant.key_env)
+        await self._give_back(grant, CallOutcome.OK)
+        return tokens
+
+    @contextlib.asynccontextmanager
+    async def _given_back_on_failure(self, grant: Grant | None) -> AsyncIterator[None]:
+        """Give a permit back when the call that used it fails or is cancelled."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            self._permits.finish_later(self._give_back(grant, CallOutcome.FAILED))
+            raise
+        except RateLimitError as error:
+            await self._give_back(grant, CallOutcome.LIMITED, error.retry_after_seconds)
+            raise
+        except Exception:
+            await self._give_back(grant, CallOutcome.FAILED)
+            raise
+
+    async def leave_others(self, pool: Pool | None) -> None:
+        """Leave the queue, and give the permit back, of any other quota: the conversation has changed its model."""
+        if self._queue is not pool:
+            await self.leave_queue()
+        if self._grant is not None and self._grant.pool is not pool:
+            await self.give_back_unused()
+
+    async def leave_queue(self) -> None:
+        """Stop waiting for a permit."""
+        queue, self._queue = self._queue, None
+        if queue is not None:
+            await self._withdraw(queue)
+
+    async def give_back_unused(self) -> None:
+        """Give back a permit that no call was made with."""
+        grant, self._grant = self._grant, None
+        await self._give_back(grant, CallOutcome.UNSENT)
+
+    async def _reserve(self, pool: Pool, model: str, tokens: int) -> Granted | InQueue:
+        return await self._permits.governor.reserve(
+            pool,
+            self._ownership.conversation_id,
+            self._ownership.worker_id,
+            input_tokens=tokens,
+            output_tokens=self._permits.expected_output(model),
+            priority=self.priority,
+            tenant=self.tenant,
+            fence=self._ownership.token,
+        )
+
+    def _accept(self, pool: Pool, answer: Granted) -> None:
+        self._grant = Grant(pool, None if answer.key == OWN_KEY else answer.key)
+
+    async def _withdraw(self, pool: Pool) -> None:
+        owner = self._ownership
+        await self._permits.governor.withdraw(pool, owner.conversation_id, owner.worker_id, fence=owner.token)
+
+    async def _settle(self, grant: Grant, completion: Completion) -> None:
+        usage, quota = completion.usage, grant.pool.quota(grant.key_env or OWN_KEY)
+        governor, worker_id = self._permits.governor, self._ownership.worker_id
+        if quota.is_short(completion.quota_left):
+            await governor.obey(grant.pool, quota.key, worker_id, dict(completion.quota_left))
+        await governor.settle(
+            grant.pool,
+            self._ownership.conversation_id,
+            worker_id,
+            CallOutcome.OK,
+            input_tokens=max(0, usage.prompt_tokens - (0 if quota.cached_input_counts else usage.cache_read_tokens)),
+            output_tokens=usage.completion_tokens,
+            took_seconds=completion.latency_seconds,
+            fence=self._ownership.token,
+        )
+
+    async def _give_back(
+        self, grant: Grant | None, outcome: CallOutcome, retry_after_seconds: float | None = None
+    ) -> None:
+        if grant is not None:
+            await self._permits.governor.settle(
+                grant.pool,
+                self._ownership.conversation_id,
+                self._ownership.worker_id,
+                outcome,
+                retry_after_seconds=retry_after_seconds,
+                fence=self._ownership.token,
+            )

@@ -1,0 +1,153 @@
+"""What is asked of a model next: the step itself, or what a condenser or a critic has to say first.
+
+Holds: a function of the state, the View and the agent, and what an answer leads to is a function of the answer: a
+worker that dies in between costs one model call, and the next one asks the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+from broker.contract.actions import CondensationAction
+from broker.contract.events import Event, LLMSpec, ModelReply
+from broker.contract.tool_specs import ToolSpec
+from controller_worker.agents.agent import Agent, is_acp_agent, sees_pages
+from controller_worker.agents.finish_tool import handed_in, turn_of
+from controller_worker.core.concerns.acceptance import examined, wants_verdict
+from controller_worker.core.state import State
+from controller_worker.memory.condensers.condenser import Inquiry
+from controller_worker.memory.condensers.registry import create_condenser
+from controller_worker.memory.conversation_memory import PromptOptions
+from controller_worker.model import acp_turn, critic
+from controller_worker.model.models import Models
+from controller_worker.model.recollection import Recollection
+from controller_worker.providers.llm import ModelRequest
+from controller_worker.providers.messages.messages import Message
+from controller_worker.providers.silent import MODEL as SILENT_MODEL
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One request to one model.
+
+    Attributes:
+        seen_id: the last event the prompt was made from.
+        conclude: what the answer means to the condenser or the critic that asks; None for a step.
+    """
+
+    llm: LLMSpec
+    request: ModelRequest
+    seen_id: int
+    conclude: Callable[[ModelReply], Event] | None = None
+
+    def events_of(self, reply: ModelReply, agent: Agent, state: State) -> tuple[Event, ...]:
+        """Return what an answer leads to, the reply itself first."""
+        if self.conclude is None:
+            output = state.setup.agent.output
+            if output is not None and self.request.output_schema is not None and handed_in(reply, output) is not None:
+                reply = reply.model_copy(update={"is_output": True})
+            return (reply, *examined(turn_of(agent, reply, state.tasks.items, output), output))
+        reply = reply.model_copy(update={"service": self.request.service, "iteration": self.request.iteration})
+        return (reply, self.conclude(reply))
+
+
+async def next_question(
+    state: State, agent: Agent, recollection: Recollection, models: Models
+) -> Question | CondensationAction:
+    """Return what to ask, or a condensation for which nobody needs to be asked.
+
+    Raises:
+        CorruptEntry: an entry of the log is damaged or missing.
+        ModelNotOffered, LLMConfigError: the conversation may not ask the model that it names.
+    """
+    question = await _unrouted(state, agent, recollection, models)
+    if not isinstance(question, Question):
+        return question
+    return replace(question, llm=await models.routed(question.llm, question.request, tenant_of(state)))
+
+
+def tenant_of(state: State) -> str:
+    """Return the tenant of a conversation; empty: it has none."""
+    return state.setup.tenancy.tenant
+
+
+async def _unrouted(
+    state: State, agent: Agent, recollection: Recollection, models: Models
+) -> Question | CondensationAction:
+    if wants_verdict(state):
+        return await _question_to_critic(state, recollection, models)
+    if is_acp_agent(agent):
+        return await _report_of_agent(state, recollection)
+    is_asking, tenant = getattr(agent, "asks_model", True), tenant_of(state)
+    llm = models.choose(state.setup.agent.llm, tenant) if is_asking else LLMSpec(model=SILENT_MODEL)
+    prompt = await recollection.prompt(
+        state.version,
+        create_condenser(state.setup.agent.condenser),
+        PromptOptions(
+            max_message_chars=models.max_message_chars(llm),
+            sees_images=models.sees_images(llm),
+            shows_pages=state.setup.agent.enable_som_visual_browsing and sees_pages(agent),
+            shows_recalls=state.setup.agent.enable_prompt_extensions,
+            disabled_skills=state.setup.agent.disabled_microagents,
+        ),
+        overflows=state.calls.overflows,
+    )
+    if isinstance(prompt, CondensationAction):
+        return prompt
+    if isinstance(prompt, Inquiry):
+        request = _request(state, prompt.messages, prompt.tools, "condenser")
+        other = models.choose(prompt.llm, tenant) if prompt.llm is not None else llm
+        return Question(_asked_once(other), request, state.version, prompt.conclude)
+    request, output = _request(state, prompt, agent.tools, "agent"), state.setup.agent.output
+    if output is not None and models.structures_output(llm):
+        request = replace(request, output_schema=output.json_schema)
+    return Question(llm, request, state.version)
+
+
+async def _report_of_agent(state: State, recollection: Recollection) -> Question:
+    spec = state.setup.agent.acp
+    assert spec is not None
+    events = (await recollection.view(state.version)).events
+    outcome = acp_turn.course_of(events).outcome
+    later = await recollection.behind(outcome.id, state.version) if outcome is not None else ()
+    request = _request(state, (Message("user"),), (), "agent")
+    request = replace(request, answer=acp_turn.said(spec, events, later))
+    return Question(LLMSpec(model=SILENT_MODEL), request, state.version)
+
+
+async def _question_to_critic(state: State, recollection: Recollection, models: Models) -> Question:
+    goal = state.setup.agent.goal
+    assert goal is not None
+    assert goal.critic is not None
+    events = (await recollection.view(state.version)).events
+    messages = critic.question(goal.critic, events, overflows=state.calls.overflows)
+    return Question(
+        _asked_once(models.choose(goal.critic.llm or state.setup.agent.llm, tenant_of(state))),
+        _request(state, messages, (critic.VERDICT,), "critic"),
+        state.version,
+        partial(critic.verdict_of, finish_id=state.lifecycle.result_id),
+    )
+
+
+def _asked_once(llm: LLMSpec) -> LLMSpec:
+    """Return the model without prompt caching, for a prompt that is never sent again."""
+    return llm.model_copy(update={"caching_prompt": False})
+
+
+def _request(
+    state: State,
+    messages: tuple[Message, ...],
+    tools: Sequence[ToolSpec],
+    service: Literal["agent", "condenser", "critic"],
+) -> ModelRequest:
+    return ModelRequest(
+        messages=messages,
+        tools=tools,
+        conversation_id=state.setup.conversation_id,
+        iteration=state.usage.iteration,
+        workspace=state.setup.workspace.path or "/workspace",
+        service=service,
+    )

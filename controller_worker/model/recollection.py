@@ -1,0 +1,136 @@
+"""What a conversation's model is shown, read from its log when it is first needed and kept up from then on.
+
+Holds: after `take_in` of every event since, a prompt costs what is new and no look into the log; after a condensation,
+once, what is left of the View.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from broker.contract.actions import CondensationAction
+from broker.contract.double_texting import RolledBackObservation, taken_back
+from broker.contract.events import Event
+from broker.log.event_log import EventLog
+from controller_worker.memory.condensers.condenser import Condenser, Inquiry
+from controller_worker.memory.conversation_memory import ConversationMemory, PromptOptions
+from controller_worker.memory.view import View, ViewFold
+from controller_worker.providers.messages.messages import Message
+
+NOT_IN_PROMPTS = frozenset({"old_content", "new_content"})
+"""Fields of observations that no model sees; the rest of a shortened event is fetched for the prompt."""
+
+Prompt = tuple[Message, ...]
+
+
+class Recollection:
+    """The View of one conversation and the messages made of it."""
+
+    def __init__(self, log: EventLog, conversation_id: str) -> None:
+        self._log = log
+        self._conversation_id = conversation_id
+        self._fold: ViewFold | None = None
+        self._memory: ConversationMemory | None = None
+        self._options = PromptOptions()
+        self._condensations = 0
+        self._masked: set[int] = set()
+
+    async def take_in(self, events: Iterable[Event]) -> None:
+        """Take in the next events of the log.
+
+        Raises:
+            CorruptEntry: a text kept beside the log is missing or damaged.
+        """
+        if self._fold is not None:
+            for event in events:
+                if isinstance(event, RolledBackObservation):  # what is left is read again
+                    self._fold = self._memory = None
+                    return
+                self._add(self._fold, await self._whole(event))
+
+    async def prompt(
+        self, version: int, condenser: Condenser, options: PromptOptions, *, overflows: int = 0
+    ) -> Prompt | CondensationAction | Inquiry:
+        """Return the messages made from the log up to `version`, which is where `take_in` has come to.
+
+        Args:
+            options: how the model is shown the conversation; another one makes all messages again.
+            overflows: how many prompts in a row did not fit the model.
+
+        Returns:
+            The prompt, or what the condenser wants first.
+
+        Raises:
+            CorruptEntry: an entry is damaged or missing.
+        """
+        fold = await self._fold_at(version)
+        condensed = condenser.condense(fold.view(overflows=overflows))
+        if not isinstance(condensed, View):
+            return condensed
+        if options != self._options or fold.condensations != self._condensations:
+            self._options, self._memory = options, None
+        return tuple(self._messages(fold, condensed.events))
+
+    async def view(self, version: int) -> View:
+        """Return the View of the log up to `version`; see `prompt` for what is raised."""
+        return (await self._fold_at(version)).view()
+
+    async def behind(self, event_id: int, version: int) -> Sequence[Event]:
+        """Return what the log has behind an event, up to `version`; see `prompt` for what is raised."""
+        return await self._log.read(self._conversation_id, after=event_id, until=version)
+
+    async def _fold_at(self, version: int) -> ViewFold:
+        if self._fold is None:
+            self._fold = await self._read(version)
+        assert self._fold.version == version, f"remembers {self._fold.version}, asked for {version}"
+        return self._fold
+
+    async def _read(self, version: int) -> ViewFold:
+        """Read the log; of what was forgotten, nothing that is kept beside it."""
+        events = await self._log.read(self._conversation_id, until=version)
+        without = taken_back(events)
+        forgotten = {
+            event_id
+            for event in events
+            if isinstance(event, CondensationAction) and event.id not in without
+            for event_id in event.forgotten
+        }
+        fold = ViewFold()
+        for event in events:
+            if event.id in without:
+                fold.skip(event)
+                continue
+            fold.add(event if event.id in forgotten else await self._whole(event))
+        return fold
+
+    def _add(self, fold: ViewFold, event: Event) -> None:
+        fold.add(event)
+        if self._memory is not None:
+            self._memory.add(event)
+
+    def _messages(self, fold: ViewFold, shown: Sequence[Event]) -> list[Message]:
+        """Return the messages of what a condenser shows of the View."""
+        kept = fold.view().events
+        if len(shown) != len(kept):  # a window, which is small and moves with each step
+            return self._remember(fold.script(shown)).messages()
+        if self._memory is None:
+            self._memory = self._remember(fold.script(kept))
+            self._condensations = fold.condensations
+            self._masked.clear()
+        if shown is not kept:
+            for mask, event in zip(shown, kept, strict=True):
+                if mask is not event and event.id not in self._masked:
+                    self._masked.add(event.id)
+                    self._memory.mask(event.id, getattr(mask, "content", ""))
+        return self._memory.messages()
+
+    def _remember(self, events: Iterable[Event]) -> ConversationMemory:
+        memory = ConversationMemory(self._options)
+        for event in events:
+            memory.add(event)
+        return memory
+
+    async def _whole(self, event: Event) -> Event:
+        if not event.blobs or event.blobs.keys() <= NOT_IN_PROMPTS:
+            return event
+        return await self._log.blobs.whole(self._conversation_id, event)

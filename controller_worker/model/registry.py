@@ -1,0 +1,163 @@
+"""From a configuration to the model that follows it.
+
+Holds: creating a model sends nothing; what cannot work is refused here and not at the first call.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from broker.runtime.clock import Clock
+from controller_worker.model.cache import CachedLLM
+from controller_worker.model.text_tools import TextToolsLLM
+from controller_worker.model.without_images import WithoutImagesLLM
+from controller_worker.providers.anthropic_backend import AnthropicLLM
+from controller_worker.providers.anthropic_batches import AnthropicBatches
+from controller_worker.providers.batching import BatchProvider
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.errors import LLMConfigError
+from controller_worker.providers.litellm_backend import LitellmLLM
+from controller_worker.providers.llm import LLM
+from controller_worker.providers.model_features import features_of, sees_images
+from controller_worker.providers.model_table import providers
+from controller_worker.providers.openai_backend import COMPATIBLE_PROVIDERS, OpenAICompatibleLLM
+from controller_worker.providers.openai_batches import OpenAIBatches
+from controller_worker.providers.replayed import PREFIX as REPLAY_PREFIX
+from controller_worker.providers.replayed import ReplayedLLM
+from controller_worker.providers.scripted import PREFIX as SCRIPTED_PREFIX
+from controller_worker.providers.scripted import ScriptedLLM
+from controller_worker.providers.silent import MODEL as SILENT_MODEL
+from controller_worker.providers.silent import SilentLLM
+
+BATCH_BACKENDS = frozenset({"anthropic", "openai"})
+LOCAL_BACKENDS = frozenset({"scripted", "replay", "silent"})
+RESPONSES_PREFIX = "responses/"
+"""Behind the provider: litellm's way to name a model that is to be asked by the Responses API."""
+OPENHANDS_PREFIX = "openhands/"
+OPENHANDS_URL = "https://llm-proxy.app.all-hands.dev/"
+
+_log = logging.getLogger(__name__)
+
+
+def create_llm(config: LLMConfig, clock: Clock) -> LLM:
+    """Create the model that the configuration names.
+
+    The first model of a backend imports the provider's library: one to four CPU-seconds.
+
+    Raises:
+        LLMConfigError: the model, its backend or a setting cannot work together.
+    """
+    if config.model.startswith(OPENHANDS_PREFIX):
+        model = "litellm_proxy/" + config.model.removeprefix(OPENHANDS_PREFIX)
+        config = config.model_copy(update={"model": model, "base_url": config.base_url or OPENHANDS_URL})
+    check_batches(config)
+    backend = backend_of(config)
+    try:
+        llm = _create(backend, config, clock)
+    except OSError as error:
+        raise LLMConfigError(
+            f"The client of the model {config.model!r} cannot be made: {error.strerror or error}.",
+            remedy="If SSL_CERT_FILE or SSL_CERT_DIR is set, it has to name certificates.",
+        ) from error
+    except ModuleNotFoundError as error:
+        raise LLMConfigError(
+            f"This installation cannot call the model {config.model!r}: it has no {error.name!r}.",
+            remedy='Install `pip install "deckhands[controller]"` where controller workers run.',
+        ) from error
+    if not takes_images(config):
+        llm = WithoutImagesLLM(llm)
+    llm = _with_text_tools(llm, backend, config)
+    return llm if config.cache_dir is None else CachedLLM(llm, config, clock)
+
+
+def create_batch_provider(config: LLMConfig, clock: Clock) -> BatchProvider:
+    """Create the way to the provider's batch API that the configuration asks for.
+
+    Raises:
+        LLMConfigError: the model's backend has none.
+    """
+    check_batches(config)
+    if backend_of(config) == "anthropic":
+        claude = AnthropicLLM(config, clock)
+        return AnthropicBatches(claude.send, claude.aclose)
+    other = OpenAICompatibleLLM(config, clock)
+    return OpenAIBatches(other.send, other.upload, other.aclose)
+
+
+def check_batches(config: LLMConfig) -> None:
+    """Refuse a configuration whose calls cannot be batched.
+
+    Raises:
+        LLMConfigError: the model's backend has no batch API.
+    """
+    if config.batch is not None and backend_of(config) not in {*BATCH_BACKENDS, "silent"}:
+        raise LLMConfigError(
+            f"{config.model!r} cannot be asked in batches by the backend {backend_of(config)!r}.",
+            remedy="Use a model of anthropic/, or the backend openai with LLM_BASE_URL=https://api.openai.com/v1.",
+        )
+
+
+def _with_text_tools(llm: LLM, backend: str, config: LLMConfig) -> LLM:
+    if config.native_tool_calling is False:
+        return TextToolsLLM(llm, config)
+    if backend in LOCAL_BACKENDS or config.native_tool_calling or features_of(config.known_as).function_calling:
+        return llm
+    _log.info("%s is not known to call tools natively: they go into the prompt as text.", config.model)
+    return TextToolsLLM(llm, config)
+
+
+def takes_images(config: LLMConfig) -> bool:
+    """Say whether images are sent to the model; to a script or a recording they are."""
+    if config.disable_vision is not None:
+        return not config.disable_vision
+    return backend_of(config) in LOCAL_BACKENDS or sees_images(config.known_as)
+
+
+def _create(backend: str, config: LLMConfig, clock: Clock) -> LLM:
+    if backend == "scripted":
+        return ScriptedLLM(config, clock)
+    if backend == "silent":
+        return SilentLLM()
+    if backend == "replay":
+        return ReplayedLLM(config)
+    if backend == "anthropic":
+        return AnthropicLLM(config, clock)
+    if backend == "openai":
+        return OpenAICompatibleLLM(config, clock)
+    return LitellmLLM(config, clock)
+
+
+def backend_of(config: LLMConfig) -> str:
+    """Return the backend: as configured, or by model and address.
+
+    `auto` means: scripts by their prefix; Claude at Anthropic, or at an address that speaks its protocol; any other
+    model with an address and no provider in its name at an OpenAI-compatible server, unless it is to be asked by the
+    Responses API; litellm for all others.
+
+    Raises:
+        LLMConfigError: the configured backend cannot serve the model.
+    """
+    if config.model == SILENT_MODEL:
+        return "silent"  # whatever is configured for the models that are asked
+    is_script = config.model.startswith(SCRIPTED_PREFIX)
+    if config.backend == "scripted" and not is_script:
+        raise LLMConfigError(
+            f"The model {config.model!r} is not a script.",
+            remedy=f"Name it {SCRIPTED_PREFIX}FILE, or unset the backend.",
+        )
+    if config.backend == "openai" and config.base_url is None:
+        raise LLMConfigError("An OpenAI-compatible server has no address.", remedy="Set LLM_BASE_URL.")
+    if config.backend != "auto":
+        return config.backend
+    if is_script:
+        return "scripted"
+    if config.model.startswith(REPLAY_PREFIX):
+        return "replay"
+    first, _, rest = config.model.partition("/")
+    provider = config.custom_llm_provider or (first if rest else "")
+    if provider == "anthropic" or (not provider and config.model.startswith("claude")):
+        return "anthropic"
+    if rest.startswith(RESPONSES_PREFIX):
+        return "litellm"
+    is_compatible = provider in COMPATIBLE_PROVIDERS or provider not in providers()
+    return "openai" if config.base_url is not None and is_compatible else "litellm"

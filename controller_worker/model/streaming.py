@@ -1,0 +1,130 @@
+"""Shows a reply to clients while the model writes it.
+
+Holds: a call that nobody watches is not streamed and costs nothing; pieces are gathered, so that a model's speed never
+becomes the store's load; the conversation's secrets are hidden in them, wherever a piece ends; what is shown is never
+used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+from broker.log.event_log import EventLog
+from broker.log.live_text import LiveText, Piece
+from broker.secrets.masking import MaskedPieces, Masker
+from broker.store.store import Store
+from controller_worker.providers.llm import Delta, ModelRequest
+
+GATHER_SECONDS = 0.1
+
+
+@contextlib.asynccontextmanager
+async def shown(
+    store: Store, log: EventLog, request: ModelRequest, *, attempt: int, is_watched: bool
+) -> AsyncIterator[ModelRequest]:
+    """Give the request as it is to be made: streamed, if a client follows the reply.
+
+    Args:
+        log: knows what is to be hidden.
+        attempt: which call of its step it is, from 1.
+        is_watched: a client follows the reply.
+    """
+    if request.service != "agent" or request.carry is not None or not is_watched:
+        yield request
+        return
+    masker = await log.masker(request.conversation_id)
+    gathered = _Gathered(LiveText(store, request.conversation_id), f"{request.iteration + 1}.{attempt}", masker)
+    try:
+        yield replace(request, on_delta=gathered.add)
+        await gathered.flush()
+    finally:
+        gathered.stop()
+
+
+class _Gathered:
+    """Pieces that are not shown yet.
+
+    Attributes:
+        _run: the last piece, without its text; the pieces of one call and kind are one text, masked as such.
+        _shown: how many characters of each call have been shown.
+    """
+
+    def __init__(self, live: LiveText, call: str, masker: Masker) -> None:
+        self._live = live
+        self._call = call
+        self._fallbacks = 0
+        self._pieces: list[Piece] = []
+        self._run: Piece | None = None
+        self._shown: dict[str, int] = {}
+        self._masked = MaskedPieces(masker)
+        self._timer: asyncio.TimerHandle | None = None
+        self._showing: asyncio.Task[None] | None = None
+
+    def add(self, delta: Delta) -> None:
+        pieces = self._pieces
+        if delta.kind == "superseded":
+            pieces.append(Piece(self._name, delta.kind, ""))
+            self._fallbacks += 1
+            return
+        if pieces and pieces[-1].kind == delta.kind and pieces[-1].call == self._name:
+            pieces[-1] = replace(pieces[-1], text=pieces[-1].text + delta.text)
+        else:
+            pieces.append(Piece(self._name, delta.kind, delta.text))
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(GATHER_SECONDS, self._due)
+
+    @property
+    def _name(self) -> str:
+        """What the call under way is called; each fallback has its own name."""
+        return f"{self._call}.{self._fallbacks}" if self._fallbacks else self._call
+
+    async def flush(self) -> None:
+        """Show what is left, after what is being shown."""
+        if self._showing is not None:
+            await self._showing
+        pieces = self._placed([*self._taken(), *self._ended()])
+        if pieces:
+            await self._live.show(pieces)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._showing is not None:
+            self._showing.cancel()
+
+    def _due(self) -> None:
+        self._timer = None
+        if self._showing is not None and not self._showing.done():
+            self._timer = asyncio.get_running_loop().call_later(GATHER_SECONDS, self._due)
+            return
+        if pieces := self._placed(self._taken()):
+            self._showing = asyncio.create_task(self._live.show(pieces))
+
+    def _taken(self) -> list[Piece]:
+        """Return what was gathered, as far as it can be shown by now."""
+        pieces, self._pieces = self._pieces, []
+        found: list[Piece] = []
+        for piece in pieces:
+            run = replace(piece, text="")
+            if run != self._run:
+                found += self._ended()
+                self._run = run
+            found.append(replace(piece, text=self._masked.feed(piece.text)))
+        return [piece for piece in found if piece.text or piece.kind == "superseded"]
+
+    def _placed(self, pieces: list[Piece]) -> list[Piece]:
+        """Return pieces with their places in what their call shows."""
+        found = []
+        for piece in pieces:
+            at = self._shown.get(piece.call, 0)
+            self._shown[piece.call] = at + len(piece.text)
+            found.append(replace(piece, at=at))
+        return found
+
+    def _ended(self) -> list[Piece]:
+        """Return what was held back of the run that has ended."""
+        rest = self._masked.finish()
+        return [replace(self._run, text=rest)] if self._run is not None and rest else []

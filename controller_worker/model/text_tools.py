@@ -1,0 +1,100 @@
+"""Tools for models without function calling: calls and results travel as text (OpenHands 6.5).
+
+It stands before any backend and speaks the same protocol as one.
+
+Holds: the log keeps calls, never their text form, so a conversation can continue with a model of the other kind.
+Does not: refuse a history with several calls in one message, as the original does: a model that calls tools natively
+may have written it before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from broker.contract.tool_specs import ToolSpec
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.llm import LLM, Completion, ModelRequest
+from controller_worker.providers.messages.fn_call_prompt import system_suffix, wants_example, with_example, with_suffix
+from controller_worker.providers.messages.fn_call_text import STOP_WORD, read_calls, write_calls
+from controller_worker.providers.messages.messages import ImagePart, Message, TextPart
+from controller_worker.providers.messages.written_messages import MessageMemo
+from controller_worker.providers.model_features import features_of
+
+RESULT_PREFIX = "EXECUTION RESULT of [{name}]:\n"
+
+
+class TextToolsLLM:
+    """A model whose tools are described in the prompt, and whose calls are read from its text."""
+
+    def __init__(self, inner: LLM, config: LLMConfig) -> None:
+        self._inner = inner
+        self._wants_example = wants_example(config.model)
+        has_stop_word = features_of(config.known_as).stop_words and not config.disable_stop_word
+        self._stop = (STOP_WORD,) if has_stop_word else ()
+        self._made: MessageMemo[Message] = MessageMemo()
+
+    async def complete(self, request: ModelRequest) -> Completion:
+        """Ask once. See `LLM.complete`."""
+        tools = {tool.name: tool for tool in request.tools}
+        messages = self._messages(request, tools)
+        if not tools:
+            return await self._inner.complete(replace(request, messages=messages))
+        stop = (*request.stop, *self._stop)
+        completion = await self._inner.complete(replace(request, messages=messages, tools=(), stop=stop))
+        if completion.tool_calls:
+            return completion  # some servers recognise the form and make calls of it themselves
+        text, calls = read_calls(
+            completion.text,
+            tools,
+            ids=f"toolu_{request.iteration + 1:02d}_",
+            is_cut=completion.stop_reason == "length",
+        )
+        stop_reason = "tool_calls" if calls else completion.stop_reason
+        return replace(completion, text=text, tool_calls=calls, stop_reason=stop_reason)
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._inner.aclose()
+
+    def _messages(self, request: ModelRequest, tools: Mapping[str, ToolSpec]) -> list[Message]:
+        messages = [self._made.of(message, lambda made: _as_text(made, tools)) for message in request.messages]
+        if not tools:
+            return messages
+        suffix = system_suffix(request.tools)
+        first = next((index for index, message in enumerate(messages) if message.role == "system"), None)
+        if first is None:
+            messages.insert(0, Message("system", (TextPart(suffix.lstrip()),)))
+        else:
+            messages[first] = with_suffix(messages[first], suffix)
+        task = next((index for index, message in enumerate(messages) if message.role == "user"), None)
+        if task is not None and self._wants_example:
+            messages[task] = _with_example(messages[task], request)
+        return messages
+
+
+def _as_text(message: Message, tools: Mapping[str, ToolSpec]) -> Message:
+    """Return a message that any chat model can read."""
+    if message.role == "tool":
+        prefix = RESULT_PREFIX.format(name=message.name or "function")
+        return Message("user", _prefixed(message.content, prefix))
+    if message.role == "assistant":
+        text = "\n".join(part.text for part in message.content if isinstance(part, TextPart))
+        images = tuple(part for part in message.content if isinstance(part, ImagePart))
+        written = TextPart(write_calls(text, message.tool_calls, tools))
+        return Message("assistant", (written, *images), thinking_blocks=message.thinking_blocks)
+    return message
+
+
+def _prefixed(content: tuple[TextPart | ImagePart, ...], prefix: str) -> tuple[TextPart | ImagePart, ...]:
+    if content and isinstance(content[0], TextPart):
+        return (TextPart(prefix + content[0].text), *content[1:])
+    return (TextPart(prefix), *content)
+
+
+def _with_example(message: Message, request: ModelRequest) -> Message:
+    if message.content and isinstance(message.content[0], TextPart):
+        text = with_example(message.content[0].text, request.tools)
+        return replace(message, content=(TextPart(text), *message.content[1:]))
+    text = with_example("", request.tools)
+    return replace(message, content=(TextPart(text), *message.content)) if text else message

@@ -1,0 +1,50 @@
+"""Images for models that take none: a note takes their place.
+
+Holds: messages without images pass as they are, so what a backend remembers of them stays.
+Differs: the original drops images without a word, and the model does not know that there was something to see.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from controller_worker.providers.llm import LLM, Completion, ModelRequest, counted_tokens
+from controller_worker.providers.messages.messages import NOT_SEEN, ImagePart, Message
+from controller_worker.providers.messages.written_messages import MessageMemo
+
+
+class WithoutImagesLLM:
+    """A model that cannot see."""
+
+    def __init__(self, inner: LLM) -> None:
+        self._inner = inner
+        self._made: MessageMemo[Message] = MessageMemo()
+
+    async def complete(self, request: ModelRequest) -> Completion:
+        """Ask once. See `LLM.complete`."""
+        return await self._inner.complete(self._seen(request))
+
+    async def count_tokens(self, request: ModelRequest) -> int | None:
+        """See `counted_tokens`."""
+        return await counted_tokens(self._inner, self._seen(request))
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._inner.aclose()
+
+    def _seen(self, request: ModelRequest) -> ModelRequest:
+        messages = [
+            self._made.of(message, _without_images) if has_images(message) else message for message in request.messages
+        ]
+        return replace(request, messages=messages)
+
+
+def has_images(message: Message) -> bool:
+    """Say whether there is an image in the message."""
+    return any(isinstance(part, ImagePart) for part in message.content)
+
+
+def _without_images(message: Message) -> Message:
+    return replace(
+        message, content=tuple(NOT_SEEN if isinstance(part, ImagePart) else part for part in message.content)
+    )

@@ -1,0 +1,181 @@
+"""Claude by Anthropic's own SDK: authentication, connections and errors are the SDK's, the bytes are ours.
+
+Holds: one attempt per call; the SDK never retries. A turn that the provider has paused is continued within its call.
+Does not: import the SDK before a model is created; that costs more than a second of CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from broker.runtime.clock import Clock
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.context_management import compacts, with_betas
+from controller_worker.providers.errors import LLMConfigError
+from controller_worker.providers.llm import Completion, ModelRequest, Usage
+from controller_worker.providers.model_features import features_of
+from controller_worker.providers.model_table import look_up
+from controller_worker.providers.parameters import body_and_headers, may_be_long, messages_parameters
+from controller_worker.providers.strictness import Strict, Strictness
+from controller_worker.providers.wires.claude_blocks import continued, is_paused, joined
+from controller_worker.providers.wires.messages_stream import MessagesStream
+from controller_worker.providers.wires.messages_wire import MessagesWire, read_message, read_part
+from controller_worker.providers.wires.plausible_usage import completion_of
+from controller_worker.providers.wires.quota_headers import quota_left
+from controller_worker.providers.wires.raw_client import RawClient, connections, is_streamed, parsed, timeouts
+from controller_worker.providers.wires.reply import token_count
+from controller_worker.providers.wires.sdk_transport import SdkTransport
+
+PREFIX = "anthropic/"
+URL = "https://api.anthropic.com"
+LAST_VERSION_WITH_SAMPLING = "2023-06-01"
+PAUSES_LIMIT = 10
+"""A turn that pauses more often ends there, with what it has brought."""
+
+_PATH = "/v1/messages"
+_COUNT_PATH = "/v1/messages/count_tokens"
+_COUNTED_FIELDS = ("model", "thinking", "tool_choice", "output_config")
+"""What of our fields the endpoint takes, besides the conversation."""
+
+
+class AnthropicLLM:
+    """The backend for Claude."""
+
+    def __init__(self, config: LLMConfig, clock: Clock) -> None:
+        """Import the SDK and prepare a client; nothing is sent.
+
+        Raises:
+            LLMConfigError: there is no key, or `drop_params` is off and a parameter is set that the model refuses.
+        """
+        self._config = config
+        model = config.model.removeprefix(PREFIX)
+        self._row = look_up(config.base_model or model)
+        self._parameters, further_headers = body_and_headers(messages_parameters(config, model))
+        has_sampling = bool({"temperature", "top_p", "top_k"} & set(self._parameters))
+        version = {"anthropic-version": LAST_VERSION_WITH_SAMPLING} if has_sampling else {}
+        self._versions = with_betas(version, config.context_management)
+        further_headers = with_betas(further_headers, config.context_management)
+        self._headers = {"Content-Type": "application/json"} | version | further_headers
+        self._is_long = may_be_long(config, self._parameters, self._row)
+        self._wire = MessagesWire(
+            caching_prompt=config.caching_prompt,
+            cache_lifetime=config.cache_lifetime,
+            compacts=compacts(self._parameters),
+        )
+        self._strictness = Strictness(config, is_known=features_of(config.base_model or model).strict_schemas)
+        self._client = _client(config, clock)
+        self._clock = clock
+
+    async def complete(self, request: ModelRequest) -> Completion:
+        """Ask once, and again for as long as the turn pauses. See `LLM.complete`."""
+        began = self._clock.monotonic()
+        parameters = self._parameters
+        if request.temperature is not None and "temperature" in parameters:
+            parameters = parameters | {"temperature": request.temperature}
+        messages: list[Any] = []
+        asked: list[Completion] = []
+        while True:
+            message, completion = await self._ask(parameters, request)
+            messages.append(message)
+            asked.append(completion)
+            if not is_paused(message) or len(asked) > PAUSES_LIMIT:
+                break
+            request = continued(request, message)
+            parameters = parameters | _container(message)
+        reply = read_message(joined(messages), is_joined=len(messages) > 1)
+        return replace(
+            asked[-1],
+            text=reply.text,
+            tool_calls=reply.tool_calls,
+            thinking_blocks=reply.thinking_blocks,
+            usage=_total([completion.usage for completion in asked]),
+            cost_usd=_total_usd([completion.cost_usd for completion in asked]),
+            latency_seconds=self._clock.monotonic() - began,
+            is_usage_estimated=any(completion.is_usage_estimated for completion in asked),
+        )
+
+    async def _ask(self, parameters: Mapping[str, Any], request: ModelRequest) -> tuple[Any, Completion]:
+        """Return a message, and what it is as a completion, whatever is in it."""
+        stream = MessagesStream if is_streamed(request, is_long=self._is_long) else None
+        if stream is not None:
+            parameters = {**parameters, "stream": True}
+
+        async def ask(strict: Strict) -> tuple[Any, Mapping[str, str], int]:
+            body = self._wire.body(parameters, request, strict)
+            size, asking = len(body), self._client.ask(request, _PATH, body, self._headers, stream=stream)
+            del body
+            return *await asking, size
+
+        message, headers, sent_bytes = await self._strictness.ask(request, ask)
+        return message, completion_of(
+            read_part(message),
+            request,
+            self._config,
+            self._row,
+            latency_seconds=0.0,
+            sent_bytes=sent_bytes,
+            quota_left=quota_left(headers),
+        )
+
+    async def count_tokens(self, request: ModelRequest) -> int | None:
+        """See `CountsTokens.count_tokens`."""
+        fields = {name: value for name, value in self._parameters.items() if name in _COUNTED_FIELDS}
+        body = self._wire.body(fields, replace(request, stop=()), self._strictness.of(request))
+        answer = parsed(await self._client.request("POST", _COUNT_PATH, self._headers, content=body))
+        return token_count(answer.get("input_tokens")) or None if isinstance(answer, dict) else None
+
+    async def send(self, method: str, path: str, content: bytes, headers: Mapping[str, str]) -> bytes:
+        """Make a request of another kind than a call, for `batching`; raises `ModelError`."""
+        sent = None if method == "GET" else content
+        return await self._client.request(method, path, {**headers, **self._versions}, content=sent)
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+
+def _container(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what keeps a turn in the container in which it has run code so far."""
+    container = message.get("container")
+    name = container.get("id") if isinstance(container, Mapping) else None
+    return {"container": name} if isinstance(name, str) and name else {}
+
+
+def _total(used: Sequence[Usage]) -> Usage:
+    return Usage(**{name: sum(getattr(usage, name) for usage in used) for name in Usage.__slots__})
+
+
+def _total_usd(costs: Sequence[float | None]) -> float | None:
+    known = [cost for cost in costs if cost is not None]
+    return sum(known) if len(known) == len(costs) else None
+
+
+def _client(config: LLMConfig, clock: Clock) -> RawClient:
+    import anthropic
+    import httpx2
+
+    options = connections(httpx2, config)
+    key = config.api_key.get_secret_value() if config.api_key is not None else None
+    if key is None and config.base_url is not None:  # a key of the environment is for Anthropic alone
+        raise LLMConfigError(f"There is no key for {config.model!r} at its own address.", remedy="Set LLM_API_KEY.")
+    try:
+        client = anthropic.AsyncAnthropic(
+            api_key=key,
+            # ANTHROPIC_BASE_URL is the address of the environment's key, and not of ours.
+            base_url=config.base_url.rstrip("/").removesuffix("/v1") if config.base_url else URL if key else None,
+            max_retries=0,
+            timeout=options["timeout"],
+            # Gateways that predate the SDK's second version look for the key here.
+            default_headers={"X-Api-Key": key} if key and config.base_url else None,
+            # The SDK's other client searches all its connections for each request: twice the CPU at 200 in flight.
+            http_client=anthropic.DefaultAioHttpClient(**options),
+        )
+    except anthropic.CredentialsError as error:
+        raise LLMConfigError(f"There is no key for {config.model!r}: {error}", remedy="Set LLM_API_KEY.") from error
+    if client.api_key is None and client.auth_token is None and client.credentials is None:
+        raise LLMConfigError(f"There is no key for {config.model!r}.", remedy="Set LLM_API_KEY.")
+    limited = partial(timeouts, httpx2, config)
+    return RawClient(SdkTransport(client, httpx2, anthropic.AnthropicError, limited), config, clock)

@@ -1,0 +1,190 @@
+"""Calls by a provider's batch API: hours instead of seconds, at half the price.
+
+A batched call passes its backend twice. The first time the request's `carry` takes the body away and raises
+`CallBatched`; when the provider has answered, `carry` returns the answer, and the backend reads it as any other.
+
+Holds: what comes back for one call is the provider's reply or an error of our family, as text that the store can keep.
+Does not: know a store; see `broker.limits.batches` for the queue, and `batch_keeper` for who sends and fetches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from broker.contract.events import LLMSpec
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.errors import (
+    MODEL_ERRORS,
+    BadRequestError,
+    InternalServerError,
+    MalformedReplyError,
+    ModelError,
+    ServiceUnavailableError,
+)
+
+PAGE_SIZE = 100
+PAGES_LIMIT = 50
+CLOCKS_DIFFER_MS = 60_000
+"""By how much the provider's clock may differ from ours."""
+
+Send = Callable[[str, str, bytes, Mapping[str, str]], Awaitable[bytes]]
+"""One request at the provider: method, path, body and headers; returns the body of the answer or raises ModelError."""
+
+
+class CallBatched(Exception):
+    """The call waits for a batch. Not an error."""
+
+
+class NotYetKnown(Exception):
+    """The provider cannot say yet whether it has a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A batch that is about to be sent: our name for it, and the body of each call by its number."""
+
+    tag: str
+    bodies: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """A batch that may have been sent.
+
+    Attributes:
+        count: how many calls are in it.
+        sent_ms: when it was sent at the earliest.
+        known: the provider's ids of other batches.
+    """
+
+    tag: str
+    count: int
+    sent_ms: int
+    known: frozenset[str]
+
+
+class BatchProvider(Protocol):
+    """A provider's batch API. All methods raise `ModelError`."""
+
+    async def upload(self, outgoing: Outgoing, /) -> str:
+        """Bring what is to be sent to the provider; nothing is bought yet.
+
+        Returns:
+            Its name there; empty where nothing is uploaded beforehand.
+        """
+        ...
+
+    async def submit(self, outgoing: Outgoing, uploaded: str, /) -> str:
+        """Buy the calls, and return the provider's id of the batch."""
+        ...
+
+    async def revoke(self, uploaded: str, /) -> None:
+        """Make what was uploaded unusable, so that a worker that has not sent it yet no longer can."""
+        ...
+
+    async def find(self, sought: Sought, /) -> str | None:
+        """Return the provider's id of a batch that was sent, or None if there is none.
+
+        Raises:
+            NotYetKnown: a batch matches, but only its results can confirm it.
+        """
+        ...
+
+    async def results(self, provider_id: str) -> dict[str, bytes] | None:
+        """Return the result of each call, by number, or None while the batch is in progress."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        ...
+
+
+def lane_of(spec: LLMSpec, config: LLMConfig) -> str:
+    """Name what calls have to have in common to be in one batch: address, key and model.
+
+    The profile's name stands for the key: a key that is replaced leaves nobody behind, and none is in the store.
+    """
+    named = [spec.model, config.backend, config.base_url, config.model]
+    return hashlib.sha256(json.dumps(named).encode()).hexdigest()[:24]
+
+
+def custom_id(tag: str, number: str) -> str:
+    """Name one call of a batch for the provider: at most 64 letters, digits and hyphens."""
+    return f"{tag}-{number}"
+
+
+def number_of(line: Mapping[str, Any]) -> str:
+    """Return the number within the `custom_id` of a result."""
+    return str(line.get("custom_id")).rpartition("-")[2]
+
+
+def object_of(content: bytes) -> dict[str, Any]:
+    """Read an answer.
+
+    Raises:
+        MalformedReplyError: it is not a JSON object.
+    """
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise MalformedReplyError(f"The answer about a batch is not JSON: {error}.") from error
+    if not isinstance(found, dict):
+        raise MalformedReplyError("The answer about a batch is not a JSON object.")
+    return found
+
+
+def text_of(answer: Mapping[str, Any], name: str) -> str:
+    """Return a text of an answer.
+
+    Raises:
+        MalformedReplyError: there is none of this name.
+    """
+    value = answer.get(name)
+    if not isinstance(value, str) or not value:
+        raise MalformedReplyError(f"The answer about a batch has no {name}.")
+    return value
+
+
+def json_lines(content: bytes) -> list[Any]:
+    """Read JSON lines.
+
+    Raises:
+        MalformedReplyError: one of them is not an object.
+    """
+    try:
+        found = [json.loads(line) for line in content.splitlines() if line.strip()]
+    except (ValueError, RecursionError) as error:
+        raise MalformedReplyError(f"The results of a batch are not JSON lines: {error}.") from error
+    if not all(isinstance(line, dict) for line in found):
+        raise MalformedReplyError("The results of a batch are not JSON objects.")
+    return found
+
+
+def replied(reply: Any) -> bytes:
+    """Return the result of a call that was answered."""
+    return json.dumps({"reply": reply}).encode()
+
+
+def failed(error: ModelError) -> bytes:
+    """Return the result of a call that failed."""
+    return json.dumps({"code": error.code, "message": error.message, "text": error.provider_text}).encode()
+
+
+EXPIRED = failed(ServiceUnavailableError("The batch expired before the provider came to this call."))
+CANCELLED = failed(BadRequestError("The batch was cancelled at the provider."))
+
+
+def reply_from(result: bytes) -> Any:
+    """Return what `replied` was given.
+
+    Raises:
+        ModelError: what `failed` was given.
+    """
+    found = json.loads(result)
+    if "reply" in found:
+        return found["reply"]
+    raise MODEL_ERRORS.get(found["code"], InternalServerError)(found["message"], provider_text=found["text"])

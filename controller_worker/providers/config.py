@@ -1,0 +1,437 @@
+"""How a model is reached and asked: OpenHands' `LLMConfig`, with its names and defaults.
+
+Holds: an unknown field is refused and the nearest known one is named; no error text shows a value, so no key leaks;
+every wait has a limit.
+Does not: read the process environment; `from_env` is given one. It writes there only what litellm reads at import.
+Nor have all settings of OpenHands: see `NOT_HERE`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+import os
+import re
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+
+from controller_worker.providers.choices import BatchSpec, Fallback, RouterSpec, RouteRule
+from controller_worker.providers.context_management import (
+    Compaction,
+    ContextManagementSpec,
+    ThinkingClearing,
+    ToolUseClearing,
+)
+from controller_worker.providers.errors import LLMConfigError
+
+ENV_PREFIX = "LLM_"
+CONFIG_FILE_VARIABLE = "LLM_CONFIG"
+"""Names the file of profiles; see `profiles`."""
+ENV_FALLBACK_PREFIX = "LITELLM_"
+ENV_FALLBACK_FIELDS = ("model", "api_key", "base_url", "api_version")
+DEFAULT_TOTAL_TIMEOUT_SECONDS = 600.0
+OF_THE_CONVERSATION = frozenset({"messages", "stream", "system", "tools"})
+"""Fields of a request that a setting cannot replace."""
+OPENAI_HOST = "api.openai.com"
+AZURE_API_VERSION = "2024-12-01-preview"
+LITELLM_ENVIRONMENT: Mapping[str, str] = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MODE": "PRODUCTION"}
+"""No fetching of prices, and no `.env` file of whatever directory we happen to run in."""
+
+Wish = Literal["off", "auto", "on"]
+
+NOT_HERE: Mapping[str, str] = {
+    "correct_num": "there is no editor that asks a model",
+    "custom_tokenizer": "tokens are estimated without one",
+    "for_routing": "a router names its profiles",
+    "log_completions": "replies are in the log, prompts are never stored",
+    "log_completions_folder": "replies are in the log, prompts are never stored",
+}
+"""Settings of OpenHands that are refused, and why."""
+
+_PROVIDER_ADDRESS = re.compile(r"(?!DECKHANDS_|LLM_|LITELLM_BASE_URL|ANTHROPIC_)[A-Z0-9_]+_(API_BASE|BASE_URL|API_URL)")
+
+_log = logging.getLogger(__name__)
+
+
+class LLMConfig(BaseModel):
+    """One model's settings. `model`, `timeout` and the names told to OpenRouter differ from OpenHands: see below.
+
+    Attributes:
+        model: as litellm names it (`anthropic/claude-…`, `openai/…`, `gemini/…`), bare, `scripted/FILE` or
+            `replay/FILE`. In a profile, `PROVIDER/*` offers every model of a provider (see `profiles`).
+        tenants: whose conversations may name this entry; None: those of all.
+        scripts_dir: the directory below which conversations may name scripts and recordings; None: they may name none.
+        base_model: the model behind a name of your own, such as an Azure deployment: its features, limits and prices
+            count.
+        api_key: of the provider; without one, Anthropic's SDK and litellm look for theirs in the worker's environment.
+        base_url: the address of a server of your own, such as `http://host:8000/v1`.
+        api_version: the version of Azure's API.
+        custom_llm_provider: the provider in litellm's words, where the model's name does not say it.
+        aws_access_key_id: the key's id, for Bedrock.
+        aws_secret_access_key: the key, for Bedrock.
+        aws_region_name: the region, for Bedrock.
+        openrouter_site_url: the site that OpenRouter shows as the caller; None names none.
+        openrouter_app_name: the application that OpenRouter shows as the caller; None names none.
+        backend: what makes the calls; `auto` chooses by the model's name and address.
+        num_retries: attempts in all, the first one included.
+        retry_multiplier: seconds of the first wait; each further wait is twice as long, between `retry_min_wait` and
+            `retry_max_wait` seconds.
+        retry_min_wait: least seconds between two attempts.
+        retry_max_wait: most seconds between two attempts, unless the provider names a time.
+        timeout: seconds for one attempt in all; None means 600.
+        connect_timeout: seconds to connect.
+        first_byte_timeout: longest silence in seconds before a streamed reply begins; None means `read_timeout`.
+        read_timeout: longest silence in seconds within a reply, and before one that is not streamed.
+        fallbacks: asked at once, in order, when a call fails; names alone, or with the errors they are for.
+        max_message_chars: longest text of one observation in a prompt; longer ones lose their middle.
+        temperature: sampling temperature; None sends none.
+        top_p: nucleus sampling; None sends none.
+        top_k: number of candidates of each token; None sends none.
+        seed: the seed of the sampling, where the provider takes one.
+        reasoning_effort: how much a model thinks, in the provider's words (`low`, `medium`, `high`, …).
+        max_input_tokens: the longest prompt that a router sends to this model; None decides by model.
+        max_output_tokens: the longest reply; None decides by model.
+        caching_prompt: whether prompts are marked for the provider's cache.
+        ollama_base_url: instead of `base_url` for models of `ollama/` and `ollama_chat/`.
+        disable_vision: True drops images, False sends them; None decides by model.
+        completion_kwargs: fields of the request that win over all others; in it, `extra_body` holds further ones, and
+            `extra_headers` further headers.
+        safety_settings: sent to Mistral and Gemini only.
+        modify_params: whether litellm may repair requests for its providers; counts for the whole worker.
+        router: how to choose among profiles for each call; None asks this model.
+        cache_dir: a directory of kept replies, or a URL that fsspec can reach (see `cache`); None keeps none.
+        cache_scope: replies are kept apart by it: one for each sample of the same question, say.
+        cache_ttl_seconds: for how long a kept reply is used.
+        batch: make the calls of conversations without a person by the provider's batch API; see `batching`.
+        drop_params: leave out, with a warning, what the model does not accept; otherwise it is refused.
+        native_tool_calling: whether tools are the provider's business; False puts them into the prompt as text (see
+            `text_tools`); None decides by model.
+        strict_tools: whether the provider holds calls of tools to their schemas; `auto`: where the table knows that the
+            model takes it (see `strictness`).
+        structured_output: whether it holds a reply in words to the schema of the conversation's output, likewise.
+        cache_lifetime: how long Claude keeps a marked prompt; `1h` costs twice the price of input, for agents whose
+            steps take longer than five minutes.
+        prompt_cache_key: send the conversation's id, so that its calls reach the same cache; None: to OpenAI alone.
+        service_tier: sent to the provider, which answers with the tier that it has used; that one is priced.
+        count_tokens: let the provider count a prompt where its size decides something; see `calls.prompt_count`.
+        disable_stop_word: send no stop word with tools in text.
+        stream_replies: whether replies are streamed that nobody watches; `auto`: those that may be long.
+        context_management: what Claude's provider leaves out of a long prompt, or summarises; None asks for nothing.
+        input_cost_per_token: USD, together with `output_cost_per_token` instead of the price table's.
+        output_cost_per_token: USD, together with `input_cost_per_token`.
+    """
+
+    # Keys must not show in errors and therefore in logs and events.
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    # Differs: no default model, because the original's has reached its end of life and a guess would cost money.
+    model: str = Field(min_length=1)
+    tenants: tuple[str, ...] | None = None
+    scripts_dir: str | None = Field(default=None, min_length=1)
+    base_model: str | None = Field(default=None, min_length=1)
+    api_key: SecretStr | None = None
+    base_url: str | None = None
+    api_version: str | None = None
+    custom_llm_provider: str | None = None
+    ollama_base_url: str | None = None
+    aws_access_key_id: SecretStr | None = None
+    aws_secret_access_key: SecretStr | None = None
+    aws_region_name: str | None = None
+    # Differs: the original tells OpenRouter that it is OpenHands, which we are not.
+    openrouter_site_url: str | None = None
+    openrouter_app_name: str | None = None
+    backend: Literal["auto", "anthropic", "openai", "litellm", "scripted", "replay"] = "auto"
+
+    num_retries: int = Field(default=5, ge=1)
+    retry_multiplier: float = Field(default=8, gt=0)
+    retry_min_wait: float = Field(default=8, ge=0)
+    retry_max_wait: float = Field(default=64, ge=0)
+    # Differs: the original waits without limit by default, because a hung provider must not hold a step for ever.
+    timeout: float | None = Field(default=None, gt=0)
+    connect_timeout: float = Field(default=10.0, gt=0)
+    first_byte_timeout: float | None = Field(default=None, gt=0)
+    read_timeout: float = Field(default=300.0, gt=0)
+
+    fallbacks: tuple[Fallback, ...] = ()
+    router: RouterSpec | None = None
+    batch: BatchSpec | None = None
+    cache_dir: str | None = None
+    cache_scope: str = ""
+    cache_ttl_seconds: float = Field(default=30 * 86_400.0, gt=0)
+
+    max_message_chars: int = Field(default=30_000, ge=1)
+    temperature: float | None = Field(default=0.0, ge=0)
+    top_p: float | None = Field(default=1.0, ge=0, le=1)
+    top_k: float | None = None
+    seed: int | None = None
+    reasoning_effort: str | None = None
+    max_input_tokens: int | None = Field(default=None, ge=1)
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    input_cost_per_token: float | None = Field(default=None, ge=0)
+    output_cost_per_token: float | None = Field(default=None, ge=0)
+    drop_params: bool = True
+    modify_params: bool = True
+    disable_vision: bool | None = None
+    safety_settings: tuple[dict[str, Any], ...] | None = None
+    completion_kwargs: dict[str, Any] | None = None
+    caching_prompt: bool = True
+    cache_lifetime: Literal["5m", "1h"] = "5m"
+    prompt_cache_key: bool | None = None
+    service_tier: str | None = Field(default=None, min_length=1)
+    native_tool_calling: bool | None = None
+    strict_tools: Wish = "off"
+    structured_output: Wish = "off"
+    count_tokens: bool = False
+    disable_stop_word: bool = False
+    stream_replies: Literal["auto", "on", "off"] = "auto"
+
+    context_management: ContextManagementSpec | None = None
+
+    @property
+    def known_as(self) -> str:
+        """The name under which the tables know the model."""
+        return self.base_model or self.model
+
+    @property
+    def sends_cache_key(self) -> bool:
+        """Whether calls carry the conversation's id as `prompt_cache_key`; other servers may refuse the field."""
+        if self.prompt_cache_key is not None:
+            return self.prompt_cache_key
+        host = (urlsplit(self.base_url or "").hostname or "") if self.base_url else ""
+        return host == OPENAI_HOST or (
+            not host and self.known_as.removeprefix("openai/").startswith(("gpt-", "o1", "o3", "o4"))
+        )
+
+    @property
+    def total_timeout_seconds(self) -> float:
+        """Limit of one attempt, from its start to the end of the reply."""
+        return self.timeout or DEFAULT_TOTAL_TIMEOUT_SECONDS
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What no text may show."""
+        keys = (self.api_key, self.aws_access_key_id, self.aws_secret_access_key)
+        return tuple(key.get_secret_value() for key in keys if key is not None)
+
+    @field_validator("model")
+    @classmethod
+    def _has_no_address(cls, value: str) -> str:
+        if "://" in value:  # litellm would post prompt and key there
+            raise ValueError("an address is no part of a model's name; write it as base_url")
+        return value
+
+    @field_validator("tenants", mode="before")
+    @classmethod
+    def _are_names(cls, value: Any) -> Any:
+        return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+
+    @field_validator("fallbacks", mode="before")
+    @classmethod
+    def _names_are_enough(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = [name.strip() for name in value.split(",") if name.strip()]
+        return [{"use": item} if isinstance(item, str) else item for item in value]
+
+    @field_validator("base_url", "ollama_base_url")
+    @classmethod
+    def _is_address(cls, value: str | None) -> str | None:
+        if value and not _is_address(value):
+            raise ValueError("this is not an address; it looks like https://host/v1")  # its text may be a key
+        return value
+
+    @field_validator("api_key")
+    @classmethod
+    def _is_a_line(cls, value: SecretStr | None) -> SecretStr | None:
+        """Leave out the line end that a key from a file has; within a key, a header could not hold one."""
+        key = value.get_secret_value().strip() if value is not None else ""
+        if any(char < " " or char == "\x7f" for char in key):
+            raise ValueError("a key has no line breaks and no control characters in it")
+        return SecretStr(key) if value is not None else None
+
+    @field_validator("completion_kwargs")
+    @classmethod
+    def _leaves_the_conversation_alone(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        further = [
+            name for name in ("extra_body", "extra_headers") if not isinstance((value or {}).get(name) or {}, dict)
+        ]
+        for name in further:
+            raise ValueError(f"{name!r} has to be a table of fields")
+        given = {*(value or {}), *((value or {}).get("extra_body") or {})}
+        for name in sorted(OF_THE_CONVERSATION & given):
+            raise ValueError(f"{name!r} comes from the conversation and its agent; it cannot be set here")
+        return value
+
+    @field_validator("batch", mode="before")
+    @classmethod
+    def _yes_is_enough(cls, value: Any) -> Any:
+        return {} if value is True else None if value is False else value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_the_nearest_field(cls, fields: Any) -> Any:
+        unknown = sorted(set(fields) - set(cls.model_fields)) if isinstance(fields, dict) else []
+        if unknown:
+            raise ValueError("; ".join(map(_unknown_setting, unknown)))
+        return fields
+
+    @model_validator(mode="after")
+    def _batches_have_one_model(self) -> Self:
+        if self.batch is not None and self.router is not None:
+            raise ValueError("a profile with a router cannot be batched; set batch in the profiles that it chooses")
+        return self
+
+    @model_validator(mode="after")
+    def _azure_wants_a_version(self) -> Self:
+        if self.model.startswith("azure") and self.api_version is None:
+            object.__setattr__(self, "api_version", AZURE_API_VERSION)
+        return self
+
+    @classmethod
+    def from_env(
+        cls, env: Mapping[str, str], beneath: Mapping[str, Any] = MappingProxyType({}), **overrides: Any
+    ) -> Self:
+        """Read `LLM_<FIELD>`; for the model, its key, address and API version also `LITELLM_<FIELD>`.
+
+        Args:
+            env: environment variables; empty values count as unset.
+            beneath: fields that the environment wins over.
+            overrides: fields that win over the environment; None counts as unset.
+
+        Raises:
+            LLMConfigError: no model is named, or a value cannot be used.
+        """
+        fields: dict[str, Any] = dict(beneath)
+        pair = [
+            {prefix for prefix in (ENV_PREFIX, ENV_FALLBACK_PREFIX) if env.get(prefix + name, "").strip()}
+            for name in ("API_KEY", "BASE_URL")
+        ]
+        # A key and an address that both stand in LITELLM_… belong together: neither is mixed with one of LLM_….
+        is_whole = all(ENV_FALLBACK_PREFIX in found for found in pair) and any(ENV_PREFIX in found for found in pair)
+        others = ENV_FALLBACK_FIELDS if not is_whole else ("model", "api_version")
+        for name, field in cls.model_fields.items():
+            prefixes = (ENV_PREFIX, ENV_FALLBACK_PREFIX) if name in others else (ENV_PREFIX,)
+            value = next((found for prefix in prefixes if (found := env.get(prefix + name.upper(), "").strip())), None)
+            if value is not None:
+                is_plain = not any(kind in str(field.annotation) for kind in ("dict", "tuple", "Spec"))
+                fields[name] = value if is_plain else _from_text(value)
+        for text in ignored_variables(env):
+            _log.warning("%s", text)
+        fields |= {name: value for name, value in overrides.items() if value is not None}
+        return cls.create(**fields)
+
+    @classmethod
+    def create(cls, **fields: Any) -> Self:
+        """Build a config from fields whose origin is a person.
+
+        Raises:
+            LLMConfigError: no model is named, or a value cannot be used.
+        """
+        if not fields.get("model"):
+            raise LLMConfigError(
+                "No model is configured.",
+                remedy="Set LLM_MODEL and LLM_API_KEY, and LLM_BASE_URL for a server of your own; "
+                "LLM_MODEL=scripted/FILE needs neither key nor network.",
+            )
+        try:
+            return cls(**fields)
+        except ValidationError as error:
+            raise LLMConfigError(
+                "The model's settings cannot be used: " + "; ".join(_complaint(item) for item in error.errors())
+            ) from None
+
+
+_PARTS: Mapping[str, type[BaseModel]] = {
+    "fallbacks": Fallback,
+    "rules": RouteRule,
+    "router": RouterSpec,
+    "batch": BatchSpec,
+    "context_management": ContextManagementSpec,
+    "clear_thinking": ThinkingClearing,
+    "clear_tool_uses": ToolUseClearing,
+    "compact": Compaction,
+}
+"""By the name of the field that holds them."""
+
+
+def set_litellm_environment() -> None:
+    """Set what litellm reads while it is imported; what is set already stays."""
+    for name, value in LITELLM_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
+def drop_provider_addresses() -> list[str]:
+    """Remove what litellm would read as the address of a provider, and return the names that were set.
+
+    An address that stands in no entry would get the keys of entries.
+    """
+    found = [name for name in os.environ if _PROVIDER_ADDRESS.fullmatch(name)]
+    for name in found:
+        del os.environ[name]
+    return sorted(found)
+
+
+def has_key_of(provider: str) -> bool:
+    """Return whether the environment has a key of a provider's own, such as GROQ_API_KEY."""
+    beginning = provider.upper().replace("-", "_").partition("_")[0]
+    return any(
+        name.startswith(beginning) and re.search(r"KEY|TOKEN", name) for name, text in os.environ.items() if text
+    )
+
+
+def _is_address(text: str) -> bool:
+    """Say whether a text is an address of a server."""
+    try:
+        parts = urlsplit(text)
+        has_place = bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of the port, or of brackets
+        return False
+    return has_place and re.match(r"https?://[^/]", text) is not None and not re.search(r"\s", parts.netloc)
+
+
+def _from_text(text: str) -> Any:
+    """Read a value that no plain text can hold; what is not JSON is left for the field to refuse."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _complaint(item: Any) -> str:
+    place, text = list(item["loc"]), str(item["msg"]).removeprefix("Value error, ")
+    if item["type"] == "extra_forbidden":
+        name = str(place.pop())
+        parts = next(_PARTS[part] for part in reversed(place) if part in _PARTS)
+        text = f"{name!r} is not part of it{_did_you_mean(name, parts.model_fields)}"
+    field = ".".join(map(str, place))
+    return f"{field} ({ENV_PREFIX}{str(place[0]).upper()}): {text}" if field else text
+
+
+def _unknown_setting(name: str) -> str:
+    if name in NOT_HERE:
+        return f"{name!r} is a setting of OpenHands that is not here: {NOT_HERE[name]}"
+    return f"{name!r} is not a model setting{_did_you_mean(name, LLMConfig.model_fields)}"
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {nearest[0]!r}?" if nearest else ""
+
+
+def ignored_variables(env: Mapping[str, str]) -> list[str]:
+    """Return what to say of variables that silently do nothing, by name; OpenHands' own further ones are left out."""
+    found = []
+    known = {ENV_PREFIX + name.upper() for name in LLMConfig.model_fields} | {CONFIG_FILE_VARIABLE}
+    for name in sorted(env):
+        field = name.removeprefix(ENV_PREFIX).lower()
+        if name.startswith(ENV_PREFIX) and field in NOT_HERE:
+            found.append(f"The environment variable {name} does nothing: {NOT_HERE[field]}.")
+        elif name.startswith(ENV_PREFIX) and name not in known:
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+            if nearest:
+                found.append(f"The environment variable {name} is not known; did you mean {nearest[0]}?")
+    return found

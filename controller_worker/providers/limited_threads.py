@@ -1,0 +1,93 @@
+"""Threads for code that may block for ever, such as a class of the operator or the library of a provider.
+
+Holds: a caller can be cancelled, and waits for a limited time. A thread that never ends delays neither the event loop,
+nor the threads of the loop, nor the end of the process. The number of such threads is bounded.
+Does not: end a thread; nothing can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from contextvars import copy_context
+from typing import Any, TypeVar, TypeVarTuple, Unpack
+
+from controller_worker.providers.errors import LLMConfigError
+
+MAX_STUCK = 64
+"""How many threads may run whose callers have left."""
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class _DaemonThreads(Executor):
+    """One daemon thread for each call: the process does not wait for it at its end."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """See `Executor.submit`."""
+        future: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001  (it is raised where the result is awaited)
+                future.set_exception(error)
+
+        future.set_running_or_notify_cancel()
+        threading.Thread(target=work, daemon=True).start()
+        return future
+
+
+class LimitedThreads:
+    """The threads of one worker."""
+
+    def __init__(self) -> None:
+        self._threads = _DaemonThreads()
+        self._lock = threading.Lock()
+        self._stuck = 0
+
+    async def run(self, function: Callable[[Unpack[Ts]], T], *arguments: *Ts, what: str, limit_seconds: float) -> T:
+        """Call a function in a thread and return its result, or raise its error.
+
+        Args:
+            what: the subject of the error's text.
+
+        Raises:
+            LLMConfigError: it has not ended in time, or too many others have not.
+        """
+        if self._stuck >= MAX_STUCK:
+            raise LLMConfigError(
+                f"{what} cannot be made: {self._stuck} others have not been made in time.",
+                remedy="Restart the controller worker, and see its log for what blocks.",
+            )
+        has_ended = is_abandoned = False
+        context = copy_context()
+
+        def count_end() -> None:
+            nonlocal has_ended
+            with self._lock:
+                has_ended = True
+                self._stuck -= is_abandoned
+
+        def work() -> T:
+            try:
+                return context.run(function, *arguments)
+            finally:
+                count_end()
+
+        running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        try:
+            async with asyncio.timeout(limit_seconds):
+                return await running
+        except TimeoutError as error:
+            if not running.cancelled():
+                raise
+            raise LLMConfigError(f"{what} was not made within {limit_seconds:g} s.") from error
+        finally:
+            if running.cancelled():
+                with self._lock:
+                    is_abandoned = not has_ended
+                    self._stuck += is_abandoned

@@ -1,0 +1,373 @@
+"""Every other provider, by litellm.
+
+Holds: a key goes to the address that it belongs to, and a call to a public address unless the settings name another
+one (see `egress`); one attempt per call; neither litellm nor its clients retry; litellm fetches nothing at import,
+prints nothing, and does not read a `.env` file of the current directory.
+Does not: import litellm before a model is created; that costs seconds of CPU and 250 MB. Nor close the connections
+that litellm keeps for all models of a provider.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from broker.runtime.clock import Clock
+from controller_worker.providers.anthropic_backend import URL as ANTHROPIC_URL
+from controller_worker.providers.config import LLMConfig, drop_provider_addresses, has_key_of, set_litellm_environment
+from controller_worker.providers.errors import LLMConfigError, MalformedReplyError, ModelTimeoutError
+from controller_worker.providers.llm import Completion, Delta, ModelRequest
+from controller_worker.providers.model_features import features_of, normalised
+from controller_worker.providers.model_table import look_up, provider_of
+from controller_worker.providers.openai_backend import COST_HEADER, NO_KEY
+from controller_worker.providers.parameters import chat_parameters, may_be_long
+from controller_worker.providers.strictness import Strict, Strictness
+from controller_worker.providers.wires.chat_stream import ChatStream
+from controller_worker.providers.wires.chat_wire import ChatWire, asked_fields, read_chat_reply
+from controller_worker.providers.wires.egress import Egress, guard
+from controller_worker.providers.wires.event_stream import stream_limits, until_headers, within_limits
+from controller_worker.providers.wires.plausible_usage import completion_of
+from controller_worker.providers.wires.provider_errors import failure_of_choice, model_error
+from controller_worker.providers.wires.quota_headers import quota_left
+from controller_worker.providers.wires.raw_client import is_streamed, timeouts, unseen
+from controller_worker.providers.wires.reply import token_count, told_usd
+
+if TYPE_CHECKING:
+    import httpx
+
+COUNTING_PROVIDER = "openai"
+RESPONSES_PREFIX = "responses/"
+GEMINI_PRO_THINKING_TOKENS = 128
+
+ADDRESS_REMEDY = "Write its address as base_url where the model is offered."
+OLLAMA = ("ollama", "ollama_chat")
+LOCAL_PROVIDERS = frozenset(
+    {
+        *("a2a", "a2a_agent", "aiohttp_openai", "custom", "custom_openai", "docker_model_runner", "gdc", "hosted_vllm"),
+        *("infinity", "langflow", "langgraph", "lemonade", "litellm_agent", "litellm_proxy", "llamafile", "lm_studio"),
+        *("nvidia_riva", "oobabooga", "ollama", "ollama_chat", "openai_like", "petals", "ragflow", "triton", "vllm"),
+        "xinference",
+    }
+)
+"""Providers that are servers of one's own; litellm looks for most of them on this machine."""
+ADDRESSED_PROVIDERS = frozenset(
+    {
+        *("azure", "azure_ai", "azure_text", "bedrock", "bedrock_converse", "bedrock_mantle", "databricks", "oci"),
+        *(
+            "sagemaker",
+            "sagemaker_chat",
+            "sagemaker_nova",
+            "sap",
+            "snowflake",
+            "vertex_ai",
+            "vertex_ai_beta",
+            "watsonx",
+        ),
+        "watsonx_text",
+    }
+)
+"""Providers whose address is the customer's own, and which log in by what the environment says of it."""
+WITHOUT_PUBLIC_ADDRESS = LOCAL_PROVIDERS | {"azure", "azure_ai", "azure_text"}
+PROVIDERS_OWN = "llm_provider-"
+"""What litellm puts before the names of a provider's own headers."""
+
+
+_log = logging.getLogger(__name__)
+
+
+class LitellmLLM:
+    """The backend for everything that litellm speaks."""
+
+    def __init__(self, config: LLMConfig, clock: Clock) -> None:
+        """Import litellm; nothing is sent.
+
+        Raises:
+            LLMConfigError: `drop_params` is off and a parameter is set that the model refuses, or the provider has no
+                public address and none is set.
+        """
+        self._config = config
+        self._litellm = _import_litellm(config)
+        model = _routed_model(self._litellm, config)
+        self._provider = _provider(self._litellm, config, model)
+        _check_address(config, self._provider)
+        features = features_of(config.base_model or model)
+        self._secrets = config.secrets
+        self._row = look_up(config.base_model or model)
+        self._is_long = may_be_long(config, chat_parameters(config, model), self._row)
+        self._parameters = _parameters(config, model) | _own_login(self._litellm, config, self._provider)
+        self._wire = ChatWire(
+            cache_marks=config.caching_prompt and features.prompt_cache,
+            thoughts=features.thoughts,
+            cache_lifetime=config.cache_lifetime,
+        )
+        self._strictness = Strictness(config, is_known=features.strict_schemas and not features.is_claude)
+        self._clock = clock
+
+    async def complete(self, request: ModelRequest) -> Completion:
+        """Ask once. See `LLM.complete`."""
+        began = self._clock.monotonic()
+        parameters = self._parameters
+        if request.temperature is not None and "temperature" in parameters:
+            parameters = parameters | {"temperature": request.temperature}
+        if self._config.sends_cache_key:
+            parameters = parameters | {"prompt_cache_key": request.conversation_id}
+
+        async def ask(strict: Strict) -> tuple[Any, dict[str, Any]]:
+            messages = self._wire.values(request.messages)
+            return await self._ask(parameters | asked_fields(request, strict), messages, self._watcher(request))
+
+        answer, hidden = await self._strictness.ask(request, ask)
+        reply = read_chat_reply(answer)
+        headers = hidden.get("additional_headers") or {}
+        return completion_of(
+            reply,
+            request,
+            self._config,
+            self._row,
+            latency_seconds=self._clock.monotonic() - began,
+            told_usd=told_usd(headers.get(f"{PROVIDERS_OWN}{COST_HEADER}")),
+            quota_left=quota_left(headers, prefix=PROVIDERS_OWN),
+        )
+
+    async def count_tokens(self, request: ModelRequest) -> int | None:
+        """Ask OpenAI's Responses by litellm's own way to its endpoint; other providers are not asked.
+
+        litellm's public function counts with a tokenizer here where a provider does not answer; our estimate is
+        cheaper and as good.
+        """
+        with Egress(self._parameters.get("base_url")).within():
+            return await self._count(request)
+
+    async def _count(self, request: ModelRequest) -> int | None:
+        try:
+            model, provider, key, base = self._litellm.get_llm_provider(
+                model=self._parameters["model"],
+                api_base=self._parameters.get("base_url"),
+                api_key=self._parameters.get("api_key"),
+            )
+            if provider != COUNTING_PROVIDER:
+                return None
+            known = self._litellm.utils.ProviderConfigManager.get_provider_model_info(
+                model=model, provider=self._litellm.LlmProviders(provider)
+            )
+            found = await known.get_token_counter().count_tokens(
+                model_to_use=model.removeprefix(RESPONSES_PREFIX),
+                messages=self._wire.values(request.messages),
+                contents=None,
+                deployment={"litellm_params": {"model": model, "api_key": key, "api_base": base}},
+                request_model=model,
+                tools=asked_fields(request, self._strictness.of(request)).get("tools"),
+            )
+        except Exception as error:
+            raise model_error(error, secrets=self._secrets) from error
+        return None if found is None or found.error else token_count(found.total_tokens) or None
+
+    async def aclose(self) -> None:
+        """Do nothing: the connections belong to litellm, for all models of a provider."""
+
+    def _watcher(self, request: ModelRequest) -> Callable[[Delta], None] | None:
+        return (request.on_delta or unseen) if is_streamed(request, is_long=self._is_long) else None
+
+    async def _ask(
+        self, parameters: dict[str, Any], messages: list[dict[str, Any]], on_delta: Callable[[Delta], None] | None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Return the reply and what litellm knows besides."""
+        limit_seconds = self._config.total_timeout_seconds
+        egress = Egress(self._parameters.get("base_url"))
+        try:
+            with egress.within():
+                async with asyncio.timeout(limit_seconds):
+                    if on_delta is not None:
+                        return await self._stream(parameters, messages, on_delta)
+                    answer = await self._litellm.acompletion(messages=messages, **parameters)
+                    return _whole(answer.model_dump()), getattr(answer, "_hidden_params", None) or {}
+        except TimeoutError as error:
+            raise ModelTimeoutError(f"There was no whole reply within {limit_seconds:g} s.") from error
+        except Exception as error:
+            # An outer edge: litellm lets through whatever the code of its hundred providers raises.
+            if egress.refused:
+                raise LLMConfigError(
+                    f"{self._config.model!r} leads to {egress.refused}, which is no public address.",
+                    remedy=ADDRESS_REMEDY,
+                ) from error
+            raise model_error(error, secrets=self._secrets, now=self._clock.now()) from error
+
+    async def _stream(
+        self, parameters: dict[str, Any], messages: list[dict[str, Any]], on_delta: Callable[[Delta], None]
+    ) -> tuple[Any, dict[str, Any]]:
+        limits, stream = stream_limits(self._config), ChatStream(on_delta)
+        asked = {
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "timeout": _timeout(self._config, limits.longest_seconds),
+        }
+        async with until_headers(limits):
+            answer = await self._litellm.acompletion(messages=messages, **parameters | asked)
+        try:
+            try:
+                async for chunk in within_limits(answer, limits, lambda: _has_ended(answer)):
+                    stream.take_chunk(chunk.model_dump())
+            except Exception:
+                if not _has_ended(answer):
+                    raise
+                _take_the_end(stream, answer)
+            if not _has_ended(answer):
+                # litellm invents an end for a stream that was cut off.
+                raise MalformedReplyError("The stream has ended before the reply.")
+            reply = stream.reply()
+            if isinstance(reply["usage"], dict):  # where no cost is reported, litellm puts what it believes itself
+                reply["usage"]["cost"] = _reported_cost(answer)
+            return reply, getattr(answer, "_hidden_params", None) or {}
+        finally:
+            await answer.aclose()
+
+
+def _whole(reply: dict[str, Any]) -> dict[str, Any]:
+    """Return a reply, or raise the error that stands beside a part of one."""
+    if (failed := failure_of_choice(reply)) is not None:
+        raise failed
+    return reply
+
+
+def _has_ended(answer: Any) -> bool:
+    """Say whether the model has said why it stopped; Gemini says so beside its last words, and litellm elsewhere."""
+    return answer.received_finish_reason is not None or answer.intermittent_finish_reason is not None
+
+
+def _reported_cost(answer: Any) -> Any:
+    """Return what the provider has said that the call cost; None if it has not."""
+    said = (getattr(getattr(chunk, "usage", None), "cost", None) for chunk in reversed(answer.chunks))
+    return next((cost for cost in said if cost is not None), None)
+
+
+def _take_the_end(stream: ChatStream, answer: Any) -> None:
+    """Take in what litellm holds back until the connection ends, as a reply that is whole needs no more of it."""
+    if not stream.is_whole:
+        stream.take_chunk(answer.finish_reason_handler().model_dump())
+    usage = next((found for chunk in reversed(answer.chunks) if (found := getattr(chunk, "usage", None))), None)
+    if usage is not None:
+        stream.take_chunk({"usage": usage.model_dump()})
+
+
+def _import_litellm(config: LLMConfig) -> ModuleType:
+    set_litellm_environment()
+    for name in drop_provider_addresses():
+        _log.warning("The environment variable %s does nothing: write the address as base_url of an entry.", name)
+    is_first = "litellm" not in sys.modules
+    import litellm
+
+    if is_first:
+        gc.freeze()  # a million objects that stay: a full collection would hold up every conversation to look at them
+    import httpx
+
+    guard(httpx)
+    litellm.suppress_debug_info = True
+    litellm.redact_messages_in_exceptions = True
+    litellm.telemetry = False
+    # For providers that take no addresses of images litellm downloads them: never from the controller's own network.
+    litellm.user_url_validation = True
+    litellm.user_url_allowed_hosts = []
+    litellm.modify_params = config.modify_params
+    module: ModuleType = litellm
+    return module
+
+
+def _routed_model(litellm: ModuleType, config: LLMConfig) -> str:
+    """Return the model as litellm routes it: with an address and no provider it is an OpenAI-compatible server's."""
+    first, _, rest = config.model.partition("/")
+    has_provider = config.custom_llm_provider is not None or (bool(rest) and first in litellm.provider_list)
+    return config.model if has_provider or config.base_url is None else f"openai/{config.model}"
+
+
+def _provider(litellm: ModuleType, config: LLMConfig, model: str) -> str:
+    """Return the provider that litellm takes a model for; it knows some names without one."""
+    if config.custom_llm_provider is None and "/" not in model:
+        try:
+            return str(litellm.get_llm_provider(model=model)[1])
+        except Exception:  # noqa: BLE001  (it says at the call that it does not know the model)
+            return provider_of(model)
+    return provider_of(model, config.custom_llm_provider)
+
+
+def _check_address(config: LLMConfig, provider: str) -> None:
+    """Refuse a provider that is a server of one's own whose address the settings do not name.
+
+    Raises:
+        LLMConfigError: it is one; litellm would look for it on this machine.
+    """
+    has_address = config.base_url or (provider in OLLAMA and config.ollama_base_url)
+    if provider in WITHOUT_PUBLIC_ADDRESS and not has_address:
+        raise LLMConfigError(
+            f"The provider {provider} of {config.model!r} has no public address.", remedy=ADDRESS_REMEDY
+        )
+
+
+def _own_login(litellm: ModuleType, config: LLMConfig, provider: str) -> dict[str, Any]:
+    """Return what keeps keys of the environment from addresses that they are not for, where the settings have none.
+
+    litellm takes OPENAI_API_KEY for many providers that have no key, and a provider's key for any address.
+    """
+    if config.api_key is not None:
+        pinned = {"anthropic": ANTHROPIC_URL}
+        return {"base_url": pinned[provider]} if provider in pinned and config.base_url is None else {}
+    is_foreign = provider in litellm.openai_compatible_providers and not has_key_of(provider)
+    has_own_address = config.base_url is not None and provider not in ADDRESSED_PROVIDERS
+    is_openai = provider in ("openai", "text-completion-openai") and config.base_url is None
+    return {"api_key": NO_KEY} if (is_foreign and not is_openai) or has_own_address else {}
+
+
+def _parameters(config: LLMConfig, model: str) -> dict[str, Any]:
+    """Return what every call passes besides messages and tools, by OpenHands' rules."""
+    fields = chat_parameters(config, model)
+    if model.startswith("azure") and "max_completion_tokens" in fields:
+        fields["max_tokens"] = fields.pop("max_completion_tokens")
+    if model.startswith("huggingface/") and fields.get("top_p") == 1:
+        fields["top_p"] = 0.9
+    if features_of(config.base_model or model).thoughts == "items":
+        further = {"include": ["reasoning.encrypted_content"]} | (fields.get("extra_body") or {})
+        fields["extra_body"] = further
+    if normalised(model) == "gemini-2.5-pro" and config.reasoning_effort in (None, "low", "none"):
+        fields.pop("reasoning_effort", None)
+        fields["thinking"] = {"type": "enabled", "budget_tokens": GEMINI_PRO_THINKING_TOKENS}
+        fields["allowed_openai_params"] = ["thinking"]
+    return _address(config, model) | fields | {
+        "model": model,
+        "timeout": _timeout(config, config.read_timeout),
+        "drop_params": config.drop_params,
+        "num_retries": 0,
+        "max_retries": 0,
+        "no-log": True,
+    }  # fmt: skip
+
+
+def _timeout(config: LLMConfig, read_seconds: float) -> httpx.Timeout:
+    import httpx
+
+    limits: httpx.Timeout = timeouts(httpx, config, read_seconds)
+    return limits
+
+
+def _address(config: LLMConfig, model: str) -> dict[str, Any]:
+    """Return where the provider is and who asks."""
+    is_ollama = model.startswith(("ollama/", "ollama_chat/"))
+    keys = {
+        "api_key": config.api_key,
+        "aws_access_key_id": config.aws_access_key_id,
+        "aws_secret_access_key": config.aws_secret_access_key,
+    }
+    names = {"HTTP-Referer": config.openrouter_site_url, "X-Title": config.openrouter_app_name}
+    headers = {name: value for name, value in names.items() if value is not None}
+    fields: dict[str, Any] = {
+        **{name: key.get_secret_value() for name, key in keys.items() if key is not None},
+        "aws_region_name": config.aws_region_name,
+        "base_url": config.base_url or (config.ollama_base_url if is_ollama else None),
+        "api_version": config.api_version,
+        "custom_llm_provider": config.custom_llm_provider,
+        "extra_headers": headers if headers and model.startswith("openrouter/") else None,
+    }
+    return {name: value for name, value in fields.items() if value is not None}

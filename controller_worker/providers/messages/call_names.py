@@ -1,0 +1,59 @@
+"""Names and ids of tool calls as providers take them back.
+
+A model may write a name that is none, and another provider's ids have another form. The provider that gets the
+history next then refuses the whole request, this one and every later one.
+
+Holds: what fits stays as it is; what is different stays different.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from controller_worker.providers.messages.messages import Message
+
+NAME_LIMIT_CHARS = 64
+"""OpenAI's; Anthropic takes 128."""
+
+_OTHER = re.compile(r"[^a-zA-Z0-9_-]")
+
+
+def fitting(name: str) -> str:
+    """Return a name or an id in letters, digits, `_` and `-`, at most 64 and at least one of them."""
+    if name and len(name) <= NAME_LIMIT_CHARS and not _OTHER.search(name):
+        return name
+    mark = hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:8]
+    return f"{_OTHER.sub('_', name)[: NAME_LIMIT_CHARS - 9]}_{mark}"
+
+
+def with_distinct_ids(messages: Sequence[Message]) -> Sequence[Message]:
+    """Return messages in which no two calls have the same id, as when a server begins to count again in each reply."""
+    ids = [call.id for message in messages for call in message.tool_calls]
+    if len(set(ids)) == len(ids):
+        return messages
+    taken: set[str] = set()
+    renamed: dict[str, str] = {}
+    distinct = []
+    for message in messages:
+        if message.tool_calls:
+            renamed = {call.id: _distinct(call.id, taken) for call in message.tool_calls}
+            taken |= set(renamed.values())
+            calls = tuple(replace(call, id=renamed[call.id]) for call in message.tool_calls)
+            distinct.append(message if calls == message.tool_calls else replace(message, tool_calls=calls))
+        elif message.tool_call_id is not None and renamed.get(message.tool_call_id, "") != message.tool_call_id:
+            call_id = renamed.get(message.tool_call_id, message.tool_call_id)
+            distinct.append(replace(message, tool_call_id=call_id))
+        else:
+            distinct.append(message)
+    return distinct
+
+
+def _distinct(call_id: str, taken: set[str]) -> str:
+    number, tried = 1, call_id
+    while tried in taken:
+        number += 1
+        tried = f"{call_id}_{number}"
+    return tried

@@ -1,0 +1,142 @@
+"""What a model can do, by its name: OpenHands' table of globs, completed by litellm's for newer models.
+
+Holds: a pattern without `/` is matched against the normalised base name, one with `/` against the whole lower-case
+name.
+Does not: ask anybody; a model that neither table knows has no feature but stop words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Literal
+
+from controller_worker.providers.model_table import look_up
+
+FUNCTION_CALLING = (
+    *("claude-3-7-sonnet*", "claude-3.7-sonnet*", "claude-sonnet-3-7-latest", "claude-3-5-sonnet*"),
+    *("claude-3.5-sonnet*", "claude-3.5-haiku*", "claude-3-5-haiku*", "claude-sonnet-4*", "claude-opus-4*"),
+    *("gpt-4o*", "gpt-4.1", "gpt-5*", "o1-2024-12-17", "o3*", "o4-mini*", "gemini-2.5-pro*", "gemini-3*", "groq/*"),
+    *("kimi-k2-0711-preview", "kimi-k2-instruct", "qwen3-coder*", "qwen3-coder-480b-a35b-instruct"),
+    *("deepseek-chat", "grok-code-fast-1"),
+)
+REASONING_EFFORT = (
+    *("o1-2024-12-17", "o1", "o3", "o3-2025-04-16", "o3-mini", "o3-mini-2025-01-31", "o4-mini", "o4-mini-2025-04-16"),
+    *("gemini-2.5-flash", "gemini-2.5-pro", "gpt-5*", "deepseek-r1-0528*"),
+    *("claude-sonnet-4-5*", "claude-haiku-4-5*"),
+)
+LATER_REASONING = (
+    *("gpt-[6-9]*", "gpt-[1-9][0-9]*", "o[1-9]-pro*", "o[5-9]*", "gemini-[3-9]*"),
+    *("kimi-k2.[5-9]*", "kimi-k2-thinking*", "kimi-k[3-9]*"),
+)
+"""Models that the original's globs end before, for installations whose price table lacks them, too."""
+OPENAI_REASONING = ("gpt-*", "o[1-9]*", "openai.gpt-*")
+"""Those that reason among these refuse a temperature; other makers' take one."""
+THOUGHT_READERS = (
+    *("kimi-k2-thinking*", "kimi-k2.[5-9]*", "kimi-k[3-9]*", "minimax-m[2-9]*", "glm-4.[6-9]*", "glm-[5-9]*"),
+    *("deepseek-reasoner*", "deepseek-chat*", "deepseek-v3.2*", "deepseek-v[4-9]*", "mimo-v2*"),
+)
+"""Models that answer with `reasoning_content` and want it back: some refuse a call's result without it."""
+PROMPT_CACHE = (
+    *("claude-3-7-sonnet*", "claude-3.7-sonnet*", "claude-sonnet-3-7-latest", "claude-3-5-sonnet*"),
+    *("claude-3-5-haiku*", "claude-3.5-haiku*", "claude-3-haiku-20240307", "claude-3-opus-20240229"),
+    *("claude-sonnet-4*", "claude-opus-4*"),
+)
+NO_STOP_WORDS = ("o1*", "grok-4-0709", "grok-code-fast-1", "deepseek-r1-0528*")
+EFFORT_NEVER_SENT = ("claude-sonnet-4-5*", "claude-haiku-4-5*", "grok-4", "grok-4-0709", "grok-code-fast-1")
+
+
+ThoughtForm = Literal["none", "signed", "content", "items", "calls"]
+"""How a model's thoughts return to it: not at all, as Claude's signed blocks, as `reasoning_content`, as items of the
+Responses API, or as what is attached to each call (Gemini)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFeatures:
+    """What a model can do.
+
+    Attributes:
+        is_claude: made by Anthropic, whatever provider serves it.
+        function_calling: takes tools natively.
+        reasoning: a reasoning model that refuses temperature and top_p.
+        reasoning_effort: takes an effort.
+        adaptive_thinking: decides by itself how much to think, when asked to.
+        sampling: takes temperature, top_p and top_k.
+        sampling_defaults: takes our defaults for them, which nobody has chosen.
+        prompt_cache: takes explicit cache marks.
+        stop_words: takes stop sequences.
+        thoughts: the form in which it reads its thoughts again.
+        strict_schemas: can be held to the schemas of its tools and of its output.
+    """
+
+    is_claude: bool
+    function_calling: bool
+    reasoning: bool
+    reasoning_effort: bool
+    adaptive_thinking: bool
+    sampling: bool
+    sampling_defaults: bool
+    prompt_cache: bool
+    stop_words: bool
+    thoughts: ThoughtForm
+    strict_schemas: bool
+
+
+@lru_cache(maxsize=256)
+def features_of(model: str) -> ModelFeatures:
+    """Return what the model can do."""
+    row = look_up(model)
+    is_claude = "claude" in normalised(model)
+    is_listed = _matches(model, REASONING_EFFORT)
+    reasons = is_listed or (row.reasons if row is not None else _matches(model, LATER_REASONING))
+    refuses_sampling = is_listed or (reasons and _matches(model, OPENAI_REASONING))
+    calls_functions = _matches(model, FUNCTION_CALLING)
+    is_new = is_claude or _matches(model, LATER_REASONING)
+    # Differs: the original knows these features by its globs alone, which end with the models of late 2025.
+    return ModelFeatures(
+        is_claude=is_claude,
+        function_calling=calls_functions or (is_new if row is None else row.function_calling),
+        reasoning=refuses_sampling and not is_claude,
+        reasoning_effort=(is_listed or (row is not None and row.takes_effort) if is_claude else reasons)
+        and not _matches(model, EFFORT_NEVER_SENT),
+        adaptive_thinking=is_claude and row is not None and row.thinks_adaptively,
+        # An unknown Claude is a new one: it calls tools, and refuses sampling parameters.
+        sampling=row.takes_sampling if row is not None else not is_claude,
+        sampling_defaults=not reasons and (row.takes_sampling if row is not None else calls_functions),
+        prompt_cache=_matches(model, PROMPT_CACHE) or (is_claude and row is not None and row.prompt_cache),
+        stop_words=not _matches(model, NO_STOP_WORDS),
+        thoughts=_thought_form(model, reasons=reasons, asks_responses=row is not None and row.asks_responses),
+        strict_schemas=row is not None
+        and (row.native_schemas if is_claude else row.response_schemas and _matches(model, OPENAI_REASONING)),
+    )
+
+
+def _thought_form(model: str, *, reasons: bool, asks_responses: bool) -> ThoughtForm:
+    name = normalised(model)
+    if "claude" in name:
+        return "signed"
+    if "gemini" in name:
+        return "calls"
+    if _matches(model, THOUGHT_READERS):
+        return "content"
+    return "items" if reasons and (asks_responses or "responses/" in model) else "none"
+
+
+def sees_images(model: str) -> bool:
+    """Say whether the model is known to take images."""
+    row = look_up(model)
+    return "claude" in normalised(model) if row is None else row.vision
+
+
+def normalised(model: str) -> str:
+    """Return the lower-case base name, without provider, `:variant` and `-gguf`."""
+    name = model.strip().lower()
+    if "/" in name:
+        name = name.rsplit("/", 1)[1].split(":", 1)[0]
+    return name.removesuffix("-gguf")
+
+
+def _matches(model: str, patterns: tuple[str, ...]) -> bool:
+    whole, name = model.strip().lower(), normalised(model)
+    return any(fnmatchcase(whole if "/" in pattern else name, pattern) for pattern in patterns)

@@ -1,0 +1,270 @@
+"""Prices and limits of models, from the table inside the installed litellm, which is never imported for it.
+
+litellm costs seconds and a quarter of a gigabyte to import; its table is one JSON file, of which one row per model in
+use is kept.
+
+Holds: an unknown price is None, never 0; a cost is never negative.
+Does not: ask the network for newer prices; an upgrade of litellm brings them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, field, replace
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.llm import Usage
+
+TABLE_FILE = "model_prices_and_context_window_backup.json"
+
+OTHER_PROVIDERS = frozenset(
+    {"huggingface", "ollama_chat", "openrouter", "sagemaker_chat", "vertex_ai_beta", "watsonx_text", "xinference"}
+)
+"""Providers of which the table prices no model."""
+
+SERVICE_TIERS = ("flex", "priority")
+"""That the table prices apart."""
+HOUR_FACTOR = 2.0
+"""What writing a token into Claude's cache for an hour costs, in prices of input."""
+BATCH_SHARE = 0.5
+"""What a batched call costs of another one, where the table does not say: Anthropic and OpenAI both ask half."""
+
+_TIERED = "input_cost_per_token"
+_TIER = re.compile(_TIERED + r"_above_(\d+)k_tokens\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """USD per token; the cache's are None where the provider has no separate price for it."""
+
+    input: float
+    output: float
+    cache_read: float | None = None
+    cache_write: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sale:
+    """How a call was sold, as far as the price depends on it.
+
+    Attributes:
+        is_batched: by the provider's batch API.
+        service_tier: as the provider names the one that it has used, such as `flex`; empty for the usual one.
+        is_cached_for_an_hour: what was put into the cache stays there for an hour.
+    """
+
+    is_batched: bool = False
+    service_tier: str = ""
+    is_cached_for_an_hour: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    """One model of the table.
+
+    Attributes:
+        prices: None when not known.
+        batch_prices: of calls by the provider's batch API; None when the table has none.
+        service_prices: by service tier, where they differ from `prices`.
+        tiers: prices for prompts above a number of tokens, highest first.
+        max_input_tokens: None when not known; likewise `max_output_tokens`.
+    """
+
+    prices: Prices | None
+    tiers: tuple[tuple[int, Prices], ...]
+    max_input_tokens: int | None
+    max_output_tokens: int | None
+    function_calling: bool
+    prompt_cache: bool
+    takes_sampling: bool
+    takes_effort: bool
+    thinks_adaptively: bool
+    vision: bool
+    reasons: bool = False
+    asks_responses: bool = False
+    native_schemas: bool = False
+    response_schemas: bool = False
+    batch_prices: Prices | None = None
+    service_prices: Mapping[str, Prices] = field(default_factory=dict)
+
+    def cost_usd(self, usage: Usage, sold: Sale = Sale()) -> float | None:
+        """Return what the call cost, or None when the price is not known."""
+        tier = next((prices for above, prices in self.tiers if usage.prompt_tokens > above), None)
+        has_batch_prices = sold.is_batched and tier is None and self.batch_prices is not None
+        direct = self._in_tier_of_service(tier or self.prices, sold.service_tier)
+        prices = self.batch_prices if has_batch_prices else direct
+        if prices is None:
+            return None
+        if sold.is_cached_for_an_hour and prices.cache_write is not None:
+            prices = replace(prices, cache_write=prices.input * HOUR_FACTOR)
+        return cost_usd(prices, usage) * (BATCH_SHARE if sold.is_batched and not has_batch_prices else 1.0)
+
+    def _in_tier_of_service(self, prices: Prices | None, name: str) -> Prices | None:
+        """Return prices as they are in a service tier: for a long prompt it changes them by as much as for another."""
+        service = self.service_prices.get(name)
+        if prices is None or self.prices is None or service is None or prices is self.prices:
+            return prices if service is None else service
+        share = service.input / self.prices.input if self.prices.input else 1.0
+        return Prices(*(None if price is None else price * share for price in astuple(prices)))  # type: ignore[arg-type]
+
+
+def cost_usd(prices: Prices, usage: Usage) -> float:
+    """Return what the tokens cost in USD. Cached tokens without a price of their own cost as much as others."""
+    read = min(usage.cache_read_tokens, usage.prompt_tokens)
+    write = min(usage.cache_write_tokens, usage.prompt_tokens - read)
+    return (
+        (usage.prompt_tokens - read - write) * prices.input
+        + read * (prices.input if prices.cache_read is None else prices.cache_read)
+        + write * (prices.input if prices.cache_write is None else prices.cache_write)
+        + usage.completion_tokens * prices.output
+    )
+
+
+def max_input_tokens(config: LLMConfig) -> int | None:
+    """Return how many tokens a prompt may have, by the settings or else the table; None if neither says."""
+    row = look_up(config.known_as)
+    return config.max_input_tokens or (row.max_input_tokens if row is not None else None)
+
+
+def call_cost_usd(config: LLMConfig, row: ModelRow | None, usage: Usage, sold: Sale = Sale()) -> float | None:
+    """Return what a call cost by the configured prices, if there are both, else by the table's; None if unknown."""
+    if config.input_cost_per_token is not None and config.output_cost_per_token is not None:
+        cost = cost_usd(Prices(config.input_cost_per_token, config.output_cost_per_token), usage)
+        return cost * (BATCH_SHARE if sold.is_batched else 1.0)
+    return row.cost_usd(usage, sold) if row is not None else None
+
+
+@lru_cache(maxsize=1)
+def providers() -> frozenset[str]:
+    """Return the names that litellm knows as providers, the first part of `provider/model`."""
+    rows = _read_table().values()
+    named = {row.get("litellm_provider") for row in rows if isinstance(row, dict)}
+    return frozenset(name for name in named if isinstance(name, str)) | OTHER_PROVIDERS
+
+
+def provider_of(model: str, custom: str | None = None) -> str:
+    """Return the provider of a model in litellm's words: whose keys it takes where there is no address of one's own.
+
+    Args:
+        custom: what the settings say.
+    """
+    first, _, rest = model.partition("/")
+    if custom or rest:
+        return custom or first
+    if model.startswith("claude"):
+        return "anthropic"
+    row = _read_table().get(model) if model in _names() else None
+    named = row.get("litellm_provider") if isinstance(row, dict) else None
+    return named if isinstance(named, str) else "openai"
+
+
+@lru_cache(maxsize=256)
+def look_up(model: str) -> ModelRow | None:
+    """Return the model's row, or None. The whole name is tried first, then without its leading path parts.
+
+    The first look-up of a model that the table has reads the file: about 30 ms. Others never do: there may be as many
+    of them as conversations.
+    """
+    listed, name = _names(), model.strip()
+    while True:
+        for known in (name, name.lower()):
+            if known in listed and isinstance(row := _read_table().get(known), dict):
+                return _row(row)
+        if "/" not in name:
+            return None
+        name = name.split("/", 1)[1]
+
+
+@lru_cache(maxsize=1)
+def _names() -> frozenset[str]:
+    """Return the models that the table has. Kept, unlike the table, which takes 20 MB."""
+    return frozenset(_read_table())
+
+
+def _read_table() -> Mapping[str, Any]:
+    spec = find_spec("litellm")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(folder, TABLE_FILE)
+        if path.is_file():
+            table: Mapping[str, Any] = json.loads(path.read_bytes())
+            return table
+    return {}
+
+
+def _row(row: Mapping[str, Any]) -> ModelRow:
+    tiers = _tiers(row)
+    base = next((prices for above, prices in tiers if above == 0), None)
+    return ModelRow(
+        prices=_prices(row, "") or base,
+        batch_prices=_batch_prices(row),
+        service_prices=_service_prices(row),
+        tiers=tuple((above, prices) for above, prices in tiers if above),
+        max_input_tokens=_tokens(row.get("max_input_tokens")),
+        max_output_tokens=_tokens(row.get("max_output_tokens")) or _tokens(row.get("max_tokens")),
+        function_calling=row.get("supports_function_calling") is True,
+        prompt_cache=row.get("supports_prompt_caching") is True,
+        takes_sampling=row.get("supports_sampling_params") is not False,
+        takes_effort=row.get("supports_output_config") is True,
+        thinks_adaptively=row.get("supports_adaptive_thinking") is True,
+        reasons=row.get("supports_reasoning") is True,
+        asks_responses=row.get("mode") == "responses",
+        native_schemas=row.get("supports_native_structured_output") is True,
+        response_schemas=row.get("supports_response_schema") is True,
+        vision=row.get("supports_vision") is True,
+    )
+
+
+def _prices(row: Mapping[str, Any], suffix: str) -> Prices | None:
+    def price(name: str) -> float | None:
+        value = row.get(name + suffix, row.get(name))
+        return float(value) if isinstance(value, int | float) and value >= 0 else None
+
+    per_input, per_output = price("input_cost_per_token"), price("output_cost_per_token")
+    if per_input is None or per_output is None:
+        return None
+    return Prices(per_input, per_output, price("cache_read_input_token_cost"), price("cache_creation_input_token_cost"))
+
+
+def _tiers(row: Mapping[str, Any]) -> list[tuple[int, Prices]]:
+    """Return the prices above each number of tokens of the prompt, highest first, in both forms that the table has."""
+    named = filter(None, map(_TIER.match, row))
+    tiers = [(int(match[1]) * 1000, _prices(row, match[0].removeprefix(_TIERED))) for match in named]
+    steps = [step for step in row.get("tiered_pricing") or () if "range" in step]  # others are tiers of searches
+    tiers += [(int(step["range"][0]), _prices(step, "")) for step in steps]
+    return sorted(((above, prices) for above, prices in tiers if prices is not None), key=lambda tier: -tier[0])
+
+
+def _service_prices(row: Mapping[str, Any]) -> dict[str, Prices]:
+    found = {}
+    for tier in SERVICE_TIERS:
+        prices = _prices(row, f"_{tier}") if f"{_TIERED}_{tier}" in row else None
+        if prices is not None:
+            found[tier] = prices
+    return found
+
+
+def _batch_prices(row: Mapping[str, Any]) -> Prices | None:
+    named = {name.removesuffix("_batches"): price for name, price in row.items() if name.endswith("_batches")}
+    batch, direct = _prices(named, ""), _prices(row, "")
+    if batch is None or direct is None:
+        return batch
+
+    def cheaper(price: float | None, of: float | None) -> float | None:
+        """Return the price of cached tokens in a batch; where the table has none, the same share of the direct one."""
+        return of * BATCH_SHARE if price is None and of is not None else price
+
+    return replace(
+        batch,
+        cache_read=cheaper(batch.cache_read, direct.cache_read),
+        cache_write=cheaper(batch.cache_write, direct.cache_write),
+    )
+
+
+def _tokens(value: Any) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None

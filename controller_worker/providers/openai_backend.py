@@ -1,0 +1,143 @@
+"""OpenAI-compatible servers, by their address: vLLM, SGLang, llama.cpp, Ollama, LM Studio, gateways.
+
+They are asked by aiohttp, without an SDK. The openai SDK's `create` walks the whole history to rename fields that need
+no renaming: 30 ms of CPU at 41 messages, 1.5 s at 2,000, during which no other conversation moves; its `post` keeps
+more while a call waits than the rest of a conversation. litellm adds its own to that, and a quarter of a gigabyte.
+
+Holds: one attempt per call; what a server never read, because it had just closed an idle connection, is no attempt, and
+is sent again. A server that refuses a stream which nobody watches is asked once more, for a whole reply,
+and streams no more. A key of the environment that is meant for OpenAI is not sent here.
+Does not: import aiohttp before a model is created.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from broker.runtime.clock import Clock
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.errors import BadRequestError, ServiceUnavailableError
+from controller_worker.providers.llm import Completion, ModelRequest
+from controller_worker.providers.model_features import features_of
+from controller_worker.providers.model_table import look_up
+from controller_worker.providers.parameters import body_and_headers, chat_parameters, may_be_long
+from controller_worker.providers.strictness import Strict, Strictness
+from controller_worker.providers.wires.chat_stream import ChatStream
+from controller_worker.providers.wires.chat_wire import ChatWire, read_chat_reply
+from controller_worker.providers.wires.http_transport import ConnectionStale, HttpTransport
+from controller_worker.providers.wires.plausible_usage import completion_of
+from controller_worker.providers.wires.quota_headers import quota_left
+from controller_worker.providers.wires.raw_client import RawClient, is_streamed
+from controller_worker.providers.wires.reply import told_usd
+
+COMPATIBLE_PROVIDERS = ("openai", "custom_openai", "hosted_vllm", "litellm_proxy", "lm_studio")
+"""Names of litellm's for servers that speak Chat Completions at an address of their own."""
+NO_KEY = "no-key"
+COST_HEADER = "x-litellm-response-cost"
+
+STALE_LIMIT = 3
+"""How many connections that turn out to be closed are tried before a call has failed."""
+
+_PATH = "/chat/completions"
+STREAM = "stream"
+_OF_STREAMS = re.compile(r"\bstream", re.IGNORECASE)
+"""What a refusal of a stream says, and that of an upstream server does not."""
+
+_log = logging.getLogger(__name__)
+
+
+class OpenAICompatibleLLM:
+    """The backend for a server at `base_url`."""
+
+    def __init__(self, config: LLMConfig, clock: Clock) -> None:
+        """Import aiohttp and prepare a client; nothing is sent.
+
+        Raises:
+            LLMConfigError: `drop_params` is off and a parameter is set that the model refuses.
+        """
+        self._config = config
+        provider, _, rest = config.model.partition("/")
+        model = rest if rest and provider in COMPATIBLE_PROVIDERS else config.model
+        features = features_of(config.base_model or model)
+        self._row = look_up(config.base_model or model)
+        fields, further_headers = body_and_headers(chat_parameters(config, model))
+        self._parameters = {"model": model} | fields
+        self._headers = {"Content-Type": "application/json"} | further_headers
+        self._is_long = may_be_long(config, fields, self._row)
+        self._wire = ChatWire(
+            cache_marks=config.caching_prompt and features.prompt_cache,
+            thoughts=features.thoughts,
+            cache_lifetime=config.cache_lifetime,
+        )
+        self._strictness = Strictness(config, is_known=features.strict_schemas and not features.is_claude)
+        key = config.api_key.get_secret_value() if config.api_key is not None else NO_KEY
+        self._transport = HttpTransport(config, key)
+        self._client = RawClient(self._transport, config, clock)
+        self._clock = clock
+
+    async def complete(self, request: ModelRequest) -> Completion:
+        """Ask once. See `LLM.complete`."""
+        began = self._clock.monotonic()
+        parameters = self._parameters
+        if request.temperature is not None and "temperature" in parameters:
+            parameters = parameters | {"temperature": request.temperature}
+        if self._config.sends_cache_key:
+            parameters = parameters | {"prompt_cache_key": request.conversation_id}
+        is_long = self._is_long
+        try:
+            answer, headers, sent_bytes = await self._ask(parameters, request, is_long=is_long)
+        except BadRequestError as error:
+            if not is_long or request.on_delta is not None or not _OF_STREAMS.search(str(error)):
+                raise
+            answer, headers, sent_bytes = await self._ask(parameters, request, is_long=False)
+            self._is_long = False
+            _log.warning("%s does not take %r: %s", self._config.model, STREAM, error)
+        reply = read_chat_reply(answer)
+        return completion_of(
+            reply,
+            request,
+            self._config,
+            self._row,
+            latency_seconds=self._clock.monotonic() - began,
+            sent_bytes=sent_bytes,
+            told_usd=told_usd(headers.get(COST_HEADER)),
+            quota_left=quota_left(headers),
+        )
+
+    async def _ask(
+        self, parameters: Mapping[str, Any], request: ModelRequest, *, is_long: bool
+    ) -> tuple[Any, Mapping[str, str], int]:
+        """Return the answer, its headers and the size of the request in bytes."""
+        stream = ChatStream if is_streamed(request, is_long=is_long) else None
+        streaming = {STREAM: True, "stream_options": {"include_usage": True}} if stream is not None else {}
+
+        async def ask(strict: Strict) -> tuple[Any, Mapping[str, str], int]:
+            stale = 0
+            while True:
+                body = self._wire.body({**parameters, **streaming}, request, strict)
+                size, asking = len(body), self._client.ask(request, _PATH, body, self._headers, stream=stream)
+                del body  # it is sent long before the answer comes
+                try:
+                    return *await asking, size
+                except ServiceUnavailableError as error:
+                    stale += 1
+                    if stale > STALE_LIMIT or not isinstance(error.__cause__, ConnectionStale):
+                        raise
+
+        return await self._strictness.ask(request, ask)
+
+    async def send(self, method: str, path: str, content: bytes, headers: Mapping[str, str]) -> bytes:
+        """Make a request of another kind than a call, for `batching`; raises `ModelError`."""
+        return await self._client.request(method, path, headers, content=None if method == "GET" else content)
+
+    async def upload(self, name: str, content: bytes) -> bytes:
+        """Upload a file for a batch and return what is said about it; raises `ModelError`."""
+        file = (name, content, "application/jsonl")
+        return await self._client.wait_for(self._transport.upload("/files", {"purpose": "batch"}, file))
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()

@@ -1,0 +1,118 @@
+"""OpenAI's Batch API for Chat Completions: a file of calls, a batch made of it, files of results.
+
+Holds: at most 50,000 calls and 200 MB a batch (the provider's limits; ours are lower); a batch carries our name for it,
+by which it is found again; a file that was deleted can no longer become a batch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from controller_worker.providers.batching import (
+    CANCELLED,
+    CLOCKS_DIFFER_MS,
+    EXPIRED,
+    PAGE_SIZE,
+    PAGES_LIMIT,
+    Outgoing,
+    Send,
+    Sought,
+    custom_id,
+    failed,
+    json_lines,
+    number_of,
+    object_of,
+    replied,
+    text_of,
+)
+from controller_worker.providers.errors import BadRequestError, NotFoundError
+from controller_worker.providers.wires.provider_errors import BatchedError, model_error
+
+ENDPOINT = "/v1/chat/completions"
+TAG = "deckhands"
+"""The field of a batch's metadata that holds our name for it."""
+WINDOW = "24h"
+
+_UNDER_WAY = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
+_JSON = {"Content-Type": "application/json"}
+_BODY = b'{"custom_id":"%b","method":"POST","url":"' + ENDPOINT.encode() + b'","body":%b}\n'
+
+
+class OpenAIBatches:
+    """See `BatchProvider`."""
+
+    def __init__(
+        self, send: Send, upload: Callable[[str, bytes], Awaitable[bytes]], close: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._send = send
+        self._upload = upload
+        self._close = close
+
+    async def upload(self, outgoing: Outgoing) -> str:
+        """See `BatchProvider.upload`."""
+        tag = outgoing.tag
+        lines = (_BODY % (custom_id(tag, number).encode(), body) for number, body in outgoing.bodies.items())
+        return text_of(object_of(await self._upload(f"{tag}.jsonl", b"".join(lines))), "id")
+
+    async def submit(self, outgoing: Outgoing, uploaded: str) -> str:
+        """See `BatchProvider.submit`."""
+        wanted: dict[str, Any] = {"input_file_id": uploaded, "endpoint": ENDPOINT, "completion_window": WINDOW}
+        wanted["metadata"] = {TAG: outgoing.tag}
+        return text_of(object_of(await self._send("POST", "/batches", json.dumps(wanted).encode(), _JSON)), "id")
+
+    async def revoke(self, uploaded: str) -> None:
+        """See `BatchProvider.revoke`."""
+        try:
+            await self._send("DELETE", f"/files/{uploaded}", b"", {})
+        except NotFoundError:
+            return  # an earlier sender did it
+
+    async def find(self, sought: Sought) -> str | None:
+        """See `BatchProvider.find`."""
+        after = ""
+        for _ in range(PAGES_LIMIT):
+            page = object_of(await self._send("GET", f"/batches?limit={PAGE_SIZE}{after}", b"", {}))
+            batches = page.get("data") or []
+            for batch in batches:
+                if (batch.get("metadata") or {}).get(TAG) == sought.tag:
+                    return text_of(batch, "id")
+            is_last = not batches or not page.get("has_more")
+            if is_last or batches[-1]["created_at"] * 1000 < sought.sent_ms - CLOCKS_DIFFER_MS:
+                return None
+            after = f"&after={batches[-1]['id']}"
+        return None
+
+    async def results(self, provider_id: str) -> dict[str, bytes] | None:
+        """See `BatchProvider.results`."""
+        batch = object_of(await self._send("GET", f"/batches/{provider_id}", b"", {}))
+        if batch.get("status") in _UNDER_WAY:
+            return None
+        if batch.get("status") == "failed":
+            told: Mapping[str, Any] = next(iter((batch.get("errors") or {}).get("data") or ()), {})
+            raise BadRequestError("The provider refuses the batch.", provider_text=str(told.get("message") or ""))
+        results: dict[str, bytes] = {}
+        for name in ("output_file_id", "error_file_id"):
+            if batch.get(name):
+                lines = json_lines(await self._send("GET", f"/files/{batch[name]}/content", b"", {}))
+                results |= {number_of(line): _result(line) for line in lines}
+        return results
+
+    async def aclose(self) -> None:
+        """See `BatchProvider.aclose`."""
+        await self._close()
+
+
+def _result(line: Mapping[str, Any]) -> bytes:
+    error, response = line.get("error"), line.get("response")
+    if isinstance(error, dict) and error.get("code") == "batch_expired":
+        return EXPIRED
+    if isinstance(error, dict) and error.get("code") in ("batch_cancelled", "batch_canceled"):
+        return CANCELLED
+    if not isinstance(response, dict):
+        return failed(model_error(BatchedError(error if isinstance(error, dict) else {}, 500)))
+    status, body = response.get("status_code"), response.get("body")
+    if status == 200:
+        return replied(body)
+    return failed(model_error(BatchedError(body if isinstance(body, dict) else {}, status or 500)))

@@ -1,0 +1,315 @@
+"""The operator's table of models: a TOML file of named settings, beside the environment.
+
+    [llm]                                  # the base: for conversations that name no model
+    model = "anthropic/claude-sonnet-4-5"
+    api_key = "${ANTHROPIC_KEY}"           # taken from the environment
+    fallbacks = ["spare", {use = "long", on = ["context_window"]}]
+
+    [llm.spare]                            # the base, merged with what stands here (OpenHands 6.1)
+    api_key = "${SECOND_KEY}"
+    tenants = ["acme"]                     # whose conversations may name it
+
+    [llm.gemini]
+    model = "gemini/*"                     # any model of this provider, with this key
+    api_key = "${GEMINI_KEY}"
+
+A conversation names an entry: a profile, the exact model of an entry, or a model that a pattern matches. `find` turns
+its name into a reference, `config` a reference into settings. References are ours and never come from a conversation:
+a profile's name, `PROFILE#MODEL` for a model of a pattern, and `#MODEL` for another model with the base settings.
+
+Holds: a name that no entry has is refused with the list; `LLM_…` variables win over `[llm]` and never reach a profile;
+a profile with another address or provider than the base does not inherit its keys, so that no key meets an address it
+is not for; the file is read once.
+Differs: a bad value is an error that names it, where the original warns and uses the defaults: with another
+model than the one that was asked for.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from broker.contract.offered_models import PATTERN_END, SCRIPT_PREFIXES, ModelTable, OfferedModel, not_offered
+from controller_worker.providers.config import CONFIG_FILE_VARIABLE, ENV_PREFIX, LLMConfig
+from controller_worker.providers.errors import LLMConfigError
+from controller_worker.providers.model_table import provider_of
+
+SECTION = "llm"
+KEYS = ("api_key", "aws_access_key_id", "aws_secret_access_key")
+ADDRESS_FIELDS = ("model", "base_url", "custom_llm_provider", "ollama_base_url")
+OWN_ADDRESS_PROVIDERS = frozenset({"anthropic", "openai", "custom_openai", "hosted_vllm", "litellm_proxy", "lm_studio"})
+"""Asked at `base_url`, if there is one, with the model's name in the body alone."""
+PATTERN_PROVIDERS = frozenset(
+    {
+        *("anthropic", "cerebras", "deepseek", "fireworks_ai", "gemini", "groq", "mistral", "moonshot", "openai"),
+        *("openrouter", "perplexity", "together_ai", "xai", "zai"),
+    }
+)
+"""Providers with one address, of which no part comes from the model's name."""
+
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+
+
+class Profiles:
+    """The base settings and the named ones.
+
+    Attributes:
+        is_open: a conversation may name any model and any file: it belongs to the person who started this worker.
+    """
+
+    def __init__(
+        self,
+        base: Mapping[str, Any],
+        named: Mapping[str, Mapping[str, Any]],
+        env: Mapping[str, str],
+        *,
+        is_open: bool = False,
+    ) -> None:
+        self._base = base
+        self._named = named
+        self._env = env
+        self.is_open = is_open
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str], *, is_open: bool = False) -> Self:
+        """Read the file that LLM_CONFIG names, if it names one.
+
+        Raises:
+            LLMConfigError: the file is missing, no TOML, or has a section that cannot be meant.
+        """
+        path = env.get(CONFIG_FILE_VARIABLE, "").strip()
+        if not path:
+            return cls({}, {}, env, is_open=is_open)
+        try:
+            tables = tomllib.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        except OSError as error:
+            raise LLMConfigError(f"{CONFIG_FILE_VARIABLE} {path!r} cannot be read: {error.strerror}.") from None
+        except ValueError as error:
+            raise LLMConfigError(f"{CONFIG_FILE_VARIABLE} {path!r} is not TOML: {error}.") from None
+        section = tables.get(SECTION)
+        if not isinstance(section, dict):
+            raise LLMConfigError(f"{CONFIG_FILE_VARIABLE} {path!r} has no section [{SECTION}].")
+        fields = {name: value for name, value in section.items() if not _is_profile(name, value)}
+        named = {name: value for name, value in section.items() if _is_profile(name, value)}
+        for name in named:
+            if not name or "#" in name or name.endswith(PATTERN_END):
+                raise LLMConfigError(f"{CONFIG_FILE_VARIABLE} {path!r}: {name!r} cannot be the name of a profile.")
+        return cls(fields, named, env, is_open=is_open)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the profiles, in the file's order."""
+        return tuple(self._named)
+
+    @cached_property
+    def table(self) -> ModelTable:
+        """What conversations may name."""
+        return ModelTable(
+            entries=tuple(entry for entry, _ in self._entries),
+            has_scripts=bool(self._of_base("scripts_dir")),
+            is_open=self.is_open,
+        )
+
+    @cached_property
+    def _entries(self) -> list[tuple[OfferedModel, str]]:
+        """Each name that conversations may say, with what it refers to: the empty name is the base."""
+        tenants, entries = self._of_base("tenants"), list[tuple[OfferedModel, str]]()
+
+        def add(name: Any, reference: str, tenants: Any) -> None:
+            if isinstance(name, str) and name:
+                whose = [tenants] if isinstance(tenants, str) else tenants
+                limit = tuple(map(str, whose)) if isinstance(whose, list | tuple) else None
+                entries.append((OfferedModel(name=name, tenants=limit), reference))
+
+        add(self._of_base("model"), "", tenants)
+        for name, fields in self._named.items():
+            merged = {**self._base, **fields}
+            if not str(merged.get("model", "")).endswith(PATTERN_END):
+                add(name, name, merged.get("tenants"))
+            # The base's model is the base's, and not that of each profile that has another temperature.
+            if "model" in fields:
+                add(self._filled_or_none("model", fields["model"]), name, merged.get("tenants"))
+        known = {entry.name for entry, _ in entries}
+        for each in self._fallbacks:
+            if each not in known:
+                add(each, f"#{each}", tenants)
+        return entries
+
+    def sets(self, field: str) -> bool:
+        """Say whether any of the settings say something about a field."""
+        is_in_env = bool(self._env.get(ENV_PREFIX + field.upper(), "").strip())
+        return is_in_env or any(field in fields for fields in (self._base, *self._named.values()))
+
+    def find(self, name: str | None, tenant: str | None = None) -> str:
+        """Return the reference to what a conversation names.
+
+        Args:
+            name: None or empty: the base's model.
+            tenant: whose conversation it is; None: that of the operator, who may use every entry.
+
+        Raises:
+            ModelNotOffered: no entry for this tenant has the name; lists those that there are.
+        """
+        if not name:
+            base = self._entries[0] if self._entries and not self._entries[0][1] else None
+            if tenant is None or base is None or base[0].is_for(tenant):
+                return ""
+            raise not_offered("", tenant, [self.table])
+        # A profile wins over a model of the same name, such as that of LLM_MODEL where it names a profile.
+        for entry, reference in sorted(self._entries, key=lambda known: known[1] != name):
+            if entry.matches(name) and (tenant is None or entry.is_for(tenant)):
+                return f"{reference}#{name}" if entry.name.endswith(PATTERN_END) else reference
+        if self.is_open or (self.table.has_scripts and name.startswith(SCRIPT_PREFIXES)):
+            return f"#{name}"
+        raise not_offered(name, tenant or "", [self.table])
+
+    def config(self, reference: str | None = None, **overrides: Any) -> LLMConfig:
+        """Return the settings that a reference, or the name of an entry, stands for.
+
+        Args:
+            reference: None or empty: the base.
+            overrides: fields that win over all others; None counts as unset.
+
+        Raises:
+            LLMConfigError: no model is named, or a value cannot be used.
+            ModelNotOffered: there is no such entry.
+        """
+        profile, mark, model = (reference or "").partition("#")
+        if not mark and profile and profile not in self._named:
+            profile, mark, model = self.find(profile).partition("#")
+        if profile in self._named:
+            fields = self._merged(profile)
+            wanted = {field: value for field, value in overrides.items() if value is not None}
+            try:
+                filled = self._filled(fields)
+                _check_pattern(filled, model)
+                return LLMConfig.create(
+                    **filled | ({"model": model} if model else {}) | {"scripts_dir": None}, **wanted
+                )
+            except LLMConfigError as error:
+                raise LLMConfigError(f"Profile {profile!r}: {error.message}", remedy=error.remedy) from None
+        base = LLMConfig.from_env(self._env, self._beneath(), **{"model": model or None, **overrides})
+        if not model:
+            return base.model_copy(update={"scripts_dir": None})  # the operator has named it
+        if model.startswith(SCRIPT_PREFIXES):
+            return base.model_copy(update={"scripts_dir": None}) if self.is_open else base
+        own = self._of_base("model")
+        if base.base_url is None and isinstance(own, str) and own:
+            custom = base.custom_llm_provider
+            if provider_of(own, custom) != provider_of(model, custom):
+                return base.model_copy(update=dict.fromkeys(KEYS))
+        return base
+
+    def named(self, name: str) -> LLMConfig:
+        """Return the settings of a profile that must exist.
+
+        Raises:
+            LLMConfigError: there is no such profile, or a value cannot be used.
+        """
+        if name not in self._named:
+            near = difflib.get_close_matches(name, self._named, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(self._named) or 'none'}."
+            raise LLMConfigError(f"There is no model profile {name!r}.", remedy=hint)
+        return self.config(name)
+
+    @cached_property
+    def _fallbacks(self) -> list[str]:
+        """What the settings name as fallbacks; such a model is offered, too."""
+        found: list[str] = []
+        for fields in ({"fallbacks": self._of_base("fallbacks")}, *self._named.values()):
+            given = fields.get("fallbacks")
+            for each in given if isinstance(given, list | tuple) else ():
+                use = each.get("use") if isinstance(each, Mapping) else each
+                if isinstance(use, str):
+                    found.append(use)
+        return found
+
+    def _of_base(self, field: str) -> Any:
+        """Return a field of the base settings, whatever else is wrong with them; None: it is not set."""
+        for model in (None, "none") if field != "model" else (None,):  # a base without a model has its other settings
+            try:
+                value = getattr(LLMConfig.from_env(self._env, self._beneath(), model=model), field)
+            except LLMConfigError:
+                continue
+            return [each.use for each in value] if field == "fallbacks" else value
+        return self._filled_or_none(field, self._base.get(field))
+
+    def _merged(self, name: str) -> dict[str, Any]:
+        """Return the fields of a profile: those of the base, but for keys that belong to another address."""
+        own = self._named[name]
+        merged = {**self._base, **own}
+        if _address(merged) != _address(self._base):
+            for key in KEYS:
+                if key not in own:
+                    merged.pop(key, None)
+        return merged
+
+    def _beneath(self) -> dict[str, Any]:
+        """Return the base's fields; its keys only if the environment does not name another address for them."""
+        given = {name: self._env.get(ENV_PREFIX + name.upper(), "").strip() for name in ADDRESS_FIELDS}
+        filled = self._filled(self._base)
+        if _address({**filled, **{name: text for name, text in given.items() if text}}) == _address(filled):
+            return filled
+        return {name: value for name, value in filled.items() if name not in KEYS}
+
+    def _filled_or_none(self, name: str, value: Any) -> Any:
+        try:
+            return self._value(name, value)
+        except LLMConfigError:
+            return None
+
+    def _filled(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: self._value(name, value) for name, value in fields.items()}
+
+    def _value(self, name: str, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        for variable in _VARIABLE.findall(value):
+            if not self._env.get(variable, "").strip():
+                raise LLMConfigError(f"{name} needs the environment variable {variable}, which is not set.")
+        return _VARIABLE.sub(lambda found: self._env[found[1]].strip(), value)
+
+
+def address_of(config: LLMConfig) -> tuple[Any, ...]:
+    """Return what the keys of settings belong to: an address of their own, or a provider."""
+    return _address(config.model_dump(include=set(ADDRESS_FIELDS)))
+
+
+def _address(fields: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what the keys of settings belong to: an address of their own, or a provider."""
+    if fields.get("base_url"):
+        return (fields["base_url"],)
+    model, custom = fields.get("model"), fields.get("custom_llm_provider")
+    provider = provider_of(str(model), custom if isinstance(custom, str) else None) if model else None
+    return provider, fields.get("ollama_base_url")
+
+
+def _check_pattern(fields: Mapping[str, Any], model: str) -> None:
+    """Refuse a pattern that could lead to more than one address, and one that no model is named for.
+
+    Raises:
+        LLMConfigError: it is one.
+    """
+    pattern = str(fields.get("model", ""))
+    if not pattern.endswith(PATTERN_END):
+        return
+    if not model:
+        raise LLMConfigError(f"{pattern!r} stands for many models.", remedy="Name one of them.")
+    provider = pattern.removesuffix(PATTERN_END)
+    has_address = bool(fields.get("base_url")) and provider in OWN_ADDRESS_PROVIDERS
+    if (provider not in PATTERN_PROVIDERS and not has_address) or fields.get("custom_llm_provider"):
+        known = ", ".join(sorted(PATTERN_PROVIDERS))
+        raise LLMConfigError(
+            f"{pattern!r} cannot be a pattern: the address of this provider may depend on the model.",
+            remedy=f"Write a profile for each model. Patterns are for {known}, and for a base_url of your own.",
+        )
+
+
+def _is_profile(name: str, value: Any) -> bool:
+    """Say whether a sub-table is a profile and not a setting with a table for its value."""
+    return isinstance(value, dict) and name not in LLMConfig.model_fields

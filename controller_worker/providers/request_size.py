@@ -1,0 +1,122 @@
+"""How large a call will be, before it is made: estimates for quotas and budgets, from characters and prices.
+
+Holds: a worst case is never below what as many tokens cost later.
+Does not: count as providers do; what was really used is known after the call.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import string
+from functools import lru_cache
+
+from broker.contract.tool_specs import ToolSpec
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.llm import ModelRequest, Usage
+from controller_worker.providers.messages.messages import Message, TextPart
+from controller_worker.providers.messages.written_messages import MessageMemo
+from controller_worker.providers.model_table import ModelRow, Sale, call_cost_usd, look_up
+
+_LOWER, _UPPER, _DIGITS = (text.encode() for text in (string.ascii_lowercase, string.ascii_uppercase, string.digits))
+_BREAKS, _BLANK, _ASCII = b"\n\r\t", b" ", bytes(range(128))
+TOKENS_PER_BYTE = {
+    "lower": 0.23,
+    "upper": 0.5,
+    "digit": 0.85,
+    "blank": 0.08,
+    "break": 0.45,
+    "mark": 0.66,
+    "other": 0.24,
+}
+"""How many tokens a byte of UTF-8 makes, by what it is; docs/quotas.md has the errors of it.
+
+A tokenizer would know, but takes 80 MB and half a second of CPU in each worker, and fifteen times as long for a text.
+"""
+TOKENS_PER_IMAGE = 1_600
+TOKENS_PER_MESSAGE = 8
+UNKNOWN_OUTPUT_TOKENS = 8_192
+
+
+def prompt_tokens(request: ModelRequest, memo: MessageMemo[int] | None = None) -> int:
+    """Return about how many tokens a prompt has, tools included.
+
+    Args:
+        memo: remembers what each message has; without one all are looked through.
+    """
+    memo = MessageMemo() if memo is None else memo
+    tools = sum(_tool_tokens(_SameTool(tool)) for tool in request.tools)
+    return tools + sum(memo.of(message, _tokens) for message in request.messages)
+
+
+class _SameTool:
+    """A tool as a key: it has a table in it, so it has no hash, and the same object is the same tool."""
+
+    __slots__ = ("tool",)
+
+    def __init__(self, tool: ToolSpec) -> None:
+        self.tool = tool
+
+    def __hash__(self) -> int:
+        return id(self.tool)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _SameTool) and self.tool is other.tool
+
+
+@lru_cache(maxsize=256)
+def _tool_tokens(same: _SameTool) -> int:
+    tool = same.tool
+    return text_tokens(f"{tool.name} {tool.description} {json.dumps(tool.parameters)}")
+
+
+def text_tokens(text: str) -> int:
+    """Return about how many tokens a text has, at least one if it is not empty."""
+    content = text.encode("utf-8", "replace")
+
+    def count(kind: bytes) -> int:
+        return len(content) - len(content.translate(None, kind))
+
+    counts = {"lower": count(_LOWER), "upper": count(_UPPER), "digit": count(_DIGITS)}
+    counts |= {"blank": count(_BLANK), "break": count(_BREAKS), "other": len(content) - count(_ASCII)}
+    counts["mark"] = len(content) - sum(counts.values())
+    return math.ceil(sum(number * TOKENS_PER_BYTE[kind] for kind, number in counts.items()))
+
+
+def worst_cost_usd(config: LLMConfig, input_tokens: int, *, is_batched: bool = False) -> float:
+    """Return what a call costs at most, or 0 when the price is not known."""
+    row = look_up(config.known_as)
+    output_tokens = _longest_reply(config, row) or UNKNOWN_OUTPUT_TOKENS
+    return _dearest_usd(config, row, input_tokens, output_tokens, is_batched=is_batched)
+
+
+def expected_cost_usd(config: LLMConfig, input_tokens: int, output_tokens: int, *, is_batched: bool = False) -> float:
+    """Return what a call with a reply of this length costs at most, or 0 when the price is not known."""
+    row = look_up(config.known_as)
+    output_tokens = min(output_tokens, _longest_reply(config, row) or output_tokens)
+    return _dearest_usd(config, row, input_tokens, output_tokens, is_batched=is_batched)
+
+
+def _longest_reply(config: LLMConfig, row: ModelRow | None) -> int | None:
+    return config.max_output_tokens or (row.max_output_tokens if row is not None else None)
+
+
+def _dearest_usd(
+    config: LLMConfig, row: ModelRow | None, input_tokens: int, output_tokens: int, *, is_batched: bool
+) -> float:
+    # Writing a prompt into the provider's cache is the most expensive way to send it.
+    usage = Usage(input_tokens, output_tokens, cache_write_tokens=input_tokens)
+    sold = Sale(is_batched, config.service_tier or "", config.cache_lifetime == "1h")
+    return call_cost_usd(config, row, usage, sold) or 0.0
+
+
+def _tokens(message: Message) -> int:
+    texts = [f"{call.name} {call.arguments}" for call in message.tool_calls]
+    texts += [str(block.get("thinking", "")) for block in message.thinking_blocks]
+    images = 0
+    for part in message.content:
+        if isinstance(part, TextPart):
+            texts.append(part.text)
+        else:
+            images += 1
+    return sum(map(text_tokens, texts)) + images * TOKENS_PER_IMAGE + TOKENS_PER_MESSAGE

@@ -1,0 +1,236 @@
+"""A model that follows a script: `scripted/FILE`. The format is described in docs/scripted-models.md.
+
+Holds: a turn is chosen by the request's iteration alone, so a step that is repeated after a crash gets the same reply
+with the same ids.
+Does not: read the messages, or use the network. How often a turn has failed is remembered in this process only: after
+a crash a turn with `times: 1` fails once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from broker.runtime.clock import Clock
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.errors import MODEL_ERRORS, LLMConfigError
+from controller_worker.providers.llm import Completion, Delta, ModelRequest, Usage
+from controller_worker.providers.messages.messages import ToolCall
+from controller_worker.providers.model_files import read_model_file
+from controller_worker.providers.model_table import call_cost_usd
+
+PREFIX = "scripted/"
+WORKSPACE_PLACEHOLDER = "{workspace}"
+FAILURES_REMEMBERED = 10_000
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ScriptedCall(_Part):
+    """A tool call of a turn.
+
+    Attributes:
+        arguments: an object, or the raw text that the model is to write, JSON or not.
+        id: None makes one that is unique in the conversation.
+    """
+
+    name: str
+    arguments: dict[str, Any] | str = Field(default_factory=dict)
+    id: str | None = None
+
+
+class ScriptedUsage(_Part):
+    """Tokens of a turn; see `Usage`."""
+
+    prompt_tokens: int = Field(default=0, ge=0)
+    completion_tokens: int = Field(default=0, ge=0)
+    cache_read_tokens: int = Field(default=0, ge=0)
+    cache_write_tokens: int = Field(default=0, ge=0)
+
+
+class ScriptedError(_Part):
+    """A failure before a turn succeeds.
+
+    Attributes:
+        code: one of `MODEL_ERRORS`.
+        times: how many attempts fail before one succeeds; None for all of them.
+        text: what the provider says.
+        retry_after_seconds: how long the provider asks us to wait.
+    """
+
+    code: str
+    times: int | None = Field(default=1, ge=1)
+    text: str = ""
+    retry_after_seconds: float | None = Field(default=None, ge=0)
+
+    @field_validator("code")
+    @classmethod
+    def _known(cls, code: str) -> str:
+        if code not in MODEL_ERRORS:
+            raise ValueError(f"{code!r} is not an error code; there are {', '.join(MODEL_ERRORS)}")
+        return code
+
+
+class Turn(_Part):
+    """One reply.
+
+    Attributes:
+        stop_reason: None derives it from whether there are tool calls.
+        cost_usd: None computes it from the configured prices per token, if there are any.
+        latency_seconds: instead of the script's.
+        critic: what a critic says of the finish of this turn; None: that it is accepted.
+    """
+
+    text: str = ""
+    tool_calls: tuple[ScriptedCall, ...] = ()
+    thinking: str = ""
+    stop_reason: str | None = None
+    usage: ScriptedUsage = ScriptedUsage()
+    cost_usd: float | None = Field(default=None, ge=0)
+    latency_seconds: float | None = Field(default=None, ge=0)
+    error: ScriptedError | None = None
+    critic: Turn | None = None
+
+
+CRITIC_TURN = Turn(text="ACCEPTED")
+CONDENSATION_TURN = Turn(text="What the script did so far was left out here.")
+THE_END = "The script has ended."
+FINISH_TURN = Turn(tool_calls=(ScriptedCall(name="finish", arguments={"message": THE_END}),))
+LAST_WORDS_TURN = Turn(text=THE_END)
+"""Instead of that where the agent has no such tool."""
+
+
+class Script(_Part):
+    """What a scripted model says, turn by turn; after the last turn it finishes, or says that it has ended.
+
+    Attributes:
+        condensation: what it says whenever it is asked for a summary of the history.
+    """
+
+    description: str = ""
+    latency_seconds: float = Field(default=0.0, ge=0)
+    turns: tuple[Turn, ...] = ()
+    condensation: Turn = CONDENSATION_TURN
+
+    @classmethod
+    def load(cls, path: Path, *, beneath: str | None = None) -> Self:
+        """Read a script.
+
+        Args:
+            beneath: see `read_model_file`.
+
+        Raises:
+            LLMConfigError: the file is missing, no regular one, too large, no JSON or no script; the text says where.
+        """
+        content = read_model_file(path, beneath, "model script")
+        try:
+            return cls.model_validate(json.loads(content))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the whole"
+            complaint = str(first["msg"]).removeprefix("Value error, ")
+            raise LLMConfigError(f"The model script {str(path)!r} is not a script: {where}: {complaint}.") from None
+        except (ValueError, RecursionError) as error:
+            raise LLMConfigError(f"The model script {str(path)!r} is not JSON: {error}.") from None
+
+    def turn(self, iteration: int) -> Turn:
+        """Return the turn after this many replies, from 0."""
+        return self.turns[iteration] if iteration < len(self.turns) else FINISH_TURN
+
+    def turn_for(self, request: ModelRequest) -> Turn:
+        """Return what is said to a request."""
+        if request.service == "critic":  # about the latest turn
+            return self.turn(request.iteration - 1).critic or CRITIC_TURN
+        if request.service != "agent":
+            return self.condensation
+        turn = self.turn(request.iteration)
+        can_finish = any(tool.name == "finish" for tool in request.tools)
+        return LAST_WORDS_TURN if turn is FINISH_TURN and not can_finish else turn
+
+
+class ScriptedLLM:
+    """The backend for `scripted/FILE`."""
+
+    def __init__(self, config: LLMConfig, clock: Clock) -> None:
+        self._config = config
+        self._script = Script.load(Path(config.model.removeprefix(PREFIX)), beneath=config.scripts_dir)
+        self._failures: dict[tuple[str, str, int], int] = {}
+        self._clock = clock
+
+    async def complete(self, request: ModelRequest) -> Completion:
+        """Say the turn of this iteration, after the script's latency. See `LLM.complete`."""
+        began = self._clock.monotonic()
+        turn = self._script.turn_for(request)
+        latency = self._script.latency_seconds if turn.latency_seconds is None else turn.latency_seconds
+        if latency:
+            await asyncio.sleep(latency)
+        if turn.error is not None:
+            number = -1 if request.service == "condenser" else request.iteration
+            self._fail(turn.error, (request.conversation_id, request.service, number))
+        usage = Usage(**turn.usage.model_dump())
+        if request.on_delta is not None:
+            for piece in re.findall(r"\S+\s*|\s+", turn.text):
+                request.on_delta(Delta("text", piece))
+        return Completion(
+            text=turn.text,
+            tool_calls=tool_calls(turn.tool_calls, request.iteration, request.workspace),
+            thinking_blocks=({"type": "thinking", "thinking": turn.thinking},) if turn.thinking else (),
+            model=self._config.model,
+            response_id=f"scripted-{request.conversation_id}-{request.iteration}",
+            stop_reason=turn.stop_reason or ("tool_calls" if turn.tool_calls else "stop"),
+            usage=usage,
+            cost_usd=call_cost_usd(self._config, None, usage) if turn.cost_usd is None else turn.cost_usd,
+            latency_seconds=self._clock.monotonic() - began,
+        )
+
+    async def aclose(self) -> None:
+        """Do nothing: there are no connections."""
+
+    def _fail(self, error: ScriptedError, step: tuple[str, str, int]) -> None:
+        failures = self._failures.pop(step, 0)
+        if error.times is not None and failures >= error.times:
+            return
+        if len(self._failures) >= FAILURES_REMEMBERED:
+            del self._failures[next(iter(self._failures))]
+        self._failures[step] = failures + 1
+        raise MODEL_ERRORS[error.code](
+            error.text or f"The script fails with {error.code}.",
+            provider_text=error.text,
+            retry_after_seconds=error.retry_after_seconds,
+        )
+
+
+def tool_calls(calls: Sequence[ScriptedCall], iteration: int, workspace: str | None) -> tuple[ToolCall, ...]:
+    """Write a turn's calls as a model would; `{workspace}` is put in unless the workspace is None."""
+    return tuple(
+        ToolCall(
+            id=call.id or f"call_{iteration + 1:04d}_{index}",
+            name=call.name,
+            arguments=_arguments(call.arguments, workspace),
+        )
+        for index, call in enumerate(calls)
+    )
+
+
+def _arguments(arguments: dict[str, Any] | str, workspace: str | None) -> str:
+    if workspace is not None:
+        arguments = _put_workspace(arguments, workspace)
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _put_workspace(value: Any, workspace: str) -> Any:
+    if isinstance(value, str):
+        return value.replace(WORKSPACE_PLACEHOLDER, workspace)
+    if isinstance(value, dict):
+        return {key: _put_workspace(item, workspace) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_put_workspace(item, workspace) for item in value]
+    return value

@@ -1,0 +1,35 @@
+"""A model that says nothing and costs nothing, for agents that decide without one.
+
+For an agent whose loop is a program in the sandbox it says what that has said, at the price that that has named.
+"""
+
+from __future__ import annotations
+
+from controller_worker.providers.llm import Completion, ModelRequest, Usage
+
+MODEL = "silent"
+
+
+class SilentLLM:
+    """The backend for the model `silent`."""
+
+    async def complete(self, request: ModelRequest) -> Completion:
+        """Return the answer that the request brings along, or an empty one. See `LLM.complete`."""
+        if isinstance(request.answer, Exception):
+            raise request.answer
+        if request.answer is not None:
+            return request.answer
+        return Completion(
+            text="",
+            tool_calls=(),
+            thinking_blocks=(),
+            model=MODEL,
+            response_id="",
+            stop_reason="stop",
+            usage=Usage(),
+            cost_usd=0.0,
+            latency_seconds=0.0,
+        )
+
+    async def aclose(self) -> None:
+        """See `LLM.aclose`."""

@@ -1,0 +1,198 @@
+"""Schemas that a provider can hold a model to: what is strict of a call, and what a strict answer means.
+
+A strict tool or output takes a part of JSON Schema alone: objects whose properties are all listed, arrays with items,
+choices, texts, numbers. OpenAI wants every property required, so one that may be left out becomes one that may be null;
+Anthropic takes it as it is.
+
+Holds: a schema that cannot be written this way stays as it is, and its tool is not strict; what a null stands for is
+read back by `without_forced_nulls`, whichever model wrote it.
+Does not: translate bounds, patterns and formats, which providers take differently.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from broker.contract.tool_specs import ToolSpec
+
+KEYWORDS = frozenset({"type", "properties", "required", "additionalProperties", "items", "enum", "const", "anyOf"})
+NOTES = frozenset({"title", "default", "examples", "description", "$defs", "$schema"})
+"""Keywords that constrain nothing; of these only the description is sent."""
+LOCAL = "#/$defs/"
+DEPTH_LIMIT = 5
+"""OpenAI's; a reference is a step, too, so what refers to itself is too deep."""
+PARTS_LIMIT = 500
+"""A schema with a few references to references could have any size when they are written out."""
+
+Schema = Mapping[str, Any]
+
+
+class _Inexpressible(Exception):
+    """A schema has a part that no provider holds a model to."""
+
+
+def strict_schema(schema: Schema, *, optional_as_null: bool) -> dict[str, Any] | None:
+    """Return a schema of an object as a provider takes it for a strict tool or output; None if it cannot be written so.
+
+    Args:
+        optional_as_null: every property is required, and one that was not may be null.
+    """
+    text = _written(json.dumps(schema), optional_as_null)
+    found: dict[str, Any] | None = None if text is None else json.loads(text)
+    return found
+
+
+def strict_tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any] | None]:
+    """Return for each tool the schema that Anthropic is sent with `strict`, or None where the tool is not strict.
+
+    The sum over a request is limited: by https://platform.claude.com/docs/en/build-with-claude/structured-outputs to
+    20 tools, 24 optional properties and 16 that have several types.
+    """
+    left = [20, 24, 16]
+    found: list[dict[str, Any] | None] = []
+    for tool in tools:
+        schema = strict_schema(tool.parameters, optional_as_null=False)
+        costs = [1, *_freedom(schema)] if schema is not None else []
+        if schema is None or any(cost > rest for cost, rest in zip(costs, left, strict=True)):
+            found.append(None)
+            continue
+        left = [rest - cost for cost, rest in zip(costs, left, strict=True)]
+        found.append(schema)
+    return found
+
+
+def without_forced_nulls(value: Any, schema: Schema) -> Any:
+    """Return the arguments that a model has given, without the nulls that stand for something left out.
+
+    Args:
+        schema: as the tool or the output has it, before `strict_schema`; it may be any JSON.
+    """
+    try:
+        return _without_nulls(value, schema, schema, 0)
+    except (TypeError, AttributeError):
+        return value
+
+
+def _without_nulls(value: Any, schema: Any, root: Schema, depth: int) -> Any:
+    schema = _meant(schema, root)
+    if not isinstance(schema, Mapping) or depth > DEPTH_LIMIT:
+        return value
+    if isinstance(value, list):
+        return [_without_nulls(item, schema.get("items"), root, depth + 1) for item in value]
+    properties, required = schema.get("properties"), schema.get("required") or ()
+    if not isinstance(value, dict) or not isinstance(properties, Mapping):
+        return value
+    return {
+        name: _without_nulls(part, properties.get(name), root, depth + 1)
+        for name, part in value.items()
+        if part is not None or name in required or name not in properties or _takes_null(properties[name], root)
+    }
+
+
+@lru_cache(maxsize=512)
+def _written(text: str, optional_as_null: bool) -> str | None:
+    schema = json.loads(text)
+    if not isinstance(schema.get("$defs") or {}, Mapping) or schema.get("type") != "object":
+        return None
+    try:
+        return json.dumps(_Writer(schema.get("$defs") or {}, optional_as_null=optional_as_null).strict(schema, 0))
+    except (_Inexpressible, TypeError, AttributeError):
+        return None
+
+
+class _Writer:
+    """Writes one schema; what a part refers to is written in its place."""
+
+    def __init__(self, definitions: Schema, *, optional_as_null: bool) -> None:
+        self._definitions = definitions
+        self._optional_as_null = optional_as_null
+        self._parts = 0
+
+    def strict(self, schema: Any, depth: int) -> dict[str, Any]:
+        """Write a part.
+
+        Raises:
+            _Inexpressible: it cannot be written, or the whole would be too deep or too large.
+        """
+        self._parts += 1
+        if not isinstance(schema, Mapping) or depth > DEPTH_LIMIT or self._parts > PARTS_LIMIT:
+            raise _Inexpressible
+        if "$ref" in schema:
+            name = str(schema["$ref"])
+            return self.strict(self._definitions.get(name.removeprefix(LOCAL)) if LOCAL in name else None, depth + 1)
+        if set(schema) - KEYWORDS - NOTES:
+            raise _Inexpressible
+        found: dict[str, Any] = {
+            name: schema[name] for name in ("type", "description", "enum", "const") if name in schema
+        }
+        types = _types(schema)
+        if "anyOf" in schema:
+            found["anyOf"] = [self.strict(choice, depth + 1) for choice in schema["anyOf"]]
+        elif not types and not {"enum", "const"} & set(schema):
+            raise _Inexpressible
+        if "array" in types:
+            found["items"] = self.strict(schema.get("items"), depth + 1)
+        return found | self._object(schema, depth) if "object" in types else found
+
+    def _object(self, schema: Schema, depth: int) -> dict[str, Any]:
+        properties, required = schema.get("properties") or {}, schema.get("required") or ()
+        if schema.get("additionalProperties", False) is not False or (depth and not properties):
+            raise _Inexpressible
+        written = {name: self.strict(part, depth + 1) for name, part in properties.items()}
+        names = [name for name in written if self._optional_as_null or name in required]
+        if self._optional_as_null:
+            written = {name: part if name in required else _nullable(part) for name, part in written.items()}
+        return {"properties": written, "required": names, "additionalProperties": False}
+
+
+def _types(schema: Schema) -> list[Any]:
+    types = schema.get("type", [])
+    return types if isinstance(types, list) else [types]
+
+
+def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
+    if "anyOf" in schema:
+        return schema | {"anyOf": [*schema["anyOf"], {"type": "null"}]}
+    if "const" in schema or not _types(schema):
+        return {"anyOf": [schema, {"type": "null"}]}
+    choices = {"enum": [*schema["enum"], None]} if "enum" in schema and None not in schema["enum"] else {}
+    return schema | {"type": list(dict.fromkeys([*_types(schema), "null"]))} | choices
+
+
+def _freedom(schema: Schema) -> tuple[int, int]:
+    """Return how many properties are optional, and how many parts have several types."""
+    properties = schema.get("properties") or {}
+    optional = len(properties) - len(schema.get("required") or ())
+    several = int("anyOf" in schema or len(_types(schema)) > 1)
+    for part in (*properties.values(), *schema.get("anyOf", ()), *filter(None, [schema.get("items")])):
+        further = _freedom(part)
+        optional, several = optional + further[0], several + further[1]
+    return optional, several
+
+
+def _meant(schema: Any, root: Schema) -> Any:
+    """Return what a reference within the schema stands for, and any other part as it is."""
+    for _ in range(DEPTH_LIMIT):
+        ref = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(ref, str):
+            return schema
+        schema = (root.get("$defs") or {}).get(ref.removeprefix(LOCAL)) if ref.startswith(LOCAL) else None
+    return None
+
+
+def _takes_null(schema: Any, root: Schema) -> bool:
+    """Say whether null is a value there, and not the lack of one; where that cannot be known, it is."""
+    schema = _meant(schema, root)
+    if not isinstance(schema, Mapping):
+        return True
+    choices = [_meant(choice, root) for name in ("anyOf", "oneOf") for choice in schema.get(name) or ()]
+    if choices:
+        return any(not _types(choice) or "null" in _types(choice) for choice in choices)
+    if "enum" in schema:
+        return None in schema["enum"]
+    if "const" in schema:
+        return schema["const"] is None
+    return "null" in _types(schema) or not _types(schema)

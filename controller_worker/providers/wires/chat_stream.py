@@ -1,0 +1,155 @@
+"""Chat Completions as a stream: chunks put together into the reply that would have come in one piece.
+
+Holds: a reply is whole only if it says how it ended; the `[DONE]` behind it may be missing, as it is from some servers.
+Differs: the original adds up streamed text alone; a tool call that is streamed comes out here as one that is not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from controller_worker.providers.errors import MalformedReplyError
+from controller_worker.providers.llm import Delta
+from controller_worker.providers.wires.event_stream import DONE
+from controller_worker.providers.wires.provider_errors import StreamedError, failure_of_choice, is_failure
+from controller_worker.providers.wires.thoughts import OF_A_CALL
+
+
+class ChatStream:
+    """One reply on its way."""
+
+    def __init__(self, on_delta: Callable[[Delta], None]) -> None:
+        self._on_delta = on_delta
+        self._head: dict[str, Any] = {}
+        self._usage: Any = None
+        self._finish_reason: str | None = None
+        self._texts: dict[str, list[str]] = {}
+        self._thinking_blocks: list[dict[str, Any]] = []
+        self._thoughts: list[list[str]] = []  # the pieces of each block
+        self._reasoning_items: dict[str, Mapping[str, Any]] = {}  # by id: litellm repeats them at the end
+        self._calls: dict[int, dict[str, Any]] = {}
+        self._places: dict[int, int] = {}  # of calls that share the number of another one
+        self._latest_call = -1
+        self._shown_call = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the model has said why it stopped."""
+        return self._finish_reason is not None
+
+    def take(self, text: str) -> bool:
+        """Take in the text of the next event; return whether nothing comes behind it.
+
+        Raises:
+            StreamedError: it is an error.
+            MalformedReplyError: it is no chunk.
+        """
+        if text.strip() == DONE:
+            return True
+        try:
+            chunk = json.loads(text)
+            if isinstance(chunk, dict) and is_failure(chunk):
+                raise StreamedError(chunk)
+            if isinstance(chunk, dict) and (failed := failure_of_choice(chunk)) is not None:
+                raise failed
+            self.take_chunk(chunk)
+        except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+            raise MalformedReplyError(f"The stream has no chunk: {error!r}.", provider_text=text) from error
+        return False
+
+    def take_chunk(self, chunk: Mapping[str, Any]) -> None:
+        """Take in a chunk as a value."""
+        for name in ("id", "model"):
+            self._head.setdefault(name, chunk.get(name))
+        self._usage = chunk.get("usage") or self._usage
+        for choice in chunk.get("choices") or ():
+            if choice.get("index"):
+                continue  # only one reply was asked for
+            self._finish_reason = choice.get("finish_reason") or self._finish_reason
+            self._take_delta(choice.get("delta") or {})
+
+    def reply(self) -> dict[str, Any]:
+        """Return the reply as a chat completion.
+
+        Raises:
+            MalformedReplyError: the stream has ended before the reply.
+        """
+        if not self._head or (not self.is_whole and self._has_begun()):
+            raise MalformedReplyError("The stream has ended before the reply.")
+        message: dict[str, Any] = {name: "".join(pieces) for name, pieces in self._texts.items()}
+        message["tool_calls"] = [
+            call["attached"]
+            | {"id": call["id"], "function": {"name": call["name"], "arguments": "".join(call["arguments"])}}
+            for _, call in sorted(self._calls.items())
+        ]
+        message["thinking_blocks"] = [
+            block | {"thinking": "".join(pieces)} if pieces else block
+            for block, pieces in zip(self._thinking_blocks, self._thoughts, strict=True)
+        ]
+        message["reasoning_items"] = list(self._reasoning_items.values())
+        choice = {"message": message, "finish_reason": self._finish_reason}
+        return self._head | {"choices": [choice] if self._has_begun() else [], "usage": self._usage}
+
+    def _has_begun(self) -> bool:
+        return bool(self._texts or self._calls or self._thinking_blocks or self._finish_reason)
+
+    def _take_delta(self, delta: Mapping[str, Any]) -> None:
+        self._take_text("content", "text", delta.get("content"))
+        self._take_text("refusal", "text", delta.get("refusal"))
+        self._take_text("reasoning_content", "thinking", delta.get("reasoning_content") or delta.get("reasoning"))
+        for block in delta.get("thinking_blocks") or ():
+            self._take_thinking(block)
+        self._reasoning_items |= {str(item.get("id")): item for item in delta.get("reasoning_items") or ()}
+        for call in delta.get("tool_calls") or ():
+            self._take_call(call)
+
+    def _take_text(self, name: str, kind: Any, piece: Any) -> None:
+        if isinstance(piece, str) and piece:
+            self._texts.setdefault(name, []).append(piece)
+            self._on_delta(Delta(kind, piece))
+
+    def _take_thinking(self, piece: Mapping[str, Any]) -> None:
+        """Add to the block under way; its signature ends it."""
+        blocks = self._thinking_blocks
+        if not blocks or "signature" in blocks[-1] or piece.get("type") == "redacted_thinking":
+            blocks.append({"type": piece.get("type") or "thinking"})
+            self._thoughts.append([])
+        for name, value in piece.items():
+            if name == "thinking":
+                self._thoughts[-1].append("" + (value or ""))  # what is not text is refused here
+            elif value and name != "type":
+                blocks[-1][name] = value
+
+    def _take_call(self, piece: Mapping[str, Any]) -> None:
+        """Add to a call. A piece without a place belongs to the latest call, or begins one if it has an id.
+
+        Some servers give every call of a reply the first place; a name under another id begins a call.
+        """
+        function = piece.get("function") or {}
+        index = piece.get("index")
+        if not isinstance(index, int):
+            index = self._latest_call + (1 if piece.get("id") or not self._calls else 0)
+        else:
+            index = self._place_of(index, piece.get("id"), function.get("name"))
+        self._latest_call = max(self._latest_call, index)
+        call = self._calls.setdefault(index, {"id": "", "name": "", "arguments": [], "attached": {}})
+        call["attached"] |= {name: piece[name] for name in OF_A_CALL if piece.get(name)}
+        call["id"] = call["id"] or piece.get("id") or ""
+        name, arguments = function.get("name") or "", function.get("arguments") or ""
+        call["name"] = call["name"] or name
+        call["arguments"].append(arguments if isinstance(arguments, str) else json.dumps(arguments))
+        if name or arguments:
+            shown = f"{name} {arguments}" if name else call["arguments"][-1]
+            # Calls that a model makes side by side are told apart by their number in the reply.
+            is_other, self._shown_call = index != self._shown_call, index
+            self._on_delta(Delta("call", f"\n[call {index + 1}] {shown}" if is_other else shown))
+
+    def _place_of(self, index: int, call_id: Any, name: Any) -> int:
+        """Return where a piece under this number belongs."""
+        place = self._places.get(index, index)
+        begun = self._calls.get(place)
+        if begun and name and call_id and begun["name"] and begun["id"] not in ("", call_id):
+            place = self._places[index] = self._latest_call + 1
+        return place

@@ -1,0 +1,243 @@
+"""OpenAI's Chat Completions on the wire: a request to plain values or bytes, a reply to its parts.
+
+Holds: a content is a string wherever a string can hold it: many servers take nothing else; a result of a tool
+holds words alone, because no model but Claude is shown pictures there.
+Does not: know a stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from broker.contract.tool_specs import ToolSpec
+from controller_worker.providers.errors import MalformedReplyError, NoResponseError
+from controller_worker.providers.llm import ModelRequest, Usage
+from controller_worker.providers.messages.call_names import fitting, with_distinct_ids
+from controller_worker.providers.messages.messages import ImagePart, Message, TextPart, ToolCall
+from controller_worker.providers.messages.tool_arguments import arguments_text
+from controller_worker.providers.messages.written_messages import MessageMemo, WrittenMessages, json_bytes
+from controller_worker.providers.model_features import ThoughtForm
+from controller_worker.providers.strict_schemas import strict_schema
+from controller_worker.providers.strictness import LOOSE, Strict
+from controller_worker.providers.wires.messages_wire import CACHE_MARKS, CacheLifetime, turn_ends
+from controller_worker.providers.wires.reply import Reply, counts_of, token_count, told_usd, usable
+from controller_worker.providers.wires.thoughts import attach, thought_fields, thoughts_of
+
+STOP_REASONS: Mapping[str, str] = {
+    **dict.fromkeys(("max_tokens", "model_length", "max_output_tokens", "model_context_window_exceeded"), "length"),
+    **dict.fromkeys(("refusal", "safety", "sensitive", "prohibited_content", "blocklist", "spii"), "content_filter"),
+}
+"""What some servers and gateways say in their own provider's words: Claude's, Mistral's, GLM's and Gemini's."""
+OUTPUT_NAME = "output"
+SEE_BELOW = "The result is the picture below."
+
+
+class ChatWire:
+    """Writes requests.
+
+    Attributes:
+        written: the messages so far.
+    """
+
+    def __init__(self, *, cache_marks: bool, thoughts: ThoughtForm, cache_lifetime: CacheLifetime = "5m") -> None:
+        """Choose the form.
+
+        Args:
+            cache_marks: mark the system prompt and the last user or tool message for the provider's cache.
+            thoughts: the form in which the model reads its thoughts again. Claude, whose are signed, is also the only
+                model that takes pictures in results of tools.
+        """
+        self._cache_marks = cache_marks
+        self._mark = CACHE_MARKS[cache_lifetime]
+        self._thoughts: ThoughtForm = thoughts
+        self._apart: MessageMemo[tuple[Message, Message]] = MessageMemo()
+        self.written = WrittenMessages(lambda message: json_bytes(self._value(message, is_marked=False)))
+
+    def body(self, parameters: Mapping[str, Any], request: ModelRequest, strict: Strict = LOOSE) -> bytes:
+        """Return the JSON body of a request; `parameters` are its fields besides messages and tools."""
+        fields = dict(parameters) | asked_fields(request, strict)
+        shown = self._pictures_apart(with_distinct_ids(request.messages))
+        marked = self._marked(shown)
+        messages = b",".join(
+            json_bytes(self._value(message, is_marked=True))
+            if id(message) in marked
+            else self.written.bytes_of(message)
+            for message in shown
+        )
+        return b'%b,"messages":[%b]}' % (json_bytes(fields)[:-1], messages)
+
+    def values(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Return the messages as plain values."""
+        shown = self._pictures_apart(with_distinct_ids(messages))
+        marked = self._marked(shown)
+        return [self._value(message, is_marked=id(message) in marked) for message in shown]
+
+    def _pictures_apart(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return the messages with pictures from tools in messages of their own, behind all results of the turn."""
+        if self._thoughts == "signed":
+            return messages
+        shown: list[Message] = []
+        waiting: list[Message] = []
+        for message in messages:
+            if message.role == "tool" and any(isinstance(part, ImagePart) for part in message.content):
+                result, pictures = self._apart.of(message, _divided)
+                shown.append(result)
+                waiting.append(pictures)
+                continue
+            if message.role != "tool":
+                shown += waiting
+                waiting = []
+            shown.append(message)
+        return [*shown, *waiting]
+
+    def _marked(self, messages: Sequence[Message]) -> set[int]:
+        if not self._cache_marks:
+            return set()
+        return {id(message) for message in (*turn_ends(messages), *(one for one in messages if one.role == "system"))}
+
+    def _value(self, message: Message, *, is_marked: bool) -> dict[str, Any]:
+        written: dict[str, Any] = {
+            "role": message.role,
+            "content": _content(message, self._mark if is_marked else None),
+        }
+        if message.tool_calls:
+            written["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": fitting(call.name), "arguments": arguments_text(call.arguments)},
+                }
+                for call in message.tool_calls
+            ]
+            if self._thoughts == "calls":
+                attach(message.thinking_blocks, written["tool_calls"])
+        if message.role == "tool":
+            written["tool_call_id"] = message.tool_call_id
+            if message.name is not None:
+                written["name"] = fitting(message.name)
+            if is_marked:
+                written["cache_control"] = self._mark
+        return written | thought_fields(message.thinking_blocks, self._thoughts)
+
+
+def asked_fields(request: ModelRequest, strict: Strict = LOOSE) -> dict[str, Any]:
+    """Return what a request asks for besides its messages."""
+    fields: dict[str, Any] = {"tools": chat_tools(request.tools, is_strict=strict.tools)} if request.tools else {}
+    schema = strict_schema(strict.output, optional_as_null=True) if strict.output is not None else None
+    if schema is not None:
+        output = {"name": OUTPUT_NAME, "schema": schema, "strict": True}
+        fields["response_format"] = {"type": "json_schema", "json_schema": output}
+    return fields | ({"stop": list(request.stop)} if request.stop else {})
+
+
+def chat_tools(tools: Sequence[ToolSpec], *, is_strict: bool = False) -> list[dict[str, Any]]:
+    """Write the tools; those whose schemas allow it are strict."""
+    written = []
+    for tool in tools:
+        function: dict[str, Any] = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+        schema = strict_schema(tool.parameters, optional_as_null=True) if is_strict else None
+        function |= {"parameters": schema, "strict": True} if schema is not None else {}
+        written.append({"type": "function", "function": function})
+    return written
+
+
+def _divided(result: Message) -> tuple[Message, Message]:
+    """Return a tool's result with its words alone, and a message with its pictures."""
+    words = tuple(part for part in result.content if isinstance(part, TextPart)) or (TextPart(SEE_BELOW),)
+    pictures = tuple(part for part in result.content if isinstance(part, ImagePart))
+    head = TextPart(f"Pictures that belong to the result of {result.name or 'the tool'}:")
+    return replace(result, content=words), Message("user", (head, *pictures))
+
+
+def _content(message: Message, mark: Mapping[str, str] | None) -> str | list[dict[str, Any]] | None:
+    # Differs: the original writes lists whenever the model has vision, caching or tools, because strings are enough
+    # for plain text and every OpenAI-compatible server takes them.
+    texts = [part.text for part in message.content if isinstance(part, TextPart)]
+    # A mark needs a part to stand on; a tool result carries it on the message.
+    is_marked = mark is not None and bool(message.content) and message.role != "tool"
+    if len(texts) == len(message.content) and not is_marked:
+        text = "\n".join(texts)
+        return text if text.strip() or not message.tool_calls else None
+    parts: list[dict[str, Any]] = [
+        {"type": "text", "text": part.text}
+        if isinstance(part, TextPart)
+        else {"type": "image_url", "image_url": {"url": part.url}}
+        for part in message.content
+    ]
+    if is_marked:
+        parts[-1]["cache_control"] = mark
+    return parts
+
+
+def read_chat_reply(reply: Any) -> Reply:
+    """Read a chat completion, parsed from JSON.
+
+    Raises:
+        MalformedReplyError: it has not the form.
+        ContentPolicyError: it is a refusal.
+        NoResponseError: it has no choice, or nothing in it.
+    """
+    try:
+        if not reply["choices"]:
+            raise NoResponseError("The reply has no choices.")
+        choice = reply["choices"][0]
+        message = choice["message"]
+        corner = message.get("provider_specific_fields")  # where litellm keeps what it has no place for
+        refusal = str(message.get("refusal") or (corner.get("refusal") if isinstance(corner, Mapping) else "") or "")
+        parts = Reply(
+            text=_text(message.get("content")),
+            tool_calls=tuple(_tool_call(call) for call in message.get("tool_calls") or ()),
+            thinking_blocks=thoughts_of(message, str(reply.get("model") or "")),
+            model=str(reply.get("model") or ""),
+            response_id=str(reply.get("id") or ""),
+            stop_reason=_stop_reason(choice.get("finish_reason")),
+            usage=_usage(counts_of(reply)),
+            service_tier=str(reply.get("service_tier") or ""),
+            told_usd=told_usd(counts_of(reply).get("cost")),  # OpenRouter says it
+        )
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise MalformedReplyError(f"The reply is not a chat completion: {error!r}.") from error
+    return usable(parts, refusal=refusal)
+
+
+def _stop_reason(found: Any) -> str:
+    reason = str(found or "")
+    return STOP_REASONS.get(reason.lower(), reason)
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content if part.get("type") == "text")
+    if content is not None and not isinstance(content, str):
+        raise TypeError(f"content is {type(content).__name__}")
+    return content or ""
+
+
+def _tool_call(call: Mapping[str, Any]) -> ToolCall:
+    function = call["function"]
+    arguments = function.get("arguments") or ""
+    if not isinstance(arguments, str):
+        arguments = json_bytes(arguments).decode()
+    return ToolCall(id=str(call.get("id") or ""), name=str(function["name"]), arguments=arguments)
+
+
+def _usage(usage: Mapping[str, Any]) -> Usage:
+    asked = _part(usage, "prompt_tokens_details")
+    cached = asked.get("cached_tokens") or usage.get("cached_tokens") or usage.get("prompt_cache_hit_tokens")
+    prompt, written = token_count(usage.get("prompt_tokens")), token_count(usage.get("completion_tokens"))
+    # xAI counts what the model has thought beside what it has written, and in the total.
+    thought = token_count(_part(usage, "completion_tokens_details").get("reasoning_tokens"))
+    is_beside = token_count(usage.get("total_tokens")) == prompt + written + thought
+    return Usage(
+        prompt_tokens=prompt,
+        completion_tokens=written + (thought if is_beside else 0),
+        cache_read_tokens=token_count(cached),  # OpenAI and most others; Kimi; DeepSeek
+        cache_write_tokens=token_count(usage.get("cache_creation_input_tokens")),
+    )
+
+
+def _part(usage: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = usage.get(name)
+    return part if isinstance(part, Mapping) else {}

@@ -1,0 +1,133 @@
+"""What Claude writes besides thoughts, texts and calls, and wants back: server tools' blocks and compactions.
+
+Such a reply keeps all its blocks in their order, beside its thinking blocks:
+
+    {"type": "claude", "block": {…}}               one block as Claude wrote it; of a call, only its place and extras
+    {"type": "claude_edits", "applied_edits": […]}   what the provider left out of the prompt; never sent back
+
+Holds: a reply of thoughts, text and calls alone keeps none of this; no other family and no other protocol gets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from controller_worker.providers.llm import ModelRequest
+from controller_worker.providers.messages.messages import Message, TextPart
+from controller_worker.providers.wires.thoughts import CLAUDE, CLAUDE_EDITS, is_signed
+
+Block = dict[str, Any]
+
+THINKING = ("thinking", "redacted_thinking")
+PAUSES = frozenset({"pause_turn", "compaction"})
+"""Why Claude stops though its turn has not ended: the same request with what it wrote so far lets it continue."""
+_PLAIN = frozenset({*THINKING, "text", "tool_use"})
+_OF_THE_CALL = frozenset({"name", "input"})
+
+
+def kept(message: Mapping[str, Any], *, is_joined: bool = False) -> tuple[Block, ...]:
+    """Return the blocks of a reply that its event keeps.
+
+    Args:
+        is_joined: it came in several parts, so that its thoughts do not all stand before its texts.
+
+    Raises:
+        LookupError, TypeError, AttributeError: the message has not the form.
+    """
+    blocks = [dict(block) for block in message["content"]]
+    if is_joined or any(block["type"] not in _PLAIN or block.get("citations") for block in blocks):
+        found = [block if block["type"] in THINKING else _wrapped(block) for block in blocks]
+    else:
+        found = [block for block in blocks if block["type"] in THINKING]
+    edits = _edits(message)
+    return (*found, {"type": CLAUDE_EDITS, "applied_edits": edits}) if edits else tuple(found)
+
+
+def sent(message: Message, parts: Sequence[Block], calls: Sequence[Block], *, compacts: bool) -> list[Block]:
+    """Return the blocks of an assistant's message as they were, or in the usual order if nothing else was kept.
+
+    Args:
+        parts: of its content; they are used where the message no longer says what its blocks say.
+        calls: those of its calls that have results.
+        compacts: the request asks for compactions, without which their blocks are refused.
+    """
+    found = [dict(block) for block in message.thinking_blocks if is_signed(block) or _is_wrapped(block)]
+    blocks = [block["block"] if _is_wrapped(block) else block for block in found]
+    if not compacts:
+        blocks = [block for block in blocks if block["type"] != "compaction"]
+    if not any(map(_is_wrapped, found)):
+        return [*blocks, *parts, *calls]
+    said = "".join(part.text for part in message.content if isinstance(part, TextPart))
+    written = "".join(str(block.get("text")) for block in blocks if block["type"] == "text")
+    if said.strip() != written.strip():
+        return [*(block for block in blocks if block["type"] in (*THINKING, "compaction")), *parts, *calls]
+    waiting = {call["id"]: call for call in calls}
+    again: list[Block] = []
+    for block in blocks:
+        if block["type"] == "tool_use":
+            again += [block | waiting.pop(block["id"])] if block.get("id") in waiting else []
+        elif block["type"] != "text" or str(block.get("text")).strip():
+            again.append(dict(block))
+    return [*again, *waiting.values()]
+
+
+def is_paused(message: Any) -> bool:
+    """Say whether a reply is a part of a turn that continues once it is sent back."""
+    if not isinstance(message, Mapping) or message.get("stop_reason") not in PAUSES:
+        return False
+    blocks = message.get("content")
+    return isinstance(blocks, list) and bool(blocks) and all(_may_continue(block) for block in blocks)
+
+
+def continued(request: ModelRequest, message: Mapping[str, Any]) -> ModelRequest:
+    """Return the request that lets a paused turn continue; it goes by the connection, never into a batch.
+
+    Raises:
+        LookupError, TypeError, AttributeError: the message has not the form.
+    """
+    text = "".join(block["text"] for block in message["content"] if block["type"] == "text")
+    content = (TextPart(text),) if text.strip() else ()
+    so_far = Message("assistant", content, thinking_blocks=kept(message, is_joined=True))
+    return replace(request, messages=(*request.messages, so_far), carry=None)
+
+
+def joined(messages: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the parts of a paused turn as one message; it has stopped as its last part has."""
+    if len(messages) == 1:
+        return messages[0]
+    return {
+        **messages[-1],
+        "content": [block for message in messages for block in message["content"]],
+        "context_management": {"applied_edits": [edit for message in messages for edit in _edits(message)]},
+    }
+
+
+def _edits(message: Mapping[str, Any]) -> list[Any]:
+    found = message.get("context_management")
+    edits = found.get("applied_edits") if isinstance(found, Mapping) else None
+    return [dict(edit) for edit in edits if isinstance(edit, Mapping)] if isinstance(edits, list) else []
+
+
+def _may_continue(block: Any) -> bool:
+    return isinstance(block, Mapping) and isinstance(block.get("type"), str) and block["type"] != "tool_use"
+
+
+def _wrapped(block: Block) -> Block:
+    if block["type"] == "tool_use":
+        block = {name: value for name, value in block.items() if name not in _OF_THE_CALL}
+    return {"type": CLAUDE, "block": block}
+
+
+def _is_wrapped(block: Mapping[str, Any]) -> bool:
+    inner = block.get("block")
+    return block.get("type") == CLAUDE and isinstance(inner, Mapping) and isinstance(inner.get("type"), str)
+
+
+def compaction_counts(usage: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    """Yield what each compaction within a call has used; the counts of the call itself do not hold it."""
+    iterations = usage.get("iterations")
+    for counts in iterations if isinstance(iterations, list) else ():
+        if isinstance(counts, Mapping) and counts.get("type") == "compaction":
+            yield counts

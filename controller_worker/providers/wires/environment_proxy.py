@@ -1,0 +1,68 @@
+"""The proxy that the environment names for a server, and the logins in addresses.
+
+Holds: what an error may show of a proxy has no login in it.
+Does not: make requests.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ipaddress
+from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from controller_worker.providers.errors import LLMConfigError
+
+PROXY_REMEDY = "Set HTTP_PROXY, HTTPS_PROXY or ALL_PROXY to an HTTP proxy such as http://host:3128, or set NO_PROXY."
+
+
+def environment_proxy(url: str) -> str | None:
+    """Return the proxy that the environment names for an address (`HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY`), or None."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    proxies = getproxies()
+    if proxy_bypass(host) or _is_in_networks(parts.hostname or "", proxies.get("no", "")):
+        return None
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    return f"http://{proxy}" if proxy and "://" not in proxy else proxy or None
+
+
+def _is_in_networks(host: str, names: str) -> bool:
+    """Say whether an address is listed (`::1`) or in a network (`10.0.0.0/8`), neither of which urllib can read."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:  # a name
+        return False
+    for name in names.split(","):
+        with contextlib.suppress(ValueError):  # it is no network
+            if address in ipaddress.ip_network(name.strip().strip("[]"), strict=False):
+                return True
+    return False
+
+
+def without_login(proxy: str | None) -> tuple[str | None, str]:
+    """Return a proxy's address as errors may show it, and its login; empty: none.
+
+    Raises:
+        LLMConfigError: it cannot be used.
+    """
+    if proxy is None:
+        return None, ""
+    try:
+        address = urlsplit(proxy)
+        has_place = bool(address.hostname) and address.port != 0
+    except ValueError:  # of the port, or of brackets
+        raise LLMConfigError("The proxy of the environment is not an address.", remedy=PROXY_REMEDY) from None
+    shown = address._replace(netloc=address.netloc.rpartition("@")[2]).geturl()
+    if address.scheme not in ("http", "https") or not has_place:
+        raise LLMConfigError(f"The proxy {shown} of the environment cannot be used.", remedy=PROXY_REMEDY)
+    return shown, login_of(address)
+
+
+def login_of(address: SplitResult) -> str:
+    """Return the header for the login in an address; empty: there is none."""
+    if address.username is None:
+        return ""
+    pair = f"{unquote(address.username)}:{unquote(address.password or '')}"
+    return f"Basic {base64.b64encode(pair.encode()).decode()}"

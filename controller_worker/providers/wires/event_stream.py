@@ -1,0 +1,274 @@
+"""Server-sent events: from the bytes of a reply to the texts of its events, with a limit on every silence.
+
+Holds: neither a reply nor an event grows without end; an event costs time in proportion to its length, however it is
+cut; lines and characters may be cut anywhere between chunks; an event without its blank line at the end counts, as
+several servers leave the last one out.
+Does not: know what the texts mean, or read names and ids of events: the providers repeat them in the text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import contextlib
+import io
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.errors import MalformedReplyError, ModelTimeoutError
+
+Chunk = TypeVar("Chunk")
+
+REPLY_LIMIT_BYTES = 64 * 1024 * 1024
+EVENT_LIMIT_CHARS = 16 * 1024 * 1024
+SLACK_SECONDS = 5.0
+CLOSING_SECONDS = 5.0
+"""How long to wait, once the model has stopped, for its usage and the end of the protocol."""
+END_SECONDS = 0.25
+"""How long a body may last after the end of a reply; then its connection is given up."""
+DONE = "[DONE]"
+SHOWN_BYTES = 200
+"""How much an error shows of a reply that is neither events nor JSON."""
+_JSON_BEGINS = (b"{", b"[")
+_STREAM_BEGINS = (b":", b"event:", b"id:", b"retry:")
+
+
+class EventDecoder:
+    """Decodes one reply.
+
+    Args:
+        limit_chars: how long a line may be, and the text of an event.
+    """
+
+    def __init__(self, limit_chars: int = EVENT_LIMIT_CHARS) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._limit_chars = limit_chars
+        self._line = _no_line()
+        self._texts: list[str] = []
+        self._texts_chars = 0
+        self._after_return = False
+
+    def feed(self, chunk: bytes) -> list[str]:
+        """Take in the next bytes; return the texts of the events that end in them.
+
+        Raises:
+            MalformedReplyError: a line or an event is too long.
+        """
+        text = self._decoder.decode(chunk)
+        if self._after_return and text:
+            text = text.removeprefix("\n")  # the other half of a line end that was cut in two
+            self._after_return = False
+        if not text:
+            return []
+        self._after_return = text.endswith("\r")
+        *ended, begun = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        if ended and self._line.tell():
+            self._hold(ended[0])
+            ended[0] = self._held_line()
+        events = [event for line in ended if (event := self._take(line)) is not None]
+        if begun:
+            self._hold(begun)
+        return events
+
+    def finish(self) -> list[str]:
+        """Return the text of the event that the end of the reply ends, if there is one.
+
+        Raises:
+            MalformedReplyError: it is too long.
+        """
+        events = [self._take(self._held_line()), self._take("")]
+        return [event for event in events if event is not None]
+
+    def _hold(self, piece: str) -> None:
+        """Add to the line under way."""
+        self._line.write(piece)
+        self._check(self._line.tell())
+
+    def _held_line(self) -> str:
+        """Return the line under way and begin another."""
+        line, self._line = self._line.getvalue(), _no_line()
+        return line
+
+    def _take(self, line: str) -> str | None:
+        """Take in a line; return the event that it ends."""
+        if line.startswith("data:"):
+            self._texts.append(line[5:].removeprefix(" "))
+            self._texts_chars += len(self._texts[-1]) + 1
+            self._check(self._texts_chars)
+        if line or not self._texts:
+            return None
+        text = "\n".join(self._texts)
+        self._texts.clear()
+        self._texts_chars = 0
+        return text
+
+    def _check(self, chars: int) -> None:
+        if chars > self._limit_chars:
+            raise MalformedReplyError(f"An event of the reply has more than {self._limit_chars} characters.")
+
+
+def _no_line() -> io.StringIO:
+    """Return room for a line: joined to a text, each piece of it would cost as much as all before."""
+    return io.StringIO(newline="")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """Longest silences, in seconds: before the first byte of a reply, after it, and once the model has stopped."""
+
+    first_byte_seconds: float
+    idle_seconds: float
+    closing_seconds: float = CLOSING_SECONDS
+
+    @property
+    def longest_seconds(self) -> float:
+        """What a client's own limit has to allow."""
+        return max(self.first_byte_seconds, self.idle_seconds) + SLACK_SECONDS
+
+
+def stream_limits(config: LLMConfig) -> StreamLimits:
+    """Return the configured limits."""
+    return StreamLimits(config.first_byte_timeout or config.read_timeout, config.read_timeout)
+
+
+@contextlib.asynccontextmanager
+async def until_headers(limits: StreamLimits) -> AsyncIterator[None]:
+    """Limit the wait for the headers of a reply, which many servers send with its first byte.
+
+    Raises:
+        ModelTimeoutError: it was too long.
+    """
+    try:
+        async with asyncio.timeout(limits.first_byte_seconds):
+            yield
+    except TimeoutError as error:
+        raise ModelTimeoutError(
+            f"There was a silence of {limits.first_byte_seconds:g} s before the reply began."
+        ) from error
+
+
+async def read_events(
+    chunks: AsyncIterator[bytes],
+    limits: StreamLimits,
+    take: Callable[[str], bool],
+    is_whole: Callable[[], bool] = lambda: False,
+) -> bytes | None:
+    """Hand over the texts of a reply's events, up to the one that is the last.
+
+    The body usually ends right behind it. If it does not, the connection is of no further use, but the reply is whole.
+
+    Args:
+        take: takes in a text, and says whether the reply ends with it.
+        is_whole: says whether what is still to come matters little: then no long silence is accepted.
+
+    Returns:
+        A body that is JSON instead of events, whatever its type says; None if there were events, or nothing.
+
+    Raises:
+        ModelTimeoutError: a silence was too long.
+        MalformedReplyError: it has more than 64 MiB, one of its events is too long, or it has none but other words.
+    """
+    decoder, beginning, has_events = EventDecoder(), b"", False
+    whole: list[bytes] | None = None
+    async for chunk in within_limits(_bounded(chunks), limits, is_whole):
+        if not beginning:
+            beginning = chunk.removeprefix(codecs.BOM_UTF8).lstrip()[:SHOWN_BYTES]
+            whole = [] if beginning[:1] in _JSON_BEGINS else None
+        if whole is not None:
+            whole.append(chunk)
+            continue
+        for text in decoder.feed(chunk):
+            has_events = True
+            if take(text):
+                await _read_to_the_end(chunks)
+                return None
+    if whole is not None:
+        return b"".join(whole)
+    for text in decoder.finish():
+        has_events = True
+        take(text)
+    if beginning and not has_events and not beginning.startswith(_STREAM_BEGINS):
+        shown = beginning.decode(errors="replace")
+        raise MalformedReplyError(f"The reply is no stream of events: it begins with {shown!r}.", provider_text=shown)
+    return None
+
+
+async def _read_to_the_end(chunks: AsyncIterator[bytes]) -> None:
+    """Read what is left of a body, so that its connection can be used again; not for long, and whatever it holds."""
+    with contextlib.suppress(Exception):  # the clients differ in what they raise, and the reply is here
+        async with asyncio.timeout(END_SECONDS):
+            async for _ in chunks:
+                pass
+
+
+async def whole_reply(chunks: AsyncIterator[bytes]) -> bytes:
+    """Return a reply that is no stream of events.
+
+    Raises:
+        MalformedReplyError: it has more than 64 MiB.
+    """
+    return b"".join([chunk async for chunk in _bounded(chunks)])
+
+
+async def _bounded(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    size = 0
+    async for chunk in chunks:
+        size += len(chunk)
+        if size > REPLY_LIMIT_BYTES:
+            raise MalformedReplyError(f"The reply has more than {REPLY_LIMIT_BYTES >> 20} MiB.")
+        yield chunk
+
+
+async def within_limits(
+    chunks: AsyncIterator[Chunk], limits: StreamLimits, is_whole: Callable[[], bool] = lambda: False
+) -> AsyncIterator[Chunk]:
+    """Yield what comes, as long as it comes in time.
+
+    Args:
+        is_whole: says whether what is still to come matters little; it may change while the next chunk is waited for,
+            because some clients keep the end of a reply to themselves.
+
+    Raises:
+        ModelTimeoutError: a silence was too long.
+    """
+    limit, where = limits.first_byte_seconds, "before the reply began"
+    while True:
+        try:
+            async with asyncio.timeout(limit) as deadline:
+                watch = _Watch(deadline, limits.closing_seconds, is_whole)
+                try:
+                    chunk = await anext(chunks)
+                finally:
+                    watch.end()
+        except StopAsyncIteration:
+            return
+        except TimeoutError as error:
+            raise ModelTimeoutError(f"There was a silence of {limit:g} s {where}.") from error
+        yield chunk
+        limit, where = limits.idle_seconds, "within the reply"
+        if is_whole():
+            limit = min(limit, limits.closing_seconds)
+
+
+class _Watch:
+    """Shortens a wait in which the reply has become whole: from then on, it lasts as long as one behind the end."""
+
+    def __init__(self, deadline: asyncio.Timeout, closing_seconds: float, is_whole: Callable[[], bool]) -> None:
+        self._deadline = deadline
+        self._closing_seconds = closing_seconds
+        self._is_whole = is_whole
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(closing_seconds, self._look)
+
+    def end(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        if not self._is_whole():
+            self._timer = self._loop.call_later(self._closing_seconds, self._look)
+            return
+        due, soon = self._deadline.when(), self._loop.time() + self._closing_seconds
+        if due is not None and soon < due and not self._deadline.expired():
+            self._deadline.reschedule(soon)

@@ -1,0 +1,234 @@
+"""Anthropic's Messages on the wire: a request to bytes, a reply to a completion's parts.
+
+Holds: neighbouring messages of one role become one, so a tool's result directly follows its call; what the API refuses
+stays at home: texts without anything in them, thinking blocks that no Claude has signed, images of other types.
+Does not: know a stream.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any, Literal
+
+from broker.contract.tool_specs import ToolSpec
+from controller_worker.providers.errors import MalformedReplyError
+from controller_worker.providers.llm import ModelRequest, Usage
+from controller_worker.providers.messages.call_names import fitting, with_distinct_ids
+from controller_worker.providers.messages.messages import ImagePart, Message, TextPart, ToolCall
+from controller_worker.providers.messages.tool_arguments import arguments_object
+from controller_worker.providers.messages.written_messages import WrittenMessages, json_bytes
+from controller_worker.providers.strict_schemas import strict_schema, strict_tools
+from controller_worker.providers.strictness import LOOSE, Strict
+from controller_worker.providers.wires.claude_blocks import compaction_counts, kept, sent
+from controller_worker.providers.wires.reply import Reply, counts_of, token_count, usable
+from controller_worker.providers.wires.thoughts import is_signed
+
+CacheLifetime = Literal["5m", "1h"]
+CACHE_MARKS: Mapping[CacheLifetime, Mapping[str, str]] = {
+    "5m": {"type": "ephemeral"},
+    "1h": {"type": "ephemeral", "ttl": "1h"},
+}
+IMAGE_TYPES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
+
+_STOP_REASONS: Mapping[str, str] = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "tool_use": "tool_calls",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "refusal": "content_filter",
+}
+
+Block = dict[str, Any]
+
+
+class MessagesWire:
+    """Writes requests.
+
+    Attributes:
+        written: the messages so far.
+    """
+
+    def __init__(self, *, caching_prompt: bool, cache_lifetime: CacheLifetime = "5m", compacts: bool = False) -> None:
+        """Choose the form.
+
+        Args:
+            compacts: the requests ask for compactions, and so may hold earlier ones.
+        """
+        self._caching_prompt = caching_prompt
+        self._mark = CACHE_MARKS[cache_lifetime]
+        self.written = WrittenMessages(lambda message: _join(_blocks(message, compacts=compacts)))
+
+    def body(self, parameters: Mapping[str, Any], request: ModelRequest, strict: Strict = LOOSE) -> bytes:
+        """Return the JSON body of a request; `parameters` are its fields besides system, tools and messages."""
+        shown = with_distinct_ids(request.messages)
+        marked = set(map(id, turn_ends(shown) if self._caching_prompt else ()))
+        fields = dict(parameters)
+        thinking = fields.get("thinking")
+        if isinstance(thinking, Mapping) and thinking.get("type") == "enabled" and not _may_think(shown):
+            del fields["thinking"]
+        system = [block for message in shown if message.role == "system" for block in _blocks(message)]
+        if system:
+            if self._caching_prompt:
+                system[-1]["cache_control"] = self._mark
+            fields["system"] = system
+        if request.tools:
+            schemas = strict_tools(request.tools) if strict.tools else [None] * len(request.tools)
+            fields["tools"] = [_tool(tool, schema) for tool, schema in zip(request.tools, schemas, strict=True)]
+        if strict.output is not None:
+            schema = strict_schema(strict.output, optional_as_null=False)
+            form = {"format": {"type": "json_schema", "schema": schema}} if schema is not None else {}
+            fields |= {"output_config": fields.get("output_config", {}) | form} if form else {}
+        if request.stop:
+            fields["stop_sequences"] = list(request.stop)
+        spoken = ((message.role, self._bytes(message, marked)) for message in shown)
+        turns = groupby(
+            (("assistant" if role == "assistant" else "user", written) for role, written in spoken if written),
+            key=lambda turn: turn[0],
+        )
+        messages = b",".join(
+            b'{"role":"%b","content":[%b]}' % (role.encode(), b",".join(written for _, written in parts))
+            for role, parts in turns
+        )
+        return b'%b,"messages":[%b]}' % (json_bytes(fields)[:-1], messages)
+
+    def _bytes(self, message: Message, marked: set[int]) -> bytes:
+        if message.role == "system":
+            return b""
+        if id(message) in marked:
+            # The mark moves on with the next request, so these bytes are not worth remembering.
+            return _join(_with_mark(_blocks(message), self._mark))
+        return self.written.bytes_of(message)
+
+
+def turn_ends(messages: Sequence[Message]) -> list[Message]:
+    """Return what the request before this one ended with, and what this one ends with: where cache marks belong.
+
+    Claude finds a cached prefix by looking back from a mark, but no further than 20 blocks, and a turn with many calls
+    has more. The mark at the end of the previous request is where that one has put its prefix. With the system
+    prompt's, three of the four marks are used that Claude takes.
+    """
+    ends: list[Message] = []
+    is_wanted = True
+    for message in reversed(messages):
+        if message.role in ("user", "tool") and is_wanted:
+            ends.insert(0, message)
+            is_wanted = False
+        is_wanted = is_wanted or (message.role == "assistant" and len(ends) < 2)
+    return ends
+
+
+def _may_think(messages: Sequence[Message]) -> bool:
+    """Say whether a Claude with a budget for thinking may continue the current turn.
+
+    It refuses a turn in which it has not thought from the start, such as one that another model began.
+    """
+    last = next((message for message in reversed(messages) if message.role == "assistant"), None)
+    return last is None or not last.tool_calls or any(map(is_signed, last.thinking_blocks))
+
+
+def _join(blocks: Sequence[Block]) -> bytes:
+    return b",".join(json_bytes(block) for block in blocks)
+
+
+def _with_mark(blocks: list[Block], mark: Mapping[str, str]) -> list[Block]:
+    if blocks and "thinking" not in blocks[-1]["type"]:
+        blocks[-1] = blocks[-1] | {"cache_control": mark}
+    return blocks
+
+
+def _blocks(message: Message, *, compacts: bool = False) -> list[Block]:
+    parts = [block for part in message.content if (block := _part(part)) is not None]
+    if message.role == "tool":
+        result = {"type": "tool_result", "tool_use_id": fitting(message.tool_call_id or "")}
+        return [result | {"content": parts} if parts else result]
+    if message.role == "assistant":
+        calls = [
+            {
+                "type": "tool_use",
+                "id": fitting(call.id),
+                "name": fitting(call.name),
+                "input": arguments_object(call.arguments),
+            }
+            for call in message.tool_calls
+        ]
+        return sent(message, parts, calls, compacts=compacts)
+    return parts
+
+
+def _part(part: TextPart | ImagePart) -> Block | None:
+    if isinstance(part, TextPart):
+        return {"type": "text", "text": part.text} if part.text.strip() else None
+    if not part.url.startswith("data:"):
+        return {"type": "image", "source": {"type": "url", "url": part.url}}
+    header, _, content = part.url.partition(",")
+    media_type = header.removeprefix("data:").partition(";")[0].lower().replace("image/jpg", "image/jpeg")
+    if media_type not in IMAGE_TYPES:
+        return {"type": "text", "text": f"[An image of the type {media_type} was left out here.]"}
+    return {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": content}}
+
+
+def _tool(tool: ToolSpec, strict: Mapping[str, Any] | None) -> dict[str, Any]:
+    written = {"name": tool.name, "description": tool.description, "input_schema": tool.parameters}
+    return written if strict is None else written | {"input_schema": strict, "strict": True}
+
+
+def read_message(message: Any, *, is_joined: bool = False) -> Reply:
+    """Read a message, parsed from JSON.
+
+    Args:
+        is_joined: it came in several parts.
+
+    Raises:
+        MalformedReplyError: it has not the form.
+        ContentPolicyError: it is a refusal.
+        NoResponseError: there is nothing in it.
+    """
+    reply = read_part(message, is_joined=is_joined)
+    details = message.get("stop_details")
+    return usable(reply, refusal=str(details.get("explanation") or "") if isinstance(details, Mapping) else "")
+
+
+def read_part(message: Any, *, is_joined: bool = False) -> Reply:
+    """Read a message, or the part of a turn that a pause has ended, whatever is in it; see `read_message`."""
+    try:
+        blocks = message["content"]
+        stop_reason = str(message.get("stop_reason") or "")
+        return Reply(
+            text="".join(block["text"] for block in blocks if block["type"] == "text"),
+            tool_calls=tuple(_tool_call(block) for block in blocks if block["type"] == "tool_use"),
+            thinking_blocks=kept(message, is_joined=is_joined),
+            model=str(message["model"]),
+            response_id=str(message["id"]),
+            stop_reason=_STOP_REASONS.get(stop_reason, stop_reason),
+            usage=_usage(counts_of(message)),
+            service_tier=str(counts_of(message).get("service_tier") or ""),
+        )
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        shown = str(message)[:200]
+        raise MalformedReplyError(f"The reply is no message: {error!r}.", provider_text=shown) from error
+
+
+def _tool_call(block: Mapping[str, Any]) -> ToolCall:
+    arguments = block["input"]
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return ToolCall(id=str(block["id"]), name=str(block["name"]), arguments=arguments)
+
+
+def _usage(usage: Mapping[str, Any]) -> Usage:
+    # A gateway's counts may be odd or many; what no call can have used is judged later.
+    counted = [usage, *compaction_counts(usage)]
+
+    def total(name: str) -> int:
+        return sum(token_count(counts.get(name)) for counts in counted)
+
+    read, write = total("cache_read_input_tokens"), total("cache_creation_input_tokens")
+    return Usage(
+        prompt_tokens=total("input_tokens") + read + write,
+        completion_tokens=total("output_tokens"),
+        cache_read_tokens=read,
+        cache_write_tokens=write,
+    )

@@ -1,0 +1,353 @@
+"""From whatever a provider's client raises to our family of errors.
+
+Exceptions are recognised by the names of their classes and by their HTTP status: importing four libraries to compare
+classes would cost seconds, and httpx, httpx2, openai, anthropic, aiohttp and litellm agree on the names.
+
+Holds: every exception of a client becomes a `ModelError`; a text never shows one of the given secrets.
+Does not: decide about retries; each class of the family says whether it is retryable.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import email.utils
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+from controller_worker.providers.errors import (
+    PROVIDER_TEXT_LIMIT_CHARS,
+    AuthenticationError,
+    BadRequestError,
+    ContentPolicyError,
+    ContextWindowError,
+    InternalServerError,
+    MalformedReplyError,
+    ModelError,
+    ModelTimeoutError,
+    NotFoundError,
+    OutOfCreditsError,
+    RateLimitError,
+    ServiceUnavailableError,
+)
+from controller_worker.providers.wires.provider_texts import BY_PROVIDER_CODE, class_of_text, is_overflow
+
+CHAIN_LIMIT = 20
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h)?", re.ASCII)
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+MASK = "<secret-hidden>"
+MASKED_FROM_CHARS = 8
+"""A shorter key is not a secret, and masking it would blot out ordinary words."""
+
+_BY_CLASS: tuple[tuple[frozenset[str], type[ModelError]], ...] = (
+    (frozenset({"ContextWindowExceededError"}), ContextWindowError),
+    (frozenset({"ContentPolicyViolationError"}), ContentPolicyError),
+    (frozenset({"BudgetExceededError", "PaymentRequiredError"}), OutOfCreditsError),
+    (frozenset({"RequestUnsendable"}), BadRequestError),
+    (frozenset({"APITimeoutError", "TimeoutException", "TimeoutError"}), ModelTimeoutError),
+    (frozenset({"JSONDecodeError", "APIResponseValidationError", "UnicodeDecodeError"}), MalformedReplyError),
+    (frozenset({"TransportError", "ClientError", "ConnectionError"}), ServiceUnavailableError),
+    (frozenset({"APIConnectionError", "RequestFailed"}), ServiceUnavailableError),
+)
+"""By the names of a cause's class and its bases, in this order."""
+
+_BY_STREAMED_TYPE: Mapping[str, type[ModelError]] = {
+    "invalid_request_error": BadRequestError,
+    "authentication_error": AuthenticationError,
+    "permission_error": AuthenticationError,
+    "not_found_error": NotFoundError,
+    "request_too_large": ContextWindowError,
+    "rate_limit_error": RateLimitError,
+    "rate_limit_exceeded": RateLimitError,
+    "timeout_error": ModelTimeoutError,
+    "overloaded_error": ServiceUnavailableError,
+}
+"""By the type of an error within a stream, which has no status but that in its body; any other is the provider's
+failure."""
+
+_BY_STATUS: Mapping[int, type[ModelError]] = {
+    400: BadRequestError,
+    401: AuthenticationError,
+    402: OutOfCreditsError,
+    403: AuthenticationError,
+    404: NotFoundError,
+    408: ModelTimeoutError,
+    409: ServiceUnavailableError,
+    413: ContextWindowError,
+    422: BadRequestError,
+    429: RateLimitError,
+    500: InternalServerError,
+    502: ServiceUnavailableError,
+    503: ServiceUnavailableError,
+    504: ModelTimeoutError,
+    529: ServiceUnavailableError,
+}
+
+_REMEDIES: Mapping[type[ModelError], str] = {
+    AuthenticationError: "Check LLM_API_KEY.",
+    NotFoundError: "Check LLM_MODEL and LLM_BASE_URL.",
+    OutOfCreditsError: "Top up the account, or raise its limit at the provider.",
+}
+
+
+FAILED = ("error", "insufficient_system_resource", "network_error")
+"""Why a reply has stopped where its provider failed: at OpenRouter and others, DeepSeek, GLM."""
+
+
+class StreamedError(Exception):
+    """An error that came where a reply was due, with the body that an error reply would have had.
+
+    As an event of a stream, or, from some gateways, as a reply with the status 200.
+    """
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        super().__init__("The provider failed within its reply.")
+        self.body = body
+
+
+def is_failure(reply: Mapping[str, Any]) -> bool:
+    """Say whether what came where a reply or a part of it was due is an error: of most, of older vLLM, of gateways."""
+    if reply.get("error") or "error" in (reply.get("type"), reply.get("object")):
+        return True
+    return isinstance(reply.get("message"), str) and "code" in reply and "choices" not in reply
+
+
+def failure_of_choice(reply: Mapping[str, Any]) -> StreamedError | None:
+    """Return the error that stands in a choice beside what the model wrote until then, as OpenRouter puts it.
+
+    litellm calls such a reply a whole one, and keeps the error in a corner.
+    """
+    choices = reply.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else None
+    if not isinstance(first, Mapping):
+        return None
+    corner = first.get("provider_specific_fields")
+    told = first.get("error") or (corner.get("error") if isinstance(corner, Mapping) else None)
+    if not told and first.get("finish_reason") not in FAILED:
+        return None
+    return StreamedError({"error": told or {"message": "The provider failed within its reply."}})
+
+
+class BatchedError(Exception):
+    """An error that came as the result of one call of a batch, with status and body of an error reply."""
+
+    def __init__(self, body: Mapping[str, Any], status_code: int) -> None:
+        super().__init__(str(body.get("message") or "The provider failed within a batch."))
+        self.body = body
+        self.status_code = status_code
+
+
+_NO_CONNECTION = frozenset(
+    {
+        *("ClientConnectorError", "ClientConnectorDNSError", "ClientProxyConnectionError"),
+        *("ConnectError", "ConnectionRefusedError"),
+    }
+)
+URL_LIMIT_CHARS = 300
+
+
+def model_error(error: BaseException, *, secrets: Sequence[str] = (), now: datetime | None = None) -> ModelError:
+    """Return our error for an exception that a provider's client raised.
+
+    Args:
+        error: what was raised; a `ModelError` anywhere in its chain of causes comes back as it is.
+        secrets: texts to mask, such as the key.
+        now: the time of the answer, for a Retry-After that is a date; None where there are no headers.
+    """
+    chain = _chain(error)
+    for link in chain:
+        if isinstance(link, ModelError):
+            return link
+    text = _text(chain, secrets)
+    error_class = _classify(chain, text)
+    if error_class is NotFoundError and not any(map(_said, chain)) and (url := _url(chain)):
+        text = f"{text} (asked at {url})"
+    return error_class(
+        text,
+        provider_text=text,
+        retry_after_seconds=_retry_after_seconds(chain, now),
+        remedy=_REMEDIES.get(error_class, ""),
+    )
+
+
+def _classify(chain: Sequence[BaseException], text: str) -> type[ModelError]:
+    listed = class_of_text(text)
+    if listed is not None:
+        return listed
+    for code in _provider_codes(chain):
+        if code in BY_PROVIDER_CODE:
+            return BY_PROVIDER_CODE[code]
+    by_cause = _class_of_cause(chain)
+    if by_cause in (BadRequestError, InternalServerError) and is_overflow(text):
+        return ContextWindowError
+    return by_cause
+
+
+def _class_of_cause(chain: Sequence[BaseException]) -> type[ModelError]:
+    """Return the class by what was raised and by its status."""
+    if any(isinstance(link, StreamedError) for link in chain):
+        known = (_BY_STREAMED_TYPE[code] for code in _provider_codes(chain) if code in _BY_STREAMED_TYPE)
+        return next(known, None) or _BY_STATUS.get(_status_in_body(chain), InternalServerError)
+    # The innermost cause knows best: some clients wrap a refused connection into a timeout.
+    for link in reversed(chain):
+        names = {cls.__name__ for cls in type(link).__mro__}
+        for class_names, error_class in _BY_CLASS:
+            if names & class_names:
+                return error_class
+    status = next((value for link in chain if isinstance(value := getattr(link, "status_code", None), int)), 0)
+    if status in _BY_STATUS:
+        return _BY_STATUS[status]
+    if 200 <= status < 300:
+        return MalformedReplyError  # it was a reply, and the client could not read it
+    if 300 <= status < 400:
+        return NotFoundError
+    if status >= 500:
+        return InternalServerError
+    return BadRequestError if status >= 400 else ModelError
+
+
+def _chain(error: BaseException | None) -> list[BaseException]:
+    chain: list[BaseException] = []
+    while error is not None and error not in chain and len(chain) < CHAIN_LIMIT:
+        chain.append(error)
+        error = error.__cause__ or error.__context__
+    return chain
+
+
+def _text(chain: Sequence[BaseException], secrets: Sequence[str]) -> str:
+    """Return what the provider said; without an error reply, what the innermost failure was."""
+    said = next((text for link in chain if (text := _said(link))), None)
+    # Some clients call a connection that was refused a request that timed out.
+    refused = [str(link) for link in chain if type(link).__name__ in _NO_CONNECTION and str(link)]
+    if said is None and refused:
+        said = refused[0]
+    if said is None:
+        first, last = chain[0], chain[-1]
+        said = str(first) or type(first).__name__
+        if last is not first and str(last) and str(last) not in said:
+            said += f" ({' '.join(str(last).split())})"
+    said = said.partition("\nTraceback (most recent call last)")[0]  # litellm quotes one for a key that is missing
+    return masked(said, secrets)[:PROVIDER_TEXT_LIMIT_CHARS]
+
+
+def masked(text: str, secrets: Sequence[str]) -> str:
+    """Return a text without the secrets in it."""
+    for secret in secrets:
+        if len(secret) >= MASKED_FROM_CHARS:
+            text = text.replace(secret, MASK)
+    return text
+
+
+def _url(chain: Sequence[BaseException]) -> str:
+    """Return where a request was sent, without a query and a password; empty if no exception knows."""
+    for link in chain:
+        if type(link).__module__.startswith("litellm"):  # what it invents for other clients' errors is another address
+            continue
+        request = getattr(getattr(link, "response", None), "request", None) or getattr(link, "request", None)
+        parts = urlsplit(str(getattr(request, "url", "")))
+        if parts.hostname:
+            return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"[:URL_LIMIT_CHARS]
+    return ""
+
+
+def _said(error: BaseException) -> str | None:
+    body = getattr(error, "body", None)
+    if isinstance(body, Mapping) and isinstance(body.get("error"), str):  # Ollama's and LM Studio's form
+        return body["error"] or None
+    message = _in_body(error, "message")
+    return message if isinstance(message, str) and message else None
+
+
+def _provider_codes(chain: Sequence[BaseException]) -> list[str]:
+    found = (_in_body(link, name) for link in chain for name in ("code", "type"))
+    further = (getattr(link, "error_code", None) for link in chain)
+    return [code for code in (*found, *further) if isinstance(code, str)]
+
+
+def _status_in_body(chain: Sequence[BaseException]) -> int:
+    """Return the status that vLLM, OpenRouter and others write into an error as its code; 0 for none."""
+    codes = (str(_in_body(link, "code")) for link in chain)
+    return next((int(code) for code in codes if len(code) == 3 and code.isdecimal()), 0)
+
+
+def _in_body(error: BaseException, name: str) -> Any:
+    """Return a field of the error reply; Anthropic nests it in `error`, the openai client has unpacked it."""
+    body = getattr(error, "body", None) or _body_of_text(error)
+    if isinstance(body, Mapping) and isinstance(body.get("error"), Mapping):
+        body = body["error"]
+    return body.get(name) if isinstance(body, Mapping) else None
+
+
+def _body_of_text(error: BaseException) -> Any:
+    """Return the body of an error reply that is all the text of an exception, as litellm's own HTTP client has it.
+
+    Of a reply that was to be streamed, it has the bytes as Python writes them.
+    """
+    text = str(error)
+    if text.startswith(("b'", 'b"')):
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError, AttributeError):
+            text = ast.literal_eval(text).decode(errors="replace")
+    if not text.startswith(("{", "[")):
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _retry_after_seconds(chain: Sequence[BaseException], now: datetime | None) -> float | None:
+    for link in chain:
+        response_headers = getattr(getattr(link, "response", None), "headers", None)
+        for headers in (getattr(link, "litellm_response_headers", None), response_headers):
+            if isinstance(headers, Mapping):
+                seconds = retry_after_seconds(headers, now)
+                if seconds is not None:
+                    return seconds
+    for link in chain:
+        seconds = _told_delay_seconds(getattr(link, "body", None) or _body_of_text(link))
+        if seconds is not None:
+            return seconds
+    return None
+
+
+def retry_after_seconds(headers: Mapping[str, str], now: datetime | None) -> float | None:
+    """Read `retry-after-ms` or `Retry-After` (seconds or an HTTP date), never negative; None if absent or unreadable.
+
+    Args:
+        headers: with case-insensitive or lower-case names.
+        now: what an HTTP date is compared with; None: a date is not read.
+    """
+    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        seconds = _duration_seconds(headers.get(name), unit)
+        if seconds is not None:
+            return seconds
+    if now is None:
+        return None
+    try:
+        due = email.utils.parsedate_to_datetime(headers.get("retry-after", ""))
+        return max((due.replace(tzinfo=due.tzinfo or UTC) - now).total_seconds(), 0.0)
+    except (ValueError, OverflowError, TypeError):  # no date, or one that no calendar has
+        return None
+
+
+def _duration_seconds(text: Any, unit: float = 1.0) -> float | None:
+    """Read a duration such as `7`, `0.5`, `20s` or `250ms`; None for anything else."""
+    found = _DURATION.fullmatch(text.strip()) if isinstance(text, str) else None
+    return float(found[1]) * (_UNITS[found[2]] if found[2] else unit) if found else None
+
+
+def _told_delay_seconds(body: Any) -> float | None:
+    """Return the `retryDelay` among the details of an error of Google's; it may be in a list of one."""
+    if isinstance(body, list) and body:
+        body = body[0]
+    error = body.get("error", body) if isinstance(body, Mapping) else None
+    details = error.get("details") if isinstance(error, Mapping) else None
+    for detail in details if isinstance(details, list) else ():
+        seconds = _duration_seconds(detail.get("retryDelay")) if isinstance(detail, Mapping) else None
+        if seconds is not None:
+            return seconds
+    return None

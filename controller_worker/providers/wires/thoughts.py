@@ -1,0 +1,89 @@
+"""What a model has thought and wants to read again: how a reply keeps it, and how the history sends it.
+
+A reply keeps blocks, as its provider wrote them:
+
+    {"type": "thinking", "thinking"}                                `reasoning_content` of DeepSeek, Kimi and others
+    {"type": "thinking", "thinking", "signature"}, redacted too     Claude's
+    {"type": "reasoning", "id", "summary", "encrypted_content"}     an item of OpenAI's Responses
+    {"type": "call", "id", …}                                       what Gemini has attached to a call: its signature;
+                                                                    `place` in the reply where its id names no call
+    {"type": "claude", …}                                           what else Claude wrote: see `claude_blocks`
+
+Holds: a model gets back its own form alone; what another family has thought is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from controller_worker.providers.messages.call_names import fitting
+from controller_worker.providers.model_features import ThoughtForm
+
+OF_A_CALL = ("extra_content", "provider_specific_fields")
+"""Fields of a call that hold what its provider wants back: of Gemini itself, and of litellm."""
+
+CLAUDE, CLAUDE_EDITS = "claude", "claude_edits"
+"""Types of the blocks that only Anthropic's Messages bring; see `claude_blocks`."""
+
+Block = Mapping[str, Any]
+
+
+def is_signed(block: Block) -> bool:
+    """Say whether a thinking block comes from Claude, which takes no others back."""
+    return block.get("type") in ("thinking", "redacted_thinking") and ("signature" in block or "data" in block)
+
+
+def thoughts_of(message: Mapping[str, Any], model: str) -> tuple[dict[str, Any], ...]:
+    """Return the blocks of a message of Chat Completions; those that have not the form are left out.
+
+    Args:
+        model: that has written it, as its provider names it.
+
+    Raises:
+        TypeError, AttributeError: the message has not the form.
+    """
+    blocks = [dict(block) for block in message.get("thinking_blocks") or () if _has_type(block)]
+    if "gemini" in model.lower():  # litellm gives them signatures, which Claude would take for its own and refuse
+        blocks = [{name: value for name, value in block.items() if name != "signature"} for block in blocks]
+    thought = message.get("reasoning_content") or message.get("reasoning")
+    if not blocks and isinstance(thought, str):
+        blocks = [{"type": "thinking", "thinking": thought}]
+    items = [item for item in message.get("reasoning_items") or () if isinstance(item, Mapping)]
+    blocks += [{**item, "type": "reasoning"} for item in items if item.get("id") or item.get("encrypted_content")]
+    calls = list(message.get("tool_calls") or ())
+    ids = [str(call.get("id") or "") for call in calls]
+    for place, call in enumerate(calls):
+        attached = {name: call[name] for name in OF_A_CALL if isinstance(call.get(name), Mapping) and call[name]}
+        where = {} if ids[place] and ids.count(ids[place]) == 1 else {"place": place}
+        if attached:
+            blocks.append({"type": "call", "id": ids[place], **where, **attached})
+    return tuple(blocks)
+
+
+def _has_type(block: Any) -> bool:
+    found = block.get("type") if isinstance(block, Mapping) else None
+    return isinstance(found, str) and found not in (CLAUDE, CLAUDE_EDITS)
+
+
+def thought_fields(blocks: Iterable[Block], form: ThoughtForm) -> dict[str, Any]:
+    """Return the fields of an assistant's message that hold its thoughts in this form; none where it has none."""
+    match form:
+        case "signed":
+            signed = [dict(block) for block in blocks if is_signed(block)]
+            return {"thinking_blocks": signed} if signed else {}
+        case "content":
+            texts = [str(block["thinking"]) for block in blocks if block.get("thinking") and not is_signed(block)]
+            return {"reasoning_content": "\n".join(texts)} if texts else {}
+        case "items":
+            items = [dict(block) for block in blocks if block.get("type") == "reasoning"]
+            return {"reasoning_items": items} if items else {}
+    return {}
+
+
+def attach(blocks: Iterable[Block], calls: list[dict[str, Any]]) -> None:
+    """Give written calls back what their provider has attached to them."""
+    attached = {fitting(str(block.get("id"))): block for block in blocks if block.get("type") == "call"}
+    for call in calls:
+        block = attached.get(call["id"], {})
+        call |= {name: block[name] for name in OF_A_CALL if name in block}

@@ -1,0 +1,145 @@
+"""`deckhands budget`: what tenants, experiments and conversations may spend, and what they have spent."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import click
+
+from broker.limits.ledger import Account, Ledger, account_path
+from deckhands.cli.options import ListOptions, json_option
+from deckhands.cli.verbs import options_as
+from deckhands.client.client import Client
+from deckhands.client.connecting import on_cluster
+from deckhands.client.reading.output import note, print_json, table
+from deckhands.client.reading.spending import Spending, spending_of
+from deckhands.client.reading.terminal import print_text
+
+SECTION = "Budgets, secrets, notes"
+VERBS = {"budget": "Show and set what tenants and experiments may spend."}
+
+HEAD = ("ACCOUNT", "LIMIT", "SPENT", "RESERVED", "LOST", "LEFT", "CALLS", "WAITING")
+
+
+@dataclass(frozen=True, slots=True)
+class AccountOptions:
+    """Options of `budget show` and `budget report`."""
+
+    account: str
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LimitOptions:
+    """Options of `budget set`; without `usd` there is no limit."""
+
+    account: str
+    usd: float | None
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TopUpOptions:
+    """Options of `budget add`."""
+
+    account: str
+    usd: float
+    as_json: bool
+
+
+@click.group()
+def budget() -> None:
+    """Show and set what may be spent, and show what was spent.
+
+    ACCOUNT is tenant:NAME, experiment:TENANT/NAME or conversation:ID.
+    """
+
+
+@budget.command(name="ls")
+@json_option
+@options_as(ListOptions)
+def list_accounts(options: ListOptions) -> None:
+    """List the accounts of tenants and experiments, and of conversations that have their own limit."""
+    found = on_cluster(lambda client: Ledger(client.store).accounts())
+    _show(found, as_json=options.as_json)
+    if not found and not options.as_json:
+        note("There are no budgets yet. `deckhands budget set tenant:NAME USD` sets one.")
+
+
+@budget.command()
+@click.argument("account")
+@json_option
+@options_as(AccountOptions)
+def show(options: AccountOptions) -> None:
+    """Show one account."""
+    _show([on_cluster(lambda client: Ledger(client.store).account(options.account))], as_json=options.as_json)
+
+
+@budget.command(name="set")
+@click.argument("account")
+@click.argument("usd", type=float, required=False)
+@json_option
+@options_as(LimitOptions)
+def set_limit(options: LimitOptions) -> None:
+    """Set the limit of ACCOUNT to USD; without USD, remove it."""
+    found = on_cluster(lambda client: Ledger(client.store).set_limit(options.account, options.usd))
+    _show([found], as_json=options.as_json)
+
+
+@budget.command(name="add")
+@click.argument("account")
+@click.argument("usd", type=float)
+@json_option
+@options_as(TopUpOptions)
+def top_up(options: TopUpOptions) -> None:
+    """Raise the limit of ACCOUNT by USD; conversations that wait for it continue."""
+    found = on_cluster(lambda client: Ledger(client.store).top_up(options.account, options.usd))
+    _show([found], as_json=options.as_json)
+
+
+@budget.command()
+@click.argument("account")
+@json_option
+@options_as(AccountOptions)
+def report(options: AccountOptions) -> None:
+    """Show what ACCOUNT's money was spent on: work, retries, loops, condensation, lost calls. Reads every log."""
+    account_path(options.account)
+    found, spending = on_cluster(lambda client: _report(client, options.account))
+    if options.as_json:
+        print_json(
+            {"account": options.account, "lost_usd": found.lost_usd, "lost_calls": found.lost_calls} | asdict(spending)
+        )
+        return
+    rows = (
+        ("work", spending.work_usd),
+        ("retries", spending.retries_usd),
+        ("loops", spending.loops_usd),
+        ("condensation", spending.condensation_usd),
+        ("lost calls, at worst", found.lost_usd),
+    )
+    print_text("\n".join(table(("WENT TO", "USD"), [(name, f"{usd:.6f}") for name, usd in rows])))
+    note(
+        f"Replies: {spending.calls:,}, {spending.unpriced_calls:,} of unknown price; "
+        f"calls that failed: {spending.failed_calls:,}, that were lost: {found.lost_calls:,}."
+    )
+
+
+async def _report(client: Client, account: str) -> tuple[Account, Spending]:
+    ledger, total = Ledger(client.store), Spending()
+    for conversation_id in await ledger.conversation_ids(account):
+        total += spending_of(await client.events(conversation_id))
+    return await ledger.account(account), total
+
+
+def _show(accounts: list[Account], *, as_json: bool) -> None:
+    if as_json:
+        for account in accounts:
+            print_json(asdict(account) | {"left_usd": account.left_usd})
+    elif accounts:
+        print_text("\n".join(table(HEAD, [_cells(account) for account in accounts])))
+
+
+def _cells(account: Account) -> tuple[str, ...]:
+    amounts = (account.limit_usd, account.spent_usd, account.reserved_usd, account.lost_usd, account.left_usd)
+    shown = ("-" if usd is None else f"${usd:.4f}" for usd in amounts)
+    return (account.name, *shown, str(account.calls), str(account.waiting))

@@ -1,0 +1,116 @@
+"""`deckhands confirm` and `reject`, and the question that `deckhands run` asks at a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from broker.contract.actions import RiskyAction
+from broker.contract.task_list import PlanAction
+from broker.runtime.errors import UsageError
+from deckhands.cli.abbreviations import conversation_argument
+from deckhands.cli.verbs import options_as
+from deckhands.client.connecting import on_conversation
+from deckhands.client.reading.output import note
+from deckhands.client.reading.rendering import Renderer
+from deckhands.client.reading.terminal import ask, is_coloured, print_coloured
+
+SECTION = "Control a conversation"
+VERBS = {
+    "confirm": "Run the action that a conversation asks about.",
+    "reject": "Refuse the action that a conversation asks about.",
+}
+
+QUESTION = "Run it? [y/N] "
+QUESTION_OF_A_PLAN = "Carry the plan out? [y/N] "
+
+
+@dataclass(frozen=True, slots=True)
+class RejectOptions:
+    """Options of `reject`; without `action_id`, whichever action is asked about is meant."""
+
+    conversation_id: str
+    action_id: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmOptions:
+    """Options of `confirm`; an edit is FIELD=VALUE."""
+
+    conversation_id: str
+    action_id: int | None
+    edits: tuple[str, ...]
+
+
+action_option = click.option(
+    "--action", "action_id", type=int, help="The event id of the action; fails if another one is asked about."
+)
+
+
+@click.command()
+@conversation_argument
+@action_option
+@click.option(
+    "--edit",
+    "edits",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="Change a field before it runs, such as command='ls -l'.",
+)
+@options_as(ConfirmOptions)
+def confirm(options: ConfirmOptions) -> None:
+    """Run the action that a conversation asks about."""
+    name, edited = options.conversation_id, _edited(options.edits)
+    on_conversation(name, lambda client: client.confirm(name, action_id=options.action_id, edited=edited))
+    note("The confirmation is in the log.")
+
+
+@click.command()
+@conversation_argument
+@action_option
+@click.option("--reason", default="", help="Why, for the agent, which then continues.")
+@options_as(RejectOptions)
+def reject(options: RejectOptions) -> None:
+    """Refuse the action that a conversation asks about. Without a reason the conversation then waits for a message."""
+    name = options.conversation_id
+    on_conversation(name, lambda client: client.reject(name, reason=options.reason, action_id=options.action_id))
+    note("The rejection is in the log.")
+
+
+async def ask_at_terminal(action: RiskyAction) -> bool:
+    """Show an action and wait for a line; any answer but yes refuses it."""
+    if isinstance(action, PlanAction):  # it was printed above, whole
+        ask(QUESTION_OF_A_PLAN)
+    else:
+        print_coloured(Renderer(is_coloured=is_coloured(sys.stderr)).question(action), err=True)
+        ask(QUESTION)
+    loop = asyncio.get_running_loop()
+    has_line = asyncio.Event()
+    loop.add_reader(sys.stdin.fileno(), has_line.set)  # a thread that reads could not be interrupted
+    try:
+        await has_line.wait()
+    finally:
+        loop.remove_reader(sys.stdin.fileno())
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _edited(edits: tuple[str, ...]) -> dict[str, Any]:
+    """Return the fields and their values. A value is parsed as JSON if it is JSON, and is text otherwise."""
+    edited: dict[str, Any] = {}
+    for edit in edits:
+        name, separator, text = edit.partition("=")
+        if not separator or not name:
+            raise UsageError(f"--edit {edit!r} is not FIELD=VALUE.", remedy="Write it as in --edit command='ls -l'.")
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        # A command may look like a number.
+        edited[name] = text if name in ("command", "path", "code", "plan") else value
+    return edited

@@ -1,0 +1,214 @@
+"""`deckhands message`, `pause`, `resume`, `recover`, `cancel` and `close`: control existing conversations."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import click
+
+from broker.contract.agent_state import TERMINAL_STATES, AgentState
+from broker.contract.timing import MessagePolicy
+from broker.log.conversations import ConversationRow
+from deckhands.cli.abbreviations import conversation_argument
+from deckhands.cli.choosing import BulkAction, Chosen, ChosenToEnd, chosen_options, do_to_chosen, yes_option
+from deckhands.cli.options import json_option, read_task
+from deckhands.cli.verbs import options_as
+from deckhands.client.connecting import on_conversation
+from deckhands.client.reading.output import note, print_json
+
+SECTION = "Control a conversation"
+VERBS = {
+    "message": "Send a message to the agent; the conversation continues.",
+    "pause": "Pause conversations: nothing new is started.",
+    "resume": "Continue conversations that were paused or stopped.",
+    "recover": "Get an agent out of a loop.",
+    "cancel": "Stop conversations and what runs in them.",
+    "close": "Close conversations that are over; their workspaces are removed after a week.",
+}
+
+CANCEL_WAIT_SECONDS = 30.0
+model_option = click.option("--model", help="The model to continue with; by default the same as before.")
+WAYS = {"wait": 1, "go-on": 2, "stop": 3}
+"""The ways out of a loop, and OpenHands' numbers for them."""
+
+
+RESUMABLE_STATES = frozenset({AgentState.PAUSED, AgentState.STOPPED, AgentState.ERROR})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PauseOptions(Chosen):
+    """Options of `pause`."""
+
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeOptions(Chosen):
+    """Options of `resume`; without a model, the conversations keep theirs."""
+
+    model: str | None
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MessageOptions:
+    """Options of `message`; without `text` and `file`, standard input is the message."""
+
+    conversation_id: str
+    model: str | None
+    text: str | None
+    file: Path | None
+    double_texting: MessagePolicy | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecoverOptions:
+    """Options of `recover`; `way` is a key of `WAYS`."""
+
+    conversation_id: str
+    model: str | None
+    way: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelOptions(ChosenToEnd):
+    """Options of `cancel`."""
+
+    no_wait: bool
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseOptions(ChosenToEnd):
+    """Options of `close`."""
+
+    as_json: bool
+
+
+@click.command()
+@conversation_argument
+@click.argument("text", required=False)
+@click.option("-f", "--file", type=click.Path(path_type=Path), help="A file that holds the message.")
+@model_option
+@click.option(
+    "--double-texting",
+    type=click.Choice(get_args(MessagePolicy)),
+    help="What it does while the agent works; by default what the conversation was submitted with.",
+)
+@options_as(MessageOptions)
+def message(options: MessageOptions) -> None:
+    """Send a message to the agent; it continues, whatever its state. Without TEXT, standard input is the message."""
+    name, content = options.conversation_id, read_task(options.text, file=options.file)
+    on_conversation(
+        name,
+        lambda client: client.send_message(name, content, model=options.model, double_texting=options.double_texting),
+    )
+    note("The message is in the log.")
+
+
+@click.command()
+@chosen_options
+@json_option
+@options_as(PauseOptions)
+def pause(options: PauseOptions) -> int:
+    """Ask for a pause: what runs finishes, and nothing new starts.
+
+    Name conversations, or choose them by --label and --state; those that are over are left alone then.
+    """
+    action = BulkAction("paused", lambda client, name: client.pause(name), _may_be_paused)
+    return _do(options, action, "The request is in the log.", as_json=options.as_json)
+
+
+@click.command()
+@chosen_options
+@model_option
+@json_option
+@options_as(ResumeOptions)
+def resume(options: ResumeOptions) -> int:
+    """Continue conversations that were paused, were stopped or have failed.
+
+    Name them, or choose them by --label and --state; those in other states are left alone then.
+    """
+    action = BulkAction(
+        "resumed",
+        lambda client, name: client.resume(name, model=options.model),
+        lambda row: row.state in RESUMABLE_STATES and not row.is_closed,
+    )
+    return _do(options, action, "The request is in the log.", as_json=options.as_json)
+
+
+@click.command()
+@conversation_argument
+@click.argument("way", type=click.Choice(list(WAYS)))
+@model_option
+@options_as(RecoverOptions)
+def recover(options: RecoverOptions) -> None:
+    """Get an agent out of a loop: `wait` or `go-on` without what it repeated, or `stop`."""
+    name, option = options.conversation_id, WAYS[options.way]
+    on_conversation(name, lambda client: client.recover(name, option=option, model=options.model))
+    note("The choice is in the log.")
+
+
+@click.command()
+@chosen_options
+@click.option("--no-wait", is_flag=True, help="Do not wait until they have stopped.")
+@yes_option
+@json_option
+@options_as(CancelOptions)
+def cancel(options: CancelOptions) -> int:
+    """Stop conversations and what runs in them. Waits until the agents have stopped.
+
+    Name conversations, or choose them by --label and --state; those that are over are left alone.
+    """
+    seconds = None if options.no_wait else CANCEL_WAIT_SECONDS
+    if options.only_id is None:
+        action = BulkAction(
+            "cancelled",
+            lambda client, name: client.cancel(name, wait_seconds=seconds),
+            lambda row: row.state not in TERMINAL_STATES and not row.is_closed,
+            is_end=True,
+        )
+        return asyncio.run(do_to_chosen(options, action, as_json=options.as_json, is_sure=options.is_sure))
+    name = options.only_id
+    summary = on_conversation(name, lambda client: client.cancel(name, wait_seconds=seconds))
+    if options.as_json:
+        print_json(summary.as_json())
+    else:
+        note("The request is in the log." if options.no_wait else f"The conversation is {summary.state}.")
+    return 0
+
+
+@click.command()
+@chosen_options
+@yes_option
+@json_option
+@options_as(CloseOptions)
+def close(options: CloseOptions) -> int:
+    """Close conversations that are over: they take no more messages, and their workspaces are removed after a week.
+
+    Name conversations, or choose them by --label and --state; those that are not over are left alone then.
+    """
+    action = BulkAction(
+        "closed",
+        lambda client, name: client.close(name),
+        lambda row: row.state in TERMINAL_STATES and not row.is_closed,
+        is_end=True,
+    )
+    return _do(options, action, "The conversation is closed.", as_json=options.as_json, is_sure=options.is_sure)
+
+
+def _do(options: Chosen, action: BulkAction, said: str, *, as_json: bool, is_sure: bool = False) -> int:
+    """Do something to the conversations that are meant; `said` is the note after one that was named alone."""
+    name = options.only_id
+    if name is None or as_json:
+        return asyncio.run(do_to_chosen(options, action, as_json=as_json, is_sure=is_sure))
+    on_conversation(name, lambda client: action.act(client, name))
+    note(said)
+    return 0
+
+
+def _may_be_paused(row: ConversationRow) -> bool:
+    return row.state not in TERMINAL_STATES and row.state != AgentState.PAUSED and not row.is_closed

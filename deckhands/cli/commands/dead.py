@@ -1,0 +1,313 @@
+"""`deckhands dead`: conversations that crashed three workers, and entries that no worker could read."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+import click
+
+from broker.contract.codec import decode_any
+from broker.contract.events import Event
+from broker.coordination.unreadable import Unreadable, UnreadableEntry
+from broker.log.conversations import ConversationRow, Conversations, Takeover
+from broker.runtime.errors import CorruptEntry, UsageError
+from deckhands.cli.abbreviations import CONVERSATION_ID
+from deckhands.cli.choosing import label_option, labels_of, require_agreement, yes_option
+from deckhands.cli.options import json_option
+from deckhands.cli.progress import Progress
+from deckhands.cli.verbs import options_as
+from deckhands.client.client import Client
+from deckhands.client.connecting import on_cluster
+from deckhands.client.many import for_each
+from deckhands.client.reading.output import note, print_json, table
+from deckhands.client.reading.rendering import Renderer
+from deckhands.client.reading.terminal import clean_line, counted, is_coloured, print_coloured, print_text
+
+SECTION = "Operate a cluster"
+VERBS = {"dead": "Show what crashed three workers or could not be read; let it continue, or discard it."}
+
+HEAD = ("DEAD", "WHAT", "WHY")
+ROWS_AT_ONCE = 500
+SHOWN_EVENTS = 12
+"""How many of a log's last events are shown."""
+REMEDY = "`deckhands dead ls` lists them."
+
+Kind = Literal["conversation", "entry"]
+
+kind_option = click.option(
+    "--kind", type=click.Choice(["conversation", "entry"]), help="Only conversations, or only entries."
+)
+names_argument = click.argument("names", metavar="[ID]...", nargs=-1, type=CONVERSATION_ID)
+
+
+@dataclass(frozen=True, slots=True)
+class ListOptions:
+    """Options of `dead ls`."""
+
+    labels: tuple[str, ...]
+    kind: Kind | None
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ShowOptions:
+    """Options of `dead show`; `name` is a conversation's id, or names an entry."""
+
+    name: str
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RequeueOptions:
+    """Options of `dead requeue`."""
+
+    names: tuple[str, ...]
+    is_all: bool
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardOptions(RequeueOptions):
+    """Options of `dead discard`."""
+
+    kind: Kind | None
+    is_sure: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeadConversation:
+    """A conversation that nobody takes any more.
+
+    Attributes:
+        workers: that died while it acted, as far as the store remembers them, the latest last.
+        died: when each of them was found dead, in ISO 8601.
+        last_error: what the conversation ended with; empty: nobody has said so yet.
+    """
+
+    conversation_id: str
+    title: str
+    workers: tuple[str, ...]
+    died: tuple[str, ...] = ()
+    last_error: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@click.group()
+def dead() -> None:
+    """Show dead letters, let conversations continue, and discard what nobody needs.
+
+    A conversation is dead once three workers in a row have died while it acted. An entry of a stream is dead if nobody
+    could read it; it was never work of ours.
+    """
+
+
+@dead.command(name="ls")
+@label_option
+@kind_option
+@json_option
+@options_as(ListOptions)
+def list_dead(options: ListOptions) -> None:
+    """List dead conversations and entries, with the cause."""
+    conversations, entries = on_cluster(lambda client: _found(client, options.labels, options.kind))
+    if options.as_json:
+        for conversation in conversations:
+            print_json({"kind": "conversation"} | asdict(conversation))
+        for entry in entries:
+            print_json({"kind": "entry"} | asdict(entry))
+        return
+    rows = [("conversation", found.conversation_id, _cause(found)) for found in conversations]
+    rows += [("entry", entry.name, f"{_place(entry)}: {entry.why}") for entry in entries]
+    if rows:
+        print_text("\n".join(table(HEAD, rows)))
+        note("`deckhands dead show ID` shows more; `dead requeue ID` gives a conversation another three workers.")
+    else:
+        note("There are no dead letters.")
+
+
+@dead.command()
+@click.argument("name", metavar="ID", type=CONVERSATION_ID)
+@json_option
+@options_as(ShowOptions)
+def show(options: ShowOptions) -> None:
+    """Show a dead conversation, which workers died with it and the last events of its log; or an unreadable entry."""
+    if ":" in options.name:
+        _show_entry(on_cluster(lambda client: _entry(client, options.name)), as_json=options.as_json)
+        return
+    found, events = on_cluster(lambda client: _conversation(client, options.name))
+    if options.as_json:
+        last = [event.wire() | {"id": event.id} for event in events]
+        print_json({"kind": "conversation"} | asdict(found) | {"last_events": last})
+        return
+    facts = {
+        "Conversation": found.conversation_id,
+        "Title": found.title,
+        "Error": found.last_error,
+        "Labels": " ".join(f"{name}={value}" for name, value in sorted(found.labels.items())),
+    }
+    lines = [f"{name + ':':<14}{clean_line(value, limit=1_000)}" for name, value in facts.items() if value]
+    lines += [f"Died with it: {clean_line(name)} at {at}" for name, at in zip(found.workers, found.died, strict=True)]
+    print_text("\n".join([*lines, "", "The end of its log:"]))
+    renderer = Renderer(is_coloured=is_coloured(sys.stdout))
+    for event in events:
+        print_coloured(renderer.lines(event) or [renderer.styled(f"[{event.id}] {event.kind}", "dim")])
+
+
+@dead.command()
+@names_argument
+@click.option("--all", "is_all", is_flag=True, help="All dead conversations.")
+@label_option
+@options_as(RequeueOptions)
+def requeue(options: RequeueOptions) -> None:
+    """Let dead conversations continue, from where they were."""
+    if any(":" in name for name in options.names):
+        raise UsageError(
+            "An unreadable entry cannot be requeued: the store has only its beginning.",
+            remedy="Let its producer send it again, and discard it: `deckhands dead discard`.",
+        )
+
+    async def again(client: Client) -> int:
+        async def one(conversation_id: str) -> None:
+            await Conversations(client.store).requeue(conversation_id)
+            await client.resume(conversation_id)
+
+        chosen, _ = await _chosen(client, options, "conversation")
+        return await _each(chosen, one, "requeued")
+
+    note(f"{counted(on_cluster(again), 'conversation')} can continue.")
+
+
+@dead.command()
+@names_argument
+@click.option("--all", "is_all", is_flag=True, help="All that is dead.")
+@label_option
+@kind_option
+@yes_option
+@options_as(DiscardOptions)
+def discard(options: DiscardOptions) -> None:
+    """Close dead conversations, whose logs stay readable, and forget unreadable entries."""
+
+    async def away(client: Client) -> tuple[int, int]:
+        conversations, entries = await _chosen(client, options, options.kind)
+        number = len(conversations) + len(entries)
+        if number and not options.names and not options.is_sure:
+            require_agreement(counted(number, "dead letter"), "discarded")
+        closed = await _each(conversations, Conversations(client.store).close, "discarded")
+        return closed, await Unreadable(client.store).discard(entries)
+
+    closed, forgotten = on_cluster(away)
+    parts = [counted(closed, "conversation") + " closed"] if closed or not forgotten else []
+    parts += [("1 entry" if forgotten == 1 else f"{forgotten:,} entries") + " forgotten"] if forgotten else []
+    note(f"{', '.join(parts)}.")
+
+
+async def _each(ids: Sequence[str], act: Callable[[str], Awaitable[object]], done: str) -> int:
+    with Progress(f"conversations {done}", len(ids)) as progress:
+
+        async def one(conversation_id: str) -> None:
+            await act(conversation_id)
+            progress.add()
+
+        await for_each(ids, one)
+    return len(ids)
+
+
+async def _chosen(client: Client, options: RequeueOptions, kind: Kind | None) -> tuple[list[str], list[str]]:
+    """Return the conversations and the entries that are meant, by id and by name.
+
+    Raises:
+        UsageError: it is not clear which, or one that is named is not dead.
+    """
+    is_selection = options.is_all or bool(options.labels)
+    if is_selection == bool(options.names):
+        raise UsageError(
+            "It is not clear which conversations are meant.", remedy="Name their ids, or pass --label or --all."
+        )
+    if is_selection:
+        conversations, found = await _found(client, options.labels, kind, has_causes=False)
+        return [one.conversation_id for one in conversations], [entry.name for entry in found]
+    there = set(await Conversations(client.store).dead_letters())
+    there |= {entry.name for entry in await Unreadable(client.store).all()}
+    alive = sorted(set(options.names) - there)
+    if alive:
+        raise UsageError(f"No dead letter: {', '.join(alive)}.", remedy=REMEDY)
+    names = list(dict.fromkeys(options.names))
+    return [name for name in names if ":" not in name], [name for name in names if ":" in name]
+
+
+async def _found(
+    client: Client, labels: tuple[str, ...], kind: Kind | None, *, has_causes: bool = True
+) -> tuple[list[DeadConversation], list[UnreadableEntry]]:
+    """Return what is dead; with labels, only conversations that have them."""
+    wanted = labels_of(labels)
+    entries = await Unreadable(client.store).all() if kind != "conversation" and not wanted else []
+    if kind == "entry":
+        return [], entries
+    index = Conversations(client.store)
+    ids = await index.dead_letters()
+    deaths = _by_conversation(await index.takeovers()) if has_causes and ids else {}
+    found = []
+    for at in range(0, len(ids), ROWS_AT_ONCE):
+        rows = await index.rows(ids[at : at + ROWS_AT_ONCE])
+        found += [_described(row, deaths) for row in rows if wanted.items() <= row.labels.items()]
+    return found, entries
+
+
+async def _conversation(client: Client, conversation_id: str) -> tuple[DeadConversation, list[Event]]:
+    index = Conversations(client.store)
+    row = await index.row(conversation_id)
+    if conversation_id not in await index.dead_letters():
+        raise UsageError(f"No dead letter: {conversation_id}.", remedy=REMEDY)
+    after = max(0, row.last_event_id - SHOWN_EVENTS)
+    try:
+        events = await client.log.read(conversation_id, after=after, decode=decode_any)
+    except CorruptEntry as error:  # which may be what kills
+        note(error.message)
+        events = []
+    return _described(row, _by_conversation(await index.takeovers())), events
+
+
+async def _entry(client: Client, name: str) -> UnreadableEntry:
+    for entry in await Unreadable(client.store).all():
+        if entry.name == name:
+            return entry
+    raise UsageError(f"There is no unreadable entry {ascii(name)[:100]}.", remedy=REMEDY)
+
+
+def _show_entry(entry: UnreadableEntry, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"kind": "entry"} | asdict(entry))
+        return
+    print_text(f"Entry:        {entry.name}\nOf:           {_place(entry)}\nWhy:          {entry.why}")
+    print_text(f"It began:     {clean_line(entry.held, limit=2_000)}")
+
+
+def _place(entry: UnreadableEntry) -> str:
+    return " ".join(filter(None, (entry.key, entry.entry_id)))
+
+
+def _by_conversation(takeovers: Sequence[Takeover]) -> dict[str, list[Takeover]]:
+    found: dict[str, list[Takeover]] = {}
+    for takeover in takeovers:
+        found.setdefault(takeover.conversation_id, []).append(takeover)
+    return found
+
+
+def _described(row: ConversationRow, deaths: Mapping[str, Sequence[Takeover]]) -> DeadConversation:
+    latest = deaths.get(row.conversation_id, ())[-3:]
+    return DeadConversation(
+        row.conversation_id,
+        row.title,
+        tuple(death.from_worker for death in latest),
+        tuple(death.at.isoformat() for death in latest),
+        row.fields.get("last_error", ""),
+        dict(row.labels),
+    )
+
+
+def _cause(conversation: DeadConversation) -> str:
+    if not conversation.workers:
+        return "three workers died while it acted"
+    return f"workers died while it acted: {', '.join(conversation.workers)}"

@@ -1,0 +1,109 @@
+"""`deckhands doctor`: what this machine can do, whether the store is reachable, and problems of its cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict, dataclass
+
+import click
+
+from deckhands.cli.options import json_option
+from deckhands.cli.verbs import options_as
+from deckhands.client.reading.output import print_json
+from deckhands.client.reading.terminal import print_text
+from deckhands.cluster.home import Home
+from deckhands.operations.diagnosis.diagnostics import (
+    DEAD_LETTERS,
+    FAILING,
+    RETENTION,
+    Finding,
+    examine_machine,
+    examine_retention,
+    examine_store,
+)
+from deckhands.operations.diagnosis.examination import examine_cluster
+from deckhands.settings import FaceSettings
+
+SECTION = "Operate a cluster"
+VERBS = {"doctor": "Check what this machine can do, the store, and the cluster that runs on it."}
+
+UNFIT = 1
+SAMPLE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorOptions:
+    """Options of `doctor`."""
+
+    as_json: bool
+    logs: int
+    all_logs: bool
+    strict: bool
+
+
+@click.command()
+@json_option
+@click.option(
+    "--logs",
+    type=click.IntRange(0),
+    default=SAMPLE,
+    show_default=True,
+    help="How many logs of the cluster to check, spread over all conversations.",
+)
+@click.option("--all-logs", is_flag=True, help="Check every log.")
+@click.option("--strict", is_flag=True, help="Exit with 1 for any finding, not only for failures.")
+@options_as(DoctorOptions)
+def doctor(options: DoctorOptions) -> None:
+    """Check what this machine can do for workspaces, whether the store is reachable, and the cluster that runs on it.
+
+    The store is the one at DECKHANDS_URL, or that of the cluster running here. The report includes problems that tool
+    workers have found, such as tools that they cannot load, and the archive and the retention rules that this
+    environment names.
+
+    For a cluster, it checks the store's settings, rights and functions, the versions, clocks and lag of workers, the
+    queues, the invariants of the logs, and leftovers. It only reads, with the rights of the store user; it says what
+    that user may not read.
+
+    Exits with 1 if something is missing that every action needs, or if an invariant is broken.
+    """
+    settings = FaceSettings.from_env()
+    findings = [
+        *examine_machine(settings.environment),
+        *_of_store(settings, None if options.all_logs else options.logs),
+        *examine_retention(settings.environment),
+    ]
+    if options.as_json:
+        for finding in findings:
+            print_json(asdict(finding))
+    else:
+        rows = [(_verdict(finding), finding.name, f"{finding.detail}{_remedy(finding)}") for finding in findings]
+        width = max(len(name) for _, name, _ in rows)
+        for verdict, name, detail in rows:
+            print_text(f"{verdict:<8}{name:<{width}}  {detail}")
+    if any((finding.is_needed or options.strict) and not finding.is_good for finding in findings):
+        click.get_current_context().exit(UNFIT)
+
+
+def _remedy(finding: Finding) -> str:
+    return f". {finding.remedy}" if finding.remedy and not finding.is_good else ""
+
+
+def _verdict(finding: Finding) -> str:
+    if finding.is_good:
+        return "ok"
+    if finding.remedy:  # of a cluster
+        return "broken" if finding.is_needed else "found"
+    if finding.name in (DEAD_LETTERS, FAILING, RETENTION) and not finding.is_needed:
+        return "found"
+    return "missing" if finding.is_needed else "weaker"
+
+
+def _of_store(settings: FaceSettings, sample: int | None) -> list[Finding]:
+    url = settings.url or Home(settings.home).cluster_url
+    return [] if url is None else asyncio.run(_examined(url, sample))
+
+
+async def _examined(url: str, sample: int | None) -> list[Finding]:
+    of_store = await examine_store(url)
+    of_cluster = await examine_cluster(url, sample=sample) if of_store[0].is_good else []
+    return [of_store[0], *of_cluster, *of_store[1:]]

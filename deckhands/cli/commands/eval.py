@@ -1,0 +1,382 @@
+"""`deckhands eval`: evaluate agents on a dataset, continue that, and report it."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from broker.contract.specs import NAME_PATTERN
+from broker.runtime.errors import UsageError
+from deckhands.cli.commands.eval_export import export
+from deckhands.cli.commands.eval_steering import (
+    COMMANDS,
+    AtOnce,
+    at_once_option,
+    budget_option,
+    retries_option,
+    until_option,
+)
+from deckhands.cli.options import Amount, json_option
+from deckhands.cli.verbs import options_as
+from deckhands.client.reading.output import note, print_json
+from deckhands.client.reading.terminal import print_text
+from deckhands.evaluation.attempts.results import Row, read_results
+from deckhands.evaluation.attempts.statistics import comparison_of
+from deckhands.evaluation.carrying_out import Tuning, carry_out, show
+from deckhands.evaluation.critic import MAX_SCORE
+from deckhands.evaluation.datasets.dataset import absolute
+from deckhands.evaluation.datasets.docker_images import DOCKER
+from deckhands.evaluation.datasets.instances import left_out_of
+from deckhands.evaluation.detaching import detach
+from deckhands.evaluation.directory import RESULTS, Asked, ask, asked_in, write_report
+from deckhands.evaluation.evaluating import model_here, repositories_here
+from deckhands.evaluation.redoing import check_redo, redo_option
+from deckhands.evaluation.siblings import Scoring, asked_of, compared
+
+SECTION = "Evaluate agents"
+VERBS = {"eval": "Evaluate agents on a dataset: run, steer, report, compare, export, fork."}
+
+
+class Repositories(click.Path):
+    """A directory, or `docker`."""
+
+    name = "repositories"
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, exists=True, file_okay=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return it as a path; `docker` is none."""
+        return Path(DOCKER) if value == DOCKER else super().convert(value, param, ctx)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """Options of `eval run`."""
+
+    dataset: str
+    models: tuple[str, ...]
+    at_once: int | None
+    attempts: int
+    budget: float | None
+    out: Path
+    agent: str
+    max_iterations: int
+    max_budget: float | None
+    max_seconds: float | None
+    only: str
+    part: str
+    shuffle: bool
+    seed: int
+    repositories: Path | None
+    tenant: str
+    has_network: bool
+    redo: tuple[str, ...]
+    retries: int | None
+    until: str | None
+    is_detached: bool
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachOptions:
+    """Options of `eval attach`."""
+
+    directory: Path
+    at_once: int | None
+    budget: float | None
+    retries: int | None
+    until: str | None
+    redo: tuple[str, ...]
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOptions:
+    """Options of `eval report`."""
+
+    directory: Path
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CompareOptions:
+    """Options of `eval compare`; `models` is empty, or A, or A,B."""
+
+    first: Path
+    second: Path
+    models: str | None
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkOptions:
+    """Options of `eval fork`; `point` is RUN@EVENT, `origin` the directory of its evaluation."""
+
+    point: str
+    models: tuple[str, ...]
+    siblings: int
+    out: Path
+    origin: Path | None
+    check: str | None
+    hidden: Path | None
+    critic: str
+    tenant: str
+    at_once: int | None
+    as_json: bool
+
+
+@click.group("eval")
+def eval_() -> None:
+    """Evaluate agents on a dataset, as durable work of a cluster, or of a private one if none is running."""
+
+
+_directory = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+for _command in (*COMMANDS, export):
+    eval_.add_command(_command)
+
+
+@eval_.command()
+@click.argument("dataset", metavar="DATASET")
+@click.option(
+    "--model", "models", required=True, multiple=True, metavar="M[,M2]", help="The models, or profiles, to evaluate."
+)
+@at_once_option
+@click.option(
+    "-k",
+    "--attempts",
+    type=click.IntRange(1, 1_000),
+    default=1,
+    show_default=True,
+    help="How often each instance is tried.",
+)
+@budget_option
+@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="For results and report.")
+@click.option("--agent", default="CodeActAgent", show_default=True, help="The agent that does the tasks.")
+@click.option("-i", "--max-iterations", type=click.IntRange(min=1), default=100, show_default=True)
+@click.option("-b", "--max-budget", type=Amount(min=0, min_open=True), help="The most one attempt may spend, in USD.")
+@click.option("--max-seconds", type=Amount(min=0, min_open=True), help="How long an attempt may work.")
+@click.option("--filter", "only", default="", metavar="REGEX", help="Only instances whose id or a tag matches.")
+@click.option("--slice", "part", default="", metavar="A:B", help="Only these, as in Python: :20, 20:40, -5:.")
+@click.option("--shuffle", is_flag=True, help="In an order that --seed decides.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--repositories", type=Repositories(), metavar="DIR|docker",
+    help="Mirrors or archives of the repositories that SWE-bench rows name, or the images of the docker engine here.",
+)  # fmt: skip
+@click.option("--tenant", default="", metavar="NAME", help="The tenant of its conversations and costs.")
+@click.option(
+    "--network/--no-network", "has_network", default=True, help="Whether the agents' commands reach the network."
+)
+@redo_option
+@retries_option
+@until_option
+@click.option("--detach", "is_detached", is_flag=True, help="Run in the background; `eval attach` reattaches.")
+@json_option
+@options_as(RunOptions)
+def run(options: RunOptions) -> int:
+    """Evaluate models on DATASET: `shipped`, a file of rows, a directory of tasks, or the name of an installed one.
+
+    Repeat the command to complete an evaluation that was interrupted. `--model scripted` solves `shipped` offline.
+    """
+    models = [name for text in options.models for name in text.split(",")]
+    if not all(models) or len(set(models)) < len(models):
+        raise UsageError("--model has an empty name, or a name twice.", remedy="Write --model A,B.")
+    asked = Asked(
+        name="",
+        dataset=absolute(options.dataset),
+        models=tuple(map(model_here, models)),
+        attempts=options.attempts,
+        agent=options.agent,
+        max_iterations=options.max_iterations,
+        max_budget=options.max_budget,
+        max_seconds=options.max_seconds,
+        only=options.only,
+        part=options.part,
+        shuffle=options.shuffle,
+        seed=options.seed,
+        repositories=None if options.repositories is None else repositories_here(options.repositories),
+        tenant=_tenant(options.tenant),
+        network=options.has_network,
+    )
+    instances = asked.instances()  # before anything is written
+    for line in left_out_of(instances):
+        note(line)
+    tuning = _tuning(options)
+    tuning.check(len(models))
+    check_redo(options.redo, instances)
+    asked = ask(options.out, asked)
+    if options.is_detached:
+        pid = detach(options.out, tuning.as_arguments())
+        note(f"The evaluation {asked.name} runs in the background (pid {pid}).")
+        note(f"`deckhands eval attach {options.out}` reattaches, and `deckhands eval status` shows how it stands.")
+        return 0
+    return carry_out(options.out, asked, tuning, follows=False, as_json=options.as_json)
+
+
+@eval_.command()
+@_directory
+@at_once_option
+@budget_option
+@retries_option
+@until_option
+@redo_option
+@json_option
+@options_as(AttachOptions)
+def attach(options: AttachOptions) -> int:
+    """Reattach to the evaluation in DIR: follow the command that carries it out, or continue it.
+
+    Work that the workers have done in the meantime counts, and nothing is begun twice.
+    """
+    tuning = _tuning(options)
+    return carry_out(options.directory, asked_in(options.directory), tuning, follows=True, as_json=options.as_json)
+
+
+@eval_.command()
+@_directory
+@json_option
+@options_as(ReportOptions)
+def report(options: ReportOptions) -> None:
+    """Write summary.json and report.html of DIR again, from results.jsonl alone."""
+    summary: dict[str, Any] = write_report(options.directory)
+    siblings = None
+    with suppress(UsageError):  # the rows are enough for everything else
+        siblings = compared(options.directory) if asked_in(options.directory).origin else None
+    if siblings is None or options.as_json:
+        show(summary if siblings is None else {**summary, "siblings": siblings}, as_json=options.as_json)
+        return
+    show(summary, as_json=False)
+    _show_siblings(siblings)
+
+
+@eval_.command()
+@click.argument("first", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("second", metavar="DIR2", type=click.Path(path_type=Path))
+@click.option(
+    "--model", "models", metavar="A[,B]", help="Only attempts with A, or with A in DIR and B in DIR2, which may be DIR."
+)
+@json_option
+@options_as(CompareOptions)
+def compare(options: CompareOptions) -> None:
+    """Compare two evaluations over the instances that both have, by McNemar's exact test."""
+    found = comparison_of(*_compared_rows(options))
+    if options.as_json:
+        print_json(found)
+        return
+    print_text(
+        f"{found['instances']} instances in both: {found['resolved'][0]} and {found['resolved'][1]} resolved; "
+        f"{len(found['only_first'])} only by the first, {len(found['only_second'])} only by the second; "
+        f"p = {found['p_value']:.3g}"
+    )
+
+
+def _compared_rows(options: CompareOptions) -> list[list[Row]]:
+    """Return the rows of each side.
+
+    Raises:
+        UsageError: they cannot be read, or there are none with a model that was named.
+    """
+    sides = [read_results(folder / RESULTS) for folder in (options.first, options.second)]
+    if options.models is None:
+        if any(len({row.model for row in rows}) > 1 for rows in sides):
+            note("There are several models, and the attempts of all models count together: name one with --model.")
+        return sides
+    names = options.models.split(",")
+    if len(names) > 2:
+        raise UsageError(f"--model {options.models!r} has more than two names.", remedy="Write --model A,B.")
+    chosen = []
+    for folder, rows, name in zip((options.first, options.second), sides, (names[0], names[-1]), strict=True):
+        chosen.append([row for row in rows if row.model == name])
+        if not chosen[-1]:
+            known = ", ".join(sorted({row.model for row in rows}))
+            raise UsageError(f"--model {name!r} matches no attempt in {folder}.", remedy=f"Its models: {known}.")
+    return chosen
+
+
+def _tenant(name: str) -> str:
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise UsageError(f"--tenant {name!r} is not a name.", remedy="Use letters, digits and _ . -")
+    return name
+
+
+@eval_.command()
+@click.argument("point", metavar="RUN@EVENT")
+@click.option(
+    "--model", "models", multiple=True, metavar="M[,M2]", help="The models of the siblings; by default its own."
+)
+@click.option(
+    "-n", "--siblings", type=click.IntRange(1, 1_000), default=8, show_default=True, help="How many with each model."
+)
+@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="For results and report.")
+@click.option(
+    "--of", "origin", type=click.Path(path_type=Path), metavar="DIR", help="The evaluation that RUN is part of."
+)
+@click.option("--check", help="A command in the workspace of each sibling, copied; exit code 0 means right.")
+@click.option("--hidden", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Files for the check.")
+@click.option(
+    "--critic", default="", metavar="M",
+    help="A model that judges each sibling: it decides, or with a check, says which of those that are right is best.",
+)  # fmt: skip
+@click.option(
+    "--tenant", default="", metavar="NAME", help="Whose conversations and costs they are; by default those of RUN."
+)
+@click.option("--concurrency", "at_once", type=AtOnce(), help="How many at once; `auto` or a number. By default 4.")
+@json_option
+@options_as(ForkOptions)
+def fork(options: ForkOptions) -> int:
+    """Try other endings of a conversation from EVENT on, compare them, and name the best.
+
+    Each sibling begins with the events up to EVENT, and with the files of the checkpoint nearest to it. It is scored
+    like the attempt of an evaluation that RUN is (--of), by --check, or by a model (--critic).
+    """
+    models = [name for text in options.models for name in text.split(",")]
+    if not all(models) or len(set(models)) < len(models):
+        raise UsageError("--model has an empty name, or a name twice.", remedy="Write --model A,B.")
+    models = list(map(model_here, models))
+    scoring = Scoring(
+        of=options.origin,
+        check=options.check,
+        hidden=options.hidden,
+        critic=model_here(options.critic) if options.critic else "",
+        tenant=_tenant(options.tenant),
+    )
+    asked = asked_of(options.point, models, options.out, scoring)
+    asked = ask(options.out, asked.model_copy(update={"attempts": options.siblings}))
+    tuning = Tuning(at_once=options.at_once, budget=None, retries=None, until=None)
+    code = carry_out(options.out, asked, tuning, follows=False, as_json=None if options.as_json else False)
+    found = compared(options.out)
+    if options.as_json:
+        print_json(found)
+        return code
+    _show_siblings(found)
+    return code
+
+
+def _show_siblings(found: dict[str, Any]) -> None:
+    """Print how siblings compare."""
+    for pair in found["comparisons"]:
+        print_text(f"{' and '.join(pair['models'])}: p = {pair['p_value']:.3g}")
+    best = found["best"]
+    if found["has_critic"]:
+        print_text(f"The critic cost ${found['critic_cost_usd']:.4f}.")
+    if best is None:
+        print_text("None is right, so none is the best.")
+        return
+    print_text(f"The best is {best['conversation_id']}, {best['model']}.")
+    if best["score"] is not None:
+        print_text(f"The critic gave it {best['score']:g} of {MAX_SCORE}: {best['verdict']}")
+
+
+def _tuning(options: RunOptions | AttachOptions) -> Tuning:
+    return Tuning(
+        at_once=options.at_once,
+        budget=options.budget,
+        retries=options.retries,
+        until=options.until,
+        redo=options.redo,
+    )

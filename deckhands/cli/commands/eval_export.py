@@ -1,0 +1,200 @@
+"""`deckhands eval export`: attempts in the formats of other tools.
+
+Holds: an export is written whole or not at all, file by file; the same results and logs give the same files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import click
+
+from broker.contract.events import Event
+from broker.runtime.errors import UnknownConversation, UsageError
+from deckhands.cli.verbs import options_as
+from deckhands.client.client import Client
+from deckhands.client.reading.output import note
+from deckhands.client.reading.terminal import counted, print_text
+from deckhands.evaluation.attempts.results import OUTCOMES, Row, read_results
+from deckhands.evaluation.datasets.file_trees import without_left_out
+from deckhands.evaluation.directory import RESULTS, SIBLINGS, Asked, asked_in
+from deckhands.evaluation.exports.atif import atif_of
+from deckhands.evaluation.exports.dialogue import Dialogue, dialogue_of
+from deckhands.evaluation.exports.inspect_log import inspect_log_of
+from deckhands.evaluation.exports.predictions import prediction_of
+from deckhands.evaluation.exports.sft import sft_of
+from deckhands.evaluation.reaching import in_store
+from deckhands.interop.openhands.trajectory_export import trajectory_of
+from deckhands.settings import FaceSettings
+
+PREDICTIONS = "predictions"
+FORMATS = ("openhands", "inspect", "atif", "sft", PREDICTIONS)
+EXPORTS = "exports"
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """Options of `eval export`."""
+
+    directory: Path
+    form: str
+    out: Path | None
+    outcomes: tuple[str, ...]
+
+
+@click.command()
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--format", "form", type=click.Choice(FORMATS), required=True, help="The format to write.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Where to write; by default DIR/exports/FORMAT."
+)
+@click.option("--outcome", "outcomes", type=click.Choice(OUTCOMES), multiple=True, help="Only these; may be repeated.")
+@options_as(ExportOptions)
+def export(options: ExportOptions) -> None:
+    """Write the attempts of DIR for another tool, or for training."""
+    asked = asked_in(options.directory)
+    rows = chosen(options.directory, options.form, options.outcomes)
+    out = options.out or options.directory / EXPORTS / options.form
+    if options.form == PREDICTIONS:
+        written, left_out = write_predictions(rows, out)
+        for line in left_out:
+            note(f"Not in the patch: {line}")
+    else:
+        written = asyncio.run(_export(asked, rows, options.form, out))
+    print_text(f"{counted(len(rows), 'attempt')} in {counted(len(written), 'file')} below {out}")
+
+
+async def _export(asked: Asked, rows: list[Row], form: str, out: Path) -> list[Path]:
+    async def written(client: Client) -> list[Path]:
+        return await write_export(client, asked, rows, form, out)
+
+    return await in_store(FaceSettings.from_env(), asked.home or asked.name, written)
+
+
+def chosen(directory: Path, form: str, outcomes: Sequence[str]) -> list[Row]:
+    """Return the rows that an export is made of, sorted.
+
+    Args:
+        outcomes: only these; empty: all, but for training only what is resolved.
+
+    Raises:
+        UsageError: there are no results, or none of these.
+    """
+    wanted = set(outcomes) or ({"resolved"} if form == "sft" else set())
+    rows = [row for row in read_results(directory / RESULTS) if not wanted or row.outcome in wanted]
+    if not rows:
+        raise UsageError(
+            f"{directory} has no attempt to export: none is {' or '.join(sorted(wanted)) or 'there'}.",
+            remedy="Name others with --outcome.",
+        )
+    return sorted(rows, key=lambda row: row.key)
+
+
+def write_predictions(rows: Sequence[Row], out: Path) -> tuple[list[Path], list[str]]:
+    """Write a file for each model and number of attempt; return them, and what a patch could not hold."""
+    lines: dict[str, list[str]] = defaultdict(list)
+    left_out: list[str] = []
+    names = _model_names(rows)
+    is_one = len({(row.model, row.attempt) for row in rows}) == 1
+    for row in rows:
+        patch, without = without_left_out(row.patch)
+        left_out += [f"{row.instance}: {line}" for line in without]
+        name = PREDICTIONS if is_one else f"{PREDICTIONS}-{names[row.model]}-{row.attempt}"
+        lines[name].append(json.dumps(prediction_of(row.model_dump(), patch)) + "\n")
+    return [_written(out / f"{name}.jsonl", "".join(found)) for name, found in lines.items()], left_out
+
+
+async def write_export(client: Client, asked: Asked, rows: Sequence[Row], form: str, out: Path) -> list[Path]:
+    """Write an export that needs the logs, and return its files.
+
+    Raises:
+        StoreError: the store cannot be used.
+        UsageError: the log of an attempt is not there, or a file cannot be written.
+    """
+    if form == "inspect":
+        return await _inspect_logs(client, asked, rows, out)
+    written: list[Path] = []
+    lines: list[str] = []
+    names = _model_names(rows)
+    async for row, events in _logs(client, rows):
+        if events is None:
+            continue
+        about, dialogue = row.model_dump(), dialogue_of(row.conversation_id, events)
+        name = f"{row.instance}--{names[row.model]}--{row.attempt}.json"
+        match form:
+            case "openhands":
+                written.append(_written(out / name, _json(trajectory_of(events)[0])))
+            case "atif":
+                written.append(_written(out / name, _json(atif_of(dialogue, about))))
+            case _:
+                lines.append(json.dumps(sft_of(dialogue, about), ensure_ascii=False) + "\n")
+    return [_written(out / "sft.jsonl", "".join(lines))] if lines else written
+
+
+async def _inspect_logs(client: Client, asked: Asked, rows: Sequence[Row], out: Path) -> list[Path]:
+    attempts: dict[str, list[tuple[Mapping[str, Any], Dialogue | None]]] = defaultdict(list)
+    async for row, events in _logs(client, rows):
+        dialogue = None if events is None else dialogue_of(row.conversation_id, events)
+        attempts[row.model].append((row.model_dump(), dialogue))
+    written, names = [], _model_names(rows)
+    for model, found in attempts.items():
+        log = inspect_log_of(asked.name, Path(asked.dataset).stem or SIBLINGS, model, found)
+        moment = re.sub(r"[:.]", "-", log["eval"]["created"])
+        # inspect takes the task and its id from the first part and the last
+        parts = (text.replace("_", "-") for text in (_file_name(log["eval"]["task"]), names[model]))
+        written.append(_written(out / f"{'_'.join((moment, *parts, asked.name))}.json", _json(log)))
+    return written
+
+
+async def _logs(client: Client, rows: Sequence[Row]) -> AsyncIterator[tuple[Row, list[Event] | None]]:
+    """Yield rows with their logs; None for an attempt that has not begun."""
+    for row in rows:
+        if not row.conversation_id:
+            yield row, None
+            continue
+        try:
+            yield row, await client.events(row.conversation_id, is_whole=True)
+        except UnknownConversation as error:
+            raise UsageError(
+                f"The log of {row.conversation_id} is not on this cluster.",
+                remedy="Name the cluster that the evaluation ran on with DECKHANDS_URL.",
+            ) from error
+
+
+def _model_names(rows: Sequence[Row]) -> Mapping[str, str]:
+    """Return the models as parts of the names of files, which differ also where `_` becomes `-`."""
+    models = {row.model for row in rows}
+    taken = Counter(_file_name(model).replace("_", "-") for model in models)
+    return {
+        model: _file_name(model)
+        if taken[_file_name(model).replace("_", "-")] == 1
+        else f"{_file_name(model)}-{sha256(model.encode()).hexdigest()[:8]}"
+        for model in models
+    }
+
+
+def _file_name(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", text)[-80:]
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+
+
+def _written(path: Path, content: str) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f"{path.name}.new")
+        draft.write_text(content, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}.", remedy="Name another place.") from error
+    return path

@@ -1,0 +1,374 @@
+"""`deckhands eval pause`, `resume`, `retune`, `requeue`, `cancel`, `status` and `logs`: steer an evaluation."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from broker.contract.agent_state import TERMINAL_STATES, AgentState
+from broker.contract.events import Event
+from broker.log.conversations import ConversationRow
+from broker.log.selection import Selected, Selection
+from broker.runtime.errors import UsageError
+from broker.runtime.ids import is_conversation_id
+from deckhands.cli.choosing import require_agreement, yes_option
+from deckhands.cli.options import Amount, json_option, plain_option
+from deckhands.cli.screen_printer import printer_for
+from deckhands.cli.verbs import options_as
+from deckhands.client.client import Client
+from deckhands.client.many import for_each
+from deckhands.client.reading.output import note, print_json
+from deckhands.client.reading.terminal import print_text
+from deckhands.evaluation.attempts.catalog import FRESH_SECONDS
+from deckhands.evaluation.attempts.plan import LABEL
+from deckhands.evaluation.attempts.results import OUTCOMES, read_results
+from deckhands.evaluation.attempts.standing import standing_from
+from deckhands.evaluation.attempts.steering import MAX_AT_ONCE, Requeue, Steering, Wanted
+from deckhands.evaluation.attempts.stopping import Until
+from deckhands.evaluation.directory import RESULTS, asked_in
+from deckhands.evaluation.reaching import in_store, named
+from deckhands.settings import FaceSettings
+
+CHECK_AGENT = "CheckAgent"
+RUNNING = "running"
+MAX_NAMED = 10
+LOOKS, LOOK_SECONDS = 20, 0.25
+
+T = TypeVar("T")
+
+
+class AtOnce(click.ParamType):  # type: ignore[type-arg]
+    """`auto`, or a number."""
+
+    name = "N|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the ceiling."""
+        if value == "auto":
+            return MAX_AT_ONCE
+        try:
+            return int(click.IntRange(1, MAX_AT_ONCE).convert(value, param, ctx))
+        except click.BadParameter:
+            self.fail(f"{value!r} is neither `auto` nor a number from 1 to {MAX_AT_ONCE:,}.", param, ctx)
+
+
+class UntilText(click.ParamType):  # type: ignore[type-arg]
+    """A criterion of `stopping.Until`."""
+
+    name = "ci=3%|decided"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return a criterion unchanged, if it is valid."""
+        if value != "":
+            try:
+                Until.parse(str(value), 2)
+            except UsageError as error:
+                self.fail(f"{error.message} {error.remedy}", param, ctx)
+        return str(value)
+
+
+evaluation_argument = click.argument("evaluation", metavar="DIR|NAME")
+at_once_option = click.option(
+    "-n", "--concurrency", "at_once", type=AtOnce(),
+    help="The most attempts at once; `auto`: as many as help. By default 4.",
+)  # fmt: skip
+budget_option = click.option(
+    "--budget", type=Amount(min=0, may_be_infinite=True),
+    help="Begin no further attempt once all of them have cost this much, in USD; `inf`: no limit.",
+)  # fmt: skip
+retries_option = click.option(
+    "--retries", type=click.IntRange(0, 100),
+    help="How often an attempt is repeated after a failure of the infrastructure. By default 3.",
+)  # fmt: skip
+until_option = click.option(
+    "--until", type=UntilText(), metavar="ci=3%|decided",
+    help="Stop early: once each pass@1 is known to ±3 % (ci=3%), or once the first model is known as better or worse.",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class OneOptions:
+    """Options of `pause` and `resume`."""
+
+    evaluation: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelOptions:
+    """Options of `cancel`."""
+
+    evaluation: str
+    is_sure: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StatusOptions:
+    """Options of `status`."""
+
+    evaluation: str
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """Options of `logs`."""
+
+    directory: Path
+    attempt: str
+    is_plain: bool
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetuneOptions:
+    """Options of `retune`."""
+
+    evaluation: str
+    at_once: int | None
+    budget: float | None
+    retries: int | None
+    until: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequeueOptions:
+    """Options of `requeue`."""
+
+    evaluation: str
+    outcomes: tuple[str, ...]
+    causes: tuple[str, ...]
+    instances: tuple[str, ...]
+    models: tuple[str, ...]
+
+
+@click.command()
+@evaluation_argument
+@options_as(OneOptions)
+def pause(options: OneOptions) -> None:
+    """Begin no further attempt, and pause those under way; the current model call or tool finishes."""
+
+    async def act(client: Client, steering: Steering, _: Wanted) -> int:
+        await steering.wish(state="paused")
+        return await _ask_all(client, options.evaluation, client.pause, _works)
+
+    number = _steer(options.evaluation, act)
+    note(f"The evaluation is paused, with {number} attempts under way. `deckhands eval resume` continues it.")
+
+
+@click.command()
+@evaluation_argument
+@options_as(OneOptions)
+def resume(options: OneOptions) -> None:
+    """Continue an evaluation that was paused or cancelled; cancelled attempts come back with `requeue`."""
+
+    async def act(client: Client, steering: Steering, wanted: Wanted) -> bool:
+        await steering.wish(state="running")
+        await _ask_all(client, options.evaluation, client.resume, lambda row: row.state == AgentState.PAUSED)
+        return await _is_driven(client, wanted)
+
+    _note_driver("The evaluation continues.", _steer(options.evaluation, act))
+
+
+@click.command()
+@evaluation_argument
+@at_once_option
+@budget_option
+@retries_option
+@until_option
+@options_as(RetuneOptions)
+def retune(options: RetuneOptions) -> None:
+    """Change how an evaluation is carried out, from now on. `--until ""` takes a criterion back."""
+    wishes = {
+        "at_once": options.at_once,
+        "budget_usd": options.budget,
+        "retries": options.retries,
+        "until": options.until,
+    }
+    if all(value is None for value in wishes.values()):
+        raise UsageError("Nothing is to be changed.", remedy="Name -n, --budget, --retries or --until.")
+
+    async def act(client: Client, steering: Steering, wanted: Wanted) -> bool:
+        await steering.wish(**wishes)
+        return await _is_driven(client, wanted)
+
+    _note_driver("It holds from now on.", _steer(options.evaluation, act))
+
+
+@click.command()
+@evaluation_argument
+@click.option(
+    "--state", "outcomes", multiple=True, type=click.Choice([*OUTCOMES, RUNNING]),
+    help="Attempts with this outcome; `running`: those under way.",
+)  # fmt: skip
+@click.option(
+    "--class", "causes", multiple=True, metavar="CODE", help="Attempts with this cause, or with a failure of this code."
+)
+@click.option("--id", "instances", multiple=True, metavar="INSTANCE", help="Attempts at these instances.")
+@click.option("--model", "models", multiple=True, help="Attempts with these models, as the results name them.")
+@options_as(RequeueOptions)
+def requeue(options: RequeueOptions) -> None:
+    """Repeat attempts that have ended or are under way; the new results replace the old ones.
+
+    Each option narrows the selection; repeat one to name several values.
+    """
+    order = Requeue(
+        outcomes=options.outcomes, causes=options.causes, instances=options.instances, models=options.models
+    )
+    if order == Requeue():
+        raise UsageError("No attempts are selected.", remedy="Name --state, --class, --id or --model.")
+
+    async def act(client: Client, steering: Steering, wanted: Wanted) -> bool:
+        if wanted.wishes.state == "cancelled":
+            await steering.wish(state=RUNNING)
+        await steering.requeue(order)
+        return await _is_driven(client, wanted)
+
+    _note_driver("These attempts begin again.", _steer(options.evaluation, act))
+
+
+@click.command()
+@evaluation_argument
+@yes_option
+@options_as(CancelOptions)
+def cancel(options: CancelOptions) -> None:
+    """End an evaluation: attempts under way are stopped, and all attempts without a result end as not run."""
+    if not options.is_sure:
+        require_agreement("The attempts of this evaluation that have not ended", "cancelled")
+
+    async def act(client: Client, steering: Steering, wanted: Wanted) -> bool:
+        await steering.wish(state="cancelled")
+        is_driven = await _is_driven(client, wanted)
+        for _ in range(LOOKS if is_driven else 0):  # the driver stops its attempts itself, and writes their rows
+            if (await steering.read()).standing.get("state") == "cancelled":
+                break
+            await asyncio.sleep(LOOK_SECONDS)
+
+        async def stop(conversation_id: str) -> None:
+            await client.cancel(conversation_id)
+
+        await _ask_all(client, options.evaluation, stop, lambda row: row.state not in TERMINAL_STATES)
+        return is_driven
+
+    _note_driver("The evaluation is cancelled.", _steer(options.evaluation, act))
+
+
+@click.command()
+@evaluation_argument
+@json_option
+@options_as(StatusOptions)
+def status(options: StatusOptions) -> None:
+    """Show the progress of an evaluation, as last reported by the command that carries it out."""
+
+    async def act(client: Client, _: Steering, wanted: Wanted) -> tuple[Wanted, bool]:
+        return wanted, await _is_driven(client, wanted)
+
+    wanted, is_driven = _steer(options.evaluation, act)
+    if options.as_json:
+        wishes = wanted.wishes.model_dump(exclude_none=True)
+        if wishes.get("budget_usd") == math.inf:
+            wishes["budget_usd"] = None
+        print_json({"is_driven": is_driven, "wishes": wishes, "standing": dict(wanted.standing)})
+        return
+    standing = standing_from(wanted.standing)
+    print_text(standing.line if standing is not None else "It has not begun.")
+    if not is_driven and not (standing is not None and standing.state == "over"):
+        note("No command carries it out now; `deckhands eval attach DIR` does.")
+
+
+@click.command()
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("attempt", metavar="INSTANCE|ID")
+@plain_option
+@json_option
+@options_as(LogOptions)
+def logs(options: LogOptions) -> None:
+    """Show the events of an attempt of the evaluation in DIR, or of its check, also from its private cluster.
+
+    It is named by its instance, if there is one attempt at it, or by the id of a conversation.
+    """
+    asked = asked_in(options.directory)
+    conversation_id = _conversation_of(options.directory, options.attempt)
+
+    async def read(client: Client) -> Sequence[Event]:
+        return await client.events(conversation_id, is_whole=True)
+
+    events = asyncio.run(in_store(FaceSettings.from_env(), asked.home or asked.name, read))
+    printer = printer_for(as_json=options.as_json, is_plain=options.is_plain, is_whole=False, has_status=False)
+    for event in events:
+        printer.event(event)
+
+
+def _conversation_of(directory: Path, attempt: str) -> str:
+    rows = read_results(directory / RESULTS) if (directory / RESULTS).is_file() else []
+    found = [row.conversation_id for row in rows if row.instance == attempt and row.conversation_id]
+    if len(found) > 1:
+        raise UsageError(
+            f"There are {len(found)} attempts at {attempt}.", remedy=f"Name one of {', '.join(found[:MAX_NAMED])}."
+        )
+    if not found and not is_conversation_id(attempt):
+        raise UsageError(f"No attempt at {attempt!r} has ended.", remedy="`results.jsonl` has those that have.")
+    return found[0] if found else attempt
+
+
+COMMANDS = (pause, resume, retune, requeue, cancel, status, logs)
+
+
+def _steer(evaluation: str, act: Callable[[Client, Steering, Wanted], Awaitable[T]]) -> T:
+    name, place = named(evaluation)
+
+    async def steered(client: Client) -> T:
+        steering = Steering(client.store, name)
+        wanted = await steering.read()
+        if wanted == Wanted() and name == evaluation:
+            raise UsageError(f"This store has no evaluation {name}.", remedy="Name its directory, or its name.")
+        return await act(client, steering, wanted)
+
+    return asyncio.run(in_store(FaceSettings.from_env(), place, steered))
+
+
+async def _is_driven(client: Client, wanted: Wanted) -> bool:
+    """Say whether a command carries it out now."""
+    at = wanted.standing.get("at")
+    now = client.store.clock.now().timestamp()
+    is_over = wanted.standing.get("state") == "over"
+    return isinstance(at, int | float) and abs(now - at) < FRESH_SECONDS and not is_over
+
+
+def _note_driver(text: str, is_driven: bool) -> None:
+    rest = "" if is_driven else " No command carries it out now; `deckhands eval attach DIR` does."
+    note(text + rest)
+
+
+async def _ask_all(
+    client: Client, evaluation: str, ask: Callable[[str], Awaitable[None]], is_meant: Callable[[ConversationRow], bool]
+) -> int:
+    """Ask something of the conversations of attempts, and return of how many."""
+    number = 0
+    selected = Selected(client.store, Selection(labels={LABEL: named(evaluation)[0]}))
+
+    async def ids() -> AsyncIterator[str]:
+        async for page in selected.pages():
+            for row in page:
+                if is_meant(row) and not row.is_closed:
+                    yield row.conversation_id
+
+    async def one(conversation_id: str) -> None:
+        nonlocal number
+        with suppress(UsageError):  # it has ended meanwhile
+            await ask(conversation_id)
+            number += 1
+
+    await for_each(ids(), one)
+    return number
+
+
+def _works(row: ConversationRow) -> bool:
+    is_check = row.fields.get("agent") == CHECK_AGENT
+    return row.state not in TERMINAL_STATES and row.state != AgentState.PAUSED and not is_check

@@ -1,0 +1,145 @@
+"""`deckhands cp`, `diff` and `checkpoint`: copy the files of a workspace, compare them, save them."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from broker.runtime.errors import UsageError
+from deckhands.cli.abbreviations import conversation_argument, whole_id
+from deckhands.cli.options import ConversationOptions, json_option
+from deckhands.cli.progress import progress
+from deckhands.cli.verbs import options_as
+from deckhands.client.connecting import on_conversation
+from deckhands.client.reading.output import note, print_json
+from deckhands.client.reading.summary import ExitCode
+from deckhands.client.reading.terminal import counted, print_patch
+from deckhands.client.transfers.files import WorkspaceFiles
+
+SECTION = "Files of a workspace"
+VERBS = {
+    "cp": "Copy files into a workspace or out of it.",
+    "diff": "Show what was changed in a workspace, as a patch.",
+    "checkpoint": "Save a workspace now.",
+}
+
+
+NAMES_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOptions:
+    """Options of `cp`; one of the two paths is `ID:PATH`."""
+
+    source: str
+    target: str
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointOptions:
+    """Options of `checkpoint`."""
+
+    conversation_id: str
+    as_json: bool
+
+
+@click.command()
+@click.argument("source")
+@click.argument("target")
+@json_option
+@options_as(CopyOptions)
+def cp(options: CopyOptions) -> None:
+    """Copy a file or directory into a workspace or out of it: `cp ID:PATH LOCAL`, or `cp LOCAL ID:PATH`.
+
+    PATH is relative to the workspace. If the target is an existing directory, the copy is put into it. The limits are 4
+    GiB and 200,000 files. A copy that fails leaves nothing behind.
+    """
+    ends = _place(options.source), _place(options.target)
+    if (ends[0] is None) == (ends[1] is None):
+        raise UsageError(
+            "One path must be in a workspace, and the other on this machine.",
+            remedy="Write ID:PATH for the path in the workspace and ./PATH for the local one.",
+        )
+    skipped: list[str] = []
+    without_bits: list[str] = []
+    with progress("Copied") as on_progress:
+        watching: Any = {"on_progress": on_progress, "on_without_bits": without_bits.extend}
+        if ends[0] is not None:
+            conversation_id, path = ends[0]
+            files, size, skipped = on_conversation(
+                conversation_id,
+                lambda client: WorkspaceFiles(client.store).download(
+                    conversation_id, path, Path(options.target), **watching
+                ),
+            )
+        else:
+            assert ends[1] is not None
+            conversation_id, path = ends[1]
+            files, size = on_conversation(
+                conversation_id,
+                lambda client: WorkspaceFiles(client.store).upload(
+                    conversation_id, Path(options.source), path, **watching
+                ),
+            )
+    if without_bits:
+        note(f"Copied without their set-user-id, set-group-id or sticky bits: {', '.join(without_bits)}.")
+    if options.as_json:
+        print_json({"files": files, "size_bytes": size, "skipped": skipped, "without_bits": without_bits})
+        return
+    for name in skipped:
+        note(f"{name} points outside the directory and was skipped.")
+    note(f"{counted(files, 'file')}, {counted(size, 'byte')}.")
+
+
+@click.command()
+@conversation_argument
+@options_as(ConversationOptions)
+def diff(options: ConversationOptions) -> None:
+    """Print what was changed in a workspace since its beginning, as a patch for `git apply`.
+
+    A file or a pipe gets the patch byte for byte. On a terminal, control characters are escaped. A patch has at most
+    64 MiB: files that do not fit are left out, the largest first, and named on standard error; the exit code is then 6.
+    """
+    conversation_id = options.conversation_id
+    changes = on_conversation(conversation_id, lambda client: WorkspaceFiles(client.store).changes(conversation_id))
+    print_patch(changes.patch)
+    if changes.left_out_count:
+        shown = changes.left_out[:NAMES_SHOWN]
+        for name in shown:
+            note(f"Left out: {name}")
+        if more := changes.left_out_count - len(shown):
+            note(f"Left out: {counted(more, 'more file')}.")
+        note(
+            f"The patch is not complete: {counted(changes.left_out_count, 'changed file')} did not fit into 64 MiB. "
+            f"Copy those that you need with `deckhands cp {conversation_id}:PATH .`."
+        )
+        sys.exit(ExitCode.LIMIT)
+    elif not changes.patch:
+        note("Nothing was changed.")
+
+
+@click.command()
+@conversation_argument
+@json_option
+@options_as(CheckpointOptions)
+def checkpoint(options: CheckpointOptions) -> None:
+    """Save a workspace now. Another node can restore it, and forks begin with it."""
+    conversation_id = options.conversation_id
+    files, size = on_conversation(
+        conversation_id, lambda client: WorkspaceFiles(client.store).checkpoint(conversation_id)
+    )
+    if options.as_json:
+        print_json({"files": files, "size_bytes": size})
+    else:
+        note(f"Saved: {counted(files, 'file')}, {counted(size, 'byte')}.")
+
+
+def _place(text: str) -> tuple[str, str] | None:
+    """Return the conversation and the path of `ID:PATH`; None for a path of this machine."""
+    conversation_id, mark, path = text.partition(":")
+    return (whole_id(conversation_id), path or ".") if mark and "/" not in conversation_id else None

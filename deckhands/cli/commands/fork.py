@@ -1,0 +1,105 @@
+"""`deckhands fork`: continue from any event of a conversation in another way."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from broker.contract.events import ConversationCreated, Event, WorkspaceSpec
+from broker.runtime.ids import new_conversation_id
+from deckhands.cli.abbreviations import POINT
+from deckhands.cli.options import json_option
+from deckhands.cli.verbs import options_as
+from deckhands.client.archived import lend_upload
+from deckhands.client.connecting import RunIsOver, cluster_client, conversation_client, read_events
+from deckhands.client.errors import IsArchived
+from deckhands.client.forking import Point, copied_events, fork_of
+from deckhands.client.named_directory import own_directory, require_served
+from deckhands.client.reading.output import note, print_json
+from deckhands.client.reading.terminal import print_text
+from deckhands.client.tasks.tasks import check_task
+from deckhands.settings import FaceSettings
+
+SECTION = "Start a conversation"
+VERBS = {"fork": "Start again from any event of a conversation, in one or more copies."}
+
+
+@dataclass(frozen=True, slots=True)
+class ForkOptions:
+    """Options of `fork`; `point` is ID@EVENT."""
+
+    point: str
+    model: str | None
+    copies: int
+    workspace: Path | None
+    message: str | None
+    title: str
+    as_json: bool
+
+
+@click.command()
+@click.argument("point", metavar="ID@EVENT", type=POINT)
+@click.option("--model", help="Another model for the forks.")
+@click.option("--copies", type=click.IntRange(1, 1_000), default=1, show_default=True, help="How many forks.")
+@click.option("-w", "--workspace", type=click.Path(path_type=Path), help="The directory that the forks work on.")
+@click.option("-m", "--message", help="A message to the forks; without one, they continue where the original stood.")
+@click.option("--title", default="", help="A name for listings.")
+@json_option
+@options_as(ForkOptions)
+def fork(options: ForkOptions) -> None:
+    """Start conversations with the events of another up to EVENT, and continue from there. Prints their ids.
+
+    The original stays as it is. Files are not part of a log: a fork works on the directory given by -w, or on the one
+    that the user named for the original. If there is neither, it begins with a checkpoint of the original's
+    files, or with what the original began with.
+    """
+    settings = FaceSettings.from_env()
+    if options.message is not None:
+        check_task(options.message, name="message")
+    point = Point.parse(options.point)
+    for conversation_id in asyncio.run(_fork(settings, point, options)):
+        if options.as_json:
+            print_json({"conversation_id": conversation_id, "forked_from": point.conversation_id})
+        else:
+            print_text(conversation_id)
+
+
+async def _fork(settings: FaceSettings, point: Point, options: ForkOptions) -> list[str]:
+    named = options.workspace
+    directory = own_directory(named, settings.environment) if named is not None else None
+    events = point.cut(await read_events(settings, point.conversation_id))
+    place = _workspace(events, directory)
+    ids = [new_conversation_id() for _ in range(options.copies)]
+    async with AsyncExitStack() as stack:
+        try:
+            client = await stack.enter_async_context(conversation_client(settings, point.conversation_id))
+        except (RunIsOver, IsArchived):  # the forks run on the cluster
+            client = await stack.enter_async_context(cluster_client(settings))
+        await require_served(client.store, place)
+        for conversation_id in ids:
+            created = fork_of(events, conversation_id, model=options.model, workspace=place, title=options.title)
+            await lend_upload(client.store, client.archive, point.conversation_id, conversation_id, created.workspace)
+            await client.log.adopt(
+                created, copied_events(events, model=options.model), key=f"fork:{created.forked_from}"
+            )
+            if options.message is not None:
+                await client.send_message(conversation_id, options.message)
+    return ids
+
+
+def _workspace(events: list[Event], directory: Path | None) -> WorkspaceSpec:
+    created = events[0]
+    assert isinstance(created, ConversationCreated)
+    if directory is not None:
+        return created.workspace.model_copy(update={"path": str(directory), "source": None})
+    if created.workspace.source is not None:
+        note("The forks begin with the checkpoint nearest to that event, or with what the original began with.")
+    elif created.workspace.path is None:
+        note("The forks begin with the checkpoint nearest to that event, or empty; -w names a directory with files.")
+    else:
+        note(f"The forks work on {created.workspace.path}, as it is now; -w names another directory.")
+    return created.workspace

@@ -1,0 +1,161 @@
+"""`deckhands serve`: the cluster over HTTP, for programs that cannot reach its store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from broker.runtime.errors import StoreMisconfigured, UsageError
+from broker.runtime.logs import begin_logging
+from broker.runtime.settings import logs_json
+from broker.store.store import open_store
+from deckhands.cli.commands.open import entry_of, issue_entry, page_of, show_page
+from deckhands.cli.verbs import options_as
+from deckhands.client.reading.output import note
+from deckhands.client.running_cluster import open_cluster
+from deckhands.cluster.home import Home
+from deckhands.server.auth.key_files import load_api_key
+from deckhands.settings import FaceSettings
+
+if TYPE_CHECKING:
+    from deckhands.server.gateway import Gateway, ServerOptions
+
+SECTION = "Operate a cluster"
+VERBS = {"serve": "Serve the cluster over HTTP: a web page, REST, server-sent events, WebSocket."}
+LIBRARIES = ("fastapi", "prometheus_client", "uvicorn", "websockets")
+PATIENCE_SECONDS = 5.0
+"""How long a request waits for a store that does not answer."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """Options of `serve`."""
+
+    host: str
+    port: int
+    certificate: Path | None
+    certificate_key: Path | None
+    proxies: tuple[str, ...]
+    origins: tuple[str, ...]
+    needs_match: bool
+
+
+@click.command()
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="Where to listen; beyond this machine with keys only."
+)
+@click.option("--port", type=click.IntRange(0, 65_535), default=8900, show_default=True, help="0: any that is free.")
+@click.option(
+    "--certificate", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A TLS certificate (PEM)."
+)
+@click.option(
+    "--certificate-key", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Its private key (PEM)."
+)
+@click.option(
+    "--proxy", "proxies", multiple=True, metavar="ADDRESS", help="Trust the X-Forwarded headers of this address."
+)
+@click.option("--origin", "origins", multiple=True, metavar="URL", help="Pages of this origin may call the server.")
+@click.option("--require-if-match", "needs_match", is_flag=True, help="Refuse changes without If-Match.")
+@options_as(ServeOptions)
+def serve(options: ServeOptions) -> None:
+    """Serve the cluster at DECKHANDS_URL, or the one that runs here, over HTTP.
+
+    Every request needs an API key, because agents may reach this machine too. `deckhands key add` makes keys. If there
+    are none yet, the server makes one for this machine and writes it to the file server.key in DECKHANDS_HOME.
+    """
+    require_server()
+    from deckhands.server.gateway import ServerOptions
+
+    chosen = ServerOptions(
+        host=options.host,
+        port=options.port,
+        certificate=options.certificate,
+        certificate_key=options.certificate_key,
+        proxies=options.proxies,
+        origins=options.origins,
+        needs_match=options.needs_match,
+    )
+    asyncio.run(_serve(FaceSettings.from_env(), chosen))
+
+
+def require_server() -> None:
+    """Make sure that the server's packages are installed.
+
+    Raises:
+        UsageError: one is not.
+    """
+    missing = [name for name in LIBRARIES if find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"The server needs a package that is not installed: {missing[0]}.",
+            remedy="Install it with `pip install 'deckhands[server]'`.",
+        )
+
+
+@contextlib.asynccontextmanager
+async def page_of_cluster(url: str, archive: str, *, port: int, key_file: Path) -> AsyncGenerator[None]:
+    """Serve a cluster of this machine on the loopback, and open its page, as long as the block lasts.
+
+    The page is opened by a link that works once, so no argument of a process and no log has the key.
+    """
+    from deckhands.server.gateway import Gateway, ServerOptions
+    from deckhands.server.serving import serving
+
+    begin_logging("server", is_json=logs_json())
+    store = await open_store(url, patience_seconds=PATIENCE_SECONDS, deploys=False)
+    gateway = Gateway(store, archive, ServerOptions(port=port))
+    try:
+        async with serving(gateway) as chosen:
+            key_note = await _key_note(gateway, key_file)
+            show_page(entry_of(page_of(f"http://127.0.0.1:{chosen}"), await issue_entry(store)))
+            note(f"The link works once, within two minutes; `deckhands open --link` makes another. {key_note}")
+            yield
+    finally:
+        await gateway.aclose()
+
+
+async def _serve(settings: FaceSettings, options: ServerOptions) -> None:
+    from deckhands.server.gateway import Gateway
+    from deckhands.server.serving import serve as serve_gateway
+
+    begin_logging("server", is_json=logs_json())
+    tell = _log.info if logs_json() else note
+    store = await open_cluster(settings=settings, patience_seconds=PATIENCE_SECONDS)
+    gateway = Gateway(store, settings.archive, options)
+    key_note = await _key_note(gateway, Home(settings.home).server_key)
+
+    def on_ready(port: int) -> None:
+        scheme = "http" if options.certificate is None else "https"
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        address = f"{scheme}://{host}:{port}"
+        tell(f"Serving at {address}, where its page is. Its API: {address}/openapi.json. Ctrl-C stops it.")
+        tell(key_note)
+        if options.certificate is None and not options.is_loopback and not options.proxies:
+            tell("Keys travel unencrypted: pass --certificate, or name the proxy that encrypts by --proxy.")
+
+    try:
+        await serve_gateway(gateway, on_ready=on_ready)
+    finally:
+        await gateway.aclose()
+
+
+async def _key_note(gateway: Gateway, key_file: Path) -> str:
+    """Make the key of this machine if there is no key yet, and return what a person needs to know about keys."""
+    try:
+        if gateway.options.is_loopback and (not await gateway.keys.any() or await asyncio.to_thread(key_file.exists)):
+            if not await load_api_key(gateway.keys, key_file):
+                return f"The key in {key_file} was revoked; `deckhands key add` makes another one."
+            return f"Requests need an API key; the key of this machine is in {key_file}."
+    except StoreMisconfigured as error:  # the store's user may make no keys
+        _log.warning("cannot make a key for this machine: %s", error)
+    return "Requests need an API key; `deckhands key add` makes one, and `deckhands open --link` opens the page."

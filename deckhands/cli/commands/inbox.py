@@ -1,0 +1,104 @@
+"""`deckhands inbox`: the producers that have their own inbox stream."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+import click
+
+from broker.coordination.producers import EVERY_TENANT, Producer, Producers
+from deckhands.cli.options import ListOptions, json_option
+from deckhands.cli.verbs import options_as
+from deckhands.client.client import Client
+from deckhands.client.connecting import on_cluster
+from deckhands.client.reading.output import note, print_json, table
+from deckhands.client.reading.terminal import columns_of, print_text
+
+SECTION = "Operate a cluster"
+VERBS = {"inbox": "Add, list and remove producers with their own inbox stream."}
+HEAD = ("PRODUCER", "TENANT", "WAITING", "STREAM", "REPLIES")
+
+
+@dataclass(frozen=True, slots=True)
+class AddOptions:
+    """Options of `inbox add`."""
+
+    name: str
+    tenant: str
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveOptions:
+    """Options of `inbox rm`."""
+
+    name: str
+    discard: bool
+
+
+@click.group()
+def inbox() -> None:
+    """Add, list and remove producers with their own inbox stream: `deck:inbox:NAME`."""
+
+
+@inbox.command()
+@click.argument("name")
+@click.option(
+    "--tenant", required=True, help="Whose conversations its entries begin; '*' means the tenant that an entry names."
+)
+@json_option
+@options_as(AddOptions)
+def add(options: AddOptions) -> None:
+    """Add the producer NAME and make its stream; print the command that makes its user of the store."""
+    producer = on_cluster(lambda client: Producers(client.store).add(options.name, options.tenant))
+    if options.as_json:
+        print_json(_as_json(producer, 0))
+        return
+    note(f"The producer {producer.name} adds entries to {producer.stream}. As the store's admin, make its user:")
+    print_text(f"ACL SETUSER {producer.name} reset on >A-LONG-PASSWORD {producer.acl}")
+
+
+@inbox.command()
+@json_option
+@options_as(ListOptions)
+def ls(options: ListOptions) -> None:
+    """List the producers, their tenants, and how many of their entries are not done."""
+    found = on_cluster(_listed)
+    if options.as_json:
+        for producer, waiting in found:
+            print_json(_as_json(producer, waiting))
+    elif found:
+        rows = [
+            (each.name, "any" if each.tenant == EVERY_TENANT else each.tenant, str(waiting), each.stream, each.replies)
+            for each, waiting in found
+        ]
+        print_text("\n".join(table(HEAD, rows, columns=columns_of(sys.stdout), spare=("REPLIES", "STREAM"))))
+    else:
+        note("No producer has its own stream. `deckhands inbox add` makes one.")
+
+
+@inbox.command()
+@click.argument("name")
+@click.option("--discard", is_flag=True, help="Also if entries wait; they are lost.")
+@options_as(RemoveOptions)
+def rm(options: RemoveOptions) -> None:
+    """Remove the producer NAME and its stream. Its conversations continue, and its user of the store stays."""
+    on_cluster(lambda client: Producers(client.store).remove(options.name, discard=options.discard))
+    note(f"The producer {options.name} is removed. As the store's admin, remove its user: ACL DELUSER {options.name}")
+
+
+async def _listed(client: Client) -> list[tuple[Producer, int]]:
+    producers = Producers(client.store)
+    return [(producer, await producers.waiting(producer)) for producer in (await producers.all()).values()]
+
+
+def _as_json(producer: Producer, waiting: int) -> dict[str, str | int]:
+    return {
+        "name": producer.name,
+        "tenant": producer.tenant,
+        "stream": producer.stream,
+        "replies": producer.replies,
+        "acl": producer.acl,
+        "waiting": waiting,
+    }

@@ -1,0 +1,166 @@
+"""`deckhands key`: the API keys of the server."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import click
+
+from deckhands.cli.options import ListOptions, json_option
+from deckhands.cli.timing_options import seconds_in
+from deckhands.cli.verbs import options_as
+from deckhands.client.client import Client
+from deckhands.client.connecting import on_cluster
+from deckhands.client.reading.output import note, print_json, table
+from deckhands.client.reading.terminal import columns_of, print_text
+from deckhands.server.auth.api_keys import (
+    DEFAULT_BODY_BYTES,
+    DEFAULT_REQUESTS_PER_MINUTE,
+    DEFAULT_STREAMS,
+    ApiKeys,
+    Listed,
+    Scope,
+)
+
+SECTION = "Operate a cluster"
+VERBS = {"key": "Make, list and revoke API keys of the server."}
+HEAD = ("KEY", "NAME", "TENANT", "SCOPES", "STATE", "EXPIRES (UTC)", "LAST USED (UTC)", "PER MINUTE")
+SPARE = ("PER MINUTE", "EXPIRES (UTC)", "LAST USED (UTC)")
+
+
+@dataclass(frozen=True, slots=True)
+class AddOptions:
+    """Options of `key add`."""
+
+    name: str
+    tenant: str
+    scopes: tuple[str, ...]
+    expires: str | None
+    per_minute: int
+    body_bytes: int
+    streams: int
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KeyOptions:
+    """The argument of `key revoke` and `key rm`."""
+
+    key_id: str
+
+
+@click.group()
+def key() -> None:
+    """Make, list and revoke API keys of the server (`deckhands serve`)."""
+
+
+@key.command()
+@click.argument("name")
+@click.option("--tenant", required=True, help="Whose conversations it may see; '*' means everybody's.")
+@click.option(
+    "--scope",
+    "scopes",
+    type=click.Choice([scope.value for scope in Scope]),
+    multiple=True,
+    default=("read", "write"),
+    show_default=True,
+    help="What it may do. May be repeated; none implies another.",
+)
+@click.option(
+    "--expires", metavar="DURATION", help="How long it is valid, such as 90d; by default until it is revoked."
+)
+@click.option("--per-minute", type=click.IntRange(1, 1_000_000), default=DEFAULT_REQUESTS_PER_MINUTE, show_default=True)
+@click.option(
+    "--body-bytes",
+    type=click.IntRange(1_024, 64 * 2**20),
+    default=DEFAULT_BODY_BYTES,
+    show_default=True,
+    help="The largest body of a request, in bytes; files may be larger.",
+)
+@click.option(
+    "--streams",
+    type=click.IntRange(1, 100_000),
+    default=DEFAULT_STREAMS,
+    show_default=True,
+    help="How many streams and waiting requests it may have open at one server.",
+)
+@json_option
+@options_as(AddOptions)
+def add(options: AddOptions) -> None:
+    """Make a key and print it. Nobody can find it out again."""
+    life = None if options.expires is None else timedelta(seconds=seconds_in(options.expires, "--expires"))
+    made, token = on_cluster(
+        lambda client: ApiKeys(client.store).add(
+            options.name,
+            tenant=options.tenant,
+            scopes=map(Scope, options.scopes),
+            life=life,
+            requests_per_minute=options.per_minute,
+            body_bytes=options.body_bytes,
+            streams=options.streams,
+        )
+    )
+    if options.as_json:
+        print_json({"id": made.id, "token": token})
+        return
+    note(f"The key {made.id} is shown once:")
+    print_text(token)
+
+
+@key.command()
+@json_option
+@options_as(ListOptions)
+def ls(options: ListOptions) -> None:
+    """List the keys, with their last use. Their secrets are not in the store."""
+    found = on_cluster(_listed)
+    if options.as_json:
+        for listed, state in found:
+            print_json(_as_json(listed, state))
+    elif found:
+        rows = [_cells(listed, state) for listed, state in found]
+        print_text("\n".join(table(HEAD, rows, columns=columns_of(sys.stdout), spare=SPARE)))
+    else:
+        note("There are no API keys. `deckhands key add` makes one.")
+
+
+@key.command()
+@click.argument("key_id", metavar="KEY")
+@options_as(KeyOptions)
+def revoke(options: KeyOptions) -> None:
+    """Refuse KEY from now on; open streams of it end within 15 s."""
+    revoked = on_cluster(lambda client: ApiKeys(client.store).revoke(options.key_id))
+    note(f"The key {revoked.id} ({revoked.name}) is revoked.")
+
+
+@key.command()
+@click.argument("key_id", metavar="KEY")
+@options_as(KeyOptions)
+def rm(options: KeyOptions) -> None:
+    """Forget KEY, which is refused from now on."""
+    on_cluster(lambda client: ApiKeys(client.store).remove(options.key_id))
+    note(f"The key {options.key_id} is removed.")
+
+
+async def _listed(client: Client) -> list[tuple[Listed, str]]:
+    now = client.store.clock.now()
+    return [(listed, listed.key.state(now)) for listed in await ApiKeys(client.store).all()]
+
+
+def _cells(listed: Listed, state: str) -> tuple[str, ...]:
+    found = listed.key
+    scopes = ",".join(scope.value for scope in Scope if scope in found.scopes)
+    times = (_shown(found.expires, "never"), _shown(listed.used, "never"))
+    return (found.id, found.name, found.tenant, scopes, state, *times, str(found.requests_per_minute))
+
+
+def _as_json(listed: Listed, state: str) -> dict[str, Any]:
+    found = listed.key.model_dump(mode="json", exclude={"digest"})
+    used = listed.used.isoformat() if listed.used is not None else None
+    return found | {"scopes": sorted(listed.key.scopes), "state": state, "last_used": used}
+
+
+def _shown(moment: datetime | None, otherwise: str) -> str:
+    return otherwise if moment is None else moment.isoformat(sep=" ", timespec="minutes")[:16]

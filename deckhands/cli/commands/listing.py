@@ -1,0 +1,288 @@
+"""`deckhands ls`: the conversations of the cluster and the runs of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import asdict, dataclass, field
+from datetime import UTC
+
+import click
+
+from broker.log.conversations import ConversationRow, Conversations
+from broker.log.selection import Selected, Selection, is_in
+from broker.runtime.errors import CorruptEntry, UsageError
+from deckhands.cli.choosing import label_option, labels_of, state_option, states_in
+from deckhands.cli.options import json_option
+from deckhands.cli.verbs import options_as
+from deckhands.client.archived import Archive, ArchivedConversation, described
+from deckhands.client.connecting import cluster_client
+from deckhands.client.errors import NoCluster
+from deckhands.client.reading.output import cost_text, note, print_json, table
+from deckhands.client.reading.terminal import columns_of, counted, fitted, print_text
+from deckhands.client.runs.records import RunFolder
+from deckhands.cluster.home import Home
+from deckhands.settings import FaceSettings
+
+SECTION = "Read conversations"
+VERBS = {"ls": "List conversations and runs."}
+
+HEAD = ("CONVERSATION", "WHERE", "STATE", "STEPS", "COST", "UPDATED (UTC)", "LABELS", "TITLE")
+SPARE = ("LABELS", "UPDATED (UTC)", "STEPS", "COST", "WHERE")
+"""What a narrow terminal does without, the first one first."""
+LABELS = HEAD.index("LABELS")
+"""The column that is left out where nothing has a label."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A conversation or a run as a listing shows it.
+
+    Attributes:
+        is_run: it is a run of this machine, made by `deckhands run`.
+        is_archived: it is in the archive.
+        updated: a time in ISO 8601, or empty.
+        labels: what its producer has written on it.
+        not_before: when it begins, in ISO 8601; empty: it does not wait for a time.
+    """
+
+    conversation_id: str
+    state: str
+    wait_reason: str
+    iterations: int
+    cost_usd: float
+    has_unknown_cost: bool
+    updated: str
+    title: str
+    is_run: bool
+    labels: Mapping[str, str] = field(default_factory=dict)
+    not_before: str = ""
+    is_archived: bool = False
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the cells of its line in the table."""
+        state = f"{self.state} ({self.wait_reason})" if self.wait_reason else self.state
+        if self.not_before:
+            state = f"scheduled ({self.not_before[:19].replace('T', ' ')} UTC)"
+        moment = self.updated[:19].replace("T", " ")
+        cost = cost_text(self.cost_usd, is_whole=not self.has_unknown_cost)
+        where = "run" if self.is_run else "archive" if self.is_archived else "cluster"
+        labels = " ".join(f"{name}={value}" for name, value in sorted(self.labels.items()))
+        return (self.conversation_id, where, state, str(self.iterations), cost, moment, labels, self.title)
+
+
+@dataclass(slots=True)
+class Sums:
+    """What the last line adds up."""
+
+    number: int = 0
+    iterations: int = 0
+    cost_usd: float = 0.0
+    has_unknown_cost: bool = False
+    states: Counter[str] = field(default_factory=Counter)
+
+    def add(self, listed: Sequence[Listed]) -> None:
+        """Count what is listed."""
+        self.number += len(listed)
+        self.iterations += sum(one.iterations for one in listed)
+        self.cost_usd += sum(one.cost_usd for one in listed)
+        self.has_unknown_cost |= any(one.has_unknown_cost for one in listed)
+        self.states.update(one.state for one in listed)
+
+    def line(self, count: int) -> str:
+        """Return the last line: how many of how many, in which states, and what they have cost."""
+        number = counted(self.number, "conversation") if self.number == count else f"{self.number:,} of {count:,}"
+        states = ", ".join(f"{found:,} {state}" for state, found in self.states.most_common())
+        cost = cost_text(self.cost_usd, is_whole=not self.has_unknown_cost)
+        return f"{number}: {states}; {counted(self.iterations, 'step')}, cost: {cost}"
+
+
+@dataclass(frozen=True, slots=True)
+class ListOptions:
+    """Options of `ls`; `is_all` lists without a limit."""
+
+    limit: int
+    is_all: bool
+    is_archived: bool
+    labels: tuple[str, ...]
+    states: str
+    as_json: bool
+
+
+@click.command()
+@click.option("-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="The most to list.")
+@click.option("--all", "is_all", is_flag=True, help="List all of them, however many there are.")
+@click.option("--archived", "is_archived", is_flag=True, help="List what is in the archive instead.")
+@label_option
+@state_option
+@json_option
+@options_as(ListOptions)
+def ls(options: ListOptions) -> None:
+    """List the conversations of the cluster and the runs of this machine, newest first, with totals.
+
+    With --all, the runs come first, and then the conversations in the order in which they were begun.
+
+    With --archived, it lists the conversations of the archive that DECKHANDS_ARCHIVE names, the last archived first,
+    and needs no cluster. A filter then reads every file until the limit is reached.
+    """
+    selection = Selection(labels_of(options.labels), states_in(options.states))
+    listing = _list_archived if options.is_archived else _list
+    asyncio.run(listing(FaceSettings.from_env(), selection, options))
+
+
+async def _list(settings: FaceSettings, selection: Selection, options: ListOptions) -> None:
+    home = Home(settings.home)
+    folders = [folder for folder in map(RunFolder, home.run_folders()) if folder.has_events]
+    runs = [] if selection.labels else list(_listed_runs(folders, None if options.is_all else options.limit, selection))
+    count, is_whole, sums = len(folders), True, Sums()
+    printed = _Printer(sums, as_json=options.as_json)
+    try:
+        async with cluster_client(settings) as client:
+            count += await Conversations(client.store).count()
+            rows = Selected(client.store, selection).pages()
+            if options.is_all:
+                printed.print(runs)
+                async for page in rows:
+                    printed.print([_listed_row(row) for row in page])
+            else:
+                runs += await _first(rows, options.limit)
+    except NoCluster:
+        is_whole = not home.has_had_cluster
+        if not is_whole:
+            note("The cluster is not up, so its conversations are not listed.")
+        if options.is_all:
+            printed.print(runs)
+    if not options.is_all:
+        runs.sort(key=lambda listed: listed.updated, reverse=True)
+        printed.print(runs[: options.limit])
+    _print_end(sums, count, options, "conversation")
+    if is_whole and not count and not options.as_json:
+        note("There are no conversations and no runs yet. `deckhands run -t TASK` starts one.")
+
+
+async def _list_archived(settings: FaceSettings, selection: Selection, options: ListOptions) -> None:
+    if not settings.archive:
+        raise UsageError("There is no archive.", remedy="Set DECKHANDS_ARCHIVE to where archived conversations are.")
+    archive, sums = Archive(settings.archive), Sums()
+    names = await archive.names()
+    printed = _Printer(sums, as_json=options.as_json)
+    async with aclosing(described(archive, names, lambda error: note(error.message))) as pages:
+        async for page in pages:
+            chosen = [_listed_archived(one) for one in page if selection.has(one.state, one.labels)]
+            printed.print(chosen if options.is_all else chosen[: options.limit - sums.number])
+            if not options.is_all and sums.number >= options.limit:
+                break
+    _print_end(sums, len(names), options, "archived conversation")
+    if not names and not options.as_json:
+        note("The archive is empty.")
+
+
+def _print_end(sums: Sums, count: int, options: ListOptions, what: str) -> None:
+    """Print the last line, or say that no conversation matches."""
+    if options.as_json:
+        return
+    if sums.number:
+        columns = columns_of(sys.stdout)
+        total = sums.line(count)
+        print_text(total if columns is None else fitted(total, columns))
+    elif count and (options.states or options.labels):
+        missing = [f"has the label {label}" for label in options.labels]
+        missing += [f"is in the state {options.states}"] if options.states else []
+        note(f"None of {counted(count, what)} {' and '.join(missing)}.")
+
+
+class _Printer:
+    """Prints a listing, a page at a time, and adds it up."""
+
+    def __init__(self, sums: Sums, *, as_json: bool) -> None:
+        self._sums = sums
+        self._as_json = as_json
+        self._has_head = False
+
+    def print(self, listed: Sequence[Listed]) -> None:
+        self._sums.add(listed)
+        if self._as_json:
+            for one in listed:
+                print_json(asdict(one))
+        elif listed:
+            left_out = set() if any(one.labels for one in listed) else {LABELS}
+            head, *rows = [
+                [cell for column, cell in enumerate(cells) if column not in left_out]
+                for cells in (HEAD, *(one.cells() for one in listed))
+            ]
+            spare = [name for name in SPARE if name in head]
+            lines = table(head, rows, columns=columns_of(sys.stdout), spare=spare)
+            print_text("\n".join(lines[1:] if self._has_head else lines))
+            self._has_head = True
+
+
+async def _first(pages: AsyncIterator[list[ConversationRow]], limit: int) -> list[Listed]:
+    """Return the first conversations, at most this many."""
+    found: list[Listed] = []
+    async for page in pages:
+        found += [_listed_row(row) for row in page[: limit - len(found)]]
+        if len(found) >= limit:
+            break
+    return found
+
+
+def _listed_row(row: ConversationRow) -> Listed:
+    return Listed(
+        conversation_id=row.conversation_id,
+        state=row.state,
+        wait_reason=row.wait_reason,
+        iterations=int(row.fields.get("iterations", 0)),
+        cost_usd=float(row.fields.get("cost_usd", 0)),
+        has_unknown_cost=row.fields.get("has_unknown_cost", "0") == "1",
+        updated=row.updated.isoformat(),
+        title=row.title,
+        is_run=False,
+        labels=dict(row.labels),
+        not_before=row.not_before.isoformat() if row.not_before else "",
+    )
+
+
+def _listed_archived(found: ArchivedConversation) -> Listed:
+    updated = found.manifest.updated
+    return Listed(
+        conversation_id=found.conversation_id,
+        state=found.state,
+        wait_reason="",
+        iterations=found.iterations,
+        cost_usd=found.cost_usd,
+        has_unknown_cost=found.has_unknown_cost,
+        updated=updated.astimezone(UTC).isoformat() if updated else "",
+        title=found.title,
+        is_run=False,
+        labels=found.labels,
+        is_archived=True,
+    )
+
+
+def _listed_runs(folders: Sequence[RunFolder], limit: int | None, selection: Selection) -> Iterator[Listed]:
+    number = 0
+    for folder in folders:
+        try:
+            summary = folder.summary()
+        except CorruptEntry as error:
+            note(str(error))
+            continue
+        listed = Listed(
+            conversation_id=summary.conversation_id,
+            state=summary.state,
+            wait_reason="" if folder.is_over else "in progress, or killed",
+            iterations=summary.iterations,
+            cost_usd=summary.cost_usd,
+            has_unknown_cost=summary.has_unknown_cost,
+            updated=summary.updated.isoformat() if summary.updated else "",
+            title=summary.title,
+            is_run=True,
+        )
+        if is_in(listed.state, listed.wait_reason, selection.states):
+            yield listed
+            number += 1
+        if limit is not None and number >= limit:
+            return

@@ -1,0 +1,171 @@
+"""`deckhands notes`: read, write and erase what agents have written down for later conversations."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import click
+from pydantic import ValidationError
+
+from broker.contract.notes import ID_CHARS, MAX_NOTE_CHARS, Note, Notebook
+from broker.contract.specs import NAME_PATTERN, MemorySpec
+from broker.coordination.notebooks import Notebooks
+from broker.runtime.clock import SYSTEM_CLOCK, Clock
+from broker.runtime.errors import UsageError
+from broker.runtime.ids import new_key
+from deckhands.cli.options import NAME_REMEDY, json_option, memory_of
+from deckhands.cli.verbs import options_as
+from deckhands.client.connecting import cluster_client
+from deckhands.client.reading.notebook_file import NotebookFile, notebooks_in
+from deckhands.client.reading.output import note as say
+from deckhands.client.reading.output import print_json, table
+from deckhands.client.reading.terminal import print_text
+from deckhands.cluster.home import Home
+from deckhands.settings import FaceSettings
+
+SECTION = "Budgets, secrets, notes"
+VERBS = {"notes": "Show, write and erase the notes that agents keep for later conversations."}
+
+
+@dataclass(frozen=True, slots=True)
+class NotesOptions:
+    """Options of `notes`.
+
+    Attributes:
+        project: None lists the notebooks.
+        text: of the note to write.
+        note_id: of the note to forget.
+    """
+
+    project: str | None
+    user: str
+    tenant: str
+    text: str | None
+    keywords: tuple[str, ...]
+    note_id: str | None
+    erase: bool
+    local: bool
+    as_json: bool
+
+    @property
+    def changes(self) -> int:
+        """How many changes are asked for, of which only one can be made."""
+        return sum((self.text is not None, self.note_id is not None, self.erase))
+
+
+@click.command()
+@click.argument("project", required=False)
+@click.option("--user", default="", help="Whose notes they are; by default everybody's.")
+@click.option("--tenant", default="", help="The tenant of the cluster.")
+@click.option("--write", "text", help="Add a note.")
+@click.option(
+    "--keyword",
+    "keywords",
+    multiple=True,
+    help="Recall it only when a message mentions this word.",
+)
+@click.option("--forget", "note_id", metavar="ID", help="Remove one note.")
+@click.option("--erase", is_flag=True, help="Remove all notes of the notebook.")
+@click.option("--local", is_flag=True, help="Use the notes of `deckhands run` here, even if there is a cluster.")
+@json_option
+@options_as(NotesOptions)
+def notes(options: NotesOptions) -> None:
+    """Show the notes that agents keep about PROJECT, or change them. Without PROJECT, list the notebooks."""
+    settings = FaceSettings.from_env()
+    is_local = options.local or (settings.url is None and Home(settings.home).cluster_url is None)
+    if options.changes > 1 or (options.changes and options.project is None):
+        raise UsageError(
+            "It is not clear what to do.", remedy="Name one PROJECT, and one of --write, --forget and --erase."
+        )
+    if is_local and options.tenant:
+        raise UsageError("The notes of `deckhands run` have no tenant.", remedy="Leave --tenant out.")
+    if options.project is None:
+        _show_notebooks(asyncio.run(_all(settings, is_local=is_local)), as_json=options.as_json)
+        return
+    memory = memory_of(options.project, options.user)
+    if not re.fullmatch(NAME_PATTERN, options.tenant):
+        raise UsageError(f"A tenant cannot be called {options.tenant!r}.", remedy=NAME_REMEDY)
+    book = Notebook.of(memory, tenant=options.tenant)
+    if not options.changes:
+        _show(asyncio.run(_notes(settings, memory, book, is_local=is_local)), as_json=options.as_json)
+        return
+    say(asyncio.run(_change(settings, memory, book, options, is_local=is_local)))
+
+
+def _show_notebooks(books: dict[Notebook, int], *, as_json: bool) -> None:
+    if as_json:
+        for book, count in books.items():
+            print_json({"tenant": book.tenant, "user": book.user, "project": book.project, "notes": count})
+        return
+    rows = [(book.project or "-", book.user or "-", book.tenant or "-", str(count)) for book, count in books.items()]
+    print_text("\n".join(table(("PROJECT", "USER", "TENANT", "NOTES"), rows)))
+
+
+def _show(found: Sequence[Note], *, as_json: bool) -> None:
+    for note in found:
+        if as_json:
+            print_json(note.model_dump(mode="json"))
+            continue
+        day = f"{note.written:%Y-%m-%d}" if note.written else "-"
+        words = f"  [{', '.join(note.keywords)}]" if note.keywords else ""
+        print_text(f"{note.id}  {day}{words}  {note.text}")
+
+
+async def _all(settings: FaceSettings, *, is_local: bool) -> dict[Notebook, int]:
+    if is_local:
+        return dict(notebooks_in(Home(settings.home).notes))
+    async with cluster_client(settings) as client:
+        return await Notebooks(client.store).all()
+
+
+async def _notes(settings: FaceSettings, memory: MemorySpec, book: Notebook, *, is_local: bool) -> Sequence[Note]:
+    if is_local:
+        return NotebookFile(Home(settings.home).notes, memory).notes
+    async with cluster_client(settings) as client:
+        return await Notebooks(client.store).notes(book)
+
+
+async def _change(
+    settings: FaceSettings, memory: MemorySpec, book: Notebook, options: NotesOptions, *, is_local: bool
+) -> str:
+    """Make the change, and return the sentence that reports it."""
+    note = None if options.text is None else _note_of(options.text, options.keywords)
+    note_id = options.note_id
+    file = NotebookFile(Home(settings.home).notes, memory)
+    if is_local:
+        if note is not None:
+            file.write(note)
+        elif options.erase:
+            file.erase()
+        else:
+            _found(file.forget(note_id or ""), note_id)
+    else:
+        async with cluster_client(settings) as client:
+            books = Notebooks(client.store)
+            if note is not None:
+                await books.write(book, note)
+            elif options.erase:
+                await books.erase(book)
+            else:
+                _found(await books.forget(book, note_id or ""), note_id)
+    if note is not None:
+        return f"Saved with the id {note.id}."
+    return "The notebook is empty." if options.erase else f"The note {note_id} is removed."
+
+
+def _note_of(text: str, keywords: tuple[str, ...], clock: Clock = SYSTEM_CLOCK) -> Note:
+    try:
+        note_id, now = new_key()[:ID_CHARS], clock.now()
+        return Note(id=note_id, text=text.strip(), keywords=keywords, written=now)
+    except ValidationError as error:
+        raise UsageError(
+            f"The note has {len(text.strip())} characters.", remedy=f"Use 1 to {MAX_NOTE_CHARS}."
+        ) from error
+
+
+def _found(is_found: bool, note_id: str | None) -> None:
+    if not is_found:
+        raise UsageError(f"There is no note {note_id!r}.", remedy="`deckhands notes PROJECT` lists them.")

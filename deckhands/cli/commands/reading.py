@@ -1,0 +1,195 @@
+"""`deckhands show`, `logs` and `export`: read conversations, of a cluster or from the files of runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from broker.contract.actions import RiskyAction
+from broker.contract.events import Event
+from broker.log.export import event_line
+from broker.runtime.errors import UsageError
+from deckhands.cli.abbreviations import POINT, conversation_or_task
+from deckhands.cli.options import json_option, plain_option
+from deckhands.cli.screen_printer import printer_for
+from deckhands.cli.verbs import options_as
+from deckhands.client.connecting import (
+    RunIsOver,
+    conversation_client,
+    read_events,
+    read_pages,
+    read_summary,
+    read_wait_reason,
+)
+from deckhands.client.errors import IsArchived
+from deckhands.client.forking import Point
+from deckhands.client.reading.output import EventPrinter, note, print_json, summary_lines
+from deckhands.client.reading.summary import Summary, Tally, summarize
+from deckhands.client.reading.terminal import clean_line, counted, print_ascii, print_text
+from deckhands.interop.openhands.trajectory_export import trajectory_of
+from deckhands.settings import FaceSettings
+
+SECTION = "Read conversations"
+VERBS = {
+    "show": "Show the result of a conversation, or its state at any event.",
+    "logs": "Show the events of a conversation; -f follows it.",
+    "export": "Write the events of a conversation, one JSON object per line.",
+}
+
+WAITS = {
+    "batch": "a batch of model calls at its provider (batch)",
+    "delegate": "the agents that it has handed tasks to (delegate)",
+    "newer_worker": "a controller worker of a newer version of Deckhands, which has written to its log (newer_worker)",
+    "rate_limit": "its turn at the model's quota (rate_limit)",
+    "tool": "an action that runs (tool)",
+    "waiting_for_budget": "money: a budget of its tenant or experiment is used up. `deckhands budget ls` shows it, and "
+    "`deckhands budget add` lets the conversation continue (waiting_for_budget)",
+}
+"""Reasons to wait that need more than a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShowOptions:
+    """Options of `show`; `point` is ID or ID@EVENT."""
+
+    point: str
+    task: str | None
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """Options of `logs`."""
+
+    conversation_id: str
+    task: str | None
+    follow: bool
+    is_whole: bool
+    is_plain: bool
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """Options of `export`; `style` is `events` or `openhands`."""
+
+    conversation_id: str
+    task: str | None
+    output: Path | None
+    style: str
+
+
+@click.command()
+@conversation_or_task("point", "[ID[@EVENT]]", POINT)
+@json_option
+@options_as(ShowOptions)
+def show(options: ShowOptions) -> None:
+    """Show the state and the result of a conversation; with @EVENT, its state after that event."""
+    settings, asked = FaceSettings.from_env(), Point.parse(options.point)
+    events: list[Event] = []
+    if asked.at is None:
+        summary = asyncio.run(read_summary(settings, asked.conversation_id))
+    else:
+        events = asked.cut(asyncio.run(read_events(settings, asked.conversation_id, is_lenient=True)))
+        summary = summarize(events)
+    waits_for = asyncio.run(read_wait_reason(settings, asked.conversation_id)) if asked.at is None else ""
+    if options.as_json:
+        print_json(summary.as_json() | ({"wait_reason": waits_for} if waits_for else {}))
+        return
+    printer = EventPrinter(as_json=False)
+    if events:
+        printer.event(events[-1])
+    print_text("\n".join(summary_lines(summary)))
+    if waits_for:
+        print_text(f"{'Waits for:':<14}{clean_line(WAITS.get(waits_for, waits_for), limit=1_000)}")
+    if summary.message:
+        print_text("\n" + summary.message)
+    if summary.asked_id is not None:
+        events = events or asyncio.run(read_events(settings, asked.conversation_id, is_lenient=True))
+        action = events[summary.asked_id - 1]
+        assert isinstance(action, RiskyAction)
+        printer.question(action)
+
+
+@click.command()
+@conversation_or_task()
+@click.option("-f", "--follow", is_flag=True, help="Follow the conversation until it is over.")
+@click.option("--full", "is_whole", is_flag=True, help="On a terminal: fold no output and no diff.")
+@plain_option
+@json_option
+@options_as(LogOptions)
+def logs(options: LogOptions) -> int:
+    """Show the events of a conversation in a readable form. With -f, exit with the code that `run` would have."""
+    settings, conversation_id = FaceSettings.from_env(), options.conversation_id
+    printer = printer_for(
+        as_json=options.as_json, is_plain=options.is_plain, is_whole=options.is_whole, has_status=options.follow
+    )
+    if options.follow:
+        with contextlib.suppress(RunIsOver, IsArchived):
+            return int(asyncio.run(_follow(settings, conversation_id, printer)).exit_code)
+    tally = Tally() if options.follow else None
+    asyncio.run(_print_events(settings, conversation_id, printer, tally))
+    return int(tally.summary().exit_code) if tally is not None else 0
+
+
+@click.command()
+@conversation_or_task()
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The file to write; by default standard output.")
+@click.option("--format", "style", type=click.Choice(["events", "openhands"]), default="events", show_default=True)
+@options_as(ExportOptions)
+def export(options: ExportOptions) -> None:
+    """Write the events of a conversation, one JSON object per line: id, kind, source, cause_id, timestamp and more.
+
+    With --format openhands, write one JSON list: a trajectory as OpenHands V0 saves and reads it.
+    """
+    output = options.output
+    events = asyncio.run(read_events(FaceSettings.from_env(), options.conversation_id, is_lenient=True))
+    if options.style == "openhands":
+        trajectory, left_out = trajectory_of(events)
+        for kind, count in sorted(left_out.items()):
+            note(f"Left out: {counted(count, 'event')} of the kind {kind}, which OpenHands has no name for.")
+        text = json.dumps(trajectory, indent=4) + "\n"
+    else:
+        text = "".join(event_line(event) + "\n" for event in events)
+    if output is None:
+        print_ascii(text)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"The file {output} cannot be written: {error.strerror}.", remedy="Name another with -o."
+        ) from error
+
+
+async def _print_events(
+    settings: FaceSettings, conversation_id: str, printer: EventPrinter, tally: Tally | None
+) -> None:
+    """Print the events that there are, the first as soon as they have been read."""
+    async with contextlib.aclosing(read_pages(settings, conversation_id, is_lenient=True)) as pages:
+        async for page in pages:
+            for event in page:
+                printer.event(event)
+                if tally is not None:
+                    tally.add(event)
+
+
+async def _follow(settings: FaceSettings, conversation_id: str, printer: EventPrinter) -> Summary:
+    """Print events until the conversation is over."""
+    tally = Tally()
+    async with (
+        conversation_client(settings, conversation_id) as client,
+        printer.live(),
+        contextlib.aclosing(client.tail(conversation_id, is_whole=True, is_lenient=True)) as events,
+    ):
+        async for event in events:
+            printer.event(event)
+            tally.add(event)
+            if tally.status.is_terminal and tally.last_event_id >= await client.log.last_id(conversation_id):
+                break
+    return tally.summary()

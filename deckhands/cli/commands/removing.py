@@ -1,0 +1,74 @@
+"""`deckhands rm`: delete conversations and all of their keys."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+
+import click
+
+from broker.contract.agent_state import AgentState, is_settled
+from broker.log.conversations import ConversationRow
+from broker.runtime.errors import UnknownConversation
+from deckhands.cli.choosing import BulkAction, ChosenToEnd, chosen_options, do_to_chosen, yes_option
+from deckhands.cli.commands.control import CANCEL_WAIT_SECONDS
+from deckhands.cli.options import json_option
+from deckhands.cli.verbs import options_as
+from deckhands.client.client import Client
+from deckhands.client.errors import NotStopped
+
+SECTION = "Control a conversation"
+VERBS = {"rm": "Delete conversations: their logs, results, files in the store and secrets."}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoveOptions(ChosenToEnd):
+    """Options of `rm`."""
+
+    must_cancel: bool
+    as_json: bool
+
+
+@click.command()
+@chosen_options
+@click.option("--cancel", "must_cancel", is_flag=True, help="Cancel those that run, and then delete them, too.")
+@yes_option
+@json_option
+@options_as(RemoveOptions)
+def rm(options: RemoveOptions) -> int:
+    """Delete conversations that rest: logs, results, secrets and everything else that the store has of them.
+
+    Name conversations, or choose them by --label and --state; those that run are left alone then. Delegates that have
+    ended are deleted with their parent. Workspaces end as those of closed conversations do. An archived conversation
+    that is named by its whole id loses its file in the archive, as does one that has been restored. Nothing brings a
+    deleted conversation back; repeat the command to complete a deletion that was interrupted.
+    """
+
+    async def remove(client: Client, conversation_id: str) -> None:
+        if options.must_cancel:
+            with contextlib.suppress(UnknownConversation):  # in the archive, nothing runs
+                if not (await client.row(conversation_id)).is_closed:
+                    await _cancel(client, conversation_id)
+        await client.delete(conversation_id)
+
+    def fits(row: ConversationRow) -> bool:
+        return options.must_cancel or _may_be_removed(row)
+
+    action = BulkAction("deleted", remove, fits, is_end=True, reaches_archive=True)
+    return asyncio.run(do_to_chosen(options, action, as_json=options.as_json, is_sure=options.is_sure))
+
+
+async def _cancel(client: Client, conversation_id: str) -> None:
+    """Stop a conversation and wait until it rests.
+
+    Raises:
+        NotStopped: it does not in 30 s.
+    """
+    summary = await client.cancel(conversation_id, wait_seconds=CANCEL_WAIT_SECONDS)
+    if not is_settled(AgentState(summary.state)):
+        raise NotStopped(conversation_id, CANCEL_WAIT_SECONDS)
+
+
+def _may_be_removed(row: ConversationRow) -> bool:
+    return row.is_closed or (row.state in set(AgentState) and is_settled(AgentState(row.state)))

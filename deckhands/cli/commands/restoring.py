@@ -1,0 +1,59 @@
+"""`deckhands restore`: bring archived conversations back into the store."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import dataclass
+
+import click
+
+from deckhands.cli.abbreviations import CONVERSATION_ID
+from deckhands.cli.options import json_option
+from deckhands.cli.progress import Progress
+from deckhands.cli.verbs import options_as
+from deckhands.client.connecting import cluster_client
+from deckhands.client.reading.output import note, print_json
+from deckhands.client.reading.terminal import print_text
+from deckhands.settings import FaceSettings
+
+SECTION = "Control a conversation"
+VERBS = {"restore": "Bring archived conversations back into the store."}
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreOptions:
+    """Options of `restore`."""
+
+    conversation_ids: tuple[str, ...]
+    as_json: bool
+
+
+@click.command()
+@click.argument("conversation_ids", metavar="ID...", nargs=-1, required=True, type=CONVERSATION_ID)
+@json_option
+@options_as(RestoreOptions)
+def restore(options: RestoreOptions) -> None:
+    """Bring archived conversations back into the store, so that they can be continued. Prints their ids.
+
+    They are named by their whole ids. The archive is the one that DECKHANDS_ARCHIVE names; the file stays in it. One
+    that is in the store already is left as it is. Secrets are not archived: set them again. A workspace begins with its
+    last checkpoint, or with what it began with.
+    """
+    asyncio.run(_restore(FaceSettings.from_env(), options))
+
+
+async def _restore(settings: FaceSettings, options: RestoreOptions) -> None:
+    ids, shows_ids = options.conversation_ids, sys.stdout.isatty()
+    async with cluster_client(settings) as client:
+        with Progress("conversations restored", len(ids)) as progress:
+            for conversation_id in ids:
+                is_new = await client.restore(conversation_id)
+                if not shows_ids:  # on a terminal, the ids that are printed say how far it has got
+                    progress.add()
+                if options.as_json:
+                    print_json({"conversation_id": conversation_id, "restored": is_new})
+                    continue
+                if not is_new:
+                    note(f"{conversation_id} is in the store already.")
+                print_text(conversation_id)

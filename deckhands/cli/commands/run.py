@@ -1,0 +1,216 @@
+"""`deckhands run`: one task, from the command line to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from dataclasses import dataclass, replace
+from functools import partial
+
+import click
+from click.core import ParameterSource
+
+from broker.contract.actions import RiskyAction
+from broker.contract.events import Event
+from broker.contract.specs import asks_model
+from broker.runtime.errors import UsageError
+from broker.runtime.ids import check_conversation_id
+from deckhands.cli.abbreviations import CONVERSATION_ID
+from deckhands.cli.commands.confirming import ask_at_terminal
+from deckhands.cli.commands.control import WAYS
+from deckhands.cli.commands.secret import secret_values
+from deckhands.cli.options import Amount, given_text, json_option, plain_option, read_task
+from deckhands.cli.screen_printer import printer_for
+from deckhands.cli.stop_signals import on_stop_signals
+from deckhands.cli.task_options import (
+    TaskOptions,
+    agent_of,
+    limits_of,
+    place_of,
+    task_options,
+    with_script_here,
+    workspace_of,
+    workspace_option,
+)
+from deckhands.cli.verbs import options_as
+from deckhands.client.known_agents import require_agent_here
+from deckhands.client.named_directory import own_directory
+from deckhands.client.reading.output import EventPrinter, outliving_reader
+from deckhands.client.reading.summary import ExitCode
+from deckhands.client.runs.headless import Ending, Task, Watcher, run_on_cluster, run_privately
+from deckhands.client.tasks.tasks import check_task
+from deckhands.cluster.home import Home
+from deckhands.settings import FaceSettings
+
+SECTION = "Start a conversation"
+VERBS = {"run": "Run one task on a directory, with a private store and workers."}
+
+OF_A_RESUMED_RUN = {
+    "resumed_id",
+    "argument",
+    "text",
+    "file",
+    "timeout",
+    "stream",
+    "as_json",
+    "is_plain",
+    "recover",
+    "model",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions(TaskOptions):
+    """Options of `run`; with `resumed_id`, only those of `OF_A_RESUMED_RUN` may be given."""
+
+    workspace: str
+    timeout: float | None
+    resumed_id: str | None
+    recover: str | None
+    stream: bool
+    is_plain: bool
+    as_json: bool
+
+
+@click.command()
+@task_options
+@workspace_option
+@click.option("--timeout", type=Amount(min=0, min_open=True), help="Stop after this many seconds.")
+@click.option(
+    "--resume",
+    "resumed_id",
+    metavar="ID",
+    type=CONVERSATION_ID,
+    help="Continue a run that was killed, stopped or has settled.",
+)
+@click.option(
+    "--recover",
+    type=click.Choice(list(WAYS)),
+    help="With --resume, after a loop: drop what was repeated and wait or continue (go-on), or stop.",
+)
+@click.option("--stream", is_flag=True, help="Print the model's output as it arrives, on standard error.")
+@plain_option
+@json_option
+@options_as(RunOptions)
+def run(options: RunOptions) -> int:
+    """Run one task on a directory, with a private store and workers, and show what happens.
+
+    LLM_MODEL, LLM_API_KEY and LLM_BASE_URL name the model. Exit codes: 0 finished, 1 error, 2 usage, 3 rejected by
+    the agent, 4 out of time, 5 needs a person, 6 a limit was reached, 130 interrupted.
+    """
+    settings = FaceSettings.from_env()
+    printer = printer_for(as_json=options.as_json, is_plain=options.is_plain)
+    task = _task(settings, options)
+    ending = asyncio.run(_run(settings, task, printer, is_streamed=options.stream))
+    with outliving_reader():
+        printer.summary(ending.summary)
+    return int(ending.exit_code)
+
+
+def _task(settings: FaceSettings, options: RunOptions) -> Task:
+    if options.resumed_id is not None:
+        check_conversation_id(options.resumed_id)
+        _refuse_what_is_settled()
+        text = given_text(options.argument, options.text, file=options.file)
+        if text is not None:
+            check_task(text)
+        if text is not None and options.recover:
+            raise UsageError(
+                "A message and --recover cannot be combined.", remedy="Use one of them: a message ends a loop, too."
+            )
+        return Task(
+            text,
+            resumed_id=options.resumed_id,
+            recovery=WAYS[options.recover] if options.recover else None,
+            model=options.model,
+            time_limit_seconds=options.timeout,
+        )
+    if options.recover:
+        raise UsageError("--recover needs a run to resume.", remedy="Name it with --resume ID.")
+    text = read_task(options.argument, options.text, file=options.file)
+    task = new_task(settings, options, options.workspace, text)
+    return replace(task, time_limit_seconds=options.timeout)
+
+
+def new_task(settings: FaceSettings, options: TaskOptions, workspace: str, text: str) -> Task:
+    """Return the task that the options of a command describe.
+
+    Args:
+        workspace: the directory, address or file to work on.
+
+    Raises:
+        UsageError: it cannot be used, or no model is configured.
+    """
+    place = place_of(workspace, options)
+    if place.path is not None:
+        place = replace(place, path=own_directory(place.path, settings.environment))
+    model = options.model or settings.model
+    if model is None and not settings.has_profiles and asks_model(options.agent):
+        raise UsageError(
+            "No model is configured.",
+            remedy="Set LLM_MODEL and LLM_API_KEY (and LLM_BASE_URL for a server of your own), or pass --model. "
+            "`deckhands demo` needs no model.",
+        )
+    task = Task(
+        text,
+        agent=agent_of(options, model),
+        workspace=workspace_of(options, place, settings.sandbox),
+        upload=place.content,
+        limits=limits_of(options),
+        tools=options.tools,
+        secrets=secret_values(settings, options.secrets),
+        title=options.title,
+    )
+    if settings.url is not None:
+        return task
+    require_agent_here(task.agent)
+    return replace(task, agent=with_script_here(task.agent))
+
+
+def _refuse_what_is_settled() -> None:
+    """Refuse the options that a run gets when it starts and keeps when it is resumed."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if is_given and name not in OF_A_RESUMED_RUN:
+            raise UsageError(
+                f"{parameter.opts[-1]} cannot be combined with --resume.",
+                remedy="A run keeps the options it was started with. Start a new run to change them.",
+            )
+
+
+async def _run(settings: FaceSettings, task: Task, printer: EventPrinter, *, is_streamed: bool) -> Ending:
+    home = Home(settings.home)
+    watcher = Watcher(on_notice=printer.note, on_piece=printer.piece if is_streamed else None)
+    watcher.on_event = partial(_show, watcher, printer)
+    if sys.stdin.isatty():
+        watcher.ask = partial(_ask, printer)
+    watcher.on_start = lambda conversation_id: printer.note(f"Conversation {conversation_id}")
+    on_stop_signals(partial(_interrupt, watcher, printer))
+    async with printer.live():
+        if settings.url is not None:
+            return await run_on_cluster(settings.url, task, watcher)
+        return await run_privately(home, task, settings.environment, watcher)
+
+
+async def _ask(printer: EventPrinter, action: RiskyAction) -> bool:
+    async with printer.asking():
+        return await ask_at_terminal(action)
+
+
+def _show(watcher: Watcher, printer: EventPrinter, event: Event) -> None:
+    """Print an event; stop the run in order when the reader has gone."""
+    with outliving_reader(watcher.interrupted.set):
+        printer.event(event)
+
+
+def _interrupt(watcher: Watcher, printer: EventPrinter) -> None:
+    """Stop in order the first time, at once the second time."""
+    if watcher.interrupted.is_set():
+        watcher.at_once()
+        printer.close()
+        sys.stdout.flush()
+        os._exit(ExitCode.INTERRUPTED)
+    watcher.interrupted.set()

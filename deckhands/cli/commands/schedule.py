@@ -1,0 +1,222 @@
+"""`deckhands schedule`: tasks that are begun again and again, at the times of a cron expression."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, TypeVar, get_args
+
+import click
+from pydantic import ValidationError
+
+from broker.contract.specs import Tenancy
+from broker.runtime.errors import UsageError
+from deckhands.cli.choosing import labels_of
+from deckhands.cli.commands.secret import secret_values
+from deckhands.cli.commands.submit import SENDER, sender_options, tenancy_of
+from deckhands.cli.options import ListOptions, json_option, read_task
+from deckhands.cli.task_defaults import TaskDefaults, place_for_all
+from deckhands.cli.task_options import TaskOptions, task_options
+from deckhands.cli.timing_options import TimingOptions, seconds_in, shown, timing_options
+from deckhands.cli.verbs import options_as
+from deckhands.client.client import Client
+from deckhands.client.connecting import on_cluster
+from deckhands.client.named_directory import own_directory
+from deckhands.client.reading.output import note, print_json, table
+from deckhands.client.reading.terminal import columns_of, print_text
+from deckhands.client.tasks.requests import TaskRequest
+from deckhands.operations.schedules.book import Entry, ScheduleBook
+from deckhands.operations.schedules.schedule import LABEL, Overlap, Schedule
+from deckhands.settings import FaceSettings
+
+SECTION = "Start a conversation"
+VERBS = {"schedule": "Begin a task again and again: add, list, pause, resume and remove schedules."}
+
+HEAD = ("SCHEDULE", "CRON", "ZONE", "OVERLAP", "NEXT", "LAST", "BEGUN", "SKIPPED", "MISSED", "ERROR")
+SPARE = ("ERROR", "MISSED", "SKIPPED", "OVERLAP", "LAST", "BEGUN")
+T = TypeVar("T")
+
+name_argument = click.argument("name", metavar="NAME")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddOptions(TaskOptions, TimingOptions):
+    """Options of `schedule add`."""
+
+    name: str
+    cron: str
+    zone: str
+    overlap: Overlap
+    catch_up: str
+    workspace: str | None
+    tenant: str
+    experiment: str
+    priority: str | None
+    labels: tuple[str, ...]
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NameOptions:
+    """The argument of a verb that only needs to know which schedule is meant."""
+
+    name: str
+
+
+@click.group()
+def schedule() -> None:
+    """Begin a task again and again. The cluster needs a jobs worker and a beat, which `deckhands up` starts."""
+
+
+@schedule.command()
+@name_argument
+@task_options
+@click.option("--cron", required=True, metavar="EXPR", help="Minute, hour, day, month, day of the week: '0 6 * * 1-5'.")
+@click.option("--zone", default="UTC", show_default=True, help="The time zone of --cron, such as Europe/Berlin.")
+@click.option(
+    "--overlap",
+    type=click.Choice(get_args(Overlap)),
+    default="skip",
+    show_default=True,
+    help="What a tick does while the conversation of an earlier tick still works: nothing, wait for it, or cancel it.",
+)
+@click.option(
+    "--catch-up",
+    default="1h",
+    show_default=True,
+    metavar="DURATION",
+    help="How late the latest missed tick may still begin. Ticks are missed while no beat or no jobs worker runs.",
+)
+@sender_options
+@timing_options
+@json_option
+@options_as(AddOptions)
+def add(options: AddOptions) -> None:
+    """Add a schedule: each tick submits the task, with the options of `submit`.
+
+    Its conversations have the label schedule=NAME. --delay and --expires count from the tick.
+    """
+    settings = FaceSettings.from_env()
+    try:
+        planned = Schedule(
+            name=options.name,
+            cron=options.cron,
+            zone=options.zone,
+            overlap=options.overlap,
+            catch_up_seconds=seconds_in(options.catch_up, "--catch-up"),
+        )
+    except ValidationError as error:
+        found = error.errors(include_url=False)[0]
+        why = str(found["msg"]).removeprefix("Value error, ")
+        raise UsageError(
+            f"The {found['loc'][0]} of the schedule cannot be used: {ascii(why)[1:-1]}.",
+            remedy="See `deckhands schedule add --help`.",
+        ) from None
+    request = _request_of(settings, options)
+
+    async def keep(client: Client) -> list[datetime]:
+        book = ScheduleBook(client.store, client.secrets)
+        await book.add(planned, request)
+        return planned.next_ticks(await book.now())
+
+    ticks = on_cluster(keep)
+    if options.as_json:
+        print_json({"schedule": planned.name, "next": [tick.isoformat() for tick in ticks]})
+        return
+    note(f"The schedule {planned.name} begins conversations at:")
+    print_text("\n".join(map(shown, ticks)))
+
+
+@schedule.command()
+@json_option
+@options_as(ListOptions)
+def ls(options: ListOptions) -> None:
+    """List the schedules, with their next ticks and what the latest has begun."""
+    entries = on_cluster(lambda client: ScheduleBook(client.store, client.secrets).all())
+    if options.as_json:
+        for entry in entries:
+            print_json(_as_json(entry))
+    elif entries:
+        print_text(
+            "\n".join(table(HEAD, [_cells(entry) for entry in entries], columns=columns_of(sys.stdout), spare=SPARE))
+        )
+    else:
+        note("There are no schedules. `deckhands schedule add` makes one.")
+
+
+@schedule.command()
+@name_argument
+@options_as(NameOptions)
+def rm(options: NameOptions) -> None:
+    """Remove a schedule. Conversations that it has begun continue."""
+    _on_book(lambda book: book.remove(options.name))
+    note(f"The schedule {options.name} is removed.")
+
+
+@schedule.command()
+@name_argument
+@options_as(NameOptions)
+def pause(options: NameOptions) -> None:
+    """Pause a schedule: what would come due meanwhile is not made up for."""
+    _on_book(lambda book: book.set_paused(options.name, is_paused=True))
+    note(f"The schedule {options.name} is paused.")
+
+
+@schedule.command()
+@name_argument
+@options_as(NameOptions)
+def resume(options: NameOptions) -> None:
+    """Continue a paused schedule."""
+    due = _on_book(lambda book: book.set_paused(options.name, is_paused=False))
+    note(f"The schedule {options.name} continues{f' at {shown(due)}' if due else ''}.")
+
+
+def _on_book(act: Callable[[ScheduleBook], Awaitable[T]]) -> T:
+    return on_cluster(lambda client: act(ScheduleBook(client.store, client.secrets)))
+
+
+def _request_of(settings: FaceSettings, options: AddOptions) -> TaskRequest:
+    """Return what each tick submits.
+
+    Raises:
+        UsageError: an option cannot be used, or means one point in time.
+    """
+    timing = options.fields()
+    for name in ("not_before", "expires"):
+        if isinstance(timing.get(name), datetime):
+            raise UsageError(
+                f"--{name.replace('_', '-')} of a schedule cannot be a time of day.", remedy="Use a duration: 30m."
+            )
+    task = read_task(options.argument, options.text, file=options.file)
+    place = place_for_all(options, options.workspace)
+    if settings.url is None and place.path is not None:
+        place = replace(place, path=own_directory(place.path, settings.environment))
+    tenancy = tenancy_of(options) or Tenancy()
+    labels = labels_of(options.labels)
+    if labels.setdefault(LABEL, options.name) != options.name:
+        raise UsageError(f"The label {LABEL} is the name of the schedule.", remedy="Leave it out.")
+    defaults = TaskDefaults(
+        options=options,
+        place=place,
+        labels=labels,
+        secrets=secret_values(settings, options.secrets),
+        own={name: getattr(tenancy, name) for name in SENDER} | {"title": options.title, **timing},
+        is_here=settings.url is None,
+    )
+    return defaults.complete(TaskRequest.parse({"task": task}))
+
+
+def _cells(entry: Entry) -> tuple[str, ...]:
+    planned, standing = entry.schedule, entry.standing
+    due = "paused" if planned.is_paused else shown(entry.due) if entry.due else "never"
+    last = f"{shown(standing.last_tick)} {standing.conversation_id}" if standing.last_tick else ""
+    numbers = (str(standing.begun), str(standing.skipped), str(standing.missed))
+    return (planned.name, planned.cron, planned.zone, planned.overlap, due, last, *numbers, standing.error)
+
+
+def _as_json(entry: Entry) -> dict[str, Any]:
+    planned = entry.schedule.model_dump(mode="json", exclude={"request", "is_sealed"})
+    next_tick = entry.due.isoformat() if entry.due else None
+    return planned | {"next": next_tick} | entry.standing.model_dump(mode="json")

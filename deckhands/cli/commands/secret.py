@@ -1,0 +1,87 @@
+"""`deckhands secret`: values that an agent's commands may use and nobody can read."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import click
+
+from broker.runtime.errors import UsageError
+from broker.secrets.secrets import check_secret
+from deckhands.cli.abbreviations import conversation_argument
+from deckhands.cli.options import json_option
+from deckhands.cli.verbs import options_as
+from deckhands.client.client import Client
+from deckhands.client.connecting import on_conversation
+from deckhands.client.reading.output import note, print_json
+from deckhands.client.reading.terminal import print_text
+from deckhands.client.secret_keeping import keep_secrets
+from deckhands.settings import FaceSettings
+
+SECTION = "Budgets, secrets, notes"
+VERBS = {"secret": "Give commands a secret that nobody can read; list or remove secrets."}
+
+
+@dataclass(frozen=True, slots=True)
+class SecretOptions:
+    """Options of `secret`; without a name, the names are listed."""
+
+    conversation_id: str
+    name: str | None
+    from_env: bool
+    remove: bool
+    as_json: bool
+
+
+@click.command()
+@conversation_argument
+@click.argument("name", required=False)
+@click.option("--from-env", is_flag=True, help="Take the value from the environment variable NAME.")
+@click.option("--remove", is_flag=True, help="Stop giving it to commands. Its value stays hidden.")
+@json_option
+@options_as(SecretOptions)
+def secret(options: SecretOptions) -> None:
+    """Add or replace the secret NAME. Its value is read from standard input. Without NAME, list the names."""
+    settings = FaceSettings.from_env()
+    conversation_id, name = options.conversation_id, options.name
+    if name is None:
+        names = on_conversation(conversation_id, lambda client: client.secrets.names(conversation_id))
+        if options.as_json:
+            print_json({"names": names})
+        else:
+            print_text("\n".join(names))
+        return
+    if options.remove:
+        on_conversation(conversation_id, lambda client: _remove(client, conversation_id, name))
+        note(f"Commands no longer get {name}.")
+        return
+    value = secret_values(settings, [name])[name] if options.from_env else sys.stdin.read().rstrip("\n")
+    on_conversation(conversation_id, lambda client: keep_secrets(client.secrets, conversation_id, {name: value}))
+    note(f"Commands that name {name} get it.")
+
+
+async def _remove(client: Client, conversation_id: str, name: str) -> None:
+    names = await client.secrets.names(conversation_id)
+    if name not in names:
+        has = f"It has {', '.join(names)}." if names else "It has none."
+        raise UsageError(f"The conversation {conversation_id} has no secret {ascii(name)[:100]}.", remedy=has)
+    await client.secrets.remove(conversation_id, name)
+
+
+def secret_values(settings: FaceSettings, given: Iterable[str]) -> dict[str, str]:
+    """Return secrets by name. Each is given as NAME, an environment variable, or as NAME=VALUE.
+
+    Raises:
+        UsageError: a variable is not set, or a value is empty or cannot be a secret.
+    """
+    values: dict[str, str] = {}
+    for secret_given in given:
+        name, separator, value = secret_given.partition("=")
+        values[name] = value if separator else settings.environment.get(name, "")
+        if not values[name]:
+            what = "The value of the secret" if separator else "The environment variable"
+            raise UsageError(f"{what} {name} is {'empty' if separator else 'not set'}.")
+        check_secret(name, values[name])
+    return values

@@ -1,0 +1,369 @@
+"""`deckhands up`, `controller`, `tools`, `door`, `jobs` and `beat`: run a cluster, or one of its workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from broker.contract.tool_specs import ToolOffer
+from broker.runtime.environment import BEAT, CONTROLLER, DOOR, JOBS, TOOLS, worker_environment
+from broker.runtime.settings import BrokerSettings, celery_url_beside, hide_password, joined_paths, split_paths
+from broker.secrets.private_directories import workspace_roots as roots_in
+from broker.store.function_libraries import FunctionsVersion, deploy, own_version
+from broker.store.store import open_store
+from broker.tools.tool_failures import SANDBOX, Reported, ToolFailure, ToolFailures
+from broker.tools.tool_offers import ToolOffers
+from deckhands.cli.commands.gateway import page_of_cluster, require_server
+from deckhands.cli.options import sandbox_option, workspace_root_option
+from deckhands.cli.stop_signals import on_stop_signals
+from deckhands.cli.verbs import options_as
+from deckhands.client.client import Client
+from deckhands.client.connecting import on_cluster, store_url
+from deckhands.client.reading.output import note
+from deckhands.client.reading.terminal import counted, print_text
+from deckhands.client.runs.cluster_notices import warn_of_ignored_settings
+from deckhands.cluster.embedded_cluster import ANY_MODEL, MODULES, Cluster, ClusterSpec
+from deckhands.cluster.home import Home, supervising
+from deckhands.operations.diagnosis.diagnostics import examine_retention
+from deckhands.settings import FaceSettings
+
+SECTION = "Operate a cluster"
+VERBS = {
+    "up": "Run a cluster on this machine for other terminals to use.",
+    "controller": "Run one controller worker of a cluster.",
+    "tools": "Run one tool worker of a cluster.",
+    "door": "Run one door worker of a cluster: Celery tasks and the inbox.",
+    "jobs": "Run one worker of a cluster for periodic and longer jobs.",
+    "beat": "Run one beat of a cluster: it sends the periodic jobs.",
+    "setup": "Load this version's functions into the store: first use, upgrade.",
+}
+
+FAILURES_SECONDS = 1.0
+"""How long between two looks at what the tool workers of a cluster report."""
+MAX_TOLD = 100
+STOP_SECONDS = 60.0
+"""How long `setup` waits for workers that it has asked to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """Options of `up`."""
+
+    controllers: int
+    tool_workers: int
+    doors: int
+    jobs: int
+    beats: int
+    port: int | None
+    workspace_roots: tuple[str, ...]
+    sandbox: str | None
+    scripts: str | None
+    web: bool
+    web_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerOptions:
+    """Options of `controller`; None leaves the limit to the worker's settings."""
+
+    concurrency: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolWorkerOptions:
+    """Options of `tools`; what is None or empty is left to the worker's settings."""
+
+    pools: tuple[str, ...]
+    concurrency: int | None
+    is_list: bool
+    workspace_roots: tuple[str, ...]
+    sandbox: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DoorOptions:
+    """Options of `door`; None leaves it to the worker's settings."""
+
+    result_url: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SetupOptions:
+    """Options of `setup`."""
+
+    stop_older: bool
+
+
+@click.command()
+@click.option("--controllers", type=click.IntRange(0, 64), default=1, show_default=True)
+@click.option("--tools", "tool_workers", type=click.IntRange(0, 64), default=1, show_default=True)
+@click.option("--doors", type=click.IntRange(0, 64), default=1, show_default=True)
+@click.option("--jobs", type=click.IntRange(0, 64), default=1, show_default=True, help="Jobs workers.")
+@click.option(
+    "--beats", type=click.IntRange(0, 64), default=1, show_default=True, help="Processes that send periodic jobs."
+)
+@click.option("--port", type=click.IntRange(1, 65_535), help="Also offer the store on this port of 127.0.0.1.")
+@workspace_root_option
+@sandbox_option
+@click.option(
+    "--scripts",
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False),
+    help="Offer the scripts and recordings below this directory as models `scripted/FILE` and `replay/FILE`.",
+)
+@click.option(
+    "--web", is_flag=True, help="Serve the web page and the API on 127.0.0.1, and open the page by a link with a key."
+)
+@click.option(
+    "--web-port", type=click.IntRange(0, 65_535), default=8900, show_default=True, help="0: any that is free."
+)
+@options_as(UpOptions)
+def up(options: UpOptions) -> None:
+    """Run a cluster on this machine: a store, controller and tool workers, doors, jobs and a beat.
+
+    The commands in other terminals find it: `deckhands submit`, `ls`, `logs -f`. A worker or a store that dies is
+    started again. Ctrl-C stops the cluster; its conversations are kept for the next time.
+    """
+    settings = FaceSettings.from_env()
+    environment = dict(settings.environment)
+    if options.sandbox is not None:
+        environment["DECKHANDS_SANDBOX"] = options.sandbox
+    if options.scripts is not None:
+        environment["LLM_SCRIPTS_DIR"] = str(Path(options.scripts).absolute())
+    home = Home(settings.home)
+    home.prepare(home.cluster)
+    spec = ClusterSpec(
+        home.cluster,
+        controllers=options.controllers,
+        tools=options.tool_workers,
+        doors=options.doors,
+        jobs=options.jobs,
+        beats=options.beats,
+        environment=environment,
+        port=options.port,
+        workspace_roots=_roots(options.workspace_roots, environment),
+        gives_up=False,
+    )
+    if settings.url is not None:
+        note("DECKHANDS_URL names another store: commands that have this variable use that one, and not this cluster.")
+    if options.web:
+        require_server()
+    with supervising(home.cluster, "A cluster"):
+        asyncio.run(_keep_up(home, spec, settings, web_port=options.web_port if options.web else None))
+
+
+async def _keep_up(home: Home, spec: ClusterSpec, settings: FaceSettings, *, web_port: int | None) -> None:
+    stop = asyncio.Event()
+    on_stop_signals(stop.set)
+    cluster = Cluster(spec, on_notice=note)
+    failures: asyncio.Task[None] | None = None
+    page = contextlib.AsyncExitStack()
+    try:
+        await cluster.start()
+        with home.announced(cluster.url):
+            ready = asyncio.ensure_future(cluster.until_ready())
+            stopped = asyncio.ensure_future(stop.wait())
+            await asyncio.wait((ready, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if not stopped.done():
+                await ready
+                print_text(_greeting(home, cluster, settings.model))
+                for finding in await asyncio.to_thread(examine_retention, spec.environment):
+                    if not finding.is_good:
+                        note(f"{finding.name.capitalize()}: {finding.detail}")
+                failures = asyncio.create_task(_tell_failures(cluster.url))
+                if web_port is not None:
+                    await page.enter_async_context(
+                        page_of_cluster(cluster.url, settings.archive, port=web_port, key_file=home.server_key)
+                    )
+            await stopped
+            ready.cancel()
+    finally:
+        if failures is not None:
+            failures.cancel()
+        await page.aclose()
+        await cluster.stop()
+    note("Stopped.")
+
+
+async def _tell_failures(url: str) -> None:
+    """Print what the tool workers report that they cannot do, each thing once; never returns."""
+    store = await open_store(url, patience_seconds=None, deploys=False)
+    await warn_of_ignored_settings(Client(store), note)
+    told: set[ToolFailure] = set()
+    try:
+        while True:
+            for reported in await ToolFailures(store).all():
+                failure = reported.failure
+                if failure not in told and len(told) < MAX_TOLD:
+                    told.add(failure)
+                    refused = " Until then, agents' commands are refused." if failure.source == SANDBOX else ""
+                    note(f"{reported} {failure.remedy}{refused}")
+            await asyncio.sleep(FAILURES_SECONDS)
+    finally:
+        await store.aclose()
+
+
+def _greeting(home: Home, cluster: Cluster, model: str | None) -> str:
+    """Return what people need to know of a cluster; screens are shared and logged, so the password is in a file."""
+    spec, store = cluster.spec, cluster.store
+    counts = [(spec.controllers, "controller worker"), (spec.tools, "tool worker"), (spec.doors, "door")]
+    counts += [(spec.jobs, "jobs worker"), (spec.beats, "beat")]
+    *most, last = (counted(*each) for each in counts)
+    lines = [
+        f"The cluster is up: {', '.join(most)} and {last}.",
+        f"  store:  {hide_password(store.port_url or store.url, 'PASSWORD')}",
+        f"  celery: {hide_password(store.celery_url, 'PASSWORD')}",
+        f"  login:  PASSWORD stands for the content of {store.password_file}",
+        f"  ask:    {_question(home)}",
+        f"  logs:   {cluster.logs}",
+        f"  model:  {model or 'none by default: set LLM_MODEL or LLM_CONFIG here'}",
+        "In another terminal: `deckhands submit -t TASK`, `deckhands ls`, `deckhands logs -f ID`. Ctrl-C stops it.",
+    ]
+    return "\n".join(lines)
+
+
+def _question(home: Home) -> str:
+    """Return the command that asks the workers for the conversations they have, for a shell in any directory.
+
+    It takes the address from a file and has it in its environment: arguments are seen by every user of the machine.
+    """
+    celery = shlex.quote(str(Path(sys.executable).parent / "celery"))
+    variables = f'DECKHANDS_URL="$(cat {shlex.quote(str(home.cluster_url_file))})" DECKHANDS_CELERY_URL='
+    return f"{variables} {celery} -A controller_worker.app inspect conversations"
+
+
+@click.command()
+@click.option("--concurrency", type=click.IntRange(min=1), help="How many conversations it owns at once.")
+@options_as(ControllerOptions)
+def controller(options: ControllerOptions) -> NoReturn:
+    """Run one controller worker in the foreground, for the cluster at DECKHANDS_URL or the one that runs here."""
+    _become(CONTROLLER, {"DECKHANDS_MAX_CONVERSATIONS": options.concurrency})
+
+
+@click.command()
+@click.option("--pool", "pools", multiple=True, help="A pool that this host serves. May be repeated.")
+@click.option("--concurrency", type=click.IntRange(min=1), help="How many actions it runs at once.")
+@click.option("--list", "is_list", is_flag=True, help="List the tools that tool workers offer, and exit.")
+@workspace_root_option
+@sandbox_option
+@options_as(ToolWorkerOptions)
+def tools(options: ToolWorkerOptions) -> None:
+    """Run one tool worker in the foreground, for the cluster at DECKHANDS_URL or the one that runs here."""
+    if options.is_list:
+        offers, failures = on_cluster(_offered)
+        for key, offer in offers.items():
+            first_line = offer.description.partition("\n")[0]
+            print_text(f"{key}\t{offer.pool or '-'}\t{offer.outcome}\t{first_line}")
+        for reported in failures:
+            note(f"{reported} {reported.failure.remedy}".strip())
+        return
+    chosen = {
+        "DECKHANDS_POOLS": ",".join(options.pools),
+        "DECKHANDS_CONCURRENCY": options.concurrency,
+        "DECKHANDS_SANDBOX": options.sandbox,
+        "DECKHANDS_WORKSPACE_ROOTS": joined_paths(_roots(options.workspace_roots, FaceSettings.from_env().environment)),
+    }
+    _become(TOOLS, chosen)
+
+
+async def _offered(client: Client) -> tuple[dict[str, ToolOffer], list[Reported]]:
+    return await ToolOffers(client.store).all(), await ToolFailures(client.store).all()
+
+
+@click.command()
+@click.option("--result-url", help="Where results of Celery tasks are kept, if not in Celery's broker.")
+@options_as(DoorOptions)
+def door(options: DoorOptions) -> NoReturn:
+    """Run one door worker in the foreground: it serves the Celery tasks `deckhands.*` and the stream `deck:inbox`."""
+    _become(DOOR, {"DECKHANDS_CELERY_RESULT_URL": options.result_url})
+
+
+@click.command()
+@click.option("--result-url", help="Where results of Celery tasks are kept, if not in Celery's broker.")
+@options_as(DoorOptions)
+def jobs(options: DoorOptions) -> NoReturn:
+    """Run one worker of jobs in the foreground: it serves the Celery tasks `deckhands.jobs.*`."""
+    _become(JOBS, {"DECKHANDS_CELERY_RESULT_URL": options.result_url})
+
+
+@click.command()
+def beat() -> NoReturn:
+    """Run one beat in the foreground: it sends the periodic jobs. Of several, one sends, and the others wait.
+
+    It needs Celery's broker alone, at DECKHANDS_CELERY_URL or beside the store.
+    """
+    _become(BEAT, {})
+
+
+@click.command()
+@click.option(
+    "--stop-older",
+    is_flag=True,
+    help="Ask workers that the new functions do not serve to hand back what they have and stop; wait a minute.",
+)
+@options_as(SetupOptions)
+def setup(options: SetupOptions) -> None:
+    """Load this version's functions into the store at DECKHANDS_URL, or that of the cluster that runs here.
+
+    The store user must have the right to load functions. Newer functions are never replaced by older ones, and none are
+    replaced while workers run that the new ones do not serve.
+    """
+    settings = FaceSettings.from_env()
+    there = asyncio.run(_set_up(store_url(settings), settings, STOP_SECONDS if options.stop_older else 0.0))
+    print_text(f"The functions in the store have version {there}; this build has version {own_version()}.")
+
+
+async def _set_up(url: str, settings: FaceSettings, stop_seconds: float) -> FunctionsVersion:
+    store = await open_store(url, shards=settings.shards, deploys=False)
+    try:
+        return await deploy(store.connection, stop_seconds=stop_seconds, is_setup=True)
+    finally:
+        await store.aclose()
+
+
+def _roots(names: tuple[str, ...], environment: Mapping[str, str]) -> tuple[Path, ...]:
+    """Return the workspace roots given by the option, or otherwise by the environment.
+
+    Raises:
+        UsageError: one cannot be used.
+    """
+    if names:
+        return roots_in(str(Path(name).expanduser().absolute()) for name in names)
+    return roots_in(split_paths(BrokerSettings.from_env(environment).workspace_roots))
+
+
+def _become(role: str, chosen: dict[str, Any]) -> NoReturn:
+    """Turn this process into a worker, so that signals and exit codes are the worker's own."""
+    settings = FaceSettings.from_env()
+    environment = dict(settings.environment) | {name: str(value) for name, value in chosen.items() if value}
+    environment.pop(ANY_MODEL, None)  # its clients may be others
+    if role == BEAT and any(environment.get(f"DECKHANDS_CELERY_URL{kind}") for kind in ("", "_FILE")):
+        _execute(role, environment)
+    url = store_url(settings)
+    asyncio.run(_check_store(url, settings))
+    if settings.url is None:
+        environment |= {"DECKHANDS_URL": url, "DECKHANDS_CELERY_URL": "", "DECKHANDS_CELERY_URL_FILE": ""}
+    if role == BEAT:  # the others take it from the store's URL, or from its file each time they connect
+        environment |= {"DECKHANDS_CELERY_URL": celery_url_beside(url)}
+    _execute(role, environment)
+
+
+def _execute(role: str, environment: dict[str, str]) -> NoReturn:
+    sys.stdout.flush()
+    command = [sys.executable, "-P", "-m", MODULES[role]]
+    os.execve(sys.executable, command, worker_environment(role, environment))  # noqa: S606
+
+
+async def _check_store(url: str, settings: FaceSettings) -> None:
+    """Fail here, with a message, rather than in the worker's log."""
+    store = await open_store(url, shards=settings.shards, deploys=False)
+    await store.aclose()

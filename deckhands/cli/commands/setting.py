@@ -1,0 +1,172 @@
+"""`deckhands set`, `interrupt` and `exec`: change a conversation under way, stop what runs, run a command beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from broker.contract.agent_pairs import AgentKind
+from broker.contract.events import ConversationCreated, Limits
+from broker.contract.interventions import DEFAULT_TIMEOUT_SECONDS, ConversationChanged
+from broker.contract.policies import ConfirmationPolicy
+from deckhands.cli.abbreviations import conversation_argument
+from deckhands.cli.choosing import labels_of
+from deckhands.cli.options import Amount, ConversationOptions, json_option
+from deckhands.cli.verbs import options_as
+from deckhands.client.changing import Change
+from deckhands.client.client import Client
+from deckhands.client.connecting import on_conversation
+from deckhands.client.conversation.draft import policy_of
+from deckhands.client.reading.output import note, print_json
+from deckhands.client.reading.terminal import print_text
+
+SECTION = "Control a conversation"
+VERBS = {
+    "set": "Change what a conversation is while it runs.",
+    "interrupt": "Stop what a conversation runs now, and pause it.",
+    "exec": "Run a command in a workspace beside the agent.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SetOptions:
+    """Options of `set`; what is None stays as it is."""
+
+    conversation_id: str
+    model: str | None
+    agent: str | None
+    loop: AgentKind | None
+    confirm: str | None
+    analyzer: str | None
+    max_iterations: int | None
+    max_budget: float | None
+    max_tokens: int | None
+    max_seconds: float | None
+    tools: tuple[str, ...]
+    labels: tuple[str, ...]
+    by: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExecOptions:
+    """Options of `exec`."""
+
+    conversation_id: str
+    command: str
+    timeout: float
+    by: str
+    reason: str
+    as_json: bool
+
+
+by_option = click.option("--by", default="", help="Who does it, for the log.")
+reason_option = click.option("--reason", default="", help="Why, for the log.")
+
+
+@click.command()
+@conversation_argument
+@click.option("--model", help="Continue with this model or profile.")
+@click.option("--agent", help="Let this agent continue.")
+@click.option("--loop", type=click.Choice(["sdk", "legacy"]), help="Let the agent continue in the other loop.")
+@click.option("--confirm", help="Which actions a person must confirm: never, always, risky, or a plug-in.")
+@click.option("--analyzer", help="Who judges risks: none, llm, shell, ensemble, or a plug-in.")
+@click.option("-i", "--max-iterations", type=click.IntRange(min=1), help="The most iterations.")
+@click.option("--max-budget", type=Amount(min=0, min_open=True), help="The most US dollars.")
+@click.option("--max-tokens", type=click.IntRange(min=1), help="The most tokens.")
+@click.option("--max-seconds", type=Amount(min=0, min_open=True), help="The most seconds of work.")
+@click.option("--tool", "tools", multiple=True, help="Add a tool, or a pattern of tools. May be repeated.")
+@click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="Replace all labels. May be repeated.")
+@by_option
+@reason_option
+@options_as(SetOptions)
+def set(options: SetOptions) -> None:  # noqa: A001  (the name of the verb)
+    """Change what a conversation is, from its next step on. Limits that are not named stay as they are."""
+    on_conversation(options.conversation_id, lambda client: _change(client, options))
+    note("The change is in the log.")
+
+
+@click.command()
+@conversation_argument
+@options_as(ConversationOptions)
+def interrupt(options: ConversationOptions) -> None:
+    """Stop what a conversation runs now, and pause it; `resume` continues it."""
+    name = options.conversation_id
+    on_conversation(name, lambda client: client.interrupt(name))
+    note("The request is in the log.")
+
+
+@click.command()
+@conversation_argument
+@click.argument("command")
+@click.option(
+    "--timeout", type=float, default=DEFAULT_TIMEOUT_SECONDS, show_default=True, help="Kill it after this many seconds."
+)
+@by_option
+@reason_option
+@json_option
+@options_as(ExecOptions)
+def exec(options: ExecOptions) -> int:  # noqa: A001  (the name of the verb)
+    """Run COMMAND in the workspace, in a separate shell; the agent does not see it. Exits with its code."""
+    name, seconds = options.conversation_id, options.timeout
+    done = on_conversation(
+        name,
+        lambda client: client.execute(
+            name, options.command, timeout_seconds=seconds, by=options.by, reason=options.reason
+        ),
+    )
+    if options.as_json:
+        print_json({"event_id": done.event_id, "output": done.output, "exit_code": done.exit_code})
+    else:
+        print_text(done.output)
+    return done.exit_code if done.exit_code >= 0 else 1
+
+
+async def _change(client: Client, options: SetOptions) -> None:
+    name = options.conversation_id
+    change = Change(
+        agent=options.agent,
+        loop=options.loop,
+        confirmation=await _policy(client, options),
+        analyzer=options.analyzer,
+        limits=await _limits(client, options),
+        tools=options.tools,
+        labels=labels_of(options.labels) if options.labels else None,
+        by=options.by,
+        reason=options.reason,
+    )
+    await client.change(name, change, model=options.model)
+
+
+async def _policy(client: Client, options: SetOptions) -> ConfirmationPolicy | None:
+    """Return the policy with another mode and all else as it is."""
+    if options.confirm is None:
+        return None
+    mode, policy = policy_of(options.confirm).mode, ConfirmationPolicy()
+    for event in await client.events(options.conversation_id, is_lenient=True):
+        if isinstance(event, ConversationCreated):
+            policy = event.agent.confirmation
+        elif isinstance(event, ConversationChanged):
+            policy = event.confirmation or (event.agent.confirmation if event.agent else policy)
+            policy = policy.model_copy(update={"analyzer": event.analyzer}) if event.analyzer else policy
+    return policy.model_copy(update={"mode": mode})
+
+
+async def _limits(client: Client, options: SetOptions) -> Limits | None:
+    """Return the limits with those that are named; None: none is."""
+    named: dict[str, Any] = {
+        "max_iterations": options.max_iterations,
+        "max_budget_usd": options.max_budget,
+        "max_tokens": options.max_tokens,
+        "max_seconds": options.max_seconds,
+    }
+    changes = {limit: value for limit, value in named.items() if value is not None}
+    if not changes:
+        return None
+    limits = Limits()
+    for event in await client.events(options.conversation_id, is_lenient=True):
+        if isinstance(event, ConversationCreated | ConversationChanged):
+            limits = event.limits or limits
+    return limits.model_copy(update=changes)

@@ -1,0 +1,274 @@
+"""`deckhands submit`: queue a task, or a file of tasks, on a running cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import click
+from click.core import ParameterSource
+from pydantic import ValidationError
+
+from broker.contract.priority import Priority
+from broker.contract.specs import Tenancy
+from broker.runtime.errors import UsageError
+from deckhands.cli.choosing import labels_of
+from deckhands.cli.commands.secret import secret_values
+from deckhands.cli.options import NAME_REMEDY, json_option, read_task
+from deckhands.cli.progress import Progress
+from deckhands.cli.task_defaults import TaskDefaults, place_for_all
+from deckhands.cli.task_options import (
+    TaskOptions,
+    agent_of,
+    limits_of,
+    place_of,
+    task_options,
+    with_script_here,
+    workspace_of,
+)
+from deckhands.cli.timing_options import TimingOptions, timing_options
+from deckhands.cli.verbs import options_as
+from deckhands.client.client import Client
+from deckhands.client.connecting import cluster_client
+from deckhands.client.named_directory import own_directory
+from deckhands.client.reading.output import note, print_json
+from deckhands.client.reading.terminal import counted, print_text
+from deckhands.client.runs.cluster_notices import warn_of_ignored_settings, warn_of_missing_workers
+from deckhands.client.task_files.submission import Outcome, Waiting, submit_and_wait
+from deckhands.client.task_files.submission import submit as submit_all
+from deckhands.client.task_files.task_file import Form, TaskFile, TaskLine, opened
+from deckhands.client.tasks.requests import timing_of
+from deckhands.settings import FaceSettings
+
+SECTION = "Start a conversation"
+VERBS = {"submit": "Queue a task, or a file of tasks, on a running cluster."}
+OF_ONE_TASK = {"argument", "text", "file", "idempotency_key"}
+SHOWN_LOST = 10
+SENDER = ("tenant", "experiment", "priority")
+F = TypeVar("F", bound=Callable[..., Any])
+OF_A_FILE = {"form", "batch", "must_wait", "results"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmitOptions(TaskOptions, TimingOptions):
+    """Options of `submit`."""
+
+    workspace: str | None
+    tenant: str
+    experiment: str
+    priority: str | None
+    idempotency_key: str | None
+    labels: tuple[str, ...]
+    source: str | None
+    form: Form | None
+    batch: str | None
+    must_wait: bool
+    results: Path | None
+    as_json: bool
+
+
+def sender_options(command: F) -> F:
+    """Add the options that say where a conversation works, for whom, and how it is found again."""
+    for option in (
+        click.option(
+            "--label", "labels", multiple=True, metavar="KEY=VALUE", help="A label, to find it again. May be repeated."
+        ),
+        click.option(
+            "--priority",
+            type=click.Choice([priority.value for priority in Priority]),
+            help="What goes first where something is scarce; by default batch.",
+        ),
+        click.option("--experiment", default="", help="A part of the tenant's work with its own budget."),
+        click.option("--tenant", default="", help="Whose budget pays; tenants share what is scarce by weight."),
+        click.option(
+            "-w",
+            "--workspace",
+            metavar="DIR|URL|FILE",
+            help="A directory on the tool workers' host, git+https://…#REF, or an archive or bundle; by default an "
+            "empty one.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@task_options
+@sender_options
+@timing_options
+@click.option("--idempotency-key", help="The same key always gives the same conversation.")
+@click.option(
+    "--from",
+    "source",
+    metavar="FILE",
+    help="A file with one task per line, as JSON or CSV; - is standard input. The other options hold for all tasks "
+    "that do not say otherwise.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["jsonl", "csv"]),
+    help="The format of the --from file; by default its name decides.",
+)
+@click.option(
+    "--batch",
+    metavar="NAME",
+    help="With --from: the batch, whose tasks are submitted once; by default the path of the file.",
+)
+@click.option("--wait", "must_wait", is_flag=True, help="With --from: wait until all have settled.")
+@click.option(
+    "--results",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="With --from: wait, and append a line to this file for each that settles.",
+)
+@json_option
+@options_as(SubmitOptions)
+def submit(options: SubmitOptions) -> int:
+    """Queue a task on a running cluster and print the conversation's id.
+
+    With --from, queue a file of tasks. Each line has an id and the fields of a task: docs/producing-work.md. All lines
+    are checked before the first is submitted; the same command again submits only what is missing. With --wait
+    or --results, it exits with 0 if all have finished; if the others share a code of `run`, with that; else with 1.
+    """
+    _refuse_what_does_not_belong(options.source)
+    timing_of({name: value for name, value in options.fields().items() if name != "double_texting"})
+    settings = FaceSettings.from_env()
+    if options.source is not None:
+        return asyncio.run(_submit_file(settings, options.source, options))
+    task = read_task(options.argument, options.text, file=options.file)
+    conversation_id = asyncio.run(_submit(settings, task, options))
+    if options.as_json:
+        print_json({"conversation_id": conversation_id})
+    else:
+        print_text(conversation_id)
+    return 0
+
+
+def _refuse_what_does_not_belong(source: str | None) -> None:
+    """Refuse options of one task beside --from, and those of a file without it."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if is_given and name in (OF_A_FILE if source is None else OF_ONE_TASK):
+            option = "A task" if name == "argument" else parameter.opts[-1]
+            what = f"{option} needs --from" if source is None else f"{option} cannot be combined with --from"
+            raise UsageError(f"{what}.", remedy="See `deckhands submit --help`.")
+
+
+async def _submit(settings: FaceSettings, task: str, options: SubmitOptions) -> str:
+    place = place_of(options.workspace, options)
+    agent = agent_of(options, options.model)
+    if settings.url is None:  # a cluster named by DECKHANDS_URL may be on other hosts
+        agent = with_script_here(agent)
+        if place.path is not None:
+            place = replace(place, path=own_directory(place.path, settings.environment))
+    values = secret_values(settings, options.secrets)
+    async with cluster_client(settings) as client:
+        conversation_id = await client.submit(
+            task,
+            agent=agent,
+            workspace=workspace_of(options, place, "auto"),
+            upload=place.content,
+            limits=limits_of(options),
+            tools=options.tools,
+            tenancy=tenancy_of(options),
+            title=options.title,
+            secrets=values,
+            labels=labels_of(options.labels),
+            **options.fields(),
+            idempotency_key=options.idempotency_key,
+        )
+        await warn_of_missing_workers(client, note)
+        await warn_of_ignored_settings(client, note)
+        return conversation_id
+
+
+async def _submit_file(settings: FaceSettings, source: str, options: SubmitOptions) -> int:
+    place = place_for_all(options, options.workspace)
+    if settings.url is None and place.path is not None:
+        place = replace(place, path=own_directory(place.path, settings.environment))
+    tenancy = tenancy_of(options) or Tenancy()
+    defaults = TaskDefaults(
+        options=options,
+        place=place,
+        labels=labels_of(options.labels),
+        secrets=secret_values(settings, options.secrets),
+        own={
+            **{name: getattr(tenancy, name) for name in SENDER},
+            "title": options.title,
+            **options.fields(),
+        },
+        is_here=settings.url is None,
+    )
+    with opened(
+        source, lambda: sys.stdin.buffer, form=options.form, batch=options.batch, complete=defaults.complete
+    ) as tasks:
+        count = tasks.check()
+        async with cluster_client(settings) as client:
+            await warn_of_missing_workers(client, note)
+            outcome = await _submitted(client, tasks, count, options)
+    note(f"{counted(outcome.submitted, 'task')} submitted, {outcome.existing:,} had been submitted before.")
+    if not options.must_wait and options.results is None:
+        return 0
+    for line_id, why in outcome.lost[:SHOWN_LOST]:
+        note(f"The task {line_id} has no result: {why}.")
+    note(f"Settled: {', '.join(f'{number:,} {state}' for state, number in outcome.states.most_common()) or 'none'}.")
+    return int(outcome.exit_code)
+
+
+async def _submitted(client: Client, tasks: TaskFile, count: int, options: SubmitOptions) -> Outcome:
+    must_wait = options.must_wait or options.results is not None
+    with Progress("tasks settled" if must_wait else "tasks submitted", count) as progress:
+
+        def on_line(line: TaskLine, was_there: bool) -> None:
+            if options.as_json:
+                print_json({"id": line.line_id, "conversation_id": line.conversation_id, "is_new": not was_there})
+            if not must_wait:
+                progress.add()
+
+        admission = Waiting(note)
+        if must_wait:
+            return await submit_and_wait(
+                client, tasks, on_line, progress.add, results=options.results, wait=admission.wait
+            )
+        return await submit_all(client, tasks, on_line, wait=admission.wait)
+
+
+class Sender(Protocol):
+    """The options that say who a conversation belongs to."""
+
+    @property
+    def tenant(self) -> str:
+        """Whose budget pays."""
+        ...
+
+    @property
+    def experiment(self) -> str:
+        """A part of the tenant's work."""
+        ...
+
+    @property
+    def priority(self) -> str | None:
+        """What goes first."""
+        ...
+
+
+def tenancy_of(options: Sender) -> Tenancy | None:
+    """Return the tenancy of the conversation; None if it has none.
+
+    Raises:
+        UsageError: a name cannot be used.
+    """
+    asked = {"tenant": options.tenant, "experiment": options.experiment, "priority": options.priority}
+    given = {name: value for name, value in asked.items() if value}
+    try:
+        return Tenancy.model_validate(given) if given else None
+    except ValidationError as error:
+        name = error.errors()[0]["loc"][0]
+        raise UsageError(f"--{name} is {given[str(name)]!r}.", remedy=NAME_REMEDY) from None

@@ -1,0 +1,69 @@
+"""`deckhands import`: bring conversations recorded elsewhere onto the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from broker.contract.events import ConversationCreated, Event
+from broker.log.export import event_line
+from broker.runtime.errors import UsageError
+from broker.runtime.ids import new_conversation_id
+from deckhands.cli.verbs import options_as
+from deckhands.client.connecting import cluster_client
+from deckhands.client.reading.output import note
+from deckhands.client.reading.terminal import counted, print_text
+from deckhands.interop.openhands.exported_log import read_exported_log
+from deckhands.interop.openhands.sdk_conversation import read_sdk_directory
+from deckhands.interop.openhands.trajectory_import import read_trajectory
+from deckhands.settings import FaceSettings
+
+SECTION = "Start a conversation"
+VERBS = {"import": "Import a recorded conversation into the cluster."}
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOptions:
+    """Options of `import`; with `output`, a file is written instead."""
+
+    path: Path
+    output: Path | None
+
+
+@click.command("import")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write a file of events instead.")
+@options_as(ImportOptions)
+def import_(options: ImportOptions) -> None:
+    """Import a recorded conversation into the cluster and print its id.
+
+    PATH is a trajectory of OpenHands (a JSON list of events), a conversation directory of OpenHands' SDK, or a file
+    that `deckhands export` has written (.jsonl). A conversation that was not over continues as soon as a worker finds
+    it.
+    """
+    path, output = options.path, options.output
+    read = read_sdk_directory if path.is_dir() else read_exported_log if path.suffix == ".jsonl" else read_trajectory
+    events, findings = read(path, new_conversation_id())
+    for line in findings.lines():
+        note(line)
+    if output is not None:
+        try:
+            output.write_text("".join(event_line(event) + "\n" for event in events), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(
+                f"The file {output} cannot be written: {error.strerror}.", remedy="Name another."
+            ) from error
+        note(f"{output} has {counted(len(events), 'event')}.")
+        return
+    print_text(asyncio.run(_adopt(FaceSettings.from_env(), events)))
+
+
+async def _adopt(settings: FaceSettings, events: list[Event]) -> str:
+    created = events[0].model_copy(update={"id": 0})
+    assert isinstance(created, ConversationCreated)
+    async with cluster_client(settings) as client:
+        await client.log.adopt(created, events[1:], key="import")
+    return created.conversation_id

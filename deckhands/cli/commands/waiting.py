@@ -1,0 +1,251 @@
+"""`deckhands wait` and `results`: the ends of many conversations."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from broker.contract.codec import decode_any
+from broker.log.conversations import ConversationRow, Conversations
+from broker.log.selection import Selected
+from broker.runtime.errors import CorruptEntry, UnknownConversation, UsageError
+from deckhands.cli.choosing import Chosen, chosen_options
+from deckhands.cli.options import Amount, json_option
+from deckhands.cli.progress import Progress
+from deckhands.cli.verbs import options_as
+from deckhands.client.client import Client
+from deckhands.client.connecting import cluster_client
+from deckhands.client.reading.output import cost_text, note, outliving_reader, print_json, table
+from deckhands.client.reading.summary import ExitCode, Summary, Tally
+from deckhands.client.reading.terminal import counted, print_text
+from deckhands.client.task_files.results_file import result_of
+from deckhands.client.task_files.settling import RESTING, Settling
+from deckhands.client.task_files.submission import exit_code_of
+from deckhands.settings import FaceSettings
+
+SECTION = "Read conversations"
+VERBS = {
+    "wait": "Wait until conversations have settled.",
+    "results": "Print or write the results of conversations that have settled.",
+}
+
+HEAD = ("CONVERSATION", "STATE", "COST", "RESULT")
+READ_AT_ONCE = 8
+TABLE_ROWS = 500
+SHOWN_LOST = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitOptions(Chosen):
+    """Options of `wait`."""
+
+    timeout: float | None
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultsOptions(Chosen):
+    """Options of `results`."""
+
+    output: Path | None
+    as_json: bool
+
+
+@click.command()
+@chosen_options
+@click.option("--timeout", type=Amount(min=0, min_open=True), help="Wait no longer than this many seconds.")
+@json_option
+@options_as(WaitOptions)
+def wait(options: WaitOptions) -> int:
+    """Wait until conversations have settled: until nothing happens any more without somebody's input.
+
+    Name them, or choose them by --label and --state as they are now. With --json, each is printed as it settles. Exit
+    codes: 0 if all have finished; else the code of `run` if the others share one, else 1; 4 when the time is up.
+    """
+    options.check()
+    return int(asyncio.run(_wait(options)))
+
+
+@click.command()
+@chosen_options
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="A file to write, one JSON object per line, whole or not at all.",
+)
+@json_option
+@options_as(ResultsOptions)
+def results(options: ResultsOptions) -> None:
+    """Print the results of conversations that have settled: of those named, those chosen, or all.
+
+    A line of JSON has the `conversation_id` and the `summary` that `show --json` prints.
+    """
+    if options.conversation_ids:
+        options.check()
+    options.selection()  # a label that cannot be used is refused before a file is made
+    with _written(options.output) as write, Progress("results written") as progress, outliving_reader():
+
+        def write_one(result: dict[str, Any]) -> None:
+            assert write is not None
+            write(result)
+            progress.add()
+
+        number, others = asyncio.run(_results(options, write=write_one if write is not None else None))
+    if others:
+        note(f"{counted(others, 'conversation')} without a result: not settled, or damaged.")
+    if options.output is not None:
+        note(f"{counted(number, 'result')} written to {options.output}.")
+
+
+async def _wait(options: WaitOptions) -> ExitCode:
+    codes: Counter[ExitCode] = Counter()
+    states: Counter[str] = Counter()
+    lost: list[str] = []
+    async with cluster_client(FaceSettings.from_env()) as client:
+        ids = [row.conversation_id async for row in _chosen(client, options)]
+        if not ids:
+            raise UsageError("There is no such conversation.", remedy="`deckhands ls` lists all conversations.")
+        with Progress("conversations settled", len(ids)) as progress:
+
+            async def settle(conversation_id: str, summary: Summary) -> None:
+                codes[summary.exit_code] += 1
+                states[summary.state] += 1
+                if options.as_json:
+                    print_json(result_of(conversation_id, summary))
+                progress.add()
+
+            settling = Settling(client, settle, lambda cid, why: lost.append(f"{cid}: {why}"))
+            for conversation_id in ids:
+                settling.add(conversation_id)
+            settling.complete()
+            try:
+                async with asyncio.timeout(options.timeout):
+                    await settling.run()
+            except TimeoutError:
+                note(f"{counted(settling.waiting, 'conversation')} not settled within {options.timeout or 0:g} s.")
+                return ExitCode.OUT_OF_TIME
+    for each in lost[:SHOWN_LOST]:
+        note(each)
+    note(f"Settled: {', '.join(f'{number:,} {state}' for state, number in states.most_common()) or 'none'}.")
+    return ExitCode.ERROR if lost else exit_code_of(codes)
+
+
+async def _chosen(client: Client, options: Chosen) -> AsyncIterator[ConversationRow]:
+    """Yield the conversations that are meant; all if it is not said.
+
+    Raises:
+        UnknownConversation: there is none of that id.
+    """
+    if options.conversation_ids:
+        index = Conversations(client.store)
+        for conversation_id in dict.fromkeys(options.conversation_ids):
+            yield await index.row(conversation_id)
+        return
+    async for page in Selected(client.store, options.selection()).pages():
+        for row in page:
+            yield row
+
+
+async def _results(options: ResultsOptions, *, write: Callable[[dict[str, Any]], object] | None) -> tuple[int, int]:
+    """Print or write results; return how many, and how many conversations have none."""
+    number = others = 0
+    rows: list[tuple[str, ...]] = []
+    has_head = False
+    async with cluster_client(FaceSettings.from_env()) as client:
+        async for some in _in_groups(_chosen(client, options)):
+            for found in await asyncio.gather(*(_summary(client, row) for row in some)):
+                if found is None:
+                    others += 1
+                    continue
+                number += 1
+                if write is not None:
+                    write(result_of(found.conversation_id, found))
+                elif options.as_json:
+                    print_json(result_of(found.conversation_id, found))
+                else:
+                    rows.append(_cells(found))
+            if len(rows) >= TABLE_ROWS:
+                _print_table(rows, has_head=has_head)
+                rows, has_head = [], True
+    if rows:
+        _print_table(rows, has_head=has_head)
+    return number, others
+
+
+async def _in_groups(rows: AsyncIterator[ConversationRow]) -> AsyncIterator[list[ConversationRow]]:
+    some: list[ConversationRow] = []
+    async for row in rows:
+        some.append(row)
+        if len(some) == READ_AT_ONCE:
+            yield some
+            some = []
+    if some:
+        yield some
+
+
+async def _summary(client: Client, row: ConversationRow) -> Summary | None:
+    """Return the summary of a conversation that has settled; None of another."""
+    if row.state.encode() not in RESTING:
+        return None
+    try:
+        tally = Tally.of(await client.log.read(row.conversation_id, decode=decode_any))
+    except (CorruptEntry, UnknownConversation):
+        return None
+    return tally.summary() if tally.last_event_id and tally.status.is_settled else None
+
+
+def _cells(summary: Summary) -> tuple[str, ...]:
+    cost = cost_text(summary.cost_usd, is_whole=not summary.has_unknown_cost)
+    told = json.dumps(summary.outputs, ensure_ascii=False) if summary.outputs else summary.message
+    return (summary.conversation_id, summary.state, cost, summary.last_error or told)
+
+
+def _print_table(rows: list[tuple[str, ...]], *, has_head: bool) -> None:
+    lines = table(HEAD, rows)
+    print_text("\n".join(lines[1:] if has_head else lines))
+
+
+@contextlib.contextmanager
+def _written(path: Path | None) -> Iterator[Callable[[dict[str, Any]], object] | None]:
+    """Give what writes a line to a file that takes the place of `path` at the end; None: no file is wanted.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    if path is None:
+        yield None
+        return
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", dir=path.absolute().parent, prefix=f".{path.name}.", delete=False
+        ) as file:
+            try:
+                yield lambda line: file.write(json.dumps(line) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+                Path(file.name).chmod(0o666 & ~_umask())
+                Path(file.name).replace(path)
+            except BaseException:
+                Path(file.name).unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        raise UsageError(
+            f"The file {path} cannot be written: {error.strerror}.", remedy="Name another with -o."
+        ) from error
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

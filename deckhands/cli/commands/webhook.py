@@ -1,0 +1,166 @@
+"""`deckhands webhook`: addresses to notify about conversations."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+import click
+
+from broker.contract.specs import Tenancy
+from broker.runtime.errors import UsageError
+from broker.runtime.ids import check_conversation_id
+from broker.runtime.settings import BrokerSettings
+from deckhands.cli.options import ListOptions, json_option
+from deckhands.cli.verbs import options_as
+from deckhands.client.client import Client
+from deckhands.client.connecting import on_cluster
+from deckhands.client.reading.output import note, print_json, table
+from deckhands.client.reading.terminal import columns_of, print_text
+from deckhands.operations.webhooks.book import WebhookBook
+from deckhands.operations.webhooks.sending import address_of, rules_of
+from deckhands.operations.webhooks.webhook import SETTLED, Delivery, Webhook, checked_choice
+
+SECTION = "Operate a cluster"
+VERBS = {"webhook": "Notify other programs about conversations over HTTP: add, list and remove webhooks."}
+HEAD = ("WEBHOOK", "TENANT", "URL", "EVENTS", "CONVERSATION", "STATE")
+SPARE = ("CONVERSATION", "EVENTS")
+DELIVERY_HEAD = ("DELIVERY", "CONVERSATION", "EVENT", "TYPE", "STATE", "ATTEMPTS", "STATUS", "ERROR")
+DELIVERY_SPARE = ("ERROR", "ATTEMPTS", "TYPE")
+
+
+@dataclass(frozen=True, slots=True)
+class AddOptions:
+    """Options of `webhook add`."""
+
+    url: str
+    tenant: str
+    events: tuple[str, ...]
+    conversation_id: str
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveOptions:
+    """The argument of `webhook rm`."""
+
+    webhook_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveriesOptions:
+    """Options of `webhook deliveries`."""
+
+    webhook_id: str
+    limit: int
+    as_json: bool
+
+
+@click.group()
+def webhook() -> None:
+    """Notify other programs about conversations over HTTP.
+
+    The cluster needs a jobs worker and a beat, which `deckhands up` starts.
+    """
+
+
+@webhook.command()
+@click.argument("url")
+@click.option("--tenant", default="*", show_default=True, help="The tenant whose conversations it reports; '*': all.")
+@click.option(
+    "--event",
+    "events",
+    multiple=True,
+    default=(SETTLED,),
+    show_default=True,
+    help="conversation.settled, conversation.waiting, conversation.state_changed, or a kind of event. May be repeated.",
+)
+@click.option("--conversation", "conversation_id", default="", metavar="ID", help="The only conversation to report.")
+@json_option
+@options_as(AddOptions)
+def add(options: AddOptions) -> None:
+    """Add a webhook and print the secret that checks its signatures. Nobody can find it out again."""
+    try:
+        events = tuple(dict.fromkeys(map(checked_choice, options.events)))
+        if options.tenant != "*":
+            Tenancy(tenant=options.tenant)
+    except ValueError as error:
+        raise UsageError(f"--event or --tenant cannot be used: {str(error).splitlines()[-1].strip()}.") from None
+    conversation_id = check_conversation_id(options.conversation_id) if options.conversation_id else ""
+    rules = rules_of(BrokerSettings.from_env().webhook_private)
+
+    async def added(client: Client) -> tuple[Webhook, str]:
+        await address_of(options.url, rules)
+        if conversation_id:
+            await client.row(conversation_id)
+        return await _book(client).add(options.tenant, options.url, events, conversation_id)
+
+    hook, secret = on_cluster(added)
+    if options.as_json:
+        print_json({"id": hook.id, "secret": secret})
+        return
+    note(f"The secret of the webhook {hook.id} is shown once:")
+    print_text(secret)
+
+
+@webhook.command()
+@json_option
+@options_as(ListOptions)
+def ls(options: ListOptions) -> None:
+    """List the webhooks. Their secrets are not shown."""
+    found = on_cluster(lambda client: _book(client).all())
+    if options.as_json:
+        for hook in found:
+            print_json(hook.model_dump(mode="json", exclude={"secret", "token"}))
+    elif found:
+        rows = [_cells(hook) for hook in found]
+        print_text("\n".join(table(HEAD, rows, columns=columns_of(sys.stdout), spare=SPARE)))
+    else:
+        note("There are no webhooks. `deckhands webhook add` makes one.")
+
+
+@webhook.command()
+@click.argument("webhook_id", metavar="WEBHOOK")
+@options_as(RemoveOptions)
+def rm(options: RemoveOptions) -> None:
+    """Forget WEBHOOK and its deliveries."""
+    on_cluster(lambda client: _book(client).remove(options.webhook_id))
+    note(f"The webhook {options.webhook_id} is removed.")
+
+
+@webhook.command()
+@click.argument("webhook_id", metavar="WEBHOOK")
+@click.option("--limit", type=click.IntRange(1, 1_000), default=20, show_default=True)
+@json_option
+@options_as(DeliveriesOptions)
+def deliveries(options: DeliveriesOptions) -> None:
+    """List the latest deliveries of WEBHOOK, the newest first."""
+
+    async def listed(client: Client) -> list[Delivery]:
+        await _book(client).webhook(options.webhook_id)
+        return await _book(client).deliveries(options.webhook_id, limit=options.limit)
+
+    found = on_cluster(listed)
+    if options.as_json:
+        for delivery in found:
+            print_json(delivery.model_dump(mode="json", exclude={"body"}))
+    elif found:
+        rows = [_delivery_cells(delivery) for delivery in found]
+        print_text("\n".join(table(DELIVERY_HEAD, rows, columns=columns_of(sys.stdout), spare=DELIVERY_SPARE)))
+    else:
+        note("There are no deliveries.")
+
+
+def _book(client: Client) -> WebhookBook:
+    return WebhookBook(client.store, client.secrets)
+
+
+def _cells(hook: Webhook) -> tuple[str, ...]:
+    state = "on" if hook.is_enabled else f"off: {hook.why_off}" if hook.why_off else "off"
+    return (hook.id, hook.tenant, hook.url, ",".join(hook.events), hook.conversation_id, state)
+
+
+def _delivery_cells(delivery: Delivery) -> tuple[str, ...]:
+    status = "" if delivery.status is None else str(delivery.status)
+    about = (delivery.conversation_id, str(delivery.event_id), delivery.type, delivery.state)
+    return (delivery.id, *about, str(delivery.attempts), status, delivery.error)

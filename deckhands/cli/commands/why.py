@@ -1,0 +1,104 @@
+"""`deckhands why`: the chain from a conversation's state to the cause."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import click
+
+from broker.runtime.clock import SYSTEM_CLOCK
+from deckhands.cli.abbreviations import conversation_or_task
+from deckhands.cli.options import json_option
+from deckhands.cli.verbs import options_as
+from deckhands.client.connecting import RunIsOver, conversation_client, read_events
+from deckhands.client.errors import IsArchived
+from deckhands.client.reading.output import print_json
+from deckhands.client.reading.terminal import clean_line, print_text
+from deckhands.client.reasons.chain import why_of
+from deckhands.client.reasons.facts import Facts
+from deckhands.client.reasons.history import history_of
+from deckhands.client.reasons.link import Link, Why
+from deckhands.cluster.home import Home
+from deckhands.settings import FaceSettings
+
+SECTION = "Read conversations"
+VERBS = {"why": "Say why a conversation makes no progress, and what would change that."}
+
+LINE_CHARS = 1_000
+UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+@dataclass(frozen=True, slots=True)
+class WhyOptions:
+    """Options of `why`."""
+
+    conversation_id: str
+    task: str | None
+    as_json: bool
+
+
+@click.command()
+@conversation_or_task()
+@json_option
+@options_as(WhyOptions)
+def why(options: WhyOptions) -> None:
+    """Say why a conversation makes no progress: from its state to the cause, link by link.
+
+    Each link says since when it has held, until when if that is known, and what would change it. If the conversation
+    waits for a delegate, the delegate is explained in the same way, below its parent.
+    """
+    found = asyncio.run(_why(FaceSettings.from_env(), options.conversation_id))
+    if options.as_json:
+        print_json(found.as_json())
+        return
+    print_text("\n".join(lines_of(found)))
+
+
+async def _why(settings: FaceSettings, conversation_id: str) -> Why:
+    home = Home(settings.home)
+    is_run = home.has_run(conversation_id)
+    logs = (home.run_folder(conversation_id) if is_run else home.cluster) / "logs"
+    try:
+        async with conversation_client(settings, conversation_id) as client:
+            return await client.why(conversation_id, worker_logs=logs if logs.is_dir() else None)
+    except (RunIsOver, IsArchived):
+        history = history_of(await read_events(settings, conversation_id, is_lenient=True))
+        now = SYSTEM_CLOCK.now()
+        return why_of(Facts(conversation_id=conversation_id, now=now, row=None, history=history, is_run=is_run))
+
+
+def lines_of(found: Why) -> list[str]:
+    """Return an explanation as lines for a person."""
+    return list(_lines(found.links, found.at, ""))
+
+
+def _lines(links: Sequence[Link], now: datetime, margin: str) -> Iterator[str]:
+    for link in links:
+        yield f"{margin}- {clean_line(link.text, limit=LINE_CHARS)}"
+        within = f"{margin}  "
+        if link.since is not None:
+            yield f"{within}since: {_moment(link.since)} ({_span((now - link.since).total_seconds())} ago)"
+        if link.until is not None:
+            seconds = (link.until - now).total_seconds()
+            yield f"{within}until: {_moment(link.until)} ({f'in {_span(seconds)}' if seconds > 0 else 'by now'})"
+        if link.remedy:
+            yield f"{within}what changes it: {clean_line(link.remedy, limit=LINE_CHARS)}"
+        yield from (f"{within}| {clean_line(line, limit=LINE_CHARS)}" for line in link.lines)
+        yield from _lines(link.links, now, f"{margin}    ")
+
+
+def _moment(at: datetime) -> str:
+    return f"{at:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _span(seconds: float) -> str:
+    left = max(0, round(seconds))
+    parts: list[str] = []
+    for size, unit in UNITS:
+        if left >= size or (unit == "s" and not parts):
+            parts.append(f"{left // size} {unit}")
+            left %= size
+    return " ".join(parts[:2])

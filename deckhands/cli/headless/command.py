@@ -1,0 +1,224 @@
+"""`python -m deckhands.headless`: the options of OpenHands' headless mode, its configuration, and one run of ours."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from broker.contract.condenser_specs import DEFAULT_CONDENSER, NoOpCondenserSpec
+from broker.contract.llm_spec import LLMSpec
+from broker.contract.policies import ConfirmationPolicy
+from broker.contract.specs import AgentSpec, Limits, WorkspaceSpec, asks_model
+from broker.runtime.errors import UsageError
+from deckhands.cli.headless.run import HeadlessExit, Order, run_headless
+from deckhands.cli.options import Amount, read_task
+from deckhands.cli.task_options import BROWSER_POOL, BROWSING_AGENTS, IPYTHON_POOL, with_script_here
+from deckhands.cli.verbs import options_as
+from deckhands.client.known_agents import check_command_of, require_agent_here
+from deckhands.client.named_directory import own_directory, refuse_unfit
+from deckhands.client.reading.output import note
+from deckhands.cluster.home import Home
+from deckhands.interop.headless.config_file import VARIABLES, Config, read_config
+from deckhands.interop.headless.contract import MAX_ITERATIONS, MAX_SECONDS, Contract, experiment_id
+from deckhands.interop.headless.inside import PathDenied, path_inside
+from deckhands.interop.headless.sdk_choice import with_sdk_choice
+from deckhands.operations.diagnosis.diagnostics import reason_unconfined
+from deckhands.settings import FaceSettings, read_configuration_files
+
+RUNTIMES = ("local", "docker")
+IMAGES = "DECKHANDS_DOCKER_IMAGES"
+ANALYZERS = ("llm",)
+OF_AGENT = (
+    *("disabled_microagents", "enable_browsing", "enable_cmd", "enable_condensation_request", "enable_editor"),
+    *("enable_finish", "enable_history_truncation", "enable_jupyter", "enable_plan_mode"),
+    *("enable_prompt_extensions", "enable_som_visual_browsing", "enable_think"),
+)
+"""Keys of `[agent]` that have the same name in `AgentSpec`."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadlessOptions:
+    """The options."""
+
+    text: str | None
+    file: Path | None
+    name: str | None
+    max_iterations: int | None
+    directory: str | None
+    agent: str | None
+    config_file: Path | None
+    budget: float | None
+    llm_config: str | None
+    no_auto_continue: bool
+    timeout: float
+
+
+@click.command("headless", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("-t", "--task", "text", help="The task. Without one, standard input is read.")
+@click.option("-f", "--file", type=click.Path(path_type=Path), help="A file that holds the task. It wins over -t.")
+@click.option("-n", "--name", help="The name of the run: the id of its experiment. By default a new one.")
+@click.option("-i", "--max-iterations", type=click.IntRange(min=1), help="The most iterations.  [default: 80]")
+@click.option("-d", "--directory", help="The workspace, by default WORKSPACE_BASE. It is made if it is not there.")
+@click.option("-c", "--agent-cls", "agent", help="The agent that does it.  [default: CodeActAgent]")
+@click.option("--config-file", type=click.Path(path_type=Path), help="By default config.toml, if it is there.")
+@click.option("-b", "--max-budget-per-task", "budget", type=Amount(min=0, min_open=True), help="The most, in USD.")
+@click.option("-l", "--llm-config", help="The section [llm.NAME] of the configuration that names the model.")
+@click.option("--no-auto-continue", is_flag=True, help="End with code 5 when the agent asks something.")
+@click.option(
+    "--timeout",
+    type=Amount(min=0, min_open=True),
+    default=MAX_SECONDS,
+    show_default=True,
+    help="Stop after this many seconds.",
+)
+@click.version_option(None, "-v", "--version", package_name="deckhands", message="deckhands %(version)s")
+@options_as(HeadlessOptions)
+def headless(options: HeadlessOptions) -> int:
+    """Run one task on a directory as OpenHands does headless, and leave experiments/ID/results/final.json there.
+
+    Exit codes: 0 finished, 1 error, 2 usage, 3 rejected by the agent, 4 out of time, 5 needs a person, 6 a limit was
+    reached, 8 the result is missing, 9 a path outside of the workspace was refused, 130 interrupted.
+    """
+    try:
+        return run_headless(_order(options))
+    except PathDenied as error:
+        note(f"deckhands: {error.message}")
+        note(f"  {error.remedy}")
+        return int(HeadlessExit.PATH_DENIED)
+
+
+def _order(options: HeadlessOptions) -> Order:
+    for notice in read_configuration_files(others=(*VARIABLES, "LITELLM_API_BASE")):
+        note(notice)
+    settings = FaceSettings.from_env()
+    config = read_config(options.config_file, settings.environment, Path.cwd())
+    for notice in config.notices:
+        note(notice)
+    profile = options.llm_config or config.get("agent", "llm_config")
+    environment = config.environment(settings.environment, None if profile == "llm" else profile)
+    experiment = experiment_id(options.name)
+    task = read_task(None if options.file is not None else options.text, file=options.file)
+    agent = with_sdk_choice(_agent(options, config, FaceSettings.from_env(environment)), config, environment)
+    workspace = _workspace(config, settings.sandbox, agent)
+    if image := workspace.image:
+        environment.setdefault(IMAGES, image)
+    if workspace.sandbox == "docker":
+        _require_docker(environment)
+    iterations = options.max_iterations or config.get("core", "max_iterations", MAX_ITERATIONS)
+    budget = options.budget or config.get("core", "max_budget_per_task")
+    for name, number in (("max_iterations", iterations), ("max_budget_per_task", budget), ("timeout", options.timeout)):
+        if number is not None and not (math.isfinite(number) and number > 0):
+            raise UsageError(f"{name} is {number}.", remedy="Use a number above 0.")
+    root = _root(options.directory or config.get("core", "workspace_base"), environment)
+    if workspace.sandbox == "docker" and root.stat().st_uid == 0:
+        raise UsageError(
+            f"{root} belongs to root, and no program in a container may run as root.", remedy="Give it to another user."
+        )
+    saved = config.get("core", "save_trajectory_path")
+    return Order(
+        task=task,
+        contract=Contract(root, experiment),
+        agent=agent,
+        workspace=workspace.model_copy(update={"path": str(root)}),
+        limits=Limits(max_iterations=iterations, max_budget_usd=budget),
+        seconds=options.timeout,
+        trajectory=None if saved is None else path_inside(root, saved, what="SAVE_TRAJECTORY_PATH"),
+        is_continued=not options.no_auto_continue,
+        home=Home(settings.home),
+        environment=environment,
+    )
+
+
+def _require_docker(environment: dict[str, str]) -> None:
+    """Refuse a run whose commands could not run, before it costs anything. Blocks for a second or two.
+
+    Raises:
+        UsageError: no image is named, or there is no engine, or not the image; says which.
+    """
+    if not environment.get(IMAGES):
+        raise UsageError(
+            "RUNTIME is docker, and no image is named.",
+            remedy=f"Name one by base_container_image in [sandbox], SANDBOX_BASE_CONTAINER_IMAGE or {IMAGES}.",
+        )
+    if reason := reason_unconfined({**environment, "DECKHANDS_SANDBOX": "docker"}):
+        raise UsageError(f"RUNTIME is docker, and docker does not work here: {reason}.", remedy="Or use RUNTIME=local.")
+
+
+def _root(named: str | None, environment: dict[str, str]) -> Path:
+    """Return the directory of the workspace; it is made if only itself is missing."""
+    if named is None:
+        raise UsageError("No workspace is named.", remedy="Name a directory with -d, or set WORKSPACE_BASE.")
+    path = Path(named).expanduser()
+    refuse_unfit(path.absolute(), environment)
+    if path.absolute().parent.is_dir() and not path.exists():
+        try:
+            path.mkdir()
+        except OSError as error:
+            raise UsageError(
+                f"The directory {path} cannot be made: {error.strerror}.", remedy="Name another with -d."
+            ) from error
+    return own_directory(path, environment)
+
+
+def _agent(options: HeadlessOptions, config: Config, settings: FaceSettings) -> AgentSpec:
+    name = options.agent or config.get("core", "default_agent", "CodeActAgent")
+    check_command_of(name)
+    if settings.model is None and not settings.has_profiles and asks_model(name):
+        raise UsageError(
+            "No model is configured.",
+            remedy="Set LLM_MODEL and LLM_API_KEY, or `model` and `api_key` in the section [llm] of config.toml.",
+        )
+    chosen = {key: value for key in OF_AGENT if (value := config.get("agent", key)) is not None}
+    if config.get("core", "enable_browser"):
+        chosen.setdefault("enable_browsing", True)
+    elif config.get("core", "enable_browser") is False:
+        chosen["enable_browsing"] = False
+    if config.get("core", "enable_default_condenser") is False:
+        chosen["condenser"] = NoOpCondenserSpec()
+    agent = AgentSpec.model_validate(
+        {
+            "name": name,
+            "llm": LLMSpec(model=settings.model),
+            "condenser": DEFAULT_CONDENSER,
+            "confirmation": _confirmation(config),
+            "enable_workspace_skills": True,
+            **chosen,
+        }
+    )
+    require_agent_here(agent)
+    return with_script_here(agent)
+
+
+def _confirmation(config: Config) -> ConfirmationPolicy:
+    """Return the confirmation policy; nobody is there to answer, so a question ends the run."""
+    analyzer = config.get("security", "security_analyzer", "")
+    if analyzer and analyzer not in ANALYZERS:
+        raise UsageError(
+            f"[security] security_analyzer is {ascii(analyzer)[:100]}.", remedy=f"Use {', '.join(ANALYZERS)}."
+        )
+    if not config.get("security", "confirmation_mode"):
+        return ConfirmationPolicy()
+    return ConfirmationPolicy(mode="risky", analyzer=analyzer) if analyzer else ConfirmationPolicy(mode="always")
+
+
+def _workspace(config: Config, sandbox: str, agent: AgentSpec) -> WorkspaceSpec:
+    """Return the workspace without its directory."""
+    runtime = config.get("core", "runtime", "local")
+    if runtime not in RUNTIMES:
+        raise UsageError(f"RUNTIME is {ascii(runtime)[:100]}.", remedy=f"Use {' or '.join(RUNTIMES)}.")
+    image = config.get("sandbox", "runtime_container_image") or config.get("sandbox", "base_container_image") or ""
+    if image and runtime != "docker":
+        note(f"The image {image} has no effect: RUNTIME is not docker.")
+        image = ""
+    needs_browser = agent.enable_browsing or agent.name in BROWSING_AGENTS
+    return WorkspaceSpec.model_validate(
+        {
+            "sandbox": "docker" if runtime == "docker" else sandbox,
+            "image": image,
+            "network": bool(config.get("sandbox", "use_host_network", False)),
+            "pool": BROWSER_POOL if needs_browser else IPYTHON_POOL if agent.enable_jupyter else "bash",
+        }
+    )

@@ -1,0 +1,44 @@
+"""Actions on one conversation from a terminal, and what to say when one is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from broker.log.conversations import Conversations
+from broker.runtime.errors import DeckhandsError
+from deckhands.client.client import Client
+
+Act = Callable[[Client, str], Awaitable[object]]
+
+
+async def _requeue(client: Client, conversation_id: str) -> None:
+    await Conversations(client.store).requeue(conversation_id)
+    await client.resume(conversation_id)
+
+
+ACTIONS: Mapping[str, tuple[str, Act]] = {
+    "pause": ("asked to pause", lambda client, cid: client.pause(cid)),
+    "interrupt": ("asked to stop what runs and pause", lambda client, cid: client.interrupt(cid)),
+    "resume": ("asked to continue", lambda client, cid: client.resume(cid)),
+    "cancel": ("asked to stop", lambda client, cid: client.cancel(cid)),
+    "requeue": ("can continue", _requeue),
+}
+"""By name: the words for the conversation afterwards, and the action."""
+
+
+async def do(client: Client, name: str, conversation_id: str) -> str:
+    """Carry out one of `ACTIONS` and return what to say: that it was done, or why not."""
+    done, act = ACTIONS[name]
+    return await said(
+        act(client, conversation_id),
+        f"{conversation_id} was {done}." if name != "requeue" else f"{conversation_id} {done}.",
+    )
+
+
+async def said(work: Awaitable[object], done: str) -> str:
+    """Wait for an action and return what to say about it."""
+    try:
+        await work
+    except DeckhandsError as error:
+        return f"{error.message} {error.remedy}".strip()
+    return done

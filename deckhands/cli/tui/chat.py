@@ -1,0 +1,112 @@
+"""`deckhands chat`: a conversation with an agent at a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+import click
+
+from broker.runtime.errors import UsageError
+from deckhands.cli.abbreviations import CONVERSATION_ID
+from deckhands.cli.commands.run import new_task
+from deckhands.cli.options import given_text
+from deckhands.cli.screen_printer import ScreenPrinter
+from deckhands.cli.stop_signals import on_stop_signals
+from deckhands.cli.task_options import TaskOptions, task_options, workspace_option
+from deckhands.cli.tui.places import Place, private_place
+from deckhands.cli.verbs import options_as
+from deckhands.client.client import Client
+from deckhands.client.connecting import conversation_client
+from deckhands.client.reading.output import note, summary_lines
+from deckhands.client.reading.terminal import is_redrawn, print_text
+from deckhands.client.running_cluster import open_cluster
+from deckhands.client.runs.headless import Task
+from deckhands.cluster.home import Home
+from deckhands.settings import FaceSettings
+
+SECTION = "Start a conversation"
+VERBS = {"chat": "Talk with an agent: messages, questions, pictures, slash commands."}
+
+WHOLE_ID = re.compile(r"[0-9a-z]{26}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOptions(TaskOptions):
+    """Options of `chat`."""
+
+    workspace: str
+    resumed_id: str | None
+    on_cluster: bool
+
+
+@click.command(context_settings={"default_map": {"confirm": "risky"}})
+@task_options
+@workspace_option
+@click.option("--resume", "resumed_id", metavar="ID", type=CONVERSATION_ID, help="Continue this conversation.")
+@click.option(
+    "--cluster",
+    "on_cluster",
+    is_flag=True,
+    help="Talk on the cluster, where the agent keeps working when you leave; the default with DECKHANDS_URL.",
+)
+@options_as(ChatOptions)
+def chat(options: ChatOptions) -> None:
+    """Talk with an agent at this terminal. The argument is the first message, or the id of a conversation to continue.
+
+    Messages can be sent while the agent works. Ctrl-C stops what it does; Ctrl-D leaves, and the conversation stays:
+    `deckhands chat ID` continues it. /help lists the slash commands. By default, it runs with a private store and
+    workers, like `deckhands run`.
+    """
+    if not (sys.stdin.isatty() and is_redrawn(sys.stdout)):
+        raise UsageError("`deckhands chat` needs a terminal.", remedy="Use `deckhands run`, or `deckhands message`.")
+    settings = FaceSettings.from_env()
+    first = given_text(options.argument, options.text, file=options.file)
+    resumed = options.resumed_id or ""
+    if not resumed and options.argument is not None and WHOLE_ID.fullmatch(options.argument):
+        resumed, first = options.argument, None
+    asyncio.run(_chat(settings, options, resumed, first))
+
+
+@asynccontextmanager
+async def _place(settings: FaceSettings, options: ChatOptions, resumed: str) -> AsyncIterator[Place]:
+    is_on_cluster = options.on_cluster or settings.url is not None
+    is_run = bool(resumed) and Home(settings.home).has_run(resumed)
+    if resumed and not is_run:
+        async with conversation_client(settings, resumed) as client:
+            yield Place(client, Task(None), resumed)
+    elif is_on_cluster and not resumed:
+        task = new_task(replace(settings, url=settings.url or ""), options, options.workspace, "")
+        async with Client(await open_cluster(settings=settings), settings.archive) as client:
+            yield Place(client, task)
+    else:
+        task = Task(None) if resumed else new_task(settings, options, options.workspace, "")
+        async with private_place(settings, task, resumed, note) as place:
+            yield place
+
+
+async def _chat(settings: FaceSettings, options: ChatOptions, resumed: str, first: str | None) -> None:
+    from prompt_toolkit.patch_stdout import patch_stdout
+
+    from deckhands.cli.tui.chat_session import Chat
+    from deckhands.cli.tui.prompt import Prompt
+
+    async with _place(settings, options, resumed) as place:
+        prompt = Prompt(settings.home)
+        with patch_stdout(raw=True):
+            session = Chat(place, prompt, ScreenPrinter(area=prompt))
+            prompt.question, prompt.status = session.question, session.status
+            on_stop_signals(prompt.leave)
+            if first is not None:
+                await (place.send(first) if place.conversation_id else place.begin(first))
+            summary = await session.run()
+        if summary is not None:
+            place.finish(summary)
+    if summary is not None:
+        kept = ("State", "Iterations", "Tokens", "Cost", "Duration")
+        print_text("\n".join(line for line in summary_lines(summary) if line.partition(":")[0] in kept))
+        print_text(f"`deckhands chat {summary.conversation_id}` continues it.")

@@ -1,0 +1,49 @@
+"""`deckhands completion`: the script with which a shell completes verbs, options and ids of conversations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import click
+from click.shell_completion import get_completion_class
+
+from deckhands.cli.verbs import options_as
+from deckhands.client.reading.terminal import print_text
+
+SECTION = "Operate a cluster"
+VERBS = {"completion": "Print what lets bash, zsh or fish complete verbs, options and ids."}
+
+PROGRAM = "deckhands"
+VARIABLE = "_DECKHANDS_COMPLETE"
+SHELLS = ("bash", "zsh", "fish")
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOptions:
+    """The argument of `completion`."""
+
+    shell: str
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(SHELLS))
+@options_as(CompletionOptions)
+def completion(options: CompletionOptions) -> None:
+    """Print a script for a shell: it then completes verbs, options and the ids of conversations.
+
+    bash: add `source <(deckhands completion bash)` to ~/.bashrc. zsh: the same with zsh, in ~/.zshrc, behind compinit.
+    fish: `deckhands completion fish > ~/.config/fish/completions/deckhands.fish`.
+    """
+    print_text(script_for(options.shell), end="")
+
+
+def script_for(shell: str) -> str:
+    """Return click's script for a shell, changed so that errors during completion are never shown."""
+    kind = get_completion_class(shell)
+    assert kind is not None
+    complete = kind(click.Command(PROGRAM), {}, PROGRAM, VARIABLE)
+    text = complete.source_template % complete.source_vars()
+    ends = (f"{shell}_complete $1)", f"{shell}_complete {PROGRAM})", f"(commandline -t) {PROGRAM})")
+    for end in ends:  # the calls of bash, zsh and fish
+        text = text.replace(end, f"{end[:-1]} 2>/dev/null)")
+    return text

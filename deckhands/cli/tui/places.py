@@ -1,0 +1,112 @@
+"""Where a chat runs: on a private store and workers that end with it, or on a cluster that outlives it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from broker.contract.events import ConversationCreated, Event
+from broker.coordination.workspace_orders import WorkspaceOrders
+from broker.runtime.errors import UnknownConversation
+from broker.runtime.ids import new_conversation_id
+from deckhands.client.client import Client
+from deckhands.client.named_directory import until_anybody_serves
+from deckhands.client.reading.summary import Summary
+from deckhands.client.runs.headless import END_LIMIT_SECONDS, PATIENCE_SECONDS, Task
+from deckhands.client.runs.private_cluster import private_cluster
+from deckhands.client.runs.records import RunFolder
+from deckhands.cluster.embedded_cluster import Cluster, Notice
+from deckhands.cluster.home import Home, supervising
+from deckhands.settings import FaceSettings
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a chat runs.
+
+    Attributes:
+        conversation_id: the one to continue; empty: the first message begins one.
+        is_private: its workers end with the chat.
+        record: called with each event of the conversation, from the first one on.
+        finish: called with the summary at the end.
+    """
+
+    client: Client
+    task: Task
+    conversation_id: str = ""
+    is_private: bool = False
+    record: Callable[[Event], None] = lambda _: None
+    finish: Callable[[Summary], None] = lambda _: None
+    images: list[str] = field(default_factory=list)
+    _own_id: str = ""
+
+    async def begin(self, text: str) -> str:
+        """Begin a conversation with a message and return its id.
+
+        Raises:
+            UsageError: the task cannot be used; see `Client.submit`.
+        """
+        task = self.task
+        if self.is_private and task.workspace.needs is not None:
+            await until_anybody_serves(self.client.store, task.workspace)
+        self.conversation_id = await self.client.submit(
+            text,
+            agent=task.agent,
+            workspace=task.workspace,
+            limits=task.limits,
+            tools=task.tools,
+            upload=task.upload,
+            secrets=task.secrets,
+            title=task.title,
+            images=tuple(self.images),
+            headless=False,
+            conversation_id=self._own_id or None,
+        )
+        self.images.clear()
+        return self.conversation_id
+
+    async def send(self, text: str) -> None:
+        """Send a message to the conversation; raises what `Client.send_message` does."""
+        await self.client.send_message(self.conversation_id, text, images=tuple(self.images))
+        self.images.clear()
+
+
+@asynccontextmanager
+async def private_place(
+    settings: FaceSettings, task: Task, conversation_id: str, on_notice: Notice
+) -> AsyncIterator[Place]:
+    """Run a private store and workers for one conversation; it leaves the files of a run, like `deckhands run`.
+
+    Args:
+        conversation_id: the run to continue; empty: a new one.
+
+    Raises:
+        UnknownConversation: there is no such run.
+        DeckhandsError: the store or the workers cannot be started.
+    """
+    home, own_id = Home(settings.home), conversation_id or new_conversation_id()
+    folder = RunFolder(home.run_folder(own_id))
+    if conversation_id and not folder.path.is_dir():
+        raise UnknownConversation(conversation_id)
+    home.prepare(folder.path)
+    with supervising(folder.path, "A run"):
+        created = folder.events()[0] if conversation_id and folder.has_events else None
+        agent, workspace = task.agent, task.workspace
+        if isinstance(created, ConversationCreated):
+            agent, workspace = created.agent, created.workspace
+        cluster = Cluster(private_cluster(folder.path, agent, workspace, settings.environment), on_notice=on_notice)
+        try:
+            await cluster.start()
+            async with await Client.connect(cluster.url, patience_seconds=PATIENCE_SECONDS) as client:
+                place = Place(client, task, conversation_id, is_private=True, finish=folder.finish, _own_id=own_id)
+                try:
+                    with folder.recording() as recording:
+                        place.record = recording.add
+                        yield place
+                finally:
+                    if place.conversation_id:
+                        orders = WorkspaceOrders(client.store)
+                        await orders.end_sessions(place.conversation_id, limit_seconds=END_LIMIT_SECONDS)
+        finally:
+            await cluster.stop()

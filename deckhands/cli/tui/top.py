@@ -1,0 +1,53 @@
+"""`deckhands top`: a live view of a cluster in the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import dataclass
+
+import click
+
+from broker.runtime.errors import DeckhandsError, UsageError
+from deckhands.cli.tui.roster import SORTS
+from deckhands.cli.verbs import options_as
+from deckhands.client.connecting import cluster_client
+from deckhands.settings import FaceSettings
+
+SECTION = "Read conversations"
+VERBS = {"top": "Watch a cluster live: workers, queues, conversations; look into one and act on it."}
+
+
+@dataclass(frozen=True, slots=True)
+class TopOptions:
+    """Options of `top`."""
+
+    words: tuple[str, ...]
+    by: str
+
+
+@click.command()
+@click.argument("words", metavar="[WORD]...", nargs=-1)
+@click.option("--sort", "by", type=click.Choice(list(SORTS)), default="updated", show_default=True, help="The order.")
+@options_as(TopOptions)
+def top(options: TopOptions) -> None:
+    """Watch a cluster live: its workers, its queues with age, and its conversations; act on them by keys.
+
+    With words, only conversations that have all of them: in their id, state, title, labels, tenant, worker or what they
+    wait for. `-word`, after `--`, leaves out those that have it.
+    """
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError("`deckhands top` needs a terminal.", remedy="`deckhands ls` prints a list.")
+    asyncio.run(_top(FaceSettings.from_env(), options))
+
+
+async def _top(settings: FaceSettings, options: TopOptions) -> None:
+    try:
+        from deckhands.cli.tui.top_app import Top
+    except ImportError as error:
+        raise DeckhandsError(
+            f"`deckhands top` needs packages that are not installed: {error}.",
+            remedy="Install them with `pip install 'deckhands[terminal]'`.",
+        ) from error
+    async with cluster_client(settings) as client:
+        await Top(client, words=" ".join(options.words), by=options.by).run_async()

@@ -1,0 +1,257 @@
+"""The archive: writes conversations of a store into files, checks them, and reads them as if they were in the store.
+
+Holds: a file is checked by reading it back from its place before `save` returns. A file is never replaced by that of
+another conversation of the same id, nor by less of the same one.
+Does not: keep secrets, snapshots, idempotency keys, or the files of a workspace, only where checkpoints of these are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from typing import Any, BinaryIO, TypeVar, cast
+
+from broker.contract import codec
+from broker.contract.events import ConversationCreated, DelegateEnded, Event
+from broker.contract.workspace_sources import UploadedSource
+from broker.coordination.stored_files import StoredFiles
+from broker.log.event_log import EventLog
+from broker.runtime.errors import CorruptEntry, UnknownConversation
+from broker.runtime.failpoints import failpoint
+from broker.store.store import Store
+from deckhands.client.archive.archived_file import (
+    BLOBS,
+    SUMMARY,
+    UPLOADS,
+    ArchivedFile,
+    FileWriter,
+    Manifest,
+)
+from deckhands.client.archive.errors import ArchiveConflict, ArchiveUnavailable, CorruptArchive
+from deckhands.client.archive.place import ArchivePlace
+from deckhands.client.reading.summary import summarize
+
+IN_MEMORY_BYTES = 4 * 2**20
+
+T = TypeVar("T")
+
+
+class Archive:
+    """The archived conversations at one place.
+
+    Raises:
+        ArchiveUnavailable: from every call: the place cannot be used.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._place = ArchivePlace(url)
+
+    async def save(self, store: Store, events: Sequence[Event], *, checkpoint: str = "") -> Manifest:
+        """Write a settled conversation into its file, and check the file. Idempotent.
+
+        Args:
+            events: its whole log, as stored.
+            checkpoint: where checkpoints of workspaces are; empty: nowhere.
+
+        Raises:
+            ArchiveConflict: the file is there, of another conversation or of more events.
+            CorruptEntry: a text that the log names is missing or damaged.
+            TooLargeToArchive: beyond the limits of a file.
+            CorruptArchive: what was written reads differently.
+        """
+        created = events[0]
+        assert isinstance(created, ConversationCreated)
+        conversation_id = created.conversation_id
+        with tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as spooled:
+            draft = cast("BinaryIO", spooled)
+            with contextlib.closing(FileWriter(draft)) as writer:
+                await asyncio.to_thread(writer.add_events, events)
+                await self._add_texts(writer, store, conversation_id, events)
+                source = created.workspace.source
+                if isinstance(source, UploadedSource):
+                    content = await StoredFiles(store).fetch(conversation_id, source.parcel)
+                    await asyncio.to_thread(writer.add, f"{UPLOADS}{source.parcel}", content)
+                manifest = _manifest(writer, events, created, store, checkpoint)
+                await asyncio.to_thread(self._finish, writer, manifest, draft)
+        failpoint("archive.checked")
+        return manifest
+
+    def _finish(self, writer: FileWriter, manifest: Manifest, draft: BinaryIO) -> None:
+        writer.finish(manifest)
+        self._check_conflict(manifest)
+        draft.seek(0)
+        failpoint("archive.before_write")
+        self._place.write(manifest.conversation_id, draft)
+        failpoint("archive.written")
+        with self._opened(manifest.conversation_id) as found:
+            if found.manifest != manifest:
+                raise CorruptArchive(
+                    f"The archived file of {manifest.conversation_id} is not the one that was written."
+                )
+            found.check()
+
+    def _check_conflict(self, manifest: Manifest) -> None:
+        conversation_id = manifest.conversation_id
+        if self._place.size(conversation_id) is None:
+            return
+        try:
+            with self._opened(conversation_id) as found:
+                earlier = found.manifest
+        except CorruptArchive:  # a part, left by a death
+            return
+        is_same = earlier.first_sha256 == manifest.first_sha256
+        if not is_same or earlier.last_event_id > manifest.last_event_id:
+            what = "more events of this conversation" if is_same else "another conversation of this id"
+            raise ArchiveConflict(
+                f"The archive {self.url} holds {what}, {conversation_id}.",
+                remedy="Move its file elsewhere, or delete the one that is not wanted.",
+            )
+
+    async def has(self, conversation_id: str) -> bool:
+        """Say whether a conversation has a file."""
+        return await asyncio.to_thread(self._place.size, conversation_id) is not None
+
+    async def names(self) -> list[str]:
+        """Return the ids of all archived conversations, the file that was written last first."""
+        return await asyncio.to_thread(self._place.names)
+
+    async def ask(self, conversation_id: str, question: Callable[[ArchivedFile], T]) -> T | None:
+        """Return the answer to a question about a file; None: the conversation is not archived.
+
+        Raises:
+            CorruptArchive: the file cannot be used.
+        """
+        return await asyncio.to_thread(self._ask, conversation_id, question)
+
+    async def manifest(self, conversation_id: str) -> Manifest | None:
+        """Return the manifest of a conversation; None: it is not archived.
+
+        Raises:
+            CorruptArchive: the file cannot be used.
+        """
+        return await self.ask(conversation_id, lambda found: found.manifest)
+
+    async def events(
+        self, conversation_id: str, *, after: int = 0, is_whole: bool = False, decode: codec.Decoder = codec.decode
+    ) -> list[Event] | None:
+        """Return events as `Client.events` does; None: the conversation is not archived.
+
+        Raises:
+            CorruptArchive: the file cannot be used.
+        """
+
+        def read(found: ArchivedFile) -> list[Event]:
+            events = found.events(decode, after=after)
+            return [_whole(found, event) for event in events] if is_whole else list(events)
+
+        return await self.ask(conversation_id, read)
+
+    async def checked(self, conversation_id: str) -> list[Event]:
+        """Return all events, whole, of a file that was compared with its manifest in every part.
+
+        Raises:
+            UnknownConversation: it is not archived.
+            CorruptArchive: the file cannot be used.
+        """
+
+        def read(found: ArchivedFile) -> list[Event]:
+            found.check()
+            return [_whole(found, event) for event in found.events(codec.decode)]
+
+        events = await self.ask(conversation_id, read)
+        if events is None:
+            raise UnknownConversation(conversation_id)
+        return events
+
+    async def upload(self, conversation_id: str, name: str) -> bytes | None:
+        """Return the file that a workspace began with; None: the conversation is not archived.
+
+        Raises:
+            CorruptArchive: the file cannot be used.
+        """
+        return await self.ask(conversation_id, lambda found: found.upload(name))
+
+    async def remove(self, conversation_id: str) -> bool:
+        """Remove a conversation's file; says whether there was one. Idempotent."""
+        return await asyncio.to_thread(self._place.remove, conversation_id)
+
+    async def sweep(self, *, before: datetime) -> None:
+        """Remove what killed writers have left half written, if nobody has written to it since `before`."""
+        await asyncio.to_thread(self._place.sweep, before=before)
+
+    async def _add_texts(self, writer: FileWriter, store: Store, conversation_id: str, events: Sequence[Event]) -> None:
+        blobs, added = EventLog(store).blobs, set[str]()
+        for event in events:
+            if not event.blobs:
+                continue
+            contents = await blobs.fetch(conversation_id, [ref.sha256 for ref in event.blobs.values()])
+            try:
+                codec.restore(event.wire(), contents)
+            except CorruptEntry as error:
+                raise CorruptEntry(f"Event {event.id} of {conversation_id}: {error.message}") from error
+            for sha in contents.keys() - added:
+                await asyncio.to_thread(writer.add, f"{BLOBS}{sha}", contents[sha])
+            added |= contents.keys()
+
+    def _ask(self, conversation_id: str, question: Callable[[ArchivedFile], T]) -> T | None:
+        if self._place.size(conversation_id) is None:
+            return None
+        try:
+            with self._opened(conversation_id) as found:
+                return question(found)
+        except ArchiveUnavailable:
+            if self._place.size(conversation_id) is None:  # it has just been removed
+                return None
+            raise
+
+    @contextlib.contextmanager
+    def _opened(self, conversation_id: str) -> Iterator[ArchivedFile]:
+        size = self._place.size(conversation_id) or 0
+        with self._place.reading(conversation_id) as file:
+            yield ArchivedFile(file, conversation_id, size_bytes=size)
+
+
+def _manifest(
+    writer: FileWriter, events: Sequence[Event], created: ConversationCreated, store: Store, checkpoint: str
+) -> Manifest:
+    summary = summarize(events)
+    writer.add(SUMMARY, _json(summary.as_json()))
+    return Manifest(
+        schema_version=codec.SCHEMA_VERSION,
+        conversation_id=created.conversation_id,
+        last_event_id=events[-1].id,
+        first_sha256=writer.first_sha256,
+        archived=store.clock.now(),
+        created=summary.started,
+        updated=summary.updated,
+        state=summary.state,
+        title=created.title,
+        tenant=created.tenancy.tenant if created.tenancy else "",
+        labels=created.labels or {},
+        parent=created.parent.conversation_id if created.parent else "",
+        forked_from=created.forked_from or "",
+        delegates=tuple(delegates_in(events)),
+        checkpoint=checkpoint,
+        members=writer.members,
+    )
+
+
+def delegates_in(events: Sequence[Event]) -> list[str]:
+    """Return the delegates that have ended with an observation in a log, each once."""
+    return list(dict.fromkeys(event.conversation_id for event in events if isinstance(event, DelegateEnded)))
+
+
+def _whole(found: ArchivedFile, event: Event) -> Event:
+    if not event.blobs:
+        return event
+    wire = codec.restore(event.wire(), found.blobs({ref.sha256 for ref in event.blobs.values()}))
+    return codec.event_from_wire(wire, event.id)
+
+
+def _json(fields: Any) -> bytes:
+    return json.dumps(fields, indent=1).encode()

@@ -1,0 +1,306 @@
+"""The file of one archived conversation: a ZIP file of JSON and texts. docs/archive.md describes it.
+
+    events.jsonl        the log, a line for each event, as `deckhands export` writes it
+    blobs/<sha256>      large texts that events refer to
+    uploads/<sha256>    the file that the workspace began with
+    summary.json        as `deckhands show --json` prints it
+    manifest.json       what it is of, and the size and the SHA-256 of every other member
+
+Holds: what is read is checked against the manifest first. A file that was written elsewhere is input like any other:
+names, sizes and structure are checked, and nothing is unpacked beyond its stated size.
+Does not: say who wrote a file; checksums find damage, not forgery.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import re
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, BinaryIO, Literal, cast
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+from broker.contract import codec
+from broker.contract.events import Event
+from broker.log.export import event_line
+from broker.runtime.errors import CorruptEntry, EventUnfit
+from deckhands.client.archive.errors import CorruptArchive, TooLargeToArchive
+
+EVENTS, SUMMARY, MANIFEST = "events.jsonl", "summary.json", "manifest.json"
+BLOBS, UPLOADS = "blobs/", "uploads/"
+MAX_FILE_BYTES = 2 * 2**30
+MAX_EVENTS_BYTES = 512 * 2**20
+MAX_MEMBER_BYTES = 64 * 2**20
+MAX_TOTAL_BYTES = 4 * 2**30
+MAX_MEMBERS = 50_000
+MAX_DIRECTORY_BYTES = 16 * 2**20
+"""Of the list of members at the end of a file: enough for `MAX_MEMBERS`, each of which has about 150 bytes there."""
+MAX_LINE_BYTES = 64 * 2**20
+PIECE_BYTES = 2**20
+_NAME = re.compile(r"events\.jsonl|summary\.json|manifest\.json|(blobs|uploads)/[0-9a-f]{64}")
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_KINDS = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
+_ENCRYPTED = 0x1
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Member(_Frozen):
+    """One member: its size as it is read, and its SHA-256."""
+
+    size_bytes: int = Field(ge=0, alias="bytes")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class Manifest(_Frozen):
+    """What a file is of.
+
+    Attributes:
+        schema_version: of the events.
+        first_sha256: of the first line of the log; another conversation of the same id has another.
+        archived, created, updated: when it was archived, begun, and continued last.
+        checkpoint: where checkpoints of the workspace are kept, under the conversation's id; empty: nowhere.
+        delegates: those that ended with an observation in this log; each has its own file.
+    """
+
+    format: Literal["deckhands-archive"] = "deckhands-archive"
+    version: Literal[1] = 1
+    schema_version: int = Field(ge=1)
+    conversation_id: str
+    last_event_id: int = Field(ge=1)
+    first_sha256: str
+    archived: AwareDatetime
+    created: AwareDatetime | None
+    updated: AwareDatetime | None
+    state: str
+    title: str = ""
+    tenant: str = ""
+    labels: dict[str, str] = Field(default_factory=dict)
+    parent: str = ""
+    forked_from: str = ""
+    delegates: tuple[str, ...] = ()
+    checkpoint: str = ""
+    members: dict[str, Member]
+
+
+class FileWriter:
+    """Writes the members of a file, and remembers their sizes and checksums."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._zip = zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED)
+        self.members: dict[str, Member] = {}
+        self.first_sha256 = ""
+
+    def add_events(self, events: Iterable[Event]) -> None:
+        """Add the log."""
+        digest, size = hashlib.sha256(), 0
+        with self._zip.open(zipfile.ZipInfo(EVENTS, _EPOCH), "w", force_zip64=True) as member:
+            for event in events:
+                line = event_line(event).encode() + b"\n"
+                self.first_sha256 = self.first_sha256 or hashlib.sha256(line).hexdigest()
+                digest.update(line)
+                member.write(line)
+                size += len(line)
+                if size > MAX_EVENTS_BYTES:
+                    raise TooLargeToArchive(f"Its log has more than {MAX_EVENTS_BYTES:,} bytes.")
+        self._note(EVENTS, size, digest.hexdigest())
+
+    def add(self, name: str, content: bytes) -> None:
+        """Add any other member."""
+        if len(content) > MAX_MEMBER_BYTES:
+            raise TooLargeToArchive(f"{name} has {len(content):,} bytes; the limit is {MAX_MEMBER_BYTES:,}.")
+        self._zip.writestr(_info(name), content)
+        self._note(name, len(content), hashlib.sha256(content).hexdigest())
+
+    def finish(self, manifest: Manifest) -> None:
+        """Add the manifest, and end the file."""
+        text = json.dumps(manifest.model_dump(mode="json", by_alias=True), indent=1)
+        self._zip.writestr(_info(MANIFEST), text.encode())
+        self._zip.close()
+
+    def close(self) -> None:
+        """End a file that may not be finished. Idempotent."""
+        self._zip.close()
+
+    def _note(self, name: str, size: int, digest: str) -> None:
+        self.members[name] = Member(bytes=size, sha256=digest)
+        total = sum(member.size_bytes for member in self.members.values()) if len(self.members) % 100 == 0 else 0
+        if total > MAX_TOTAL_BYTES or len(self.members) >= MAX_MEMBERS:
+            raise TooLargeToArchive(f"It has {len(self.members)} texts of {total:,} bytes.")
+
+
+class ArchivedFile:
+    """One file, open for reading.
+
+    Raises:
+        CorruptArchive: from every call: it is not what Deckhands writes.
+    """
+
+    def __init__(self, file: Any, conversation_id: str, *, size_bytes: int) -> None:
+        self._name = f"The archived file of {conversation_id}"
+        if size_bytes > MAX_FILE_BYTES:
+            raise self._corrupt(f"it has {size_bytes:,} bytes; the limit is {MAX_FILE_BYTES:,}")
+        try:
+            self._zip = zipfile.ZipFile(cast("BinaryIO", _Bounded(file)))
+        except (zipfile.BadZipFile, RuntimeError, ValueError, EOFError) as error:
+            raise self._corrupt(f"it is no ZIP file: {error}") from error
+        except OSError as error:
+            self._check_place(error)
+            raise
+        self._infos = self._checked_infos()
+        try:
+            self.manifest = Manifest.model_validate_json(self._content(MANIFEST))
+        except (ValidationError, RecursionError) as error:
+            raise self._corrupt(f"its manifest cannot be used: {_first(error)}") from error
+        manifest = self.manifest
+        if manifest.conversation_id != conversation_id:
+            raise self._corrupt(f"it is that of {manifest.conversation_id[:80]!r}")
+        if manifest.schema_version > codec.SCHEMA_VERSION:
+            raise self._corrupt("a newer version of Deckhands has written it; upgrade this one")
+        stated = {name: member.size_bytes for name, member in manifest.members.items()}
+        if stated != {name: info.file_size for name, info in self._infos.items() if name != MANIFEST}:
+            raise self._corrupt("it does not have the members that its manifest names")
+
+    def check(self) -> None:
+        """Read everything and compare it with the manifest."""
+        for name in self.manifest.members.keys() - {EVENTS}:
+            for _ in self._pieces(name):
+                continue
+        for _ in self.events(codec.decode):
+            continue
+
+    def events(self, decode: codec.Decoder, *, after: int = 0) -> Iterator[Event]:
+        """Yield the events above `after`, in order, as the log has them: with their large texts shortened."""
+        for _ in self._pieces(EVENTS):  # damage is called damage, before anything of it is believed
+            continue
+        number = 0
+        for line in self._lines():
+            number += 1
+            if number > after:
+                yield self._event(line, number, decode)
+        if number != self.manifest.last_event_id:
+            raise self._corrupt(f"it has {number} events; its manifest says {self.manifest.last_event_id}")
+
+    def blobs(self, addresses: Iterable[str]) -> dict[str, bytes]:
+        """Return those of the large texts that there are, by address."""
+        return {sha: self.member(f"{BLOBS}{sha}") for sha in addresses if f"{BLOBS}{sha}" in self._infos}
+
+    def upload(self, name: str) -> bytes:
+        """Return the file that the workspace began with."""
+        return self.member(f"{UPLOADS}{name}")
+
+    def member(self, name: str) -> bytes:
+        """Return a member."""
+        if name not in self.manifest.members:
+            raise self._corrupt(f"it has no {name[:100]!r}")
+        return b"".join(self._pieces(name))
+
+    def _checked_infos(self) -> Mapping[str, zipfile.ZipInfo]:
+        found: dict[str, zipfile.ZipInfo] = {}
+        total = 0
+        for info in self._zip.infolist():
+            name = info.filename
+            if not _NAME.fullmatch(name) or name in found:
+                raise self._corrupt(f"it has a member {name[:100]!r}")
+            if info.compress_type not in _KINDS or info.flag_bits & _ENCRYPTED:
+                raise self._corrupt(f"its member {name} is compressed or encrypted in another way")
+            limit = MAX_EVENTS_BYTES if name == EVENTS else MAX_MEMBER_BYTES
+            total += info.file_size
+            if info.file_size > limit or total > MAX_TOTAL_BYTES or len(found) >= MAX_MEMBERS:
+                raise self._corrupt(f"it is too large at {name}")
+            found[name] = info
+        if missing := {EVENTS, MANIFEST, SUMMARY} - found.keys():
+            raise self._corrupt(f"it has no {min(missing)}")
+        return found
+
+    def _pieces(self, name: str) -> Iterator[bytes]:
+        """Yield the content of a member; what was yielded is good when the last piece has been."""
+        expected, digest, size = self.manifest.members[name], hashlib.sha256(), 0
+        for piece in self._raw(name):
+            size += len(piece)
+            digest.update(piece)
+            yield piece
+        if size != expected.size_bytes or digest.hexdigest() != expected.sha256:
+            raise self._corrupt(f"{name} does not match its checksum")
+
+    def _raw(self, name: str) -> Iterator[bytes]:
+        try:
+            with self._zip.open(self._infos[name]) as member:
+                while piece := member.read(PIECE_BYTES):
+                    yield piece
+        except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+            raise self._corrupt(f"{name} cannot be read: {error}") from error
+        except OSError as error:
+            self._check_place(error)
+            raise
+
+    def _content(self, name: str) -> bytes:
+        return b"".join(self._raw(name))
+
+    def _lines(self) -> Iterator[bytes]:
+        rest = b""
+        for piece in self._pieces(EVENTS):
+            *lines, rest = (rest + piece).split(b"\n")
+            yield from lines
+            if len(rest) > MAX_LINE_BYTES:
+                raise self._corrupt(f"a line of its log has more than {MAX_LINE_BYTES:,} bytes")
+        if rest:
+            raise self._corrupt("its log does not end with a whole line")
+
+    def _event(self, line: bytes, number: int, decode: codec.Decoder) -> Event:
+        try:
+            fields = json.loads(line)
+            if not isinstance(fields, dict) or fields.pop("id", None) != number:
+                raise self._corrupt(f"line {number} of its log is not event {number}")
+            fields["cause"] = fields.pop("cause_id", None)
+            wire = {name: value for name, value in fields.items() if value is not None}
+            return decode(codec.encode(wire, schema_version=self.manifest.schema_version), number)
+        except (ValueError, RecursionError, CorruptEntry, EventUnfit) as error:
+            raise self._corrupt(f"line {number} of its log cannot be read: {error}") from error
+
+    def _check_place(self, error: OSError) -> None:
+        """Tell a file that names a place outside of itself from one that cannot be reached."""
+        if error.errno == errno.EINVAL:
+            raise self._corrupt("it names a place outside of itself") from error
+
+    def _corrupt(self, why: str) -> CorruptArchive:
+        return CorruptArchive(f"{self._name} cannot be used: {why}.")
+
+
+class _Bounded:
+    """A file of which not more is read at once than the list of members may have; it is read in one go."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
+
+    def read(self, size: int = -1) -> bytes:
+        """Read as the file does.
+
+        Raises:
+            BadZipFile: that would be too much.
+        """
+        if size <= MAX_DIRECTORY_BYTES:
+            content: bytes = self._file.read(size if size >= 0 else MAX_DIRECTORY_BYTES + 1)
+            if len(content) <= MAX_DIRECTORY_BYTES:
+                return content
+        raise zipfile.BadZipFile(f"its directory has more than {MAX_DIRECTORY_BYTES:,} bytes")
+
+
+def _info(name: str) -> zipfile.ZipInfo:
+    info = zipfile.ZipInfo(name, _EPOCH)
+    info.compress_type = zipfile.ZIP_DEFLATED
+    return info
+
+
+def _first(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+    return type(error).__name__

@@ -1,0 +1,93 @@
+"""What a listing shows of archived conversations, read from the manifests and summaries of their files.
+
+Holds: a damaged file is reported, and hides no other.
+Does not: keep an index; a filter is applied to what the files say, so a listing may read all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from deckhands.client.archive.archive import Archive
+from deckhands.client.archive.archived_file import SUMMARY, ArchivedFile, Manifest
+from deckhands.client.archive.errors import CorruptArchive
+
+AT_ONCE = 8
+"""Files that are read at once."""
+
+
+class _Sums(BaseModel):
+    """What a listing needs of a summary."""
+
+    model_config = ConfigDict(frozen=True)
+
+    iterations: int = Field(default=0, ge=0)
+    cost_usd: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    has_unknown_cost: bool = False
+
+
+class ArchivedConversation(_Sums):
+    """A conversation as its file describes it; see `Summary` for the numbers.
+
+    Attributes:
+        manifest: what the file is of.
+    """
+
+    manifest: Manifest
+
+    @property
+    def conversation_id(self) -> str:
+        """Its id."""
+        return self.manifest.conversation_id
+
+    @property
+    def state(self) -> str:
+        """The state in which it has left the store."""
+        return self.manifest.state
+
+    @property
+    def title(self) -> str:
+        """Its title."""
+        return self.manifest.title
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What its producer has written on it."""
+        return self.manifest.labels
+
+
+async def described(
+    archive: Archive, names: list[str], on_damaged: Callable[[CorruptArchive], None]
+) -> AsyncGenerator[list[ArchivedConversation], None]:
+    """Yield what the files of conversations say, in the order of the names, up to 8 at a time.
+
+    Args:
+        names: as `Archive.names` returns them. One whose file is gone is left out.
+        on_damaged: called for each file that cannot be used, which is left out.
+
+    Raises:
+        ArchiveUnavailable: the place cannot be used.
+    """
+
+    async def look(name: str) -> ArchivedConversation | None:
+        try:
+            return await archive.ask(name, _description)
+        except CorruptArchive as error:
+            on_damaged(error)
+            return None
+
+    for first in range(0, len(names), AT_ONCE):
+        found = await asyncio.gather(*map(look, names[first : first + AT_ONCE]))
+        yield [one for one in found if one is not None]
+
+
+def _description(found: ArchivedFile) -> ArchivedConversation:
+    name = found.manifest.conversation_id
+    try:
+        sums = _Sums.model_validate_json(found.member(SUMMARY))
+    except (ValidationError, RecursionError) as error:
+        raise CorruptArchive(f"The archived file of {name} cannot be used: its summary is not one.") from error
+    return ArchivedConversation(manifest=found.manifest, **sums.model_dump())

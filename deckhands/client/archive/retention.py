@@ -1,0 +1,120 @@
+"""The retention policy: how long conversations stay in the store, as a person has written it down in TOML.
+
+    [[rule]]
+    tenant = "acme"            # optional; several: tenant = ["acme", "shop"]
+    labels = {team = "ci"}     # optional; all of them must match
+    states = ["finished"]      # optional; see `deckhands ls --state`
+    age = "30d"                # since its last event: s, m, h, d or w; "never": keep it
+    then = "archive"           # the default; "delete": without an archive, for good
+
+The first rule that fits a conversation counts; one that no rule fits is kept.
+
+Holds: a table that cannot be used is refused when it is read. Nothing is deleted without a file in the archive unless a
+rule says `then = "delete"`.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from broker.contract.agent_state import AgentState
+from broker.runtime.errors import UsageError
+
+NEVER = "never"
+_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_AGE = re.compile(r"(\d{1,6})([smhdw])")
+
+
+def _age(value: Any) -> Any:
+    if value == NEVER:
+        return None
+    match = _AGE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError('write a number and s, m, h, d or w, such as "30d", or "never"')
+    return timedelta(seconds=int(match[1]) * _SECONDS[match[2]])
+
+
+def _several(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+class Rule(BaseModel):
+    """A rule about what to do with some conversations.
+
+    Attributes:
+        tenant: of any of these tenants; "" is a conversation without one. None: of any.
+        states: in any of these states; empty: in any.
+        age: since the last event; None: they are kept.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tenant: Annotated[tuple[str, ...] | None, BeforeValidator(_several)] = None
+    labels: dict[str, str] = Field(default_factory=dict)
+    states: Annotated[tuple[AgentState, ...], BeforeValidator(_several)] = ()
+    age: Annotated[timedelta | None, BeforeValidator(_age)]
+    then: Literal["archive", "delete"] = "archive"
+
+    def fits(self, *, tenant: str, labels: Mapping[str, str], state: str) -> bool:
+        """Say whether a conversation is meant."""
+        is_tenant = self.tenant is None or tenant in self.tenant
+        return is_tenant and self.labels.items() <= labels.items() and (not self.states or state in self.states)
+
+
+class Retention(BaseModel):
+    """All rules, in their order."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rule: tuple[Rule, ...] = ()
+
+    @classmethod
+    def of_setting(cls, path: str) -> Self:
+        """Read the file that DECKHANDS_RETENTION names; without one, everything is kept.
+
+        Raises:
+            UsageError: it cannot be read or used.
+        """
+        if not path:
+            return cls()
+        try:
+            return cls.model_validate(tomllib.loads(Path(path).read_text(encoding="utf-8")))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise UsageError(f"The retention rules in {path} cannot be read: {error}.") from error
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise UsageError(
+                f"The retention rules in {path} cannot be used: {place}: {first['msg']}.", remedy="See docs/archive.md."
+            ) from error
+
+    @property
+    def youngest(self) -> timedelta | None:
+        """The least age at which anything leaves the store; None: nothing does."""
+        return min((rule.age for rule in self.rule if rule.age is not None), default=None)
+
+    def rule_for(self, *, tenant: str, labels: Mapping[str, str], state: str) -> Rule | None:
+        """Return the rule that counts for a conversation; None: it is kept."""
+        return next((rule for rule in self.rule if rule.fits(tenant=tenant, labels=labels, state=state)), None)
+
+    def warning(self, archive: str) -> str:
+        """Return what an operator must know: that conversations are deleted for good, or stay; or empty.
+
+        Args:
+            archive: DECKHANDS_ARCHIVE; empty: there is none.
+        """
+        leaving = [rule.then for rule in self.rule if rule.age is not None]
+        if "delete" in leaving:
+            number = leaving.count("delete")
+            rules = "a retention rule deletes" if number == 1 else f"{number} retention rules delete"
+            return f"{rules} conversations for good, without an archive."
+        if "archive" in leaving and not archive:
+            return "retention rules archive conversations, but DECKHANDS_ARCHIVE is not set: nothing leaves the store."
+        return ""

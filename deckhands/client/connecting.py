@@ -1,0 +1,186 @@
+"""Find a conversation: in the store of a cluster, in the store of a run in progress, or in the files of a run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from broker.contract import codec
+from broker.contract.codec import decode_any
+from broker.contract.events import Event
+from broker.runtime.errors import StoreUnavailable, UnknownConversation, UsageError
+from broker.runtime.ids import check_conversation_id
+from deckhands.client.archive.archive import Archive
+from deckhands.client.client import Client
+from deckhands.client.errors import IsArchived, NoCluster
+from deckhands.client.reading.summary import Summary, summarize
+from deckhands.client.running_cluster import open_cluster
+from deckhands.client.runs.records import RunFolder
+from deckhands.cluster.home import Home
+from deckhands.settings import FaceSettings
+
+T = TypeVar("T")
+
+
+def on_cluster(act: Callable[[Client], Awaitable[T]]) -> T:
+    """Call a function with a client of the cluster and return its result. Raises what `cluster_client` does."""
+
+    async def reach() -> T:
+        async with cluster_client(FaceSettings.from_env()) as client:
+            return await act(client)
+
+    return asyncio.run(reach())
+
+
+def on_conversation(conversation_id: str, act: Callable[[Client], Awaitable[T]]) -> T:
+    """Call a function with a client of the store that has a conversation, and return its result.
+
+    Raises what `conversation_client` does.
+    """
+
+    async def reach() -> T:
+        async with conversation_client(FaceSettings.from_env(), conversation_id) as client:
+            return await act(client)
+
+    return asyncio.run(reach())
+
+
+def store_url(settings: FaceSettings) -> str:
+    """Return the store that DECKHANDS_URL names, or that of the cluster running from the home directory.
+
+    Raises:
+        UsageError: there is neither.
+    """
+    url = settings.url or Home(settings.home).cluster_url
+    if url is None:
+        raise UsageError(
+            "DECKHANDS_URL is not set, and no cluster is running here.",
+            remedy="Set it to the store, such as redis://host:6379/0. `deckhands up` runs a cluster without it.",
+        )
+    return url
+
+
+@asynccontextmanager
+async def cluster_client(settings: FaceSettings) -> AsyncIterator[Client]:
+    """Connect to the cluster that DECKHANDS_URL names, or to the one running from the home directory.
+
+    Raises:
+        NoCluster: there is neither.
+        StoreError: it cannot be reached or used.
+    """
+    async with Client(await open_cluster(settings=settings), settings.archive) as client:
+        yield client
+
+
+@asynccontextmanager
+async def conversation_client(settings: FaceSettings, conversation_id: str) -> AsyncIterator[Client]:
+    """Connect to the store that has a conversation: that of a run in progress, or the cluster's.
+
+    Raises:
+        IsArchived: it is in the archive.
+        UnknownConversation: it is in neither.
+        StoreError: the cluster cannot be reached or used.
+    """
+    check_conversation_id(conversation_id)
+    home = Home(settings.home)
+    if home.has_run(conversation_id):
+        client = await _client_of_run(home, conversation_id)
+        if client is None:
+            raise RunIsOver(conversation_id)
+        async with client:
+            yield client
+        return
+    async with cluster_client(settings) as client:
+        try:
+            await client.log.last_id(conversation_id)
+        except UnknownConversation:
+            if await client.is_archived(conversation_id):
+                raise IsArchived(conversation_id) from None
+            raise
+        yield client
+
+
+class RunIsOver(UnknownConversation):
+    """The conversation belongs to a run that is not in progress."""
+
+    def __init__(self, conversation_id: str) -> None:
+        super().__init__(conversation_id)
+        self.message = f"The run {conversation_id} is not in progress."
+        self.remedy = f"`deckhands run --resume {conversation_id}` continues it."
+
+
+async def read_events(settings: FaceSettings, conversation_id: str, *, is_lenient: bool = False) -> list[Event]:
+    """Return the whole events of a conversation, wherever they are.
+
+    Args:
+        is_lenient: see `Client.events`.
+
+    Raises:
+        UnknownConversation: no such conversation.
+        CorruptEntry: an event is damaged; names it.
+        StoreError: the cluster cannot be reached or used.
+    """
+    return [event async for page in read_pages(settings, conversation_id, is_lenient=is_lenient) for event in page]
+
+
+async def read_pages(
+    settings: FaceSettings, conversation_id: str, *, is_lenient: bool = False
+) -> AsyncGenerator[list[Event], None]:
+    """Yield what `read_events` returns, a thousand at a time; raises the same."""
+    check_conversation_id(conversation_id)
+    home = Home(settings.home)
+    folder = RunFolder(home.run_folder(conversation_id))
+    client = await _client_of_run(home, conversation_id)
+    if client is not None:
+        async with client:
+            async for page in client.pages(conversation_id, is_whole=True, is_lenient=is_lenient):
+                yield page
+            return
+    if folder.has_events:
+        yield folder.events()
+        return
+    try:
+        async with cluster_client(settings) as client:
+            async for page in client.pages(conversation_id, is_whole=True, is_lenient=is_lenient):
+                yield page
+    except NoCluster as error:
+        if settings.archive:
+            decode = decode_any if is_lenient else codec.decode
+            archived = await Archive(settings.archive).events(conversation_id, is_whole=True, decode=decode)
+            if archived is not None:
+                yield archived
+                return
+        if home.has_had_cluster:
+            raise
+        raise UnknownConversation(conversation_id) from error
+
+
+async def read_summary(settings: FaceSettings, conversation_id: str) -> Summary:
+    """Return the summary of a conversation, wherever it is; raises what `read_events` does."""
+    check_conversation_id(conversation_id)
+    home = Home(settings.home)
+    folder = RunFolder(home.run_folder(conversation_id))
+    if home.has_run(conversation_id) and folder.is_over:
+        return folder.summary()
+    return summarize(await read_events(settings, conversation_id, is_lenient=True))
+
+
+async def read_wait_reason(settings: FaceSettings, conversation_id: str) -> str:
+    """Return what a conversation waits for; empty if it does not wait or is not in progress."""
+    try:
+        async with conversation_client(settings, conversation_id) as client:
+            return (await client.row(conversation_id)).wait_reason
+    except (UnknownConversation, NoCluster):
+        return ""
+
+
+async def _client_of_run(home: Home, conversation_id: str) -> Client | None:
+    """Connect to the private store of a run in progress; None if it is not in progress."""
+    if not home.has_run(conversation_id):
+        return None
+    try:
+        return await Client.connect(home.run_url(conversation_id), patience_seconds=1.0)
+    except StoreUnavailable:
+        return None

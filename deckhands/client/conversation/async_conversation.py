@@ -1,0 +1,400 @@
+"""`AsyncConversation`: one conversation, embedded or on a cluster. `Conversation` is its blocking twin.
+
+Holds: nothing is started before it is first used; the log is the truth, and this object only what has been seen of it.
+Does not: work in the background. Callbacks are called while something waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Generic, Self, cast
+
+from pydantic import BaseModel
+
+from broker.contract.events import AgentSpec, Event, Limits, WorkspaceSpec
+from broker.contract.interventions import DEFAULT_TIMEOUT_SECONDS
+from broker.contract.policies import ConfirmationPolicy
+from broker.contract.specs import Tenancy
+from broker.contract.timing import MessagePolicy
+from broker.log.live_text import Piece
+from broker.runtime.errors import UnknownConversation, UsageError
+from broker.tools.custom_tools import CustomTool
+from deckhands.client.changing import Change
+from deckhands.client.client import Client
+from deckhands.client.conversation.async_files import AsyncFiles
+from deckhands.client.conversation.draft import Draft, policy_of
+from deckhands.client.conversation.following import Callback, Following
+from deckhands.client.conversation.outcome import ConversationFailed, NotBegun, Outcome, OutputT
+from deckhands.client.conversation.own_tools import environment_of, keys_of
+from deckhands.client.conversation.place import Place, check_cluster, is_server
+from deckhands.client.errors import NotSettled
+from deckhands.client.reading.metrics import Metrics
+from deckhands.client.reading.summary import Summary
+from deckhands.client.reasons.link import Why
+from deckhands.client.remote.remote_client import RemoteClient
+from deckhands.client.tasks import inputs
+from deckhands.client.tasks.images import Image
+from deckhands.client.transfers.commands import CommandResult
+
+
+class AsyncConversation(Generic[OutputT]):
+    """One conversation with an agent.
+
+    Attributes:
+        id: of the conversation, from the start; a server chooses it, so it is empty there until the first message.
+    """
+
+    is_threaded = False
+    """Whether callbacks that are not asynchronous are called in a thread."""
+
+    def __init__(
+        self,
+        agent: AgentSpec | str | None = None,
+        *,
+        workspace: inputs.Directory | None = None,
+        cluster: str | None = None,
+        api_key: str | None = None,
+        model: str | None = None,
+        output: type[OutputT] | None = None,
+        tools: Sequence[str | CustomTool] = (),
+        limits: Limits | None = None,
+        confirmation: ConfirmationPolicy | str | None = None,
+        secrets: Mapping[str, str] | None = None,
+        callbacks: Sequence[Callback] = (),
+        conversation_id: str | None = None,
+        title: str = "",
+        labels: Mapping[str, str] | None = None,
+        tenancy: Tenancy | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Describe a conversation; nothing is started yet.
+
+        Args:
+            agent: its name, or all of its specification.
+            workspace: see `Client.submit`.
+            cluster: the address of the cluster's store, or of a server, `https://…`. None: a private store and workers,
+                which are started when something is first asked of the conversation, and end with the context.
+            api_key: of the server; None: the one that DECKHANDS_API_KEY holds.
+            model, limits, secrets, title, labels, tenancy: see `Client.submit`.
+            output: the class of the structured output that the agent must return when it finishes.
+            tools: keys or patterns of tools that tool workers offer; for a private cluster also tools of this program.
+            confirmation: the policy, or its mode.
+            callbacks: get each event, in order, once, while something waits for the conversation.
+            conversation_id: of one that exists, to continue it; or for a new one.
+            environment: for the workers of a private cluster, over that of this process.
+
+        Raises:
+            UsageError: an argument cannot be used.
+        """
+        check_cluster(cluster)
+        spec = inputs.agent_in(agent, model)
+        if confirmation is not None:
+            spec = spec.model_copy(update={"confirmation": policy_of(confirmation)})
+        if output is not None and not (isinstance(output, type) and issubclass(output, BaseModel)):
+            raise UsageError(f"The argument output is {ascii(output)[:200]}.", remedy="Pass a Pydantic model.")
+        place, upload = inputs.workspace_in(workspace, None)
+        self._draft = Draft(
+            agent=inputs.with_output(spec, output),
+            workspace=place,
+            upload=upload,
+            directory=Path(place.path) if place.path and not isinstance(workspace, WorkspaceSpec) else None,
+            limits=None if limits is None else inputs.limits_in(limits),
+            tools=keys_of(tools),
+            secrets=inputs.secrets_in(secrets),
+            title=inputs.text_in(title, "title"),
+            labels=inputs.labels_in(labels),
+            tenancy=inputs.tenancy_in(tenancy),
+        )
+        self._new_id = inputs.id_in(conversation_id, None)
+        self.id = "" if is_server(cluster) and conversation_id is None else self._new_id
+        self._is_named = conversation_id is not None
+        self._tools = tools
+        self._output = output
+        self._cluster, self._api_key = cluster, api_key
+        self._environment = dict(environment or {})
+        self._callbacks = tuple(callbacks)
+        self._following = Following(self.id, self._callbacks, is_threaded=self.is_threaded)
+        self._opening = asyncio.Lock()
+        self._place: Place | None = None
+        self._owns_place, self._is_begun = True, False
+        self._is_disconnected = False
+
+    @property
+    def files(self) -> AsyncFiles:
+        """The files of its workspace."""
+        return AsyncFiles(self._begun, lambda: self.id)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.disconnect()
+
+    async def disconnect(self) -> None:
+        """End what was started for it here: the private workers, or the connection. Idempotent.
+
+        A conversation of a cluster continues without it; a private one rests, and `conversation_id` continues it.
+        """
+        place, self._place, self._is_disconnected = self._place, None, True
+        if place is not None and self._owns_place:
+            await place.aclose()
+
+    async def send_message(
+        self,
+        text: str,
+        *,
+        images: Sequence[Image] = (),
+        model: str | None = None,
+        double_texting: MessagePolicy | None = None,
+    ) -> None:
+        """Send a message. The agent works at once; the first message begins the conversation.
+
+        Args:
+            images: pictures: paths on this machine, bytes, or addresses.
+            model: the profile or model to continue with.
+            double_texting: what the message does if the agent works, see `Client.send_message`.
+        """
+        place = await self._opened()
+        if self._is_begun:
+            sending = place.client.send_message(
+                self.id, text, images=images, model=model, double_texting=double_texting
+            )
+            await place.do(sending)
+            return
+        draft = self._draft if model is None else self._draft.with_model(model)
+        if self._is_named and is_server(self._cluster):
+            raise UnknownConversation(self.id)
+        self.id = await place.do(draft.begin(place.client, self._new_id, text, images))
+        self._following.conversation_id = self.id
+        self._is_begun = True
+
+    async def run(self, text: str | None = None, *, timeout_seconds: float | None = None) -> Outcome[OutputT]:
+        """Send a message, if one is given, and wait until the conversation has settled.
+
+        Raises:
+            ConversationFailed: it has ended in an error.
+            NotSettled: it has not settled after `timeout_seconds`.
+        """
+        if text is not None:
+            await self.send_message(text)
+        outcome = await self.wait(timeout_seconds=timeout_seconds)
+        if outcome.state == "error":
+            raise ConversationFailed(outcome)
+        return outcome
+
+    async def wait(self, *, timeout_seconds: float | None = None) -> Outcome[OutputT]:
+        """Wait until nothing happens any more without somebody's input, however it has ended.
+
+        Raises:
+            NotSettled: it has not settled after `timeout_seconds`.
+        """
+        await self._begun()
+        assert self._place is not None
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._place.do(self._see(self._place))
+        except TimeoutError as error:
+            raise NotSettled(self.id, timeout_seconds) from error
+        summary = self._following.tally.summary()
+        if self._output is None or not summary.outputs:
+            return Outcome(summary)
+        output = cast("type[BaseModel]", self._output).model_validate(summary.outputs)
+        return Outcome(summary, cast("OutputT", output))
+
+    async def stream(
+        self, text: str | None = None, *, after: int | None = None, deltas: bool = False
+    ) -> AsyncGenerator[Event | Piece]:
+        """Yield each new event until the conversation has settled.
+
+        Args:
+            text: a message to send first.
+            after: begin behind this event; None: behind what this object has seen.
+            deltas: also yield pieces of replies while the model writes them; some may be missing.
+        """
+        place = await self._opened()
+        if deltas:
+            await place.announce(self.id)
+        if text is not None:
+            await self.send_message(text)
+        client, seen_id = await self._begun(), self._following.tally.last_event_id
+        if after is not None and after < seen_id:
+            for event in await client.events(self.id, after=after, is_whole=True):
+                if event.id <= seen_id:
+                    yield event
+        source = self._following.with_pieces(place) if deltas else self._following.until_settled(place)
+        async with contextlib.aclosing(source) as items:
+            async for item in items:
+                if isinstance(item, Piece) or after is None or item.id > after:
+                    yield item
+
+    async def events(self, *, after: int = 0) -> list[Event]:
+        """Return the events above `after`, in order, with their long texts whole."""
+        return await (await self._begun()).events(self.id, after=after, is_whole=True)
+
+    async def state(self) -> Summary:
+        """Return what is known of it now: the agent's state, its cost, its last words."""
+        return await (await self._begun()).summary(self.id)
+
+    async def why(self) -> Why:
+        """Return why it is where it is: the chain from its state to the cause, with what would change it."""
+        return await (await self._begun()).why(self.id)
+
+    async def metrics(self) -> Metrics:
+        """Return cost, tokens and latency of every model call."""
+        return (await self.state()).metrics
+
+    async def pause(self) -> None:
+        """Ask for a pause: what runs is finished, nothing new is started."""
+        await (await self._begun()).pause(self.id)
+
+    async def resume(self, *, model: str | None = None) -> None:
+        """Continue after a pause, a stop or an error; see `Client.resume`."""
+        await (await self._begun()).resume(self.id, model=model)
+
+    async def interrupt(self) -> None:
+        """Stop what runs now, and pause; see `Client.interrupt`."""
+        await (await self._begun()).interrupt(self.id)
+
+    async def confirm(self, *, action_id: int | None = None, edited: Mapping[str, Any] | None = None) -> None:
+        """Run the action that the agent asks about; see `Client.confirm`."""
+        await (await self._begun()).confirm(self.id, action_id=action_id, edited=edited)
+
+    async def reject(self, *, reason: str = "", action_id: int | None = None) -> None:
+        """Refuse the action that the agent asks about; with a reason, the agent continues. See `Client.reject`."""
+        await (await self._begun()).reject(self.id, reason=reason, action_id=action_id)
+
+    async def cancel(self, *, wait_seconds: float | None = None) -> Summary:
+        """Stop it and all that runs in it; see `Client.cancel`."""
+        return await (await self._begun()).cancel(self.id, wait_seconds=wait_seconds)
+
+    async def close(self) -> None:
+        """Take no more messages, for good. Only one that is over can be closed; see `Client.close`."""
+        await (await self._begun()).close(self.id)
+
+    async def execute(
+        self, command: str, *, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS, by: str = "", reason: str = ""
+    ) -> CommandResult:
+        """Run a command in its workspace beside the agent, which does not see it; see `Client.execute`."""
+        client = await self._begun()
+        return await client.execute(self.id, command, timeout_seconds=timeout_seconds, by=by, reason=reason)
+
+    async def set_model(self, model: str, *, by: str = "", reason: str = "") -> None:
+        """Continue with another model."""
+        await self._set(lambda draft: draft.with_model(model), Change(by=by, reason=reason), model=model)
+
+    async def set_agent(self, agent: AgentSpec | str, *, by: str = "", reason: str = "") -> None:
+        """Let another agent continue."""
+        spec = inputs.agent_in(agent, None)
+        await self._set(lambda draft: replace(draft, agent=spec), Change(agent=spec, by=by, reason=reason))
+
+    async def set_confirmation_policy(
+        self, policy: ConfirmationPolicy | str, *, by: str = "", reason: str = ""
+    ) -> None:
+        """Ask a person about other actions than before: a policy, or its mode."""
+        found = policy_of(policy)
+        await self._set(lambda draft: draft.with_policy(found), Change(confirmation=found, by=by, reason=reason))
+
+    async def set_analyzer(self, analyzer: str, *, by: str = "", reason: str = "") -> None:
+        """Let another analyzer say how dangerous actions are."""
+        inputs.analyzer_in(inputs.text_in(analyzer, "analyzer"))
+
+        def with_analyzer(draft: Draft) -> Draft:
+            return draft.with_policy(draft.agent.confirmation.model_copy(update={"analyzer": analyzer}))
+
+        await self._set(with_analyzer, Change(analyzer=analyzer, by=by, reason=reason))
+
+    async def set_limits(self, limits: Limits, *, by: str = "", reason: str = "") -> None:
+        """Set all limits; what has been used up counts against them."""
+        found = inputs.limits_in(limits)
+        await self._set(lambda draft: replace(draft, limits=found), Change(limits=found, by=by, reason=reason))
+
+    async def set_labels(self, labels: Mapping[str, str], *, by: str = "", reason: str = "") -> None:
+        """Set all labels."""
+        found = inputs.labels_in(labels)
+        await self._set(lambda draft: replace(draft, labels=found), Change(labels=found, by=by, reason=reason))
+
+    async def set_secrets(self, secrets: Mapping[str, str]) -> None:
+        """Add secrets, or replace those of the same names; values are in no log."""
+        found = inputs.secrets_in(secrets)
+        if not await self._has_begun():
+            self._draft = replace(self._draft, secrets={**self._draft.secrets, **found})
+            return
+        await (await self._opened()).set_secrets(self.id, found)
+
+    async def add_tools(self, *tools: str | CustomTool, by: str = "", reason: str = "") -> None:
+        """Let the agent use more tools: keys or patterns of what tool workers offer, or tools of this program."""
+        keys = keys_of(tools)
+        if self._place is None and not self._is_disconnected:
+            self._tools = (*self._tools, *tools)
+        await self._set(
+            lambda draft: replace(draft, tools=(*draft.tools, *keys)), Change(tools=keys, by=by, reason=reason)
+        )
+
+    async def fork(self, *, at: int | None = None, model: str | None = None, title: str = "") -> Self:
+        """Return a conversation that begins with this one's events, up to `at`, and continues from there.
+
+        A private one runs on the workers of this one, and ends with them.
+        """
+        client = await self._begun()
+        fork_id = await client.fork(self.id, at=at, model=model, title=title)
+        return self._of_fork(fork_id)
+
+    def _of_fork(self, fork_id: str) -> Self:
+        fork = type(self)(
+            self._draft.agent,
+            cluster=self._cluster,
+            api_key=self._api_key,
+            output=self._output,
+            callbacks=self._callbacks,
+            conversation_id=fork_id,
+        )
+        fork._place, fork._owns_place, fork._is_begun = self._place, False, True  # noqa: SLF001  (of this class)
+        return fork
+
+    async def _see(self, place: Place) -> None:
+        async for _ in self._following.until_settled(place):
+            continue
+
+    async def _set(self, drafted: Callable[[Draft], Draft], change: Change, *, model: str | None = None) -> None:
+        """Change the draft, or the conversation if it has begun."""
+        if not await self._has_begun():
+            self._draft = drafted(self._draft)
+            return
+        assert self._place is not None
+        await self._place.do(self._place.client.change(self.id, change, model=model))
+
+    async def _opened(self) -> Place:
+        """Return the place where it runs; what is not there yet is started."""
+        if self._is_disconnected:
+            raise UsageError("The conversation is disconnected.", remedy="Make another object for it, with its id.")
+        async with self._opening:
+            if self._place is None:
+                self._place = await self._open()
+                self._is_begun = await self._place.has(self.id)
+        return self._place
+
+    async def _open(self) -> Place:
+        if self._cluster is not None and is_server(self._cluster):
+            return Place.at_server(self._cluster, self._api_key)
+        if self._cluster is not None:
+            return await Place.running(self._cluster)
+        environment = {**self._environment, **environment_of(self._tools, self._environment)}
+        return await Place.private(self.id, self._draft.agent, self._draft.workspace, environment)
+
+    async def _has_begun(self) -> bool:
+        """Say whether the conversation exists. A new one does not, so nothing is started to find out."""
+        if self._place is None and not self._is_disconnected and not self._is_named:
+            return False
+        await self._opened()
+        return self._is_begun
+
+    async def _begun(self) -> Client | RemoteClient:
+        """Return the client of a conversation that has begun; raises `NotBegun` of another."""
+        place = await self._opened()
+        if not self._is_begun:
+            raise NotBegun
+        return place.client

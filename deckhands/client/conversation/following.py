@@ -1,0 +1,130 @@
+"""Following one conversation: each event once, in order, until it has settled; and the words of a reply on their way.
+
+Holds: what has been seen is not seen again, by any method; a store that comes back with an older log is followed
+from where it is then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
+
+from broker.contract.events import Event
+from broker.log.live_text import Piece
+from broker.runtime.errors import EventsLost, OutcomeUnknown, StoreUnavailable, UnknownConversation, UsageError
+from deckhands.client.conversation.place import Place
+from deckhands.client.reading.summary import Tally
+
+Callback = Callable[[Event], Awaitable[None] | None]
+"""Gets each event."""
+
+QUEUED = 1_000
+
+
+class Following:
+    """What has been seen of a conversation.
+
+    Args:
+        callbacks: get each event.
+        is_threaded: callbacks that are not asynchronous are called in a thread, where they may block.
+
+    Attributes:
+        conversation_id: which one.
+        tally: of all that has been seen.
+    """
+
+    def __init__(self, conversation_id: str, callbacks: Sequence[Callback], *, is_threaded: bool) -> None:
+        self.tally = Tally()
+        self.conversation_id = conversation_id
+        self._callbacks = callbacks
+        self._is_threaded = is_threaded
+        self._told_id = 0
+        self._is_at_it = False
+
+    async def until_settled(self, place: Place) -> AsyncGenerator[Event]:
+        """Yield what is new until the conversation has settled.
+
+        Raises:
+            UsageError: somebody else follows it by this object.
+            BaseException: what a callback raises.
+        """
+        if self._is_at_it:
+            raise UsageError(
+                f"The conversation {self.conversation_id} is being waited for already.",
+                remedy="Use a second object for it.",
+            )
+        self._is_at_it = True
+        try:
+            while True:
+                try:
+                    async with contextlib.aclosing(self._new(place)) as events:
+                        async for event in events:
+                            if event.id > self._told_id:
+                                self._told_id = event.id
+                                await self._tell(event)
+                                yield event
+                except EventsLost as lost:
+                    self.tally, self._told_id = Tally(), min(self._told_id, lost.last_id)
+                else:
+                    return
+        finally:
+            self._is_at_it = False
+
+    async def with_pieces(self, place: Place) -> AsyncGenerator[Event | Piece]:
+        """Yield what `until_settled` yields, and the pieces of replies while they are written."""
+        queue: asyncio.Queue[Event | Piece | None] = asyncio.Queue(QUEUED)
+
+        async def pump(source: AsyncIterable[Event | Piece], *, is_last: bool) -> None:
+            try:
+                async for item in source:
+                    await queue.put(item)
+            except Exception as error:
+                if is_last:
+                    await queue.put(None)
+                if is_last or not isinstance(error, StoreUnavailable | OutcomeUnknown):
+                    raise  # pieces may be missed, events may not
+            else:
+                if is_last:
+                    await queue.put(None)
+
+        following = asyncio.create_task(pump(self.until_settled(place), is_last=True))
+        watching = asyncio.create_task(pump(place.pieces(self.conversation_id), is_last=False))
+        try:
+            while (item := await queue.get()) is not None:
+                yield item
+            await following
+        finally:
+            for task in (following, watching):
+                task.cancel()
+            await asyncio.gather(following, watching, return_exceptions=True)
+
+    async def _new(self, place: Place) -> AsyncGenerator[Event]:
+        if self._has_all(await self._last_id(place)):
+            return
+        after = self.tally.last_event_id
+        async with contextlib.aclosing(place.client.tail(self.conversation_id, after=after, is_whole=True)) as events:
+            async for event in events:
+                self.tally.add(event)
+                yield event
+                if self.tally.status.is_settled and self._has_all(await self._last_id(place)):
+                    return
+
+    def _has_all(self, last_id: int) -> bool:
+        return self.tally.status.is_settled and self.tally.last_event_id >= last_id
+
+    async def _last_id(self, place: Place) -> int:
+        try:
+            return await place.last_id(self.conversation_id)
+        except UnknownConversation:  # it is in the archive, or nowhere
+            return self.tally.last_event_id
+
+    async def _tell(self, event: Event) -> None:
+        for callback in self._callbacks:
+            if self._is_threaded and not inspect.iscoroutinefunction(callback):
+                await asyncio.to_thread(callback, event)
+                continue
+            told = callback(event)
+            if inspect.isawaitable(told):
+                await told

@@ -1,0 +1,203 @@
+"""Where a conversation runs: on a cluster that runs, or on a private one that is started for it.
+
+Holds: what is started here ends here; the log and the summary of a private one are on disk afterwards, in the folder of
+a run, so that the command line finds them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from broker.contract.events import AgentSpec, ConversationCreated, Event, WorkspaceSpec
+from broker.coordination.workspace_orders import WorkspaceOrders
+from broker.log.live_text import LiveText, Piece
+from broker.runtime.errors import DeckhandsError, UnknownConversation, UsageError
+from deckhands.client.client import Client
+from deckhands.client.reading.summary import summarize
+from deckhands.client.remote.remote_client import RemoteClient
+from deckhands.client.runs.cluster_notices import unless_broken
+from deckhands.client.runs.private_cluster import private_cluster
+from deckhands.client.runs.records import RunFolder
+from deckhands.client.secret_keeping import keep_secrets
+from deckhands.cluster.embedded_cluster import Cluster
+from deckhands.cluster.home import Home, supervising
+from deckhands.settings import FaceSettings
+
+PATIENCE_SECONDS = 30.0
+END_LIMIT_SECONDS = 5.0
+STORES = ("redis://", "rediss://", "unix://")
+SERVERS = ("https://", "http://")
+
+T = TypeVar("T")
+
+
+def check_cluster(cluster: str | None) -> None:
+    """Refuse the address of a cluster that cannot be reached from here.
+
+    Raises:
+        UsageError: it is one.
+    """
+    if cluster is None:
+        return
+    if not isinstance(cluster, str) or not cluster.startswith((*STORES, *SERVERS)):
+        shown = (
+            ascii(cluster)[:100] if not isinstance(cluster, str) else ascii(cluster.partition("@")[2] or cluster)[:100]
+        )
+        raise UsageError(
+            f"The cluster {shown} is neither the address of a store nor of a server.",
+            remedy=f"Pass {', '.join(f'{scheme}…' for scheme in (*STORES, *SERVERS))}; or leave it out for a private "
+            "cluster.",
+        )
+    if cluster.startswith(SERVERS) and ("@" in cluster or not _host_in(cluster)):
+        raise UsageError(
+            "The address of the server has a name and password, or no host.",
+            remedy="Pass the API key by api_key=, or set DECKHANDS_API_KEY.",
+        )
+
+
+def _host_in(address: str) -> str | None:
+    try:
+        return urlsplit(address).hostname
+    except ValueError:  # such as half of an IPv6 address
+        return None
+
+
+def is_server(cluster: str | None) -> bool:
+    """Say whether an address is that of a server."""
+    return cluster is not None and cluster.startswith(SERVERS)
+
+
+class Place:
+    """An open place."""
+
+    def __init__(self, client: Client | RemoteClient, *, cluster: Cluster | None = None) -> None:
+        self.client = client
+        self._cluster = cluster
+        self._closing = AsyncExitStack()
+        self._folders: dict[str, RunFolder] = {}
+
+    @property
+    def is_private(self) -> bool:
+        """Whether it is only for this conversation and its forks."""
+        return self._cluster is not None
+
+    @classmethod
+    async def running(cls, url: str) -> Place:
+        """Connect to a cluster; raises what `Client.connect` does."""
+        return cls(await Client.connect(url, patience_seconds=PATIENCE_SECONDS))
+
+    @classmethod
+    async def private(
+        cls, conversation_id: str, agent: AgentSpec, workspace: WorkspaceSpec, environment: Mapping[str, str]
+    ) -> Place:
+        """Start a private store and workers, in the folder of a run.
+
+        Args:
+            agent, workspace: of a conversation that begins; one that has begun here before has its own.
+            environment: for the workers, over that of this process.
+
+        Raises:
+            UsageError: the directory may not be a workspace, or another process works in the folder.
+            DeckhandsError: the store cannot be started.
+        """
+        settings = FaceSettings.from_env()
+        home = Home(settings.home)
+        folder = RunFolder(home.run_folder(conversation_id))
+        home.prepare(folder.path)
+        async with AsyncExitStack() as starting:
+            starting.enter_context(supervising(folder.path, "A conversation"))
+            if folder.has_events and isinstance(created := folder.events()[0], ConversationCreated):
+                agent, workspace = created.agent, created.workspace
+            known = {**settings.environment, **environment}
+            cluster = Cluster(private_cluster(folder.path, agent, workspace, known))
+            starting.push_async_callback(cluster.stop)
+            await cluster.start()
+            client = await Client.connect(cluster.url, patience_seconds=PATIENCE_SECONDS)
+            place = cls(client, cluster=cluster)
+            place._closing = starting.pop_all()
+        place._folders[conversation_id] = folder
+        return place
+
+    @classmethod
+    def at_server(cls, url: str, api_key: str | None) -> Place:
+        """Return the conversations of a server.
+
+        Args:
+            api_key: None: the one that DECKHANDS_API_KEY holds.
+        """
+        return cls(RemoteClient(url, FaceSettings.from_env().api_key if api_key is None else api_key))
+
+    async def has(self, conversation_id: str) -> bool:
+        """Say whether there is a conversation."""
+        if isinstance(self.client, RemoteClient):
+            return bool(conversation_id) and await self.client.exists(conversation_id)
+        try:
+            await self.client.row(conversation_id)
+        except UnknownConversation:
+            return False
+        return True
+
+    async def last_id(self, conversation_id: str) -> int:
+        """Return the id of the last event of a conversation; raises UnknownConversation."""
+        if isinstance(self.client, RemoteClient):
+            return await self.client.last_id(conversation_id)
+        return await self.client.log.last_id(conversation_id)
+
+    async def announce(self, conversation_id: str) -> None:
+        """Say that somebody is about to watch replies as they are written."""
+        if isinstance(self.client, Client):
+            await LiveText(self.client.store, conversation_id).announce()
+
+    def pieces(self, conversation_id: str) -> AsyncGenerator[Piece]:
+        """Yield the pieces of replies while they are written."""
+        if isinstance(self.client, RemoteClient):
+            return self.client.pieces(conversation_id)
+        return LiveText(self.client.store, conversation_id).watch()
+
+    async def set_secrets(self, conversation_id: str, secrets: Mapping[str, str]) -> None:
+        """Add secrets, or replace those of the same names."""
+        if isinstance(self.client, RemoteClient):
+            await self.client.set_secrets(conversation_id, secrets)
+        else:
+            await keep_secrets(self.client.secrets, conversation_id, secrets)
+
+    async def do(self, work: Awaitable[T]) -> T:
+        """Wait for some work, unless the private cluster breaks first.
+
+        Raises:
+            DeckhandsError: what broke it.
+        """
+        return await work if self._cluster is None else await unless_broken(work, self._cluster.until_broken())
+
+    async def aclose(self) -> None:
+        """Disconnect; of a private cluster, keep the log and end everything. Idempotent."""
+        try:
+            for conversation_id, folder in self._folders.items():
+                await self._record(conversation_id, folder)
+            self._folders = {}
+        finally:
+            await self.client.aclose()
+            await self._closing.aclose()
+
+    async def _record(self, conversation_id: str, folder: RunFolder) -> None:
+        """Write what `deckhands logs` and `show` read of a run that is over."""
+        if not isinstance(self.client, Client) or not await self.has(conversation_id):
+            return
+        events = await self.client.events(conversation_id, is_whole=True, is_lenient=True)
+        await asyncio.to_thread(_write, folder, events)
+        try:
+            orders = WorkspaceOrders(self.client.store)
+            await orders.end_sessions(conversation_id, limit_seconds=END_LIMIT_SECONDS)
+        except DeckhandsError:
+            return  # their time to live ends them
+
+
+def _write(folder: RunFolder, events: Sequence[Event]) -> None:
+    with folder.recording() as recording:
+        for event in events:
+            recording.add(event)
+    folder.finish(summarize(events))

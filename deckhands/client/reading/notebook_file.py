@@ -1,0 +1,133 @@
+"""The notebooks of private runs: a file for each user's project in the home directory.
+
+A run's store is its own, so the notebook is put into it when the run begins, and what the run's log says about notes
+is done to the file as it happens.
+
+Holds: the same event may be taken in again; a note that was forgotten does not come back with an old log; several runs
+may write at once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+
+from broker.contract.events import Event
+from broker.contract.notes import MAX_NOTES, Note, Notebook, NoteObservation, in_order
+from broker.contract.specs import MemorySpec
+from broker.coordination.notebooks import FULL, FULL_REMEDY, Notebooks
+from broker.runtime.errors import UsageError
+
+MARK = "+"
+"""Ends every name of a folder or file, so that none is empty or leads elsewhere; no user or project has it."""
+SUFFIX = f"{MARK}.json"
+MAX_FORGOTTEN = 1_000
+
+
+class _Content(BaseModel):
+    notes: dict[str, Note] = {}
+    forgotten: list[str] = []
+
+
+class NotebookFile:
+    """One notebook."""
+
+    def __init__(self, folder: Path, memory: MemorySpec) -> None:
+        self._path = folder / f"{memory.user}{MARK}" / f"{memory.project}{SUFFIX}"
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """The notes in the order in which they were written.
+
+        Raises:
+            UsageError: the file cannot be read.
+        """
+        return in_order(self._read().notes.values())
+
+    def write(self, note: Note) -> None:
+        """Add a note, or replace the one with its id, unless it was forgotten. Idempotent.
+
+        Raises:
+            UsageError: the notebook is full, or cannot be written.
+        """
+        with self._changing() as content:
+            if note.id in content.forgotten:
+                return
+            if len(content.notes.keys() | {note.id}) > MAX_NOTES:
+                raise UsageError(FULL.format(limit=MAX_NOTES), remedy=FULL_REMEDY)
+            content.notes[note.id] = note
+
+    def forget(self, note_id: str) -> bool:
+        """Remove a note for good; False when there is none with this id."""
+        with self._changing() as content:
+            content.forgotten.append(note_id)
+            return content.notes.pop(note_id, None) is not None
+
+    def erase(self) -> None:
+        """Remove all notes for good."""
+        with self._changing() as content:
+            content.forgotten += content.notes
+            content.notes.clear()
+
+    def take_in(self, event: Event) -> None:
+        """Do what an event of a run says about notes; nothing for any other event. Idempotent."""
+        if isinstance(event, NoteObservation):
+            if event.forgotten:
+                self.forget(event.forgotten)
+            if event.written is not None:
+                self.write(event.written)
+
+    async def put_into(self, notebooks: Notebooks, notebook: Notebook) -> None:
+        """Make a store's notebook what this one is."""
+        await notebooks.erase(notebook)
+        for note in self.notes:
+            await notebooks.write(notebook, note)
+
+    def _read(self) -> _Content:
+        try:
+            return _Content.model_validate_json(self._path.read_bytes())
+        except FileNotFoundError:
+            return _Content()
+        except OSError as error:
+            raise UsageError(f"The notes in {self._path} cannot be read: {error.strerror}.") from error
+        except ValidationError as error:
+            raise UsageError(f"The file {self._path} holds no notes.", remedy="Move it away.") from error
+
+    @contextmanager
+    def _changing(self) -> Iterator[_Content]:
+        """Give the content to be changed, and write it whole if nothing is raised."""
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise UsageError(f"The notes in {self._path} cannot be written: {error.strerror}.") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            content = self._read()
+            yield content
+            content.forgotten = list(dict.fromkeys(content.forgotten))[-MAX_FORGOTTEN:]
+            draft = self._path.with_suffix(".new")
+            draft.touch(mode=0o600)
+            draft.write_text(content.model_dump_json(indent=1) + "\n", encoding="utf-8")
+            draft.replace(self._path)
+        finally:
+            os.close(lock)
+
+
+def notebooks_in(folder: Path) -> Mapping[Notebook, int]:
+    """Return every notebook in a folder and how many notes it holds, sorted.
+
+    Raises:
+        UsageError: one cannot be read.
+    """
+    found = {}
+    for path in sorted(folder.glob(f"*/*{SUFFIX}")):
+        user, project = path.parent.name.removesuffix(MARK), path.name.removesuffix(SUFFIX)
+        notes = NotebookFile(folder, MemorySpec(user=user, project=project)).notes
+        found[Notebook("", user, project)] = len(notes)
+    return found

@@ -1,0 +1,275 @@
+"""How the verbs print: results on standard output, everything else on standard error.
+
+Holds: colour and redrawing only on a terminal; all of it goes through `deckhands.client.reading.terminal`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+from broker.contract.actions import RiskyAction
+from broker.contract.events import Event
+from broker.log.export import event_line
+from broker.log.live_text import Piece
+from broker.runtime.counting import counted
+from deckhands.cli.timing_options import shown
+from deckhands.client.reading.metrics import Metrics
+from deckhands.client.reading.rendering import Renderer
+from deckhands.client.reading.summary import Summary
+from deckhands.client.reading.terminal import (
+    clean_line,
+    fitted,
+    is_coloured,
+    print_ascii,
+    print_coloured,
+    print_text,
+    width_of,
+)
+
+CALLS_REMEMBERED = 8
+"""How many calls back the parts of a reply are known that was printed while the model wrote it."""
+GAP = "  "
+LAST_COLUMN = 20
+"""How many columns of the screen the last column of a table gets before others are left out for it."""
+UNCONFINED = "none: commands can do all that their tool worker's user can"
+
+
+def print_json(value: Any) -> None:
+    """Print a JSON object as one line of ASCII."""
+    print_ascii(json.dumps(value) + "\n")
+
+
+def note(text: str) -> None:
+    """Print a notice on standard error, if anybody reads it."""
+    try:
+        print_text(clean_line(text, limit=1_000), err=True)
+    except BrokenPipeError:  # what is left in the buffer would change the exit code
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+    except OSError:
+        return
+
+
+@contextmanager
+def outliving_reader(on_gone: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Continue when the reader of standard output has gone, and drop what is printed after that."""
+    try:
+        yield
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        on_gone()
+
+
+class EventPrinter:
+    """Prints events, readable or as JSON."""
+
+    def __init__(self, *, as_json: bool, is_plain: bool = False) -> None:
+        self._as_json = as_json
+        self._renderer = Renderer(is_coloured=is_coloured(sys.stdout) and not is_plain)
+        self._call = self._kind = ""
+        self._streamed: dict[str, str] = {}  # by call: pieces may be ahead of the events of earlier calls
+        self._is_in_line = False
+
+    def event(self, event: Event) -> None:
+        """Print an event, unless a reader does not need it, or has read it while the model wrote it."""
+        if self._as_json:
+            print_ascii(event_line(event) + "\n")
+            return
+        shown = "\n".join(self._streamed.values()) if self._streamed and _are_read_together() else ""
+        if lines := self._renderer.lines(event, shown=shown):
+            self._end_line()
+            print_coloured(lines)
+
+    def question(self, action: RiskyAction) -> None:
+        """Print the action that a person is asked to confirm, and how to answer."""
+        print_coloured(["", *self._renderer.question(action)])
+        print_text("`deckhands confirm ID` runs it, `deckhands reject ID` refuses it.")
+
+    def piece(self, piece: Piece) -> None:
+        """Print a part of a reply on standard error while the model writes it. The whole reply follows as an event."""
+        if piece.kind == "superseded":
+            self._streamed.pop(piece.call, None)
+            text = f"\n[{piece.call}: the call failed and its output is dropped; another model is asked]"
+            print_coloured([self._renderer.styled(text, "dim")], err=True, end="")
+            return
+        if piece.call != self._call or piece.kind != self._kind:
+            self._end_line()
+            print_coloured([self._renderer.styled(f"[{piece.call} {piece.kind}] ", "dim")], err=True, end="")
+            self._call, self._kind = piece.call, piece.kind
+        self._remember(piece)
+        self._is_in_line = True
+        print_text(piece.text, err=True, end="")
+
+    def note(self, text: str) -> None:
+        """Print a notice on standard error."""
+        note(text)
+
+    def close(self) -> None:
+        """Take away what is not to stay; plain lines stay."""
+
+    @asynccontextmanager
+    async def asking(self) -> AsyncIterator[None]:
+        """Leave the terminal to a person who answers."""
+        yield
+
+    @asynccontextmanager
+    async def live(self) -> AsyncIterator[None]:
+        """Keep up to date what is not to stay."""
+        yield
+
+    def _remember(self, piece: Piece) -> None:
+        self._streamed[piece.call] = self._streamed.get(piece.call, "") + piece.text
+        if len(self._streamed) > CALLS_REMEMBERED:
+            del self._streamed[next(iter(self._streamed))]
+
+    def _end_line(self) -> None:
+        """End the line of a reply that the model has written so far."""
+        if self._is_in_line:
+            print_text("", err=True)
+        self._is_in_line = False
+
+    def summary(self, summary: Summary) -> None:
+        """Print a summary: one line of JSON, or a few readable ones."""
+        if self._as_json:
+            print_json(summary.as_json())
+            return
+        style = "green" if summary.state == "finished" else "red"
+        lines = summary_lines(summary)
+        styled = [self._renderer.styled(line, style if line.startswith("State") else "dim") for line in lines]
+        print_coloured(["", *styled])
+
+
+def _are_read_together() -> bool:
+    """Say whether standard output and standard error lead to one terminal, file or pipe."""
+    try:
+        return os.path.samestat(os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno()))
+    except (OSError, ValueError):  # one is not a file
+        return sys.stdout.isatty() and sys.stderr.isatty()
+
+
+def cost_text(cost_usd: float, *, is_whole: bool) -> str:
+    """Return a cost as text, marked as incomplete if a price is not known."""
+    if is_whole:
+        return f"${cost_usd:.4f}"
+    return f"at least ${cost_usd:.4f}" if cost_usd else "unknown"
+
+
+def summary_lines(summary: Summary) -> list[str]:
+    """Return a summary as lines, one fact a line."""
+    cost = cost_text(summary.cost_usd, is_whole=not summary.has_unknown_cost)
+    facts = {
+        "State": summary.state + (f": {summary.last_error}" if summary.last_error else ""),
+        "Details": "" if summary.error_detail in summary.last_error else summary.error_detail,
+        "Remedy": summary.remedy,
+        "Begins": f"not before {shown(summary.not_before)}" if summary.not_before else "",
+        "Expires": f"unless it has begun by {shown(summary.expires)}" if summary.expires else "",
+        "Conversation": summary.conversation_id,
+        "Title": summary.title,
+        "Labels": " ".join(f"{name}={value}" for name, value in sorted(summary.labels.items())),
+        "Model": summary.model,
+        "Workspace": summary.workspace or "",
+        "Sandbox": UNCONFINED if summary.sandbox == "none" else "",
+        "IPython": "the agent can run cells" if summary.has_ipython else "",
+        "Hands to": ", ".join(f"{name} ({what})" for name, what in summary.delegates.items()),
+        "Iterations": str(summary.iterations),
+        "Tokens": f"{summary.prompt_tokens:,} in, {summary.completion_tokens:,} out" + _cached(summary.metrics),
+        "Cost": cost + _unkept_budget(summary) + _estimated(summary),
+        "Models": _models(summary.metrics),
+        "Delegates": _delegates(summary.metrics),
+        "Latency": _latency(summary.metrics),
+        "Duration": f"{summary.duration_seconds:.1f} s",
+        "Output": json.dumps(summary.outputs, ensure_ascii=False) if summary.outputs else "",
+    }
+    return [f"{name + ':':<14}{clean_line(value, limit=1_000)}" for name, value in facts.items() if value]
+
+
+def _unkept_budget(summary: Summary) -> str:
+    budget = summary.metrics.max_budget_per_task
+    if budget is None or not summary.has_unknown_cost:
+        return ""
+    return f"; the budget of ${budget:.2f} counts only calls whose price is known"
+
+
+def _estimated(summary: Summary) -> str:
+    if not summary.estimated_calls:
+        return ""
+    return f"; estimated for {counted(summary.estimated_calls, 'call')} whose tokens the provider did not count"
+
+
+def _cached(metrics: Metrics) -> str:
+    usage = metrics.accumulated_token_usage
+    if not usage.cache_read_tokens and not usage.cache_write_tokens:
+        return ""
+    return f" ({usage.cache_read_tokens:,} read from the cache, {usage.cache_write_tokens:,} written to it)"
+
+
+def _models(metrics: Metrics) -> str:
+    """Return the cost of each model; empty if there was only one."""
+    models = metrics.per_model()
+    parts = []
+    for name, found in models.items():
+        cost = cost_text(found["accumulated_cost"], is_whole=not metrics.has_unknown_price(name))
+        parts.append(f"{name} {_of_unknown(cost)} (calls: {found['calls']})")
+    return ", ".join(parts) if len(parts) > 1 else ""
+
+
+def _delegates(metrics: Metrics) -> str:
+    """Return the cost of each delegate, which is part of the total."""
+    return ", ".join(
+        f"{found.agent or found.conversation_id} "
+        f"{_of_unknown(cost_text(found.cost, is_whole=not found.has_unknown_cost))} "
+        f"({found.state}, iterations: {found.iterations})"
+        for found in metrics.delegates
+    )
+
+
+def _of_unknown(cost: str) -> str:
+    return "at an unknown cost" if cost == "unknown" else cost
+
+
+def _latency(metrics: Metrics) -> str:
+    totals = metrics.totals()
+    if not totals["longest_latency"]:
+        return ""
+    return f"{totals['mean_latency']:.1f} s a call, {totals['longest_latency']:.1f} s the longest"
+
+
+def table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], *, columns: int | None = None, spare: Sequence[str] = ()
+) -> list[str]:
+    """Return a table as lines, its columns as wide as their widest cell.
+
+    Args:
+        columns: how wide a line may be: then the last column is cut, and before it gets too narrow, others are left
+            out; None: as wide as it is.
+        spare: the heads of the columns that are left out, the first one first.
+    """
+    cleaned = [list(head), *([clean_line(cell, limit=60) for cell in row] for row in rows)]
+    left_out = list(spare)
+    while columns is not None and left_out and _rest(cleaned, columns) < 0:
+        position = cleaned[0].index(left_out.pop(0))
+        for row in cleaned:
+            del row[position]
+    widths = _widths(cleaned)
+    lines = [
+        GAP.join(_padded(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cleaned
+    ]
+    return lines if columns is None else [fitted(line, columns) for line in lines]
+
+
+def _rest(rows: Sequence[Sequence[str]], columns: int) -> int:
+    """Return how many columns are left, if the last one of the table gets what it needs, or `LAST_COLUMN`."""
+    *widths, last = _widths(rows)
+    return columns - sum(widths) - len(GAP) * len(widths) - min(last, LAST_COLUMN)
+
+
+def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(width_of(cell) for cell in column) for column in zip(*rows, strict=True)]
+
+
+def _padded(cell: str, width: int) -> str:
+    return cell + " " * (width - width_of(cell))

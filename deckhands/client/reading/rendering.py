@@ -1,0 +1,109 @@
+"""Events as lines for a terminal.
+
+Holds: whatever an event holds, nothing of it can move the cursor, change colours, set the title, reverse the reading
+direction or hide: control characters reach the terminal spelt out.
+Does not: show everything; `logs --json` and `export` do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from broker.contract.actions import RiskyAction
+from broker.contract.agent_state import AgentState
+from broker.contract.events import Action, Event, EventSource, ModelCallFailed
+from broker.contract.kinds import Paragraph
+from broker.contract.observations import AgentStateChangedObservation
+from deckhands.client.reading.terminal import clean, counted
+
+MAX_COLUMNS = 2_000
+MAX_ASKED_LINES = 10_000
+MAX_ASKED_COLUMNS = 100_000
+"""Who agrees to something has to see the whole of it, however much there is to scroll."""
+
+_RESET = "\x1b[0m"
+_STYLES = {"bold": "\x1b[1m", "dim": "\x1b[2m", "red": "\x1b[31m", "green": "\x1b[32m", "cyan": "\x1b[36m"}
+
+
+class Renderer:
+    """Turns the events of a log into lines, in order, with colour or without.
+
+    Actions of one turn of the model, and their results, have the number of the action before each line. A failure that
+    one event reports and the next one repeats is shown once.
+    """
+
+    def __init__(self, *, is_coloured: bool) -> None:
+        self._is_coloured = is_coloured
+        self._numbered: set[int] = set()
+        self._failure = ""
+
+    def styled(self, text: str, style: str) -> str:
+        """Return a text of ours in a style: bold, dim, red, green or cyan."""
+        return f"{_STYLES[style]}{text}{_RESET}" if self._is_coloured and text else text
+
+    def lines(self, event: Event, *, shown: str = "") -> list[str]:
+        """Return the lines to show for an event; none for what a reader does not need.
+
+        Args:
+            shown: what the reader has already seen of the model's reply; it is not repeated.
+        """
+        mark = self._number_of(event)
+        if not event.is_shown_to_people or self._repeats_failure(event):
+            return []
+        return [f"{self.styled(mark, 'dim')}{line}" for line in self._blocks(_unseen(event, shown))]
+
+    def asked(self, action: Action) -> list[str]:
+        """Return the lines that show somebody who is asked about an action everything that it would do."""
+        whole = (replace(paragraph, max_lines=MAX_ASKED_LINES) for paragraph in action.asked)
+        return list(self._blocks(whole, max_columns=MAX_ASKED_COLUMNS))
+
+    def question(self, action: RiskyAction) -> list[str]:
+        """Return the lines of the question whether an action may run."""
+        return [f"The agent asks to run action {action.id} (risk {action.security_risk.name}):", *self.asked(action)]
+
+    def _number_of(self, event: Event) -> str:
+        """Return what stands before the lines of an action that others run beside, and of its result."""
+        call = event.tool_call_metadata
+        if isinstance(event, Action) and call is not None and call.total_calls_in_response > 1:
+            self._numbered.add(event.id)
+            return f"[{event.id}] "
+        return f"[{event.cause}] " if event.cause in self._numbered else ""
+
+    def _repeats_failure(self, event: Event) -> bool:
+        """Say whether the event only repeats the failure that the one before it has shown."""
+        failure, self._failure = self._failure, ""
+        if isinstance(event, ModelCallFailed) and event.retry_at is None:
+            self._failure = event.content
+        is_error = isinstance(event, AgentStateChangedObservation) and event.agent_state is AgentState.ERROR
+        return is_error and bool(failure) and failure in event.reason  # type: ignore[attr-defined]
+
+    def _blocks(self, paragraphs: Iterable[Paragraph], max_columns: int = MAX_COLUMNS) -> Iterator[str]:
+        for paragraph in paragraphs:
+            yield from self._block(paragraph, max_columns)
+
+    def _block(self, paragraph: Paragraph, max_columns: int) -> Iterator[str]:
+        """Yield the first and the last lines of a text behind its mark; nothing for an empty text."""
+        mark, style, max_lines = paragraph.mark, paragraph.style, paragraph.max_lines
+        lines = clean(paragraph.text).strip("\n").split("\n")
+        if lines == [""]:
+            return
+        if len(lines) > max_lines:
+            half = max_lines // 2
+            lines = [*lines[:half], f"… {counted(len(lines) - 2 * half, 'more line')} …", *lines[-half:]]
+        for number, line in enumerate(lines):
+            shown = line if len(line) <= max_columns else line[:max_columns] + "…"
+            full = (mark if number == 0 else " " * len(mark)) + shown
+            yield self.styled(full, style) if style else full
+
+
+def _unseen(event: Event, shown: str) -> Iterable[Paragraph]:
+    """Return what an event says, without the words of the model that were shown; what it does is always said."""
+    if not shown or not isinstance(event, Action) or event.source is not EventSource.AGENT:
+        return event.paragraphs
+    return [part for part in event.paragraphs if part.style == "cyan" or not _is_in(part.text.strip(), shown)]
+
+
+def _is_in(text: str, shown: str) -> bool:
+    return text in shown or json.dumps(text)[1:-1] in shown or json.dumps(text, ensure_ascii=False)[1:-1] in shown

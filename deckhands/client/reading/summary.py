@@ -1,0 +1,341 @@
+"""The result of a conversation as one small object: a fold of its log.
+
+Holds: the same events give the same summary, whether it is read from a live store or from a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from enum import IntEnum
+from typing import Any, Self
+
+from broker.contract.actions import (
+    AgentFinishAction,
+    AgentRejectAction,
+    MessageAction,
+    SystemMessageAction,
+)
+from broker.contract.agent_state import AgentState
+from broker.contract.events import (
+    AgentSpec,
+    ConversationBegun,
+    ConversationCreated,
+    DelegateEnded,
+    Event,
+    EventSource,
+    ModelCallFailed,
+    ModelReply,
+    Observation,
+)
+from broker.contract.interventions import ConversationChanged
+from broker.contract.observations import AgentStateChangedObservation
+from broker.log.expiry import EXPIRED_CODE
+from broker.log.status import Status
+from deckhands.client.reading.metrics import Metrics, MetricsFold
+
+LIMIT_ERRORS = (
+    "RuntimeError: Agent reached maximum iteration.",
+    "RuntimeError: Agent reached maximum budget for conversation.",
+    "RuntimeError: Agent reached maximum number of tokens for conversation.",
+    "RuntimeError: Agent reached maximum time for conversation.",
+)
+"""How the error of a conversation begins that has used up a limit (OpenHands section 4.3 and 4.4)."""
+
+_CHECK_MODEL = "Check the model's name (LLM_MODEL or --model) and LLM_BASE_URL."
+_CHECK_SERVER = "Check LLM_BASE_URL and the network; NO_PROXY names servers that a proxy is not to be asked for."
+REMEDIES = {
+    "authentication": "Check LLM_API_KEY.",
+    "bad_request": _CHECK_MODEL,
+    "not_found": _CHECK_MODEL,
+    "out_of_credits": "Top up the account that LLM_API_KEY belongs to.",
+    "service_unavailable": _CHECK_SERVER,
+    "timeout": _CHECK_SERVER,
+}
+"""What to do about a failed model call, by its code."""
+
+_LATER = ("not_before", "expires", "metrics", "outputs", "asked_id", "sandbox", "has_ipython", "delegates", "labels")
+"""Fields that earlier versions have not left."""
+
+
+TIMES = ("started", "updated", "not_before", "expires")
+
+
+class ExitCode(IntEnum):
+    """How a command of the CLI ends."""
+
+    FINISHED = 0
+    ERROR = 1
+    USAGE = 2
+    REJECTED = 3
+    OUT_OF_TIME = 4
+    NEEDS_PERSON = 5
+    LIMIT = 6
+    EXPIRED = 7
+    INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A conversation in numbers and a few texts.
+
+    Attributes:
+        state: the agent's state, see `AgentState`.
+        iterations: steps of the model that brought a reply.
+        cost_usd: delegates that have ended included, as in the tokens; a lower bound if `has_unknown_cost`.
+        estimated_calls: calls whose usage the provider has not counted, so that their tokens and costs are estimated.
+        duration_seconds: from the first event to the last; of a fork, without what it shares with its origin.
+        last_error: the error it ended with, or the last failed model call that was not made up for; or empty.
+        error_code: the class of that error or failed call, or empty.
+        error_detail: what the provider said to it, or empty.
+        message: what the agent said last: its final thought, its reason to refuse, its question.
+        outputs: the structured output of its finish; empty as long as no finish counts.
+        asked_id: the action that a person is asked to confirm; None for none.
+        sandbox: what was asked for, `auto` among it; `none` also where something ran without one; empty: not known.
+        has_ipython: the agent can run cells.
+        delegates: whom it can hand tasks to, by name: the agent and its model, as far as that is named.
+        metrics: cost, tokens and latency of every call, and what each delegate has used up.
+        labels: what its producer has written on it.
+        not_before: when it may begin; None: it has begun, or may at once.
+        expires: by when it has to have begun; None: it has, or may whenever it can.
+    """
+
+    conversation_id: str
+    state: str
+    iterations: int
+    cost_usd: float
+    prompt_tokens: int
+    completion_tokens: int
+    duration_seconds: float
+    last_event_id: int
+    has_unknown_cost: bool
+    title: str
+    agent: str
+    model: str
+    workspace: str | None
+    started: datetime | None
+    updated: datetime | None
+    last_error: str
+    error_code: str
+    error_detail: str
+    message: str
+    metrics: Metrics = field(default_factory=Metrics)
+    outputs: dict[str, Any] = field(default_factory=dict)
+    asked_id: int | None = None
+    sandbox: str = ""
+    estimated_calls: int = 0
+    labels: dict[str, str] = field(default_factory=dict)
+    has_ipython: bool = False
+    delegates: dict[str, str] = field(default_factory=dict)
+    not_before: datetime | None = None
+    expires: datetime | None = None
+
+    @property
+    def remedy(self) -> str:
+        """What to do about the last failed model call, or empty."""
+        return REMEDIES.get(self.error_code, "")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain JSON values; `summary` is true in this object and in no event."""
+        fields: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        for name in TIMES:
+            moment = fields[name]
+            fields[name] = moment.isoformat() if moment else None
+        parts = {
+            "per_model": self.metrics.per_model(),
+            "per_delegate": [asdict(delegate) for delegate in self.metrics.delegates],
+        }
+        return {"summary": True} | fields | {"metrics": self.metrics.get() | parts}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the summary that `as_json` made the fields of.
+
+        Raises:
+            KeyError, TypeError, ValueError: they are not the fields of a summary.
+        """
+        known: dict[str, Any] = {name: fields[name] for name in cls.__slots__ if name not in _LATER}
+        if "metrics" in fields:
+            known["metrics"] = Metrics.from_json(fields["metrics"])
+        known["outputs"] = fields.get("outputs", {})
+        known["asked_id"] = fields.get("asked_id")
+        known["sandbox"] = fields.get("sandbox", "")
+        known["labels"] = fields.get("labels", {})
+        known["has_ipython"] = fields.get("has_ipython", False)
+        known["delegates"] = dict(fields.get("delegates", {}))
+        for name in TIMES:
+            known[name] = datetime.fromisoformat(fields[name]) if fields.get(name) else None
+        return cls(**known)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """How a command ends that ran this conversation until it settled."""
+        match self.state:
+            case AgentState.FINISHED:
+                return ExitCode.FINISHED
+            case AgentState.REJECTED:
+                return ExitCode.REJECTED
+            case AgentState.STOPPED:
+                return ExitCode.INTERRUPTED
+            case AgentState.ERROR if self.error_code == EXPIRED_CODE:
+                return ExitCode.EXPIRED
+            case AgentState.ERROR:
+                return ExitCode.LIMIT if self.last_error.startswith(LIMIT_ERRORS) else ExitCode.ERROR
+        return ExitCode.NEEDS_PERSON
+
+
+def words_in(events: Sequence[Event]) -> list[int]:
+    """Return the places of what a summary of events quotes: what the agent has said last, and its last finish."""
+    places: dict[bool, int] = {}
+    for place, event in enumerate(events):
+        is_finish = isinstance(event, AgentFinishAction)
+        is_said = isinstance(event, MessageAction) and event.source == EventSource.AGENT
+        if is_finish or is_said or isinstance(event, AgentRejectAction):
+            places[is_finish] = place
+    return sorted(places.values())
+
+
+class Tally:
+    """A summary in the making."""
+
+    def __init__(self) -> None:
+        self.status = Status()
+        self._created: ConversationCreated | None = None
+        self._last: Event | None = None
+        self._started: datetime | None = None
+        self._updated: datetime | None = None
+        self._replies = 0
+        self._metrics = MetricsFold()
+        self._has_unknown_cost = False
+        self._estimated_calls = 0
+        self._model = ""
+        self._last_error = ""
+        self._error_code = ""
+        self._failure: ModelCallFailed | None = None
+        self._message = ""
+        self._outputs: dict[str, Any] = {}
+        self._sandbox = ""
+        self._is_waiting = False
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> Self:
+        """Take in a log, or its beginning."""
+        tally = cls()
+        for event in events:
+            tally.add(event)
+        return tally
+
+    @property
+    def last_event_id(self) -> int:
+        """The id of the last event taken in; 0 before the first."""
+        return self._last.id if self._last else 0
+
+    def add(self, event: Event) -> None:
+        """Take in the next event."""
+        was = self.status.state
+        self._metrics.add(event)
+        self.status = self.status.after(event)
+        self._last = event
+        self._started = self._started or event.timestamp
+        if event.timestamp is not None and self._started is not None:
+            self._updated = max(event.timestamp, self._started)  # what a fork shares with its origin is older than it
+        match event:
+            case ConversationCreated():
+                self._created = event
+                self._is_waiting = event.is_planned
+                self._sandbox = event.workspace.sandbox
+                self._model = event.agent.llm.model or ""
+            case ConversationChanged():
+                self._change(event)
+            case ConversationBegun() | SystemMessageAction():
+                self._is_waiting = False
+            case ModelReply():
+                self._add_reply(event)
+            case DelegateEnded():
+                self._has_unknown_cost = self._has_unknown_cost or event.has_unknown_cost
+            case ModelCallFailed():
+                self._last_error = event.last_error or event.content
+                self._error_code, self._failure = event.code, event
+            case AgentFinishAction():
+                self._message = event.final_thought or event.thought
+                self._outputs = dict(event.outputs)
+            case AgentRejectAction():
+                self._message = str(event.outputs.get("reason", "")) or event.thought
+            case MessageAction(source=EventSource.AGENT):
+                self._message = event.content
+            case AgentStateChangedObservation(agent_state=AgentState.ERROR):
+                self._last_error = event.reason or self._last_error
+                self._error_code = event.code or self._error_code
+            case AgentStateChangedObservation(agent_state=AgentState.RUNNING) if was is AgentState.ERROR:
+                self._forget_error()
+            case Observation(unsandboxed=True):
+                self._sandbox = "none"
+
+    def summary(self) -> Summary:
+        """Return the summary of what was taken in so far; the first event must be among it."""
+        created = self._created
+        assert created is not None, "a log begins with its ConversationCreated"
+        metrics = self._metrics.metrics()
+        seconds = (self._updated - self._started).total_seconds() if self._started and self._updated else 0.0
+        return Summary(
+            conversation_id=created.conversation_id,
+            state=self.status.state.value,
+            iterations=self._replies,
+            cost_usd=round(metrics.accumulated_cost, 8),
+            prompt_tokens=metrics.accumulated_token_usage.prompt_tokens,
+            completion_tokens=metrics.accumulated_token_usage.completion_tokens,
+            duration_seconds=round(seconds, 3),
+            last_event_id=self.last_event_id,
+            has_unknown_cost=self._has_unknown_cost,
+            title=created.title,
+            agent=created.agent.name,
+            model=self._model,
+            workspace=created.workspace.path,
+            started=self._started,
+            updated=self._updated,
+            last_error=self._last_error,
+            error_code=self._error_code,
+            error_detail=self._failure.content if self._failure else "",
+            message=self._message,
+            metrics=metrics,
+            outputs=self._outputs if self.status.state is AgentState.FINISHED else {},
+            asked_id=self.status.asked_id,
+            sandbox=self._sandbox,
+            estimated_calls=self._estimated_calls,
+            labels=dict(created.labels or {}),
+            has_ipython=created.agent.enable_jupyter,
+            not_before=created.not_before if self._is_waiting else None,
+            expires=created.expires if self._is_waiting else None,
+            delegates={name: _described(delegate) for name, delegate in created.agent.delegates.items()},
+        )
+
+    def _change(self, change: ConversationChanged) -> None:
+        """Take in what a person has changed in what the conversation was created as."""
+        changes: dict[str, Any] = {"labels": change.labels} if change.labels is not None else {}
+        if change.agent is not None:
+            changes["agent"] = change.agent
+            self._model = change.agent.llm.model or self._model
+        if changes and self._created is not None:
+            self._created = self._created.model_copy(update=changes)
+
+    def _forget_error(self) -> None:
+        self._last_error = self._error_code = ""
+        self._failure = None
+
+    def _add_reply(self, reply: ModelReply) -> None:
+        self._forget_error()
+        if reply.service == "agent":
+            self._replies += 1
+            self._model = reply.model or self._model
+        self._has_unknown_cost = self._has_unknown_cost or reply.cost_usd is None
+        self._estimated_calls += bool(reply.is_usage_estimated)
+
+
+def _described(agent: AgentSpec) -> str:
+    return f"{agent.name}, {agent.llm.model}" if agent.llm.model else agent.name
+
+
+def summarize(events: Iterable[Event]) -> Summary:
+    """Return the summary of a log."""
+    return Tally.of(events).summary()

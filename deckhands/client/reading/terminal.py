@@ -1,0 +1,130 @@
+r"""The one way to the terminal: what is sent there, and what never is.
+
+Most of what a person reads was written by somebody else: a model, a file, a repository, a producer. A terminal obeys
+what it is sent: it moves its cursor, sets titles and links, overwrites what was there.
+
+Holds: what a terminal would obey or hide is spelt out, as in `\x1b`; nothing is dropped.
+Does not: decide what is shown, see `deckhands.client.reading.rendering` and `deckhands.client.reading.output`.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import TextIO
+
+import click
+
+from broker.runtime.counting import counted as counted  # noqa: PLC0414  (a number as a terminal shows it)
+
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # what a terminal obeys
+    "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\U000e0000-\U000e007f"  # what reorders a line or is not seen
+    "\ud800-\udfff]"  # what no terminal can be sent
+)
+
+
+def clean(text: str) -> str:
+    r"""Return text that a terminal shows as it is, whole: what it would obey or hide is spelt out, as in `\x1b`.
+
+    Nothing is dropped: a command that hides behind an escape sequence is still a command.
+    """
+    shown = text.replace("\r\n", "\n").expandtabs(4)
+    return _UNSEEN.sub(lambda found: found.group().encode("unicode_escape").decode(), shown)
+
+
+def clean_line(text: str, *, limit: int = 200) -> str:
+    """Return cleaned text as one line of at most `limit` characters."""
+    line = " ".join(clean(text).split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def is_coloured(stream: TextIO) -> bool:
+    """Say whether a stream gets colours: a terminal, unless NO_COLOR or TERM=dumb forbids it."""
+    from deckhands.settings import wants_colour  # late: `--help` prints by this module, and settings cost pydantic
+
+    return stream.isatty() and wants_colour()
+
+
+def is_redrawn(stream: TextIO) -> bool:
+    """Say whether lines on a stream can be replaced: on a terminal, unless TERM=dumb."""
+    from deckhands.settings import can_redraw
+
+    return stream.isatty() and can_redraw()
+
+
+def columns_of(stream: TextIO) -> int | None:
+    """Return how many columns a stream has; None: it is no terminal, and lines may be as long as they are."""
+    return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
+def width_of(text: str) -> int:
+    """Return how many columns a cleaned line takes: two for a wide character, none for one that combines."""
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
+    return len(text) + wide - sum(unicodedata.combining(character) > 0 for character in text)
+
+
+def fitted(line: str, columns: int) -> str:
+    """Return a cleaned line cut to this many columns, with `…` where something is missing."""
+    if width_of(line) <= columns:
+        return line
+    while line and width_of(line) > columns - 1:
+        line = line[:-1]
+    return line + "…" if columns > 0 else ""
+
+
+def print_text(text: str, *, err: bool = False, end: str = "\n") -> None:
+    """Print a text, its control characters spelt out."""
+    click.echo(clean(text) + end, err=err, nl=False)
+
+
+def print_coloured(lines: Iterable[str], *, err: bool = False, end: str = "\n") -> None:
+    """Print lines of a `Renderer`, which has cleaned them and has decided on colour."""
+    for line in lines:
+        click.echo(line + end, err=err, nl=False, color=True)
+
+
+def redraw(line: str) -> None:
+    """Put a line in place of the one that the cursor is on, on standard error, which is a terminal."""
+    click.echo(f"\r\x1b[K{clean(line)}", nl=False, err=True, color=True)
+
+
+def redraw_lines(lines: Sequence[str], before: int) -> None:
+    """Put lines in place of the last `before` lines that this printed on standard error, which is a terminal."""
+    up = f"\x1b[{before}A" if before else ""
+    body = "".join(f"\r\x1b[K{clean(line)}\n" for line in lines)
+    click.echo(f"{up}{body}\x1b[J", nl=False, err=True, color=True)
+
+
+def draw(text: str, *, on: TextIO | None = None) -> None:
+    """Send text that consists of cleaned parts and of sequences of ours.
+
+    Args:
+        on: A terminal; None: standard output, whatever it is now.
+    """
+    stream = sys.stdout if on is None else on
+    stream.write(text)
+    stream.flush()
+
+
+def ask(question: str) -> None:
+    """Print a question on standard error; the answer is typed behind it."""
+    sys.stderr.write(clean(question))
+    sys.stderr.flush()
+
+
+def print_patch(patch: bytes) -> None:
+    """Print a patch: as the bytes that `git apply` takes, or readable on a terminal, which would obey some of them."""
+    if sys.stdout.isatty():
+        patch = clean(patch.decode("utf-8", "backslashreplace")).encode("utf-8", "backslashreplace")
+    click.echo(patch, nl=False)
+
+
+def print_ascii(text: str) -> None:
+    """Print lines of JSON as they are; JSON in ASCII has no control characters."""
+    click.echo(text, nl=False)

@@ -1,0 +1,145 @@
+"""The facts about a conversation that explain why it makes no progress, as values; `reader` reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from broker.limits.ledger import Account
+from broker.log.conversations import ConversationRow, Takeover
+from deckhands.client.reasons.history import History
+from deckhands.client.reasons.link import Why
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFact:
+    """A worker.
+
+    Attributes:
+        left_seconds: how long its heartbeat still holds; negative: since when it has lapsed.
+        held: how many conversations or actions it has; None: not reported.
+        lag_seconds: how late its loop was; None: not reported.
+    """
+
+    worker_id: str
+    left_seconds: float
+    held: int | None = None
+    lag_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceInLine:
+    """A place in a queue.
+
+    Attributes:
+        stream: its name, without that of the shard.
+        before: how many entries go first; None: not known.
+        taken_by: the worker that received it and has not begun; empty: none.
+    """
+
+    stream: str
+    before: int | None = None
+    taken_by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ActionFact:
+    """Where an action is.
+
+    Attributes:
+        worker: the one that carries it out; None: nobody has begun.
+        began: when that worker received it; None: not known.
+        place: its place in the queue; None: it is in no queue.
+    """
+
+    id: int
+    worker: WorkerFact | None = None
+    began: datetime | None = None
+    place: PlaceInLine | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFact:
+    """The node of a workspace.
+
+    Attributes:
+        is_alive: it has a tool worker whose heartbeat holds.
+        given_up_at: when its workspaces move elsewhere; None: it was never seen.
+        is_fixed: the workspace is a named directory on it, and cannot move.
+    """
+
+    node: str
+    is_alive: bool
+    seen: datetime | None = None
+    given_up_at: datetime | None = None
+    is_fixed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaFact:
+    """The queue of a quota; `before` is None if the conversation is not in it: its turn may have come."""
+
+    models: str
+    waiting: int
+    before: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetFact:
+    """An account; `before` is how many go first, or None if the conversation does not wait for the account."""
+
+    account: Account
+    before: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """All facts about a conversation.
+
+    Attributes:
+        now: the store's time.
+        row: its row in the index; None: the conversation is in no store.
+        is_run: it belongs to a run of this machine, which is not in progress if it is in no store.
+        history: what its log says.
+        owner: the controller worker that has it; None: nobody.
+        place: where it waits for a controller worker; None: in no queue.
+        parked_until: when a worker looks at it again; None: it is not parked.
+        expires: the latest time at which it may begin.
+        died: when it was found to have crashed three workers; None: it was not.
+        deaths: the workers that died with it, the latest last.
+        controllers: how many controller workers are alive.
+        actions: the actions in `history.pending`, by id.
+        pool: the pool of its workspace.
+        unserved: why no running tool worker takes its actions; empty: one does.
+        delegates: the explanations of the delegates that it waits for, by action; None: too many, or too deep.
+        worker_lines: what the logs of workers on this machine say about it, the latest last.
+        shows_workers: the reader may know the names of workers and nodes.
+    """
+
+    conversation_id: str
+    now: datetime
+    row: ConversationRow | None
+    history: History
+    is_run: bool = False
+    owner: WorkerFact | None = None
+    place: PlaceInLine | None = None
+    parked_until: datetime | None = None
+    expires: datetime | None = None
+    died: datetime | None = None
+    deaths: tuple[Takeover, ...] = ()
+    controllers: int = 0
+    actions: Mapping[int, ActionFact] = field(default_factory=dict)
+    pool: str = ""
+    unserved: str = ""
+    node: NodeFact | None = None
+    quota: QuotaFact | None = None
+    budget: BudgetFact | None = None
+    delegates: Mapping[int, Why | None] = field(default_factory=dict)
+    worker_lines: tuple[str, ...] = ()
+    shows_workers: bool = True
+
+    @property
+    def wait_reason(self) -> str:
+        """What it waits for, according to the index."""
+        return self.row.wait_reason if self.row is not None else ""

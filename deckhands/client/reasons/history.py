@@ -1,0 +1,133 @@
+"""What the log of a conversation says about its waits: a fold, like a summary.
+
+Holds: pure; the same events give the same history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from broker.contract.actions import AgentDelegateAction, ChangeAgentStateAction, MessageAction
+from broker.contract.agent_state import AgentState
+from broker.contract.double_texting import InterruptedObservation
+from broker.contract.events import (
+    Action,
+    ConfirmationStatus,
+    ConversationBegun,
+    ConversationCreated,
+    DelegateEnded,
+    Event,
+    EventSource,
+    ModelCallAdmitted,
+    ModelCallDeferred,
+    ModelCallFailed,
+    ModelReply,
+    Observation,
+    OperatorActed,
+)
+from broker.contract.observations import AgentStateChangedObservation
+from broker.log.status import Status
+
+LAST_LINES = 5
+TEXT_CHARS = 300
+
+
+@dataclass(slots=True)
+class History:
+    """What a log says about waits.
+
+    Attributes:
+        created: its first event; None if the log is empty.
+        changed: the latest change of the agent's state.
+        pending: actions for tool workers without an observation, in order, except those that a person is asked about.
+        delegates: those that a step waits for, by the action that asks for each.
+        failure: the latest failed call, until one succeeds.
+        deferral: why the next call has to wait, until it may be made.
+        message: the agent's latest message, or empty.
+        unread: the first message or request that the agent has not noticed.
+        operator: the latest action of a person through the server.
+        lines: the latest events, as lines for people.
+        updated: when the log was last written.
+    """
+
+    status: Status = field(default_factory=Status)
+    created: ConversationCreated | None = None
+    changed: AgentStateChangedObservation | None = None
+    pending: dict[int, Action] = field(default_factory=dict)
+    asked: dict[int, Action] = field(default_factory=dict)
+    delegates: dict[int, AgentDelegateAction] = field(default_factory=dict)
+    failure: ModelCallFailed | None = None
+    deferral: ModelCallDeferred | None = None
+    message: str = ""
+    unread: Event | None = None
+    operator: OperatorActed | None = None
+    begun: bool = False
+    updated: datetime | None = None
+    lines: list[str] = field(default_factory=list)
+
+    def add(self, event: Event) -> None:
+        """Take in the next event."""
+        self.status = self.status.after(event)
+        self.updated = event.timestamp or self.updated
+        if self.status.is_unanswered:
+            is_request = isinstance(event, MessageAction | ChangeAgentStateAction)
+            self.unread = self.unread or (event if is_request else None)
+        else:
+            self.unread = None
+        self.lines = [*self.lines, f"[{event.id}] {event.kind}: {event.sentence}"[:TEXT_CHARS]][-LAST_LINES:]
+        match event:
+            case ConversationCreated():
+                self.created = self.created or event
+            case ConversationBegun():
+                self.begun = True
+            case AgentStateChangedObservation():
+                self._change(event)
+            case DelegateEnded():
+                self.delegates.pop(event.delegate_id, None)
+            case Observation():
+                self._answer(event)
+            case ModelReply():
+                self.failure = self.deferral = None
+            case ModelCallFailed():
+                self.failure, self.deferral = event, None
+            case ModelCallDeferred():
+                self.deferral = event
+            case ModelCallAdmitted():
+                self.deferral = None
+            case OperatorActed():
+                self.operator = event
+            case AgentDelegateAction():
+                self.delegates[event.id] = event
+            case MessageAction(source=EventSource.AGENT):
+                self.message = event.content
+            case Action():
+                self._act(event)
+
+    def _change(self, event: AgentStateChangedObservation) -> None:
+        self.changed = event
+        if event.agent_state not in (AgentState.RUNNING, AgentState.RATE_LIMITED):
+            self.deferral = None
+
+    def _answer(self, event: Observation) -> None:
+        if isinstance(event, InterruptedObservation):
+            self.deferral = self.failure = None
+        if event.cause:
+            self.pending.pop(event.cause, None)
+            self.delegates.pop(event.cause, None)
+
+    def _act(self, event: Action) -> None:
+        state = getattr(event, "confirmation_state", ConfirmationStatus.CONFIRMED)
+        if state is ConfirmationStatus.AWAITING_CONFIRMATION:
+            self.asked[event.id] = event
+        elif event.runnable and state is ConfirmationStatus.CONFIRMED:
+            self.pending[event.id] = event
+
+
+def history_of(events: Iterable[Event]) -> History:
+    """Return the history of a log."""
+    found = History()
+    for event in events:
+        found.add(event)
+    return found

@@ -1,0 +1,109 @@
+"""A directory of this machine as an archive that a workspace begins with.
+
+Holds: nothing that may not be a workspace is packed; the archive has no more than a server and a tool worker take, and
+no owners. The same files give the same archive.
+Does not: follow links, or take devices, sockets and pipes along.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from broker.contract.workspace_sources import UploadedSource
+from broker.coordination.stored_files import MAX_STORED_FILE_BYTES, content_name
+from broker.coordination.transfers import MAX_COPY_BYTES, MAX_COPY_FILES
+from broker.runtime.errors import UsageError
+from deckhands.client.named_directory import refuse_unfit
+from deckhands.client.transfers.packed_files import SPECIAL_BITS
+from deckhands.settings import FaceSettings
+
+if sys.version_info >= (3, 11, 4):
+    import tarfile
+else:  # as in packed_files
+    from backports import tarfile  # type: ignore[no-redef]
+
+TAKE_LESS = "Name a part of it, a Git bundle (`git bundle create`), or an archive of what is needed."
+LEVEL = 6
+
+
+class PackedDirectory(NamedTuple):
+    """An archive, and how a workspace names it."""
+
+    source: UploadedSource
+    content: bytes
+
+
+def packed(directory: Path, *, limit_bytes: int = MAX_STORED_FILE_BYTES) -> PackedDirectory | None:
+    """Return what is in a directory, packed; None if there is no such directory.
+
+    Args:
+        limit_bytes: of the archive.
+
+    Raises:
+        UsageError: it may not be a workspace, has more than the limit when packed, 4 GiB or 200,000 files, or cannot be
+            read.
+    """
+    if not directory.is_dir():
+        return None
+    root = directory.resolve()
+    refuse_unfit(root, FaceSettings.from_env().environment)
+    target = _Bounded(directory, limit_bytes)
+    try:
+        with (
+            gzip.GzipFile(fileobj=target, mode="wb", compresslevel=LEVEL, mtime=0) as stream,
+            tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive,
+        ):
+            archive.add(root, arcname=".", filter=_Bounds(archive, directory).checked)
+    except (OSError, tarfile.TarError) as error:
+        name = getattr(error, "filename", None) or directory
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"{name} cannot be read: {why}.", remedy="Make it readable, or name another.") from error
+    content = target.getvalue()
+    name = f"{root.name or 'root'}.tar.gz"[-200:]
+    return PackedDirectory(UploadedSource(name=name, format="tar", parcel=content_name(content)), content)
+
+
+class _Bounded(io.BytesIO):
+    """A file in memory, of the size that a server takes."""
+
+    def __init__(self, directory: Path, limit_bytes: int) -> None:
+        super().__init__()
+        self._directory, self._limit_bytes = directory, limit_bytes
+
+    def write(self, part: bytes) -> int:  # type: ignore[override]
+        """Write a part; raises UsageError where it is too much."""
+        if self.tell() + len(part) > self._limit_bytes:
+            raise UsageError(
+                f"{self._directory} has more than {self._limit_bytes:,} bytes when packed.", remedy=TAKE_LESS
+            )
+        return super().write(part)
+
+
+class _Bounds:
+    """What is taken along of a directory, and how much of it there may be."""
+
+    def __init__(self, archive: tarfile.TarFile, directory: Path) -> None:
+        self._archive, self._directory = archive, directory
+        self._files = self._bytes = 0
+
+    def checked(self, header: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        """Return an entry as it is packed; None: it is left out."""
+        if not (header.isreg() or header.isdir() or header.issym() or header.islnk()):
+            return None
+        self._archive.members = []  # type: ignore[attr-defined]  # many of them would stay in memory
+        self._files += 1
+        self._bytes += header.size
+        if self._files > MAX_COPY_FILES or self._bytes > MAX_COPY_BYTES:
+            raise UsageError(
+                f"{self._directory} has more than {MAX_COPY_FILES:,} files or {MAX_COPY_BYTES:,} bytes.",
+                remedy=TAKE_LESS,
+            )
+        header.mode &= ~SPECIAL_BITS
+        header.uid = header.gid = 0
+        header.uname = header.gname = ""
+        header.mtime = int(header.mtime)
+        return header

@@ -1,0 +1,316 @@
+"""The conversations of a server, with those methods of `Client` that a `Conversation` uses.
+
+Holds: what was sent has its effect once, whatever is lost on the way; a stream that is cut off is resumed behind its
+last event.
+Does not: begin a conversation under an id of the caller's choice, because the server chooses it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from broker.contract.events import AgentSpec, Event, Limits, WorkspaceSpec
+from broker.contract.interventions import DEFAULT_TIMEOUT_SECONDS
+from broker.contract.specs import Tenancy
+from broker.contract.timing import MessagePolicy
+from broker.coordination.stored_files import content_name
+from broker.log.export import event_from_export
+from broker.log.live_text import Piece
+from broker.runtime.errors import EventsLost, StoreUnavailable, UnknownConversation, UsageError
+from broker.runtime.ids import jitter
+from deckhands.client.changing import Change
+from deckhands.client.errors import NotStopped
+from deckhands.client.named_directory import DirectoryNotTaken
+from deckhands.client.reading.summary import Summary, Tally
+from deckhands.client.reasons.link import Why
+from deckhands.client.remote.packed_directory import PackedDirectory, packed
+from deckhands.client.remote.remote_files import LONG_SECONDS, RemoteFiles
+from deckhands.client.remote.server_calls import PAUSE_SECONDS, ServerCalls, problem_as_error
+from deckhands.client.tasks import inputs
+from deckhands.client.tasks.images import Image, image_urls_of
+from deckhands.client.tasks.tasks import check_task
+from deckhands.client.transfers.commands import CommandResult
+
+ASKED = "asked for by a program"
+"""The reason that stands in the log where the caller gives none."""
+
+
+class RemoteClient:
+    """The conversations that a key may see.
+
+    Args:
+        url: of the server.
+        api_key: one of its keys; empty: none.
+    """
+
+    def __init__(self, url: str, api_key: str = "") -> None:
+        self._calls = ServerCalls(url, api_key)
+        # By the key of what they begin: under it, the same has to be sent again until it is known to have begun.
+        self._copies: dict[str, PackedDirectory] = {}
+
+    @property
+    def files(self) -> RemoteFiles:
+        """The files of the conversations' workspaces."""
+        return RemoteFiles(self._calls)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._calls.aclose()
+
+    async def exists(self, conversation_id: str) -> bool:
+        """Say whether there is a conversation that the key may see."""
+        try:
+            await self._calls.ask("GET", f"/conversations/{conversation_id}")
+        except UnknownConversation:
+            return False
+        return True
+
+    async def submit(
+        self,
+        task: str,
+        *,
+        agent: AgentSpec,
+        workspace: WorkspaceSpec,
+        idempotency_key: str,
+        upload: bytes | None = None,
+        directory: Path | None = None,
+        images: Sequence[Image] = (),
+        limits: Limits | None = None,
+        tools: Sequence[str] = (),
+        output: type[BaseModel] | Mapping[str, Any] | None = None,
+        secrets: Mapping[str, str] | None = None,
+        headless: bool = True,
+        title: str = "",
+        labels: Mapping[str, str] | None = None,
+        tenancy: Tenancy | None = None,
+    ) -> str:
+        """Begin a conversation and return its id; see `Client.submit`.
+
+        Args:
+            directory: what the workspace's path names on this machine. If no tool worker takes the path and there is
+                such a directory here, a copy of it is sent.
+        """
+        check_task(inputs.text_in(task, "task"))
+        urls = await asyncio.to_thread(image_urls_of, images)
+        spec = inputs.with_output(agent, output)
+        body = {
+            "task": task,
+            "agent": spec.model_dump(mode="json", exclude_none=True),
+            "workspace": workspace.model_dump(mode="json", exclude_none=True),
+            "tools": list(tools),
+            "secrets": dict(secrets or {}),
+            "headless": headless,
+            "title": title,
+            "labels": dict(labels or {}),
+            **({"images": list(urls)} if urls else {}),
+            **({"limits": limits.model_dump(mode="json")} if limits is not None else {}),
+            **(tenancy.model_dump(mode="json", exclude_none=True) if tenancy is not None else {}),
+        }
+        copy = self._copies.get(idempotency_key)
+        if copy is None:
+            try:
+                return await self._begin(body, upload, idempotency_key)
+            except UsageError as error:
+                if error.code == DirectoryNotTaken.code and directory is not None:
+                    copy = await asyncio.to_thread(packed, directory)
+                if copy is None:
+                    raise
+            self._copies[idempotency_key] = copy
+        sent = workspace.model_copy(update={"path": None, "source": copy.source})
+        body["workspace"] = sent.model_dump(mode="json", exclude_none=True)
+        try:
+            begun = await self._begin(body, copy.content, idempotency_key)
+        except UsageError:  # nothing has begun; the files may change until it is tried again
+            self._copies.pop(idempotency_key, None)
+            raise
+        self._copies.pop(idempotency_key, None)
+        return begun
+
+    async def _begin(self, body: Mapping[str, Any], upload: bytes | None, key: str) -> str:
+        if upload is not None:
+            path = f"/uploads/{content_name(upload)}"
+            await self._calls.ask("PUT", path, content=upload, key=key, read_seconds=LONG_SECONDS)
+        answer = await self._calls.ask("POST", "/conversations", body=body, key=key)
+        return str(answer.json()["conversation_id"])
+
+    async def send_message(
+        self,
+        conversation_id: str,
+        text: str,
+        *,
+        images: Sequence[Image] = (),
+        model: str | None = None,
+        double_texting: MessagePolicy | None = None,
+    ) -> None:
+        """Send a message to the agent; see `Client.send_message`."""
+        check_task(inputs.text_in(text, "text"), name="message")
+        urls = await asyncio.to_thread(image_urls_of, images)
+        body = {"content": text, "images": list(urls or ()), "model": model, "double_texting": double_texting}
+        await self._post(conversation_id, "messages", body)
+
+    async def events(self, conversation_id: str, *, after: int = 0, is_whole: bool = False) -> list[Event]:
+        """Return the events above `after`, in order; see `Client.events`."""
+        found: list[Event] = []
+        place: int | None = after
+        while place is not None:
+            query = {"after": place, "limit": 500, "whole": is_whole}
+            page = (await self._calls.ask("GET", f"/conversations/{conversation_id}/events", query=query)).json()
+            found += [event_from_export(event) for event in page["events"]]
+            place = page["next_after"]
+        return found
+
+    async def tail(
+        self, conversation_id: str, *, after: int = 0, is_whole: bool = False
+    ) -> AsyncGenerator[Event, None]:
+        """Yield the events above `after`, then each new one; see `Client.tail`."""
+        path, seen = f"/conversations/{conversation_id}/stream", after
+        while True:
+            messages = self._calls.stream(path, {"after": seen, "whole": is_whole})
+            try:
+                async with contextlib.aclosing(messages):
+                    async for kind, content in messages:
+                        if kind == "event":
+                            yield event_from_export(content)
+                            seen = int(content["id"])
+                        elif kind == "end":
+                            return
+                        elif kind == "problem" and not content["retryable"]:
+                            raise problem_as_error(content, conversation_id)
+            except EventsLost:
+                raise EventsLost(conversation_id, await self.last_id(conversation_id), seen) from None
+            except StoreUnavailable:
+                pass  # a conversation outlives every server
+            await asyncio.sleep(PAUSE_SECONDS * jitter())
+
+    async def pieces(self, conversation_id: str) -> AsyncGenerator[Piece]:
+        """Yield the pieces of replies while they are written; some may be missing.
+
+        Raises:
+            ServerUnavailable: the server went away.
+        """
+        query = {"after": await self.last_id(conversation_id), "deltas": True}
+        messages = self._calls.stream(f"/conversations/{conversation_id}/stream", query)
+        async with contextlib.aclosing(messages):
+            async for kind, content in messages:
+                if kind == "delta":
+                    yield Piece(content["call"], content["kind"], content["text"], content.get("at"))
+
+    async def summary(self, conversation_id: str) -> Summary:
+        """Return the summary of a conversation; see `Client.summary`."""
+        answer = await self._calls.ask("GET", f"/conversations/{conversation_id}")
+        return Summary.from_json(answer.json()["summary"])
+
+    async def why(self, conversation_id: str) -> Why:
+        """Return why a conversation is where it is; see `Client.why`."""
+        answer = await self._calls.ask("GET", f"/conversations/{conversation_id}/why")
+        return Why.from_json(answer.json())
+
+    async def last_id(self, conversation_id: str) -> int:
+        """Return the id of its last event."""
+        return (await self.summary(conversation_id)).last_event_id
+
+    async def pause(self, conversation_id: str) -> None:
+        """See `Client.pause`."""
+        await self._post(conversation_id, "pause", {"reason": ASKED})
+
+    async def resume(self, conversation_id: str, *, model: str | None = None) -> None:
+        """See `Client.resume`."""
+        await self._post(conversation_id, "resume", {"reason": ASKED, "model": model})
+
+    async def interrupt(self, conversation_id: str) -> None:
+        """See `Client.interrupt`."""
+        await self._post(conversation_id, "interrupt", {"reason": ASKED})
+
+    async def confirm(
+        self, conversation_id: str, *, action_id: int | None = None, edited: Mapping[str, Any] | None = None
+    ) -> None:
+        """See `Client.confirm`."""
+        await self._post(conversation_id, "confirm", {"action_id": action_id, "edited": dict(edited or {})})
+
+    async def reject(self, conversation_id: str, *, reason: str = "", action_id: int | None = None) -> None:
+        """See `Client.reject`."""
+        await self._post(conversation_id, "reject", {"action_id": action_id, "reason": reason})
+
+    async def cancel(self, conversation_id: str, *, wait_seconds: float | None = None) -> Summary:
+        """See `Client.cancel`."""
+        await self._post(conversation_id, "cancel", {"reason": ASKED})
+        if wait_seconds is None:
+            return await self.summary(conversation_id)
+        tally = Tally()
+        try:
+            async with (
+                asyncio.timeout(wait_seconds),
+                contextlib.aclosing(self.tail(conversation_id)) as events,
+            ):
+                async for event in events:
+                    tally.add(event)
+                    if tally.status.is_terminal and tally.last_event_id >= await self.last_id(conversation_id):
+                        break
+        except TimeoutError as error:
+            raise NotStopped(conversation_id, wait_seconds) from error
+        return tally.summary()
+
+    async def close(self, conversation_id: str) -> None:
+        """See `Client.close`."""
+        await self._post(conversation_id, "close", {"reason": ASKED})
+
+    async def execute(
+        self,
+        conversation_id: str,
+        command: str,
+        *,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        by: str = "",
+        reason: str = "",
+    ) -> CommandResult:
+        """See `Client.execute`; the author in the log is the key, and `by` stands in the reason."""
+        if not isinstance(command, str) or not command.strip() or "\0" in command:
+            raise UsageError("The command is empty, or has a NUL character.", remedy="Pass what bash is to run.")
+        body = {"command": command, "timeout_seconds": timeout_seconds, "reason": _said(by, reason)}
+        answer = await self._calls.ask(
+            "POST", f"/conversations/{conversation_id}/execute", body=body, read_seconds=timeout_seconds + 90
+        )
+        done = answer.json()
+        return CommandResult(done["event_id"], done["output"], done["exit_code"])
+
+    async def change(self, conversation_id: str, change: Change, *, model: str | None = None) -> None:
+        """See `Client.change`; the author in the log is the key, and `by` stands in the reason."""
+        agent, policy = change.agent, change.confirmation
+        body = {
+            "agent": agent.model_dump(mode="json", exclude_none=True) if isinstance(agent, AgentSpec) else agent,
+            "model": model,
+            "confirmation": None if policy is None else policy.model_dump(mode="json", exclude_none=True),
+            "analyzer": change.analyzer,
+            "limits": None if change.limits is None else change.limits.model_dump(mode="json"),
+            "tools": list(change.tools),
+            "labels": None if change.labels is None else dict(change.labels),
+            "reason": _said(change.by, change.reason) or ASKED,
+        }
+        await self._calls.ask("PATCH", f"/conversations/{conversation_id}", body=body)
+
+    async def fork(
+        self, conversation_id: str, *, at: int | None = None, model: str | None = None, title: str = ""
+    ) -> str:
+        """See `Client.fork`."""
+        answer = await self._post(conversation_id, "fork", {"at": at, "model": model, "title": title})
+        return str(answer["conversation_id"])
+
+    async def set_secrets(self, conversation_id: str, secrets: Mapping[str, str]) -> None:
+        """Add secrets, or replace those of the same names."""
+        if secrets:
+            await self._calls.ask("PUT", f"/conversations/{conversation_id}/secrets", body={"secrets": dict(secrets)})
+
+    async def _post(self, conversation_id: str, verb: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        answer = await self._calls.ask("POST", f"/conversations/{conversation_id}/{verb}", body=body)
+        found: dict[str, Any] = answer.json()
+        return found
+
+
+def _said(by: str, reason: str) -> str:
+    return ": ".join(part for part in (inputs.text_in(by, "by"), inputs.text_in(reason, "reason")) if part)

@@ -1,0 +1,150 @@
+"""Following a conversation until it settles, and asking a person what it asks.
+
+Holds: an answer that the store has acknowledged and then lost, before anything followed from it, is asked for again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+from broker.contract.actions import ChangeAgentStateAction, RiskyAction
+from broker.contract.agent_state import AgentState
+from broker.contract.events import ConfirmationStatus, Event, ModelReply
+from broker.runtime.errors import EventsLost
+from deckhands.client.client import Client
+from deckhands.client.reading.summary import Tally
+
+ANSWER_SECONDS = 1.0
+"""How often to look whether the log still has an answer that nothing has followed yet."""
+
+OnEvent = Callable[[Event], None]
+Ask = Callable[[RiskyAction], Awaitable[bool]]
+
+
+async def follow(
+    client: Client,
+    conversation_id: str,
+    tally: Tally,
+    on_event: OnEvent,
+    *,
+    ask: Ask | None,
+    show_rest: Callable[[], Awaitable[None]],
+    reply: str | None = None,
+) -> None:
+    """Pass on the events of a conversation until it settles.
+
+    Args:
+        tally: takes the events in.
+        ask: says whether an action may run; None: nobody can be asked, and a question ends it.
+        show_rest: called before each reply is passed on.
+        reply: what is said to an agent that waits for a message; None: its question ends it.
+    """
+    following = _Following(client, conversation_id, tally, on_event, ask=ask, show_rest=show_rest, reply=reply)
+    after = 0
+    while True:
+        try:
+            async with contextlib.aclosing(client.tail(conversation_id, after=after, is_whole=True)) as events:
+                await following.until_settled(_Coming(events))
+                return
+        except EventsLost as lost:
+            after = following.without_answer(lost)
+
+
+class _Following:
+    """What is known of a conversation that is followed; takes what `follow` takes."""
+
+    def __init__(
+        self,
+        client: Client,
+        conversation_id: str,
+        tally: Tally,
+        on_event: OnEvent,
+        *,
+        ask: Ask | None,
+        show_rest: Callable[[], Awaitable[None]],
+        reply: str | None,
+    ) -> None:
+        self._reply = reply
+        self._client = client
+        self._conversation_id = conversation_id
+        self._tally = tally
+        self._on_event = on_event
+        self._ask = ask
+        self._show_rest = show_rest
+        self._waiting: dict[int, RiskyAction] = {}
+        self._answered_at: int | None = None
+        """The last event before an answer that nothing has followed yet."""
+        self._answer: Event | None = None
+        """That answer, once it was read: it counts when something has followed it."""
+
+    async def until_settled(self, coming: _Coming) -> None:
+        """Take in what comes until the conversation settles, and answer what it asks."""
+        while True:
+            event = await coming.next(ANSWER_SECONDS if self._answered_at is not None else None)
+            if self._answered_at is not None and isinstance(event, ChangeAgentStateAction):
+                self._answer = event
+                continue
+            if event is not None:
+                for found in (self._answer, event) if self._answer is not None else (event,):
+                    await self._take_in(found)
+                self._answer = self._answered_at = None
+            tally = self._tally
+            if not tally.status.is_settled or tally.last_event_id < await self._client.log.last_id(
+                self._conversation_id
+            ):
+                continue
+            self._answer = None  # the log has lost it, if there was one
+            asked = self._waiting.get(tally.status.asked_id or 0)
+            if self._reply is not None and tally.status.state is AgentState.AWAITING_USER_INPUT:
+                await self._client.send_message(self._conversation_id, self._reply)
+                self._answered_at = tally.last_event_id
+                continue
+            if self._ask is None or asked is None:
+                return
+            answer = self._client.confirm if await self._ask(asked) else self._client.reject
+            await answer(self._conversation_id, action_id=asked.id)
+            self._answered_at = tally.last_event_id
+
+    def without_answer(self, lost: EventsLost) -> int:
+        """Forget an answer that the log has lost, and return the event after which to follow it again.
+
+        Raises:
+            EventsLost: more than the answer is gone.
+        """
+        if self._answered_at is None or lost.last_id < self._answered_at:
+            raise lost
+        self._answer = None
+        return self._answered_at
+
+    async def _take_in(self, event: Event) -> None:
+        if isinstance(event, ModelReply):  # all of its parts come before what follows from it
+            await self._show_rest()
+        self._on_event(event)
+        self._tally.add(event)
+        if isinstance(event, RiskyAction) and event.confirmation_state is ConfirmationStatus.AWAITING_CONFIRMATION:
+            self._waiting[event.id] = event
+
+
+class _Coming:
+    """The events of a log as they come; waiting for one can be given up and taken up again."""
+
+    def __init__(self, events: AsyncGenerator[Event, None]) -> None:
+        self._events = events
+        self._next: asyncio.Future[Event] | None = None
+
+    async def next(self, limit_seconds: float | None) -> Event | None:
+        """Return the next event; None: none has come within the limit."""
+        if self._next is None:
+            self._next = asyncio.ensure_future(anext(self._events))
+        try:
+            done, _ = await asyncio.wait((self._next,), timeout=limit_seconds)
+        except asyncio.CancelledError:
+            self._next.cancel()
+            await asyncio.gather(self._next, return_exceptions=True)  # a generator that runs cannot be closed
+            raise
+        if not done:
+            return None
+        found, self._next = self._next, None
+        return found.result()

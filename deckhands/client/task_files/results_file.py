@@ -1,0 +1,121 @@
+"""The file of results: one JSON object a line, appended as each task settles.
+
+Holds: a result is there once and whole. What a kill has cut off is dropped when the file is opened again, and one
+process writes at a time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from broker.runtime.errors import DeckhandsError, UsageError
+from deckhands.client.reading.summary import ExitCode, Summary
+
+BEGINNING = b'{"id": '
+READ_BYTES = 2**16
+MAX_LINE_BYTES = 2**26
+
+
+class NotWritten(DeckhandsError):
+    """A result could not be written."""
+
+    code = "not_written"
+
+
+class ResultsFile:
+    """An open file of results.
+
+    Attributes:
+        done: the state and the exit code of each conversation whose result it has.
+    """
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.done: dict[str, tuple[str, ExitCode]] = {}
+        self._path = path
+        self._descriptor = descriptor
+        self._read()
+
+    def add(self, line_id: str, conversation_id: str, summary: Summary) -> None:
+        """Write a result, unless it is there. Idempotent.
+
+        Raises:
+            NotWritten: it could not be written; see `result_of` for what a line holds.
+        """
+        if conversation_id in self.done:
+            return
+        line = json.dumps({"id": line_id, **result_of(conversation_id, summary)}).encode() + b"\n"
+        try:
+            left = memoryview(line)
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+        except OSError as error:
+            raise NotWritten(
+                f"The file {self._path} cannot be written: {error.strerror}.", remedy="Make room, and repeat this."
+            ) from error
+        self.done[conversation_id] = (summary.state, summary.exit_code)
+
+    def sync(self) -> None:
+        """Make sure that a power cut takes nothing."""
+        os.fsync(self._descriptor)
+
+    def _read(self) -> None:
+        """Learn what is there, and drop a line that was cut off."""
+        end = number = 0
+        with os.fdopen(os.dup(self._descriptor), "rb", buffering=READ_BYTES) as file:
+            file.seek(0)
+            while line := file.readline(MAX_LINE_BYTES):
+                number += 1
+                is_whole = line.endswith(b"\n")
+                try:
+                    fields = json.loads(line)
+                    summary = Summary.from_json(fields["summary"])
+                    self.done[str(fields["conversation_id"])] = (summary.state, summary.exit_code)
+                except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+                    if is_whole or not (line.startswith(BEGINNING) or BEGINNING.startswith(line)):
+                        raise UsageError(
+                            f"Line {number} of {self._path} is not a result.",
+                            remedy="Name another file with --results.",
+                        ) from None
+                    os.ftruncate(self._descriptor, end)
+                    return
+                end += len(line)
+                if not is_whole:  # whole but for its end
+                    os.write(self._descriptor, b"\n")
+
+
+def result_of(conversation_id: str, summary: Summary) -> dict[str, Any]:
+    """Return what a line of results holds beside the id of the task: the conversation and what `show --json` prints."""
+    return {"conversation_id": conversation_id, "summary": summary.as_json()}
+
+
+@contextmanager
+def results_file(path: Path) -> Iterator[ResultsFile]:
+    """Open a file of results, made if there is none.
+
+    Raises:
+        UsageError: it cannot be used, holds something else, or another process writes it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise UsageError(f"The file {path} cannot be written: {why}.", remedy="Name another with --results.") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            found = ResultsFile(path, descriptor)
+        except OSError as error:
+            why = "another process writes it" if isinstance(error, BlockingIOError) else error.strerror
+            raise UsageError(
+                f"The file {path} cannot be used: {why}.", remedy="Name another with --results."
+            ) from error
+        yield found
+        found.sync()
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,184 @@
+"""A file of tasks, submitted: what is missing, many at once; and waited for.
+
+Holds: a task whose conversation exists is not submitted again, so a submission that was interrupted is completed by
+repeating it. The memory of a submission does not grow with the length of the tasks, only with the number of ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from broker.runtime.errors import AdmissionRefused
+from broker.runtime.ids import jitter
+from deckhands.client.client import Client
+from deckhands.client.many import for_each
+from deckhands.client.reading.summary import ExitCode, Summary
+from deckhands.client.task_files.results_file import results_file
+from deckhands.client.task_files.settling import Settling
+from deckhands.client.task_files.task_file import TaskFile, TaskLine
+
+LOOKED_UP_AT_ONCE = 64
+
+OnLine = Callable[[TaskLine, bool], None]
+"""Gets each task that is in the store, and whether it was there before."""
+Step = Callable[[], None]
+Wait = Callable[[AdmissionRefused], Awaitable[None]]
+"""Gets each refusal of a task that may not begin now, and returns when it is to be tried again."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a file of tasks went.
+
+    Attributes:
+        lost: conversations that cannot be read any more, and why.
+    """
+
+    submitted: int = 0
+    existing: int = 0
+    states: Counter[str] = field(default_factory=Counter)
+    codes: Counter[ExitCode] = field(default_factory=Counter)
+    lost: list[tuple[str, str]] = field(default_factory=list)
+
+    def settled(self, state: str, code: ExitCode) -> None:
+        """Count one that has settled."""
+        self.states[state] += 1
+        self.codes[code] += 1
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """How the command ends that has waited for all; see `exit_code_of`."""
+        return ExitCode.ERROR if self.lost else exit_code_of(self.codes)
+
+
+def exit_code_of(codes: Counter[ExitCode]) -> ExitCode:
+    """Return the code of many: 0 if all have finished, the one that all others have, or 1."""
+    others = [code for code in codes if code is not ExitCode.FINISHED]
+    if not others:
+        return ExitCode.FINISHED
+    return others[0] if len(others) == 1 else ExitCode.ERROR
+
+
+class Waiting:
+    """Waits for admission, and says so once."""
+
+    def __init__(self, say: Callable[[str], None] = lambda _: None) -> None:
+        self._say = say
+        self._has_said = False
+
+    async def wait(self, refused: AdmissionRefused) -> None:
+        """Wait as long as the refusal says, and a little more, so that not all come back at once."""
+        if not self._has_said:
+            self._has_said = True
+            self._say(f"{refused.message} The tasks that are left are submitted as soon as they may begin.")
+        await asyncio.sleep(refused.retry_after_seconds * (0.5 + jitter()))
+
+
+async def submit(client: Client, tasks: TaskFile, on_line: OnLine, *, wait: Wait | None = None) -> Outcome:
+    """Submit the tasks of a file that are not in the store. Idempotent.
+
+    Args:
+        wait: called when a task may not begin now; it is tried again after that. None: waits as long as it must.
+
+    Raises:
+        UsageError: a task cannot be begun here; those that `on_line` got have been.
+        StoreError: the store cannot be used.
+    """
+    outcome, wait_for_admission = Outcome(), wait or Waiting().wait
+
+    async def missing() -> AsyncIterator[TaskLine]:
+        lines = tasks.lines()
+        while some := list(islice(lines, LOOKED_UP_AT_ONCE)):
+            there = await _existing(client, [line.conversation_id for line in some])
+            for line in some:
+                if line.conversation_id in there:
+                    outcome.existing += 1
+                    on_line(line, True)
+                else:
+                    yield line
+
+    async def begin(line: TaskLine) -> None:
+        request = line.request.model_copy(update={"idempotency_key": line.key})
+        while True:
+            try:
+                await client.submit_request(request)
+                break
+            except AdmissionRefused as refused:
+                await wait_for_admission(refused)
+        outcome.submitted += 1
+        on_line(line, False)
+
+    await for_each(missing(), begin)
+    return outcome
+
+
+async def submit_and_wait(
+    client: Client,
+    tasks: TaskFile,
+    on_line: OnLine,
+    on_settled: Step,
+    *,
+    results: Path | None,
+    wait: Wait | None = None,
+) -> Outcome:
+    """Submit the tasks of a file that are not in the store, and wait until all have settled. Idempotent.
+
+    Args:
+        on_settled: called for each that has settled, also for those whose result is in the file already.
+        results: the file that gets a result a line as each settles.
+
+    Raises:
+        UsageError: see `submit`, or `results` cannot be used.
+        NotWritten: a result could not be written.
+    """
+    ids: dict[str, str] = {}
+    outcome = Outcome()
+    with results_file(results) if results is not None else nullcontext() as file:
+
+        async def settle(conversation_id: str, summary: Summary) -> None:
+            if file is not None:
+                file.add(ids[conversation_id], conversation_id, summary)
+            del ids[conversation_id]
+            outcome.settled(summary.state, summary.exit_code)
+            on_settled()
+
+        def lose(conversation_id: str, why: str) -> None:
+            outcome.lost.append((ids.pop(conversation_id), why))
+            on_settled()
+
+        settling = Settling(client, settle, lose)
+
+        def add(line: TaskLine, was_there: bool) -> None:
+            on_line(line, was_there)
+            if file is not None and (written := file.done.get(line.conversation_id)) is not None:
+                outcome.settled(*written)
+                on_settled()
+                return
+            ids[line.conversation_id] = line.line_id
+            settling.add(line.conversation_id)
+
+        async def fill() -> None:
+            submitted = await submit(client, tasks, add, wait=wait)
+            outcome.submitted, outcome.existing = submitted.submitted, submitted.existing
+            settling.complete()
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(settling.run())
+                group.create_task(fill())
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+    return outcome
+
+
+async def _existing(client: Client, ids: list[str]) -> set[str]:
+    store = client.store
+    commands = [("HGET", store.keys(cid).meta, "last_id") for cid in ids]
+    found = await store.call_many(commands)
+    return {cid for cid, last_id in zip(ids, found, strict=True) if last_id is not None}

@@ -1,0 +1,274 @@
+"""A file with one task a line, as JSON Lines or as CSV.
+
+Holds: one line is in memory at a time, and the id of each. Every line is checked before anything is done with one.
+A line that cannot be used is named by its number.
+Does not: say what a task without some field means; `Complete` does.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from broker.runtime.errors import UsageError
+from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.tasks import conversation_id_of
+
+MAX_LINE_BYTES = 2**20
+MAX_LINES = 1_000_000
+MAX_ID_CHARS = 200
+SHOWN_LINES = 20
+OF_JSON = frozenset({"tools", "output", "headless", "limits", "labels", "secrets"})
+"""Columns of CSV that hold JSON."""
+OF_PARTS = frozenset({"limits", "labels", "secrets"})
+"""Those that may be written a part a column: `labels.team`."""
+
+Form = Literal["jsonl", "csv"]
+Complete = Callable[[TaskRequest], TaskRequest]
+"""Puts what the command line says into a task that does not say it, and raises `UsageError` for one that cannot be."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLine:
+    """One task of a file.
+
+    Attributes:
+        line_id: the producer's own id.
+        key: the idempotency key; the same for the same id of the same batch.
+    """
+
+    number: int
+    line_id: str
+    key: str
+    request: TaskRequest
+
+    @property
+    def conversation_id(self) -> str:
+        """The id of its conversation."""
+        return conversation_id_of(self.key)
+
+
+class BadLines(UsageError):
+    """Lines of a file that cannot be used.
+
+    Attributes:
+        lines: the number of each and what is wrong with it, the first twenty of them.
+        count: how many there are.
+    """
+
+    code = "bad_lines"
+
+    def __init__(self, lines: list[tuple[int, str]], count: int) -> None:
+        listed = "".join(f"\n    line {number}: {why}" for number, why in lines)
+        more = f"\n    … and {count - len(lines):,} more" if count > len(lines) else ""
+        what = "1 line cannot be used" if count == 1 else f"{count:,} lines cannot be used"
+        super().__init__(f"{what}, so nothing was submitted:{listed}{more}", remedy="Correct the file.")
+        self.lines = lines
+        self.count = count
+
+
+class TaskFile:
+    """An open file of tasks, which can be read again.
+
+    Args:
+        batch: what the idempotency keys begin with.
+        complete: see `Complete`.
+    """
+
+    def __init__(self, file: IO[bytes], form: Form, batch: str, complete: Complete) -> None:
+        self._file = file
+        self._form = form
+        self._batch = batch
+        self._complete = complete
+
+    def check(self) -> int:
+        """Read all lines and return how many there are.
+
+        Raises:
+            BadLines: some cannot be used.
+            UsageError: there are too many.
+        """
+        bad: list[tuple[int, str]] = []
+        count = number_bad = 0
+        seen: dict[str, int] = {}
+        for number, found in self._read():
+            count += 1
+            if count > MAX_LINES:
+                raise UsageError(f"The file has more than {MAX_LINES:,} tasks.", remedy="Split it.")
+            why = str(found) if isinstance(found, UsageError) else ""
+            if isinstance(found, TaskLine) and seen.setdefault(found.line_id, number) != number:
+                why = f"the id {found.line_id!a} is that of line {seen[found.line_id]}."
+            if why:
+                number_bad += 1
+                if len(bad) < SHOWN_LINES:
+                    bad.append((number, why))
+        if number_bad:
+            raise BadLines(bad, number_bad)
+        return count
+
+    def lines(self) -> Iterator[TaskLine]:
+        """Yield the tasks, in order.
+
+        Raises:
+            BadLines: one cannot be used; the file has changed since `check`.
+        """
+        for number, found in self._read():
+            if isinstance(found, UsageError):
+                raise BadLines([(number, str(found))], 1)
+            yield found
+
+    def _read(self) -> Iterator[tuple[int, TaskLine | UsageError]]:
+        self._file.seek(0)
+        for number, fields in _rows(self._file) if self._form == "csv" else _objects(self._file):
+            try:
+                if isinstance(fields, UsageError):
+                    raise fields
+                yield number, self._line(number, dict(fields))
+            except UsageError as error:
+                yield number, error
+
+    def _line(self, number: int, fields: dict[str, Any]) -> TaskLine:
+        line_id = fields.pop("id", None)
+        if isinstance(line_id, int) and not isinstance(line_id, bool):
+            line_id = str(line_id)
+        if not isinstance(line_id, str) or not 1 <= len(line_id) <= MAX_ID_CHARS:
+            raise UsageError(f"it has no id, a text of 1 to {MAX_ID_CHARS} characters.")
+        if "idempotency_key" in fields:
+            raise UsageError("idempotency_key: the id of the line is the key.")
+        request = self._complete(TaskRequest.parse(fields))
+        digest = sha256(f"{self._batch}\0{line_id}".encode("utf-8", "surrogatepass")).hexdigest()
+        return TaskLine(number, line_id, f"file:{digest}", request)
+
+
+@contextmanager
+def opened(
+    name: str, standard_input: Callable[[], IO[bytes]], *, form: Form | None, batch: str | None, complete: Complete
+) -> Iterator[TaskFile]:
+    """Open a file of tasks.
+
+    Args:
+        name: its path, or `-` for standard input, which is copied to a temporary file first.
+        form: None: CSV if its name ends so, else JSON Lines.
+        batch: None: its absolute path.
+
+    Raises:
+        UsageError: it cannot be read, or standard input has no batch.
+    """
+    if name == "-":
+        if batch is None:
+            raise UsageError(
+                "Standard input has no name.", remedy="Name the batch with --batch; a repetition needs it."
+            )
+        with tempfile.TemporaryFile() as copy:
+            shutil.copyfileobj(standard_input(), copy)
+            yield TaskFile(copy, form or "jsonl", batch, complete)
+        return
+    path = Path(name)
+    try:
+        file = path.open("rb")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise UsageError(f"The file {ascii(name)[1:-1]} cannot be read: {why}.", remedy="Name another.") from error
+    with file:
+        if not file.seekable():
+            raise UsageError(f"The file {ascii(name)[1:-1]} can be read only once.", remedy="Pass it as --from -.")
+        found = form or ("csv" if path.suffix.lower() == ".csv" else "jsonl")
+        yield TaskFile(file, found, batch or str(path.resolve()), complete)
+
+
+def _objects(file: IO[bytes]) -> Iterator[tuple[int, dict[str, Any] | UsageError]]:
+    for number, line in _lines(file):
+        if isinstance(line, UsageError):
+            yield number, line
+        elif line.strip():
+            yield number, _object_in(line)
+
+
+def _object_in(line: str) -> dict[str, Any] | UsageError:
+    try:
+        found = json.loads(line)
+    except RecursionError:
+        return UsageError("it is nested too deeply.")
+    except ValueError as error:
+        return UsageError(f"it is not JSON: {ascii(str(error))[1:-1][:200]}.")
+    return found if isinstance(found, dict) else UsageError("it is not a JSON object.")
+
+
+def _rows(file: IO[bytes]) -> Iterator[tuple[int, dict[str, Any] | UsageError]]:
+    broken: list[UsageError] = []
+
+    def texts() -> Iterator[str]:
+        for _, line in _lines(file):
+            if isinstance(line, UsageError):
+                broken.append(line)
+                yield "\n"
+            else:
+                yield line
+
+    reader = csv.reader(texts(), strict=True)
+    head: list[str] | None = None
+    try:
+        for cells in reader:
+            if broken:
+                yield reader.line_num, broken.pop()
+            elif not cells:
+                continue
+            elif head is None:
+                head = ["task" if cell.strip() == "prompt" else cell.strip() for cell in cells]
+                if len(set(head)) < len(head):
+                    yield reader.line_num, UsageError("the header names a column twice.")
+                    return
+            else:
+                yield reader.line_num, _row_in(head, cells)
+    except csv.Error as error:  # what follows cannot be told apart
+        yield reader.line_num, UsageError(f"it is not CSV: {error}.")
+
+
+def _row_in(head: list[str], cells: list[str]) -> dict[str, Any] | UsageError:
+    if len(cells) != len(head):
+        return UsageError(f"it has {len(cells)} cells; the header has {len(head)}.")
+    found: dict[str, Any] = {}
+    for name, cell in zip(head, cells, strict=True):
+        if not cell:
+            continue
+        whole, dot, part = name.partition(".")
+        is_json = whole in OF_JSON and not (dot and whole != "limits")
+        try:
+            value = json.loads(cell) if is_json or (name in ("agent", "workspace") and cell[0] == "{") else cell
+        except (ValueError, RecursionError):
+            what = "a number" if whole == "limits" and dot else "JSON"
+            return UsageError(f"{ascii(name)[1:-1][:100]}: it is not {what}.")
+        if dot and whole in OF_PARTS:
+            parts = found.setdefault(whole, {})
+            if not isinstance(parts, dict):
+                return UsageError(f"{whole}: it is given both whole and in parts.")
+            parts[part] = value
+        elif name in found:
+            return UsageError(f"{ascii(name)[1:-1][:100]}: it is given both whole and in parts.")
+        else:
+            found[name] = value
+    return found
+
+
+def _lines(file: IO[bytes]) -> Iterator[tuple[int, str | UsageError]]:
+    """Yield the lines with their numbers; of one that is too long, only that."""
+    number = 0
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if len(line) > MAX_LINE_BYTES:
+            while line and not line.endswith(b"\n"):
+                line = file.readline(MAX_LINE_BYTES)
+            yield number, UsageError("it has more than 1 MiB.")
+            continue
+        try:
+            yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError:
+            yield number, UsageError("it is not text in UTF-8.")

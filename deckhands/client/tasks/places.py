@@ -1,0 +1,56 @@
+"""Where to work, as a person writes it: a directory, the address of a repository, or a file that is uploaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from broker.contract.workspace_sources import GitSource, UploadedSource, format_of, git_source
+from broker.coordination.stored_files import check_size, content_name
+from broker.runtime.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where to work. With neither a path nor a source, it is an empty directory.
+
+    Attributes:
+        content: the bytes of the file to upload.
+    """
+
+    path: Path | None = None
+    source: GitSource | UploadedSource | None = None
+    content: bytes | None = None
+
+
+def place_in(text: str, *, clone_depth: int | None = None, clone_secret: str = "") -> Place:
+    """Return the place that a text names: a directory, `git+https://…#ref`, or an archive or bundle to upload.
+
+    Raises:
+        UsageError: the address cannot be used, or the file cannot be read or is too large.
+    """
+    if not text.strip():  # an unset variable, which must not mean the current directory
+        raise UsageError("The name of the workspace is empty.", remedy="Name one, or leave it out.")
+    source = git_source(text, depth=clone_depth, secret=clone_secret)
+    if source is not None:
+        return Place(source=source)
+    name, _, ref = text.partition("#")
+    form = format_of(name)
+    if form is None or Path(text).is_dir():
+        return Place(path=Path(text))
+    try:
+        check_size(Path(name).stat().st_size, f"The file {name}")
+        content = Path(name).read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"The file {name} cannot be read: {error.strerror}.", remedy="Name another as the workspace (-w)."
+        ) from error
+    if ref and form != "bundle":
+        raise UsageError(
+            f"{name} is not a bundle, so it has no {ref!r}.", remedy="Leave out the # and what follows it."
+        )
+    try:
+        uploaded = UploadedSource(name=Path(name).name, format=form, parcel=content_name(content), ref=ref)
+    except ValueError as error:
+        raise UsageError(f"{ref!r} is not a branch, tag or commit.", remedy="Name one after the #.") from error
+    return Place(source=uploaded, content=content)

@@ -1,0 +1,202 @@
+"""The evaluations that a store knows, and the results of their attempts, for readers on other machines.
+
+Holds: the driver writes and everybody else reads. Any producer that can write to the store could write here, so
+unreadable entries count as absent. Everything is kept for a month after the last write of a driver.
+Does not: replace `results.jsonl`, which has the patches and the full evidence, and from which an evaluation continues.
+Keys: `deck:{0}:evaluations`; of `deck:{0}:evaluation:<name>` the field `about`; `deck:{0}:evaluation:<name>:rows`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from broker.runtime.clock import from_millis
+from broker.runtime.ids import is_conversation_id
+from broker.store.readings import ask, number, pairs, text
+from broker.store.store import Store
+from deckhands.evaluation.attempts.results import Row
+from deckhands.evaluation.attempts.standing import Standing, standing_from
+from deckhands.evaluation.attempts.steering import KEPT_SECONDS, AttemptKey
+
+MAX_ROWS = 20_000
+"""Of one evaluation; later ones are in its directory alone."""
+MAX_EVIDENCE_CHARS, MAX_LEFT_OUT = 4_000, 100
+AT_ONCE = 500
+FRESH_SECONDS = 10.0
+"""A driver that has not reported for this long counts as not running."""
+LATEST_MS = 4e13
+"""In the year 3237; a later time is garbage."""
+
+
+class About(BaseModel):
+    """What an evaluation is; `tenant` is empty if it belongs to no tenant."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    tenant: str = Field(default="", max_length=64)
+    dataset: str = Field(default="", max_length=500)
+    models: tuple[str, ...] = Field(default=(), max_length=1_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """An evaluation as a list shows it.
+
+    Attributes:
+        standing: its progress at `at`; None: it cannot be read.
+        is_driven: whether a driver has reported within the last `FRESH_SECONDS`.
+    """
+
+    name: str
+    about: About
+    standing: Standing | None
+    at: datetime
+    is_driven: bool
+
+
+class Catalog:
+    """The evaluations of a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._shard = store.all_shards[0]
+
+    async def begin(self, name: str, about: About) -> None:
+        """Record an evaluation. Idempotent."""
+        key = self._shard.evaluation(name)
+        await self._store.call_many([("HSET", key, "about", about.model_dump_json()), ("EXPIRE", key, KEPT_SECONDS)])
+        await self.put(name, ())
+
+    async def put(self, name: str, rows: Iterable[Row]) -> None:
+        """Record results, and that a driver is running. Patches and long evidence are left out. Idempotent."""
+        now_ms = round(self._store.clock.now().timestamp() * 1000)
+        index, key = self._shard.evaluations, self._shard.evaluation_rows(name)
+        fields = [part for row in rows for part in (json.dumps(row.key), _shortened(row).model_dump_json())]
+        for start in range(0, len(fields), 2 * AT_ONCE):
+            (kept,) = await self._ask([("HLEN", key)])
+            if number(kept) >= MAX_ROWS:
+                break
+            some = fields[start : start + 2 * AT_ONCE]
+            await self._store.call_many([("HSET", key, *some), ("EXPIRE", key, KEPT_SECONDS)])
+        long_ago = now_ms - 1000 * KEPT_SECONDS
+        await self._store.call_many(
+            [
+                ("ZADD", index, now_ms, name),
+                ("ZREMRANGEBYSCORE", index, "-inf", long_ago),
+                ("EXPIRE", key, KEPT_SECONDS),
+            ]
+        )
+
+    async def latest(self, *, tenant: str | None, limit: int) -> list[Listed]:
+        """Return evaluations, most recently driven first.
+
+        Args:
+            tenant: only this tenant's; None: everybody's.
+            limit: how many at most; up to 1,000 are examined.
+        """
+        index = self._shard.evaluations
+        (flat,) = await self._ask([("ZREVRANGE", index, 0, 999, "WITHSCORES")])
+        scored = [(name, number(at)) for name, at in pairs(flat).items() if is_conversation_id(name)]
+        found: list[Listed] = []
+        for start in range(0, len(scored), 50):
+            some = scored[start : start + 50]
+            keys = [self._shard.evaluation(name) for name, _ in some]
+            replies = await self._ask([("HMGET", key, "about", "standing") for key in keys])
+            listed = [self._listed(name, at, reply) for (name, at), reply in zip(some, replies, strict=True)]
+            found += [one for one in listed if one is not None and tenant in (None, one.about.tenant)]
+            if len(found) >= limit:
+                break
+        return found[:limit]
+
+    async def find(self, name: str) -> Listed | None:
+        """Return an evaluation; None if there is none of this name."""
+        if not is_conversation_id(name):
+            return None
+        key = self._shard.evaluation(name)
+        at, reply = await self._ask([("ZSCORE", self._shard.evaluations, name), ("HMGET", key, "about", "standing")])
+        return None if at is None else self._listed(name, number(at), reply)
+
+    async def rows(self, name: str) -> list[Row]:
+        """Return the results so far, by model, instance and attempt."""
+        key, cursor = self._shard.evaluation_rows(name), b"0"
+        found: dict[str, Row] = {}
+        while len(found) < MAX_ROWS + AT_ONCE:
+            (reply,) = await self._ask([("HSCAN", key, cursor, "COUNT", AT_ONCE)])
+            cursor, flat = reply or (b"0", [])
+            found |= await asyncio.to_thread(_rows, pairs(flat))  # a loop that parsed would not answer meanwhile
+            if cursor == b"0":
+                break
+        return sorted(found.values(), key=lambda row: row.key)
+
+    async def some_rows(self, name: str, keys: Sequence[AttemptKey]) -> list[Row]:
+        """Return those of some results that are still there, in the order of their keys.
+
+        Args:
+            keys: up to 500.
+        """
+        if not keys:
+            return []
+        fields = list(map(json.dumps, keys))
+        (reply,) = await self._ask([("HMGET", self._shard.evaluation_rows(name), *fields)])
+        found = _rows({field: value for field, value in zip(fields, reply or (), strict=False) if value is not None})
+        return [found[field] for field in fields if field in found]
+
+    def _listed(self, name: str, at_ms: float, reply: Sequence[bytes | None] | None) -> Listed | None:
+        about, standing = map(text, reply or (None, None))
+        if not about or not 0 <= at_ms <= LATEST_MS:
+            return None
+        try:
+            known = About.model_validate_json(about)
+        except ValidationError:
+            return None
+        at = from_millis(round(at_ms))
+        age = (self._store.clock.now() - at).total_seconds()
+        return Listed(name, known, _standing(standing), at, is_driven=age < FRESH_SECONDS)
+
+    async def _ask(self, commands: Sequence[Sequence[str | int | bytes]]) -> list[Any]:
+        return await self._store.persist(lambda: ask(self._store.connection, commands))
+
+
+def _shortened(row: Row) -> Row:
+    shortened = {"evidence": row.evidence[:MAX_EVIDENCE_CHARS], "left_out": row.left_out[:MAX_LEFT_OUT]}
+    return row.model_copy(update={"patch": "", **shortened})
+
+
+def _rows(values: Mapping[str, Any]) -> dict[str, Row]:
+    """Return the rows that can be read, and stand under their own names."""
+    rows = {field: _row(text(value)) for field, value in values.items()}
+    return {field: row for field, row in rows.items() if row is not None and json.dumps(row.key) == field}
+
+
+def _row(content: str) -> Row | None:
+    try:
+        row = Row.model_validate_json(content)
+    except ValidationError:
+        return None
+    numbers = (
+        row.cost_usd,
+        row.critic_cost_usd,
+        row.lost_cost_usd,
+        row.score or 0.0,
+        row.seconds,
+        row.working_seconds,
+        row.scoring_seconds,
+        *row.waiting_seconds.values(),
+    )
+    return row if all(map(math.isfinite, numbers)) else None
+
+
+def _standing(content: str) -> Standing | None:
+    try:
+        fields = json.loads(content)
+    except ValueError:
+        return None
+    return standing_from(fields) if isinstance(fields, Mapping) else None

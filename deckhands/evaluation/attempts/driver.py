@@ -1,0 +1,352 @@
+"""Decides when each attempt of an evaluation begins: as many at once as helps, and as people steer it.
+
+Holds: every attempt ends with one row of its round. The driver keeps nothing that is not in the store or in the rows:
+if it dies, another one continues. It reads people's wishes about once a second.
+Does not: carry out attempts; `Evaluation` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from broker.runtime.clock import SYSTEM_CLOCK
+from broker.runtime.errors import UsageError
+from deckhands.client.client import Client
+from deckhands.client.many import for_each
+from deckhands.evaluation.attempts.catalog import About, Catalog
+from deckhands.evaluation.attempts.load import ClusterLoad
+from deckhands.evaluation.attempts.pace import HostPace, ModelPace
+from deckhands.evaluation.attempts.plan import Attempt, Plan
+from deckhands.evaluation.attempts.results import Outcome, Results, Row
+from deckhands.evaluation.attempts.standing import Meter, Standing, standing_of
+from deckhands.evaluation.attempts.steering import AttemptKey, Requeue, Steering, Wanted, Wishes
+from deckhands.evaluation.attempts.stopping import ENOUGH, Until
+from deckhands.evaluation.attempts.under_way import UnderWay, unscored
+from deckhands.evaluation.attempts.watch import Watch
+
+LOOK_SECONDS = 1.0
+MANY_ROWS = 500
+"""With more attempts, the stopping criterion is checked only once in `LOOK_SECONDS`."""
+TOLD_SECONDS = 0.2
+SHOWN_EVERY = 2
+"""Progress goes to the store once in this many looks."""
+
+Act = Callable[[UnderWay], Awaitable[Row]]
+OnRow = Callable[[Row], None]
+OnStanding = Callable[[Standing], None]
+
+
+class Driver:
+    """Carries out a plan, or the rest of it, by calling a function for each attempt."""
+
+    def __init__(
+        self,
+        client: Client,
+        plan: Plan,
+        results: Results,
+        act: Act,
+        *,
+        on_row: OnRow = lambda _: None,
+        on_standing: OnStanding = lambda _: None,
+    ) -> None:
+        self.plan = plan
+        self.watch = Watch(client)
+        self._client = client
+        self._results = results
+        self._act = act
+        self._on_row, self._on_standing = on_row, on_standing
+        self._steering = Steering(client.store, plan.name)
+        self._load = ClusterLoad(client.store)
+        self._all = plan.all_attempts()
+        self._rounds: dict[AttemptKey, int] = {}
+        self._pending: dict[str, deque[Attempt]] = {model: deque() for model in plan.models}
+        self._under_way: dict[AttemptKey, UnderWay] = {}
+        self._hosts = HostPace(plan.at_once)
+        self._models = {model: ModelPace(plan.at_once) for model in plan.models}
+        if not plan.is_paced:
+            for pace in (self._hosts.pace, *(model.pace for model in self._models.values())):
+                pace.limit = plan.at_once
+        self._state = "running"
+        self._stopped = ""
+        self._judged_at = self._told_at = 0.0
+        self._meter = Meter(results.rows.values(), cost_usd=results.replaced_cost_usd)
+        self._catalog = Catalog(client.store)
+        self._uncatalogued: list[Row] = list(results.rows.values())
+        self._changed = asyncio.Event()
+        self._taking_in = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Return when every attempt has its row. Idempotent.
+
+        Raises:
+            StoreError: the store cannot be used.
+            UsageError: an attempt cannot be begun here, or a wish cannot be met.
+        """
+        self._check()
+        self._rounds = dict((await self._steering.read()).rounds)
+        self._fill()
+        about = About(tenant=self.plan.tenant, dataset=self.plan.dataset, models=tuple(self.plan.models))
+        await self._catalog.begin(self.plan.name, about)
+        await self._take_in()
+        helpers = [asyncio.create_task(self.watch.run()), asyncio.create_task(self._look_again())]
+        for helper in helpers:
+            helper.add_done_callback(lambda _: self._changed.set())
+        try:
+            await self._until_done(helpers)
+            await self._show()
+        finally:
+            tasks = [*helpers, *(one.carrying_out for one in self._under_way.values() if one.carrying_out)]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _until_done(self, helpers: list[asyncio.Task[None]]) -> None:
+        while True:
+            self._changed.clear()
+            for helper in helpers:
+                if helper.done():
+                    helper.result()  # raises what it has failed with
+            self._end_ended()
+            self._stop_early()
+            self._begin()
+            self._tell()
+            if not self._under_way and not self._has_pending:
+                await self._take_in()
+                if not self._under_way and not self._has_pending:
+                    return
+                continue
+            await self._changed.wait()
+
+    @property
+    def _has_pending(self) -> bool:
+        return any(self._pending.values())
+
+    def _fill(self) -> None:
+        for attempt in self._all:
+            row = self._results.rows.get(attempt.key)
+            if row is None or row.round < self._rounds.get(attempt.key, 0):
+                self._pending[attempt.model].append(attempt)
+                self._meter.forget([row] if row is not None else [])
+
+    def _begin(self) -> None:
+        """Begin attempts up to the limit, of each model in turn."""
+        if self._state == "cancelled":
+            self._leave_out("not-run", "cancelled")
+        if self._state != "running":
+            return
+        if self._is_spent():
+            self._leave_out("limit", "evaluation_budget")
+        while len(self._under_way) < self._hosts.pace.limit:
+            begun = [self._begin_one(model) for model, attempts in self._pending.items() if attempts]
+            if not any(begun):
+                return
+
+    def _begin_one(self, model: str) -> bool:
+        under_way = sum(key[0] == model for key in self._under_way)
+        if under_way >= self._models[model].pace.limit or len(self._under_way) >= self._hosts.pace.limit:
+            return False
+        attempt = self._pending[model].popleft()
+        one = UnderWay(attempt, self._rounds.get(attempt.key, 0), SYSTEM_CLOCK.monotonic())
+        self._under_way[attempt.key] = one
+        task = asyncio.ensure_future(self._act(one))
+        one.carrying_out = task
+        task.add_done_callback(lambda _: self._changed.set())
+        return True
+
+    def _is_spent(self) -> bool:
+        budget = self.plan.budget_usd
+        under_way = sum(one.spent_usd for one in self._under_way.values())
+        return budget is not None and self._meter.cost_usd + under_way >= budget
+
+    def _end_ended(self) -> None:
+        for key, one in list(self._under_way.items()):
+            if one.carrying_out is not None and one.carrying_out.done():
+                del self._under_way[key]
+                self._add([one.carrying_out.result()])
+
+    def _add(self, rows: list[Row]) -> None:
+        if not rows:
+            return
+        known = [self._results.rows.get(row.key) for row in rows]
+        self._results.add_all(rows)
+        for row, earlier in zip(rows, known, strict=True):
+            self._meter.add(row, is_paid=earlier is not None and earlier.is_same_run(row))
+            self._on_row(row)
+        self._uncatalogued += rows
+
+    def _leave_out(self, outcome: Outcome, cause: str, *, keeps_requeued: bool = False) -> None:
+        """End what has not begun; the earlier result of an attempt that was requeued stays."""
+        rows = []
+        for model, attempts in self._pending.items():
+            kept = [one for one in attempts if keeps_requeued and self._rounds.get(one.key, 0)]
+            rows += [self._left_out(one, outcome, cause) for one in attempts if one not in kept]
+            self._pending[model] = deque(kept)
+        self._add(rows)
+
+    def _left_out(self, attempt: Attempt, outcome: Outcome, cause: str) -> Row:
+        round_, earlier = self._rounds.get(attempt.key, 0), self._results.rows.get(attempt.key)
+        if earlier is not None and earlier.conversation_id:
+            return earlier.model_copy(update={"round": round_})
+        return unscored(attempt, round_, outcome, cause)
+
+    def _stop_early(self) -> None:
+        """End the attempts that have not begun, once enough is known."""
+        now = SYSTEM_CLOCK.monotonic()
+        if not self.plan.until or not self._has_pending or not self._meter.has_news:
+            return
+        if len(self._results.rows) > MANY_ROWS and now - self._judged_at < LOOK_SECONDS:
+            return
+        self._judged_at = now
+        self._meter.has_news = False
+        known = Until.parse(self.plan.until, len(self.plan.models)).is_reached(self._all, self._results.rows)
+        if known:
+            self._stopped = known
+            self._leave_out("not-run", f"{ENOUGH}{known}", keeps_requeued=True)
+
+    async def _look_again(self) -> None:
+        """Read people's wishes, and update the limits."""
+        looks = 0
+        while True:
+            looks += 1
+            await self._take_in()
+            await self._set_pace()
+            self._tell(is_due=True)
+            if looks % SHOWN_EVERY == 1:
+                await self._show()
+            self._changed.set()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _show(self) -> None:
+        now = self._client.store.clock.now().timestamp()
+        standing = self.standing()
+        self._on_standing(standing)
+        await self._steering.show({**standing.as_json(), "at": round(now, 3)})
+        rows, self._uncatalogued = self._uncatalogued, []
+        await self._catalog.put(self.plan.name, rows)
+
+    def _tell(self, *, is_due: bool = False) -> None:
+        now = SYSTEM_CLOCK.monotonic()
+        if is_due or now - self._told_at >= TOLD_SECONDS:
+            self._told_at = now
+            self._on_standing(self.standing())
+
+    async def _set_pace(self) -> None:
+        now = SYSTEM_CLOCK.monotonic()
+        under_way = list(self._under_way.values())
+        hosts, calls = await self._load.read(now, starting=sum(one.starts for one in under_way))
+        self._meter.refused += calls.refused
+        if not self.plan.is_paced:
+            return
+        self._hosts.tick(now, len(under_way), hosts)
+        for model, pace in self._models.items():
+            own = [one for one in under_way if one.attempt.model == model]
+            held = sum(one.seen.state == "rate_limited" for one in own)
+            is_refused = held > 0 or len(self._models) == 1
+            pace.tick(now, len(own), calls, is_refused=is_refused, in_queue=held)
+
+    async def _take_in(self) -> None:
+        """Carry out people's wishes; those already met change nothing."""
+        async with self._taking_in:
+            await self._obey(await self._steering.read())
+
+    async def _obey(self, wanted: Wanted) -> None:
+        self._rounds = dict(wanted.rounds)
+        wishes = wanted.wishes
+        for order_id, order in wanted.orders.items():
+            await self._requeue(order_id, order)
+        self._retune(wishes)
+        if wishes.state != self._state:
+            before, self._state = self._state, wishes.state
+            if self._state == "cancelled":
+                await self._cancel(list(self._under_way.values()), requeues=False)
+            elif self._state == "paused":
+                await self._each(self._client.pause)
+            elif before == "paused":
+                await self._each(self._client.resume)
+
+    def _retune(self, wishes: Wishes) -> None:
+        plan = self.plan
+        budget = plan.budget_usd if wishes.budget_usd is None else wishes.budget_usd
+        until = plan.until if wishes.until is None else wishes.until
+        retries = plan.retries if wishes.retries is None else wishes.retries
+        at_once = wishes.at_once or plan.at_once
+        if at_once != plan.at_once:
+            self._hosts.pace.set_ceiling(at_once)
+            for model in self._models.values():
+                model.pace.set_ceiling(at_once)
+        if until != plan.until:
+            try:
+                if until:
+                    Until.parse(until, len(plan.models))
+            except UsageError:
+                until = plan.until  # the command that wrote it has checked it; somebody else did not
+            self._meter.has_news = True
+        self.plan = replace(plan, at_once=at_once, budget_usd=budget, until=until, retries=retries)
+
+    async def _requeue(self, order_id: str, order: Requeue) -> None:
+        rows = self._results.rows
+        meant = {
+            key for key, row in rows.items() if key not in self._under_way and not self._waits(key) and order.means(row)
+        }
+        running = [one for key, one in self._under_way.items() if order.means_running(key)]
+        rounds = {key: rows[key].round + 1 for key in meant} | {one.attempt.key: one.round + 1 for one in running}
+        await self._steering.granted(order_id, rounds)
+        self._rounds |= rounds
+        self._end_ended()  # attempts that have ended while the order was recorded: they begin again like the others
+        meant |= {one.attempt.key for one in running if one.attempt.key not in self._under_way}
+        self._meter.forget(rows[key] for key in meant)
+        for attempt in self._all:
+            if attempt.key in meant:
+                self._pending[attempt.model].append(attempt)
+        await self._cancel([one for one in running if one.attempt.key in self._under_way], requeues=True)
+
+    def _waits(self, key: AttemptKey) -> bool:
+        return self._rounds.get(key, 0) > (self._results.rows[key].round if key in self._results.rows else -1)
+
+    async def _cancel(self, those: list[UnderWay], *, requeues: bool) -> None:
+        """End attempts that are under way; they begin again in their next round, or get their rows."""
+        those = [one for one in those if one.carrying_out is not None and not one.carrying_out.done()]
+        for one in those:
+            self._under_way.pop(one.attempt.key, None)
+            if requeues:
+                self._pending[one.attempt.model].appendleft(one.attempt)
+                self._meter.cost_usd += one.spent_usd
+            assert one.carrying_out is not None
+            one.carrying_out.cancel()
+        await asyncio.gather(*(one.carrying_out for one in those if one.carrying_out), return_exceptions=True)
+        for one in those:
+            if one.conversation_id:
+                with contextlib.suppress(UsageError):
+                    await self._client.cancel(one.conversation_id)
+        if not requeues:
+            self._add([one.row("not-run", "cancelled") for one in those])
+
+    async def _each(self, ask: Callable[[str], Awaitable[None]]) -> None:
+        async def one(conversation_id: str) -> None:
+            with contextlib.suppress(UsageError):  # it is over, or was not begun yet
+                await ask(conversation_id)
+
+        working = [one.conversation_id for one in self._under_way.values() if one.phase == "works"]
+        await for_each(working, one)
+
+    def _check(self) -> None:
+        if self.plan.until:
+            Until.parse(self.plan.until, len(self.plan.models))
+
+    def standing(self) -> Standing:
+        """Return how it stands now."""
+        return standing_of(
+            self.plan,
+            self._under_way.values(),
+            state=self._state,
+            pending=sum(map(len, self._pending.values())),
+            hosts=self._hosts,
+            models=self._models,
+            stopped=self._stopped,
+            meter=self._meter,
+            now=SYSTEM_CLOCK.monotonic(),
+        )

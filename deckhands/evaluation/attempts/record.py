@@ -1,0 +1,88 @@
+"""The record of an evaluation for programs: `progress.jsonl` in its directory, a JSON object a line.
+
+    {"kind": "standing", "at": "…", "state": "running", "ended": 12, "under_way": 8, "bound": "-n 8", …}
+    {"kind": "ended", "at": "…", "instance": "…", "model": "…", "attempt": 1, "outcome": "resolved", …}
+
+Holds: append-only; a driver that continues appends to the same file, behind its last whole line.
+Does not: decide anything; results are in `results.jsonl`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from broker.runtime.clock import SYSTEM_CLOCK
+from broker.runtime.errors import UsageError
+from deckhands.evaluation.attempts.results import Row
+from deckhands.evaluation.attempts.standing import Standing
+
+PROGRESS = "progress.jsonl"
+EVERY_SECONDS = 5.0
+MAX_LINE_BYTES = 2**24
+LEFT_OUT = {"evidence", "patch"}
+
+
+class Record:
+    """Adds to the record."""
+
+    def __init__(self, directory: Path) -> None:
+        """Open it.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        path = directory / PROGRESS
+        try:
+            _cut_off(path)
+            self._file = path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written: {error.strerror}.") from error
+        self._written_at = float("-inf")
+        self._state: tuple[str, str] = ("", "")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        with suppress(OSError):  # what could not be written has been said
+            self._file.close()
+
+    def row(self, row: Row) -> None:
+        """Add an attempt that has ended; `results.jsonl` has its evidence and patch."""
+        self._add("ended", row.model_dump(mode="json", exclude=LEFT_OUT))
+
+    def standing(self, standing: Standing) -> None:
+        """Add the progress, every five seconds and whenever another limit binds."""
+        now, state = SYSTEM_CLOCK.monotonic(), (standing.state, standing.bound)
+        if now - self._written_at < EVERY_SECONDS and state == self._state:
+            return
+        self._written_at, self._state = now, state
+        self._add("standing", {name: value for name, value in standing.as_json().items() if name != "attempts"})
+
+    def _add(self, kind: str, fields: dict[str, Any]) -> None:
+        line = {"kind": kind, "at": SYSTEM_CLOCK.now().isoformat(timespec="milliseconds")} | fields
+        try:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise UsageError(
+                f"{self._file.name} cannot be written: {error.strerror}.",
+                remedy="Make room; `deckhands eval attach` continues then.",
+            ) from error
+
+
+def _cut_off(path: Path) -> None:
+    """Remove a last line that was not written to its end."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        end = file.seek(0, os.SEEK_END)
+        start = max(0, end - MAX_LINE_BYTES)
+        file.seek(start)
+        whole = file.read().rfind(b"\n") + 1
+        file.truncate(start + whole if whole or not start else end)

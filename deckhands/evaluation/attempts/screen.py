@@ -1,0 +1,89 @@
+"""The progress of an evaluation, for people: a table on a terminal, otherwise a line now and then.
+
+The progress goes to standard error, the final summary to standard output.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from types import TracebackType
+from typing import Self
+
+from broker.runtime.clock import SYSTEM_CLOCK
+from deckhands.client.reading.output import note, table
+from deckhands.client.reading.terminal import clean_line, fitted, is_redrawn, redraw_lines
+from deckhands.evaluation.attempts.standing import Standing
+
+REDRAW_SECONDS = 0.5
+LINE_SECONDS = 10.0
+OTHER_LINES = 6
+HEAD = ("INSTANCE", "MODEL", "TRY", "STATE", "WAITS FOR", "STEPS", "SECONDS", "USD", "WORKER")
+SPARE = ("WORKER", "WAITS FOR", "MODEL", "USD")
+
+
+class Screen:
+    """Shows it again and again."""
+
+    def __init__(self) -> None:
+        self._is_table = is_redrawn(sys.stderr)
+        self._lines = 0
+        self._shown_at = float("-inf")
+        self._bound = self._line = ""
+        self._last: Standing | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        """Leave the last word on the screen, also where the command fails."""
+        if self._last is not None:
+            self._show(self._last)
+
+    def show(self, standing: Standing) -> None:
+        """Show the progress, if it is due."""
+        now = SYSTEM_CLOCK.monotonic()
+        is_new = not self._is_table and standing.bound_line != self._bound and self._last is not None
+        if now - self._shown_at < (REDRAW_SECONDS if self._is_table else LINE_SECONDS) and not is_new:
+            self._last = standing
+            return
+        self._shown_at = now
+        self._show(standing)
+        self._last = None if standing.state == "over" else standing
+
+    def _show(self, standing: Standing) -> None:
+        self._bound = standing.bound_line
+        if not self._is_table:
+            if standing.line != self._line:
+                note(standing.line)
+            self._line = standing.line
+            return
+        size = shutil.get_terminal_size()
+        lines = lines_of(standing, columns=size.columns, rows=size.lines)
+        redraw_lines(lines, self._lines)
+        self._lines = len(lines)
+
+
+def lines_of(standing: Standing, *, columns: int, rows: int) -> list[str]:
+    """Return the progress as lines that fit on a screen; attempts that do not fit are counted."""
+    room = max(1, rows - OTHER_LINES)
+    shown = standing.attempts[:room]
+    cells = [
+        [
+            one.instance,
+            one.model,
+            str(one.attempt),
+            one.state,
+            one.waits_for,
+            str(one.iterations),
+            f"{one.seconds:.0f}",
+            f"{one.cost_usd:.4f}",
+            one.worker,
+        ]
+        for one in shown
+    ]
+    lines = table(HEAD, cells, columns=columns, spare=SPARE) if cells else []
+    if standing.under_way > len(shown):
+        lines.append(f"… and {standing.under_way - len(shown):,} more under way")
+    progress, _, spending = standing.line.partition("; ")
+    return [*lines, *(fitted(clean_line(line, limit=1_000), columns) for line in (progress, spending))]

@@ -1,0 +1,254 @@
+"""The progress of an evaluation: figures, the attempts under way, and the limit that binds."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from deckhands.evaluation.attempts.pace import HostPace, ModelPace
+from deckhands.evaluation.attempts.plan import Plan
+from deckhands.evaluation.attempts.results import Row
+from deckhands.evaluation.attempts.under_way import UnderWay
+
+WINDOW_SECONDS = 120.0
+FEWEST_SECONDS = 1.0
+MAX_SHOWN = 100
+UNBOUND = "nothing:"
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One attempt under way."""
+
+    instance: str
+    model: str
+    attempt: int
+    state: str
+    waits_for: str
+    worker: str
+    seconds: float
+    iterations: int
+    cost_usd: float
+    conversation_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The progress of an evaluation.
+
+    Attributes:
+        state: the wanted one (`running`, `paused` or `cancelled`), or `over` once all attempts have ended.
+        outcomes: how many attempts have ended with each outcome.
+        eta_seconds: at the pace of the last two minutes; None: unknown.
+        refused: replies with status 429 since this driver began.
+        limit: how many may be under way now; `limits`: the same by model.
+        found: by model, the number of attempts at which something last hurt; other models are left out.
+        bound: the limit that binds.
+        stopped: why it has ended early.
+        attempts: those under way, the longest first, at most 100.
+    """
+
+    state: str
+    total: int
+    ended: int
+    under_way: int
+    pending: int
+    outcomes: Mapping[str, int]
+    cost_usd: float
+    tokens: int
+    usd_per_minute: float
+    tokens_per_minute: float
+    eta_seconds: float | None
+    refused: int
+    limit: int
+    limits: Mapping[str, int]
+    found: Mapping[str, int]
+    bound: str
+    stopped: str = ""
+    attempts: Sequence[Shown] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+    @property
+    def line(self) -> str:
+        """It in one line."""
+        outcomes = ", ".join(f"{count} {name}" for name, count in self.outcomes.items() if count)
+        eta = "" if self.eta_seconds is None else f", {_minutes(self.eta_seconds)} left"
+        return (
+            f"{self.ended:,} of {self.total:,} attempts ended{f' ({outcomes})' if outcomes else ''}, {self.under_way} "
+            f"under way{eta}; ${self.cost_usd:.4f}, ${self.usd_per_minute:.4f} and {self.tokens_per_minute:,.0f} "
+            f"tokens a minute; {self.refused} 429s; {self.bound_line}"
+        )
+
+    @property
+    def bound_line(self) -> str:
+        """The limit that binds now, and the limits that were found."""
+        found = "".join(f"; {model} hurts at {limit}" for model, limit in self.found.items())
+        if self.state != "running":
+            return (self.stopped or self.state) + found
+        if self.bound.startswith(UNBOUND):
+            return f"limit {self.limit},{self.bound.removeprefix(UNBOUND)}{found}"
+        return f"limit {self.limit}, bound by {self.bound}{found}"
+
+
+def standing_from(fields: Mapping[str, object]) -> Standing | None:
+    """Return a standing from the fields that `Standing.as_json` wrote; None if they are not valid."""
+    try:
+        return _FIELDS.validate_python({name: value for name, value in fields.items() if name != "at"})
+    except ValidationError:
+        return None
+
+
+_FIELDS = TypeAdapter(Standing)
+
+
+@dataclass(slots=True)
+class Meter:
+    """What has been spent, and how fast.
+
+    Attributes:
+        cost_usd: in all, with critics and tries that failed; at first, of what has no row in `rows`.
+        refused: replies with status 429.
+        has_news: an attempt has ended since this was set to False.
+    """
+
+    rows: Collection[Row] = ()
+    refused: int = 0
+    has_news: bool = True
+    ended: int = 0
+    cost_usd: float = 0.0
+    tokens: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    _marks: deque[tuple[float, float, int, int]] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            self._count(row)
+        self.ended = 0
+
+    def add(self, row: Row, *, is_paid: bool = False) -> None:
+        """Count an attempt that has ended; if it is paid, its cost has been counted before."""
+        cost_usd, tokens = self.cost_usd, self.tokens
+        self._count(row)
+        if is_paid:
+            self.cost_usd, self.tokens = cost_usd, tokens
+        self.has_news = True
+
+    def forget(self, rows: Iterable[Row]) -> None:
+        """Stop counting the outcomes of attempts that begin again."""
+        self.outcomes.subtract(row.outcome for row in rows)
+
+    def rates(self, now: float, cost_usd: float, tokens: int) -> tuple[float, float, float]:
+        """Return USD, tokens and ended attempts per second, over the last two minutes."""
+        self._marks.append((now, cost_usd, tokens, self.ended))
+        while len(self._marks) > 2 and now - self._marks[0][0] > WINDOW_SECONDS:
+            self._marks.popleft()
+        then, cost, counted, ended = self._marks[0]
+        seconds = now - then
+        if seconds < FEWEST_SECONDS:
+            return 0.0, 0.0, 0.0
+        return (
+            max(0.0, cost_usd - cost) / seconds,
+            max(0, tokens - counted) / seconds,
+            (self.ended - ended) / seconds,
+        )
+
+    def _count(self, row: Row) -> None:
+        self.ended += 1
+        self.outcomes[row.outcome] += 1
+        self.cost_usd += row.spent_usd
+        self.tokens += row.prompt_tokens + row.completion_tokens
+
+
+def standing_of(
+    plan: Plan,
+    under_way: Collection[UnderWay],
+    *,
+    state: str,
+    pending: int,
+    hosts: HostPace,
+    models: Mapping[str, ModelPace],
+    stopped: str,
+    meter: Meter,
+    now: float,
+) -> Standing:
+    """Return the progress of an evaluation."""
+    cost = meter.cost_usd + math.fsum(one.spent_usd for one in under_way)
+    tokens = meter.tokens + sum(one.seen.tokens for one in under_way)
+    usd, each, ended = meter.rates(now, cost, tokens)
+    is_over = not under_way and not pending
+    running = Counter(one.attempt.model for one in under_way)
+    return Standing(
+        state="over" if is_over and state == "running" else state,
+        total=plan.size,
+        ended=plan.size - pending - len(under_way),
+        under_way=len(under_way),
+        pending=pending,
+        outcomes=dict(meter.outcomes),
+        cost_usd=round(cost, 6),
+        tokens=tokens,
+        usd_per_minute=round(60 * usd, 6),
+        tokens_per_minute=round(60 * each, 1),
+        eta_seconds=round((pending + len(under_way)) / ended, 1) if ended and not is_over else None,
+        refused=meter.refused,
+        limit=min(hosts.pace.limit, sum(model.pace.limit for model in models.values())),
+        limits={name: model.pace.limit for name, model in models.items()},
+        found={name: model.pace.found[-1] for name, model in models.items() if model.pace.found},
+        bound=_bound(plan, len(under_way), pending, running, hosts=hosts, models=models),
+        stopped=stopped,
+        attempts=[_shown(one, now) for one in sorted(under_way, key=lambda one: one.began)[:MAX_SHOWN]],
+    )
+
+
+def _bound(
+    plan: Plan,
+    under_way: int,
+    pending: int,
+    running: Mapping[str, int],
+    *,
+    hosts: HostPace,
+    models: Mapping[str, ModelPace],
+) -> str:
+    if not pending:
+        return f"{UNBOUND} all have begun"
+    if under_way >= plan.at_once:
+        return f"-n {plan.at_once}"
+    if under_way >= hosts.pace.limit:
+        return hosts.bound or f"{UNBOUND} it grows"
+    held = [
+        f"{name}: {model.bound}"
+        for name, model in models.items()
+        if model.bound and running.get(name, 0) >= model.pace.limit
+    ]
+    return "; ".join(held) or hosts.bound or f"{UNBOUND} it grows"
+
+
+def _shown(one: UnderWay, now: float) -> Shown:
+    seen = one.seen
+    state = seen.state if one.phase == "works" and seen.state else one.phase
+    return Shown(
+        instance=one.attempt.instance.id,
+        model=one.attempt.model,
+        attempt=one.attempt.number,
+        state=state,
+        waits_for=seen.wait_reason if one.phase == "works" else "",
+        worker=seen.worker,
+        seconds=round(now - one.began, 1),
+        iterations=seen.iterations,
+        cost_usd=one.cost_usd,
+        conversation_id=one.conversation_id,
+    )
+
+
+def _minutes(seconds: float) -> str:
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min" if whole < 3_600 else f"{whole // 3_600} h {whole % 3_600 // 60} min"

@@ -1,0 +1,180 @@
+"""People's wishes for a running evaluation, kept in the store so that they can be stated on any machine.
+
+Holds: a wish holds until somebody changes it, even while no driver runs. A requeue raises the round of attempts by one,
+however often a driver reads it. What cannot be read counts as absent.
+Does not: begin anything; the driver looks here about once a second.
+Keys: `deck:{0}:evaluation:<name>`: `state`, `at_once`, `budget_usd`, `until`, `retries`, `standing`, `order:<id>` for a
+requeue that no driver has seen, `round:<attempt>` for attempts that were requeued. Kept for a month.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from broker.runtime.ids import new_key
+from broker.store.connection import texts_by_name
+from broker.store.store import Store
+from deckhands.evaluation.attempts.results import Row
+
+KEPT_SECONDS = 30 * 86_400
+MAX_AT_ONCE, MAX_RETRIES = 10_000, 100
+STATE_FIELDS = ("state", "at_once", "budget_usd", "until", "retries")
+ORDER, ROUND = "order:", "round:"
+
+AttemptKey = tuple[str, str, int]
+
+
+class Wishes(BaseModel):
+    """The current wishes.
+
+    Attributes:
+        state: `paused`: nothing begins, and what is under way is paused. `cancelled`: nothing begins any more.
+        at_once: how many attempts may be under way at most; None: no wish.
+        budget_usd: infinite: no budget; None: no wish.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    state: Literal["running", "paused", "cancelled"] = "running"
+    at_once: int | None = Field(default=None, ge=1, le=MAX_AT_ONCE)
+    budget_usd: float | None = Field(default=None, ge=0)
+    until: str | None = Field(default=None, max_length=100)
+    retries: int | None = Field(default=None, ge=0, le=MAX_RETRIES)
+
+
+class Requeue(BaseModel):
+    """Which attempts to begin again: those that match every field that is not empty.
+
+    Attributes:
+        outcomes: outcomes of their rows; `running` means attempts that are under way.
+        causes: causes in their rows, such as `evaluation_budget`.
+        instances, models: those of the attempts.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    outcomes: tuple[str, ...] = ()
+    causes: tuple[str, ...] = ()
+    instances: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+
+    def means(self, row: Row) -> bool:
+        """Say whether it matches an attempt that has ended."""
+        return (
+            (not self.outcomes or row.outcome in self.outcomes)
+            and (not self.causes or row.cause in self.causes or bool(set(self.causes) & set(row.failures)))
+            and (not self.instances or row.instance in self.instances)
+            and (not self.models or row.model in self.models)
+        )
+
+    def means_running(self, key: AttemptKey) -> bool:
+        """Say whether it matches an attempt that is under way, which needs the outcome `running`."""
+        model, instance, _ = key
+        return (
+            "running" in self.outcomes
+            and not self.causes
+            and (not self.instances or instance in self.instances)
+            and (not self.models or model in self.models)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the store has about steering an evaluation.
+
+    Attributes:
+        orders: requeues that no driver has seen, by their ids.
+        rounds: how often attempts were requeued.
+        standing: its last reported progress; empty: none.
+    """
+
+    wishes: Wishes = field(default_factory=Wishes)
+    orders: Mapping[str, Requeue] = field(default_factory=dict)
+    rounds: Mapping[AttemptKey, int] = field(default_factory=dict)
+    standing: Mapping[str, object] = field(default_factory=dict)
+
+
+class Steering:
+    """The wishes of one evaluation."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self._store = store
+        self._key = store.all_shards[0].evaluation(name)
+
+    async def read(self) -> Wanted:
+        """Read all of it.
+
+        Raises:
+            StoreError: the store does not answer.
+        """
+        fields = texts_by_name(await self._store.call("HGETALL", self._key))
+        orders: dict[str, Requeue] = {}
+        rounds: dict[AttemptKey, int] = {}
+        for name, text in fields.items():
+            if name.startswith(ORDER) and (requeue := _requeue(text)) is not None:
+                orders[name.removeprefix(ORDER)] = requeue
+            elif name.startswith(ROUND) and (key := _attempt(name.removeprefix(ROUND))) and text.isdigit():
+                rounds[key] = int(text)
+        return Wanted(_wishes(fields), orders, rounds, _standing(fields.get("standing", "")))
+
+    async def wish(self, **wishes: object) -> None:
+        """Record new wishes; None leaves a wish unchanged. Idempotent."""
+        await self._put({name: str(value) for name, value in wishes.items() if value is not None})
+
+    async def requeue(self, order: Requeue) -> None:
+        """Ask for attempts to begin again."""
+        await self._put({f"{ORDER}{new_key()}": order.model_dump_json()})
+
+    async def granted(self, order_id: str, rounds: Mapping[AttemptKey, int]) -> None:
+        """Record the new rounds that an order leads to, then remove the order. Idempotent."""
+        await self._put({f"{ROUND}{json.dumps(key)}": str(number) for key, number in rounds.items()})
+        await self._store.call("HDEL", self._key, f"{ORDER}{order_id}")
+
+    async def show(self, standing: Mapping[str, object]) -> None:
+        """Say how it stands."""
+        await self._put({"standing": json.dumps(standing)})
+
+    async def _put(self, fields: Mapping[str, str]) -> None:
+        if not fields:
+            return
+        flat = [part for item in fields.items() for part in item]
+        commands = [("HSET", self._key, *flat), ("EXPIRE", self._key, KEPT_SECONDS)]
+        await self._store.call_many(commands)
+
+
+def _wishes(fields: Mapping[str, str]) -> Wishes:
+    known = {name: fields[name] for name in STATE_FIELDS if name in fields}
+    while True:
+        try:
+            return Wishes.model_validate(known)
+        except ValidationError as error:
+            for wrong in {str(one["loc"][0]) for one in error.errors()}:
+                known.pop(wrong, None)
+
+
+def _requeue(text: str) -> Requeue | None:
+    try:
+        return Requeue.model_validate_json(text)
+    except ValidationError:
+        return None
+
+
+def _attempt(text: str) -> AttemptKey | None:
+    try:
+        model, instance, number = json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return (str(model), str(instance), number) if isinstance(number, int) else None
+
+
+def _standing(text: str) -> Mapping[str, object]:
+    try:
+        found = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

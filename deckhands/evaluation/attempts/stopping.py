@@ -1,0 +1,121 @@
+"""When enough is known to stop an evaluation before all attempts have ended.
+
+`ci=3%`    the 95 % interval of each model's pass@1 reaches at most 3 points to either side
+`decided`  the first model is known to be better or worse than each of the others on the same instances
+
+Holds: attempts count in the order in which they begin, up to the first that has not ended, so that quick attempts do
+not decide for slow ones. A comparison that is checked repeatedly needs a sequential test: of two attempts at an
+instance with the same number, a pair that only one model resolves counts for it, and bets on that (a mixture over all
+probabilities) win 20 to 1 by chance in at most 5 % of all evaluations, however often they are checked (Ville's
+inequality). Majorities of instances would be no bets: further attempts change them.
+Does not: make the interval hold at every check; it is the interval of the report.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from broker.runtime.errors import UsageError
+from deckhands.evaluation.attempts.plan import Attempt
+from deckhands.evaluation.attempts.results import Row
+from deckhands.evaluation.attempts.statistics import resolved_by_instance, summary_of
+
+DECIDED = "decided"
+ENOUGH = "enough is known: "
+"""The prefix of the cause of attempts that were skipped because enough was known."""
+FEWEST_INSTANCES = 20
+"""Fewer instances do not show how much results vary."""
+ODDS = 20.0
+MOST_LOG_ODDS = 700.0
+"""What a float can hold; more is as good as certain."""
+
+_INTERVAL = re.compile(r"ci=(?:±|\+-|\+/-)?(\d{1,2}(?:\.\d+)?)%?")
+
+
+@dataclass(frozen=True, slots=True)
+class Until:
+    """A criterion.
+
+    Attributes:
+        half_width: half the width of the interval, as a share; None: `decided`.
+    """
+
+    text: str
+    half_width: float | None = None
+
+    @classmethod
+    def parse(cls, text: str, models: int) -> Until:
+        """Read a criterion.
+
+        Raises:
+            UsageError: it is not one, or compares models although there is only one.
+        """
+        if text == DECIDED:
+            if models < 2:
+                raise UsageError("--until decided compares models, and there is one.", remedy="Name more with --model.")
+            return cls(text)
+        found = _INTERVAL.fullmatch(text)
+        if found is None or not 0 < float(found[1]) < 50:
+            raise UsageError(f"--until {text!r} is not a criterion.", remedy="Write ci=3% or decided.")
+        return cls(text, float(found[1]) / 100)
+
+    def is_reached(self, attempts: Sequence[Attempt], rows: Mapping[tuple[str, str, int], Row]) -> str:
+        """Return what is known so far, as text; empty: not enough.
+
+        Args:
+            attempts: all of them, in the order in which they begin.
+        """
+        ended = ended_in_order(attempts, rows)
+        models = list(dict.fromkeys(attempt.model for attempt in attempts))
+        return self._interval(ended, models) if self.half_width is not None else _decided(ended, models)
+
+    def _interval(self, rows: Sequence[Row], models: Sequence[str]) -> str:
+        assert self.half_width is not None
+        figures = summary_of(rows)["models"]
+        for model in models:
+            resolved = resolved_by_instance(rows, model)
+            if len(resolved) < FEWEST_INSTANCES or "pass@1" not in figures[model]:
+                return ""
+            share, (low, high) = figures[model]["pass@1"], figures[model]["pass@1_interval"]
+            if max(high - share, share - low) > self.half_width:
+                return ""
+        return f"pass@1 is known to ±{self.half_width:.1%}"
+
+
+def ended_in_order(attempts: Sequence[Attempt], rows: Mapping[tuple[str, str, int], Row]) -> list[Row]:
+    """Return the rows of the attempts up to the first that has not ended."""
+    found = []
+    for attempt in attempts:
+        row = rows.get(attempt.key)
+        if row is None:
+            break
+        found.append(row)
+    return found
+
+
+def odds(wins: int, losses: int) -> float:
+    """Return what bets on unequal chances have won, each at even odds: 2^n * B(wins + 1, losses + 1)."""
+    n = wins + losses
+    logarithm = n * math.log(2) + math.lgamma(wins + 1) + math.lgamma(losses + 1) - math.lgamma(n + 2)
+    return math.exp(min(logarithm, MOST_LOG_ODDS))
+
+
+def _decided(rows: Sequence[Row], models: Sequence[str]) -> str:
+    resolved: dict[str, dict[tuple[str, int], bool]] = {model: {} for model in models}
+    for row in rows:
+        if row.counts:
+            resolved[row.model][row.instance, row.attempt] = row.outcome == "resolved"
+    first = resolved[models[0]]
+    said = []
+    for other in models[1:]:
+        second = resolved[other]
+        both = first.keys() & second.keys()
+        wins = sum(first[pair] and not second[pair] for pair in both)
+        losses = sum(second[pair] and not first[pair] for pair in both)
+        if odds(wins, losses) < ODDS:
+            return ""
+        said.append(f"{models[0]} is {'better' if wins > losses else 'worse'} than {other} ({wins} : {losses})")
+    return "; ".join(said)

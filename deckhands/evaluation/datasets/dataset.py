@@ -1,0 +1,133 @@
+"""Finds a dataset by its name, and reads it: `shipped`, a file of rows, directories of tasks, or a plug-in's.
+
+Holds: everything is checked before anything begins. What cannot be used is listed, by line, row or task.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from broker.runtime.errors import UsageError
+from deckhands.evaluation.datasets import human_eval, questions, swe_bench
+from deckhands.evaluation.datasets.harbor import find_tasks, harbor_instance
+from deckhands.evaluation.datasets.inspect_tasks import INSPECT, inspect_instances
+from deckhands.evaluation.datasets.instances import SHIPPED, Instance
+from deckhands.evaluation.datasets.own_rows import own_instance
+from deckhands.evaluation.datasets.plugins import folder_of, installed, rows_of
+from deckhands.evaluation.datasets.shipped import shipped_instances
+
+SHOWN_LINES = 10
+Row = Mapping[str, Any]
+
+
+def absolute(name: str) -> str:
+    """Return the name of a dataset as it is understood in any working directory.
+
+    Raises:
+        UsageError: it is empty.
+    """
+    if not name.strip():
+        raise UsageError("The dataset has no name.", remedy=f"Name a file, a directory of tasks, or {SHIPPED!r}.")
+    kind, has_argument, argument = name.partition(":")
+    if has_argument and kind == INSPECT:
+        path, _, task = argument.partition("@")
+        return f"{INSPECT}:{Path(path).resolve()}" + (f"@{task}" if task else "")
+    is_path = Path(name).exists() or (kind != SHIPPED and kind not in installed())
+    return str(Path(name).resolve()) if is_path else name
+
+
+def read_dataset(name: str | Path, *, repositories: Path | None = None) -> list[Instance]:
+    """Return the instances of a dataset.
+
+    Args:
+        name: `shipped`, the path of a file or a directory, `inspect:FILE@TASK`, or `NAME:ARGUMENT` of a plug-in.
+        repositories: the directory with mirrors or archives of what SWE-bench rows name.
+
+    Raises:
+        UsageError: there is none of this name, it cannot be read, or parts of it cannot be used; names these.
+    """
+    if str(name) == SHIPPED:
+        return shipped_instances()
+    path = Path(name)
+    if path.is_dir():
+        return _checked(name, "task", [(folder.name, folder) for folder in find_tasks(path)], harbor_instance)
+    kind, has_argument, argument = str(name).partition(":")
+    if not path.exists():
+        if has_argument and kind == INSPECT:
+            return inspect_instances(argument)
+        if kind in installed():
+            folder = folder_of(argument)
+            return _checked(name, "row", rows_of(kind, argument), lambda row: own_instance(row, folder))
+    rows = _rows_in(path)
+    keys = frozenset(next((row for _, row in rows if isinstance(row, Mapping)), ()))
+    if keys >= swe_bench.KEYS:
+        return _checked(name, "line", rows, lambda row: swe_bench.swe_bench_instance(row, repositories))
+    if keys >= human_eval.KEYS:
+        return _checked(name, "line", rows, human_eval.human_eval_instance)
+    if keys >= questions.KEYS:
+        return _checked(name, "line", rows, lambda row: questions.question_instance(row, path.parent))
+    return _checked(name, "line", rows, lambda row: own_instance(row, path.parent))
+
+
+def _rows_in(path: Path) -> list[tuple[int, Any]]:
+    """Return the rows of a file by their lines; an error in place of one that is no JSON."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        others = "".join(f", {other!r}" for other in installed())
+        raise UsageError(
+            f"The dataset {path} cannot be read: {why}.",
+            remedy=f"Name a file of JSON lines, a directory of tasks, {SHIPPED!r}{others}.",
+        ) from error
+    found: list[tuple[int, Any]] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            row = error
+        else:
+            if not isinstance(row, dict):
+                row = ValueError("it is not a JSON object")
+        found.append((number, row))
+    return found
+
+
+def _checked(
+    name: str | Path, unit: str, rows: Iterable[tuple[object, Any]], instance_of: Callable[[Any], Instance]
+) -> list[Instance]:
+    found: dict[str, Instance] = {}
+    wrong: list[str] = []
+    for number, row in rows:
+        try:
+            if isinstance(row, Exception):
+                raise row
+            instance = instance_of(row)
+            if instance.id in found:
+                raise ValueError(f"another {unit} has the id {instance.id!r}")  # noqa: TRY301  (listed below)
+        except ValueError as error:
+            wrong.append(f"{unit} {number}: {_why(error)}")
+        except UsageError as error:
+            wrong.append(f"{unit} {number}: {str(error).rstrip('.')}")
+        else:
+            found[instance.id] = instance
+    if wrong or not found:
+        shown = "; ".join(wrong[:SHOWN_LINES]) or f"it has no {unit}s"
+        more = f"; and {len(wrong) - SHOWN_LINES} more" if len(wrong) > SHOWN_LINES else ""
+        raise UsageError(f"The dataset {name} cannot be used: {shown}{more}.", remedy="Correct it; nothing has begun.")
+    return list(found.values())
+
+
+def _why(error: ValueError) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors(include_url=False)[0]
+    place = ".".join(str(part) for part in first["loc"])
+    return f"{place}: {first['msg']}" if place else str(first["msg"])

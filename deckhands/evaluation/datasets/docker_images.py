@@ -1,0 +1,143 @@
+"""Repositories in images of the docker engine of this machine, as SWE-bench's harness builds and publishes them.
+
+An image has the repository in `/testbed`, at the commit of its instance, and what it needs installed beside it. Its
+attempts and checks run in containers of it.
+
+Holds: no image is fetched, and nothing of an image runs here: its files are copied out of a container that never
+starts. History does not get into a workspace.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import IO
+
+from broker.runtime.errors import UsageError
+from deckhands.evaluation.datasets.file_trees import MAX_BYTES, MAX_FILES, File
+
+DOCKER = "docker"
+"""In place of the directory with repositories: they are in images."""
+FOLDER = "/testbed"
+PUBLISHED = "swebench/sweb.eval.x86_64.{}:latest"
+ENTER = (
+    "if [ -f /opt/miniconda3/bin/activate ]; then . /opt/miniconda3/bin/activate testbed; fi; "
+    'export PYTHONPATH="$PWD:$PWD/src:$PWD/lib${PYTHONPATH:+:$PYTHONPATH}"; '
+)
+"""What a command in such an image begins with: the environment of the repository, and the workspace before `/testbed`,
+which is installed there in a way that leads to its own files."""
+LIMIT_SECONDS = 300.0
+
+_NAME = re.compile(r"[a-z0-9][A-Za-z0-9._/:@-]{0,254}")
+
+
+def image_of(instance_id: str, named: str) -> str:
+    """Return the image of an instance: the one that its row names, or else the published one.
+
+    Raises:
+        ValueError: the engine does not have it, or there is no engine.
+    """
+    image = named or PUBLISHED.format(instance_id.replace("__", "_1776_").lower())
+    if _NAME.fullmatch(image) is None:
+        raise ValueError(f"{image[:100]!r} is not the name of an image")
+    try:
+        is_here = bool(_ask("image", "ls", "--quiet", image).strip())
+    except UsageError as error:
+        raise ValueError(str(error)) from error
+    if not is_here:
+        raise ValueError(f"the engine has no image {image}: docker pull {image}")
+    return image
+
+
+@dataclass(frozen=True, slots=True)
+class InImage:
+    """The files of the repository in an image."""
+
+    image: str
+
+    def read(self) -> dict[str, File]:
+        """Return them.
+
+        Raises:
+            UsageError: they cannot be read, or are more than a workspace may have.
+        """
+        with _container(self.image) as container:
+            found = _copied(container, ".", self.image)
+        if found is None:
+            raise UsageError(f"The image {self.image} has no directory {FOLDER}.")
+        return found
+
+    def some(self, names: Iterable[str]) -> dict[str, File]:
+        """Return some of them; missing ones are left out."""
+        with _container(self.image) as container:
+            copied = {name: _copied(container, name, self.image) for name in names}
+        return {name: next(iter(files.values())) for name, files in copied.items() if files}
+
+
+def _copied(container: str, name: str, image: str) -> dict[str, File] | None:
+    """Return the regular files below a name, without history; None: there is nothing of this name."""
+    command = [_program(), "cp", f"{container}:{FOLDER}/{name}", "-"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as copying:  # noqa: S603  (ours)
+        assert copying.stdout is not None
+        try:
+            return dict(_files_in(copying.stdout, image))
+        except tarfile.ReadError:
+            return None
+        finally:
+            copying.kill()
+
+
+def _files_in(stream: IO[bytes], image: str) -> Iterator[tuple[str, File]]:
+    size = count = 0
+    with tarfile.open(fileobj=stream, mode="r|") as tar:
+        for member in tar:
+            path = PurePosixPath(member.name)
+            if not member.isfile() or ".git" in path.parts:
+                continue
+            size, count = size + member.size, count + 1
+            if size > MAX_BYTES or count > MAX_FILES:
+                raise UsageError(f"{FOLDER} of the image {image} has more files or bytes than a workspace may have.")
+            content = tar.extractfile(member)
+            assert content is not None
+            yield path.as_posix(), File(content.read(), bool(member.mode & 0o100))
+
+
+@contextmanager
+def _container(image: str) -> Iterator[str]:
+    """Make a container that never starts, and remove it afterwards."""
+    container = _ask("create", "--pull", "never", "--network", "none", "--entrypoint", "none", "--", image).strip()
+    try:
+        yield container
+    finally:
+        _ask("rm", "--force", container)
+
+
+def _ask(*arguments: str) -> str:
+    """Return what the engine answers.
+
+    Raises:
+        UsageError: there is none, or it refuses; says why.
+    """
+    try:
+        done = subprocess.run(  # noqa: S603  (arguments are ours, or a name that was checked)
+            [_program(), *arguments], capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UsageError(f"The docker engine takes longer than {LIMIT_SECONDS:.0f} seconds.") from error
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        raise UsageError(f"The docker engine refuses: {why[:300]}", remedy="Start it, or pull the image.")
+    return done.stdout
+
+
+def _program() -> str:
+    program = shutil.which("docker")
+    if program is None:
+        raise UsageError("There is no docker on this machine.", remedy="Install it, or name --repositories DIR.")
+    return program

@@ -1,0 +1,221 @@
+"""The files of a workspace as a value: read from a directory or another place, packed to be uploaded, compared.
+
+Holds: the same files give the same bytes; links and devices are never followed or kept. A patch is one that `git apply`
+takes, but for files that are no text and what is beyond its limit: those are only named.
+"""
+
+from __future__ import annotations
+
+import difflib
+import gzip
+import io
+import os
+import re
+import stat
+import tarfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from broker.contract.events import WorkspaceSpec
+from broker.contract.workspace_sources import UploadedSource
+from broker.coordination.stored_files import check_size, content_name
+from broker.runtime.errors import UsageError
+
+MAX_FILES = 20_000
+MAX_BYTES = 64 * 2**20
+MAX_PATCH_CHARS = 200_000
+MAX_COMPARED_BYTES = 8 * 2**20
+"""A larger file is only named in a patch: a file of nothing but line ends would take gigabytes to compare."""
+LEFT_OUT_OF_PATCH = "Binary files "
+"""How a line of a patch begins that only names a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A regular file."""
+
+    content: bytes
+    is_executable: bool = False
+
+
+Tree = Mapping[str, File]
+"""Files by their paths, relative, with slashes."""
+
+
+class Files(Protocol):
+    """Where files are read from that are no directory of this machine."""
+
+    def read(self) -> dict[str, File]:
+        """Return them.
+
+        Raises:
+            UsageError: they cannot be read.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FixedFiles:
+    """Files that are known."""
+
+    tree: Tree
+
+    def read(self) -> dict[str, File]:
+        """Return them."""
+        return dict(self.tree)
+
+
+def texts(files: Mapping[str, str]) -> FixedFiles:
+    """Return text files by their paths."""
+    return FixedFiles({name: File(text.encode()) for name, text in files.items()})
+
+
+def tree_of(place: Path | Files | None) -> dict[str, File]:
+    """Return the regular files of a directory or another place; none of None.
+
+    Raises:
+        UsageError: it cannot be read, or has more than 64 MiB or 20,000 files.
+    """
+    if place is None:
+        return {}
+    if isinstance(place, Path):
+        return _walked(place)
+    found = place.read()
+    if len(found) > MAX_FILES or sum(len(file.content) for file in found.values()) > MAX_BYTES:
+        raise _too_large(place)
+    return found
+
+
+def _too_large(place: object) -> UsageError:
+    place = place if isinstance(place, Path) else "It"
+    return UsageError(f"{place} has more than {MAX_BYTES:,} bytes or {MAX_FILES:,} files.")
+
+
+def require_fit(place: Path | FixedFiles) -> None:
+    """Raise UsageError if files are more than a workspace may have, without reading those of a directory."""
+    if isinstance(place, FixedFiles):
+        tree_of(place)
+        return
+    for _ in _regular(place):
+        pass
+
+
+def _walked(directory: Path) -> dict[str, File]:
+    found: dict[str, File] = {}
+    for path, about in _regular(directory):
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        found[path.relative_to(str(directory)).as_posix()] = File(content, bool(about.st_mode & stat.S_IXUSR))
+    return found
+
+
+def _regular(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield the regular files of a directory, up to the limits of a workspace."""
+    size = count = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            path = Path(folder, name)
+            try:
+                about = path.lstat()
+            except OSError as error:
+                raise _unreadable(path, error) from error
+            if not stat.S_ISREG(about.st_mode):
+                continue
+            size, count = size + about.st_size, count + 1
+            if size > MAX_BYTES or count > MAX_FILES:
+                raise _too_large(directory)
+            yield path, about
+
+
+def _unreadable(path: Path, error: OSError) -> UsageError:
+    return UsageError(f"{path} cannot be read: {error.strerror}.")
+
+
+def packed(tree: Tree, *, network: bool = True, image: str = "") -> tuple[WorkspaceSpec, bytes | None]:
+    """Return a workspace that begins with these files, in a container of an image if one is named, and the upload.
+
+    Raises:
+        UsageError: they are more than can be uploaded.
+    """
+    empty = WorkspaceSpec(network=network, sandbox="docker" if image else "auto", image=image)
+    if not tree:
+        return empty, None
+    raw = io.BytesIO()
+    with gzip.GzipFile(fileobj=raw, mode="wb", mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as tar:
+        for name, file in sorted(tree.items()):
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(file.content), 0o755 if file.is_executable else 0o644
+            tar.addfile(entry, io.BytesIO(file.content))
+    content = raw.getvalue()
+    check_size(len(content), "The archive of the files")
+    source = UploadedSource(name="workspace.tar.gz", format="tar", parcel=content_name(content))
+    return empty.model_copy(update={"source": source}), content
+
+
+def patch_between(before: Tree, after: Tree) -> str:
+    """Return how to make one tree of the other, as Git writes it: up to 200,000 characters, and whole files only."""
+    sections: list[str] = []
+    size = unnamed = 0
+    for name in sorted({*before, *after}):
+        old, new = before.get(name), after.get(name)
+        if old == new:
+            continue
+        section = _section(name, old, new)
+        if size + len(section) > MAX_PATCH_CHARS:
+            section = _only_named(name)
+        if size + len(section) > MAX_PATCH_CHARS:
+            unnamed += 1
+            continue
+        size += len(section)
+        sections.append(section)
+    return "".join(sections) + (f"{LEFT_OUT_OF_PATCH}and {unnamed} more differ\n" if unnamed else "")
+
+
+def without_left_out(patch: str) -> tuple[str, list[str]]:
+    """Return a patch without the files that it only names, and the lines that name them."""
+    sections = re.split(r"(?m)^(?=diff --git |Binary files )", patch)
+    kept = [section for section in sections if not section.startswith(LEFT_OUT_OF_PATCH)]
+    return "".join(kept), [section.strip() for section in sections if section.startswith(LEFT_OUT_OF_PATCH)]
+
+
+def shown_name(name: str) -> str:
+    """Return the name of a file as text, with escapes for bytes that are no UTF-8."""
+    return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
+def _only_named(name: str) -> str:
+    name = shown_name(name)
+    return f"{LEFT_OUT_OF_PATCH}a/{name} and b/{name} differ\n"
+
+
+def _section(name: str, old: File | None, new: File | None) -> str:
+    sizes = [0 if file is None else len(file.content) for file in (old, new)]
+    if max(sizes) > MAX_COMPARED_BYTES or abs(sizes[0] - sizes[1]) > 4 * MAX_PATCH_CHARS:  # 4 bytes are one character
+        return _only_named(name)
+    try:
+        contents = ["" if file is None else file.content.decode() for file in (old, new)]
+    except UnicodeDecodeError:
+        return _only_named(name)
+    if any("\0" in content for content in contents) or re.search(r'[\x00-\x1f"\\\x7f\ud800-\udfff]', name):
+        return _only_named(name)
+    lines = [f"diff --git a/{name} b/{name}\n"]
+    match old, new:
+        case None, File():
+            lines.append(f"new file mode {_mode(new)}\n")
+        case File(), None:
+            lines.append(f"deleted file mode {_mode(old)}\n")
+        case File(), File() if old.is_executable != new.is_executable:
+            lines += [f"old mode {_mode(old)}\n", f"new mode {_mode(new)}\n"]
+    names = ["/dev/null" if file is None else f"{side}/{name}" for side, file in (("a", old), ("b", new))]
+    split = [re.findall(r"[^\n]*\n|[^\n]+", content) for content in contents]
+    for line in difflib.unified_diff(split[0], split[1], names[0], names[1]):
+        lines += [line] if line.endswith("\n") else [line, "\n\\ No newline at end of file\n"]
+    return "".join(lines)
+
+
+def _mode(file: File) -> str:
+    return "100755" if file.is_executable else "100644"

@@ -1,0 +1,189 @@
+"""Directories of tasks as Harbor and Terminal-Bench have them, as far as a workspace can be such a container.
+
+    task.toml  instruction.md  environment/Dockerfile  tests/test.sh  solution/solve.sh       Harbor
+    task.yaml  Dockerfile  run-tests.sh  tests/test_outputs.py  solution.sh                    Terminal-Bench 1
+
+Sources: https://harborframework.com/docs, https://github.com/laude-institute/terminal-bench.
+Holds: the working directory of the image, `/app` for most, stands for the workspace, in instruction and tests.
+Does not: build images, start services, or install anything; see docs/evaluation.md.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import shlex
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from broker.runtime.errors import UsageError
+from deckhands.evaluation.datasets.check_programs import COMMAND, FOLDER, program_files
+from deckhands.evaluation.datasets.dockerfile import INSTALLERS, Built, built
+from deckhands.evaluation.datasets.file_trees import File, FixedFiles, packed, tree_of
+from deckhands.evaluation.datasets.human_eval import scripted
+from deckhands.evaluation.datasets.instances import ID, Instance
+from deckhands.evaluation.datasets.task_settings import Settings, settings_of
+
+MARKS = ("task.toml", "task.yaml")
+WHERE = "Your working directory stands for {directory}: where the task says {directory}/x, use x in it.\n\n"
+BUILT = ".openhands/built"
+OF_EVERY_SERVICE = frozenset({"build", "image", "container_name", "command"})
+"""What the one service of a task says, and a workspace does not need."""
+MAX_SOLUTION_CHARS = 90_000
+"""Packed, as a word of a command."""
+_SPECIAL = re.compile(r'["`\\]')
+
+
+def find_tasks(directory: Path) -> list[Path]:
+    """Return the directories of tasks: the directory itself, or those in it.
+
+    Raises:
+        UsageError: there are none.
+    """
+    folders = [directory, *sorted(path for path in directory.iterdir() if path.is_dir())]
+    found = [folder for folder in folders if any((folder / mark).is_file() for mark in MARKS)]
+    if not found:
+        raise UsageError(
+            f"{directory} has no tasks.", remedy="Name a directory with task.toml, or one that has such directories."
+        )
+    return found
+
+
+def harbor_instance(folder: Path) -> Instance:
+    """Return the instance of a task.
+
+    Raises:
+        ValueError: it needs what a workspace cannot give, or a part of it is missing.
+    """
+    folder = folder.resolve()
+    if not re.fullmatch(ID, folder.name):
+        raise ValueError("its name has other characters than letters, digits, '.', '_' and '-', or is too long")
+    is_harbor = (folder / "task.toml").is_file()
+    about = _about(folder, is_harbor=is_harbor)
+    instruction = _text(folder / "instruction.md") if is_harbor else str(about.get("instruction", ""))
+    if not instruction.strip():
+        raise ValueError("it has no instruction")
+    environment = folder / "environment" if is_harbor else folder
+    services = _services_left_out(environment)
+    if not (environment / "Dockerfile").is_file():
+        raise ValueError("it has no Dockerfile: a ready-made image cannot be used")
+    settings = settings_of(about)
+    made = built(environment / "Dockerfile", directory=settings.directory)
+    made.variables |= settings.variables
+    if (folder / "trajectory.json").is_file():
+        raise ValueError("trajectory.json cannot be had: a conversation begins with its task")
+    metadata = about.get("metadata", about)
+    tags = [metadata.get("difficulty"), metadata.get("category"), *(metadata.get("tags") or [])]
+    turns, without = _solution(folder, made.directory, settings, is_harbor=is_harbor)
+    return Instance(
+        folder.name,
+        WHERE.format(directory=made.directory) + instruction.strip(),
+        workspace=FixedFiles(made.files),
+        hidden=FixedFiles(_hidden(folder, made, settings, is_harbor=is_harbor)),
+        setup=_setup(made),
+        check=COMMAND,
+        tags=tuple(dict.fromkeys(str(tag) for tag in tags if tag)),
+        turns=turns,
+        left_out=(*made.left_out, *settings.ignored, *services, *without),
+    )
+
+
+def _about(folder: Path, *, is_harbor: bool) -> Mapping[str, Any]:
+    try:
+        if is_harbor:
+            return tomllib.loads(_text(folder / "task.toml"))
+        found = yaml.safe_load(_text(folder / "task.yaml"))
+    except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"its description cannot be read: {error}") from error
+    return found if isinstance(found, Mapping) else {}
+
+
+def _services_left_out(environment: Path) -> list[str]:
+    """Return what of a service beside the Dockerfile is ignored.
+
+    Raises:
+        ValueError: there are several.
+    """
+    left_out = []
+    for name in ("docker-compose.yaml", "docker-compose.yml"):
+        if (environment / name).is_file():
+            found = yaml.safe_load(_text(environment / name))
+            services = found.get("services", {}) if isinstance(found, Mapping) else {}
+            if len(services) > 1:
+                raise ValueError(f"{name}: it has {len(services)} services, and a workspace starts none")
+            for service in services.values():
+                keys = sorted(set(service if isinstance(service, Mapping) else ()) - OF_EVERY_SERVICE)
+                left_out += [f"{name}: {key} is ignored" for key in keys]
+    return left_out
+
+
+def _hidden(folder: Path, made: Built, settings: Settings, *, is_harbor: bool) -> dict[str, File]:
+    tests = tree_of(folder / "tests")
+    runner = folder / ("tests/test.sh" if is_harbor else "run-tests.sh")
+    installs = runner.is_file() and any(INSTALLERS.search(line.strip()) for line in _text(runner).splitlines())
+    asked: dict[str, object] = {"directory": made.directory, "variables": dict(settings.check)}
+    if "test_outputs.py" in tests and (installs or not is_harbor):
+        asked["pytest"] = "test_outputs.py"
+    elif not is_harbor or not runner.is_file():
+        raise ValueError(f"it has neither {runner.name} nor tests/test_outputs.py")
+    elif installs:
+        raise ValueError(f"tests/{runner.name} installs programs, and a check has no network")
+    found = {f"{FOLDER}/tests/{name}": file for name, file in tests.items()}
+    return found | program_files("harbor", asked)
+
+
+def _setup(made: Built) -> str | None:
+    """Return what runs in every shell (variables) and what only the agent's first one does (commands)."""
+    variables = {name: value for name, value in made.variables.items() if name.isidentifier()}
+    lines = [f"export {name}={_quoted(value, made.directory)}" for name, value in variables.items()]
+    if made.commands:
+        here = [_turned(text, made.directory) for text in made.commands]
+        commands = " && ".join(f"( {text} )" for text in here)
+        lines.append(f"test -e {FOLDER} || test -e {BUILT} || {{ {commands} && touch {BUILT}; }}")
+    return " && ".join(lines) or None
+
+
+def _turned(text: str, directory: str) -> str:
+    """Return a text of a shell with the workspace in place of the directory that it stands for."""
+    return re.sub(rf"(?<![\w./-]){re.escape(directory)}(?![\w.-])", "$PWD", text)
+
+
+def _quoted(value: str, directory: str) -> str:
+    """Return the value of a variable for a shell; other variables in it are put in, as a Dockerfile does."""
+    turned = _turned(value, directory)
+    return f'"{re.sub(_SPECIAL, _escaped, turned)}"' if "$" in turned else shlex.quote(turned)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"\\{found[0]}"
+
+
+def _solution(
+    folder: Path, directory: str, settings: Settings, *, is_harbor: bool
+) -> tuple[tuple[dict[str, Any], ...], list[str]]:
+    """Return a script that carries a solution out, and what is left out of it."""
+    path = folder / ("solution/solve.sh" if is_harbor else "solution.sh")
+    if not path.is_file():
+        return (), [f"{path.name} is missing, so no script comes with the task"]
+    files = tree_of(path.parent) if is_harbor else {path.name: tree_of(folder)[path.name]}
+    _, content = packed(files)
+    text = base64.b64encode(content or b"").decode()
+    if len(text) > MAX_SOLUTION_CHARS:
+        return (), [f"the solution has {len(text):,} characters: too much for a script"]
+    exports = "".join(f"export {name}={shlex.quote(value)}; " for name, value in settings.solution.items())
+    return scripted(
+        f'solution="$(mktemp -d)"; echo {text} | base64 -d | tar -xz -C "$solution"; {exports}'
+        f'grep -rIlZ . "$solution" | xargs -0 sed -i "s#{directory}\\b#$PWD#g; s#/solution/#$solution/#g"; '
+        f'bash "$solution/{path.name}"'
+    ), []
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path.name} cannot be read") from error

@@ -1,0 +1,146 @@
+"""Tasks of inspect_ai as instances: its dataset is tried by our agents, and its scorer judges what they say at the end.
+
+    inspect:FILE.py@TASK
+
+Source: inspect_ai 0.3. The package is loaded late, in the program that evaluates; no worker needs it.
+Holds: a sample is used only if nothing of it is lost: its input is a text, and its files are texts or paths.
+Does not: run solvers of the task, since our agent is the solver; support scorers that look into a sandbox.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from broker.runtime.errors import UsageError
+from deckhands.evaluation.datasets.file_trees import File, FixedFiles
+from deckhands.evaluation.datasets.human_eval import scripted
+from deckhands.evaluation.datasets.instances import MAX_ID_CHARS, Instance, Judge, ScorerFailed
+from deckhands.evaluation.datasets.repositories import is_safe
+
+INSPECT = "inspect"
+EXTRA = "deckhands[inspect]"
+
+
+def inspect_instances(argument: str) -> list[Instance]:
+    """Return the samples of a task as instances.
+
+    Args:
+        argument: `FILE.py@TASK`, or `FILE.py` if there is one task in it.
+
+    Raises:
+        UsageError: inspect_ai is not installed, the task cannot be loaded, or samples of it cannot be used.
+    """
+    if importlib.util.find_spec("inspect_ai") is None:
+        raise UsageError("inspect_ai is not installed.", remedy=f"Install it: pip install '{EXTRA}'.")
+    path, _, name = argument.partition("@")
+    task = _task(Path(path).resolve(), name)
+    if not task.scorer:
+        raise UsageError(f"The task of {path} has no scorer.", remedy="Give it one: Task(scorer=…).")
+    found: dict[str, Instance] = {}
+    wrong: list[str] = []
+    for number, sample in enumerate(task.dataset, 1):
+        try:
+            instance = _instance(sample, number, task.scorer)
+            if instance.id in found:
+                raise ValueError(f"another sample has the id {instance.id!r}, as it is written here")  # noqa: TRY301
+            found[instance.id] = instance
+        except ValueError as error:
+            wrong.append(f"sample {number}: {error}")
+    if wrong or not found:
+        raise UsageError(
+            f"The task of {path} cannot be used: {'; '.join(wrong[:10]) or 'it has no samples'}.",
+            remedy="Correct it; nothing has begun.",
+        )
+    return list(found.values())
+
+
+def _task(path: Path, name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(f"deckhands_inspect_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise UsageError(f"There is no task file {path}.", remedy="Name it as inspect:FILE.py@TASK.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+        tasks = {key: value for key, value in vars(module).items() if _is_task(value)}
+        if not name and len(tasks) == 1:
+            name = next(iter(tasks))
+        if name not in tasks:
+            names = ", ".join(sorted(tasks)) or "none"
+            remedy = f"Its tasks: {names}. Write inspect:FILE.py@TASK."
+            raise UsageError(f"{path} has no task {name!r}.", remedy=remedy)  # noqa: TRY301
+        return tasks[name]()
+    except UsageError:
+        raise
+    except Exception as error:  # whatever the file raises
+        raise UsageError(f"The task file {path} fails: {type(error).__name__}: {str(error)[:300]}.") from error
+
+
+def _is_task(value: Any) -> bool:
+    from inspect_ai._util.registry import is_registry_object, registry_info
+
+    return callable(value) and is_registry_object(value) and registry_info(value).type == "task"
+
+
+def _instance(sample: Any, number: int, scorers: Any) -> Instance:
+    if not isinstance(sample.input, str):
+        raise ValueError("its input is a list of messages; only texts are supported")  # noqa: TRY004  (of the sample)
+    task = sample.input
+    if sample.choices:
+        letters = (f"{chr(ord('A') + place)}) {choice}" for place, choice in enumerate(sample.choices))
+        task += "\n\n" + "\n".join(letters) + "\n\nEnd your message with: ANSWER: followed by the letter."
+    text = re.sub(r"[^A-Za-z0-9._-]", "-", str(sample.id if sample.id is not None else number))[:MAX_ID_CHARS]
+    targets = [sample.target] if isinstance(sample.target, str) else list(sample.target)
+    return Instance(
+        text if text[:1].isalnum() else f"s{text}"[:MAX_ID_CHARS],
+        task,
+        workspace=FixedFiles(dict(_files(sample.files or {}))),
+        setup=sample.setup,
+        judge=_judge(sample, scorers if isinstance(scorers, list | tuple) else [scorers]),
+        tags=tuple(str(value) for value in (sample.metadata or {}).values() if isinstance(value, str))[:10],
+        turns=scripted("true", "".join(targets[:1])),
+    )
+
+
+def _files(files: dict[str, str]) -> Iterable[tuple[str, File]]:
+    for name, content in files.items():
+        if not is_safe(name) or ":" in name:
+            raise ValueError(f"the file {name!r} is not for the working directory")
+        path = Path(content) if len(content) < 1_000 and "\n" not in content else None
+        is_path = path is not None and path.is_file()
+        yield name, File(path.read_bytes() if path is not None and is_path else content.encode())
+
+
+def _judge(sample: Any, scorers: Sequence[Callable[..., Any]]) -> Judge:
+    async def judge(said: str) -> tuple[bool, str]:
+        from inspect_ai.model import ChatMessageUser, ModelName, ModelOutput
+        from inspect_ai.scorer import Target, value_to_float
+        from inspect_ai.solver import TaskState
+
+        target = sample.target if isinstance(sample.target, str) else list(sample.target)
+        output = ModelOutput.from_content("deckhands", said)
+        state = TaskState(
+            model=ModelName("deckhands/agent"),
+            sample_id=sample.id or 0,
+            epoch=1,
+            input=sample.input,
+            messages=[ChatMessageUser(content=sample.input), output.message],
+            target=Target(target),
+            choices=sample.choices,
+            output=output,
+            completed=True,
+            metadata=sample.metadata or {},
+        )
+        try:
+            scores = [await scorer(state, Target(target)) for scorer in scorers]
+        except Exception as error:  # whatever a scorer raises
+            raise ScorerFailed(f"{type(error).__name__}: {error}") from error
+        reasons = [f"{score.value!r}: {score.explanation or score.answer or ''}" for score in scores]
+        return all(value_to_float()(score.value) >= 1.0 for score in scores), "\n".join(reasons)
+
+    return judge

@@ -1,0 +1,122 @@
+"""What is evaluated: instances, each a task, the files that it begins with, and how an attempt is scored."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from broker.contract.skills import SETUP_SCRIPT
+from broker.runtime.errors import DeckhandsError, UsageError
+from deckhands.evaluation.datasets.file_trees import File, Files, tree_of
+
+SHIPPED = "shipped"
+MAX_ID_CHARS = 100
+NAMED = 3
+ID = rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_ID_CHARS - 1}}}$"
+Judge = Callable[[str], Awaitable[tuple[bool, str]]]
+
+
+class ScorerFailed(DeckhandsError):
+    """The scorer of a dataset, a program that came with it, has failed; that says nothing about the agent."""
+
+    code = "scorer_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One instance.
+
+    Attributes:
+        task: what the agent gets.
+        workspace: the files that an attempt begins with; None: none.
+        hidden: files that are laid over the workspace before the check, and that the agent never sees.
+        setup: a command that runs before the agent begins, and before the check.
+        check: a command in the workspace; exit code 0 means that the attempt is right.
+        answer: what the agent has to say at the end; compared as `answers.is_same` says.
+        judge: says whether what the agent said last is right, and why, if neither check nor answer does; may raise
+            ScorerFailed.
+        images: of the task: paths or addresses.
+        image: of the containers that attempts and checks run in; empty: the sandbox is the node's.
+        left_out: what its published form says and an attempt does not have.
+        turns: how a scripted model solves it; empty: no script comes with it.
+    """
+
+    id: str
+    task: str
+    workspace: Path | Files | None = None
+    hidden: Path | Files | None = None
+    setup: str | None = None
+    check: str | None = None
+    answer: str | None = None
+    judge: Judge | None = None
+    images: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    image: str = ""
+    left_out: tuple[str, ...] = ()
+    turns: tuple[dict[str, Any], ...] = field(default=(), repr=False)
+
+    @property
+    def whole_check(self) -> str:
+        """The set-up, then the check, neither of which is a part of the other's text."""
+        assert self.check is not None
+        return self.check if self.setup is None else f"eval {shlex.quote(self.setup)} && eval {shlex.quote(self.check)}"
+
+    def files(self) -> dict[str, File]:
+        """Read what an attempt begins with: the files of the workspace, and the set-up as a script among them.
+
+        Raises:
+            UsageError: they cannot be read, or are too many.
+        """
+        found = tree_of(self.workspace)
+        if self.setup is not None:
+            found[SETUP_SCRIPT] = File(f"{self.setup}\n".encode(), is_executable=True)
+        return found
+
+
+def left_out_of(instances: Sequence[Instance]) -> list[str]:
+    """Return what instances do not have of their published form, a line for each thing, with their names."""
+    names: dict[str, list[str]] = {}
+    for one in instances:
+        for what in dict.fromkeys(one.left_out):
+            names.setdefault(what, []).append(one.id)
+    lines = []
+    for what, found in names.items():
+        more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+        lines.append(f"{', '.join(found[:NAMED])}{more}: {what}")
+    return lines
+
+
+def selected(
+    instances: Sequence[Instance], *, only: str = "", part: str = "", shuffle: bool = False, seed: int = 0
+) -> list[Instance]:
+    """Return some of the instances.
+
+    Args:
+        only: a regular expression that the id or a tag has to match somewhere.
+        part: which of them, after shuffling, as Python's slices: `:20`, `20:40`, `-5:`.
+
+    Raises:
+        UsageError: an argument cannot be used, or nothing is left.
+    """
+    chosen = list(instances)
+    if only:
+        try:
+            pattern = re.compile(only)
+        except re.error as error:
+            raise UsageError(f"--filter {only!r} is no regular expression: {error}.") from error
+        chosen = [one for one in chosen if any(pattern.search(text) for text in (one.id, *one.tags))]
+    if shuffle:
+        chosen.sort(key=lambda one: sha256(f"{seed}:{one.id}".encode()).digest())
+    if part:
+        match = re.fullmatch(r"(-?\d+)?:(-?\d+)?", part)
+        if match is None:
+            raise UsageError(f"--slice {part!r} is not a slice.", remedy="Write it as :20, 20:40 or -5:.")
+        chosen = chosen[slice(*(None if text is None else int(text) for text in match.groups()))]
+    if not chosen:
+        raise UsageError("No instance is left to evaluate.", remedy="Look at --filter and --slice.")
+    return chosen

@@ -1,0 +1,123 @@
+"""Rows of our own format, in files and from plug-ins.
+
+    {"id": "…", "task": "…", "workspace": "DIR", "setup": "…", "check": "…", "hidden": "DIR", "answer": "…",
+     "tests": [], "isolated": false, "images": [], "tags": []}
+
+Holds: paths are relative to the dataset's file. A plug-in may give files as a mapping of paths to texts or bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from broker.runtime.errors import UsageError
+from deckhands.client.tasks.images import ADDRESSES, DATA, image_urls_of
+from deckhands.evaluation.datasets.check_programs import COMMAND, named_tests
+from deckhands.evaluation.datasets.file_trees import File, Files, FixedFiles, require_fit, tree_of
+from deckhands.evaluation.datasets.instances import ID, Instance
+from deckhands.evaluation.datasets.repositories import is_safe
+
+
+class OwnRow(BaseModel):
+    """One row.
+
+    Attributes:
+        workspace: the directory whose content an attempt begins with, or the files; None: an empty one.
+        setup: a command that runs before the agent begins, and before the check.
+        check: a command in the workspace; exit code 0 means that the attempt is right.
+        hidden: a directory, or files, that are laid over the workspace before the check.
+        tests: instead of a check: Python files among the hidden ones, all of whose tests have to pass.
+        isolated: whether these tests run in another process than the code that they import.
+        answer: what the agent has to say at the end; compared as `answers.is_same` says.
+        images: of the task: paths or addresses.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str = Field(pattern=ID)
+    task: str = Field(min_length=1, max_length=100_000)
+    workspace: str | Mapping[str, str | bytes] | None = None
+    setup: str | None = Field(default=None, min_length=1)
+    check: str | None = Field(default=None, min_length=1)
+    hidden: str | Mapping[str, str | bytes] | None = None
+    tests: tuple[str, ...] = ()
+    isolated: bool = False
+    answer: str | None = Field(default=None, min_length=1)
+    images: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+
+
+def own_instance(row: Mapping[str, Any], folder: Path) -> Instance:
+    """Return the instance of a row.
+
+    Raises:
+        ValueError: it cannot be used.
+    """
+    found = OwnRow.model_validate(row)
+    if found.check is None and found.answer is None and not found.tests:
+        raise ValueError("it has no check, no tests and no answer, so nothing could be scored")
+    if found.check is not None and found.tests:
+        raise ValueError("it has both a check and tests")
+    hidden = _files(folder, "hidden", found.hidden)
+    for name in found.tests:
+        if not name.endswith(".py") or name not in tree_of(hidden):
+            raise ValueError(f"tests: {name!r} is not a Python file among the hidden ones")
+    return Instance(
+        found.id,
+        found.task,
+        workspace=_files(folder, "workspace", found.workspace),
+        hidden=named_tests(hidden, found.tests, isolated=found.isolated) if found.tests else hidden,
+        setup=found.setup,
+        check=COMMAND if found.tests else found.check,
+        answer=found.answer,
+        images=images_in(folder, found.images),
+        tags=found.tags,
+    )
+
+
+def images_in(folder: Path, images: tuple[str, ...]) -> tuple[str, ...]:
+    """Return pictures with their paths made absolute.
+
+    Raises:
+        ValueError: one cannot be read, or is no picture.
+    """
+    found = tuple(one if one.startswith((*ADDRESSES, DATA)) else str((folder / one).resolve()) for one in images)
+    try:
+        image_urls_of(found)
+    except UsageError as error:
+        raise ValueError(f"images: {error}") from error
+    return found
+
+
+def _files(folder: Path, name: str, place: str | Mapping[str, str | bytes] | None) -> Path | Files | None:
+    if place is None:
+        return None
+    found = _fixed_files(name, place) if isinstance(place, Mapping) else (folder / place).resolve()
+    if isinstance(found, Path) and not found.is_dir():
+        raise ValueError(f"{name}: {found} is not a directory")
+    try:
+        require_fit(found)
+    except UsageError as error:
+        raise ValueError(f"{name}: {error.message.rstrip('.')}") from error
+    return found
+
+
+def _fixed_files(name: str, place: Mapping[str, str | bytes]) -> FixedFiles:
+    """Return files by their paths, each path written in one way."""
+    found: dict[str, File] = {}
+    for path, text in place.items():
+        plain = PurePosixPath(path)
+        if not is_safe(path) or not plain.parts:
+            raise ValueError(f"{name}: {path!r} is no relative path")
+        if str(plain) in found:
+            raise ValueError(f"{name}: {path!r} is there twice")
+        found[str(plain)] = File(text.encode() if isinstance(text, str) else text)
+    for path in found:
+        above = [str(one) for one in PurePosixPath(path).parents if str(one) in found]
+        if above:
+            raise ValueError(f"{name}: {above[0]!r} is a file and a directory")
+    return FixedFiles(found)

@@ -1,0 +1,107 @@
+"""Rows as SWE-bench publishes them: an issue of a repository, and the tests that pass once it is resolved.
+
+    {"instance_id": "…", "repo": "OWNER/NAME", "base_commit": "…", "problem_statement": "…", "test_patch": "…",
+     "FAIL_TO_PASS": […], "PASS_TO_PASS": […], "patch": "…"}
+
+Source: https://github.com/SWE-bench/SWE-bench. Sets of the same form (Lite, Verified, SWE-Gym, …) work too.
+Holds: the tests run in a workspace of the commit, the agent's changes, and the files of the test patch, laid over last.
+Does not: install what a repository needs; the node, or the image of its instance, has to have that.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator
+
+from broker.runtime.errors import UsageError
+from deckhands.evaluation.datasets.check_programs import COMMAND, program_files
+from deckhands.evaluation.datasets.docker_images import DOCKER, ENTER, InImage, image_of
+from deckhands.evaluation.datasets.human_eval import scripted
+from deckhands.evaluation.datasets.instances import ID, Instance
+from deckhands.evaluation.datasets.repositories import Archive, Commit, Patched, files_of_instance, is_safe, touched_by
+
+KEYS = frozenset({"instance_id", "repo", "base_commit", "test_patch"})
+OWN_RUNNER: Mapping[str, tuple[str, ...]] = {"django/django": ("tests/runtests.py", "tests/test_sqlite.py")}
+"""Files by which a repository runs its tests: those of the commit count, whatever an agent does to them."""
+TASK = (
+    "Your working directory has the files of the repository {repo}. Resolve the following issue by changing its "
+    "sources. Hidden tests decide whether it is resolved.\n\n<issue>\n{issue}\n</issue>"
+)
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    instance_id: str = Field(pattern=ID)
+    repo: str = Field(pattern=r"^[\w.-]+/[\w.-]+$")
+    base_commit: str = Field(pattern=r"^[0-9a-fA-F]{7,64}$")
+    problem_statement: str = Field(min_length=1, max_length=90_000)
+    test_patch: str = ""
+    fail_to_pass: list[str] = Field(alias="FAIL_TO_PASS", min_length=1)
+    pass_to_pass: list[str] = Field(alias="PASS_TO_PASS", default=[])
+    patch: str = ""
+    difficulty: str | None = None
+    image: str = Field(default="", validation_alias=AliasChoices("image_name", "docker_image", "image"))
+
+    @field_validator("fail_to_pass", "pass_to_pass", mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        """Take a list that is written as a text, as in the published files."""
+        return json.loads(value) if isinstance(value, str) else value
+
+
+def swe_bench_instance(row: Mapping[str, Any], repositories: Path | None) -> Instance:
+    """Return the instance of a row.
+
+    Raises:
+        ValueError: it cannot be used: a field is wrong, its repository is not there, or its test patch does not apply.
+    """
+    found = _Row.model_validate(row)
+    if repositories is None:
+        raise ValueError(f"its repository {found.repo} is not known: name --repositories DIR, or --repositories docker")
+    before, image = _before(found, repositories)
+    left, deleted = touched_by(found.test_patch)
+    wrong = [name for name in (*left, *deleted) if not is_safe(name)]
+    if wrong:
+        raise ValueError(f"test_patch: {wrong[0]!r} is no relative path")
+    asked = {
+        "repo": found.repo,
+        "tests": [*found.fail_to_pass, *found.pass_to_pass],
+        "files": [name for name in left if name.endswith(".py")],
+        "deleted": list(deleted),
+    }
+    further = tuple(program_files("swe_bench", asked).items())
+    runner = OWN_RUNNER.get(found.repo, ())
+    names = (*dict.fromkeys((*left, *deleted, *runner)),)
+    hidden = Patched(before, found.test_patch, names, further) if found.test_patch.strip() else None
+    if hidden is not None and not image:  # an image is read when an attempt begins
+        try:
+            hidden.read()
+        except UsageError as error:
+            raise ValueError(f"test_patch: {error}") from error
+    gold = base64.b64encode(found.patch.encode()).decode()
+    return Instance(
+        found.instance_id,
+        TASK.format(repo=found.repo, issue=found.problem_statement.strip()),
+        workspace=before,
+        hidden=hidden or Patched(before, "", runner, further),
+        check=f"{ENTER if image else ''}{COMMAND}",
+        image=image,
+        tags=(found.repo, *([found.difficulty] if found.difficulty else [])),
+        turns=scripted(f"echo {gold} | base64 -d | git apply -") if found.patch else (),
+    )
+
+
+def _before(row: _Row, repositories: Path) -> tuple[Commit | Archive | InImage, str]:
+    """Return where the files are, and the image of the containers; empty: there is none."""
+    if str(repositories) == DOCKER:
+        image = image_of(row.instance_id, row.image)
+        return InImage(image), image
+    before = files_of_instance(repositories, row.instance_id, row.repo, row.base_commit)
+    assert isinstance(before, Commit | Archive)
+    return before, ""

@@ -1,0 +1,191 @@
+"""Evaluations as logs of inspect_ai, which `inspect view` and `read_eval_log` open: one for each model.
+
+Source: the JSON form of its logs, version 2 (inspect_ai 0.3). The package is not needed to write them.
+Holds: a sample is an instance, an epoch is an attempt. An attempt that the infrastructure failed is a sample with an
+error, and counts in no metric. An event of a model has only those messages that no earlier event has: with whole
+prompts, a log would grow with the square of the steps.
+Does not: have attempts that were not run.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from deckhands.evaluation.exports.dialogue import Call, Dialogue, Turn, time_of
+
+SCORER = "deckhands"
+LIMITS = {"iterations": "message", "tokens": "token", "time": "time", "budget": "cost", "evaluation_budget": "cost"}
+NEVER = datetime(1970, 1, 1, tzinfo=UTC)
+Fields = dict[str, Any]
+Row = Mapping[str, Any]
+
+
+def inspect_log_of(name: str, dataset: str, model: str, attempts: Sequence[tuple[Row, Dialogue | None]]) -> Fields:
+    """Return the log of one model.
+
+    Args:
+        name: of the evaluation.
+        attempts: rows, with the dialogues of those that have begun.
+    """
+    attempts = [(row, dialogue) for row, dialogue in attempts if row["outcome"] != "not-run"]
+    samples = [_sample(row, dialogue) for row, dialogue in attempts]
+    counted = [row for row, _ in attempts if row["outcome"] != "infra-abandoned"]
+    ids = list(dict.fromkeys(str(row["instance"]) for row, _ in attempts))
+    moments = [turn.at for _, dialogue in attempts if dialogue for turn in dialogue.turns if turn.at is not None]
+    begun, ended = (min(moments), max(moments)) if moments else (NEVER, NEVER)
+    usage = _usage([row for row, _ in attempts])
+    agent = next((dialogue.agent for _, dialogue in attempts if dialogue is not None), "")
+    return {
+        "version": 2,
+        "status": "success",
+        "eval": {
+            "eval_id": f"{name}-{model}",
+            "run_id": name,
+            "created": time_of(begun),
+            "task": dataset,
+            "task_id": name,
+            "solver": f"deckhands/{agent}",
+            "dataset": {"name": dataset, "samples": len(ids), "sample_ids": ids},
+            "model": model if "/" in model else f"deckhands/{model}",
+            "config": {"epochs": max((int(row["attempt"]) for row, _ in attempts), default=1)},
+            "scorers": [{"name": SCORER}],
+        },
+        "plan": {"name": "plan", "steps": [{"solver": f"deckhands/{agent}", "params": {}}], "config": {}},
+        "results": {
+            "total_samples": len(attempts),
+            "completed_samples": len(counted),
+            "scores": [{"name": SCORER, "scorer": SCORER, "metrics": _metrics(counted)}],
+        },
+        "stats": {"started_at": time_of(begun), "completed_at": time_of(ended), "model_usage": {model: usage}},
+        "samples": samples,
+    }
+
+
+def _metrics(rows: Sequence[Row]) -> Fields:
+    by_instance: dict[str, list[float]] = {}
+    for row in rows:
+        by_instance.setdefault(str(row["instance"]), []).append(float(row["outcome"] == "resolved"))
+    shares = [statistics.fmean(found) for found in by_instance.values()]
+    error = statistics.stdev(shares) / math.sqrt(len(shares)) if len(shares) > 1 else 0.0
+    values = {"accuracy": statistics.fmean(shares) if shares else 0.0, "stderr": error}
+    return {name: {"name": name, "value": value, "params": {}} for name, value in values.items()}
+
+
+def _sample(row: Row, dialogue: Dialogue | None) -> Fields:
+    turns = dialogue.turns if dialogue is not None else ()
+    said = dialogue.last_words if dialogue is not None else ""
+    moments = [turn.at for turn in turns if turn.at is not None]
+    sample: Fields = {
+        "id": row["instance"],
+        "epoch": row["attempt"],
+        "input": dialogue.task if dialogue is not None else "",
+        "target": "",
+        "messages": [inspect_message(turn) for turn in turns],
+        "events": _events(turns),
+        "output": {
+            "model": row["model"],
+            "choices": [
+                {"message": {"role": "assistant", "content": said, "source": "generate"}, "stop_reason": "stop"}
+            ],
+        },
+        "metadata": {name: value for name, value in row.items() if name not in ("evidence", "instance", "attempt")},
+        "model_usage": {row["model"]: _usage([row])},
+        "total_time": row["seconds"],
+    }
+    if moments:
+        sample |= {"started_at": time_of(min(moments)), "completed_at": time_of(max(moments))}
+    match row["outcome"]:
+        case "infra-abandoned":
+            text = f"The infrastructure failed: {row['cause']}."
+            sample["error"] = {"message": text, "traceback": text, "traceback_ansi": text}
+        case outcome:
+            value = "C" if outcome == "resolved" else "I"
+            score = {"value": value, "answer": said[:1_000], "explanation": row["evidence"]}
+            sample["scores"] = {SCORER: score}
+            sample["events"].append(_event("score", moments, max(moments, default=NEVER), score=score, scorer=SCORER))
+            if outcome == "limit":
+                sample["limit"] = {"type": LIMITS.get(str(row["cause"]), "custom"), "limit": 0}
+    return sample
+
+
+def _events(turns: Sequence[Turn]) -> list[Fields]:
+    """Return what the transcript of a sample shows: the calls of the model, and those of tools.
+
+    `inspect view` says of a sample without events that they were too large.
+    """
+    moments = [turn.at for turn in turns if turn.at is not None]
+    asked: dict[str, tuple[Call, datetime]] = {}
+    unseen: list[Fields] = []
+    events: list[Fields] = []
+    for turn in turns:
+        at = turn.at or NEVER
+        message = inspect_message(turn)
+        if turn.role == "assistant" and turn.reply is not None:
+            reply = turn.reply
+            output: Fields = {
+                "model": reply.model,
+                "choices": [{"message": message, "stop_reason": _stop_reason(turn)}],
+            }
+            sent, made = reply.usage.prompt_tokens, reply.usage.completion_tokens
+            output["usage"] = {"input_tokens": sent, "output_tokens": made, "total_tokens": sent + made}
+            begun = at - timedelta(seconds=reply.latency_seconds)
+            fields = {"model": reply.model, "input": unseen, "output": output, "completed": time_of(at)}
+            events.append(
+                _event("model", moments, begun, **fields, tools=[], tool_choice="auto", config={})
+                | {"working_time": reply.latency_seconds}
+            )
+            asked |= {call.id: (call, at) for call in turn.calls}
+            unseen = []
+            continue
+        unseen.append(message)
+        if turn.role == "tool" and turn.call_id in asked:
+            call, begun = asked[turn.call_id]
+            fields = {"id": call.id, "function": call.name, "arguments": call.arguments, "result": turn.content}
+            events.append(_event("tool", moments, begun, **fields, completed=time_of(at)))
+    return events
+
+
+def _event(kind: str, moments: Sequence[datetime], at: datetime, **fields: Any) -> Fields:
+    begun = min(moments, default=at)
+    return {"event": kind, "timestamp": time_of(at), "working_start": max(0.0, (at - begun).total_seconds()), **fields}
+
+
+def _stop_reason(turn: Turn) -> str:
+    return "tool_calls" if turn.calls else "stop"
+
+
+def inspect_message(turn: Turn) -> Fields:
+    """Return a turn as a message of inspect_ai."""
+    message: Fields = {"role": turn.role, "content": turn.content}
+    if turn.images:
+        message["content"] = [
+            {"type": "text", "text": turn.content},
+            *({"type": "image", "image": url} for url in turn.images),
+        ]
+    match turn.role:
+        case "user":
+            message["source"] = "input"
+        case "tool":
+            message |= {"tool_call_id": turn.call_id, "function": turn.name}
+        case "assistant":
+            message |= {"source": "generate", "model": turn.reply.model if turn.reply is not None else None}
+            if turn.thinking:
+                message["content"] = [
+                    {"type": "reasoning", "reasoning": turn.thinking},
+                    {"type": "text", "text": turn.content},
+                ]
+            if turn.calls:
+                message["tool_calls"] = [
+                    {"id": call.id, "function": call.name, "arguments": call.arguments, "type": "function"}
+                    for call in turn.calls
+                ]
+    return message
+
+
+def _usage(rows: Sequence[Row]) -> Fields:
+    sent, made = (sum(int(row[name]) for row in rows) for name in ("prompt_tokens", "completion_tokens"))
+    return {"input_tokens": sent, "output_tokens": made, "total_tokens": sent + made}

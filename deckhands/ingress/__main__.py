@@ -1,0 +1,15 @@
+"""Run a door worker in the foreground: `python -m deckhands.ingress`."""
+
+from __future__ import annotations
+
+from broker.celery.door_app import CONCURRENCY, QUEUE
+from broker.celery.worker_main import run_worker
+
+
+def main() -> None:
+    """Start the Celery worker with the flags it needs."""
+    run_worker("deckhands.ingress.app", "door", queues=[QUEUE], concurrency=CONCURRENCY, task_events=True)
+
+
+if __name__ == "__main__":
+    main()

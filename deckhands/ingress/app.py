@@ -1,0 +1,91 @@
+"""The Celery application of doors: `celery -A deckhands.ingress.app worker -Q deckhands`.
+
+Remote control: `revoke` stops runs; `active`, `reserved` and `query_task` show those that have not ended, and all doors
+of a broker answer the same; `inspect conversations` is answered as by all workers, and a door holds none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery.worker import control
+from celery.worker.control import control_command, inspect_command
+
+from broker.celery.bootstep import add_loop
+from broker.celery.door_app import make_door_app
+from broker.celery.door_results import RUN, TaskResults
+from broker.runtime.errors import DeckhandsError
+from broker.runtime.failpoints import arm
+from broker.runtime.settings import BrokerSettings
+from deckhands.ingress.evaluations import Evaluations
+from deckhands.ingress.runs import MOST_SHOWN
+from deckhands.ingress.service import Door
+from deckhands.ingress.tasks import DoorTasks, evaluate_task
+
+MAX_REVOKED = 1_000
+MAX_ID_CHARS = 256
+NO_STORE = {"error": "The store does not answer; ask again later."}
+celerys_active, celerys_reserved = control.active, control.reserved
+
+settings = BrokerSettings.from_env()
+arm(settings)
+app = make_door_app(settings.celery_url, settings.result_url)
+evaluations = Evaluations(settings.evaluations, settings.url)
+results = TaskResults(app)
+door = Door(settings, results, evaluations)
+loop_thread = add_loop(app, door)
+tasks = DoorTasks(app, door, loop_thread)
+app.note_unusable = tasks.note_unusable
+app.register_task(evaluate_task(evaluations, results))
+
+
+@inspect_command(name="conversations")  # type: ignore[untyped-decorator]
+def conversations(_state: Any) -> list[str]:
+    """List nothing: what doors wait for is in the store, and any door takes it up."""
+    return []
+
+
+@inspect_command(name="active")  # type: ignore[untyped-decorator]
+def active(state: Any, **_options: Any) -> Any:
+    """List the short tasks that this door carries out, and the runs whose agents work."""
+    return _with_runs(state, celerys_active(state, safe=True), has_started=True)
+
+
+@inspect_command(name="reserved")  # type: ignore[untyped-decorator]
+def reserved(state: Any, **_options: Any) -> Any:
+    """List the messages that this door has taken, and the runs whose agents have not started."""
+    return _with_runs(state, celerys_reserved(state), has_started=False)
+
+
+def _with_runs(state: Any, messages: list[dict[str, Any]], *, has_started: bool) -> Any:
+    try:
+        found = tasks.look(lambda runs: runs.in_flight(has_started=has_started))
+    except (TimeoutError, DeckhandsError):
+        return NO_STORE
+    return [info for info in messages if info["name"] != RUN] + [info | {"hostname": state.hostname} for info in found]
+
+
+@inspect_command(name="query_task", variadic="ids", signature="[id1 [id2 [... [idN]]]]")  # type: ignore[untyped-decorator]
+def query_task(state: Any, ids: Any = None, **_options: Any) -> Any:
+    """Show those of the tasks that are runs without an end: `active` or `reserved`, and what these commands show."""
+    named = _ids_in(ids)[:MOST_SHOWN]
+    try:
+        found = tasks.look(lambda runs: runs.query(named))
+    except (TimeoutError, DeckhandsError):
+        return NO_STORE
+    return {task_id: (status, info | {"hostname": state.hostname}) for task_id, (status, info) in found.items()}
+
+
+def _ids_in(ids: Any) -> list[str]:
+    """Return the task ids that a command names."""
+    listed = ids if isinstance(ids, list) else [ids]
+    return [name for name in listed[:MAX_REVOKED] if isinstance(name, str) and 0 < len(name) <= MAX_ID_CHARS]
+
+
+@control_command(name="revoke")  # type: ignore[untyped-decorator]
+def revoke(_state: Any, task_id: Any = None, **_options: Any) -> dict[str, str]:
+    """Stop runs, whether they have begun or not; the store remembers it."""
+    named = _ids_in(task_id)
+    if not tasks.revoke(named):
+        return {"error": "Too many tasks are being revoked; revoke these again later."}
+    return {"ok": f"{len(named)} tasks revoked"}

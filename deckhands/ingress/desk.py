@@ -1,0 +1,169 @@
+"""What the parts of a door share: the store's conversations, who waits for them, and how one begins or has ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from broker.celery.door_results import TaskResults
+from broker.contract.agent_state import AgentState, is_settled
+from broker.contract.events import Event
+from broker.contract.timing import Timing
+from broker.contract.workspace_sources import UploadedSource
+from broker.coordination.stored_files import content_name
+from broker.log.event_log import EventLog
+from broker.log.expiry import EXPIRED_CODE
+from broker.runtime.errors import OutcomeUnknown, StoreMisconfigured, StoreUnavailable
+from broker.store.connection import texts_by_name
+from broker.store.store import Store
+from deckhands.client.beginning import begin, beginning_of
+from deckhands.client.client import Client
+from deckhands.client.reader import with_words
+from deckhands.client.reading.summary import Summary, Tally, summarize, words_in
+from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.tasks import conversation_of_task
+from deckhands.ingress.callers import CELERY, STREAM, Caller, Callers
+from deckhands.ingress.earlier_results import ARCHIVE
+from deckhands.ingress.failures import failure_of
+from deckhands.ingress.revocations import Revocations
+
+__all__ = ["Desk", "conversation_of_task"]
+
+REVOKED = {"status": "REVOKED", "reason": "terminated"}
+EXPIRED = {"status": "REVOKED", "reason": "expired"}
+FAILURE, SUCCESS = "FAILURE", "SUCCESS"
+MOST_CHARS = {CELERY: 1 << 18, STREAM: 1 << 16}
+"""How many characters of an agent's last message its caller gets, and of its outputs before their texts are cut."""
+STORE_FAILS = (StoreUnavailable, OutcomeUnknown, StoreMisconfigured)
+"""What is wrong with the store, and not with what one task or entry has in it."""
+OFFERS_LIMIT_SECONDS = 2.0
+"""Shorter than a task or an entry may be under way before another door takes it over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What the parts of a door share.
+
+    Attributes:
+        broker: see `BrokerSettings.broker_name`.
+        offers_limit_seconds: how long a conversation that begins may wait for a tool.
+        log: masks secrets.
+    """
+
+    store: Store
+    results: TaskResults
+    broker: str = ""
+    offers_limit_seconds: float = OFFERS_LIMIT_SECONDS
+    client: Client = field(init=False)
+    log: EventLog = field(init=False)
+    callers: Callers = field(init=False)
+    revocations: Revocations = field(init=False)
+
+    def __post_init__(self) -> None:
+        client = Client(self.store)
+        object.__setattr__(self, "client", client)
+        object.__setattr__(self, "log", EventLog(self.store, client.secrets))
+        object.__setattr__(self, "callers", Callers(self.store, client.secrets))
+        object.__setattr__(self, "revocations", Revocations(self.store))
+
+    def is_own(self, caller: Caller) -> bool:
+        """Return whether this door may answer a caller: one of another Celery broker hears nothing from here."""
+        return caller.kind != CELERY or caller.broker in (None, self.broker)
+
+    async def begin(
+        self,
+        request: TaskRequest,
+        conversation_id: str,
+        key: str,
+        *,
+        awaited: str = "",
+        timing: Timing | None = None,
+        archive: bytes | None = None,
+    ) -> None:
+        """Begin a conversation. Idempotent.
+
+        Args:
+            awaited: who waits for it; empty: nobody.
+            timing: when it may begin; None: as the request says.
+            archive: a tar file that its workspace, which must start empty, starts with.
+
+        Raises:
+            UsageError: what the request names is not here.
+        """
+        what = beginning_of(request)
+        if archive is not None:
+            source = UploadedSource(name=ARCHIVE, format="tar", parcel=content_name(archive))
+            what = replace(what, upload=archive, workspace=what.workspace.model_copy(update={"source": source}))
+        await begin(
+            self.log,
+            self.client.secrets,
+            what if timing is None else replace(what, timing=timing),
+            conversation_id,
+            key=key,
+            awaited=awaited,
+            offers_limit_seconds=self.offers_limit_seconds,
+            role="door",
+        )
+
+    async def meta(self, conversation_id: str) -> dict[str, str]:
+        """Return what the index has of a conversation; empty: there is no such conversation."""
+        key = self.store.keys(conversation_id).meta
+        found = texts_by_name(await self.store.call("HGETALL", key))
+        return found if "last_id" in found else {}
+
+    async def outcome(self, caller: Caller, meta: Mapping[str, str]) -> str:
+        """Return the answer to a caller, as JSON; empty: nothing yet."""
+        if caller.outcome or not meta:
+            return caller.outcome
+        conversation_id = caller.conversation_id
+        if (state := meta.get("state", "")) not in set(AgentState) or not is_settled(AgentState(state)):
+            return ""
+        events = await self.client.log.read(conversation_id)
+        tally = Tally.of(events)
+        if not _is_over(tally, caller):
+            return ""
+        summary = await self._lengthen(tally.summary(), events, MOST_CHARS[caller.kind])
+        if summary.state == AgentState.STOPPED and await self._is_revoked(caller):
+            return await self.callers.decide(conversation_id, REVOKED)
+        if summary.error_code == EXPIRED_CODE and caller.kind == CELERY:
+            return await self.callers.decide(conversation_id, EXPIRED)
+        time_limit = str((caller.kept or {}).get("time_limit", ""))
+        return await self.callers.decide(conversation_id, answer_of(summary, time_limit))
+
+    async def _lengthen(self, summary: Summary, events: Sequence[Event], limit: int) -> Summary:
+        """Return a summary whose texts are whole up to a limit of characters; the log has only their head and tail."""
+        if not any(events[place].blobs for place in words_in(events)):
+            return summary
+        whole = summarize(await with_words(self.client, summary.conversation_id, events))
+        message, outputs = whole.message, whole.outputs
+        if len(message) > limit:
+            how = f"`deckhands show {summary.conversation_id} --json` prints the whole"
+            marker = f"\n[... {len(message) - limit:,} characters left out; {how} ...]\n"
+            message = message[: limit // 2] + marker + message[-limit // 2 :]
+        if len(json.dumps(outputs)) > limit:
+            outputs = summary.outputs
+        return replace(summary, message=message, outputs=outputs)
+
+    async def _is_revoked(self, caller: Caller) -> bool:
+        return caller.kind == CELERY and await self.revocations.is_revoked(caller.name)
+
+
+def _is_over(tally: Tally, caller: Caller) -> bool:
+    """Say whether a caller need wait no longer.
+
+    A conversation that is paused waits for somebody who resumes it, and one whose task says that people can be asked
+    waits for their answer: neither has ended.
+    """
+    status = tally.status
+    if not status.is_settled:
+        return False
+    return status.is_terminal or (caller.is_headless and status.state is not AgentState.PAUSED)
+
+
+def answer_of(summary: Summary, time_limit: str = "") -> dict[str, Any]:
+    """Return the answer that a conversation which has ended stands for, as plain JSON values; see `failure_of`."""
+    failure = failure_of(summary, time_limit)
+    found: dict[str, Any] = {"status": FAILURE if failure else SUCCESS, "summary": summary.as_json()}
+    return found | {"failure": failure} if failure else found

@@ -1,0 +1,108 @@
+"""A task that follows others: what they returned, as text behind the task.
+
+In a chain or as the body of a chord, Celery passes the results of the tasks before as the first argument.
+
+Holds: the whole is a task that can be submitted. Results that are too long for it are cut, each by the same measure,
+and the last of very many are left out; the text says so. An empty workspace gets a file with all of them.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from broker.runtime.errors import UsageError
+from deckhands.client.tasks.tasks import MAX_TASK_CHARS
+
+SHOWN_FIELDS = ("conversation_id", "title", "state", "message", "outputs")
+HEADING = "Results of the tasks before this one, as JSON:"
+FILE = "earlier-results.jsonl"
+ARCHIVE = "earlier-results.tar"
+LEAST_CHARS = 200
+SPARE_CHARS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class FollowingTask:
+    """What a task that follows others asks for.
+
+    Attributes:
+        fields: of its request.
+        archive: a tar file that its workspace starts with, with the results in `FILE`, one a line; None: the task has
+            all of them, or its workspace starts with something else.
+    """
+
+    fields: dict[str, Any]
+    archive: bytes | None = None
+
+
+def follow(previous: Sequence[Any], options: Mapping[str, Any]) -> FollowingTask:
+    """Return what is asked for: the options, and a task that says what the arguments before it were.
+
+    Args:
+        previous: arguments by position: what earlier tasks returned, then the task unless it is an option.
+
+    Raises:
+        UsageError: there is no task, or too many arguments.
+    """
+    earlier, fields = list(previous), dict(options)
+    if "task" not in fields:
+        if not earlier:
+            raise UsageError("The request cannot be used: task: it is missing.", remedy="Pass the task as a text.")
+        fields["task"] = earlier.pop()
+    if len(earlier) > 1:
+        raise UsageError(
+            f"The request cannot be used: it has {len(earlier)} arguments before its task.",
+            remedy="Pass the task alone; everything else has a name.",
+        )
+    if not earlier or not isinstance(fields["task"], str):
+        return FollowingTask(fields)
+    results = earlier[0] if isinstance(earlier[0], list) else [earlier[0]]
+    has_file = _starts_empty(fields.get("workspace"))
+    fields["task"], is_whole = _join(fields["task"], results, has_file=has_file)
+    return FollowingTask(fields, _pack(results) if has_file and not is_whole else None)
+
+
+def _starts_empty(workspace: Any) -> bool:
+    """Return whether a workspace, as a request names it, starts as an empty directory."""
+    if isinstance(workspace, Mapping):
+        return workspace.get("path") is None and workspace.get("source") is None
+    return workspace is None
+
+
+def _join(task: str, results: Sequence[Any], *, has_file: bool) -> tuple[str, bool]:
+    """Return the task with the results behind it, and whether it has all of them whole."""
+    room = MAX_TASK_CHARS - len(task) - len(HEADING) - SPARE_CHARS
+    each = max(room // max(len(results), 1) - 1, LEAST_CHARS)
+    whole = [json.dumps(_short(found), ensure_ascii=False) for found in results]
+    lines = [_cut(line, each) for line in whole[: max(room // (each + 1), 0)]]
+    is_whole = lines == whole
+    if len(lines) < len(whole):
+        lines.append(f"[{len(whole) - len(lines):,} of {len(whole):,} results are left out here: they do not fit.]")
+    if has_file and not is_whole:
+        lines.append(f"[The file {FILE} in the workspace has all {len(whole):,} results whole, one a line.]")
+    return f"{task}\n\n{HEADING}\n" + "\n".join(lines), is_whole
+
+
+def _pack(results: Sequence[Any]) -> bytes:
+    """Return the tar file; the same results give the same bytes, whose hash is its name."""
+    content = "".join(json.dumps(found, ensure_ascii=False) + "\n" for found in results).encode(errors="replace")
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        member = tarfile.TarInfo(FILE)
+        member.size = len(content)
+        archive.addfile(member, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def _short(found: Any) -> Any:
+    is_summary = isinstance(found, dict) and found.get("summary") is True
+    return {name: found.get(name) for name in SHOWN_FIELDS} if is_summary else found
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,0 +1,257 @@
+"""Evaluations that Celery tasks ask for: each is carried out by a command beside the door, and answered at its end.
+
+Holds: the message of a task begins the evaluation, or finds it under way; when all attempts have ended, the command
+completes the task. A message that comes later stores the result again if it is gone. A producer names
+places below the directory of evaluations only, and nothing of a request is run on the door's machine as a program. A
+command that ends before its evaluation does is started again, `MOST_STARTS` times; then the tasks that wait fail.
+Does not: start a command again that another machine's door has started, unless both have the same directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from broker.runtime.clock import SYSTEM_CLOCK
+from broker.runtime.errors import UsageError
+from broker.runtime.ids import new_key
+from deckhands.evaluation.answering import TASKS, Asker, answer, waiting_in
+from deckhands.evaluation.attempts.record import PROGRESS
+from deckhands.evaluation.carrying_out import Tuning
+from deckhands.evaluation.datasets.dataset import read_dataset
+from deckhands.evaluation.datasets.instances import SHIPPED, left_out_of
+from deckhands.evaluation.datasets.plugins import installed
+from deckhands.evaluation.datasets.repositories import is_safe
+from deckhands.evaluation.detaching import LOG, detach, is_driven
+from deckhands.evaluation.directory import SUMMARY, Asked, ask
+from deckhands.evaluation.evaluating import ROWS
+from deckhands.ingress.failures import raised, refusal
+from deckhands.settings import FaceSettings
+
+PLACES = ("workspace", "hidden", "images")
+MAX_ROWS = 10_000
+UPKEEP_SECONDS = 5.0
+FORSAKEN_AFTER_SECONDS = 20.0
+"""How long a task waits at least before its command is missed: one that has just begun needs some seconds."""
+MOST_STARTS = 5
+
+_log = logging.getLogger(__name__)
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    dataset: str | list[dict[str, Any]]
+    models: str | list[str]
+    out: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+    attempts: int = Field(default=1, ge=1, le=1_000)
+    concurrency: int | None = Field(default=None, ge=1, le=10_000)
+    budget_usd: float | None = Field(default=None, ge=0)
+    agent: str = Field(default="CodeActAgent", max_length=100)
+    max_iterations: int = Field(default=100, ge=1)
+    max_budget_usd: float | None = Field(default=None, gt=0)
+    max_seconds: float | None = Field(default=None, gt=0)
+    only: str = Field(default="", max_length=1_000)
+    part: str = Field(default="", max_length=100)
+    shuffle: bool = False
+    seed: int = 0
+    repositories: str | None = None
+    network: bool = True
+    retries: int | None = Field(default=None, ge=0, le=100)
+    until: str | None = Field(default=None, max_length=100)
+
+    @property
+    def tuning(self) -> Tuning:
+        """How it is carried out."""
+        return Tuning(at_once=self.concurrency, budget=self.budget_usd, retries=self.retries, until=self.until)
+
+
+class Evaluations:
+    """What tasks ask of evaluations."""
+
+    def __init__(self, root: str, url: str) -> None:
+        self._root = Path(root).expanduser().absolute() if root else None
+        self._url = url
+
+    def take(
+        self,
+        task_id: str,
+        previous: Sequence[Any],
+        options: Mapping[str, Any],
+        kept: Mapping[str, Any],
+        *,
+        on_new: Callable[[], None] = lambda: None,
+    ) -> dict[str, Any] | UsageError | None:
+        """Begin an evaluation, or return its summary; None: it is under way. Idempotent.
+
+        Args:
+            on_new: called before the command of a task that is new starts.
+
+        Returns:
+            An error in place of the summary: it was given up.
+
+        Raises:
+            UsageError: the request cannot be used; nothing was begun.
+        """
+        if self._root is None:
+            raise UsageError(
+                "This door takes no evaluations.",
+                remedy="Start it with DECKHANDS_EVALUATIONS=DIR, where they are kept.",
+            )
+        request = _parsed(previous, options)
+        directory = self._root / request.out
+        ended = Asker.over(directory, task_id)
+        if ended is not None:
+            if ended.failure:
+                return UsageError(ended.failure)
+            found: dict[str, Any] = json.loads((directory / SUMMARY).read_text(encoding="utf-8"))
+            return found
+        models = [request.models] if isinstance(request.models, str) else request.models
+        asked = Asked(
+            name="",
+            dataset=self._dataset(request, directory),
+            models=tuple(models),
+            attempts=request.attempts,
+            agent=request.agent,
+            max_iterations=request.max_iterations,
+            max_budget=request.max_budget_usd,
+            max_seconds=request.max_seconds,
+            only=request.only,
+            part=request.part,
+            shuffle=request.shuffle,
+            seed=request.seed,
+            network=request.network,
+            repositories=None
+            if request.repositories is None
+            else str(self._below("repositories", request.repositories)),
+        )
+        for line in left_out_of(asked.instances()):
+            _log.warning("%s", line)
+        request.tuning.check(len(models))
+        ask(directory, asked)
+        earlier = Asker.waiting(directory, task_id)
+        is_new, started = earlier is None, earlier.started if earlier else SYSTEM_CLOCK.now().timestamp()
+        # Before the look at the command: one that still runs answers all tasks that wait when it ends.
+        asker = Asker(task_id=task_id, options=dict(options), kept=dict(kept), started=started)
+        asker.write(directory)
+        if is_new:
+            on_new()
+        try:
+            if not is_driven(directory):
+                self._start(directory, request.tuning, is_new=is_new)
+        except UsageError:
+            asker.forget(directory)
+            raise
+        return None
+
+    def _start(self, directory: Path, tuning: Tuning, *, is_new: bool) -> None:
+        """Start the command that carries out an evaluation.
+
+        Raises:
+            UsageError: it has ended at once; says why.
+        """
+        # What the task asked for was written into the store when it began; somebody may have changed it since.
+        progress = directory / PROGRESS
+        has_begun = not is_new and progress.exists() and progress.stat().st_size > 0
+        environment = {**FaceSettings.from_env().environment, "DECKHANDS_URL": self._url, "DECKHANDS_URL_FILE": ""}
+        detach(directory, [] if has_begun else tuning.as_arguments(), environment=environment)
+
+    async def keep_up(self) -> None:
+        """Start commands again that have ended before their evaluations, for ever."""
+        while True:
+            await asyncio.sleep(UPKEEP_SECONDS)
+            try:
+                await asyncio.to_thread(self.look)
+            except Exception:  # noqa: BLE001  (the outer edge: the next look tries again)
+                _log.exception("evaluations cannot be kept up")
+
+    def look(self) -> None:
+        """Start commands again that have ended before their evaluations, and give up those that do so again and again.
+
+        An evaluation with an error, such as an unavailable broker, is logged and tried again at the next look.
+        """
+        for tasks in sorted(self._root.glob(f"*/{TASKS}")) if self._root is not None else ():
+            try:
+                self._look_at(tasks.parent)
+            except Exception:  # noqa: BLE001  (one evaluation holds up no other)
+                _log.exception("the evaluation %s cannot be kept up", tasks.parent.name)
+
+    def _look_at(self, directory: Path) -> None:
+        waiting, now = waiting_in(directory), SYSTEM_CLOCK.now().timestamp()
+        if not waiting or any(now - since < FORSAKEN_AFTER_SECONDS for _, since in waiting) or is_driven(directory):
+            return
+        askers = [asker for asker, _ in waiting]
+        if all(asker.starts >= MOST_STARTS for asker in askers):
+            why = f"The command that carries out the evaluation {directory.name} has ended too early too often"
+            given_up = UsageError(f"{why}; {LOG} in its directory says more.")
+            answer(directory, failure=raised(refusal(given_up)))
+            return
+        for asker in askers:
+            asker.model_copy(update={"starts": asker.starts + 1}).write(directory)
+        try:
+            self._start(directory, _parsed((), askers[0].options).tuning, is_new=False)
+        except UsageError as error:
+            _log.warning("%s", error.message)
+
+    def _dataset(self, request: _Request, directory: Path) -> str:
+        if isinstance(request.dataset, list):
+            return self._written(request.dataset, directory)
+        name = request.dataset
+        if name == SHIPPED or name.partition(":")[0] in installed():
+            return name
+        return str(self._below("dataset", name))
+
+    def _written(self, rows: list[dict[str, Any]], directory: Path) -> str:
+        """Write rows beside the results; they may bring files, and not name any of this machine."""
+        for number, row in enumerate(rows[:MAX_ROWS], 1):
+            for name in PLACES:
+                values = row.get(name) if name == "images" else [row.get(name)]
+                if any(isinstance(value, str) and "://" not in value for value in values or ()):
+                    raise UsageError(
+                        f"The request cannot be used: dataset: row {number}: {name} is a path.",
+                        remedy="Pass files as {path: text}, and pictures as addresses.",
+                    )
+        path = directory / ROWS
+        text = "".join(json.dumps(row, sort_keys=True) + "\n" for row in rows)
+        if path.exists():
+            if path.read_text(encoding="utf-8") != text:
+                raise UsageError(f"The request cannot be used: out: {directory.name} has another evaluation.")
+            return str(path)
+        draft = directory / f"draft-{new_key()}.jsonl"
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            draft.write_text(text, encoding="utf-8")
+            read_dataset(draft)
+            draft.replace(path)  # a command that reads it meanwhile never sees half of it
+        except OSError as error:
+            raise UsageError(f"{directory} cannot be written: {error.strerror}.") from error
+        finally:
+            draft.unlink(missing_ok=True)
+        return str(path)
+
+    def _below(self, name: str, text: str) -> Path:
+        assert self._root is not None
+        path = (self._root / text).resolve()
+        if not is_safe(text) or not path.is_relative_to(self._root.resolve()):
+            raise UsageError(
+                f"The request cannot be used: {name}: {ascii(text)[:200]} is not below the directory of evaluations.",
+                remedy="Name a relative path there.",
+            )
+        return path
+
+
+def _parsed(previous: Sequence[Any], options: Mapping[str, Any]) -> _Request:
+    if previous:
+        raise UsageError("The request cannot be used: deckhands.evaluate has named arguments only.")
+    try:
+        return _Request.model_validate(dict(options))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"The request cannot be used: {place}: {first['msg']}.") from error

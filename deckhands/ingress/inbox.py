@@ -1,0 +1,507 @@
+"""The inbox: tasks of producers that speak no Celery, as entries of streams; docs/producing-work.md is the contract.
+
+Each producer may have its own stream, which its user of the store alone may add to; `deck:inbox` is for a single
+producer that is trusted. Who may forge what: an entry is not signed, so any writer of the stream chooses its fields.
+In its own stream, a producer is known: its tenant is the one that the operator has bound it to, its answers
+go to its own reply stream, and its ids are its own. In the shared one an entry may name any tenant, and any reply
+stream except those of producers with their own stream.
+
+Holds: an entry is acknowledged after its conversation has begun and its producer has been answered, so one that the
+store accepted is carried out, whatever dies; the same id of the same producer begins one conversation. What cannot be
+used is answered, if it says where, and put aside without its secrets; so is whatever a door fails at. No entry waits
+for another one, and no producer for another one: each stream has its own reader and its own slots.
+Does not: keep an entry that its producer trims away before a door has read it.
+Keys: `deck:inbox`, `deck:inbox:<name>`, `…:moved`, `…:moved:<id>`, group `doors`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from broker.celery.messages import MAX_DEPTH, is_deeper
+from broker.coordination.producers import GROUP, Producer, Producers, moved, moved_streams, parse_moved_ms
+from broker.coordination.unreadable import CANNOT_BE_READ, Unreadable
+from broker.runtime.clock import to_millis
+from broker.runtime.errors import (
+    AdmissionRefused,
+    DeckhandsError,
+    StoreRefused,
+    UsageError,
+)
+from broker.runtime.failpoints import failpoint
+from broker.runtime.ids import new_token
+from broker.secrets.masking import MASK
+from broker.store.connection import Argument
+from broker.store.group_reader import GroupReader
+from broker.store.keys import INBOX
+from deckhands.client.tasks.requests import MAX_KEY_CHARS, TaskRequest
+from deckhands.client.tasks.tasks import conversation_id_of
+from deckhands.ingress.callers import STREAM, Caller
+from deckhands.ingress.desk import STORE_FAILS, Desk
+from deckhands.ingress.outcome_watcher import answer_stream
+from deckhands.ingress.replies import NAME, VERSION, Replies
+
+AT_ONCE = 32
+READ_AT_ONCE = 8
+"""Few: their size is known when they are in memory."""
+PRODUCER_AT_ONCE = 4
+PRODUCER_READ_AT_ONCE = 2
+"""The same, of each producer with its own stream: there may be `MAX_PRODUCERS`."""
+LAST_ID = f"{2**64 - 1}-{2**64 - 1}"
+"""To a stream with this last id, the store adds nothing more."""
+MAX_MOVED = 4
+"""How many streams of one producer that had no id left may wait to be read."""
+MOVED_SECONDS = 60.0
+"""After this time, a stream that was named as moved and does not exist was read to its end."""
+FORSAKEN_AT_ONCE = 32
+MOST_DELIVERIES = 3
+"""How often an entry may be handed out and not be read, because it ends the door that receives it."""
+MAX_ENTRY_BYTES = 1 << 20
+UPKEEP_SECONDS = 1.0
+FORSAKEN_AFTER_SECONDS = 10.0
+"""Longer than an entry may wait for anything but the store, see `desk.OFFERS_LIMIT_SECONDS`."""
+FIELDS = frozenset({b"v", b"request", b"reply_to"})
+SECRET = b"secret"
+"""What is in the name of a field whose value is not kept, however a producer has written it."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Failed(DeckhandsError):
+    """An entry at which the door itself failed."""
+
+    code = "internal"
+
+
+class InboxRequest(TaskRequest):
+    """What an entry asks for: a task, and the producer's own id.
+
+    Attributes:
+        id: the same id of the same producer always means the same conversation; null: the id of the entry.
+    """
+
+    id: Annotated[str, Field(min_length=1, max_length=MAX_KEY_CHARS)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A stream with entries.
+
+    Attributes:
+        producer: who alone may write it; None: it is the shared one.
+        is_moved: it had no id left and was moved here; nothing is added to it, and it is removed when it is empty.
+    """
+
+    key: str = INBOX
+    producer: Producer | None = None
+    is_moved: bool = False
+
+
+SHARED = Source()
+
+
+class Inboxes:
+    """All inbox streams of a store, as one door reads them."""
+
+    def __init__(self, desk: Desk, worker_id: str) -> None:
+        self._desk, self._worker_id = desk, worker_id
+        self._producers = Producers(desk.store)
+        self._known: dict[str, Producer] = {}
+        self._entries = 0
+        self._read: dict[Source, tuple[Inbox, list[asyncio.Task[None]]]] = {}
+
+    @property
+    def entries(self) -> int:
+        """How many entries this door has taken."""
+        return self._entries + sum(inbox.entries for inbox, _ in self._read.values())
+
+    async def run(self) -> None:
+        """Read every stream, for ever; a producer that is added is served within a second or so."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                wanted = {SHARED}
+                try:
+                    wanted = await self._sources()
+                except (StoreRefused, *CANNOT_BE_READ):
+                    _log.exception("the producers cannot be read")
+                    wanted |= self._read.keys()
+                for source in self._read.keys() - wanted:
+                    inbox, tasks = self._read.pop(source)
+                    self._entries += inbox.entries
+                    for task in tasks:
+                        task.cancel()
+                for source in wanted - self._read.keys():
+                    inbox = Inbox(self._desk, self._worker_id, source, known=self._known)
+                    tasks = [group.create_task(inbox.read()), group.create_task(inbox.keep_up())]
+                    self._read[source] = (inbox, tasks)
+                await asyncio.sleep(UPKEEP_SECONDS)
+
+    async def _sources(self) -> set[Source]:
+        found = await self._producers.all()
+        self._known.clear()
+        self._known.update(found)
+        sources = [SHARED, *(Source(producer.stream, producer) for producer in found.values())]
+        moved_away = [
+            replace(source, key=key, is_moved=True)
+            for source in sources
+            for key in await moved_streams(self._desk.store, source.key)
+        ]
+        return {*sources, *moved_away}
+
+
+class Inbox:
+    """One inbox stream, as one door reads it.
+
+    Args:
+        known: the producers with their own stream, as they are at any time.
+    """
+
+    def __init__(
+        self, desk: Desk, worker_id: str, source: Source = SHARED, *, known: Mapping[str, Producer] | None = None
+    ) -> None:
+        self._desk, self._worker_id, self._source = desk, worker_id, source
+        self._key = source.key
+        self._known = known if known is not None else {}
+        self._store = desk.store
+        self._producers = Producers(desk.store)
+        self._replies = Replies(desk.store)
+        self._unreadable = Unreadable(desk.store)
+        self._free = asyncio.Semaphore(AT_ONCE if source.producer is None else PRODUCER_AT_ONCE)
+        self._read_at_once = READ_AT_ONCE if source.producer is None else PRODUCER_READ_AT_ONCE
+        self._under_way: set[str] = set()
+        self.entries = 0
+
+    async def read(self) -> None:
+        """Take entries, for ever."""
+        with suppress(StoreRefused):  # the upkeep tries again
+            await self._make_group()
+        reader = GroupReader(self._store, GROUP, self._worker_id, [self._key])
+        try:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    async with self._free:
+                        found = await reader.read(limit=self._read_at_once)
+                    if found:
+                        await self._say_read([entry for _, entry, _ in found])
+                    for _, entry, fields in found:
+                        await self._start(group, entry.decode(), fields)
+        finally:
+            await reader.aclose()
+
+    async def keep_up(self) -> None:
+        """Take over the entries of doors that have died, for ever."""
+        after = "-"
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await asyncio.sleep(UPKEEP_SECONDS)
+                try:
+                    if self._source.is_moved:
+                        if await self._remove_if_empty():
+                            continue
+                    else:
+                        await self._make_group()
+                        await self._recover_ids()
+                    after = await self._take_over(group, after)
+                except Exception:  # noqa: BLE001  (the outer edge: the next look begins at the first entry)
+                    after = "-"
+                    _log.exception("the inbox %s cannot be kept up", self._key)
+
+    async def _recover_ids(self) -> None:
+        """Move a stream away to which the store adds nothing more; it is read to its end there.
+
+        Its new name is unique, so that a door that moves it, too, or removes it when it is empty, meets no other one.
+        """
+        flat = await self._store.call("XINFO", "STREAM", self._key)
+        about = dict(zip(flat[::2], flat[1::2], strict=False))
+        if about.get(b"last-generated-id") != LAST_ID.encode():
+            return
+        registry = moved(self._key)
+        if await self._store.call("HLEN", registry) >= MAX_MOVED:
+            return
+        place = f"{registry}:{new_token()}"
+        name_it = ("HSET", registry, place, to_millis(self._store.clock.now()))
+        await self._store.call(*name_it)
+        with suppress(StoreRefused):  # another door was faster
+            await self._store.call_many([("RENAMENX", self._key, place), name_it])
+        await self._make_group()
+        _log.error(
+            "an entry of %s had the highest id, after which the store adds no other; its %d entries are read from %s",
+            self._key,
+            about.get(b"length", 0),
+            place,
+        )
+
+    async def _remove_if_empty(self) -> bool:
+        """Remove a stream that was moved once all its entries are done, and return whether it is gone."""
+        registry = f"{self._key.rpartition(':moved:')[0]}:moved"
+        length, named_ms = await self._store.call_many([("XLEN", self._key), ("HGET", registry, self._key)])
+        if length:
+            return False
+        if await self._store.call("DEL", self._key):
+            await self._store.call("HDEL", registry, self._key)
+        elif named_ms and to_millis(self._store.clock.now()) - parse_moved_ms(named_ms) > MOVED_SECONDS * 1000:
+            await self._store.call(
+                "HDEL", registry, self._key
+            )  # the door that named it has died, or another has removed it
+        return True
+
+    async def _take_over(self, group: asyncio.TaskGroup, after: str) -> str:
+        """Take over some entries behind one, and return where to look next: `-` after the last."""
+        idle_ms = int(FORSAKEN_AFTER_SECONDS * 1000)
+        found = await self._store.call("XPENDING", self._key, GROUP, "IDLE", idle_ms, after, "+", FORSAKEN_AT_ONCE)
+        for raw, _, _, deliveries in found:
+            entry = raw.decode()
+            if entry in self._under_way:
+                continue
+            if deliveries >= MOST_DELIVERIES:
+                error = UsageError(f"The entry was delivered {deliveries} times, and no door could read it.")
+                await self._unreadable.put_aside(self._store.all_shards[0], self._key, entry, (), error)
+                await self._done(entry)
+                continue
+            # One by one: if one ends this door, those before it are under way and the others are not to blame.
+            claimed = await self._store.call("XCLAIM", self._key, GROUP, self._worker_id, idle_ms, entry)
+            if claimed and claimed[0] and claimed[0][1]:
+                await self._say_read([raw])
+                await self._start(group, entry, claimed[0][1])
+        return f"({found[-1][0].decode()}" if len(found) == FORSAKEN_AT_ONCE else "-"
+
+    async def _say_read(self, entries: Sequence[bytes]) -> None:
+        """Count the deliveries of entries that have been read from 0 again: whatever ends this door now, not they."""
+        with suppress(StoreRefused):  # the stream was overwritten or removed meanwhile
+            await self._store.call("XCLAIM", self._key, GROUP, self._worker_id, 0, *entries, "RETRYCOUNT", 0, "JUSTID")
+
+    async def _start(self, group: asyncio.TaskGroup, entry: str, fields: list[bytes]) -> None:
+        """Take an entry in a task, once there is room."""
+        if entry in self._under_way:
+            return
+        self._under_way.add(entry)
+        await self._free.acquire()
+        group.create_task(self._take(entry, fields)).add_done_callback(lambda _: self._ended(entry))
+
+    def _ended(self, entry: str) -> None:
+        self._under_way.discard(entry)
+        self._free.release()
+
+    async def _take(self, entry: str, fields: list[bytes]) -> None:
+        """Begin what one entry asks for, or put it aside."""
+        producer = self._source.producer
+        try:
+            if producer is not None and not await self._producers.is_current(producer):
+                return  # it was removed, and the reader of its successor takes the entry over
+        except STORE_FAILS:
+            _log.exception("entry %s of the inbox cannot be taken now; it is tried again", entry)
+            return
+        self.entries += 1
+        about = dict(zip(fields[::2], fields[1::2], strict=False))
+        name = about.get(b"reply_to", b"").decode(errors="replace")
+        reply_to = self._reply_stream(name)
+        request_id = entry
+        try:
+            try:
+                request_id = _id_in(about) or entry
+                await self._carry_out(entry, fields, request_id, reply_to)
+            except (UsageError, AdmissionRefused) as error:
+                await self._reject(entry, fields, request_id, reply_to, error)
+        except STORE_FAILS:
+            _log.exception("entry %s of the inbox cannot be taken now; it is tried again", entry)
+        except Exception as error:  # noqa: BLE001  (the outer edge: whatever is wrong with it)
+            _log.exception("entry %s of the inbox cannot be taken", entry)
+            await self._give_up(entry, fields, request_id, reply_to, error)
+
+    def _reply_stream(self, name: str) -> str:
+        """Return the reply stream that answers to an entry may go to, whatever else is wrong with it; empty: none."""
+        if self._source.producer is not None:
+            return self._source.producer.name if name else ""
+        return name if NAME.fullmatch(name) and name not in self._known else ""
+
+    def _check_source(self, fields: Sequence[bytes], request: InboxRequest) -> InboxRequest:
+        """Return a request with the tenant of its producer.
+
+        Raises:
+            UsageError: it names the tenant or the reply stream of another one.
+        """
+        name = dict(zip(fields[::2], fields[1::2], strict=False)).get(b"reply_to", b"").decode()
+        producer = self._source.producer
+        if name and (producer.name != name if producer is not None else name in self._known):
+            own = (
+                f"Use {producer.name}." if producer is not None else "Use another name, or the stream of that producer."
+            )
+            raise UsageError(f"The reply stream {name} belongs to another producer.", remedy=own)
+        return request if producer is None else request.model_copy(update={"tenant": producer.bind(request.tenant)})
+
+    def _conversation_id(self, reply_to: str, request_id: str) -> str:
+        producer = self._source.producer
+        return conversation_id_of(
+            f"inbox:{reply_to}:{request_id}" if producer is None else f"producer:{producer.incarnation}:{request_id}"
+        )
+
+    async def _give_up(self, entry: str, fields: list[bytes], request_id: str, reply_to: str, error: Exception) -> None:
+        """Put an entry aside that nobody foresaw, and answer it if that is possible."""
+        failed = _Failed(f"The door failed at this entry: {type(error).__name__}.", remedy="Its log says more.")
+        for answers_to in dict.fromkeys((reply_to, "")):
+            try:
+                await self._reject(entry, fields, request_id, answers_to, failed)
+                break
+            except Exception:  # noqa: BLE001  (the outer edge: without an answer, then)
+                _log.exception("entry %s of the inbox cannot be put aside", entry)
+
+    async def _carry_out(self, entry: str, fields: list[bytes], request_id: str, reply_to: str) -> None:
+        caller = await self._begin(self._check_source(fields, parsed(fields)), request_id, reply_to, entry)
+        conversation_id = caller.conversation_id
+        failpoint("door.inbox_begun")
+        if reply_to:
+            content = {"conversation_id": conversation_id}
+            await self._replies.send(reply_to, request_id, "accepted", conversation_id=conversation_id, content=content)
+            kept = await self._desk.callers.of(conversation_id)
+            if kept is None:
+                await self._desk.callers.keep(caller)
+            elif kept.is_answered:  # the producer asks again
+                await answer_stream(self._desk, self._replies, kept)
+        failpoint("door.inbox_answered")
+        await self._done(entry)
+
+    async def _begin(self, request: InboxRequest, request_id: str, reply_to: str, entry: str) -> Caller:
+        conversation_id = self._conversation_id(reply_to, request_id)
+        caller = Caller(conversation_id, STREAM, reply_to, request_id, is_headless=request.headless)
+        if reply_to:
+            await self._desk.callers.keep(caller)
+        task = TaskRequest.model_validate(request.model_dump(exclude={"id"}))
+        timing = task.timing()
+        if timing.delay_seconds is not None or isinstance(timing.expires, float):
+            timing = timing.after(await self._age_seconds(entry))
+        awaited = caller.awaited if reply_to else ""
+        await self._desk.begin(task, conversation_id, request_id, awaited=awaited, timing=timing)
+        return caller
+
+    async def _age_seconds(self, entry: str) -> float:
+        """Return how long an entry has been in the stream, by the clock of the server, which has named it."""
+        seconds, microseconds = await self._store.call("TIME")
+        added_ms = int(entry.partition("-")[0])
+        return max(0.0, int(seconds) + int(microseconds) / 1_000_000 - added_ms / 1_000)
+
+    async def _reject(
+        self, entry: str, fields: list[bytes], request_id: str, reply_to: str, error: DeckhandsError
+    ) -> None:
+        conversation_id = self._conversation_id(reply_to, request_id)
+        has_begun = bool(reply_to and await self._desk.meta(conversation_id))
+        if reply_to and not has_begun:
+            await self._desk.callers.forget(conversation_id)
+        if reply_to and not (has_begun and isinstance(error, _Failed)):  # else its conversation answers
+            reason: dict[str, str | float] = {"code": error.code, "message": error.message, "remedy": error.remedy}
+            if isinstance(error, AdmissionRefused):
+                reason["retry_after_seconds"] = error.retry_after_seconds
+            await self._replies.send(reply_to, request_id, "rejected", content=reason)
+        if not (reply_to and isinstance(error, AdmissionRefused)):  # a producer that knows sends it again
+            await self._unreadable.put_aside(
+                self._store.all_shards[0], self._key, entry, without_secrets(fields), error
+            )
+        await self._done(entry)
+
+    async def _done(self, entry: str) -> None:
+        commands: list[tuple[Argument, ...]] = [("XACK", self._key, GROUP, entry), ("XDEL", self._key, entry)]
+        with suppress(StoreRefused):  # the inbox has been overwritten, and the entry went with it
+            await self._store.call_many(commands)
+
+    async def _make_group(self) -> None:
+        """Make the group if it is not there; a key of another type is moved out of the way."""
+        make = ("XGROUP", "CREATE", self._key, GROUP, "0", "MKSTREAM")
+        try:
+            await self._store.call(*make)
+        except StoreRefused as error:
+            if "BUSYGROUP" in error.message:
+                return
+            if "WRONGTYPE" not in error.message:
+                raise
+            await self._unreadable.move_away(self._key, "stream", error)
+            await self._store.call(*make)
+
+
+def parsed(fields: Sequence[bytes]) -> InboxRequest:
+    """Return what the fields of an entry ask for.
+
+    Raises:
+        UsageError: they cannot be used; says why.
+    """
+    if sum(map(len, fields)) > MAX_ENTRY_BYTES:
+        raise UsageError(
+            f"The entry is larger than {MAX_ENTRY_BYTES:,} bytes.",
+            remedy="Put the long part into a file of the workspace, and name the file.",
+        )
+    about = dict(zip(fields[::2], fields[1::2], strict=False))
+    if unknown := sorted(about.keys() - FIELDS):
+        raise UsageError(
+            f"The entry has a field {ascii(unknown[0].decode(errors='replace'))[:100]}, which is not known.",
+            remedy="It has the fields v, request and reply_to.",
+        )
+    if about.get(b"v") != VERSION.encode():
+        raise UsageError(f"The entry is not of version {VERSION}.", remedy=f"Set the field v to {VERSION}.")
+    if not NAME.fullmatch(about.get(b"reply_to", b"none").decode(errors="replace")):
+        raise UsageError("The field reply_to cannot be used.", remedy="Use 1 to 64 letters, digits, '_', '.' or '-'.")
+    try:
+        found = json.loads(about.get(b"request", b"").decode())
+    except (ValueError, RecursionError):
+        raise UsageError("The field request is not JSON.", remedy="Send one JSON object in UTF-8.") from None
+    if is_deeper(found, MAX_DEPTH):
+        raise UsageError(f"The field request is nested more than {MAX_DEPTH} levels deep.")
+    if not _is_text(found):
+        raise UsageError(
+            "The field request holds half of a surrogate pair, or a number that is none.",
+            remedy="Send texts that can be written in UTF-8, and no NaN or Infinity.",
+        )
+    if isinstance(found, Mapping) and found.get("idempotency_key") is not None:
+        raise UsageError("The field idempotency_key is of no use here.", remedy="Use the field id.")
+    return InboxRequest.parse(found)
+
+
+def _id_in(about: Mapping[bytes, bytes]) -> str:
+    """Return the producer's own id, if it can be read out of an entry that may be unusable."""
+    try:
+        found: Any = json.loads(about.get(b"request", b"").decode())
+    except (ValueError, RecursionError):
+        return ""
+    name = found.get("id") if isinstance(found, dict) else None
+    return name if isinstance(name, str) and 0 < len(name) <= MAX_KEY_CHARS and _is_text(name) else ""
+
+
+def without_secrets(fields: Sequence[bytes]) -> list[bytes]:
+    """Return the fields of an entry as they may be kept: what cannot be read and may have secrets is left out."""
+    names = [b"", *fields]
+    return [
+        MASK.encode() if place % 2 and SECRET in names[place].lower() else _without_secrets(part)
+        for place, part in enumerate(fields)
+    ]
+
+
+def _without_secrets(part: bytes) -> bytes:
+    if SECRET not in part.lower() and b"\\u" not in part:
+        return part
+    if len(part) > MAX_ENTRY_BYTES:
+        return MASK.encode()
+    try:
+        found = json.loads(part.decode())
+    except (ValueError, RecursionError):
+        return MASK.encode()
+    return MASK.encode() if is_deeper(found, MAX_DEPTH) else json.dumps(_hidden(found)).encode()
+
+
+def _hidden(found: Any) -> Any:
+    if isinstance(found, dict):
+        return {name: MASK if SECRET.decode() in name.lower() else _hidden(value) for name, value in found.items()}
+    return [_hidden(value) for value in found] if isinstance(found, list) else found
+
+
+def _is_text(found: Any) -> bool:
+    """Say whether JSON that was parsed can be written as UTF-8 again."""
+    try:
+        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,190 @@
+"""The short tasks of the door: what a person may ask of a conversation, each done once for each task id."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from broker.contract.actions import ChangeAgentStateAction, MessageAction
+from broker.contract.agent_state import AgentState
+from broker.contract.events import Event, EventSource
+from broker.contract.timing import MessagePolicy
+from broker.log.append_call import WORK, Condition, message_with
+from broker.runtime.errors import UsageError
+from broker.runtime.ids import check_conversation_id
+from deckhands.client.appending import append
+from deckhands.client.confirmations import answer_to, asked_about
+from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.tasks import check_task
+from deckhands.ingress.desk import Desk, conversation_of_task
+from deckhands.ingress.earlier_results import follow
+from deckhands.ingress.runs import refuse_key, timing_of, within
+
+MAX_TEXT_CHARS = 100_000
+
+
+class _Order(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    id: str = Field(max_length=64)
+    text: str = Field(default="", max_length=MAX_TEXT_CHARS)
+    double_texting: MessagePolicy | None = None
+    model: str | None = Field(default=None, max_length=300)
+    action_id: int | None = None
+    at: int | None = Field(default=None, ge=1)
+    title: str = Field(default="", max_length=200)
+
+
+TAKES: dict[str, tuple[str, ...]] = {
+    "message": ("id", "text", "double_texting"),
+    "pause": ("id",),
+    "resume": ("id",),
+    "cancel": ("id",),
+    "confirm": ("id", "action_id"),
+    "reject": ("id", "action_id"),
+    "fork": ("id", "at", "model", "title"),
+}
+"""The arguments of each, in their order."""
+STATES = {"pause": AgentState.PAUSED, "resume": AgentState.RUNNING, "cancel": AgentState.STOPPED}
+ANSWERS = {"confirm": AgentState.USER_CONFIRMED, "reject": AgentState.USER_REJECTED}
+
+
+class Orders:
+    """What a person may ask of conversations."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    async def submit(
+        self,
+        task_id: str,
+        previous: Sequence[Any],
+        options: Mapping[str, Any],
+        *,
+        eta: datetime | None = None,
+        expires: datetime | None = None,
+        time_limits: Sequence[Any] | None = None,
+    ) -> str:
+        """Begin a conversation, now or later, and return its id. Idempotent under the task id.
+
+        Args:
+            eta: of the message; `expires` and `time_limits`: too.
+
+        Raises:
+            UsageError: the request cannot be used.
+        """
+        following = follow(previous, options)
+        refuse_key(following.fields)
+        conversation_id = conversation_of_task(task_id)
+        request, _ = within(TaskRequest.parse(following.fields), time_limits)
+        timing = timing_of(request, eta, expires, self._desk.store.clock.now())
+        await self._desk.begin(request, conversation_id, task_id, timing=timing, archive=following.archive)
+        return conversation_id
+
+    async def carry_out(
+        self, what: str, task_id: str, arguments: Sequence[Any], options: Mapping[str, Any], *, eta: Any = None
+    ) -> dict[str, Any]:
+        """Do what a task asks, and return the conversation's id and state. Idempotent under the task id.
+
+        Args:
+            what: a name of `TAKES`.
+            eta: of the message. One that has passed is refused too: otherwise how long the message was in the queue
+                would decide.
+
+        Raises:
+            UsageError: an argument cannot be used, or the conversation does not take it now.
+            ConversationBusy: the agent works, and the conversation takes no message meanwhile.
+        """
+        if eta:
+            moment = ascii(str(eta))[1:-1][:100]
+            raise UsageError(
+                f"deckhands.{what} cannot be used with an eta ({moment}): it is carried out at once.",
+                remedy="Send it without countdown and eta when its time has come.",
+            )
+        order = _parsed(what, arguments, options)
+        conversation_id = check_conversation_id(order.id)
+        key = f"celery:{task_id}"
+        if what == "fork":
+            fork = await self._desk.client.fork(
+                conversation_id, at=order.at, model=order.model, title=order.title, idempotency_key=key
+            )
+            return {"conversation_id": fork, "state": (await self._desk.client.row(fork)).state}
+        if not await self._is_done(conversation_id, key):
+            if what in ANSWERS and order.action_id is None:
+                order = order.model_copy(update={"action_id": await self._bound(conversation_id, key)})
+            try:
+                event = await self._event(what, order)
+            except UsageError:
+                if not await self._is_done(conversation_id, key):
+                    raise
+                # Another door has the task, too, and its answer is why nothing is asked any more.
+            else:
+                if event is None:
+                    await self._note_done(conversation_id, key)
+                else:
+                    await append(self._desk.log, conversation_id, [event], key=key, condition=_condition(what, order))
+        return {"conversation_id": conversation_id, "state": (await self._desk.client.row(conversation_id)).state}
+
+    async def _event(self, what: str, order: _Order) -> Event | None:
+        if what == "message":
+            check_task(order.text, name="message")
+            return MessageAction(content=order.text, source=EventSource.USER, double_texting=order.double_texting)
+        if what in ANSWERS:
+            return await answer_to(self._desk.store, order.id, ANSWERS[what], order.action_id, {})
+        ended_in = await self._desk.client.ended_in(order.id) if what in ("cancel", "pause") else None
+        if ended_in is not None and what == "cancel":
+            return None
+        if ended_in is not None:
+            raise UsageError(
+                f"The conversation {order.id} is {ended_in}; it cannot be paused.",
+                remedy="Send it a message to continue it.",
+            )
+        return ChangeAgentStateAction(agent_state=STATES[what], source=EventSource.USER)
+
+    async def _bound(self, conversation_id: str, key: str) -> int:
+        """Return the action that was asked about when a task that names none was first taken up; 0: none was.
+
+        Delivered again, the task must not answer what is asked later.
+        """
+        store = self._desk.store
+        once, field = store.keys(conversation_id).once, f"b:{key}"
+        _, asked_id = await asked_about(store, conversation_id)
+        await store.call("HSETNX", once, field, asked_id or 0)
+        return int(await store.call("HGET", once, field))
+
+    async def _is_done(self, conversation_id: str, key: str) -> bool:
+        once = self._desk.store.keys(conversation_id).once
+        return bool(await self._desk.store.call("HEXISTS", once, f"p:{key}"))
+
+    async def _note_done(self, conversation_id: str, key: str) -> None:
+        """Remember a task that found nothing to do: delivered again, it must not find something."""
+        once, last_id = self._desk.store.keys(conversation_id).once, await self._desk.log.last_id(conversation_id)
+        command = ("HSETNX", once, f"p:{key}", f"{last_id}:{last_id}")
+        await self._desk.store.call(*command)
+
+
+def _condition(what: str, order: _Order) -> Condition:
+    if what == "message":
+        return message_with(order.double_texting)
+    return WORK if what == "resume" else ""
+
+
+def _parsed(what: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> _Order:
+    takes = TAKES[what]
+    given = dict(zip(takes, arguments, strict=False))
+    wrong = [*map(str, arguments[len(takes) :]), *(name for name in options if name not in takes or name in given)]
+    if wrong:
+        raise UsageError(
+            f"deckhands.{what} cannot be used with {ascii(wrong[0])[:100]}.", remedy=f"It takes {', '.join(takes)}."
+        )
+    try:
+        return _Order.model_validate({**given, **options})
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise UsageError(
+            f"deckhands.{what} cannot be used: {'.'.join(map(str, first['loc']))}: {first['msg']}.",
+            remedy=f"It takes {', '.join(takes)}.",
+        ) from None

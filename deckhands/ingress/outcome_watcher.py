@@ -1,0 +1,218 @@
+"""The watcher of outcomes: finds conversations that got on while somebody waits for them, and answers those who wait.
+
+Notices lead to most of them at once; a sweep finds what a lost notice, a lost tail of the store or a door that died has
+left. Progress is reported at most once a second for each conversation.
+
+Holds: a notice is acknowledged after its conversation has been looked at; one conversation that cannot be read concerns
+no other.
+Keys: `deck:{k}:notices`, group `doors`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from contextlib import suppress
+
+from broker.contract.events import Action
+from broker.coordination.producers import Producers
+from broker.coordination.unreadable import CANNOT_BE_READ, Unreadable, conversation_of
+from broker.log.latest_event import latest_event
+from broker.runtime.errors import DeckhandsError, StoreRefused
+from broker.runtime.logs import about
+from broker.store.connection import Argument
+from broker.store.group_reader import GroupReader
+from broker.store.keys import ShardKeys
+from deckhands.ingress.callers import CELERY, STREAM, Caller
+from deckhands.ingress.desk import Desk
+from deckhands.ingress.replies import Replies
+from deckhands.ingress.runs import Runs
+
+GROUP = "doors"
+BATCH = 128
+LOOKS_AT_ONCE = 16
+MOST_ENDED = 1_000
+"""How many ended runs wait for their completion in one door; the sweep finds any more."""
+FINISH_SECONDS = 3.0
+"""How long a completion under way is waited for when the door is asked to stop."""
+UPKEEP_SECONDS = 1.0
+FORSAKEN_AFTER_SECONDS = 5.0
+"""How long a door may have had a notice before another one looks at it too."""
+SHOWN_CHARS = 200
+
+_log = logging.getLogger(__name__)
+
+
+class OutcomeWatcher:
+    """Looks at conversations, as one door."""
+
+    def __init__(self, desk: Desk, runs: Runs, worker_id: str) -> None:
+        self._desk, self._runs, self._worker_id = desk, runs, worker_id
+        self._store = desk.store
+        self._replies = Replies(desk.store)
+        self._unreadable = Unreadable(desk.store)
+        self._at_once = asyncio.Semaphore(LOOKS_AT_ONCE)
+        self._getting_on: set[str] = set()
+        self._ended: asyncio.Queue[str] = asyncio.Queue(MOST_ENDED)
+        self._ended_ids: set[str] = set()
+        self._forsaken_after: dict[int, Argument] = {}
+        self.looks = 0
+
+    async def read_notices(self, names: ShardKeys) -> None:
+        """Look at what notices of a shard lead to, for ever."""
+        reader = GroupReader(self._store, GROUP, self._worker_id, [names.notices])
+        try:
+            while True:
+                found = await reader.read(limit=BATCH)
+                await self._look_at_entries(names, [(entry, fields) for _, entry, fields in found])
+        finally:
+            await reader.aclose()
+
+    async def keep_up(self) -> None:
+        """Do what is due each second, for ever: the sweep, and notices of dead doors."""
+        while True:
+            await asyncio.sleep(UPKEEP_SECONDS)
+            for part in (self._look_at_forsaken, self._look_at_overdue):
+                try:
+                    await part()
+                except (DeckhandsError, *CANNOT_BE_READ):
+                    _log.exception("a sweep of the door failed")
+
+    async def _look_at_forsaken(self) -> None:
+        for names in self._store.all_shards:
+            await self._look_at_entries(names, await self._forsaken(names))
+
+    async def _look_at_overdue(self) -> None:
+        for names in self._store.all_shards:
+            overdue = await self._desk.callers.overdue(names, limit=BATCH)
+            await asyncio.gather(*(self._look(cid, is_sweep=True) for cid in overdue))
+
+    async def report_progress(self) -> None:
+        """Tell callers how far their conversations have got, each second, for ever."""
+        while True:
+            await asyncio.sleep(UPKEEP_SECONDS)
+            getting_on, self._getting_on = self._getting_on, set()
+            await asyncio.gather(*(self._report(conversation_id) for conversation_id in getting_on))
+
+    async def _look_at_entries(self, names: ShardKeys, entries: list[tuple[bytes, list[bytes]]]) -> None:
+        noticed: dict[str, None] = {}
+        done: list[bytes] = []
+        for entry, fields in entries:
+            try:
+                about = dict(zip(fields[::2], fields[1::2], strict=True))
+                noticed[conversation_of(self._store, names, about[b"c"]).conversation_id] = None
+            except CANNOT_BE_READ as error:
+                await self._unreadable.put_aside(names, names.notices, entry.decode(), fields, error, group=GROUP)
+            done.append(entry)
+        await asyncio.gather(*(self._look(conversation_id, is_sweep=False) for conversation_id in noticed))
+        if done:
+            commands: list[tuple[Argument, ...]] = [("XACK", names.notices, GROUP, *done)]
+            commands.append(("XDEL", names.notices, *done))
+            with suppress(StoreRefused):  # the stream was overwritten or removed meanwhile
+                await self._store.call_many(commands)
+
+    async def _forsaken(self, names: ShardKeys) -> list[tuple[bytes, list[bytes]]]:
+        """Take over notices that another door has had for long."""
+        idle_ms = int(FORSAKEN_AFTER_SECONDS * 1000)
+        after = self._forsaken_after.get(names.shard, "0-0")
+        command = ("XAUTOCLAIM", names.notices, GROUP, self._worker_id, idle_ms, after, "COUNT", BATCH)
+        self._forsaken_after[names.shard], entries, *_ = await self._store.call(*command)
+        return [(entry, fields) for entry, fields in entries if fields]
+
+    async def _look(self, conversation_id: str, *, is_sweep: bool) -> None:
+        async with self._at_once:
+            self.looks += 1
+            try:
+                caller = await self._desk.callers.of(conversation_id)
+                if caller is not None and not caller.is_answered and not self._desk.is_own(caller):
+                    await self._desk.callers.pass_on(caller, is_news=not is_sweep)
+                    return
+                await self._desk.callers.hear(conversation_id)
+                if caller is None or caller.is_answered:
+                    await self._desk.callers.answered(conversation_id)
+                    return
+                if await self._desk.outcome(caller, await self._desk.meta(conversation_id)):
+                    await self._answer(caller)
+                    return
+                await self._runs.announce_start(caller)
+                self._getting_on.add(conversation_id)
+                if is_sweep:
+                    await self._desk.callers.look_later(caller)
+            except Exception:  # noqa: BLE001  (the outer edge: one conversation, or the result backend)
+                _log.exception("conversation %s cannot be looked at", conversation_id, extra=about(conversation_id))
+
+    async def _answer(self, caller: Caller) -> None:
+        if caller.kind == STREAM:
+            await answer_stream(self._desk, self._replies, caller)
+        elif caller.kind == CELERY and caller.conversation_id not in self._ended_ids:
+            with suppress(asyncio.QueueFull):
+                self._ended.put_nowait(caller.conversation_id)
+                self._ended_ids.add(caller.conversation_id)
+
+    async def complete_ended(self) -> None:
+        """Complete the tasks of runs that have ended, one after the other, for ever.
+
+        Apart from the looks, which must not wait for a result backend that is away.
+        """
+        while True:
+            completion = asyncio.create_task(self._complete(await self._ended.get()))
+            try:
+                await asyncio.shield(completion)
+            except asyncio.CancelledError:
+                await asyncio.wait([completion], timeout=FINISH_SECONDS)
+                raise
+
+    async def _complete(self, conversation_id: str) -> None:
+        try:
+            await self._runs.complete(conversation_id)
+        except Exception:  # noqa: BLE001  (the outer edge: the sweep tries again)
+            _log.exception("conversation %s cannot be answered", conversation_id, extra=about(conversation_id))
+        finally:
+            self._ended_ids.discard(conversation_id)
+
+    async def _report(self, conversation_id: str) -> None:
+        try:
+            caller = await self._desk.callers.of(conversation_id)
+            meta = await self._desk.meta(conversation_id)
+            if caller is None or caller.kind != CELERY or caller.outcome or not meta:
+                return
+            if (caller.kept or {}).get("ignore_result"):
+                return
+            latest = await latest_event(self._store, conversation_id, Action)
+            progress = {
+                "conversation_id": conversation_id,
+                "state": meta.get("state", ""),
+                "iterations": int(meta.get("iterations", "0")),
+                "cost_usd": float(meta.get("cost_usd", "0")),
+                "last_action": latest.sentence[:SHOWN_CHARS] if latest else "",
+            }
+            if await asyncio.to_thread(self._desk.results.report_progress, caller.name, progress):
+                await self._runs.revoke(caller.name)
+        except Exception:  # noqa: BLE001  (progress is news, and the next one follows; the result backend may be away)
+            text = "the progress of conversation %s cannot be reported"
+            _log.warning(text, conversation_id, exc_info=True, extra=about(conversation_id))
+
+
+async def answer_stream(desk: Desk, replies: Replies, caller: Caller) -> None:
+    """Tell a producer of the inbox how its conversation has ended.
+
+    If its name belongs to a producer of another tenant by now, the outcome is dropped.
+    """
+    found = await desk.callers.of(caller.conversation_id)
+    if found is None or not found.outcome:  # deleted meanwhile
+        return
+    outcome = json.loads(found.outcome)
+    tenant = (await desk.meta(found.conversation_id)).get("tenant", "")
+    if await Producers(desk.store).may_read(found.name, tenant):
+        await replies.send(
+            found.name,
+            found.request_id,
+            "settled",
+            conversation_id=found.conversation_id,
+            content=outcome.get("summary") or outcome,
+        )
+    else:
+        text = "conversation %s is not answered: the producer %s works for another tenant by now"
+        _log.warning(text, found.conversation_id, found.name, extra=about(found.conversation_id))
+    await desk.callers.answered(found.conversation_id)

@@ -1,0 +1,370 @@
+"""`deckhands.run`, an agent's whole run as one Celery task, in two halves that hold nothing in between.
+
+The message of the task starts the conversation and ends without a result. When the conversation has settled, a door
+completes the task in its own process: it stores the result and sends callbacks, chains and chords as Celery does. This
+needs no second message, so no result waits behind new tasks.
+
+Holds: a task id starts one conversation and has one outcome. A completion that fails because the broker or the result
+backend is away is repeated until it succeeds. If a door dies in the middle, another one sends the callbacks again under
+the same ids. A message that comes after the end stores the result again if it is gone, and sends no callback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from broker.celery.door_results import HARD_LIMIT, RETRIED, RUN, SOFT_LIMIT, revoked
+from broker.contract.actions import ChangeAgentStateAction
+from broker.contract.agent_state import TERMINAL_STATES, AgentState, is_settled
+from broker.contract.events import Event
+from broker.contract.observations import AgentStateChangedObservation
+from broker.contract.specs import PriorityName
+from broker.contract.timing import Timing
+from broker.runtime.clock import to_millis
+from broker.runtime.errors import AdmissionRefused, UsageError
+from broker.runtime.failpoints import failpoint
+from broker.runtime.ids import new_key
+from deckhands.client.tasks.requests import TaskRequest
+from deckhands.ingress.callers import CELERY, Caller
+from deckhands.ingress.desk import REVOKED, SUCCESS, Desk, conversation_of_task
+from deckhands.ingress.earlier_results import follow
+from deckhands.ingress.failures import raised, unusable_callback
+
+COMPLETIONS_AT_ONCE = 8
+MOST_SHOWN = 100
+MOST_LOOKED_AT = 1_000
+"""How many runs an answer of remote control has, and for how many of a shard it is looked up."""
+PRIORITIES: tuple[tuple[int, PriorityName], ...] = ((4, "interactive"), (6, "normal"), (9, "batch"))
+"""Celery's numbers over Redis: 0 is the highest, and what every message has that names none."""
+
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunMessage:
+    """One message of a run.
+
+    Attributes:
+        previous: arguments by position.
+        options: arguments by name.
+        kept: what Celery is to do when the task has ended, see `door_results.KEPT`.
+        priority: of the message; 0: none.
+        time_limits: of the message, in seconds: the hard one and the soft one; None: there are none.
+        refused: why what surrounds the request cannot be used; None: it can.
+        shown: what monitors see of the message.
+    """
+
+    task_id: str
+    previous: Sequence[Any]
+    options: Mapping[str, Any]
+    kept: Mapping[str, Any]
+    eta: datetime | None = None
+    expires: datetime | None = None
+    priority: int = 0
+    time_limits: Sequence[Any] | None = None
+    refused: UsageError | None = None
+    shown: Mapping[str, Any] = field(default_factory=dict)
+
+    def request(self) -> tuple[TaskRequest, bytes | None, str]:
+        """Return what is asked for, the file that its workspace starts with, and the time limit that bounds it.
+
+        The time limit is the name of its exception; empty: none bounds the run.
+
+        Raises:
+            UsageError: it cannot be used.
+        """
+        if self.refused is not None:
+            raise self.refused
+        following = follow(self.previous, self.options)
+        refuse_key(following.fields)
+        request, time_limit = within(TaskRequest.parse(following.fields), self.time_limits)
+        if request.priority is None and self.priority:
+            request = request.model_copy(update={"priority": priority_of(self.priority)})
+        return request, following.archive, time_limit
+
+
+class Runs:
+    """The runs of Celery tasks."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._threads = ThreadPoolExecutor(COMPLETIONS_AT_ONCE, thread_name_prefix="completion")
+
+    async def take(self, message: RunMessage) -> None:
+        """Start a conversation. Idempotent: a second message completes or repeats what has ended.
+
+        Raises:
+            UsageError: the request cannot be used; nothing was begun.
+            AdmissionRefused: it cannot begin now; nothing was begun.
+        """
+        desk, conversation_id = self._desk, conversation_of_task(message.task_id)
+        caller = await desk.callers.of(conversation_id)
+        if caller is not None and not desk.is_own(caller):
+            raise UsageError(
+                f"The task id {ascii(message.task_id)[:100]} is that of a task of another Celery broker.",
+                remedy="Send the task under another id.",
+            )
+        if caller is not None and (caller.outcome or caller.is_answered or await desk.meta(conversation_id)):
+            await self._stop_if_revoked(message.task_id)
+            await (self._repeat(caller, message) if caller.is_answered else self.complete(conversation_id))
+            return
+        try:
+            request, archive, time_limit = message.request()
+        except UsageError:
+            await self._announce("received", message.task_id, **message.shown)
+            raise
+        shown = {name: message.shown.get(name) for name in ("args", "kwargs")}
+        caller = Caller(
+            conversation_id,
+            CELERY,
+            message.task_id,
+            kept={**message.kept, "time_limit": time_limit, "shown": shown},
+            is_headless=request.headless,
+            broker=desk.broker,
+        )
+        if await desk.callers.keep(caller):
+            await self._announce("received", message.task_id, **message.shown)
+        if await desk.revocations.is_revoked(message.task_id):
+            await desk.callers.decide(conversation_id, REVOKED)
+            await self.complete(conversation_id)
+            return
+        failpoint("door.before_begin")
+        try:
+            timing = timing_of(request, message.eta, message.expires, desk.store.clock.now())
+            await desk.begin(request, conversation_id, message.task_id, awaited=CELERY, timing=timing, archive=archive)
+        except (UsageError, AdmissionRefused):
+            await desk.callers.forget(conversation_id)
+            raise
+        await desk.callers.keep(caller)
+        failpoint("door.begun")
+        await self._stop_if_revoked(message.task_id)
+
+    async def revoke(self, task_id: str) -> None:
+        """Stop a run, whether it has begun or not. Idempotent; one that has ended is left alone."""
+        desk, conversation_id = self._desk, conversation_of_task(task_id)
+        await desk.revocations.revoke(task_id)
+        caller = await desk.callers.of(conversation_id)
+        if caller is None or caller.is_answered or not desk.is_own(caller):
+            return
+        meta = await desk.meta(conversation_id)
+        if not await desk.outcome(caller, meta):
+            if meta:
+                await desk.client.cancel(conversation_id)
+            await desk.callers.decide(conversation_id, REVOKED)
+        await self.complete(conversation_id)
+
+    async def _stop_if_revoked(self, task_id: str) -> None:
+        """Stop a run that works although its task was revoked: it began after the revocation had looked for it."""
+        desk, conversation_id = self._desk, conversation_of_task(task_id)
+        if not await desk.revocations.is_revoked(task_id):
+            return
+        meta = await desk.meta(conversation_id)
+        state = meta.get("state", "")
+        if not meta or (state in set(AgentState) and is_settled(AgentState(state))):
+            return
+        if not any(map(_ends, await desk.client.log.read(conversation_id))):  # else a person has continued it
+            await desk.client.cancel(conversation_id)
+            await desk.callers.decide(conversation_id, REVOKED)
+
+    async def complete(self, conversation_id: str) -> None:
+        """Complete the task of a run whose outcome is decided; do nothing if it is not. Idempotent.
+
+        If the broker or the result backend is away, or this door dies, the sweep over those who wait tries again.
+        """
+        callers = self._desk.callers
+        caller = await callers.of(conversation_id)
+        if caller is None or caller.is_answered or not self._desk.is_own(caller):
+            return
+        text = await self._desk.outcome(caller, await self._desk.meta(conversation_id))
+        if not text:
+            return
+        await callers.look_later(caller)
+        if not await callers.lock(conversation_id, new_key()):
+            return
+        now = await callers.of(conversation_id)  # another door may have completed it, and given the lock back
+        if now is None or now.is_answered:
+            return
+        failpoint("door.before_result")
+        await self.announce_start(now, ends=True)
+        outcome, kept, results = json.loads(text), caller.kept or {}, self._desk.results
+        value, failure = _ending_of(outcome)
+        settle = partial(
+            results.settle,
+            *(caller.name, kept, value),
+            failure=failure,
+            unusable=lambda error: raised(unusable_callback(error, conversation_id)),
+            runtime_seconds=await self._runtime_seconds(conversation_id, outcome),
+        )
+        try:
+            await self._in_thread(settle)
+        except RETRIED as error:
+            _log.warning("the task %s cannot be completed now; it is tried again: %s", ascii(caller.name), error)
+            return
+        failpoint("door.before_answered")
+        await callers.answered(conversation_id)
+
+    async def in_flight(self, *, has_started: bool) -> list[dict[str, Any]]:
+        """Return runs that wait for their end, as Celery's remote control shows tasks; each door shows the same.
+
+        Args:
+            has_started: those whose agents work; otherwise those that have not started.
+        """
+        found, others = list[Caller](), 0
+        for names in self._desk.store.all_shards:
+            waiting, more = await self._desk.callers.waiting(names, limit=MOST_LOOKED_AT)
+            found += [caller for caller in waiting if self._is_shown(caller) and bool(caller.started_ms) == has_started]
+            others += more
+        if len(found) > MOST_SHOWN or others:
+            rest = max(0, len(found) - MOST_SHOWN)
+            _log.warning("the answer leaves out %d runs, and %d that were not looked at", rest, others)
+        return [_info_of(caller) for caller in found[:MOST_SHOWN]]
+
+    async def query(self, task_ids: Sequence[str]) -> dict[str, tuple[str, dict[str, Any]]]:
+        """Return those of the tasks that are runs without an end, each with its state as Celery names it."""
+        found = {}
+        for task_id in task_ids:
+            caller = await self._desk.callers.of(conversation_of_task(task_id))
+            if caller is not None and self._is_shown(caller) and not (caller.outcome or caller.is_answered):
+                found[task_id] = ("active" if caller.started_ms else "reserved", _info_of(caller))
+        return found
+
+    def _is_shown(self, caller: Caller) -> bool:
+        return caller.kind == CELERY and self._desk.is_own(caller)
+
+    async def announce_start(self, caller: Caller, *, ends: bool = False) -> None:
+        """Send the event that an agent has started, once over all doors, with the time that the log has.
+
+        Args:
+            ends: its task is completed now; if the agent has not started, its start is never announced.
+        """
+        if caller.kind != CELERY or caller.started_ms is not None:
+            return
+        conversation_id = caller.conversation_id
+        has_begun = bool(await self._desk.meta(conversation_id))
+        events = await self._desk.client.log.read(conversation_id) if has_begun else []
+        started = next(filter(_starts, events), None)
+        started_ms = to_millis(started.timestamp) if started is not None and started.timestamp is not None else 0
+        if (
+            (started_ms or ends)
+            and await self._desk.callers.note_start(caller.conversation_id, started_ms)
+            and started_ms
+        ):
+            await self._announce("started", caller.name, timestamp=started_ms / 1000)
+
+    async def _runtime_seconds(self, conversation_id: str, outcome: Mapping[str, Any]) -> float | None:
+        """Return how long an agent has worked, from its start to its last event; None: it has no summary."""
+        caller, updated = await self._desk.callers.of(conversation_id), (outcome.get("summary") or {}).get("updated")
+        if caller is None or not caller.started_ms or not updated:
+            return None
+        return max(0.0, datetime.fromisoformat(updated).timestamp() - caller.started_ms / 1000)
+
+    async def _announce(self, kind: str, task_id: str, **fields: Any) -> None:
+        await self._in_thread(partial(self._desk.results.announce, kind, task_id, **fields))
+
+    async def _repeat(self, caller: Caller, message: RunMessage) -> None:
+        """Store the result of a task again that was completed before; its producer may have lost it."""
+        if caller.outcome and not message.kept.get("ignore_result"):
+            value, failure = _ending_of(json.loads(caller.outcome))
+            await self._in_thread(partial(self._desk.results.repeat, caller.name, value, failure=failure))
+
+    async def _in_thread(self, work: Callable[[], None]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _ending_of(outcome: Mapping[str, Any]) -> tuple[Any, Exception | None]:
+    """Return the value of a task and how it has failed, from its outcome."""
+    if outcome["status"] == SUCCESS:
+        return outcome["summary"], None
+    if "failure" in outcome:
+        return None, raised(outcome["failure"])
+    return None, revoked(str(outcome.get("reason", "")))
+
+
+def _info_of(caller: Caller) -> dict[str, Any]:
+    """Return a run as Celery's remote control shows a task."""
+    shown = (caller.kept or {}).get("shown") or {}
+    return {
+        "id": caller.name,
+        "name": RUN,
+        "args": shown.get("args"),
+        "kwargs": shown.get("kwargs"),
+        "type": RUN,
+        "time_start": caller.started_ms / 1000 if caller.started_ms else None,
+        "acknowledged": True,
+        "delivery_info": {},
+        "worker_pid": None,
+        "conversation_id": caller.conversation_id,
+    }
+
+
+def _starts(event: Event) -> bool:
+    """Return whether an event reports that the agent works."""
+    return isinstance(event, AgentStateChangedObservation) and event.agent_state is AgentState.RUNNING
+
+
+def _ends(event: Event) -> bool:
+    """Say whether an event asks for the end of a conversation, or reports it."""
+    if isinstance(event, ChangeAgentStateAction):
+        return event.agent_state is AgentState.STOPPED
+    return isinstance(event, AgentStateChangedObservation) and event.agent_state in TERMINAL_STATES
+
+
+def timing_of(request: TaskRequest, eta: datetime | None, expires: datetime | None, now: datetime) -> Timing:
+    """Return when a conversation may begin: what the message says and what the request says both hold."""
+    begins = [moment for moment in (eta, request.timing().begins(now)) if moment is not None]
+    ends = [moment for moment in (expires, request.timing().ends(now)) if moment is not None]
+    due = max(begins, default=None)
+    if due is not None and due <= now and not ends:
+        return Timing()  # it is begun at once, as a message without a time is
+    return Timing(not_before=due, expires=min(ends, default=None))
+
+
+def within(request: TaskRequest, time_limits: Sequence[Any] | None) -> tuple[TaskRequest, str]:
+    """Return a request whose agent also keeps to Celery's time limits, and the exception of the one that bounds it.
+
+    Args:
+        time_limits: the hard and the soft one, in seconds; None and 0: there is none.
+
+    Raises:
+        UsageError: one is no time.
+    """
+    names = (HARD_LIMIT, SOFT_LIMIT)
+    found = [(float(seconds), name) for seconds, name in zip(time_limits or (), names, strict=False) if seconds]
+    for seconds, name in found:
+        if not 0 < seconds < math.inf:
+            which = "time_limit" if name == HARD_LIMIT else "soft_time_limit"
+            raise UsageError(
+                f"The {which} {seconds:g} of the task cannot be used.", remedy="Use a number of seconds above 0."
+            )
+    seconds, name = min(found, default=(math.inf, ""))
+    if seconds >= (request.limits.max_seconds or math.inf):
+        return request, ""
+    return request.model_copy(update={"limits": request.limits.model_copy(update={"max_seconds": seconds})}), name
+
+
+def priority_of(number: int) -> PriorityName:
+    """Return our name for a priority of Celery's over Redis, 1 to 9."""
+    return next((name for last, name in PRIORITIES if number <= last), "batch")
+
+
+def refuse_key(fields: Mapping[str, Any]) -> None:
+    """Refuse a key beside the one that the way in has already.
+
+    Raises:
+        UsageError: there is one.
+    """
+    if fields.get("idempotency_key") is not None:
+        raise UsageError(
+            "The request cannot be used: idempotency_key: the id of the task or entry is the key here.",
+            remedy="Leave it out, and repeat a request under the same id.",
+        )

@@ -1,0 +1,121 @@
+"""The loop of a door worker: a member of the cluster that looks out, reads the inbox, and serves Celery's tasks.
+
+Holds: a door that was swept has nothing that others took over; it starts over under a new name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from broker.celery.bootstep import cancel_when
+from broker.celery.door_app import QUEUE
+from broker.celery.door_results import TaskResults
+from broker.coordination.heartbeat_thread import HeartbeatThread
+from broker.coordination.membership import Membership
+from broker.coordination.unreadable import Unreadable
+from broker.log.expiry import expire
+from broker.runtime.errors import OwnershipLost, UsageError
+from broker.runtime.failpoints import failpoint
+from broker.runtime.ids import new_worker_id
+from broker.runtime.settings import BrokerSettings
+from broker.store.store import Store, open_store
+from deckhands.ingress.desk import Desk
+from deckhands.ingress.evaluations import Evaluations
+from deckhands.ingress.inbox import Inboxes
+from deckhands.ingress.orders import Orders
+from deckhands.ingress.outcome_watcher import OutcomeWatcher
+from deckhands.ingress.runs import COMPLETIONS_AT_ONCE, Runs
+
+_log = logging.getLogger(__name__)
+
+
+class Door:
+    """Everything a door worker does; a `LoopService`."""
+
+    def __init__(self, settings: BrokerSettings, results: TaskResults, evaluations: Evaluations) -> None:
+        self._settings, self._results, self._evaluations = settings, results, evaluations
+        self._is_open = asyncio.Event()
+        self._life: _Life | None = None
+        self.runs: Runs
+        self.orders: Orders
+        self._store: Store
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """See `LoopService.run`."""
+        settings = self._settings
+        store = await open_store(settings.url, shards=settings.shards, patience_seconds=None, opening_seconds=None)
+        for warning in store.warnings:
+            _log.error("%s", warning)
+        desk = Desk(store, self._results, settings.broker_name)
+        self.runs, self.orders, self._store = Runs(desk), Orders(desk), store
+        self._is_open.set()
+        try:
+            while not stop.is_set():
+                self._life = life = _Life(desk, self.runs, settings, self._evaluations)
+                with HeartbeatThread(settings.url, life.membership) as heartbeat_thread:
+                    async with life.membership.handing_back():
+                        await life.run(stop, on_beat=heartbeat_thread.loop_turned)
+        finally:
+            await store.aclose()
+
+    async def opened(self) -> None:
+        """Wait until the store is open."""
+        await self._is_open.wait()
+
+    async def note_unusable(self, task_id: str, error: UsageError) -> None:
+        """Note a Celery message that cannot be used; `deckhands dead ls` lists it, and a metric counts it."""
+        await Unreadable(self._store).put_aside(self._store.all_shards[0], QUEUE, task_id, (), error)
+
+    def report(self) -> Mapping[str, Any]:
+        """See `LoopService.report`."""
+        life = self._life
+        if life is None:
+            return {"role": "door"}
+        return {"role": "door", "worker_id": life.worker_id, "looks": life.watcher.looks, "entries": life.inbox.entries}
+
+
+class _Life:
+    """One life of the worker under one name."""
+
+    def __init__(self, desk: Desk, runs: Runs, settings: BrokerSettings, evaluations: Evaluations) -> None:
+        self.worker_id = new_worker_id("door")
+        self.watcher = OutcomeWatcher(desk, runs, self.worker_id)
+        self.inbox = Inboxes(desk, self.worker_id)
+        self._store, self._log = desk.store, desk.log
+        self._evaluations = evaluations
+        self.membership = Membership(desk.store, self.worker_id, "door", ttl_seconds=settings.heartbeat_ttl_seconds)
+
+    async def run(self, stop: asyncio.Event, *, on_beat: Callable[[int], None]) -> None:
+        """Work until stopped or swept."""
+        await self.membership.register()
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._beat(on_beat)),
+                    group.create_task(self.watcher.keep_up()),
+                    group.create_task(self.watcher.report_progress()),
+                    group.create_task(self.inbox.run()),
+                    group.create_task(self._evaluations.keep_up()),
+                ]
+                tasks += [group.create_task(self.watcher.complete_ended()) for _ in range(COMPLETIONS_AT_ONCE)]
+                tasks += [group.create_task(self.watcher.read_notices(names)) for names in self._store.all_shards]
+                group.create_task(cancel_when(stop, tasks))
+        except* OwnershipLost:
+            _log.warning("%s was presumed dead; starting over", self.worker_id)
+        if stop.is_set():
+            await self.membership.leave()
+
+    async def _beat(self, on_beat: Callable[[int], None]) -> None:
+        while True:
+            failpoint("door.beat")
+            progress = self.watcher.looks + self.inbox.entries
+            on_beat(progress)
+            found = await self.membership.tick(progress)
+            if found is None:
+                raise OwnershipLost(f"{self.worker_id} was swept.")
+            await expire(self._log, found.expired)
+            self.membership.figures.set(looks=self.watcher.looks, entries=self.inbox.entries)
+            await self.membership.pause()

@@ -1,0 +1,279 @@
+"""The Celery tasks of the door, as they are called by name; docs/producing-work.md describes them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from functools import cache, partial
+from typing import Any
+
+from celery import Celery, Task
+from celery.exceptions import Ignore
+
+from broker.celery.bootstep import LoopThread
+from broker.celery.door_app import BEGINS, LIMITS, REFUSED, DoorRequest
+from broker.celery.door_results import KEPT, TaskResults
+from broker.runtime.errors import DeckhandsError, UsageError
+from deckhands.evaluation.answering import EVALUATE
+from deckhands.ingress.evaluations import Evaluations
+from deckhands.ingress.failures import THROWN, TaskFailure, raised, refusal
+from deckhands.ingress.orders import TAKES
+from deckhands.ingress.revocations import moment_in
+from deckhands.ingress.runs import RunMessage, Runs
+from deckhands.ingress.service import Door
+
+MAX_BROADCASTS = 100
+"""How many broadcasts that revoke tasks wait for their turn; one more is refused."""
+REVOCATIONS_AT_ONCE = 4
+LOOK_SECONDS = 2.0
+"""How long remote control waits for the store, and all other commands behind it."""
+MAX_NOTES = 100
+"""How many notes of messages that cannot be used may be written at the same time."""
+
+_log = logging.getLogger(__name__)
+
+
+class DoorTasks:
+    """Registers the tasks of the door with an application, and calls into its loop."""
+
+    def __init__(self, app: Celery, door: Door, loop: LoopThread) -> None:
+        self._app, self._door, self._loop = app, door, loop
+        self._broadcasts = threading.BoundedSemaphore(MAX_BROADCASTS)
+        self._revocations = asyncio.Semaphore(REVOCATIONS_AT_ONCE)
+        self._notes = threading.BoundedSemaphore(MAX_NOTES)
+        ours = self
+
+        class Run(Task):  # type: ignore[misc]
+            """One agent's whole run; see `runs`."""
+
+            name = "deckhands.run"
+            throws = THROWN
+            Request = f"{DoorRequest.__module__}:{DoorRequest.__qualname__}"
+            typing = False
+            send_events = False
+            """The door sends them, see `runs`."""
+
+            def run(self, *previous: Any, **options: Any) -> None:
+                """Start the run."""
+                ours.run(self.request, previous, options)
+
+        class Submit(Task):  # type: ignore[misc]
+            """Begins a conversation; its result is the id."""
+
+            name = "deckhands.submit"
+            throws = Run.throws
+            Request = Run.Request
+            typing = False
+
+            def run(self, *previous: Any, **options: Any) -> str:
+                """Begin it."""
+                _check_followers(self.request)
+                task_id = self.request.id  # the loop's thread has no task
+                times = (getattr(self.request, BEGINS, None), self.request.expires)
+                limits, submit = getattr(self.request, LIMITS, None), ours._submit
+                found: str = ours.checked(lambda: submit(task_id, previous, options, times=times, limits=limits))
+                return found
+
+        app.register_task(Run())
+        app.register_task(Submit())
+        for what in TAKES:
+            app.register_task(self._order(what))
+
+    def run(self, request: Any, previous: Sequence[Any], options: Mapping[str, Any]) -> None:
+        """Take the message of a run.
+
+        Raises:
+            Ignore: the run has started. Its door completes the task when the agent has ended.
+            TaskFailure: the request is refused.
+        """
+        kept = {name: getattr(request, name, None) for name in KEPT}
+        eta = expires = None
+        refused = _refused_in(request)  # for `take` to say: a second message of a run that is there changes nothing
+        try:
+            eta, expires = moment_in(getattr(request, BEGINS, None)), moment_in(request.expires)
+        except UsageError as error:
+            refused = error
+        message = RunMessage(
+            task_id=request.id,
+            previous=previous,
+            options=options,
+            kept=kept,
+            eta=eta,
+            expires=expires,
+            time_limits=getattr(request, LIMITS, None),
+            refused=refused,
+            shown=shown_of(request),
+            priority=int((request.delivery_info or {}).get("priority") or 0),
+        )
+        self.checked(lambda: self._door.runs.take(message))
+        raise Ignore
+
+    def look(self, ask: Callable[[Runs], Coroutine[Any, Any, Any]]) -> Any:
+        """Ask something of the runs, for remote control, and return the answer.
+
+        Raises:
+            TimeoutError: the store does not answer.
+        """
+        answer = self._begin(lambda: ask(self._door.runs))
+        try:
+            return answer.result(LOOK_SECONDS)
+        finally:
+            answer.cancel()
+
+    def revoke(self, task_ids: Sequence[str]) -> bool:
+        """Stop runs, one after the other; returns at once, and says whether there was room for it."""
+        if not self._broadcasts.acquire(blocking=False):
+            return False
+        self._begin(self._revoke_each, task_ids).add_done_callback(lambda _: self._broadcasts.release())
+        return True
+
+    def note_unusable(self, task_id: str, name: str, reason: str) -> None:
+        """Note a message that cannot be used among the unreadable entries; returns at once.
+
+        If many are being noted already, this one is in the log only.
+        """
+        if not self._notes.acquire(blocking=False):
+            return
+        error = UsageError(f"the Celery task {ascii(name)[1:-1] or '?'}: {reason}")
+        note = self._begin(lambda: self._door.note_unusable(ascii(task_id)[1:-1], error))
+        note.add_done_callback(lambda _: self._notes.release())
+
+    def checked(self, ask: Any) -> Any:
+        """Run a coroutine of the door on its loop.
+
+        Raises:
+            RequestRefused: what was asked cannot be used.
+        """
+        try:
+            return self.call(ask)
+        except UsageError as error:
+            raise raised(refusal(error)) from None
+        except DeckhandsError as error:
+            raise raised(refusal(error)) from error
+
+    def call(self, ask: Any, *arguments: Any) -> Any:
+        """Run a coroutine of the door on its loop, however long the store is away, and return its result."""
+        return self._begin(ask, *arguments).result()
+
+    async def _revoke_each(self, task_ids: Sequence[str]) -> None:
+        for task_id in task_ids:
+            async with self._revocations:
+                try:
+                    await self._door.runs.revoke(task_id)
+                except Exception as error:  # noqa: BLE001  (the outer edge: whatever is wrong with one of them)
+                    _log.error("the task %s could not be revoked: %s", ascii(task_id), error)
+
+    async def _submit(
+        self,
+        task_id: str,
+        previous: Sequence[Any],
+        options: Mapping[str, Any],
+        *,
+        times: tuple[str | None, str | None],
+        limits: Sequence[Any] | None,
+    ) -> str:
+        eta, expires = map(moment_in, times)
+        submit = self._door.orders.submit
+        return await submit(task_id, previous, options, eta=eta, expires=expires, time_limits=limits)
+
+    def _begin(self, ask: Any, *arguments: Any) -> Future[Any]:
+        async def asked() -> Any:
+            await self._door.opened()
+            return await ask(*arguments)
+
+        return self._loop.begin(asked())
+
+    def _order(self, what: str) -> Task:
+        ours = self
+
+        class Order(Task):  # type: ignore[misc]
+            """Asks something of a conversation; see `orders`."""
+
+            name = f"deckhands.{what}"
+            throws = (TaskFailure,)
+            Request = f"{DoorRequest.__module__}:{DoorRequest.__qualname__}"
+            typing = False
+
+            def run(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+                """Do it."""
+                _check_followers(self.request)
+                task_id, carry_out = self.request.id, ours._door.orders.carry_out
+                eta = getattr(self.request, BEGINS, None)
+                found: dict[str, Any] = ours.checked(lambda: carry_out(what, task_id, arguments, options, eta=eta))
+                return found
+
+        return Order()
+
+
+def evaluate_task(evaluations: Evaluations, results: TaskResults) -> Task:
+    """Return the task that evaluates agents; see `evaluations`."""
+
+    class Evaluate(Task):  # type: ignore[misc]
+        """An evaluation; its result is the summary."""
+
+        name = EVALUATE
+        throws = (TaskFailure,)
+        Request = f"{DoorRequest.__module__}:{DoorRequest.__qualname__}"
+        typing = False
+        send_events = False
+
+        def run(self, *previous: Any, **options: Any) -> None:
+            """Begin it; the command that carries it out completes the task."""
+            request = self.request
+            announce = partial(results.announce, task_id=request.id, task=EVALUATE)
+            received = cache(partial(announce, "received", **shown_of(request)))
+
+            def begin() -> None:
+                received()
+                announce("started")
+
+            kept = {name: getattr(request, name, None) for name in KEPT}
+            try:
+                error = _refused_in(request)
+                if error is not None:
+                    raise error
+                if getattr(request, BEGINS, None):
+                    raise UsageError(f"{EVALUATE} cannot be used with an eta: it is carried out at once.")
+                if any(getattr(request, LIMITS, None) or ()):
+                    raise UsageError(
+                        f"{EVALUATE} cannot be used with a time limit of Celery's.",
+                        remedy="Give it max_seconds, which holds for each attempt.",
+                    )
+                found = evaluations.take(request.id, previous, options, kept, on_new=begin)
+            except DeckhandsError as error:
+                received()
+                raise raised(refusal(error)) from None
+            if found is not None and not request.ignore_result:
+                failure = raised(refusal(found)) if isinstance(found, UsageError) else None
+                results.repeat(request.id, None if failure else found, failure=failure)
+            raise Ignore
+
+    return Evaluate()
+
+
+def shown_of(request: Any) -> dict[str, Any]:
+    """Return what monitors see of a message when it is received: its arguments are cut and masked by then."""
+    return {
+        "args": getattr(request, "argsrepr", None),
+        "kwargs": getattr(request, "kwargsrepr", None),
+        "root_id": request.root_id,
+        "parent_id": request.parent_id,
+        "retries": request.retries or 0,
+        "eta": getattr(request, BEGINS, None),
+        "expires": request.expires,
+    }
+
+
+def _refused_in(request: Any) -> UsageError | None:
+    """Return why what follows a task cannot be used; None: it can, or nothing follows."""
+    refused = getattr(request, REFUSED, None)
+    return None if refused is None else UsageError(refused[0], remedy=refused[1])
+
+
+def _check_followers(request: Any) -> None:
+    error = _refused_in(request)
+    if error is not None:
+        raise raised(refusal(error))

@@ -1,0 +1,135 @@
+"""An agent of Deckhands as a solver of inspect_ai.
+
+    Task(dataset=…, solver=deckhands_agent(model="anthropic/claude-sonnet-4-5"), scorer=…, sandbox="docker")
+
+Holds: a sample and an epoch are one conversation of the cluster, by an idempotency key. What the agent does with files
+happens in a workspace of the cluster: it begins with the files of the sample's sandbox, if it has one, and what has
+changed is written back there before the scorer looks.
+Does not: use the model that inspect was called with; the cluster calls models, with its own limits and keys.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from inspect_ai.model import ChatMessage, ModelOutput, ModelUsage
+from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.util import sandbox
+from pydantic import TypeAdapter
+
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, Limits
+from deckhands.client.client import Client
+from deckhands.client.reading.summary import Summary
+from deckhands.evaluation.datasets.file_trees import MAX_BYTES, MAX_FILES, File, packed, tree_of
+from deckhands.evaluation.evaluation import AGENTS_FAULT, LIMITS
+from deckhands.evaluation.exports.dialogue import dialogue_of
+from deckhands.evaluation.exports.inspect_log import inspect_message
+
+_MESSAGES: TypeAdapter[list[Any]] = TypeAdapter(list[ChatMessage])
+
+
+class SampleFailed(RuntimeError):
+    """The infrastructure failed, so nothing can be said about the agent; inspect counts the sample as an error."""
+
+
+@solver  # type: ignore[untyped-decorator]
+def deckhands_agent(
+    agent: str = "CodeActAgent",
+    *,
+    model: str | None = None,
+    cluster: str | None = None,
+    limits: Limits | None = None,
+    use_sandbox: bool = True,
+) -> Solver:
+    """Return a solver that lets an agent do the sample's task.
+
+    Args:
+        model: a model or profile of the cluster; None: its default.
+        cluster: the URL of its store; None: the running one, as `Client.connect` finds it.
+        limits: of each conversation.
+        use_sandbox: whether the workspace begins with the files of the sample's sandbox, and is written back there.
+    """
+
+    async def solve(state: TaskState, generate: Generate) -> TaskState:  # noqa: ARG001  (the signature of solvers)
+        async with await Client.connect(cluster) as client:
+            before = await _sandbox_files() if use_sandbox else None
+            workspace, upload = packed(before or {})
+            spec = AgentSpec(name=agent)
+            if model is not None:
+                spec = spec.model_copy(update={"llm": spec.llm.model_copy(update={"model": model})})
+            conversation_id = await client.submit(
+                state.input_text,
+                agent=spec,
+                workspace=workspace,
+                upload=upload,
+                limits=limits,
+                title=str(state.sample_id),
+                labels={"inspect": "sample"},
+                idempotency_key=f"inspect/{state.uuid}/{state.epoch}",
+            )
+            summary = await client.wait_until_settled(conversation_id)
+            events = await client.events(conversation_id, is_whole=True)
+            if before is not None:
+                await _write_back(client, conversation_id, before)
+        _check(summary)
+        dialogue = dialogue_of(conversation_id, events)
+        state.messages = _MESSAGES.validate_python([inspect_message(turn) for turn in dialogue.turns])
+        state.output = ModelOutput.from_content(dialogue.model or "deckhands", summary.message or dialogue.last_words)
+        state.output.usage = ModelUsage(
+            input_tokens=summary.prompt_tokens,
+            output_tokens=summary.completion_tokens,
+            total_tokens=summary.prompt_tokens + summary.completion_tokens,
+        )
+        state.metadata["deckhands"] = {
+            "conversation_id": conversation_id,
+            "state": str(summary.state),
+            "error_code": summary.error_code,
+            "cost_usd": summary.cost_usd,
+            "iterations": summary.iterations,
+        }
+        return state
+
+    return solve
+
+
+def _check(summary: Summary) -> None:
+    said = summary.error_code
+    if summary.state == AgentState.STOPPED:
+        raise SampleFailed(f"The conversation {summary.conversation_id} was stopped.")
+    if summary.state == AgentState.ERROR and said not in LIMITS and said not in AGENTS_FAULT:
+        raise SampleFailed(f"The conversation {summary.conversation_id} ended in the error {said}: {summary.message}")
+
+
+async def _sandbox_files() -> dict[str, File] | None:
+    """Return the files of the sandbox's working directory; None: the sample has no sandbox."""
+    try:
+        place = sandbox()
+    except (LookupError, RuntimeError, ValueError):  # inspect has one for each way of not having one
+        return None
+    listed = await place.exec(["find", ".", "-type", "f", "-not", "-path", "*/.git/*"])
+    names = [name.removeprefix("./") for name in listed.stdout.splitlines() if name]
+    if len(names) > MAX_FILES:
+        raise SampleFailed(f"The sandbox has more than {MAX_FILES:,} files.")
+    found: dict[str, File] = {}
+    for name in names:
+        found[name] = File(await place.read_file(name, text=False))
+        if sum(len(file.content) for file in found.values()) > MAX_BYTES:
+            raise SampleFailed(f"The sandbox has more than {MAX_BYTES:,} bytes.")
+    return found
+
+
+async def _write_back(client: Client, conversation_id: str, before: dict[str, File]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder, "found")
+        await client.files.download(conversation_id, ".", target)
+        after = tree_of(target)
+    place = sandbox()
+    for name, file in after.items():
+        if (name not in before or before[name].content != file.content) and not name.startswith(".openhands/"):
+            await place.write_file(name, file.content)
+    gone = [name for name in before if name not in after]
+    if gone:
+        await place.exec(["rm", "-f", "--", *gone])

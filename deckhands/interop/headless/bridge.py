@@ -1,0 +1,187 @@
+"""A bridge: what a program calls to run a task headless in a separate process.
+
+Holds: when the process of the bridge dies, however that happens, the run stops its workers in order. `Bridge.run`
+returns a summary for every end of a run.
+Does not: believe what the agent says: success is the exit code 0, and a result that fulfils the contract. Where both
+the bridge and the run are killed at once, what a command has started ends with the time to live of its workspace.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from broker.runtime.child import Child
+from broker.runtime.clock import SYSTEM_CLOCK, Clock
+from broker.runtime.errors import DeckhandsError, UsageError
+from deckhands.cli.headless.run import REASONS, HeadlessExit
+from deckhands.client.reading.summary import ExitCode
+from deckhands.interop.headless.contract import MAX_ITERATIONS, MAX_SECONDS, Contract, experiment_id
+from deckhands.interop.headless.inside import PathDenied
+from deckhands.settings import FaceSettings
+
+COMMAND = (sys.executable, "-P", "-m", "deckhands.headless")
+TAIL_BYTES = 4_000
+GRACE_SECONDS = 60.0
+STOP_SECONDS = 30.0
+"""How long a run may take to stop that is interrupted, before it is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """How a run ended.
+
+    Attributes:
+        success: the agent has finished, and its result fulfils the contract.
+        exit_code: of the process; negative for a signal.
+        artifacts: the files of the results and the logs, as absolute paths.
+        reason: `finished`, `error`, `usage`, `rejected`, `out_of_time`, `needs_person`, `limit_reached`,
+            `interrupted`, `missing_artifact`, `path_denied` or `killed`.
+        stdout_tail: the end of what the process has printed, errors among it.
+    """
+
+    success: bool
+    exit_code: int
+    duration_seconds: float
+    artifacts: tuple[Path, ...]
+    reason: str
+    stdout_tail: str
+
+
+class Bridge:
+    """Runs tasks headless in workspaces below a directory.
+
+    Args:
+        root: workspaces outside of it are refused.
+        environment: of the runs; None: that of this process.
+        command: what is launched.
+        grace_seconds: how much longer than its own limit a run may take, to start and to stop in order.
+    """
+
+    def __init__(
+        self,
+        root: Path | str,
+        *,
+        environment: Mapping[str, str] | None = None,
+        command: Sequence[str] = COMMAND,
+        grace_seconds: float = GRACE_SECONDS,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.root = Path(root)
+        self._environment = environment
+        self._command = tuple(command)
+        self._grace_seconds = grace_seconds
+        self._clock = clock
+
+    def run(
+        self,
+        task: str,
+        *,
+        name: str | None = None,
+        workspace: Path | str = ".",
+        max_iterations: int = MAX_ITERATIONS,
+        timeout_seconds: float = MAX_SECONDS,
+        arguments: Sequence[str] = (),
+    ) -> RunSummary:
+        """Run a task, wait for its end, and return how it ended.
+
+        Args:
+            name: of the experiment; None: a new one.
+            workspace: relative to the root.
+            timeout_seconds: after that, the run is stopped, and killed if it does not stop.
+            arguments: further ones of `python -m deckhands.headless`.
+        """
+        began = self._clock.monotonic()
+        try:
+            experiment = experiment_id(name)
+            contract = Contract(self._workspace(workspace), experiment)
+            environment = FaceSettings.from_env().environment if self._environment is None else self._environment
+        except PathDenied as error:
+            return self._refused(error, HeadlessExit.PATH_DENIED)
+        except DeckhandsError as error:
+            return self._refused(error, ExitCode.USAGE)
+        options = ["-n", experiment, "-d", str(contract.root), "-i", str(max_iterations)]
+        options += ["--timeout", str(timeout_seconds), *arguments]
+        with tempfile.TemporaryDirectory(prefix="deckhands-bridge-") as folder:
+            file, log = Path(folder, "task"), Path(folder, "output")
+            file.write_text(task, encoding="utf-8")
+            code, is_killed = self._ended([*options, "-f", str(file)], log, environment, timeout_seconds)
+            output = _tail(log)
+        return self._summary(contract, code, output, self._clock.monotonic() - began, is_killed=is_killed)
+
+    def _workspace(self, workspace: Path | str) -> Path:
+        """Return the directory of a workspace, without links.
+
+        Raises:
+            PathDenied: it is not below the root.
+        """
+        root = self.root.resolve()
+        path = (root / workspace).resolve()
+        if not path.is_relative_to(root):
+            raise PathDenied(
+                f"The workspace {ascii(str(workspace))[:300]} is not inside {root}.",
+                remedy="Name a directory below the root of the bridge.",
+            )
+        return path
+
+    def _ended(
+        self, options: Sequence[str], log: Path, environment: Mapping[str, str], limit_seconds: float
+    ) -> tuple[int, bool]:
+        """Run the command, and return its exit code, and whether its time was up for the bridge."""
+        # At the end of the bridge's process it gets the signal at which it stops its workers in order.
+        child = Child.start([*self._command, *options], log=log, env=environment, last_signal=signal.SIGTERM)
+        watch = os.pidfd_open(child.pid)
+        try:
+            has_ended = _has_ended(watch, limit_seconds + self._grace_seconds)
+            if not has_ended:
+                _stop(child, watch)
+        except BaseException:  # such as KeyboardInterrupt: what was started ends before the caller continues
+            _stop(child, watch)
+            raise
+        finally:
+            os.close(watch)
+        return child.exit_status or 0, not has_ended
+
+    def _summary(self, contract: Contract, code: int, output: str, seconds: float, *, is_killed: bool) -> RunSummary:
+        artifacts: tuple[Path, ...] = ()
+        try:
+            artifacts = tuple(contract.root / path for path in contract.artifacts())
+            if code == ExitCode.FINISHED and (fault := contract.fault()):
+                code, output = HeadlessExit.MISSING_ARTIFACT, f"{output}{fault}\n"
+        except PathDenied as error:
+            code, output = HeadlessExit.PATH_DENIED, f"{output}{error.message}\n"
+        except DeckhandsError as error:
+            code, output = ExitCode.ERROR, f"{output}{error.message}\n"
+        reason = "out_of_time" if is_killed else "killed" if code < 0 else REASONS.get(code, "error")
+        return RunSummary(code == ExitCode.FINISHED, int(code), seconds, artifacts, reason, output[-TAIL_BYTES:])
+
+    @staticmethod
+    def _refused(error: UsageError | DeckhandsError, code: int) -> RunSummary:
+        return RunSummary(False, int(code), 0.0, (), REASONS[code], f"{error}\n")
+
+
+def _tail(log: Path) -> str:
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+        return file.read().decode("utf-8", "replace")
+
+
+def _stop(child: Child, watch: int) -> None:
+    """Ask a run to stop in order, and insist."""
+    child.send(signal.SIGTERM)
+    if not _has_ended(watch, STOP_SECONDS):
+        child.send(signal.SIGKILL)
+        _has_ended(watch, None)
+
+
+def _has_ended(watch: int, limit_seconds: float | None) -> bool:
+    """Wait for the end of a process, given as a pidfd, and say whether it came; None: without limit."""
+    waiting = select.poll()
+    waiting.register(watch, select.POLLIN)
+    return bool(waiting.poll(None if limit_seconds is None else limit_seconds * 1_000))

@@ -1,0 +1,222 @@
+"""OpenHands' `config.toml` and its variables, as one configuration of a run.
+
+Holds: the environment wins over the file; the section that `-l` names replaces the model's variables, so that no key
+meets an address it is not for. A key that is unknown or cannot be
+taken is an error that names it; one without effect is a notice. No error shows a value of `[llm]`.
+Does not: trust a `config.toml` of the working directory that an agent or a stranger may have written, see
+`deckhands.configuration`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from broker.runtime.errors import UsageError
+from broker.runtime.settings import CONFIG_FILES_READ, joined_paths, split_paths
+from deckhands.configuration import doubt_about
+from deckhands.interop.headless.config_keys import LLM_KEYS, REFUSED, SECTIONS_REFUSED, TAKEN, WITHOUT_EFFECT, Kind
+
+CONFIG_FILE = "config.toml"
+VARIABLES = {
+    (f"{section}_" if section != "core" else "").upper() + name.upper(): (section, name, kind)
+    for section, keys in TAKEN.items()
+    for name, kind in keys.items()
+}
+"""The variables of OpenHands that are read, beside `LLM_…`."""
+OTHER_MODEL_VARIABLES = {"LITELLM_API_BASE": "LLM_BASE_URL"}
+WORDS = {"true": True, "1": True, "false": False, "0": False}
+
+
+@dataclass(slots=True)
+class Config:
+    """What is configured.
+
+    Attributes:
+        values: by section and key; what is not there has its default.
+        llm: the base settings of the model, and the named ones.
+        notices: what has no effect, and files that are not read.
+    """
+
+    values: dict[tuple[str, str], Any] = field(default_factory=dict)
+    llm: dict[str, Any] = field(default_factory=dict, repr=False)
+    named: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
+    notices: list[str] = field(default_factory=list)
+    file: Path | None = None
+
+    def get(self, section: str, name: str, default: Any = None) -> Any:
+        """Return a value."""
+        return self.values.get((section, name), default)
+
+    def environment(self, env: Mapping[str, str], profile: str | None) -> dict[str, str]:
+        """Return the environment for the workers of a run.
+
+        Args:
+            profile: the section `[llm.NAME]` that wins over everything; None: none.
+
+        Raises:
+            UsageError: there is no such section.
+        """
+        if profile is not None and profile not in self.named:
+            raise UsageError(
+                f"There is no section [llm.{profile}] in the configuration.{_nearest(profile, self.named)}",
+                remedy=f"Add it to {self.file or CONFIG_FILE}, or leave out -l.",
+            )
+        merged = {name: text for name, text in env.items() if text.strip()}
+        for other, name in OTHER_MODEL_VARIABLES.items():
+            if merged.get(other):
+                merged.setdefault(name, merged[other])
+        if profile is None:
+            merged |= {name: text for name, text in _variables(self.llm).items() if not _names_of(name) & merged.keys()}
+        else:  # no key of the environment may reach the address of a section
+            taken = {name for key in LLM_KEYS for name in _names_of(f"LLM_{key.upper()}")}
+            merged = {name: text for name, text in merged.items() if name not in taken}
+            merged |= _variables(self.named[profile])
+        for name in ("git_user_name", "git_user_email"):
+            if (value := self.get("core", name)) is not None:
+                merged.setdefault(f"DECKHANDS_{name.upper()}", value)
+        for name, value in self.get("sandbox", "runtime_startup_env_vars", {}).items():
+            merged.setdefault(f"SANDBOX_ENV_{name}", str(value))
+        if self.get("core", "disable_color"):
+            merged["NO_COLOR"] = "1"
+        if self.file is not None:
+            files: list[Path | str] = [*split_paths(merged.get(CONFIG_FILES_READ, "")), self.file]
+            merged[CONFIG_FILES_READ] = joined_paths(files)
+        return merged
+
+
+def read_config(named: Path | None, env: Mapping[str, str], directory: Path) -> Config:
+    """Read the file and the variables.
+
+    Args:
+        named: the file; None: `config.toml` in the directory, if it is there.
+
+    Raises:
+        UsageError: the file cannot be read, or a key or a value cannot be used; names it.
+    """
+    config = Config()
+    path = named if named is not None else directory / CONFIG_FILE
+    if named is not None or path.is_file():
+        reason = "" if named is not None else doubt_about(path, env)
+        if reason:
+            config.notices.append(f"{path} is not read: {reason}. Name it by --config-file.")
+        else:
+            _take_file(config, path)
+    for variable, (section, name, kind) in VARIABLES.items():
+        text = env.get(variable, "").strip()
+        if text:
+            config.values[section, name] = _of_text(variable, text, kind)
+    return config
+
+
+def _take_file(config: Config, path: Path) -> None:
+    try:
+        tables = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        what = error.strerror if isinstance(error, OSError) else str(error)
+        raise UsageError(f"The file {path} cannot be read: {what}.", remedy="Correct it, or name another.") from error
+    config.file = path.absolute()
+    for section, table in tables.items():
+        if section in SECTIONS_REFUSED:
+            raise UsageError(f"{path}: the section [{section}] is not supported.", remedy=SECTIONS_REFUSED[section])
+        if section not in (*TAKEN, "llm") or not isinstance(table, dict):
+            what = "is no section" if not isinstance(table, dict) else "is not known"
+            raise UsageError(
+                f"{path}: [{section}] {what}.{_nearest(section, (*TAKEN, 'llm'))}",
+                remedy=f"Use {', '.join(f'[{name}]' for name in (*TAKEN, 'llm'))}.",
+            )
+        for name, value in table.items():
+            if section == "llm" and isinstance(value, dict) and name not in LLM_KEYS:
+                base = {key: item for key, item in table.items() if key in LLM_KEYS}
+                for key in value:
+                    _is_taken(config, path, f"llm.{name}", key, LLM_KEYS)
+                taken = {key: item for key, item in value.items() if key in LLM_KEYS}
+                config.named[name] = base | taken
+            elif _is_taken(config, path, section, name, LLM_KEYS if section == "llm" else TAKEN[section]):
+                if section == "llm":
+                    config.llm[name] = value
+                else:
+                    _check_kind(f"{path}: [{section}] {name}", value, TAKEN[section][name])
+                    config.values[section, name] = value
+
+
+def _is_taken(config: Config, path: Path, section: str, name: str, known: Iterable[str]) -> bool:
+    """Say whether a key is taken, and note one that has no effect; raises UsageError for any other."""
+    if name in known:
+        return True
+    family = section.partition(".")[0]
+    if why := WITHOUT_EFFECT[family].get(name):
+        config.notices.append(f"{path}: [{section}] {name} has no effect: {why}.")
+        return False
+    if remedy := REFUSED[family].get(name):
+        raise UsageError(f"{path}: [{section}] {name} is not supported.", remedy=remedy)
+    places = [other for other, keys in TAKEN.items() if name in keys]
+    hint = f" Did you mean [{places[0]}] {name}?" if places else _nearest(name, known)
+    raise UsageError(
+        f"{path}: [{section}] {name} is not known.{hint}",
+        remedy="Correct the key, or remove it. docs/migrating-from-openhands.md lists the keys.",
+    )
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    found = difflib.get_close_matches(name, sorted(known), n=1)
+    return f" Did you mean {found[0]}?" if found else ""
+
+
+def _check_kind(where: str, value: Any, kind: Kind) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    fits = {
+        "text": isinstance(value, str),
+        "flag": isinstance(value, bool),
+        "whole": is_number and isinstance(value, int),
+        "number": is_number,
+        "texts": isinstance(value, list) and all(isinstance(item, str) for item in value),
+        "table": isinstance(value, dict) and all(isinstance(item, str | int | float) for item in value.values()),
+    }
+    if not fits[kind]:
+        raise UsageError(f"{where} is {ascii(value)[:100]}.", remedy=f"Write {_NAMES[kind]}.")
+
+
+_NAMES: Mapping[Kind, str] = {
+    "text": "a text",
+    "flag": "true or false",
+    "whole": "a whole number",
+    "number": "a number",
+    "texts": "a list of texts",
+    "table": "a table of texts",
+}
+
+
+def _of_text(variable: str, text: str, kind: Kind) -> Any:
+    """Return the value of a variable."""
+    try:
+        match kind:
+            case "text":
+                return text
+            case "flag":
+                return WORDS[text.lower()]
+            case "whole":
+                return int(text)
+            case "number":
+                return float(text)
+        value = json.loads(text)
+    except (ValueError, KeyError):
+        value = text
+    _check_kind(variable, value, kind)
+    return value
+
+
+def _names_of(variable: str) -> set[str]:
+    """Return the names by which workers know a setting of the model."""
+    return {variable, variable.replace("LLM_", "LITELLM_", 1)}
+
+
+def _variables(llm: Mapping[str, Any]) -> dict[str, str]:
+    """Return settings of a model as variables."""
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in llm.items()}
+    return {f"LLM_{name.upper()}": text for name, text in texts.items() if text.strip()}

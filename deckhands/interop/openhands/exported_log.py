@@ -1,0 +1,107 @@
+"""A file of events that `deckhands export` has written, taken as the beginning of another conversation.
+
+Holds: events keep their ids, so everything that names them stays right; a line that cannot be read is named and its
+place filled, with the missing result where an action waits for one and with nothing otherwise.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from broker.contract.events import ConversationCreated, Event
+from broker.contract.observations import NullObservation
+from broker.log.export import event_from_export
+from broker.runtime.errors import UsageError
+from deckhands.client.forking import fork_of
+from deckhands.interop.openhands.recordings import MAX_EVENTS, UNREADABLE, Findings, check_fit, json_value, read_text
+from deckhands.interop.openhands.results import is_result, missing_result, needs_result
+
+MAX_MISSING = 1_000
+"""How many events in a row may be missing."""
+
+
+def read_exported_log(path: Path, conversation_id: str) -> tuple[list[Event], Findings]:
+    """Read an exported log as that of a new conversation, and tell what could not be carried over.
+
+    Raises:
+        UsageError: the file cannot be read, or holds no events.
+    """
+    findings = Findings()
+    found = _events_of(read_text(path), findings)
+    if not found:
+        reasons = " ".join(findings.faults[:1])
+        raise UsageError(f"The file {path} holds no events. {reasons}".strip(), remedy="Name another.")
+    if not isinstance(found.get(1), ConversationCreated):
+        findings.fault("The creation of the conversation", "its defaults are used instead")
+        found[1] = ConversationCreated(id=1, conversation_id=conversation_id, title="An imported conversation")
+    events = list(_filled(found, findings))
+    return [fork_of(events, conversation_id).model_copy(update={"id": 1}), *events[1:]], findings
+
+
+def _events_of(text: str, findings: Findings) -> dict[int, Event]:
+    """Return the events of a file by their ids."""
+    found: dict[int, Event] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if number > MAX_EVENTS:
+            findings.fault(f"Whatever follows line {MAX_EVENTS}", f"at most {MAX_EVENTS} events are imported")
+            break
+        if not line.strip():
+            continue
+        try:
+            fields = json_value(line)
+            if isinstance(fields, dict) and fields.get("summary") is True:
+                continue  # as `run --json` ends with
+            if isinstance(fields, dict):
+                fields.pop("blobs", None)  # they would name texts of another store
+            event = event_from_export(fields)
+            if event.id < 1 or event.id in found or (isinstance(event, ConversationCreated) and event.id > 1):
+                raise ValueError(f"there can be no event {event.id} here")
+            check_fit(event)
+        except UNREADABLE as error:
+            findings.fault(f"Line {number}", error)
+            continue
+        found[event.id] = event
+    return found
+
+
+def _filled(found: Mapping[int, Event], findings: Findings) -> Iterator[Event]:
+    """Return the events in order, without gaps."""
+    answered = {event.cause for event in found.values() if is_result(event)}
+    settled = answered | {event.__dict__.get("replaces") for event in found.values()}
+    waiting: deque[Event] = deque()
+    last: Event | None = None
+    is_whole = True
+    for event_id in sorted(found):
+        missing = event_id - (last.id if last else 0) - 1
+        if missing > MAX_MISSING:
+            findings.fault(f"Event {event_id} with all that follows", f"{missing} events before it are missing")
+            break
+        for _ in range(missing):
+            assert last is not None  # the creation is there
+            is_whole = False
+            last = _instead(waiting, last)
+            yield last
+        event = found[event_id]
+        if event.cause is not None and not _is_action(found.get(event.cause)):
+            event = event.model_copy(update={"cause": None})
+        if needs_result(event) and event.id not in settled:
+            waiting.append(event)
+        last = event
+        yield event
+    if last is not None and (findings.fault_count or not is_whole):
+        while waiting:  # it may have run, and its result be among what is missing
+            last = _instead(waiting, last)
+            yield last
+
+
+def _instead(waiting: deque[Event], last: Event) -> Event:
+    """Return what stands in place of an event that is missing."""
+    if waiting:
+        return missing_result(waiting.popleft(), event_id=last.id + 1, timestamp=last.timestamp)
+    return NullObservation(id=last.id + 1, timestamp=last.timestamp)
+
+
+def _is_action(event: Event | None) -> bool:
+    return event is not None and event.kind.startswith("action.")

@@ -1,0 +1,217 @@
+"""Files that somebody else has recorded: read within bounds, event by event, with a record of what could not be used.
+
+Holds: nothing in a file takes more than a bounded amount of memory, depth or time, and one event that cannot be read
+costs that event, not the file. Numbers that are none (NaN, infinities) count as missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgpack
+from pydantic import TypeAdapter, ValidationError
+
+from broker.contract.codec import SHORTEN_ABOVE_BYTES, pack, to_entry
+from broker.contract.events import Event
+from broker.contract.plain_json import MAX_JSON_DEPTH, plain_json
+from broker.runtime.errors import CorruptEntry, EventUnfit, UnknownKind, UsageError
+
+MAX_FILE_BYTES = 128 << 20
+"""Of a file, and of all events of a directory."""
+MAX_EVENT_CHARS = 48 << 20
+"""Of an event as JSON: what a log holds of one at most, with everything escaped."""
+MAX_MARKS = 16_000_000
+"""Commas and opening brackets of a file, wherever they stand: an empty list takes 20 times its two characters."""
+MAX_EVENTS = 200_000
+MAX_FAULTS = 1_000
+"""Values of a list that are not JSON. Finding the end of each takes a look at the rest of the file."""
+TOO_LONG = f"it is longer than {MAX_EVENT_CHARS >> 20} MiB"
+NAMED_FAULTS = 20
+MAX_REASON_CHARS = 300
+
+LOST_IDS = "ids of events that a condensation forgets and that are not here"
+UNREADABLE = (CorruptEntry, EventUnfit, UnknownKind, LookupError, TypeError, ValueError, AttributeError, RecursionError)
+"""What an event raises that is not of the form that it should have."""
+
+_BLANK = re.compile(r"[ \t\r\n]*")
+# A text without an end is one mark, too: to look for the end from each of its quotes would never be done.
+_MARK = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[][{},]', re.DOTALL)
+_NO_NUMBERS = tuple(map(msgpack.packb, (math.inf, -math.inf, math.nan)))
+_JSON: TypeAdapter[Any] = TypeAdapter(Any)
+_DECODER = json.JSONDecoder(parse_constant=lambda _: None)
+
+
+@dataclass(slots=True)
+class Findings:
+    """What an import could not carry over.
+
+    Attributes:
+        left_out: what has no equivalent, in words, and how often it was there.
+        faults: the first things that could not be read, each with its place and the reason.
+        fault_count: how many there were.
+    """
+
+    left_out: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+    fault_count: int = 0
+
+    def fault(self, what: str, reason: str | Exception) -> None:
+        """Note what could not be read, and why."""
+        self.fault_count += 1
+        if len(self.faults) < NAMED_FAULTS:
+            text = " ".join(_in_words(reason).split())
+            text = text if len(text) <= MAX_REASON_CHARS else text[:MAX_REASON_CHARS] + "…"
+            self.faults.append(f"{what} cannot be read and is left out: {text}")
+
+    def lines(self) -> Iterator[str]:
+        """Return the findings, a line each."""
+        yield from self.faults
+        if self.fault_count > len(self.faults):
+            yield f"{self.fault_count - len(self.faults)} more cannot be read and are left out."
+        for what, count in sorted((+self.left_out).items()):
+            yield f"Left out: {count} {what}."
+
+
+def read_text(path: Path) -> str:
+    """Read a file of text; bytes that are no UTF-8 become U+FFFD.
+
+    Raises:
+        UsageError: it cannot be read, is not a regular file, or is too large.
+    """
+    try:
+        if path.exists() and not path.is_file():  # to open a pipe would wait for somebody to write into it
+            raise UsageError(f"{path} is not a file.", remedy="Name another file.")
+        with path.open("rb") as file:
+            is_large = os.fstat(file.fileno()).st_size > MAX_FILE_BYTES
+            content = b"" if is_large else file.read(MAX_FILE_BYTES)
+    except OSError as error:
+        raise UsageError(f"The file {path} cannot be read: {error.strerror}.", remedy="Name another file.") from error
+    if is_large:
+        raise UsageError(f"The file {path} is larger than {MAX_FILE_BYTES >> 20} MiB.", remedy="Name a smaller file.")
+    text = content.decode("utf-8-sig", "replace")
+    if sum(map(text.count, ",[{")) > MAX_MARKS:
+        raise UsageError(f"The file {path} holds more than {MAX_MARKS} values.", remedy="Name a smaller file.")
+    return text
+
+
+def json_value(text: str) -> Any:
+    """Read one JSON value, as the log can keep it.
+
+    Raises:
+        ValueError: it is none, too long, or nested too deeply.
+    """
+    if len(text) > MAX_EVENT_CHARS:
+        raise ValueError(TOO_LONG)
+    if text.count("[") + text.count("{") <= MAX_JSON_DEPTH:
+        # Most texts are plain JSON already; what is not is read again below, and made plain or refused there.
+        with contextlib.suppress(ValueError, OverflowError, TypeError):
+            value = _JSON.validate_json(text)  # refuses lone surrogates
+            packed = msgpack.packb(value)  # refuses integers beyond 64 bits
+            if not any(no_number in packed for no_number in _NO_NUMBERS):
+                return value
+    try:
+        return plain_json(json.loads(text, parse_constant=lambda _: None))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def listed_events(text: str, findings: Findings) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Return the objects of a JSON list with their positions; whatever else stands there is noted.
+
+    Raises:
+        ValueError: the text is not a list, or what it lists is hardly ever JSON.
+    """
+    at = _after_blanks(text, 0)
+    if text[at : at + 1] != "[":
+        raise ValueError("it does not begin with [")
+    at = _after_blanks(text, at + 1)
+    if text[at : at + 1] == "]":
+        return
+    for position in range(MAX_EVENTS):
+        value, reason, end = _next_value(text, at)
+        if reason:
+            findings.fault(f"Event {position}", reason)
+            if findings.fault_count > MAX_FAULTS:
+                raise ValueError(f"more than {MAX_FAULTS} of its events are not JSON")
+        elif isinstance(value, dict):
+            yield position, value
+        else:
+            findings.fault(f"Event {position}", f"it is a {type(value).__name__}, not an object")
+        at = _after_blanks(text, end)
+        if text[at : at + 1] != ",":
+            if text[at : at + 1] != "]":
+                findings.fault(f"Whatever follows event {position}", "the file ends in the middle of the list")
+            return
+        at = _after_blanks(text, at + 1)
+    findings.fault(f"Whatever follows event {MAX_EVENTS - 1}", f"at most {MAX_EVENTS} events are imported")
+
+
+def check_fit(event: Event) -> None:
+    """Make sure that the log can hold an event.
+
+    Raises:
+        EventUnfit: it is too large, or nested too deeply.
+    """
+    wire = event.wire()
+    if len(pack(wire)) > SHORTEN_ABOVE_BYTES:  # whatever is smaller fits
+        to_entry(wire)
+
+
+def _in_words(reason: str | Exception) -> str:
+    """Return a reason for people; what does not fit a schema by its field."""
+    unfit = reason.__cause__ if isinstance(reason, Exception) else None
+    if isinstance(unfit, ValidationError):
+        found = unfit.errors(include_url=False, include_context=False, include_input=False)
+        return "; ".join(f"{'.'.join(map(str, one['loc'])) or 'it'}: {one['msg']}" for one in found[:3])
+    return f"there is no {reason}" if isinstance(reason, KeyError) else str(reason)
+
+
+def _next_value(text: str, at: int) -> tuple[Any, str, int]:
+    """Return the value that begins at a place, why it cannot be used, and the end of it."""
+    if len(text) - at > MAX_EVENT_CHARS:  # else the rest of the file is not too long for one event
+        end = _end_of_value(text, at)
+        if end - at > MAX_EVENT_CHARS:
+            return None, TOO_LONG, end
+    try:
+        value, end = _DECODER.raw_decode(text, at)
+    except RecursionError:
+        return None, "nested too deeply", _end_of_value(text, at)
+    except ValueError as error:
+        return None, str(error), _end_of_value(text, at)
+    after = _after_blanks(text, end)
+    if text[after : after + 1] not in (",", "]", ""):
+        return None, f"no comma follows it at character {after}", _end_of_value(text, at)
+    try:
+        return plain_json(value), "", end
+    except ValueError as error:
+        return None, str(error), end
+
+
+def _end_of_value(text: str, at: int) -> int:
+    """Return where the comma or bracket stands that ends a value which cannot be read; else the end of the text."""
+    depth = 0
+    for mark in _MARK.finditer(text, at):
+        match mark.group()[0]:
+            case "," if depth == 0:
+                return mark.start()
+            case "[" | "{":
+                depth += 1
+            case "]" | "}":
+                if depth == 0:
+                    return mark.start()
+                depth -= 1
+    return len(text)
+
+
+def _after_blanks(text: str, at: int) -> int:
+    found = _BLANK.match(text, at)
+    return found.end() if found else at

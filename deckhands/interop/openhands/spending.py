@@ -1,0 +1,84 @@
+"""What the model calls of a recording have cost.
+
+OpenHands copies the sums so far onto every action (4.7); here each reply has its own cost, and the sums follow.
+
+Holds: the costs and tokens of the replies add up to the sums of the recording, including calls that led to no event,
+such as a condenser's or those of a delegate. Sums that begin again, because the recording was resumed, are added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from broker.contract.events import ModelReply
+from deckhands.interop.openhands.model_responses import TOKENS, amount, count
+
+NEGLIGIBLE_USD = 1e-9
+
+
+class Spending:
+    """The sums of a recording, and how much of them replies have."""
+
+    def __init__(self) -> None:
+        self.is_known = False
+        """The recording names costs at all."""
+        self._before: dict[str, float] = dict.fromkeys(("cost", *TOKENS), 0.0)
+        self._sums = dict(self._before)
+        self._given = dict(self._before)
+
+    def see(self, metrics: Any) -> None:
+        """Take in the sums that stand at an event."""
+        if not isinstance(metrics, Mapping):
+            return
+        usage, calls = metrics.get("accumulated_token_usage"), metrics.get("token_usages")
+        found: dict[str, float] = {}
+        cost = amount(metrics.get("accumulated_cost"))
+        if cost is not None:
+            self.is_known = True
+            found["cost"] = cost
+        if isinstance(usage, Mapping):
+            found |= {name: count(usage.get(name)) for name in TOKENS}
+        elif isinstance(calls, list) and calls:  # older versions copied every call onto every action
+            listed = [call for call in calls if isinstance(call, Mapping)]
+            found |= {name: sum(count(call.get(name)) for call in listed) for name in TOKENS}
+        for name, value in found.items():
+            if value < self._sums[name]:
+                self._before[name] += self._sums[name]
+            self._sums[name] = value
+
+    def give(self, reply: dict[str, Any], *, is_own: bool = False) -> dict[str, Any]:
+        """Return a reply's fields with what it has cost: all that no earlier reply has.
+
+        Args:
+            is_own: the reply says itself what it has cost.
+        """
+        usage = {name: count((reply.get("usage") or {}).get(name)) for name in TOKENS}
+        cost = amount(reply.get("cost_usd"))
+        if not is_own:
+            open_tokens = self._open_tokens()
+            usage = open_tokens if any(open_tokens.values()) else usage
+            cost = self._open("cost") if self.is_known else None
+        for name in TOKENS:
+            self._given[name] += usage[name]
+        self._given["cost"] += cost or 0.0
+        return reply | {"usage": usage, "cost_usd": cost}
+
+    def with_rest(self, reply: ModelReply) -> ModelReply:
+        """Return a reply with what no reply has, besides its own."""
+        if not self.has_rest():
+            return reply
+        more = {name: getattr(reply.usage, name) + tokens for name, tokens in self._open_tokens().items()}
+        cost = (reply.cost_usd or 0.0) + self._open("cost") if self._open("cost") else reply.cost_usd
+        return reply.model_copy(update={"usage": reply.usage.model_copy(update=more), "cost_usd": cost})
+
+    def has_rest(self) -> bool:
+        """Say whether there is something that no reply has."""
+        return any(self._open(name) for name in self._sums)
+
+    def _open(self, name: str) -> float:
+        left = self._before[name] + self._sums[name] - self._given[name]
+        return left if left > NEGLIGIBLE_USD else 0.0
+
+    def _open_tokens(self) -> dict[str, int]:
+        return {name: int(self._open(name)) for name in TOKENS}

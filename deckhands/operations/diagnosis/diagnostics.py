@@ -1,0 +1,150 @@
+"""What this machine can do for workspaces, as `tool_worker` reports it from a separate process; and what is set up."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from broker.coordination.unreadable import entries_aside
+from broker.health import HEALTHY, STORE_ROLE, check
+from broker.runtime.environment import TOOLS, worker_environment
+from broker.runtime.errors import StoreError, UsageError
+from broker.runtime.settings import BrokerSettings
+from broker.store.connection import Connection, MultiplexedConnection
+from broker.store.durability import REMEDY, volatility_of
+from broker.store.keys import STORE, TOOLS_FAILED, ShardKeys
+from broker.store.server_versions import weakness_of
+from broker.store.store import open_store, server_facts
+from broker.tools.tool_failures import ToolFailures
+from deckhands.client.archive.errors import ArchiveUnavailable
+from deckhands.client.archive.place import ArchivePlace
+from deckhands.client.archive.retention import Retention
+
+DEAD_LETTERS = "dead letters"
+FAILING = "workers report"
+RETENTION, ARCHIVE = "retention", "archive"
+LIMIT_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was checked: its name, whether it is good or has to be, a line of detail, and what to do."""
+
+    name: str
+    is_good: bool
+    is_needed: bool
+    detail: str
+    remedy: str = ""
+
+
+def examine_machine(environment: Mapping[str, str]) -> list[Finding]:
+    """Examine this machine as a tool worker with this environment would. Blocks for about a second."""
+    command = [sys.executable, "-P", "-m", "tool_worker.worker.examination"]
+    try:
+        ended = subprocess.run(  # noqa: S603  (our own interpreter and our own program)
+            command, capture_output=True, check=True, timeout=LIMIT_SECONDS, env=worker_environment(TOOLS, environment)
+        )
+        return [Finding(**found) for found in json.loads(ended.stdout)]
+    except (subprocess.SubprocessError, OSError, ValueError) as error:
+        return [Finding("tool worker", is_good=False, is_needed=True, detail=f"cannot be examined: {error}")]
+
+
+async def examine_store(url: str) -> list[Finding]:
+    """Look whether a store serves, and at what its workers could not: dead letters of conversations and of entries.
+
+    Writes nothing, and leaves a store that was never used as it is.
+    """
+    verdict = await check(STORE_ROLE, url)
+    found = [Finding("store", is_good=verdict.exit_status == HEALTHY, is_needed=True, detail=verdict.reason)]
+    if verdict.exit_status == HEALTHY:
+        connection = MultiplexedConnection(url)
+        try:
+            facts = await server_facts(connection)
+            found += [*_weakness(facts), *_volatility(facts)]
+            found += await _dead_letters(connection)
+            found += await _failing_tools(connection, url)
+        except (StoreError, ValueError) as error:
+            found.append(Finding(DEAD_LETTERS, is_good=False, is_needed=True, detail=f"cannot be read: {error}"))
+        finally:
+            await connection.aclose()
+    return found
+
+
+def _weakness(facts: Mapping[str, str]) -> list[Finding]:
+    weakness = None if BrokerSettings.from_env().store_patched else weakness_of(facts)
+    if weakness is None:
+        return []
+    detail = f"{weakness.text} {weakness.remedy}"
+    return [Finding("store version", is_good=False, is_needed=weakness.is_certain, detail=detail)]
+
+
+def _volatility(facts: Mapping[str, str]) -> list[Finding]:
+    lost = volatility_of(facts)
+    return [Finding("append-only file", is_good=False, is_needed=True, detail=f"{lost} {REMEDY}")] if lost else []
+
+
+async def _dead_letters(connection: Connection) -> list[Finding]:
+    number = await connection.call("HGET", STORE, "shards")
+    if number is None:
+        return []
+    shards = [ShardKeys(shard) for shard in range(int(number))]
+    dead = sum(await connection.call_many([("ZCARD", names.dead) for names in shards]))
+    aside = await entries_aside(connection, shards)
+    said = [f"conversations that crashed three workers: {dead}"] if dead else []
+    if aside:
+        last = aside[-1]
+        what = f"entry {last.entry_id} of {last.key}" if last.entry_id else last.key
+        said.append(f"entries and keys that cannot be read: {len(aside)}, the last {what!a}: {last.why!a}")
+    if said:
+        said.append("see `deckhands dead ls`")
+    return [Finding(DEAD_LETTERS, is_good=not said, is_needed=False, detail="; ".join(said) or "none")]
+
+
+async def _failing_tools(connection: Connection, url: str) -> list[Finding]:
+    """Return what running tool workers report that they cannot do, from a store that is in use."""
+    if not await connection.call("EXISTS", TOOLS_FAILED):
+        return []
+    store = await open_store(url, deploys=False)
+    try:
+        reported = await ToolFailures(store).all()
+    finally:
+        await store.aclose()
+    details = [f"{one} {one.failure.remedy}".strip() for one in reported]
+    return [Finding(FAILING, is_good=False, is_needed=False, detail=detail) for detail in details]
+
+
+def examine_retention(environment: Mapping[str, str]) -> list[Finding]:
+    """Look at the retention rules and the archive that this environment names. Nothing, if it names neither.
+
+    Blocks, for as long as the archive's place takes.
+    """
+    settings = BrokerSettings.from_env(environment)
+    found = []
+    if settings.retention:
+        try:
+            warning = Retention.of_setting(settings.retention).warning(settings.archive)
+            found.append(Finding(RETENTION, is_good=not warning, is_needed=False, detail=warning or "archives"))
+        except UsageError as error:
+            found.append(Finding(RETENTION, is_good=False, is_needed=True, detail=str(error)))
+    if settings.archive:
+        try:
+            ArchivePlace(settings.archive).size("no-conversation")
+            found.append(Finding(ARCHIVE, is_good=True, is_needed=True, detail=settings.archive))
+        except ArchiveUnavailable as error:
+            found.append(Finding(ARCHIVE, is_good=False, is_needed=True, detail=str(error)))
+    return found
+
+
+def reason_unconfined(environment: Mapping[str, str]) -> str | None:
+    """Return why no sandbox that is asked for works here; None: one does, or `none` is asked for. Blocks."""
+    demanded = BrokerSettings.from_env(environment).sandbox
+    if demanded == "none":
+        return None
+    names = ("sandbox bwrap", "sandbox docker") if demanded == "auto" else (f"sandbox {demanded}",)
+    tried = [finding for finding in examine_machine(environment) if finding.name in (*names, "tool worker")]
+    if any(finding.is_good for finding in tried):
+        return None
+    return "; ".join(finding.detail for finding in tried)

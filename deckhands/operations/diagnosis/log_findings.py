@@ -1,0 +1,188 @@
+"""Whether all logs, or a sample, keep the invariants; and which parts of the store have no owner.
+
+Holds: a log that grows while it is read is judged only by invariants that do not depend on its end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import dataclass, field
+
+from broker.contract.codec import decode_any
+from broker.log.conversations import ConversationRow, Conversations
+from broker.log.event_log import EventLog
+from broker.log.invariants import Violation, violations
+from broker.log.status import status_of
+from broker.runtime.errors import CorruptEntry, EventsLost, StoreMisconfigured, UnknownConversation
+from broker.store.keys import shard_of
+from broker.store.readings import ask, number, text
+from broker.store.store import Store
+from deckhands.client.reading.terminal import counted
+from deckhands.operations.diagnosis.diagnostics import Finding
+from deckhands.operations.diagnosis.looking import broken, found, good
+
+INVARIANTS, ORPHANS = "invariants", "orphans"
+PAGE = 200
+SHOWN = 5
+MOST_SCANNED = 200_000
+UNTOUCHED_SECONDS = 3_600
+RESTORE = "Keep the store as it is, and compare with its append-only file and the archive: docs/deployment.md."
+
+
+@dataclass(slots=True)
+class Logs:
+    """The findings about logs.
+
+    Attributes:
+        looked_at: how many were read.
+        of: how many there are.
+        broken: the violations, and the conversations that have them.
+        unsettled: how many conversations may need a worker.
+        ownerless: conversations whose owner is not a known worker.
+        half_deleted: conversations whose deletion was interrupted.
+    """
+
+    of: int = 0
+    looked_at: int = 0
+    broken: list[tuple[str, Violation]] = field(default_factory=list)
+    unsettled: int = 0
+    ownerless: list[str] = field(default_factory=list)
+    half_deleted: list[str] = field(default_factory=list)
+
+
+async def read_logs(store: Store, *, sample: int | None, workers: Collection[str]) -> Logs:
+    """Examine all conversations, and the logs of a sample.
+
+    Args:
+        sample: how many logs, spread over the index and the newest among them; None: all.
+        workers: the known ones.
+    """
+    seen = Logs(of=await Conversations(store).count())
+    step = 1 if sample is None else max(1, -(-seen.of // max(sample, 1)))
+    at = 0
+    async for row in _rows(store):
+        is_busy, is_deleted = await _marks(store, row.conversation_id)
+        seen.unsettled += is_busy
+        if row.owner and row.owner not in workers:
+            seen.ownerless.append(row.conversation_id)
+        if is_deleted:
+            seen.half_deleted.append(row.conversation_id)
+        elif at % step == 0 and sample != 0:
+            seen.looked_at += 1
+            seen.broken += [(row.conversation_id, one) for one in await checked(store, row.conversation_id)]
+        at += 1
+    return seen
+
+
+async def still_ownerless(store: Store, ids: Sequence[str], workers: Collection[str]) -> list[str]:
+    """Return the conversations that none of the workers owns; the workers are read after the conversations."""
+    rows = await Conversations(store).rows(ids)
+    return [row.conversation_id for row in rows if row.owner and row.owner not in workers]
+
+
+async def _rows(store: Store) -> AsyncIterator[ConversationRow]:
+    """Yield the conversations of each shard, the newest first."""
+    for names in store.all_shards:
+        start = 0
+        while True:
+            ids = (await ask(store.connection, [("ZREVRANGE", names.index, start, start + PAGE - 1)]))[0]
+            if not ids:
+                break
+            for row in await Conversations(store).rows([text(one) for one in ids]):
+                yield row
+            start += len(ids)
+
+
+async def _marks(store: Store, conversation_id: str) -> tuple[bool, bool]:
+    command = ("HMGET", store.keys(conversation_id).meta, "busy", "deleted")
+    found_marks = (await ask(store.connection, [command]))[0]
+    busy, deleted = found_marks if isinstance(found_marks, list) else (None, None)
+    return text(busy) == "1", deleted is not None
+
+
+async def checked(store: Store, conversation_id: str) -> list[Violation]:
+    """Check one log for the invariants of the fault tests."""
+    log = EventLog(store)
+    try:
+        before = await log.last_id(conversation_id)
+        events = await log.read(conversation_id, decode=decode_any)
+        is_still = await log.last_id(conversation_id) == before
+    except CorruptEntry as error:
+        return [Violation("I2", 0, error.message)]
+    except (UnknownConversation, EventsLost):  # it has left meanwhile
+        return []
+    is_over = is_still and status_of(events).is_settled
+    return violations(
+        events,
+        conversation_id=conversation_id,
+        last_event_id=before if is_still else None,
+        is_over=is_over,
+    )
+
+
+def judged_logs(seen: Logs) -> list[Finding]:
+    """Turn the findings about logs into a report."""
+    findings = []
+    if seen.broken:
+        names = dict.fromkeys(name for name, _ in seen.broken)
+        kinds = Counter(one.invariant for _, one in seen.broken)
+        told = "; ".join(f"{name}: {one.invariant} {one.text}" for name, one in seen.broken[:SHOWN])
+        counts = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
+        detail = (
+            f"{counted(len(names), 'log')} of {seen.looked_at} break what must hold ({counts}): {ascii(told)[1:-1]}"
+        )
+        findings.append(broken(INVARIANTS, detail, RESTORE))
+    elif seen.looked_at or not seen.of:
+        findings.append(good(INVARIANTS, f"{seen.looked_at:,} of {counted(seen.of, 'log')} checked"))
+    if seen.ownerless:
+        detail = f"{counted(len(seen.ownerless), 'conversation')} owned by no worker: {_named(seen.ownerless)}"
+        remedy = "`deckhands resume ID` wakes one. If it stays so, report it with `deckhands export ID`."
+        findings.append(found(ORPHANS, detail, remedy))
+    if seen.half_deleted:
+        detail = f"{counted(len(seen.half_deleted), 'deletion')} not complete: {_named(seen.half_deleted)}"
+        findings.append(
+            found(ORPHANS, detail, "The job `orphans` completes them every hour: run `deckhands jobs` and `beat`.")
+        )
+    return findings
+
+
+async def orphaned_keys(store: Store) -> list[Finding]:
+    """Look for keys of conversations that do not exist. Needs the right to scan, which workers do not have."""
+    cursor: bytes = b"0"
+    scanned, orphans = 0, set[str]()
+    while scanned < MOST_SCANNED:
+        scan = ("SCAN", cursor, "MATCH", "deck:{*}:c:*", "COUNT", 1_000)
+        try:
+            cursor, keys = await store.connection.call(*scan)
+        except StoreMisconfigured as error:
+            if "NOPERM" not in error.message:
+                raise
+            remedy = "The jobs' or the admin's store user may; the job `orphans` looks every hour."
+            return [found(ORPHANS, "this store user may not look for keys that nothing names", remedy)]
+        scanned += len(keys)
+        orphans |= await _nameless(store, keys)
+        if cursor == b"0":
+            break
+    if orphans:
+        detail = f"keys of {counted(len(orphans), 'conversation')} that are not there: {_named(sorted(orphans))}"
+        return [found(ORPHANS, detail, "The job `orphans` removes them: run `deckhands jobs` and `deckhands beat`.")]
+    return [good(ORPHANS, f"none in {counted(scanned, 'key')}")]
+
+
+async def _nameless(store: Store, keys: Sequence[bytes]) -> set[str]:
+    by_conversation: dict[str, bytes] = {}
+    for key in keys:
+        parts = key.decode(errors="replace").split(":")
+        if len(parts) > 4 and parts[2] == "c":
+            by_conversation.setdefault(parts[3], key)
+    ids = [one for one in by_conversation if shard_of(one, store.shards) < store.shards]
+    metas = await ask(store.connection, [("HEXISTS", store.keys(one).meta, "last_id") for one in ids])
+    lost = [one for one, there in zip(ids, metas, strict=True) if not there]
+    idle = await ask(store.connection, [("OBJECT", "IDLETIME", by_conversation[one]) for one in lost])
+    return {one for one, seconds in zip(lost, idle, strict=True) if number(seconds) >= UNTOUCHED_SECONDS}
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(ascii(name)[1:-1] for name in names[:SHOWN]) + more

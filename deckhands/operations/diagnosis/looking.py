@@ -1,0 +1,64 @@
+"""Reading a store without changing it: connections that load no functions, and checks that lack a right.
+
+Holds: only commands that read. What a store user may not read becomes a finding and hides no other finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from broker.runtime.clock import SYSTEM_CLOCK, SharedClock
+from broker.runtime.errors import DeckhandsError, StoreMisconfigured
+from broker.store.connection import Connection
+from broker.store.keys import STORE
+from broker.store.readings import ask, pairs, text
+from broker.store.store import Store
+from deckhands.operations.diagnosis.diagnostics import Finding
+
+PATIENCE_SECONDS = 5.0
+MOST_SHARDS = 4_096
+REMEDY = "Name a store user with more rights in DECKHANDS_URL, such as that of a worker or the admin."
+OVERWRITTEN = "If a key is of another type, somebody has overwritten it: docs/deployment.md, What cannot be read."
+
+
+async def store_of(connection: Connection) -> Store | None:
+    """Return the store behind a connection, unchanged; None if it was never used or was overwritten."""
+    about = pairs((await ask(connection, [("HGETALL", STORE)]))[0])
+    shards, generation = text(about.get("shards")), text(about.get("generation"))
+    if not shards.isdigit() or not 0 < int(shards) <= MOST_SHARDS:
+        return None
+    return Store(
+        connection=connection,
+        shards=int(shards),
+        generation=generation,
+        clock=SharedClock(SYSTEM_CLOCK),
+        patience_seconds=PATIENCE_SECONDS,
+        warnings=(),
+    )
+
+
+async def examined(name: str, check: Callable[[], Awaitable[list[Finding]]]) -> list[Finding]:
+    """Return the findings of a check, or that it could not read what it needs."""
+    try:
+        return await check()
+    except StoreMisconfigured as error:
+        if "NOPERM" not in error.message:
+            raise
+        return [Finding(name, False, False, "this store user may not look at it", REMEDY)]
+    except DeckhandsError as error:
+        return [Finding(name, False, True, f"cannot be examined: {error.message}", error.remedy or OVERWRITTEN)]
+
+
+def good(name: str, detail: str) -> Finding:
+    """Return a finding that nothing is wrong."""
+    return Finding(name, is_good=True, is_needed=False, detail=detail)
+
+
+def found(name: str, detail: str, remedy: str) -> Finding:
+    """Return a finding that needs attention although the cluster works."""
+    return Finding(name, is_good=False, is_needed=False, detail=detail, remedy=remedy)
+
+
+def broken(name: str, detail: str, remedy: str) -> Finding:
+    """Return a finding that stops the cluster or breaks one of its promises."""
+    return Finding(name, is_good=False, is_needed=True, detail=detail, remedy=remedy)

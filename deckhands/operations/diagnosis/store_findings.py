@@ -1,0 +1,91 @@
+"""Whether a store has the right settings, who can connect to it, and which functions it has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from broker.runtime.errors import DeckhandsError
+from broker.store.connection import Connection, MultiplexedConnection
+from broker.store.function_libraries import ANNOUNCED, FIELD, LIBRARIES, FunctionsVersion, own_version
+from broker.store.keys import STORE
+from broker.store.readings import ask, number, pairs, text
+from deckhands.operations.diagnosis.diagnostics import Finding
+from deckhands.operations.diagnosis.looking import broken, found, good
+
+SETTINGS, RIGHTS, FUNCTIONS = "store settings", "store rights", "store functions"
+FULL_SHARE = 0.9
+PERSISTING = {"aof_last_write_status": "its append-only file", "aof_last_bgrewrite_status": "a rewrite of that file"}
+DEPLOY = "Run `deckhands setup` of the newer version with a store user that may load functions."
+
+
+def settings_findings(facts: Mapping[str, str]) -> list[Finding]:
+    """Judge a server by its answer to INFO."""
+    findings = []
+    policy = facts.get("maxmemory_policy", "")
+    if policy not in ("", "noeviction"):
+        text = f"maxmemory-policy is {policy}: when the memory is full, the server throws conversations away"
+        findings.append(broken(SETTINGS, text, "Set `maxmemory-policy noeviction` on it."))
+    used, limit = number(facts.get("used_memory")), number(facts.get("maxmemory"))
+    if limit and used >= FULL_SHARE * limit:
+        detail = f"{used / limit:.0%} of maxmemory is used; when it is full, no conversation makes progress"
+        findings.append(found(SETTINGS, detail, "Archive or delete conversations (docs/archive.md), or give it more."))
+    elif not limit and "maxmemory" in facts:
+        total = number(facts.get("total_system_memory"))
+        if total and used >= FULL_SHARE * total:
+            detail = f"{used / total:.0%} of the machine's memory is used, and maxmemory sets no bound"
+            findings.append(found(SETTINGS, detail, "Set `maxmemory`, so that writes are refused before it is killed."))
+    for name, what in PERSISTING.items():
+        if facts.get(name, "ok") != "ok":
+            findings.append(broken(SETTINGS, f"the last write of {what} failed ({name})", "Check the server's disk."))
+    if facts.get("role", "master") not in ("master", "primary"):
+        findings.append(
+            broken(SETTINGS, "it is a replica, which takes no writes", "Name its primary in DECKHANDS_URL.")
+        )
+    return findings or [good(SETTINGS, f"maxmemory-policy {policy or 'unknown'}, {used / 2**20:,.0f} MiB used")]
+
+
+async def rights_findings(url: str) -> list[Finding]:
+    """Check whether clients without a password can connect to the store. Skips a socket of this machine."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("redis", "rediss") or not parts.hostname:
+        return []
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    port = f":{parts.port}" if parts.port else ""
+    stranger = MultiplexedConnection(parts._replace(netloc=f"{host}{port}").geturl())
+    try:
+        await stranger.call("PING")
+    except DeckhandsError:
+        return [good(RIGHTS, "no client can connect without a password")]
+    finally:
+        await stranger.aclose()
+    detail = "every client that reaches its port can connect without a password"
+    return [found(RIGHTS, detail, "Give its users passwords, as deploy/serve-valkey does, or keep its port to itself.")]
+
+
+async def functions_findings(connection: Connection) -> list[Finding]:
+    """Compare the functions in the store with those of this version."""
+    facts, *loaded = await ask(
+        connection,
+        [
+            ("HMGET", STORE, FIELD, ANNOUNCED),
+            *(("FUNCTION", "LIST", "LIBRARYNAME", library) for library in LIBRARIES),
+        ],
+    )
+    findings = []
+    stamp, announced = map(text, facts) if isinstance(facts, list) else ("", "")
+    there, own = FunctionsVersion.parse(stamp), own_version()
+    versions = f"the store has version {there}; this build has {own}"
+    if not there.order:
+        findings.append(broken(FUNCTIONS, f"the store does not say which version it has; this build has {own}", DEPLOY))
+    elif there.code != own.code:
+        serves = "which they serve" if there.serves(own) else "which they do not serve"
+        remedy = DEPLOY if there.order < own.order else "Upgrade Deckhands on this machine, and workers that are older."
+        findings.append(found(FUNCTIONS, f"{versions}, {serves}", remedy))
+    if announced and announced != stamp:
+        detail = f"version {FunctionsVersion.parse(announced)} is announced, and workers that it does not serve stop"
+        findings.append(found(FUNCTIONS, detail, "Complete it by `deckhands setup --stop-older` of that version."))
+    for library, listed in zip(LIBRARIES, loaded, strict=True):
+        if isinstance(listed, list) and library not in {text(pairs(each).get("library_name")) for each in listed}:
+            findings.append(broken(FUNCTIONS, f"the server has lost the library {library}", DEPLOY))
+    return findings or [good(FUNCTIONS, versions)]

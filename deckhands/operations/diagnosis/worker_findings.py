@@ -1,0 +1,179 @@
+"""Whether the workers of a cluster are alive, have the same version, are on time, and keep up with their queues."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from broker.coordination.figures import FIELD, read_figures
+from broker.coordination.membership import ROLES, WALL_FIELD
+from broker.runtime.version import installed_version
+from broker.store.function_libraries import WORKER_FIELD, FunctionsVersion, own_version
+from broker.store.readings import ask, number, pairs, text
+from broker.store.store import Store
+from deckhands.client.reading.terminal import counted
+from deckhands.operations.diagnosis.diagnostics import Finding
+from deckhands.operations.diagnosis.looking import broken, found, good
+from deckhands.operations.monitoring.queues import Depth, depths
+
+WORKERS, VERSIONS, CLOCKS, LAG, QUEUES = "workers", "workers' versions", "workers' clocks", "lag", "queues"
+MOST_WORKERS = 2_000
+CLOCK_SECONDS = 5.0
+"""A worker reports its clock every 1.5 seconds; a larger difference, less a slow answer, means a wrong clock."""
+LAG_SECONDS = 1.0
+QUEUE_SECONDS = 120.0
+SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class SeenWorker:
+    """A worker, as it describes itself.
+
+    Attributes:
+        left_seconds: how long its heartbeat still holds; negative: how long ago it lapsed.
+        clock_seconds: how far its clock is ahead of the server's, less the age of its report; None: not reported.
+    """
+
+    worker_id: str
+    role: str
+    left_seconds: float
+    version: str
+    clock_seconds: float | None
+    lag_seconds: float
+    routes: frozenset[str]
+
+
+async def workers_of(store: Store) -> list[SeenWorker]:
+    """Return the workers of the first shard. Only reads; calls no function."""
+    names = store.all_shards[0]
+    commands = [
+        *(("TIME",), ("HMGET", f"{names.root}:clock", "wall", "now")),
+        ("ZREVRANGE", names.workers, 0, MOST_WORKERS - 1, "WITHSCORES"),
+    ]
+    time, clock, flat = await ask(store.connection, commands)
+    wall_ms = number(time[0]) * 1000 + number(time[1]) / 1000 if isinstance(time, list) else 0.0
+    kept = [number(each) for each in clock] if isinstance(clock, list) and all(clock) else [wall_ms, wall_ms]
+    now_ms = kept[1] + max(0.0, wall_ms - kept[0])
+    ids = [text(one) for one in flat[::2]] if isinstance(flat, list) else []
+    deadlines = [number(one) for one in flat[1::2]] if isinstance(flat, list) else []
+    hashes = await ask(store.connection, [("HGETALL", names.about(one)) for one in ids])
+    return [
+        _seen(name, (deadline - now_ms) / 1000, pairs(about), wall_ms, names.root)
+        for name, deadline, about in zip(ids, deadlines, hashes, strict=True)
+    ]
+
+
+def _seen(name: str, left: float, about: Mapping[str, object], wall_ms: float, root: str) -> SeenWorker:
+    figures = read_figures(text(about.get(FIELD)))
+    said = number(about.get(WALL_FIELD))
+    begins = (f"{root}:act:interactive:", f"{root}:act:")
+    streams = text(about.get("streams")).split()
+    return SeenWorker(
+        name,
+        text(about.get("role")),
+        left,
+        text(about.get(WORKER_FIELD)),
+        (said - wall_ms) / 1000 if said else None,
+        figures.get("loop_lag_seconds", {}).get("", 0.0),
+        frozenset(one.removeprefix(begins[0]).removeprefix(begins[1]) for one in streams if one.startswith(begins)),
+    )
+
+
+def worker_findings(workers: Sequence[SeenWorker], *, unsettled: int) -> list[Finding]:
+    """Judge the workers.
+
+    Args:
+        unsettled: how many conversations may need a worker.
+    """
+    alive = [worker for worker in workers if worker.left_seconds > 0]
+    return [
+        *_presence(workers, alive, unsettled),
+        *_versions(alive),
+        *_clocks(alive),
+        *_lag(alive),
+    ]
+
+
+def _presence(workers: Sequence[SeenWorker], alive: Sequence[SeenWorker], unsettled: int) -> list[Finding]:
+    findings = []
+    counts = Counter(worker.role for worker in alive)
+    for role in ROLES:
+        if not counts[role]:
+            remedy = f"Start one: `deckhands up`, or `deckhands {'controller' if role == 'controller' else 'tools'}`."
+            if unsettled:
+                waits = f"{counted(unsettled, 'conversation')} may need one"
+                findings.append(broken(WORKERS, f"no {role} worker is alive, and {waits}", remedy))
+            else:
+                findings.append(found(WORKERS, f"no {role} worker is alive", remedy))
+    lapsed = [worker for worker in workers if worker.left_seconds <= 0]
+    if lapsed:
+        findings.append(
+            found(
+                WORKERS,
+                f"{counted(len(lapsed), 'worker')} not heard of: {_named(worker.worker_id for worker in lapsed)}",
+                "Others take over what they had within seconds. Their logs, and the kernel's, say why they ended.",
+            )
+        )
+    told = ", ".join(f"{number} {role or 'unknown'}" for role, number in sorted(counts.items()))
+    return findings or [good(WORKERS, f"alive: {told}")]
+
+
+def _versions(alive: Sequence[SeenWorker]) -> list[Finding]:
+    here = f"{installed_version()} {own_version().stamp}"
+    others = [worker for worker in alive if worker.version != here]
+    if not others:
+        return [good(VERSIONS, f"all as here, {installed_version()}")] if alive else []
+    told = _named(f"{worker.worker_id} ({_version_name(worker.version)})" for worker in others)
+    detail = f"{counted(len(others), 'worker')} of another version than here ({_version_name(here)}): {told}"
+    return [
+        found(VERSIONS, detail, "Complete the upgrade; versions work side by side until then (docs/deployment.md).")
+    ]
+
+
+def _version_name(said: str) -> str:
+    package, _, stamp = said.rpartition(" ")
+    return f"{package or 'older'}, functions {FunctionsVersion.parse(stamp)}"
+
+
+def _clocks(alive: Sequence[SeenWorker]) -> list[Finding]:
+    wrong = [one for one in alive if one.clock_seconds is not None and abs(one.clock_seconds) > CLOCK_SECONDS]
+    if not wrong:
+        said = [abs(one.clock_seconds) for one in alive if one.clock_seconds is not None]
+        return [good(CLOCKS, f"within {max(said):.1f} s of the server's, as they say every 1.5 s")] if said else []
+    told = _named(f"{one.worker_id} ({one.clock_seconds:+.0f} s)" for one in wrong)
+    detail = f"clocks differ from the server's: {told}"
+    return [found(CLOCKS, detail, "Synchronise the clocks (NTP). Keys, certificates and times in logs depend on them.")]
+
+
+def _lag(alive: Sequence[SeenWorker]) -> list[Finding]:
+    slow = [worker for worker in alive if worker.lag_seconds > LAG_SECONDS]
+    if not slow:
+        return [good(LAG, f"loops late by {max((one.lag_seconds for one in alive), default=0.0):.1f} s at most")]
+    told = _named(f"{worker.worker_id} ({worker.lag_seconds:.1f} s)" for worker in slow)
+    remedy = "Their machines are overloaded or they hold too much: lower --concurrency, or add workers."
+    return [found(LAG, f"loops are late: {told}", remedy)]
+
+
+async def queue_findings(store: Store, workers: Sequence[SeenWorker]) -> list[Finding]:
+    """Look for queues with long waits."""
+    routes = frozenset(route for worker in workers for route in worker.routes)
+    return judged_queues(await depths(store, routes, sees_inbox=False))
+
+
+def judged_queues(queues: Mapping[str, Depth]) -> list[Finding]:
+    """Judge queues by the wait of their first entry."""
+    late = {name: depth for name, depth in queues.items() if depth.oldest_seconds > QUEUE_SECONDS}
+    findings = []
+    for name, depth in sorted(late.items()):
+        kind = "controller" if name.startswith("ready") else "tool"
+        detail = f"{name}: {depth.waiting + depth.in_line:,.0f} wait, the first for {depth.oldest_seconds:,.0f} s"
+        findings.append(found(QUEUES, detail, f"Add {kind} workers. A pool that none serves waits for ever."))
+    waiting = sum(depth.waiting + depth.in_line for depth in queues.values())
+    return findings or [good(QUEUES, f"{waiting:,.0f} wait, none longer than {QUEUE_SECONDS:.0f} s")]
+
+
+def _named(names: Iterable[str]) -> str:
+    told = list(names)
+    more = f" and {len(told) - SHOWN} more" if len(told) > SHOWN else ""
+    return ", ".join(ascii(name)[1:-1] for name in told[:SHOWN]) + more

@@ -1,0 +1,16 @@
+"""Run a worker of jobs in the foreground: `python -m deckhands.jobs`."""
+
+from __future__ import annotations
+
+from broker.celery.jobs_app import CONCURRENCY, QUEUE
+from broker.celery.worker_main import run_worker
+from deckhands.operations.jobs.service import ROLE
+
+
+def main() -> None:
+    """Start the Celery worker with the flags it needs."""
+    run_worker("deckhands.operations.jobs.app", ROLE, queues=[QUEUE], concurrency=CONCURRENCY, task_events=True)
+
+
+if __name__ == "__main__":
+    main()

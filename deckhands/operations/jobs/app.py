@@ -1,0 +1,28 @@
+"""The Celery application of jobs: `celery -A deckhands.operations.jobs.app worker -Q deckhands.jobs`, and `… beat`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery.worker.control import inspect_command
+
+from broker.celery.bootstep import add_loop
+from broker.celery.jobs_app import make_jobs_app
+from broker.runtime.failpoints import arm
+from broker.runtime.settings import BrokerSettings
+from deckhands.operations.jobs.service import JobsService
+from deckhands.operations.jobs.table import JOBS, schedule
+from deckhands.operations.jobs.tasks import register, sender
+
+settings = BrokerSettings.from_env()
+arm(settings)
+app = make_jobs_app(settings.celery_url, settings.result_url, schedule())
+service = JobsService(settings, sender(app))
+loop_thread = add_loop(app, service)
+register(app, service, loop_thread, JOBS)
+
+
+@inspect_command(name="conversations")  # type: ignore[untyped-decorator]
+def conversations(_state: Any) -> list[str]:
+    """List nothing: jobs own no conversation."""
+    return []

@@ -1,0 +1,38 @@
+"""Run a beat in the foreground: `python -m deckhands.operations.jobs.beat`. It sends the periodic jobs of `table`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from broker.celery.jobs_app import make_jobs_app, run_beat
+from broker.runtime.child import EXIT_USAGE
+from broker.runtime.errors import DeckhandsError
+from broker.runtime.failpoints import arm
+from broker.runtime.hardening import seclude
+from broker.runtime.logs import begin_logging
+from broker.runtime.settings import BrokerSettings, logs_json
+from deckhands.client.reading.terminal import print_text
+from deckhands.operations.jobs.table import schedule
+
+_log = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """Send what is due, until asked to stop."""
+    seclude()
+    begin_logging("beat", is_json=logs_json())
+    try:
+        settings = BrokerSettings.from_env()
+        arm(settings)
+    except DeckhandsError as error:
+        if logs_json():
+            _log.critical("%s", error)
+        else:
+            print_text(str(error), err=True)
+        sys.exit(EXIT_USAGE)
+    run_beat(make_jobs_app(settings.celery_url, settings.result_url, schedule()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""The job `checkpoints`: removes the checkpoints of conversations that are neither in the store nor in the archive.
+
+What is removed and how is the matter of `tool_worker.workspace.checkpoints.removal`, which runs as a separate process.
+
+Holds: a checkpoint stays as long as its conversation is in the store or in the archive, and as long as a fork of it is
+in the store. An archive or a store that does not answer keeps everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+from broker.contract.events import ConversationCreated
+from broker.log.entries import decoded
+from broker.log.selection import Selected, Selection
+from broker.runtime.errors import CorruptEntry, DeckhandsError, StoreTooNew
+from broker.store.store import Store
+from deckhands.operations.jobs.job import JobServices
+
+
+class CheckpointsNotRemoved(DeckhandsError):
+    """The process that removes checkpoints has failed."""
+
+    code = "checkpoints_not_removed"
+    retryable = True
+
+
+async def remove_checkpoints(services: JobServices) -> dict[str, int]:
+    """Remove what nobody needs. Returns how many conversations were forgotten, and how many pieces dropped."""
+    url = services.settings.checkpoints
+    if not url:
+        return {"forgotten": 0, "dropped": 0}
+    there = (await _asked({"url": url}))["conversations"]
+    doomed = [name for name in there if not await _is_known(services, name)]
+    if doomed:
+        needed = await _origins(services.store)
+        doomed = [name for name in doomed if name not in needed]
+    found = await _asked({"url": url, "forget": doomed})
+    return {"forgotten": found["forgotten"], "dropped": found["dropped"]}
+
+
+async def _is_known(services: JobServices, conversation_id: str) -> bool:
+    store = services.store
+    meta = store.keys(conversation_id).meta
+    if await store.call("EXISTS", meta):
+        return True
+    return await services.client.is_archived(conversation_id)
+
+
+async def _origins(store: Store) -> set[str]:
+    """Return the conversations that forks in the store were made of: each may still begin with a checkpoint of it."""
+    found: set[str] = set()
+    async for page in Selected(store, Selection()).pages():
+        commands = [("XRANGE", store.keys(row.conversation_id).events, "1-0", "1-0") for row in page]
+        for entries in await store.call_many(commands):
+            try:
+                created = decoded(entries[0][0], entries[0][1], 1) if entries else None
+            except (CorruptEntry, StoreTooNew) as error:
+                raise CheckpointsNotRemoved("A log cannot be read, which may be that of a fork.") from error
+            if isinstance(created, ConversationCreated) and created.forked_from:
+                found.add(created.forked_from.partition("@")[0])
+    return found
+
+
+async def _asked(what: dict[str, Any]) -> dict[str, Any]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "tool_worker.workspace.checkpoints.removal"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        said, errors = await process.communicate(json.dumps(what).encode())
+    except asyncio.CancelledError:  # the job's time is up
+        process.kill()
+        raise
+    if process.returncode != 0:
+        last = (errors.decode(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
+        raise CheckpointsNotRemoved(f"The checkpoints cannot be removed: {last}")
+    answer: dict[str, Any] = json.loads(said)
+    return answer

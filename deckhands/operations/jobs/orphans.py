@@ -1,0 +1,85 @@
+"""The job `orphans`: removes keys of conversations that are not there, and completes deletions that were interrupted.
+
+Such keys are left by a process that died between two writes, such as a large text whose event was never appended.
+
+Holds: a key is removed only if its conversation has no meta hash and nobody has touched the key for an hour; what a
+conversation is about to name, because its beginning is under way, is younger.
+Does not: look at keys outside of conversations.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from broker.log.deletion import NotDeleted
+from broker.log.event_log import EventLog
+from broker.runtime.errors import StoreRefused, UsageError
+from broker.runtime.logs import about
+from broker.store.store import Store
+from deckhands.client.deleting import delete
+from deckhands.operations.jobs.job import JobServices
+
+SCANNED_AT_ONCE = 1_000
+UNTOUCHED_SECONDS = 3_600
+LFU = "LFU maxmemory policy"
+LFU_REMEDY = "Set `maxmemory-policy noeviction` on it."
+
+_log = logging.getLogger(__name__)
+
+
+async def remove_orphans(services: JobServices) -> dict[str, int]:
+    """Remove what nothing names. Returns how many keys were removed, and how many deletions completed."""
+    return await removed_from(services.store, UNTOUCHED_SECONDS)
+
+
+async def removed_from(store: Store, untouched_seconds: int) -> dict[str, int]:
+    """Remove what nothing names and nobody has touched for so long; see `remove_orphans`."""
+    removed = completed = 0
+    tracks_idle = True
+    cursor: bytes = b"0"
+    while True:
+        scan = ("SCAN", cursor, "MATCH", "deck:{*}:c:*", "COUNT", SCANNED_AT_ONCE)
+        cursor, keys = await store.call(*scan)
+        by_conversation: dict[str, list[bytes]] = {}
+        for key in keys:
+            if conversation_id := _conversation_in(key):
+                by_conversation.setdefault(conversation_id, []).append(key)
+        for conversation_id, found in by_conversation.items():
+            meta = store.keys(conversation_id).meta
+            last_id, deleted = await store.call("HMGET", meta, "last_id", "deleted")
+            if last_id is None and tracks_idle:
+                try:
+                    removed += await _remove_untouched(store, found, untouched_seconds)
+                except StoreRefused as error:
+                    if LFU not in error.message:
+                        raise
+                    tracks_idle = False
+                    _log.warning("Keys that nothing names stay in the store. %s %s", error.message, LFU_REMEDY)
+            elif deleted is not None and meta.encode() in found:
+                completed += await _complete(store, conversation_id)
+        if cursor == b"0":
+            return {"removed": removed, "completed": completed}
+
+
+def _conversation_in(key: bytes) -> str:
+    """Return whose key it is; empty: it is not a conversation's."""
+    parts = key.decode(errors="replace").split(":")
+    return parts[3] if len(parts) > 4 and parts[2] == "c" else ""
+
+
+async def _remove_untouched(store: Store, keys: list[bytes], seconds: int) -> int:
+    removed = 0
+    for key in keys:
+        idle = await store.call("OBJECT", "IDLETIME", key)
+        if isinstance(idle, int) and idle >= seconds:
+            removed += await store.call("UNLINK", key)
+    return removed
+
+
+async def _complete(store: Store, conversation_id: str) -> int:
+    try:
+        await delete(EventLog(store), conversation_id, limit_seconds=0.0)
+    except (UsageError, NotDeleted) as error:
+        _log.warning("the deletion of %s is not complete: %s", conversation_id, error, extra=about(conversation_id))
+        return 0
+    return 1

@@ -1,0 +1,217 @@
+"""The job `retire`: what the retention policy says leaves the store, most of it into the archive.
+
+Holds: a conversation is deleted from the store only if its file has been read back and checked, or if a rule says so.
+Killed at any point, it is in the store or in the archive; the next run completes what is left. Only what is settled and
+old enough goes, at the event at which it was read: a message that comes meanwhile keeps it. Delegates go with their
+parents, and not before, if they say themselves whose they are.
+Does not: take away what cannot be archived, such as a damaged log; the log of the worker names it, and it stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from broker.contract.agent_state import AgentState, is_settled
+from broker.contract.events import ConversationCreated, Event
+from broker.log.conversations import ConversationRow, Conversations
+from broker.log.deletion import Deletion, NotDeleted
+from broker.log.event_log import EventLog
+from broker.log.status import status_of
+from broker.runtime.clock import to_millis
+from broker.runtime.errors import CorruptEntry, StoreRefused, StoreTooNew, UnknownConversation, UnknownKind, UsageError
+from broker.runtime.failpoints import failpoint
+from broker.runtime.logs import about
+from broker.store.connection import WRONG_TYPE
+from broker.store.store import Store
+from deckhands.client.archive.archive import Archive, delegates_in
+from deckhands.client.archive.errors import ArchiveConflict, CorruptArchive, TooLargeToArchive
+from deckhands.client.archive.retention import Retention, Rule
+from deckhands.client.deleting import delete, is_delegate_of
+from deckhands.operations.jobs.job import JobServices
+
+PAGE = 200
+AT_ONCE = 8
+MAX_DELEGATES = 10_000
+MAX_TOLD = 20
+"""How many conversations that cannot be archived one run names."""
+OWNED_SECONDS = 60.0
+"""How long the owner of a conversation that rests may keep it; it gives it up after 30 s."""
+ABANDONED = timedelta(hours=1)
+"""For how long nobody has written to a file whose writer was killed."""
+
+_UNFIT = (CorruptEntry, StoreTooNew, UnknownKind, ArchiveConflict, CorruptArchive, TooLargeToArchive)
+
+_log = logging.getLogger(__name__)
+
+
+async def retire(services: JobServices) -> dict[str, int]:
+    """Apply the retention policy. Returns how many conversations were archived and deleted, were kept, and failed."""
+    settings = services.settings
+    retention = Retention.of_setting(settings.retention)
+    if warning := retention.warning(settings.archive):
+        _log.warning("%s", warning)
+    archive = Archive(settings.archive) if settings.archive else None
+    round_ = _Round(services.store, retention, archive, settings.checkpoints)
+    await round_.go()
+    if archive:
+        await archive.sweep(before=round_.now - ABANDONED)
+    return {name: round_.done[name] for name in ("archived", "deleted", "kept", "failed")}
+
+
+@dataclass(slots=True)
+class _Tree:
+    """A conversation and the delegates that have ended with it and are still in the store, parents first."""
+
+    logs: dict[str, list[Event]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Round:
+    store: Store
+    retention: Retention
+    archive: Archive | None
+    checkpoint: str
+    done: Counter[str] = field(default_factory=Counter)
+    log: EventLog = field(init=False)
+    index: Conversations = field(init=False)
+    now: datetime = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.log, self.index, self.now = EventLog(self.store), Conversations(self.store), self.store.clock.now()
+
+    async def go(self) -> None:
+        """Look at every conversation that is old enough for any rule, the oldest first."""
+        limit = asyncio.Semaphore(AT_ONCE)
+
+        async def one(row: ConversationRow) -> bool:
+            async with limit:
+                return await self._retire(row)
+
+        async for page, gone in self._pages():
+            gone.extend(await asyncio.gather(*map(one, page)))
+
+    async def _pages(self) -> AsyncIterator[tuple[list[ConversationRow], list[bool]]]:
+        youngest = self.retention.youngest
+        if youngest is None:
+            return
+        latest = to_millis(self.now - youngest)
+        for names in self.store.all_shards:
+            kept = 0
+            while True:
+                command = ("ZRANGEBYSCORE", names.index, "-inf", latest, "LIMIT", kept, PAGE)
+                found = await self.store.call(*command)
+                if not found:
+                    break
+                rows = await self.index.rows([cid.decode(errors="backslashreplace") for cid in found])
+                gone: list[bool] = []
+                yield rows, gone
+                kept += len(found) - sum(gone)
+
+    async def _retire(self, row: ConversationRow) -> bool:
+        """Say whether a conversation has left the store."""
+        conversation_id = row.conversation_id
+        try:
+            fate = await self._fate(row)
+        except (*_UNFIT, StoreRefused) as error:
+            if isinstance(error, StoreRefused) and WRONG_TYPE not in error.message:
+                raise
+            fate = "failed"
+            if self.done[fate] < MAX_TOLD:
+                _log.error("%s stays in the store: %s", conversation_id, error, extra=about(conversation_id))
+        except (NotDeleted, UsageError):  # it or one of its delegates has continued, or it has gone with its parent
+            fate = "kept"
+        self.done[fate] += 1
+        return fate in ("archived", "deleted")
+
+    async def _fate(self, row: ConversationRow) -> str:
+        conversation_id = row.conversation_id
+        if not self._may_be_meant(row):
+            return "kept"
+        meta = self.store.keys(conversation_id).meta
+        awaited, begun = await self.store.call("HMGET", meta, "awaited", "deleted")
+        if begun is not None:  # by an earlier run, or by somebody: what was begun is completed
+            await delete(self.log, conversation_id, limit_seconds=0.0)
+            return "deleted"
+        if awaited is not None or not self._may_go(row):
+            return "kept"
+        events = await self.log.read(conversation_id)
+        if not events or not isinstance(events[0], ConversationCreated):
+            raise CorruptEntry("Its log does not begin as one.")
+        tenancy = events[0].tenancy
+        rule = self._rule_for(row, tenancy.tenant if tenancy else "")
+        tree = _Tree()
+        if rule is None or await self._has_parent(events) or not await self._collect(tree, row, events):
+            return "kept"
+        if rule.then == "archive":
+            if self.archive is None:
+                return "kept"
+            for log in reversed(tree.logs.values()):
+                await self.archive.save(self.store, log, checkpoint=self.checkpoint)
+        last_id = events[-1].id
+        deletion = Deletion(self.store)
+        if len(tree.logs) > 1:
+            # All of them at the event at which they were read, so that none goes with a message that came meanwhile.
+            # Delegates first: if one has continued, the others are archived, and go alone.
+            for name, log in reversed(tree.logs.items()):
+                if name != conversation_id:
+                    with contextlib.suppress(UnknownConversation):  # it has gone meanwhile
+                        await deletion.begin(name, last_id=log[-1].id, limit_seconds=0.0)
+            await deletion.begin(conversation_id, last_id=last_id, limit_seconds=0.0)
+            failpoint("retire.begun")
+            await delete(self.log, conversation_id, limit_seconds=0.0)
+        else:
+            await deletion.delete(conversation_id, last_id=last_id, limit_seconds=0.0)
+        failpoint("retire.deleted")
+        return "archived" if rule.then == "archive" else "deleted"
+
+    def _may_be_meant(self, row: ConversationRow) -> bool:
+        """Say whether a conversation may be meant, by what the index says of it."""
+        age = (self.now - row.updated).total_seconds()
+        if row.owner and age < OWNED_SECONDS:
+            return False
+        rests = row.is_closed or (row.state in set(AgentState) and is_settled(AgentState(row.state)))
+        return rests and self.retention.youngest is not None and age >= self.retention.youngest.total_seconds()
+
+    def _may_go(self, row: ConversationRow) -> bool:
+        """Say whether a conversation may go now, before its log is read, which says whose it is."""
+        is_known = row.tenant or all(rule.tenant is None for rule in self.retention.rule)
+        return not is_known or self._rule_for(row, row.tenant) is not None
+
+    def _rule_for(self, row: ConversationRow, tenant: str) -> Rule | None:
+        """Return the rule by which a conversation of a tenant goes now."""
+        rule = self.retention.rule_for(tenant=tenant, labels=row.labels, state=row.state)
+        is_old = rule is not None and rule.age is not None and self.now - row.updated >= rule.age
+        return rule if is_old else None
+
+    async def _has_parent(self, events: list[Event]) -> bool:
+        created = events[0]
+        assert isinstance(created, ConversationCreated)
+        if created.parent is None:
+            return False
+        meta = self.store.keys(created.parent.conversation_id).meta
+        return bool(await self.store.call("EXISTS", meta))
+
+    async def _collect(self, tree: _Tree, row: ConversationRow, events: list[Event]) -> bool:
+        """Read the delegates; say whether all of them rest."""
+        if not (row.is_closed or status_of(events).is_settled):
+            return False
+        tree.logs[row.conversation_id] = events
+        for delegate_id in delegates_in(events):
+            if delegate_id in tree.logs:
+                continue
+            try:
+                delegate = await self.index.row(delegate_id)
+                log = await self.log.read(delegate_id)
+            except UnknownConversation:  # it has gone before
+                continue
+            if not is_delegate_of(log, row.conversation_id):  # a fork and an imported log name those of others
+                continue
+            if len(tree.logs) > MAX_DELEGATES or not await self._collect(tree, delegate, log):
+                return False
+        return True

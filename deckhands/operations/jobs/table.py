@@ -1,0 +1,37 @@
+"""All jobs, in one table. A beat sends those with `every_seconds`; a new job is one more line here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from broker.celery.jobs_app import PREFIX, QUEUE
+from deckhands.operations.jobs.checkpoints import remove_checkpoints
+from deckhands.operations.jobs.job import LONGEST_LIMIT_SECONDS, Job
+from deckhands.operations.jobs.orphans import remove_orphans
+from deckhands.operations.jobs.restoring import restore
+from deckhands.operations.jobs.retiring import retire
+from deckhands.operations.jobs.telling import TELL_SECONDS, deliver, tell
+from deckhands.operations.jobs.ticking import TICK_SECONDS, tick
+
+JOBS = (
+    Job("retire", retire, every_seconds=60.0, limit_seconds=LONGEST_LIMIT_SECONDS),
+    Job("orphans", remove_orphans, every_seconds=3_600.0),
+    Job("schedules", tick, every_seconds=TICK_SECONDS, limit_seconds=120.0, retries=0, has_result=False),
+    Job("webhooks", tell, every_seconds=TELL_SECONDS, limit_seconds=120.0, retries=0, has_result=False),
+    Job("deliver", deliver, limit_seconds=1_200.0, retries=0, is_alone=False, has_result=False, is_awaited=False),
+    Job("checkpoints", remove_checkpoints, every_seconds=86_400.0),
+    Job("restore", restore, is_alone=False),
+)
+
+
+def schedule(jobs: tuple[Job, ...] = JOBS) -> dict[str, Any]:
+    """Return Celery's `beat_schedule`. What no worker has begun when it is due again is dropped."""
+    return {
+        job.name: {
+            "task": f"{PREFIX}{job.name}",
+            "schedule": job.every_seconds,
+            "options": {"queue": QUEUE, "expires": job.every_seconds},
+        }
+        for job in jobs
+        if job.every_seconds is not None
+    }

@@ -1,0 +1,104 @@
+"""Jobs as Celery tasks: `deckhands.jobs.<name>`, with retries, a time limit and a result."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from inspect import signature
+from typing import Any
+
+from celery import Celery, Task
+from celery.exceptions import Reject
+
+from broker.celery.bootstep import LoopThread
+from broker.celery.jobs_app import PREFIX, QUEUE, JobRequest
+from broker.runtime.errors import DeckhandsError
+from deckhands.operations.jobs.job import Job, JobServices, alone
+from deckhands.operations.jobs.service import JobsService
+
+EXPIRES_SECONDS = 60.0
+FIRST_RETRY_SECONDS = 5.0
+LONGEST_RETRY_SECONDS = 300.0
+
+_log = logging.getLogger(__name__)
+BUSY = {"skipped": "another one is at work"}
+
+
+class JobFailed(Exception):
+    """A job failed; Celery's result holds the message and a code."""
+
+
+def sender(app: Celery) -> Callable[[str, tuple[Any, ...]], None]:
+    """Return what sends a job, without a result; one that nobody has begun after a minute is dropped."""
+
+    def send(name: str, arguments: tuple[Any, ...]) -> None:
+        app.send_task(f"{PREFIX}{name}", arguments, queue=QUEUE, ignore_result=True, expires=EXPIRES_SECONDS)
+
+    return send
+
+
+def register(app: Celery, service: JobsService, loop: LoopThread, jobs: tuple[Job, ...]) -> None:
+    """Register jobs with an application."""
+    for job in jobs:
+        app.register_task(_task(job, service, loop))
+
+
+def _task(job: Job, service: JobsService, loop: LoopThread) -> Task:
+    class JobTask(Task):  # type: ignore[misc]
+        """Runs one job on the loop of its worker."""
+
+        name = f"{PREFIX}{job.name}"
+        throws = (JobFailed,)
+        max_retries = job.retries
+        ignore_result = not job.has_result
+        Request = f"{JobRequest.__module__}:{JobRequest.__qualname__}"
+        typing = False
+
+        def run(self, *arguments: Any, **options: Any) -> Any:
+            """Do it."""
+            try:
+                signature(job.run).bind(None, *arguments, **options)
+            except TypeError as error:
+                raise JobFailed(f"The arguments do not fit: {error}.", "usage") from None
+            done = loop.begin(
+                service.carry_out(job.name, lambda services: _carry_out(job, services, arguments, options))
+            )
+            if not job.is_awaited:
+                done.add_done_callback(lambda ended: _note_end(job, ended))
+                return None
+            try:
+                return done.result()
+            except CancelledError:  # this worker stops; another one, or its next life, does it
+                raise Reject("its worker stops", requeue=True) from None
+            except DeckhandsError as error:
+                if error.retryable and self.request.retries < job.retries:
+                    raise self.retry(countdown=_pause(self.request.retries)) from error
+                raise JobFailed(str(error), error.code) from None
+            except TimeoutError as error:
+                raise JobFailed(f"It has taken longer than {job.limit_seconds:g} s.", "time_limit") from error
+            except OSError as error:
+                if self.request.retries < job.retries:
+                    raise self.retry(countdown=_pause(self.request.retries)) from error
+                raise JobFailed(f"{type(error).__name__}: {error}", "os_error") from error
+
+    return JobTask()
+
+
+def _note_end(job: Job, ended: Future[Any]) -> None:
+    """Say why a job that nobody awaits has failed."""
+    if not ended.cancelled() and (error := ended.exception()) is not None:
+        _log.warning("the job %s failed: %s: %s", job.name, type(error).__name__, error)
+
+
+async def _carry_out(job: Job, services: JobServices, arguments: Any, options: Any) -> Any:
+    async with asyncio.timeout(job.limit_seconds):
+        if not job.is_alone:
+            return await job.run(services, *arguments, **options)
+        async with alone(services.store, job.name) as is_first:
+            return await job.run(services, *arguments, **options) if is_first else BUSY
+
+
+def _pause(tried: int) -> float:
+    return min(FIRST_RETRY_SECONDS * 2.0**tried, LONGEST_RETRY_SECONDS)

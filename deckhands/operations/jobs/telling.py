@@ -1,0 +1,215 @@
+"""The jobs `webhooks` and `deliver`: what webhooks hear of, and the requests to them.
+
+`webhooks` reads what conversations with news have appended, plans the deliveries, and sends a `deliver` for each line
+that is due. `deliver` makes the first deliveries of one line.
+
+Holds: what has been appended hears of after a death at any point: a conversation is off the list only when all its
+deliveries are planned, a planned one is in the store until it has ended, and the line of a worker that died is due
+again after a minute. Deliveries of a conversation to a webhook are made one after another, in the order of its events;
+a later one waits until an earlier one has been delivered or given up. While receivers are slow, no other job and no
+other tenant waits for them.
+Does not: deliver once only. A worker that dies behind a request leaves it to be made again, under the same id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from contextlib import suppress
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+from broker.contract.codec import decode_any
+from broker.contract.events import Event
+from broker.log.event_log import EventLog
+from broker.log.status import copies
+from broker.runtime.addresses import AddressRules
+from broker.runtime.errors import CorruptEntry, DeckhandsError, StoreRefused, StoreUnavailable, UnknownConversation
+from broker.runtime.failpoints import failpoint
+from broker.runtime.ids import is_conversation_id, jitter
+from broker.runtime.logs import about
+from broker.secrets.secrets import SecretsLocked
+from broker.store.connection import texts_by_name
+from broker.store.keys import ShardKeys
+from deckhands.operations.jobs.job import JobServices
+from deckhands.operations.webhooks.a2a_form import TOKEN_HEADER
+from deckhands.operations.webhooks.book import Line, UnknownWebhook, WebhookBook
+from deckhands.operations.webhooks.sending import Answer, rules_of, send, signed
+from deckhands.operations.webhooks.webhook import RETRY_SECONDS, Delivery, Webhook, delivery_of
+
+TELL_SECONDS = 2.0
+READ_AT_ONCE = 500
+LINES_AT_ONCE = 256
+PLANNED_AT_ONCE = 16
+MOST_EVENTS = 2.0**52
+DELIVERED_AT_ONCE = 50
+CLOCKS_DIFFER_SECONDS = 60.0
+"""By how much the clocks of machines may differ; a new webhook may hear of events that are so much older."""
+GONE = "its receiver has answered 410 Gone"
+FULL = "too many deliveries waited"
+
+_log = logging.getLogger(__name__)
+
+
+async def tell(services: JobServices) -> dict[str, int]:
+    """Plan deliveries and send those that are due. Returns how many conversations had news, and lines sent."""
+    book = book_of(services)
+    try:
+        return await _tell(services, book)
+    except StoreRefused as error:
+        if "WRONGTYPE" not in error.message:
+            raise
+        await book.clear_away()
+        return {"looked_at": 0, "sent": 0}
+
+
+async def _tell(services: JobServices, book: WebhookBook) -> dict[str, int]:
+    hooks = await book.all()
+    await book.mark(sorted({hook.tenant for hook in hooks}))
+    looked_at = 0
+    for names in services.store.all_shards:
+        looked_at += await _plan_shard(services, book, hooks, names)
+    lines = await book.due(LINES_AT_ONCE)
+    for line in lines:
+        await services.ask("deliver", line.webhook_id, line.conversation_id, line.due)
+    return {"looked_at": looked_at, "sent": len(lines)}
+
+
+async def deliver(services: JobServices, webhook_id: str, conversation_id: str, due: str) -> int:
+    """Make the deliveries of a line, unless it is somebody else's by now. Returns how many requests were made."""
+    book = book_of(services)
+    line = Line(str(webhook_id), str(conversation_id), str(due))
+    try:
+        tenant = (await book.webhook(line.webhook_id)).tenant
+    except UnknownWebhook:
+        await book.take(line)  # which ends the line of one that was removed
+        return 0
+    try:
+        async with services.places.one(tenant):
+            return await _deliver(services, book, line)
+    except TimeoutError:  # receivers are slow: the line is due again in a minute
+        return 0
+
+
+async def _deliver(services: JobServices, book: WebhookBook, line: Line | None) -> int:
+    rules, trust = rules_of(services.settings.webhook_private), _trust()
+    for made in range(DELIVERED_AT_ONCE):
+        taken = await book.take(line) if line is not None else None
+        if taken is None:
+            return made
+        try:
+            hook = await book.webhook(taken[0].webhook_id)
+        except UnknownWebhook:
+            return made
+        line, is_delivered = await _attempt(book, hook, taken, rules, trust)
+        if not is_delivered:
+            return made + 1
+    return DELIVERED_AT_ONCE
+
+
+def book_of(services: JobServices) -> WebhookBook:
+    """Return the webhooks of a worker's store."""
+    return WebhookBook(services.store, services.client.secrets)
+
+
+async def _plan_shard(services: JobServices, book: WebhookBook, hooks: list[Webhook], names: ShardKeys) -> int:
+    """Plan what conversations of a shard have appended, and return how many were looked at."""
+    free, cursor, looked_at = asyncio.Semaphore(PLANNED_AT_ONCE), b"0", 0
+    store = services.store
+
+    async def look(conversation_id: str, first: int) -> None:
+        async with free:
+            try:
+                await _plan(services, book, hooks, conversation_id, first)
+            except StoreUnavailable:
+                raise
+            except (DeckhandsError, ValueError) as error:
+                _log.warning("webhooks cannot hear of %s: %s", conversation_id, error, extra=about(conversation_id))
+
+    while True:
+        command = ("ZSCAN", names.news, cursor, "COUNT", READ_AT_ONCE)
+        cursor, flat = await store.call(*command)
+        pairs = zip(flat[::2], flat[1::2], strict=True)
+        found = [(raw.decode(errors="replace"), min(max(float(score), 1.0), MOST_EVENTS)) for raw, score in pairs]
+        looked_at += len(found)
+        await asyncio.gather(*(look(name, int(first)) for name, first in found if is_conversation_id(name)))
+        if cursor == b"0":
+            return looked_at
+
+
+async def _plan(
+    services: JobServices, book: WebhookBook, hooks: list[Webhook], conversation_id: str, first: int
+) -> None:
+    """Plan the deliveries of what a conversation has appended; then it has no news."""
+    store, names = services.store, services.store.keys(conversation_id)
+    meta = texts_by_name(await store.call("HGETALL", names.meta))
+    told_of = [hook for hook in hooks if hook.concerns(conversation_id, meta.get("tenant", ""))]
+    events: list[Event] = []
+    last, old = int(meta.get("last_id", "0")), copies(meta)
+    start = old.stop if first in old else first
+    if told_of and last >= start:
+        # Up to the copies, and the next time from behind them.
+        until = min(last, start + READ_AT_ONCE - 1, old.start - 1 if start < old.start else last)
+        try:
+            events = await EventLog(store).read(conversation_id, after=start - 1, until=until, decode=decode_any)
+        except UnknownConversation:
+            events = []
+        except CorruptEntry as error:
+            text = "webhooks do not hear of events %d to %d of %s: %s"
+            _log.error(text, start, until, conversation_id, error, extra=about(conversation_id))
+        last = until
+    full: set[str] = set()
+    for event in events:
+        for hook in told_of:
+            is_old = event.timestamp is not None and event.timestamp < hook.created - timedelta(
+                seconds=CLOCKS_DIFFER_SECONDS
+            )
+            if is_old or hook.id in full or not hook.type_of(event):
+                continue
+            delivery = delivery_of(hook, conversation_id, event, meta, store.clock.now())
+            if await book.plan(hook, delivery) == "full":
+                full.add(hook.id)
+                await _turn_off(book, hook, FULL)
+    failpoint("jobs.planned")
+    await store.function("deck_told", (names.root, names.shard.root), conversation_id, first, last)
+
+
+async def _attempt(
+    book: WebhookBook, hook: Webhook, taken: tuple[Line, Delivery], rules: AddressRules, trust: ssl.SSLContext
+) -> tuple[Line | None, bool]:
+    """Make one request and write down how it has ended; returns the line, and whether the next one may follow."""
+    line, delivery = taken
+    now = book.now()
+    try:
+        headers = signed(book.secret_of(hook), delivery.id, now, delivery.body)
+        if token := book.token_of(hook):
+            headers[TOKEN_HEADER] = token
+        answer = await send(hook.url, delivery.body, headers, rules, trust)
+    except SecretsLocked as error:
+        answer = Answer(None, error.message[:300])
+    failpoint("jobs.delivered")
+    attempts = delivery.attempts + 1
+    told: dict[str, Any] = {"attempts": attempts, "status": answer.status, "error": answer.error, "next_attempt": None}
+    if answer.error and attempts <= len(RETRY_SECONDS) and not answer.is_gone:
+        pause = RETRY_SECONDS[attempts - 1] * jitter()
+        told["next_attempt"] = now + timedelta(seconds=pause)
+        await book.end_attempt(line, delivery.model_copy(update=told), pause)
+        return None, False
+    told["state"] = "failed" if answer.error else "delivered"
+    ended = await book.end_attempt(line, delivery.model_copy(update=told), None)
+    if answer.is_gone:
+        await _turn_off(book, hook, GONE)
+    return ended, True
+
+
+@cache
+def _trust() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+async def _turn_off(book: WebhookBook, hook: Webhook, why: str) -> None:
+    _log.warning("the webhook %s is turned off: %s", hook.id, why)
+    with suppress(UnknownWebhook):
+        await book.set_enabled(hook.id, is_enabled=False, why_off=why)

@@ -1,0 +1,186 @@
+"""The job `schedules`: begins what has come due, each tick once.
+
+Holds: a tick begins a conversation under a key made of the schedule's name and the time of the tick, so repeated ticks
+and several beats begin nothing twice; schedules that cannot be begun keep no other from its turn, and are tried again
+until their ticks are too late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import UTC, datetime
+from typing import Any
+
+from broker.contract.agent_state import AgentState, is_settled
+from broker.log.event_log import EventLog
+from broker.runtime.errors import CorruptEntry, DeckhandsError, StoreRefused, StoreUnavailable, UnknownConversation
+from broker.runtime.failpoints import failpoint
+from deckhands.client.beginning import begin, beginning_of
+from deckhands.client.client import Client
+from deckhands.client.tasks.requests import TaskRequest
+from deckhands.client.tasks.tasks import conversation_id_of
+from deckhands.operations.jobs.job import JobServices
+from deckhands.operations.schedules.book import Entry, ScheduleBook
+from deckhands.operations.schedules.schedule import MAX_QUEUED, due_of
+
+TICK_SECONDS = 5.0
+DUE_AT_ONCE = 256
+TRIED_AGAIN_AT_ONCE = 32
+"""Few: each may wait for a tool."""
+STRIDE = 10_007
+"""A prime above the number of schedules: however many ticks of the job are left out, all schedules are come to."""
+AT_ONCE = 16
+OFFERS_LIMIT_SECONDS = 2.0
+"""How long a tool may be missing; the tick is tried again."""
+
+_log = logging.getLogger(__name__)
+
+
+async def tick(services: JobServices) -> dict[str, int]:
+    """Begin what is due. Returns how many schedules were looked at."""
+    book = ScheduleBook(services.store, services.client.secrets)
+    try:
+        return {"looked_at": await begin_due(services.client, book, await book.now())}
+    except StoreRefused as error:
+        if "WRONGTYPE" not in error.message:
+            raise
+        await book.clear_away()
+        return {"looked_at": 0}
+
+
+async def begin_due(client: Client, book: ScheduleBook, now: datetime) -> int:
+    """Begin what is due at a moment, and return how many schedules were looked at. Idempotent."""
+    waiting, failing = await book.waiting_and_failing()
+    due = await book.due(now)
+    fresh, queued = ([name for name in found if name not in failing] for found in (due, waiting))
+    tried = [name for name in dict.fromkeys([*due, *waiting]) if name in failing]
+    kinds = ((fresh, DUE_AT_ONCE), (queued, DUE_AT_ONCE), (tried, TRIED_AGAIN_AT_ONCE))
+    names = dict.fromkeys(name for found, limit in kinds for name in _some_of(found, limit, now))
+    free = asyncio.Semaphore(AT_ONCE)
+
+    async def look(name: str) -> None:
+        async with free:
+            await _look_safely(client, book, name, now)
+
+    await asyncio.gather(*map(look, names))
+    return len(names)
+
+
+def _some_of(names: list[str], limit: int, now: datetime) -> list[str]:
+    """Return so many of them, others each time, so that all have their turns."""
+    if len(names) <= limit:
+        return names
+    start = int(now.timestamp() / TICK_SECONDS) * STRIDE % len(names)
+    return [*names[start:], *names][:limit]
+
+
+async def _look_safely(client: Client, book: ScheduleBook, name: str, now: datetime) -> None:
+    try:
+        await _look(client, book, await book.entry(name), now)
+    except (StoreUnavailable, StoreRefused) as error:
+        if isinstance(error, StoreUnavailable) or "WRONGTYPE" in error.message:
+            raise
+        _log.warning("the schedule %s: %s", ascii(name), error)
+    except CorruptEntry as error:
+        _log.error("%s It is put aside.", error.message)
+        await book.put_aside(name)
+    except DeckhandsError as error:  # removed meanwhile, or the store refuses something of this one
+        _log.warning("the schedule %s: %s", ascii(name), error)
+    except Exception:  # noqa: BLE001  (the outer edge: whatever is wrong with this one)
+        _log.exception("the schedule %s cannot be looked at", ascii(name))
+
+
+async def _look(client: Client, book: ScheduleBook, entry: Entry, now: datetime) -> None:
+    """Take in the tick that has come, then begin the one whose turn it is."""
+    schedule, standing, due = entry.schedule, entry.standing, entry.due
+    if due is not None and due <= now and standing.last_tick != due and await _has_begun(client, schedule.name, due):
+        # By one who died before it could say so.
+        begun = {"last_tick": due, "conversation_id": conversation_of(schedule.name, due), "begun": standing.begun + 1}
+        await book.move(entry, standing.model_copy(update=begun), schedule.next_after(due))
+        return
+    is_at_work = await _is_at_work(client, standing.conversation_id)
+    ticks, following = list(standing.queued), due
+    changes: dict[str, Any] = {}
+    if due is not None and due <= now:
+        found = due_of(schedule, due, now)
+        following = found.next
+        changes["missed"] = standing.missed + found.missed
+        if found.tick is None:
+            changes["error"] = ""
+        elif (is_at_work and schedule.overlap == "skip") or len(ticks) >= MAX_QUEUED:
+            changes["skipped"] = standing.skipped + 1
+        else:
+            ticks.append(found.tick)
+    if ticks and is_at_work and schedule.overlap == "cancel":
+        await client.cancel(standing.conversation_id)
+        is_at_work = False
+    if ticks and not is_at_work:
+        try:
+            conversation_id = await _begin(client, book.request_of(schedule), entry, ticks[0])
+        except DeckhandsError as error:
+            text = f"{error.message} {error.remedy}".strip()[:500]
+            if text != standing.error:
+                _log.warning("the schedule %s cannot begin its tick of %s: %s", schedule.name, ticks[0], text)
+            if not standing.queued:  # the tick stays due, and is tried again until the next one comes or it is too late
+                await book.move(entry, standing.model_copy(update={"error": text}), due)
+                return
+            since = standing.failing_since or now
+            changes |= {"error": text, "failing_since": since}
+            if (now - max(since, ticks[0])).total_seconds() > schedule.catch_up_seconds:
+                changes["missed"] = changes.get("missed", standing.missed) + 1
+                del ticks[0]  # or none behind it would ever come
+            await book.move(entry, standing.model_copy(update={**changes, "queued": tuple(ticks)}), following)
+            return
+        changes |= {"last_tick": ticks[0], "conversation_id": conversation_id, "error": "", "failing_since": None}
+        changes["begun"] = standing.begun + 1
+        del ticks[0]
+    failpoint("jobs.tick_begun")
+    after = standing.model_copy(update={**changes, "queued": tuple(ticks)})
+    if after != standing or following != due:
+        await book.move(entry, after, following)
+
+
+async def _begin(client: Client, request: TaskRequest, entry: Entry, tick: datetime) -> str:
+    key = key_of(entry.schedule.name, tick)
+    failpoint("jobs.before_tick")
+    conversation_id = conversation_id_of(key)
+    await begin(
+        EventLog(client.store, client.secrets),
+        client.secrets,
+        beginning_of(request),
+        conversation_id,
+        key=key,
+        offers_limit_seconds=OFFERS_LIMIT_SECONDS,
+        role="jobs",
+    )
+    return conversation_id
+
+
+async def _has_begun(client: Client, name: str, tick: datetime) -> bool:
+    try:
+        await client.row(conversation_of(name, tick))
+    except UnknownConversation:
+        return False
+    return True
+
+
+async def _is_at_work(client: Client, conversation_id: str) -> bool:
+    """Say whether a conversation has not settled; one that has left the store has."""
+    if not conversation_id:
+        return False
+    try:
+        row = await client.row(conversation_id)
+    except UnknownConversation:
+        return False
+    return not (row.is_closed or (row.state in set(AgentState) and is_settled(AgentState(row.state))))
+
+
+def key_of(name: str, tick: datetime) -> str:
+    """Return the idempotency key of a tick."""
+    return f"schedule:{name}:{tick.astimezone(UTC):%Y-%m-%dT%H:%MZ}"
+
+
+def conversation_of(name: str, tick: datetime) -> str:
+    """Return the id of the conversation that a tick begins."""
+    return conversation_id_of(key_of(name, tick))

@@ -1,0 +1,73 @@
+"""How many conversations are in which state, and what they wait for: counted now and then, and kept meanwhile.
+
+Holds: a count looks at the newest `MOST_COUNTED` conversations, `PAGE` at a time; how many it left out is known. States
+and reasons are those of a fixed set, whatever stands in the store.
+Keys: reads `deck:{k}:index` and `deck:{k}:c:<id>:meta`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from broker.contract.agent_state import AgentState
+from broker.log.wait_reasons import WaitReason
+from broker.store.readings import ask, number, text
+from broker.store.store import Store
+from deckhands.operations.monitoring.families import OTHER
+
+PAGE = 500
+MOST_COUNTED = 50_000
+RECOUNT_SECONDS = 15.0
+STATES = frozenset(state.value for state in AgentState)
+WAIT_REASONS = frozenset(("", *(reason.value for reason in WaitReason)))
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """One count; `at` is when it was made, by the monotonic clock."""
+
+    at: float
+    by_state: Counter[tuple[str, str]] = field(default_factory=Counter)
+    uncounted: int = 0
+
+
+class Census:
+    """Counts the conversations of a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._latest: Count | None = None
+
+    async def count(self) -> Count:
+        """Return the latest count, made now if it is old.
+
+        Raises:
+            StoreError: the store does not answer.
+        """
+        now = self._store.clock.monotonic()
+        if self._latest is None or now - self._latest.at >= RECOUNT_SECONDS:
+            self._latest = await self._counted(now)
+        return self._latest
+
+    async def _counted(self, now: float) -> Count:
+        found, names = Count(now), self._store.all_shards
+        sizes = await ask(self._store.connection, [("ZCARD", shard.index) for shard in names])
+        left = MOST_COUNTED
+        for shard, size in zip(names, sizes, strict=True):
+            start = 0
+            while start < min(number(size), MOST_COUNTED) and left > 0:
+                ids = (await ask(self._store.connection, [("ZREVRANGE", shard.index, start, start + PAGE - 1)]))[0]
+                if not ids:
+                    break
+                keys = [self._store.keys(text(cid)).meta for cid in ids]
+                rows = await ask(self._store.connection, [("HMGET", key, "state", "wait_reason") for key in keys])
+                found.by_state.update(_standing(row) for row in rows)
+                start, left = start + len(ids), left - len(ids)
+        total = int(sum(map(number, sizes)))
+        return Count(found.at, found.by_state, max(0, total - found.by_state.total()))
+
+
+def _standing(row: object) -> tuple[str, str]:
+    state, reason = map(text, row) if isinstance(row, list) else ("", "")
+    return state if state in STATES else OTHER, reason if reason in WAIT_REASONS else OTHER

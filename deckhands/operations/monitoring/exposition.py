@@ -1,0 +1,241 @@
+"""The metrics of a cluster in Prometheus' text format, read from its store when somebody asks.
+
+Workers report their figures with their heartbeats, so this one place has those of all processes. A server that has
+streams of its clients open adds its own figures by `own`.
+
+Holds: whatever stands in the store, the answer is well formed, has bounded labels, and says by `deckhands_store_up` and
+`deckhands_scrape_failures` what is missing from it. Questions that come at once, or within `FRESH_SECONDS`, share one
+answer.
+Keys: reads those of `census` and `queues`, and `deck:{k}:workers`, `…:worker:<w>:about`, `parked`, `unread`, `dead`,
+`takeovers`, `unreadable`, `refused`, `deck:tools`; in Celery's broker `deckhands`, `deckhands.jobs` and the lock of the
+beat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from enum import Enum
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from broker.coordination.figures import Labelled
+from broker.health import BEAT_LOCK
+from broker.runtime.errors import StoreError, StoreRefused
+from broker.store.connection import Connection
+from broker.store.readings import ask, number, pairs, text
+from broker.store.store import Store
+from broker.tools.tool_offers import ToolOffers
+from deckhands.operations.monitoring import families
+from deckhands.operations.monitoring.census import Census
+from deckhands.operations.monitoring.families import FAMILIES, MAX_LABEL_VALUES, OF_WORKERS, OTHER, Family
+from deckhands.operations.monitoring.queues import CeleryWaits, Depth, depths
+from deckhands.operations.monitoring.workers import Worker, workers
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+FRESH_SECONDS = 1.0
+CELERY_QUEUES = {"celery_door": "deckhands", "celery_jobs": "deckhands.jobs"}
+CELERY_PRIORITIES = ("", "\x06\x163", "\x06\x166", "\x06\x169")
+"""How kombu's transport names the lists of one queue."""
+REFUSAL_REASONS = ("open", "pace", "memory")
+Samples = dict[Family, dict[tuple[str, ...], float]]
+
+_log = logging.getLogger(__name__)
+
+
+class Outcome(Enum):
+    """What came back from one part of the questions."""
+
+    READ = "read"
+    FAILED = "failed"
+    NO_STORE = "no store"
+
+
+class Exposition:
+    """The metrics of one cluster.
+
+    Args:
+        celery: a connection to Celery's broker; None: nothing is said of it.
+        own: the figures of the process that asks, such as the streams that a server has open.
+        own_role: under which role and worker those stand.
+        sees_inbox: this process has the right to look at the inbox.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        celery: Connection | None = None,
+        *,
+        own: Callable[[], Mapping[str, Labelled]] | None = None,
+        own_role: str = "server",
+        sees_inbox: bool = True,
+    ) -> None:
+        self._store, self._celery = store, celery
+        self._own, self._own_role = own, own_role
+        self._sees_inbox = sees_inbox
+        self._census = Census(store)
+        self._celery_waits = CeleryWaits()
+        self._turn = asyncio.Lock()
+        self._latest: tuple[float, bytes] | None = None
+
+    async def text(self) -> bytes:
+        """Return the metrics; raises nothing that the store can cause."""
+        async with self._turn:
+            now = self._store.clock.monotonic()
+            if self._latest is None or now - self._latest[0] >= FRESH_SECONDS:
+                self._latest = (now, rendered(await self._samples(now)))
+            return self._latest[1]
+
+    async def _samples(self, began: float) -> Samples:
+        found: Samples = {}
+        failures, is_up = 0, True
+        for part in (self._of_store, self._of_workers, self._of_conversations):
+            # A store that hangs is waited for once, or the answer would come too late for Prometheus.
+            outcome = await self._outcome(part, found) if is_up else Outcome.NO_STORE
+            is_up = outcome is not Outcome.NO_STORE
+            failures += outcome is not Outcome.READ
+        if self._celery is not None:
+            failures += await self._outcome(self._of_celery, found) is not Outcome.READ
+        if self._own is not None:
+            add_figures(found, [Worker(self._own_role, self._own_role, 0.0, self._own(), frozenset())])
+        found[families.UP] = {(): float(is_up)}
+        found[families.FAILURES] = {(): float(failures)}
+        found[families.SECONDS] = {(): self._store.clock.monotonic() - began}
+        return found
+
+    async def _outcome(self, part: Callable[[Samples], Awaitable[None]], found: Samples) -> Outcome:
+        try:
+            await part(found)
+        except StoreError as error:
+            _log.debug("metrics are incomplete: %s", error)
+            return Outcome.FAILED if isinstance(error, StoreRefused) else Outcome.NO_STORE
+        except Exception:  # noqa: BLE001  (the outer edge: what is wrong with one part hides no other)
+            _log.exception("metrics are incomplete")
+            return Outcome.FAILED
+        return Outcome.READ
+
+    async def _of_store(self, found: Samples) -> None:
+        shards = self._store.all_shards
+        commands = [
+            command
+            for names in shards
+            for command in (
+                ("ZCARD", names.parked),
+                ("ZCARD", names.dead),
+                ("ZCARD", f"{names.root}:unread"),
+                ("ZRANGE", f"{names.root}:unread", 0, 0, "WITHSCORES"),
+                ("XINFO", "STREAM", names.takeovers),
+                ("XINFO", "STREAM", names.unreadable),
+                ("HMGET", names.refused, *REFUSAL_REASONS),
+            )
+        ]
+        *replies, facts, server_time = await ask(self._store.connection, [*commands, ("INFO", "memory"), ("TIME",)])
+        size = len(commands) // len(shards)
+        each = list(zip(*(replies[at : at + size] for at in range(0, len(replies), size)), strict=True))
+        counted = (families.PARKED, families.DEAD, families.UNCLAIMED)
+        for family, values in zip(counted, each, strict=False):
+            found[family] = {(): sum(map(number, values))}
+        now_ms = number(server_time[0]) * 1000 if server_time else 0.0
+        ages = [max(0.0, now_ms - number(first[1])) / 1000 for first in each[3] if first]
+        found[families.UNCLAIMED_AGE] = {(): max(ages, default=0.0)}
+        for family, values in zip((families.TAKEOVERS, families.UNREADABLE), each[4:6], strict=True):
+            found[family] = {(): sum(number(pairs(value).get("entries-added")) for value in values)}
+        found[families.REFUSED_BEGINNINGS] = {
+            (reason,): sum(number(counts[at]) for counts in each[6] if counts)
+            for at, reason in enumerate(REFUSAL_REASONS)
+        }
+        lines = dict(line.split(":", 1) for line in text(facts).splitlines() if ":" in line)
+        found[families.MEMORY] = {(): number(lines.get("used_memory"))}
+        found[families.MEMORY_LIMIT] = {(): number(lines.get("maxmemory"))}
+
+    async def _of_workers(self, found: Samples) -> None:
+        present = await workers(self._store)
+        for family, is_alive in ((families.WORKERS, True), (families.LAPSED, False)):
+            values = found.setdefault(family, {})
+            for worker in present:
+                if (worker.left_seconds > 0) is is_alive:
+                    values[worker.role,] = values.get((worker.role,), 0.0) + 1
+        add_figures(found, present)
+        offers = (await ToolOffers(self._store).all()).values()
+        routes = {"pool:bash", *(f"pool:{offer.pool}" for offer in offers if offer.pool)}
+        routes = routes.union(*(worker.routes for worker in present))
+        for queue, depth in (await depths(self._store, routes, sees_inbox=self._sees_inbox)).items():
+            _add_depth(found, queue, depth)
+
+    async def _of_conversations(self, found: Samples) -> None:
+        count = await self._census.count()
+        found[families.CONVERSATIONS] = {key: float(value) for key, value in count.by_state.items()}
+        found[families.COUNTED_AGE] = {(): self._store.clock.monotonic() - count.at}
+        found[families.UNCOUNTED] = {(): float(count.uncounted)}
+
+    async def _of_celery(self, found: Samples) -> None:
+        assert self._celery is not None
+        keys = [f"{queue}{rank}" for queue in CELERY_QUEUES.values() for rank in CELERY_PRIORITIES]
+        lock, *lengths = await ask(self._celery, [("EXISTS", BEAT_LOCK), *(("LLEN", key) for key in keys)])
+        found[families.BEAT_UP] = {(): float(bool(lock))}
+        entries = found.setdefault(families.QUEUE_ENTRIES, {})
+        ranks, now = len(CELERY_PRIORITIES), self._store.clock.monotonic()
+        for position, name in enumerate(CELERY_QUEUES):
+            lists = slice(position * ranks, (position + 1) * ranks)
+            waiting = list(map(number, lengths[lists]))
+            entries[name, "waiting"] = sum(waiting)
+            ages = [
+                await self._celery_waits.oldest_seconds(self._celery, key, length, now)
+                for key, length in zip(keys[lists], waiting, strict=True)
+            ]
+            found.setdefault(families.QUEUE_AGE, {})[name,] = max(ages)
+
+
+def _add_depth(found: Samples, queue: str, depth: Depth) -> None:
+    entries = found.setdefault(families.QUEUE_ENTRIES, {})
+    for standing in ("waiting", "in_line", "held"):
+        entries[queue, standing] = getattr(depth, standing)
+    found.setdefault(families.QUEUE_AGE, {})[queue,] = depth.oldest_seconds
+
+
+def add_figures(found: Samples, present: list[Worker]) -> None:
+    """Add what workers report; label values beyond `MAX_LABEL_VALUES` count as `other`."""
+    for family in OF_WORKERS:
+        values = found.setdefault(family, {})
+        known: set[str] = set()
+        for worker in present:
+            for label, value in worker.figures.get(family.figure, {}).items():
+                if len(family.labels) == 2:
+                    key: tuple[str, ...] = (worker.role, worker.name)
+                else:
+                    if label not in known and len(known) >= MAX_LABEL_VALUES:
+                        label = OTHER  # noqa: PLW2901
+                    known.add(label)
+                    more = len(family.labels) - 2
+                    parts = label.split(" ", more - 1)
+                    key = (worker.role, worker.name, *parts, *[""] * (more - len(parts)))
+                values[key] = values.get(key, 0.0) + max(value, 0.0)
+
+
+class _Found(Collector):
+    """What one look has found, as prometheus_client wants it."""
+
+    def __init__(self, samples: Samples) -> None:
+        self._samples = samples
+
+    def collect(self) -> list[Metric]:
+        """Return every family; one that nothing is known of has no samples."""
+        metrics: list[Metric] = []
+        for family in FAMILIES:
+            kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
+            metric = kind(family.name, family.help, labels=family.labels)
+            for labels, value in self._samples.get(family, {}).items():
+                metric.add_metric([label.encode(errors="replace").decode() for label in labels], value)
+            metrics.append(metric)
+        return metrics
+
+
+def rendered(samples: Samples) -> bytes:
+    """Return samples in Prometheus' text format."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Found(samples))
+    return generate_latest(registry)

@@ -1,0 +1,176 @@
+"""How much waits in each queue, and for how long: the ready streams, the action streams, the inbox, Celery's lists.
+
+Holds: the streams of nodes count together, because there may be as many as machines; of pools, the first
+`MAX_LABEL_VALUES` count by name. A stream whose name somebody forged is not asked about.
+Does not: know pools that no worker serves and no tool is offered for; know how long an entry of a Celery list had
+waited before this process first looked.
+Keys: reads `deck:{k}:ready…`, `deck:{k}:act:…`, `deck:{k}:turns:…`, `deck:inbox…`, `deck:producers`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from broker.coordination.producers import Producers
+from broker.store.connection import Connection
+from broker.store.keys import INBOX, ShardKeys
+from broker.store.readings import ask, number, pairs, text
+from broker.store.store import Store
+from deckhands.operations.monitoring.families import MAX_LABEL_VALUES, OTHER
+
+POOL = re.compile(r"pool:([A-Za-z0-9_.-]{1,64})")
+NODE = re.compile(r"node:[^\x00-\x20]{1,200}")
+CONTROLLERS, TOOLS, DOORS = "controllers", "tools", "doors"
+NODES_QUEUE = "nodes"
+MAX_POOLS, MAX_NODES = 200, 1_000
+"""So many are asked about, however many somebody has written into what workers say of themselves."""
+CLASSES = ("0", "1", "2")
+MARK_SECONDS = 2.0
+MAX_MARKS = 256
+MAX_MARK_BYTES = 64 * 1024
+MAX_SCANNED = 200_000
+
+
+@dataclass(slots=True)
+class Depth:
+    """What waits in one queue.
+
+    Attributes:
+        waiting: in the stream, for anybody to take.
+        in_line: for their turn to get into the stream.
+        held: with workers, which have not finished with them.
+        oldest_seconds: how long the first that waits in the stream has been there.
+    """
+
+    waiting: float = 0.0
+    in_line: float = 0.0
+    held: float = 0.0
+    oldest_seconds: float = 0.0
+
+    def add(self, other: Depth) -> None:
+        """Count another stream of the same queue."""
+        self.waiting += other.waiting
+        self.in_line += other.in_line
+        self.held += other.held
+        self.oldest_seconds = max(self.oldest_seconds, other.oldest_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    queue: str
+    key: str
+    group: str
+    turns: str = ""
+
+
+async def depths(store: Store, routes: Iterable[str], *, sees_inbox: bool = True) -> dict[str, Depth]:
+    """Return what waits, by the name of the queue.
+
+    Args:
+        routes: of action streams that there may be: `pool:<name>` and `node:<id>`.
+        sees_inbox: this process has the right to look at the inbox.
+
+    Raises:
+        StoreError: the store does not answer.
+    """
+    streams = [stream for names in store.all_shards for stream in _of_shard(names, sorted(set(routes)))]
+    if sees_inbox:
+        streams.append(_Stream("inbox", INBOX, DOORS))
+        own = sorted((await Producers(store).all()).values(), key=lambda producer: producer.name)
+        streams += [
+            _Stream(f"inbox:{producer.name}" if at < MAX_LABEL_VALUES else OTHER, producer.stream, DOORS)
+            for at, producer in enumerate(own)
+        ]
+    lines = [f"{stream.turns}:{rank}" for stream in streams if stream.turns for rank in CLASSES]
+    commands = [("XINFO", "GROUPS", stream.key) for stream in streams]
+    replies = await ask(store.connection, [("TIME",), *commands, *(("ZCARD", key) for key in lines)])
+    now_ms = number(replies[0][0]) * 1000 if replies[0] else 0.0
+    in_line = dict(zip(lines, map(number, replies[1 + len(streams) :]), strict=True))
+    groups = [_group(found, stream.group) for stream, found in zip(streams, replies[1:], strict=False)]
+    places = [text(group.get("last-delivered-id")) or "0" for group in groups]
+    firsts = [
+        ("XRANGE", stream.key, f"({place}", "+", "COUNT", 1) for stream, place in zip(streams, places, strict=True)
+    ]
+    found = defaultdict[str, Depth](Depth)
+    for stream, group, first in zip(streams, groups, await ask(store.connection, firsts), strict=True):
+        depth = Depth(number(group.get("lag")), held=number(group.get("pending")))
+        if stream.turns:
+            depth.in_line = sum(in_line[f"{stream.turns}:{rank}"] for rank in CLASSES)
+        if first:
+            depth.waiting = max(depth.waiting, 1.0)  # the server does not always know how many
+            depth.oldest_seconds = max(0.0, now_ms - number(text(first[0][0]).partition("-")[0])) / 1000
+        found[stream.queue].add(depth)
+    return dict(found)
+
+
+def _of_shard(names: ShardKeys, routes: list[str]) -> list[_Stream]:
+    turns = f"{names.root}:turns"
+    found = [
+        _Stream("ready", names.ready, CONTROLLERS, f"{turns}:ready"),
+        _Stream("ready_interactive", names.ready_interactive, CONTROLLERS, f"{turns}:ready:interactive"),
+    ]
+    pools = [route for route in routes if POOL.fullmatch(route)][:MAX_POOLS]
+    for position, route in enumerate(pools):
+        queue = route if position < MAX_LABEL_VALUES else OTHER
+        found += [_action_stream(names, queue, route, is_interactive=lane) for lane in (False, True)]
+    nodes = [route for route in routes if NODE.fullmatch(route)][:MAX_NODES]
+    lanes = [(route, lane) for route in nodes for lane in (False, True)]
+    return found + [_action_stream(names, NODES_QUEUE, route, is_interactive=lane) for route, lane in lanes]
+
+
+def _action_stream(names: ShardKeys, queue: str, route: str, *, is_interactive: bool) -> _Stream:
+    key = names.actions(route, is_interactive=is_interactive)
+    return _Stream(queue, key, TOOLS, f"{names.root}:turns{key.removeprefix(names.root)}")
+
+
+def _group(found: object, name: str) -> dict[str, object]:
+    groups = [pairs(each) for each in found] if isinstance(found, list) else []
+    return next((group for group in groups if text(group.get("name")) == name), {})
+
+
+class CeleryWaits:
+    """How long the oldest entry of each Celery list has waited, at least.
+
+    Celery writes no time into its messages. So this notes which entry was the newest at which look: the lists are first
+    in, first out, and as long as that entry waits, all before it have waited since that look.
+    """
+
+    def __init__(self) -> None:
+        self._marks: dict[str, deque[tuple[float, bytes]]] = {}
+
+    async def oldest_seconds(self, celery: Connection, key: str, length: float, now: float) -> float:
+        """Return how long the oldest entry has waited since this began to look; 0 for an empty list.
+
+        Raises:
+            StoreError: Celery's broker does not answer.
+        """
+        marks = self._marks.setdefault(key, deque())
+        if not length:
+            marks.clear()
+            return 0.0
+        await self._forget_taken(celery, key, marks)
+        if not marks or now - marks[-1][0] >= MARK_SECONDS:
+            # The entry at the end is the oldest: it is all that is known of a list that is seen for the first time.
+            ends = [-1, 0] if not marks else [0]
+            for entry in await ask(celery, [("LINDEX", key, end) for end in ends]):
+                if isinstance(entry, bytes) and len(entry) <= MAX_MARK_BYTES:
+                    marks.append((now, entry))
+        if len(marks) > MAX_MARKS:
+            self._marks[key] = deque(mark for place, mark in enumerate(marks) if place % 2 == 0)
+        return max(0.0, now - marks[0][0]) if marks else 0.0
+
+    async def _forget_taken(self, celery: Connection, key: str, marks: deque[tuple[float, bytes]]) -> None:
+        """Forget the entries that have left the list: those before the first that is still there, found by halving."""
+        low, high = 0, len(marks)
+        while low < high:
+            middle = (low + high) // 2
+            search = ("LPOS", key, marks[middle][1], "RANK", -1, "MAXLEN", MAX_SCANNED)
+            if (await ask(celery, [search]))[0] is None:
+                low = middle + 1
+            else:
+                high = middle
+        for _ in range(low):
+            marks.popleft()

@@ -1,0 +1,130 @@
+"""How the quotas of models stand: what is left of each key's limits, who waits, and which limit holds them up.
+
+Holds: it only looks; the governor's arithmetic, which fills the buckets when somebody asks it, is repeated here without
+a change in the store. Which quotas there are, controller workers say with their heartbeats.
+Keys: reads `deck:{0}:quota:<pool>:limits`, `…:level:<key>` and `…:waiting:<priority>`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from broker.coordination.membership import members
+from broker.limits.quotas import Pool
+from broker.store.readings import ask, number, pairs, text
+from broker.store.store import Store
+
+PRIORITIES = (0, 1, 2)
+MINUTELY = {
+    "requests": "requests a minute",
+    "input": "input tokens a minute",
+    "output": "output tokens a minute",
+    "tokens": "tokens a minute",
+}
+DAILY = {"day_requests": "requests a day", "day_tokens": "tokens a day"}
+MAX_QUOTAS = 100
+DAY_SECONDS = 86_400
+_LIMIT = re.compile(r"(\w+)=([\d.]+)")
+_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class LimitStanding:
+    """One limit of one key: `left` of the part of it that may be used `at_once`, in its unit."""
+
+    name: str
+    limit: float
+    at_once: float
+    left: float
+
+
+@dataclass(frozen=True, slots=True)
+class KeyStanding:
+    """One key of a quota.
+
+    Attributes:
+        name: the environment variable that has it, or `own`.
+        in_flight: calls under way.
+        blocked_seconds: how long the provider has asked to wait; 0: not at all.
+        share: of its limits that is used at the moment, since the provider has refused calls; 1: all.
+        binds: the limit that lets no further call through now; empty: none does.
+    """
+
+    name: str
+    in_flight: int
+    blocked_seconds: float
+    share: float
+    limits: tuple[LimitStanding, ...]
+    binds: str
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaStanding:
+    """The quota of some models: `waiting` conversations stand in its queue."""
+
+    models: str
+    waiting: int
+    keys: tuple[KeyStanding, ...]
+
+
+async def quotas_of(store: Store) -> list[QuotaStanding]:
+    """Return the quotas that living controller workers have, at most `MAX_QUOTAS`.
+
+    Raises:
+        StoreError: the store does not answer.
+    """
+    alive = [member for member in await members(store) if member.left_seconds > 0]
+    named = {models for member in alive for models in member.about.get("quotas", "").split("\n") if models}
+    return [await _standing(store, models) for models in sorted(named)[:MAX_QUOTAS]]
+
+
+async def _standing(store: Store, models: str) -> QuotaStanding:
+    base = store.all_shards[0].quota(Pool(model=models, quotas=()).name)
+    sizes = [("ZCARD", f"{base}:waiting:{priority}") for priority in PRIORITIES]
+    published, time, *counts = await ask(store.connection, [("HGETALL", f"{base}:limits"), ("TIME",), *sizes])
+    limits = {name: text(value) for name, value in pairs(published).items()}
+    names = [name for name in limits.get("keys", "").split() if _KEY.fullmatch(name)]
+    levels = await ask(store.connection, [("HGETALL", f"{base}:level:{name}") for name in names]) if names else []
+    now = number(time[0]) if time else store.clock.now().timestamp()
+    keys = [_key(name, limits.get(name, ""), pairs(level), now) for name, level in zip(names, levels, strict=True)]
+    return QuotaStanding(models, int(sum(map(number, counts))), tuple(keys))
+
+
+def _key(name: str, published: str, level: Mapping[str, Any], now: float) -> KeyStanding:
+    limits = {what: number(value) for what, value in _LIMIT.findall(published)}
+    at, blocked = number(level.get("at")) / 1000 or now, number(level.get("blocked")) / 1000
+    share = min(1.0, number(level.get("factor", 1)))
+    in_flight = int(number(level.get("in_flight")))
+    found = [
+        _minutely(title, limits[what], limits.get("burst", 1.0), level.get(what), max(0.0, now - at) * share)
+        for what, title in MINUTELY.items()
+        if limits.get(what)
+    ]
+    day = int((now - limits.get("day_start", 0.0)) // DAY_SECONDS)
+    is_today = int(number(level.get("day"))) == day
+    for what, title in DAILY.items():
+        if limits.get(what):
+            used = number(level.get(what)) if is_today else 0.0
+            found.append(LimitStanding(title, limits[what], limits[what], max(0.0, limits[what] - used)))
+    if limits.get("concurrency"):
+        most = max(1.0, float(int(limits["concurrency"] * share)))
+        found.append(LimitStanding("calls at once", limits["concurrency"], most, max(0.0, most - in_flight)))
+    short = next((one.name for one in found if one.left < 1.0), "")
+    binds = "the provider has asked to wait" if blocked > now else short
+    return KeyStanding(name, in_flight, max(0.0, blocked - now), share, tuple(found), binds)
+
+
+def _minutely(name: str, limit: float, burst: float, level: object, passed: float) -> LimitStanding:
+    """Return what is in a bucket now; a debt counts as nothing left."""
+    size = max(1.0, limit * burst / 60)
+    flow = (limit - size if limit > size else limit) / 60
+    stored = size if level is None else _signed(level)
+    return LimitStanding(name, limit, size, max(0.0, min(size, stored + passed * flow)))
+
+
+def _signed(value: object) -> float:
+    written = text(value)
+    return -number(written[1:]) if written.startswith("-") else number(written)

@@ -1,0 +1,69 @@
+"""The workers of a cluster as metrics show them: role, heartbeat, figures, and the streams that they read.
+
+Holds: at most `MAX_WORKERS`; a role is one of `ROLES` or `other`, whatever a worker says of itself.
+Keys: reads `deck:{0}:workers` and `deck:{0}:worker:<w>:about`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from broker.coordination.figures import FIELD, Labelled, read_figures
+from broker.store.readings import ask, number, pairs, text
+from broker.store.store import Store
+from deckhands.operations.monitoring.families import MAX_WORKERS, OTHER
+
+ROLES = frozenset(("controller", "tool", "door", "jobs", "server"))
+MAX_NAME_CHARS = 200
+MAX_STREAMS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One worker.
+
+    Attributes:
+        left_seconds: how long its heartbeat still holds; not positive once it has lapsed.
+        figures: by name and label; see `Figures`.
+        routes: of the action streams that it reads.
+    """
+
+    role: str
+    name: str
+    left_seconds: float
+    figures: Mapping[str, Labelled]
+    routes: frozenset[str]
+
+
+async def workers(store: Store) -> list[Worker]:
+    """Return the workers, those that beat last first.
+
+    Raises:
+        StoreError: the store does not answer.
+    """
+    names = store.all_shards[0]
+    commands = [("FCALL", "deck_now", 1, names.root), ("ZREVRANGE", names.workers, 0, MAX_WORKERS - 1, "WITHSCORES")]
+    now, flat = await ask(store.connection, commands)
+    now_ms = number(now[1]) if isinstance(now, list) else 0.0
+    ids = [text(worker) for worker in flat[::2]] if flat else []
+    deadlines = [number(deadline) for deadline in flat[1::2]] if flat else []
+    hashes = await ask(store.connection, [("HGETALL", names.about(worker)) for worker in ids])
+    return [
+        _worker(worker, (deadline - now_ms) / 1000, pairs(about), names.root)
+        for worker, deadline, about in zip(ids, deadlines, hashes, strict=True)
+    ]
+
+
+def _worker(name: str, left_seconds: float, about: Mapping[str, object], root: str) -> Worker:
+    role = text(about.get("role"))
+    streams = text(about.get("streams")).split()[:MAX_STREAMS]
+    begins = (f"{root}:act:interactive:", f"{root}:act:")
+    routes = {stream.removeprefix(begins[0]).removeprefix(begins[1]) for stream in streams if stream.startswith(begins)}
+    return Worker(
+        role if role in ROLES else OTHER,
+        name[:MAX_NAME_CHARS],
+        left_seconds,
+        read_figures(text(about.get(FIELD))),
+        frozenset(routes),
+    )

@@ -1,0 +1,283 @@
+"""The schedules of a store: what people have written down, and how far each has come.
+
+Holds: a person's changes and what the ticks write are kept apart, so none overwrites the other; a schedule moves on
+from the tick that was looked at, and only once, however many have looked at it.
+Does not: begin anything; `jobs.ticking` does.
+Keys: `deck:{0}:schedules`, `deck:{0}:schedules:standing`, `deck:{0}:schedules:due`.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from broker.contract.offered_models import named_models
+from broker.contract.plain_json import replace_surrogates
+from broker.coordination.unreadable import Unreadable
+from broker.runtime.clock import from_millis, to_millis
+from broker.runtime.errors import CorruptEntry, UsageError
+from broker.runtime.settings import BrokerSettings
+from broker.secrets.secrets import Secrets, secret_key
+from broker.store.store import Store
+from deckhands.client.beginning import beginning_of
+from deckhands.client.known_agents import require_models
+from deckhands.client.tasks.requests import TaskRequest
+from deckhands.operations.schedules.schedule import Schedule, Standing
+
+MAX_SCHEDULES = 10_000
+REMEDY = "`deckhands schedule ls` lists all schedules."
+
+Check = Callable[[Schedule], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A schedule as the store has it.
+
+    Attributes:
+        due: its next tick; None: it is paused, or there is none any more.
+        known: the standing as it was written, perhaps by another version; empty: there is none.
+    """
+
+    schedule: Schedule
+    standing: Standing
+    due: datetime | None
+    known: bytes = b""
+
+
+class ScheduleBook:
+    """The schedules of a store."""
+
+    def __init__(self, store: Store, secrets: Secrets) -> None:
+        self._store, self._secrets = store, secrets
+        self._names = store.all_shards[0]
+
+    async def now(self) -> datetime:
+        """Return the time that ticks are compared with: the store's."""
+        return await self._store.now(self._names)
+
+    async def add(self, schedule: Schedule, request: TaskRequest) -> datetime | None:
+        """Write a schedule down, and return its first tick.
+
+        Raises:
+            UsageError: there is one of this name, there are too many, or its task names a model that is not offered.
+        """
+        await require_models(self._store, named_models(beginning_of(request).agent), request.tenant)
+        text = json.dumps(replace_surrogates(request.model_dump(mode="json")))
+        if request.secrets:
+            secret_key(BrokerSettings.from_env(), is_made=True)
+            text = base64.b64encode(self._secrets.sealed(_sealed_for(schedule.name), text)).decode()
+        kept = schedule.model_copy(update={"request": text, "is_sealed": bool(request.secrets)})
+        due = None if kept.is_paused else kept.next_after(await self.now())
+        outcome = await self._put(kept.name, b"", kept.model_dump_json().encode(), due)
+        if outcome == "full":
+            raise UsageError(f"There are {MAX_SCHEDULES:,} schedules.", remedy="Remove one.")
+        if outcome == "other":
+            raise UsageError(
+                f"There is a schedule {kept.name} already.", remedy="Remove it first, or choose another name."
+            )
+        return due
+
+    async def remove(self, name: str, *, check: Check | None = None) -> None:
+        """Forget a schedule; what it has begun continues.
+
+        Args:
+            check: raises unless it is what the caller wants to remove; what it has seen is what is removed.
+
+        Raises:
+            UsageError: there is none of this name.
+        """
+        while True:
+            text = await self._text(name)
+            if check is not None:
+                check(_schedule_in(name, text))
+            if await self._put(name, text, b"", None) != "other":
+                return
+
+    async def set_paused(self, name: str, *, is_paused: bool, check: Check | None = None) -> datetime | None:
+        """Pause a schedule or let it continue, and return its next tick. Idempotent.
+
+        Args:
+            check: raises unless it is what the caller wants to change; what it has seen is what is changed.
+
+        Raises:
+            UsageError: there is none of this name.
+        """
+        while True:
+            text = await self._text(name)
+            known = _schedule_in(name, text)
+            if check is not None:
+                check(known)
+            changed = known.model_copy(update={"is_paused": is_paused})
+            due = None if is_paused else changed.next_after(await self.now())
+            if await self._put(name, text, changed.model_dump_json().encode(), due) == "put":
+                return due
+
+    async def all(self) -> list[Entry]:
+        """Return the schedules that can be read, by name."""
+        flat = await self._store.call("HGETALL", self._names.schedules)
+        found = []
+        for raw in flat[::2]:
+            with contextlib.suppress(CorruptEntry, UsageError):
+                found.append(await self.entry(raw.decode(errors="backslashreplace")))
+        return sorted(found, key=lambda entry: entry.schedule.name)
+
+    async def entry(self, name: str) -> Entry:
+        """Return one schedule.
+
+        Raises:
+            UsageError: there is none of this name.
+            CorruptEntry: what the store has of it cannot be read.
+        """
+        names = self._names
+        text, known, score = await self._store.call_many(
+            [
+                ("HGET", names.schedules, name),
+                ("HGET", names.schedules_standing, name),
+                ("ZSCORE", names.schedules_due, name),
+            ]
+        )
+        if text is None:
+            raise _missing(name)
+        try:
+            due = None if score is None else from_millis(int(float(score)))
+        except (ValueError, OverflowError, OSError) as error:
+            raise _unreadable(name) from error
+        return Entry(_schedule_in(name, text), _standing_in(name, known), due, known or b"")
+
+    async def due(self, now: datetime) -> list[str]:
+        """Return the names of schedules whose next tick has come, up to `MAX_SCHEDULES`."""
+        command = ("ZRANGEBYSCORE", self._names.schedules_due, "-inf", to_millis(now), "LIMIT", 0, MAX_SCHEDULES)
+        found = await self._store.call(*command)
+        return [name.decode(errors="backslashreplace") for name in found]
+
+    async def waiting_and_failing(self) -> tuple[list[str], set[str]]:
+        """Return the names of schedules with ticks that wait for their turn, and of those that could not begin one."""
+        flat = await self._store.call("HGETALL", self._names.schedules_standing)
+        waiting, failing = [], set()
+        for raw, text in zip(flat[::2], flat[1::2], strict=True):
+            name = raw.decode(errors="backslashreplace")
+            if b'"queued":[]' not in text:
+                waiting.append(name)
+            if b'"error":"' in text and b'"error":""' not in text:
+                failing.add(name)
+        return waiting, failing
+
+    async def move(self, entry: Entry, standing: Standing, due: datetime | None) -> bool:
+        """Write how far a schedule has come; False: it is gone, or has been moved by another worker."""
+        names, name = self._names, entry.schedule.name
+        reply = await self._store.function(
+            "deck_move_schedule",
+            (names.root,),
+            name,
+            "" if entry.due is None else to_millis(entry.due),
+            "" if due is None else to_millis(due),
+            entry.known,
+            standing.model_dump_json(),
+        )
+        return bool(reply == ["moved"])
+
+    async def put_aside(self, name: str) -> None:
+        """Let a schedule that cannot be read come due no more; a person finds it in the store."""
+        await self._store.call_many(
+            [("ZREM", self._names.schedules_due, name), ("HDEL", self._names.schedules_standing, name)]
+        )
+
+    def request_of(self, schedule: Schedule) -> TaskRequest:
+        """Return what each tick submits.
+
+        Raises:
+            SecretsLocked: it has secrets, and no key here opens them.
+            UsageError: this version cannot use it.
+            CorruptEntry: it cannot be read.
+        """
+        text = schedule.request
+        try:
+            if schedule.is_sealed:
+                text = self._secrets.opened(_sealed_for(schedule.name), base64.b64decode(text))
+            fields = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise _unreadable(schedule.name) from error
+        return TaskRequest.parse(fields)
+
+    async def clear_away(self) -> None:
+        """Move what stands in place of the schedules and is of another type out of their way.
+
+        The next ticks are computed again if they were lost.
+        """
+        names, unreadable = self._names, Unreadable(self._store)
+        for key, kind in (
+            (names.schedules, "hash"),
+            (names.schedules_standing, "hash"),
+            (names.schedules_due, "zset"),
+        ):
+            found = await self._store.call("TYPE", key)
+            if _text(found) not in (kind, "none"):
+                await unreadable.move_away(key, kind, ValueError(f"it was a {_text(found)}, not a {kind}"))
+        now = await self.now()
+        for entry in await self.all():
+            due = entry.schedule.next_after(now)
+            if entry.due is None and due is not None and not entry.schedule.is_paused:
+                name = entry.schedule.name
+                await self._store.call("ZADD", names.schedules_due, "NX", to_millis(due), name)
+
+    async def _text(self, name: str) -> bytes:
+        """Return a schedule as the store has it.
+
+        Raises:
+            UsageError: there is none of this name.
+        """
+        text = await self._store.call("HGET", self._names.schedules, name)
+        if text is None:
+            raise _missing(name)
+        found: bytes = text
+        return found
+
+    async def _put(self, name: str, known: bytes, text: bytes, due: datetime | None) -> str:
+        """Write a schedule and its next tick at once, unless it is not what was known; see `put_schedule` in Lua."""
+        (outcome,) = await self._store.function(
+            "deck_put_schedule",
+            (self._names.root,),
+            name,
+            known,
+            text,
+            "" if due is None else to_millis(due),
+            MAX_SCHEDULES,
+        )
+        return str(outcome)
+
+
+def _schedule_in(name: str, text: bytes) -> Schedule:
+    try:
+        return Schedule.model_validate_json(text)
+    except ValueError as error:  # of pydantic too
+        raise _unreadable(name) from error
+
+
+def _standing_in(name: str, text: bytes | None) -> Standing:
+    try:
+        return Standing() if text is None else Standing.model_validate_json(text)
+    except ValueError as error:  # of pydantic too
+        raise _unreadable(name) from error
+
+
+def _missing(name: str) -> UsageError:
+    return UsageError(f"There is no schedule {ascii(name)[1:-1][:100]}.", remedy=REMEDY)
+
+
+def _unreadable(name: str) -> CorruptEntry:
+    return CorruptEntry(
+        f"The schedule {ascii(name)[1:-1][:100]} cannot be read.", remedy="Remove it, and add it again."
+    )
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _sealed_for(name: str) -> str:
+    return f"schedule-{name}"

@@ -1,0 +1,141 @@
+"""A schedule: a task that is begun again and again, at the times of a cron expression in a time zone.
+
+Holds: a tick is a minute; the same expression and zone give the same ticks on every machine. Where clocks go forward, a
+tick of the hour that is left out comes right behind it; where they go back, a tick at a fixed time comes once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import Annotated, Literal
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim, CronSimError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from broker.contract.timing import Seconds
+
+Overlap = Literal["skip", "enqueue", "cancel"]
+"""What a tick does while the conversation of an earlier one works: nothing; it waits its turn; it cancels that one."""
+
+NAME_PATTERN = r"^[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,62}[A-Za-z0-9])?$"
+LABEL = "schedule"
+"""The label that all conversations of a schedule have; its value is the name."""
+CATCH_UP_SECONDS = 3_600.0
+MAX_QUEUED = 100
+MAX_MISSED = 10_000
+"""So many ticks are counted of those that nobody has begun; more have been forgotten for long."""
+PREVIEWED = 5
+MINUTE = timedelta(minutes=1)
+
+
+def _checked_cron(text: str) -> str:
+    try:
+        found = next(CronSim(text, datetime(2026, 1, 1, tzinfo=UTC)))
+    except (CronSimError, StopIteration) as error:
+        raise ValueError(f"{ascii(text)[:100]} is no cron expression that ever comes due: {error}") from None
+    assert found is not None
+    return " ".join(text.split())
+
+
+def _checked_zone(name: str) -> str:
+    try:
+        ZoneInfo(name)
+    except (ValueError, OSError, KeyError):
+        raise ValueError(f"there is no time zone {ascii(name)[:100]}") from None
+    return name
+
+
+class Schedule(BaseModel):
+    """What a person has scheduled.
+
+    Attributes:
+        name: of the schedule; the same name means the same schedule.
+        cron: five fields: minute, hour, day of the month, month, day of the week.
+        zone: whose clocks the expression means, such as `Europe/Berlin`.
+        overlap: see `Overlap`.
+        catch_up_seconds: how late a tick may be begun that was missed; of several, only the latest is.
+        is_paused: no tick is begun, and none of this time is made up for.
+        request: what each tick submits: a `TaskRequest` as JSON.
+        is_sealed: `request` is encrypted, because it has secrets.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(pattern=NAME_PATTERN)
+    cron: Annotated[str, Field(min_length=9, max_length=200), AfterValidator(_checked_cron)]
+    zone: Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_checked_zone)] = "UTC"
+    overlap: Overlap = "skip"
+    catch_up_seconds: Seconds = CATCH_UP_SECONDS
+    is_paused: bool = False
+    request: str = ""
+    is_sealed: bool = False
+
+    def next_after(self, moment: datetime) -> datetime | None:
+        """Return the first tick behind a moment, in UTC; None: there is none any more."""
+        found = next(CronSim(self.cron, moment.astimezone(ZoneInfo(self.zone))), None)
+        return None if found is None else found.astimezone(UTC)
+
+    def next_ticks(self, moment: datetime, *, number: int = PREVIEWED) -> list[datetime]:
+        """Return the next ticks behind a moment, in UTC."""
+        ticks = CronSim(self.cron, moment.astimezone(ZoneInfo(self.zone)))
+        return [tick.astimezone(UTC) for tick in islice(ticks, number)]
+
+
+class Standing(BaseModel):
+    """How far a schedule has come.
+
+    Attributes:
+        last_tick: the latest that began a conversation.
+        conversation_id: that conversation.
+        queued: ticks that wait until it has settled, in order.
+        begun: how many ticks have begun a conversation; `skipped`: by the overlap policy; `missed`: too late.
+        error: why the latest tick could not be begun; empty: it could.
+        failing_since: since when the first of `queued` cannot be begun; None: it has not been tried, or others could.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    last_tick: datetime | None = None
+    conversation_id: str = ""
+    queued: tuple[datetime, ...] = ()
+    begun: int = 0
+    skipped: int = 0
+    missed: int = 0
+    error: str = ""
+    failing_since: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """The ticks that a schedule has come to.
+
+    Attributes:
+        tick: the latest that is not too late; None: there is none.
+        missed: how many others nobody has begun.
+        next: the first that has not come; None: there is none any more.
+    """
+
+    tick: datetime | None
+    missed: int
+    next: datetime | None
+
+
+def due_of(schedule: Schedule, first: datetime, now: datetime) -> Due:
+    """Return what is to be begun now, if the ticks from `first` on have not been looked at."""
+    latest: datetime | None = None
+    number, after, zone = 0, first, ZoneInfo(schedule.zone)
+    for found in islice(CronSim(schedule.cron, (first - MINUTE).astimezone(zone)), MAX_MISSED):
+        after = found.astimezone(UTC)
+        if after > now:
+            break
+        latest, number = after, number + 1
+    if number == MAX_MISSED:  # the rest is not gone through
+        behind = now.replace(second=0, microsecond=0) + MINUTE
+        latest = next(CronSim(schedule.cron, behind.astimezone(zone), reverse=True)).astimezone(UTC)
+        after = schedule.next_after(now) or after
+    is_late = latest is not None and (now - latest).total_seconds() > schedule.catch_up_seconds
+    tick = None if is_late else latest
+    return Due(tick, number - (tick is not None), after if after > now else None)

@@ -1,0 +1,151 @@
+"""One request to a webhook: signed according to Standard Webhooks, to an address that is allowed.
+
+Holds: a name is resolved once for each request, and the connection goes to the address that was checked; no redirect is
+followed and no proxy used; a request has a time limit, and the body of its answer is not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from urllib.parse import SplitResult, urlsplit
+
+import httpx2
+from standardwebhooks import Webhook as Signer
+
+from broker.runtime.addresses import AddressRules
+from broker.runtime.errors import UsageError
+from deckhands.operations.webhooks.webhook import MAX_URL_CHARS
+
+LIMIT_SECONDS = 15.0
+RESOLVE_SECONDS = 5.0
+
+
+class AddressRefused(UsageError):
+    """Webhooks may not be sent to this address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a request ended.
+
+    Attributes:
+        status: the HTTP status; None: there was no answer.
+        error: what was wrong; empty: nothing.
+    """
+
+    status: int | None
+    error: str = ""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the receiver wants no more deliveries."""
+        return self.status == 410
+
+
+def parsed(url: str) -> SplitResult:
+    """Return the parts of an address.
+
+    Raises:
+        UsageError: it cannot be used.
+    """
+    try:
+        parts = urlsplit(url)
+        has_port = parts.port != 0
+    except ValueError:
+        parts, has_port = SplitResult("", "", "", "", ""), False
+    is_plain = url.isascii() and url.isprintable() and " " not in url and len(url) <= MAX_URL_CHARS
+    if not (is_plain and has_port and parts.scheme in ("https", "http") and parts.hostname) or parts.fragment:
+        raise UsageError(f"The address {ascii(url)[:200]} cannot be used.", remedy="Write https://host/path.")
+    if parts.username is not None or parts.password is not None:
+        raise UsageError("An address with a user or a password cannot be used.", remedy="Check the signature instead.")
+    return parts
+
+
+async def address_of(url: str, rules: AddressRules) -> str:
+    """Return the address of a webhook's host, if it is allowed.
+
+    Raises:
+        AddressRefused: it is private, or the host has no address.
+        UsageError: the URL cannot be used.
+    """
+    parts = parsed(url)
+    host = parts.hostname or ""
+    try:
+        async with asyncio.timeout(RESOLVE_SECONDS):
+            found = await asyncio.get_running_loop().getaddrinfo(
+                host, parts.port or 443, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
+            )
+    except (OSError, TimeoutError, UnicodeError) as error:
+        raise AddressRefused(f"The host {host[:200]} of the webhook has no address.") from error
+    addresses = [str(sockaddr[0]) for *_, sockaddr in found]
+    if not addresses or not all(map(rules.may_reach, addresses)):
+        raise AddressRefused(
+            f"The host {host[:200]} of the webhook has an address that is not public.",
+            remedy="DECKHANDS_WEBHOOK_PRIVATE names private networks that are allowed.",
+        )
+    if parts.scheme == "http" and AddressRules().may_reach(addresses[0]):
+        raise AddressRefused("A webhook on the internet needs TLS.", remedy="Write https://…")
+    return addresses[0]
+
+
+def signed(secret: str, message_id: str, moment: datetime, body: str) -> dict[str, str]:
+    """Return the headers of a request; see standardwebhooks.com."""
+    return {
+        "webhook-id": message_id,
+        "webhook-timestamp": str(int(moment.timestamp())),
+        "webhook-signature": Signer(secret).sign(message_id, moment, body),
+    }
+
+
+async def send(
+    url: str,
+    body: str,
+    headers: dict[str, str],
+    rules: AddressRules,
+    trust: ssl.SSLContext,
+    *,
+    limit_seconds: float = LIMIT_SECONDS,
+) -> Answer:
+    """Send one request, and return how it ended."""
+    try:
+        address = await address_of(url, rules)
+        parts = parsed(url)
+        where = f"[{address}]" if ":" in address else address
+        port = f":{parts.port}" if parts.port else ""
+        to = parts._replace(netloc=where + port).geturl()
+        name = parts.netloc.rpartition("@")[2]
+        own = {**headers, "host": name, "content-type": "application/json", "user-agent": "deckhands-webhooks"}
+        extensions = {"sni_hostname": parts.hostname}
+        async with (
+            asyncio.timeout(limit_seconds),
+            httpx2.AsyncClient(verify=trust, trust_env=False, follow_redirects=False, timeout=None) as client,
+            client.stream("POST", to, content=body.encode(), headers=own, extensions=extensions) as answer,
+        ):
+            status = answer.status_code
+    except TimeoutError:
+        return Answer(None, f"It has not answered within {limit_seconds:g} s.")
+    except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ssl.SSLError) as error:
+        return Answer(None, f"{type(error).__name__}: {error}"[:300])
+    except UsageError as error:
+        return Answer(None, error.message[:300])
+    return Answer(status, "" if 200 <= status < 300 else f"It has answered {status}.")
+
+
+def rules_of(private: str) -> AddressRules:
+    """Return the networks of a setting, which separates them by `,`.
+
+    Raises:
+        UsageError: one of them is not a network.
+    """
+    names: Sequence[str] = [name.strip() for name in private.split(",") if name.strip()]
+    try:
+        return AddressRules.parse(names)
+    except ValueError as error:
+        raise UsageError(
+            f"DECKHANDS_WEBHOOK_PRIVATE: {error}.", remedy="Write networks such as 10.2.0.0/16."
+        ) from error

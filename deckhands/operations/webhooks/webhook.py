@@ -1,0 +1,166 @@
+"""Webhooks and deliveries as values: which events a webhook gets, and what is sent.
+
+Holds: an event leads to at most one delivery for each webhook. The id of a delivery follows from the webhook, the
+conversation and the event, so planning it twice has no effect.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
+
+from broker.contract.agent_state import TERMINAL_STATES, WAITING_FOR_PERSON_STATES, AgentState, is_settled
+from broker.contract.events import Event
+from broker.contract.observations import AgentStateChangedObservation
+from deckhands.operations.webhooks.a2a_form import push_body
+
+SETTLED = "conversation.settled"
+WAITING = "conversation.waiting"
+STATE_CHANGED = "conversation.state_changed"
+OTHER = "conversation.event"
+STATES = (WAITING, SETTLED, STATE_CHANGED)
+"""The names of a change of state: a delivery has the first name that fits and that its webhook gets."""
+MAX_URL_CHARS = 2_000
+MAX_CHOSEN = 32
+MAX_EVENT_BYTES = 8_192
+"""For a longer event, only the id is sent."""
+RETRY_SECONDS = (5.0, 30.0, 120.0, 600.0, 1_800.0, 7_200.0, 18_000.0, 36_000.0)
+"""The pauses between attempts; after the last attempt, a delivery has failed."""
+
+
+def checked_choice(name: str) -> str:
+    """Return the name of an event that a webhook may get.
+
+    Raises:
+        ValueError: there is no such event.
+    """
+    if name not in STATES and name not in Event.KINDS:
+        raise ValueError(f"there is no event {ascii(name)[:100]}; take {', '.join(STATES)} or a kind of docs/events.md")
+    return name
+
+
+Chosen = Annotated[str, Field(max_length=100), AfterValidator(checked_choice)]
+
+
+class Webhook(BaseModel):
+    """A registered webhook.
+
+    Attributes:
+        tenant: the tenant whose conversations it reports; `*`: all tenants.
+        conversation_id: the only conversation that it reports; empty: all of the tenant.
+        events: the events that it gets: names of `STATES`, and kinds.
+        secret: signs deliveries; encrypted and in base64.
+        created: it gets no earlier event.
+        why_off: why it was turned off automatically; empty: it was not.
+        form: the form of deliveries: ours, or that of A2A's push notifications.
+        token: for A2A: sent back to the receiver; encrypted and in base64; empty: nothing.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    form: Literal["deckhands", "a2a"] = "deckhands"
+    token: str = ""
+    tenant: str
+    url: str
+    events: tuple[str, ...]
+    conversation_id: str = ""
+    is_enabled: bool = True
+    secret: str = ""
+    created: AwareDatetime
+    why_off: str = ""
+
+    def type_of(self, event: Event) -> str:
+        """Return the name under which it gets an event; empty if it does not."""
+        if isinstance(event, AgentStateChangedObservation):
+            fitting = types_of(event.agent_state)
+            found = next((name for name in STATES if name in fitting and name in self.events), "")
+            if found:
+                return found
+        return OTHER if event.kind in self.events else ""
+
+    def concerns(self, conversation_id: str, tenant: str) -> bool:
+        """Whether it reports a conversation."""
+        is_its = self.tenant in ("*", tenant) and self.conversation_id in ("", conversation_id)
+        return self.is_enabled and is_its
+
+
+class Delivery(BaseModel):
+    """One event for one webhook.
+
+    Attributes:
+        id: the header `webhook-id`, the same in every attempt.
+        body: the body of the request.
+        attempts: how many there were.
+        next_attempt: when the next one is due; None: at once, or never.
+        status: the HTTP status of the latest attempt; None: there was no answer.
+        error: what was wrong with it; empty: nothing.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    conversation_id: str
+    event_id: int
+    type: str
+    body: str
+    planned: AwareDatetime
+    state: Literal["waiting", "delivered", "failed"] = "waiting"
+    attempts: int = 0
+    next_attempt: AwareDatetime | None = None
+    status: int | None = None
+    error: str = ""
+
+
+def types_of(state: AgentState) -> set[str]:
+    """Return the names that apply to a state."""
+    found = {STATE_CHANGED}
+    if is_settled(state):
+        found.add(SETTLED)
+    if state in WAITING_FOR_PERSON_STATES - {AgentState.PAUSED}:
+        found.add(WAITING)
+    return found
+
+
+def delivery_of(hook: Webhook, conversation_id: str, event: Event, about: Mapping[str, str], now: datetime) -> Delivery:
+    """Return the delivery of an event.
+
+    Args:
+        about: the conversation's row in the index.
+    """
+    what = hook.type_of(event)
+    found: dict[str, Any] = {
+        "conversation_id": conversation_id,
+        "event_id": event.id,
+        "kind": event.kind,
+        "tenant": about.get("tenant", ""),
+        "title": about.get("title", ""),
+        "labels": json.loads(about.get("labels") or "{}"),
+    }
+    if isinstance(event, AgentStateChangedObservation):
+        found |= {"state": event.agent_state.value, "is_over": event.agent_state in TERMINAL_STATES}
+        found |= {"reason": event.reason[:1_000], "code": event.code, "action_id": event.action_id}
+    if what == OTHER:
+        wire = event.export()
+        is_short = len(json.dumps(wire)) <= MAX_EVENT_BYTES
+        found |= {"event": wire} if is_short else {"event": None}
+    moment = event.timestamp.isoformat() if event.timestamp is not None else ""
+    body = json.dumps({"type": what, "timestamp": moment, "data": found}, ensure_ascii=True)
+    if hook.form == "a2a" and isinstance(event, AgentStateChangedObservation):
+        body = push_body(conversation_id, event)
+    named = hashlib.sha256(f"{hook.id}\n{conversation_id}\n{event.id}\n{moment}\n{event.kind}".encode()).hexdigest()[
+        :32
+    ]
+    return Delivery(
+        id=f"msg_{named}",
+        conversation_id=conversation_id,
+        event_id=event.id or 0,
+        type=what,
+        body=body,
+        planned=now,
+    )

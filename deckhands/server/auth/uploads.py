@@ -1,0 +1,110 @@
+"""Files that were uploaded for conversations that have not begun yet: how many wait, and who may begin with one.
+
+Holds: a file belongs to the id of the conversation that begins under the idempotency key it came with, and this id is
+made of the tenant too. A tenant has no more than 16 waiting; what is claimed or has expired counts no more.
+Does not: hold the files; `stored_files` does.
+Keys: `deck:{0}:keys:uploads:<sha256>`, by tenant.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+
+from broker.contract.workspace_sources import GitSource, UploadedSource
+from broker.coordination.stored_files import StoredFiles
+from broker.runtime.errors import DeckhandsError, UsageError
+from broker.store.store import Store
+
+KEPT_SECONDS = 3_600
+MAX_WAITING = 16
+
+
+class TooManyUploads(DeckhandsError):
+    """A tenant has as many files waiting as it may."""
+
+    code = "too_many_uploads"
+    retryable = True
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"{MAX_WAITING} uploaded files wait for their conversations.",
+            remedy="Begin those conversations, or wait: a file is kept for an hour.",
+        )
+
+
+class UnknownUpload(UsageError):
+    """A conversation is to begin with a file that is not there."""
+
+    code = "unknown_upload"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "workspace: this file was not uploaded under the Idempotency-Key of the request, or more than an hour ago.",
+            remedy="Upload it by `PUT /uploads/SHA256` under the same key.",
+        )
+
+
+class Uploads:
+    """The waiting files of a store's tenants."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._files = store, StoredFiles(store)
+        self._root = store.all_shards[0].api_keys
+
+    async def lay_by(self, tenant: str, conversation_id: str, name: str, source: Path) -> None:
+        """Keep a file until its conversation begins, for an hour at most. Idempotent.
+
+        Args:
+            name: the SHA-256 of its content.
+
+        Raises:
+            TooManyUploads: the tenant has as many waiting as it may.
+            UsageError: the file is too large.
+        """
+        key, member = self._name(tenant), f"{conversation_id}:{name}"
+        now = self._store.clock.now().timestamp()
+        if await self._files.refresh(conversation_id, name, ttl_seconds=KEPT_SECONDS):
+            again: list[tuple[str | float, ...]] = [
+                ("ZADD", key, "XX", now + KEPT_SECONDS, member),  # unless it is claimed
+                ("EXPIRE", key, KEPT_SECONDS),
+            ]
+            await self._store.call_many(again)
+            return
+        counting: list[tuple[str | float, ...]] = [
+            ("ZREMRANGEBYSCORE", key, "-inf", now),
+            ("ZADD", key, now + KEPT_SECONDS, member),
+            ("EXPIRE", key, KEPT_SECONDS),
+            ("ZCARD", key),
+        ]
+        _, is_new, _, waiting = await self._store.call_many(counting)
+        if waiting > MAX_WAITING:
+            if is_new:
+                await self._count_no_more(tenant, member)
+            raise TooManyUploads
+        await self._files.lay_by(conversation_id, name, source, ttl_seconds=KEPT_SECONDS)
+
+    async def require(self, conversation_id: str, source: GitSource | UploadedSource | None) -> None:
+        """Make sure that the file that a conversation is about to begin with is there, if it is an uploaded one.
+
+        Raises:
+            UnknownUpload: it is not.
+        """
+        if isinstance(source, UploadedSource) and not await self._files.refresh(
+            conversation_id, source.parcel, ttl_seconds=KEPT_SECONDS
+        ):
+            raise UnknownUpload
+
+    async def claim(self, tenant: str, conversation_id: str, source: GitSource | UploadedSource | None) -> None:
+        """Keep the file that a conversation has begun with, if it is an uploaded one. Idempotent."""
+        if not isinstance(source, UploadedSource):
+            return
+        await self._files.claim(conversation_id, source.parcel)
+        await self._count_no_more(tenant, f"{conversation_id}:{source.parcel}")
+
+    async def _count_no_more(self, tenant: str, member: str) -> None:
+        key = self._name(tenant)
+        await self._store.call("ZREM", key, member)
+
+    def _name(self, tenant: str) -> str:
+        return f"{self._root}:uploads:{sha256(tenant.encode()).hexdigest()}"

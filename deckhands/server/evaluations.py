@@ -1,0 +1,355 @@
+"""Evaluations over HTTP: the list, the progress and the figures of each, and its attempts.
+
+Holds: a key sees only the evaluations of its tenant; any other looks like one that does not exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+from fastapi import APIRouter, Depends, Path, Query, Request
+from pydantic import AwareDatetime, BaseModel, Field
+
+from broker.store.readings import number
+from deckhands.evaluation.attempts.catalog import Catalog, Listed
+from deckhands.evaluation.attempts.results import OUTCOMES, Outcome, Row
+from deckhands.evaluation.attempts.standing import Shown, Standing
+from deckhands.server.dependencies import GatewayOf, Reader
+from deckhands.server.gateway import Gateway, Principal
+from deckhands.server.models import ID, MOMENT
+from deckhands.server.problems import Problem
+from deckhands.server.web.overviews import Overview, Overviews
+
+routes = APIRouter(prefix="/evaluations", tags=["evaluations"])
+
+
+def _overviews_of(request: Request) -> Overviews:
+    found: Overviews = request.app.state.overviews
+    return found
+
+
+OverviewsOf = Annotated[Overviews, Depends(_overviews_of)]
+EvaluationName = Annotated[str, Path(max_length=64, description="the name of an evaluation", examples=[ID])]
+MODEL = "anthropic/claude-sonnet-4-5"
+
+
+class ShownEvaluation(BaseModel):
+    """An evaluation as a list shows it.
+
+    Attributes:
+        name: its conversations have the label `evaluation` with it.
+        state: the wanted one (`running`, `paused` or `cancelled`), or `over` once all attempts have ended; empty: not
+            reported yet.
+        is_driven: whether a command is carrying it out.
+        at: when the progress was last reported.
+        outcomes: how many attempts have ended with each outcome.
+        cost_usd: so far, with critics and tries that failed.
+        eta_seconds: at the pace of the last two minutes; null: unknown.
+        bound: the limit that binds.
+        stopped: why it has ended early.
+    """
+
+    name: str = Field(examples=[ID])
+    tenant: str = Field(examples=["acme"])
+    dataset: str = Field(examples=["shipped"])
+    models: list[str] = Field(examples=[[MODEL]])
+    state: str = Field(examples=["running"])
+    is_driven: bool
+    at: AwareDatetime = Field(examples=[MOMENT])
+    total: int = Field(examples=[40])
+    ended: int = Field(examples=[31])
+    under_way: int = Field(examples=[4])
+    outcomes: dict[str, int] = Field(examples=[{"resolved": 25, "unresolved": 6}])
+    cost_usd: float = Field(examples=[1.75])
+    tokens: int = Field(examples=[812000])
+    eta_seconds: float | None = None
+    bound: str = ""
+    stopped: str = ""
+
+    @classmethod
+    def of(cls, listed: Listed) -> Self:
+        """Return an evaluation of the catalog."""
+        return cls.model_validate(_fields_of(listed))
+
+
+class UnderWay(BaseModel):
+    """An attempt that has not ended; `waits_for` is empty if it waits for nothing."""
+
+    instance: str = Field(examples=["cart-total"])
+    model: str = Field(examples=[MODEL])
+    attempt: int = Field(examples=[1])
+    state: str = Field(examples=["running"])
+    waits_for: str = ""
+    seconds: float = Field(examples=[41.5])
+    iterations: int = Field(examples=[7])
+    cost_usd: float = Field(examples=[0.04])
+    conversation_id: str = Field(examples=[ID])
+
+    @classmethod
+    def of(cls, shown: Shown) -> Self:
+        """Return an attempt without its worker, which only operators may know."""
+        return cls(
+            instance=shown.instance,
+            model=shown.model,
+            attempt=shown.attempt,
+            state=shown.state,
+            waits_for=shown.waits_for,
+            seconds=number(shown.seconds),
+            iterations=shown.iterations,
+            cost_usd=number(shown.cost_usd),
+            conversation_id=shown.conversation_id,
+        )
+
+
+class Spread(BaseModel):
+    """The distribution of values; `p90`: nine of ten are not above it."""
+
+    median: float = Field(examples=[0.04])
+    p90: float = Field(examples=[0.09])
+    most: float = Field(examples=[0.12])
+
+    @classmethod
+    def of(cls, spread: Mapping[str, float]) -> Self:
+        """Return what `summary_of` has found."""
+        return cls(median=spread["median"], p90=spread["p90"], most=spread["most"])
+
+
+class ModelFigures(BaseModel):
+    """The figures of one model, from the attempts that have ended.
+
+    Attributes:
+        pass_at_1: the share of instances that one attempt resolves; null: nothing was scored.
+        interval: its 95 % interval.
+        total_cost_usd: of the attempts, without critics and tries that failed.
+        critic_cost_usd: of critics; `lost_cost_usd`: of tries that failures of the infrastructure ended.
+        has_unknown_cost: the price of some calls is unknown, so the cost is higher.
+        infrastructure_failures: after which attempts began again, or were given up.
+    """
+
+    model: str = Field(examples=[MODEL])
+    instances: int = Field(examples=[31])
+    attempts: int = Field(examples=[31])
+    outcomes: dict[str, int] = Field(examples=[{"resolved": 25, "unresolved": 6}])
+    pass_at_1: float | None = Field(examples=[0.806])
+    interval: list[float] = Field(examples=[[0.637, 0.908]])
+    total_cost_usd: float = Field(examples=[1.5])
+    critic_cost_usd: float = Field(examples=[0.0])
+    lost_cost_usd: float = Field(examples=[0.25])
+    has_unknown_cost: bool
+    tokens: int = Field(examples=[640000])
+    infrastructure_failures: int = Field(examples=[1])
+    cost_usd: Spread
+    seconds: Spread
+    iterations: Spread
+
+
+class ShownDistribution(BaseModel):
+    """The distribution of a value: `counts` by model, in bins of equal width from 0 to `most`."""
+
+    value: str = Field(examples=["cost_usd"])
+    most: float = Field(examples=[0.12])
+    counts: dict[str, list[int]] = Field(examples=[{MODEL: [3, 12, 9, 4, 2, 1]}])
+
+
+class ShownFailureClass(BaseModel):
+    """Attempts that ended in the same way without being resolved; `cause` is empty for what a score decides."""
+
+    outcome: str = Field(examples=["limit"])
+    cause: str = Field(examples=["max_iterations"])
+    attempts: dict[str, int] = Field(examples=[{MODEL: 3}])
+
+
+class EvaluationDetails(ShownEvaluation):
+    """An evaluation with its figures.
+
+    Attributes:
+        attempts: those under way, the longest first, at most 100.
+        failure_classes: the most frequent first.
+    """
+
+    attempts: list[UnderWay]
+    figures: list[ModelFigures]
+    distributions: list[ShownDistribution]
+    failure_classes: list[ShownFailureClass]
+
+
+class ShownAttempt(BaseModel):
+    """The result of an attempt.
+
+    Attributes:
+        cause: why, as a code: the limit that was reached, the code of the error; empty for what a score decides.
+        evidence: what the check wrote, the answer that was given, or the error; cut.
+        checked_id: the conversation in which the check ran; empty: there was none.
+        round: how often it was requeued.
+        tries: how often it was begun; more than once after failures of the infrastructure, whose codes are `failures`.
+        waiting_seconds: by reason.
+        cost_usd: of the last try; `lost_cost_usd`: of those before it, which the infrastructure failed.
+        critic_id: the conversation of its critic, which gave it the score and the verdict, and cost `critic_cost_usd`;
+            empty: there was none.
+    """
+
+    instance: str = Field(examples=["cart-total"])
+    model: str = Field(examples=[MODEL])
+    attempt: int = Field(examples=[1])
+    outcome: str = Field(examples=["unresolved"])
+    cause: str = ""
+    evidence: str = Field(examples=["1 failed, 13 passed"])
+    conversation_id: str = Field(examples=[ID])
+    checked_id: str = ""
+    round: int = 0
+    tries: int = 1
+    failures: list[str] = Field(default_factory=list)
+    iterations: int = Field(examples=[12])
+    cost_usd: float = Field(examples=[0.05])
+    critic_cost_usd: float = 0.0
+    lost_cost_usd: float = 0.0
+    has_unknown_cost: bool = False
+    tokens: int = Field(examples=[21000])
+    seconds: float = Field(examples=[63.5])
+    working_seconds: float = Field(examples=[55.0])
+    waiting_seconds: dict[str, float] = Field(default_factory=dict, examples=[{"worker": 8.5}])
+    tags: list[str] = Field(default_factory=list)
+    left_out: list[str] = Field(default_factory=list)
+    critic_id: str = ""
+    score: float | None = None
+    verdict: str = ""
+
+    @classmethod
+    def of(cls, row: Row) -> Self:
+        """Return a row."""
+        names = [name for name in cls.model_fields if name != "tokens"]
+        fields = {name: getattr(row, name) for name in names}
+        return cls(**fields, tokens=row.prompt_tokens + row.completion_tokens)
+
+
+class AttemptPage(BaseModel):
+    """Attempts in order; `total` are meant, and `next_after` is what `after` of the next page is, or null."""
+
+    attempts: list[ShownAttempt]
+    total: int = Field(examples=[6])
+    next_after: int | None = None
+
+
+@routes.get("", summary="List evaluations")
+async def listing(
+    gateway: GatewayOf, principal: Reader, limit: Annotated[int, Query(ge=1, le=500)] = 100
+) -> list[ShownEvaluation]:
+    """List the evaluations of the key's tenant, those first that a command has carried out last; kept for a month."""
+    tenant = None if principal.sees_all else principal.tenant
+    return [ShownEvaluation.of(one) for one in await Catalog(gateway.store).latest(tenant=tenant, limit=limit)]
+
+
+async def _visible(gateway: Gateway, principal: Principal, name: str) -> Listed:
+    found = await Catalog(gateway.store).find(name)
+    if found is None or not (principal.sees_all or found.about.tenant == principal.tenant):
+        raise Problem(404, "unknown_evaluation", "There is no such evaluation.", remedy="GET /evaluations lists them.")
+    return found
+
+
+@routes.get("/{evaluation}", summary="Show an evaluation")
+async def show(
+    gateway: GatewayOf, principal: Reader, overviews: OverviewsOf, evaluation: EvaluationName
+) -> EvaluationDetails:
+    """Show the progress of an evaluation, with the figures of the attempts that have ended."""
+    listed = await _visible(gateway, principal, evaluation)
+    return _details(listed, await overviews.of(Catalog(gateway.store), listed))
+
+
+@routes.get("/{evaluation}/attempts", summary="List attempts that have ended")
+async def attempts(
+    gateway: GatewayOf,
+    principal: Reader,
+    overviews: OverviewsOf,
+    evaluation: EvaluationName,
+    outcome: Annotated[list[Outcome], Query(description="one of them")] = [],  # noqa: B006
+    *,
+    cause: Annotated[str | None, Query(max_length=500, description="with this cause; empty: with none")] = None,
+    model: Annotated[str | None, Query(max_length=300)] = None,
+    instance: Annotated[str, Query(max_length=300, description="a part of the instance's id")] = "",
+    after: Annotated[int, Query(ge=0, le=100_000)] = 0,
+    limit: Annotated[int, Query(ge=1, le=500)] = 100,
+) -> AttemptPage:
+    """List attempts that have ended, by model, instance and number. Patches are in the evaluation's directory."""
+    catalog = Catalog(gateway.store)
+    overview = await overviews.of(catalog, await _visible(gateway, principal, evaluation))
+    meant = [
+        one.key
+        for one in overview.entries
+        if (not outcome or one.outcome in outcome)
+        and cause in (None, one.cause)
+        and model in (None, one.model)
+        and instance in one.instance
+    ]
+    shown = [ShownAttempt.of(row) for row in await catalog.some_rows(evaluation, meant[after : after + limit])]
+    following = after + limit if after + limit < len(meant) else None
+    return AttemptPage(attempts=shown, total=len(meant), next_after=following)
+
+
+def _fields_of(listed: Listed) -> dict[str, Any]:
+    standing, about = listed.standing, listed.about
+    fields: dict[str, Any] = {
+        "name": listed.name,
+        "tenant": about.tenant,
+        "dataset": about.dataset,
+        "models": list(about.models),
+        "at": listed.at,
+        "is_driven": listed.is_driven and standing is not None and standing.state != "over",
+    }
+    return fields | _standing_fields(standing)
+
+
+def _standing_fields(standing: Standing | None) -> dict[str, Any]:
+    if standing is None:
+        return {"state": "", "total": 0, "ended": 0, "under_way": 0, "outcomes": {}, "cost_usd": 0.0, "tokens": 0}
+    return {
+        "state": standing.state,
+        "total": standing.total,
+        "ended": standing.ended,
+        "under_way": standing.under_way,
+        "outcomes": {name: count for name in OUTCOMES if (count := standing.outcomes.get(name, 0)) > 0},
+        "cost_usd": number(standing.cost_usd),
+        "tokens": standing.tokens,
+        "eta_seconds": None if standing.eta_seconds is None else number(standing.eta_seconds),
+        "bound": standing.bound,
+        "stopped": standing.stopped,
+    }
+
+
+def _details(listed: Listed, overview: Overview) -> EvaluationDetails:
+    standing = listed.standing
+    fields = _fields_of(listed) | {
+        "attempts": [UnderWay.of(one) for one in (standing.attempts if standing is not None else ())],
+        "figures": [_figures(model, found) for model, found in overview.models.items()],
+        "distributions": [
+            ShownDistribution(
+                value=name, most=one.most, counts={model: list(each) for model, each in one.counts.items()}
+            )
+            for name, one in overview.distributions.items()
+        ],
+        "failure_classes": [
+            ShownFailureClass(outcome=one.outcome, cause=one.cause, attempts=dict(one.attempts))
+            for one in overview.failure_classes
+        ],
+    }
+    return EvaluationDetails.model_validate(fields)
+
+
+def _figures(model: str, found: Mapping[str, Any]) -> ModelFigures:
+    return ModelFigures(
+        model=model,
+        instances=found["instances"],
+        attempts=found["attempts"],
+        outcomes={name: count for name, count in found["outcomes"].items() if count},
+        pass_at_1=found.get("pass@1"),
+        interval=found["pass@1_interval"],
+        total_cost_usd=found["cost_usd"]["total"],
+        critic_cost_usd=found["critic_cost_usd"],
+        lost_cost_usd=found["lost_cost_usd"],
+        has_unknown_cost=found["has_unknown_cost"],
+        tokens=found["tokens"],
+        infrastructure_failures=found["infrastructure_failures"],
+        cost_usd=Spread.of(found["cost_usd"]),
+        seconds=Spread.of(found["seconds"]),
+        iterations=Spread.of(found["iterations"]),
+    )

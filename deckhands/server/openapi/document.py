@@ -1,0 +1,169 @@
+"""The OpenAPI 3.1 document: scopes, problems and complete examples beside what FastAPI knows of the routes.
+
+Holds: a body of JSON has an example that fits its schema, if all of its parts have one; every answer that is not a
+success has the form of errors of its path.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+
+from deckhands.server.dependencies import Needs
+from deckhands.server.guard import PUBLIC
+from deckhands.server.openapi.examples import Examples, NoExample
+from deckhands.server.problems import MEDIA_TYPE, OPENAI_PATHS, TYPE
+
+JSON = "application/json"
+_log = logging.getLogger(__name__)
+PROBLEM = {
+    "type": "object",
+    "required": ["type", "title", "status", "detail", "code", "retryable", "remedy"],
+    "properties": {
+        "type": {"type": "string", "format": "uri"},
+        "title": {"type": "string"},
+        "status": {"type": "integer", "minimum": 400, "maximum": 599},
+        "detail": {"type": "string"},
+        "code": {"type": "string"},
+        "retryable": {"type": "boolean"},
+        "remedy": {"type": "string"},
+        "errors": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["in", "code", "detail"],
+                "properties": {"in": {"type": "string"}, "code": {"type": "string"}, "detail": {"type": "string"}},
+            },
+        },
+    },
+    "example": {
+        "type": f"{TYPE}unknown_conversation",
+        "title": "Unknown conversation",
+        "status": 404,
+        "detail": "No conversation with the id 'x' in this store.",
+        "code": "unknown_conversation",
+        "retryable": False,
+        "remedy": "`deckhands ls` lists all conversations.",
+    },
+}
+OPENAI_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": "string"},
+            },
+        }
+    },
+    "example": {
+        "error": {
+            "message": "No conversation with the id 'x' in this store.",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "unknown_conversation",
+        }
+    },
+}
+RPC_ERROR = {
+    "type": "object",
+    "required": ["jsonrpc", "error"],
+    "properties": {
+        "jsonrpc": {"const": "2.0"},
+        "id": {"type": ["string", "integer", "null"]},
+        "error": {
+            "type": "object",
+            "required": ["code", "message"],
+            "properties": {"code": {"type": "integer"}, "message": {"type": "string"}, "data": {}},
+        },
+    },
+    "example": {"jsonrpc": "2.0", "id": 1, "error": {"code": -32602, "message": "Invalid params"}},
+}
+SCHEMAS = {"Problem": PROBLEM, "OpenAIError": OPENAI_ERROR, "RpcError": RPC_ERROR}
+RPC_PATHS = ("/mcp", "/a2a")
+
+
+def operation_id(route: APIRoute) -> str:
+    """Name an operation after its router and its function, for generated clients."""
+    return f"{route.tags[0] if route.tags else 'server'}_{route.name}".replace("-", "_")
+
+
+def document_of(app: FastAPI, needed: Mapping[str, Needs | None]) -> dict[str, Any]:
+    """Return the document of an application, made once.
+
+    Args:
+        needed: what each operation needs, by its id.
+    """
+    if app.openapi_schema is not None:
+        return app.openapi_schema
+    found = get_openapi(
+        title=app.title, version=app.version, description=app.description, routes=app.routes, openapi_version="3.1.0"
+    )
+    components = found.setdefault("components", {})
+    components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer", "description": "an API key, `dh_…`"}}
+    components["schemas"] |= SCHEMAS
+    for unused in ("HTTPValidationError", "ValidationError"):
+        components["schemas"].pop(unused, None)
+    found["security"] = [{"key": []}]
+    for path, _, operation in operations_in(found):
+        operation["responses"].pop("422", None)
+        operation["responses"]["default"] = {"description": "an error", "content": errors_of(path)}
+        for answer in operation["responses"].values():
+            if answer["description"] == "Successful Response":
+                answer["description"] = "it is done"
+        needs = needed.get(operation["operationId"])
+        if path in PUBLIC:
+            operation["security"] = []
+        elif needs is not None:
+            operation["x-scope"] = str(needs.scope)
+    add_examples(found)
+    app.openapi_schema = found
+    return found
+
+
+def operations_in(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield the path, the method and the operation of each."""
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            yield path, method, operation
+
+
+def errors_of(path: str) -> dict[str, Any]:
+    """Return the content of an answer that is not a success."""
+    if path.startswith(OPENAI_PATHS):
+        return {JSON: {"schema": {"$ref": "#/components/schemas/OpenAIError"}}}
+    found = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    if path.startswith(RPC_PATHS):
+        found[JSON] = {"schema": {"$ref": "#/components/schemas/RpcError"}}
+    return found
+
+
+def bodies_in(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the name and the content of each body of JSON: of requests and of answers."""
+    for path, method, operation in operations_in(document):
+        bodies = {"request": operation.get("requestBody", {}), **operation["responses"]}
+        for name, body in bodies.items():
+            for kind, content in body.get("content", {}).items():
+                if kind in (JSON, MEDIA_TYPE):
+                    yield f"{method.upper()} {path} {name} {kind}", content
+
+
+def add_examples(document: dict[str, Any]) -> None:
+    """Give each body of JSON an example; one with a part that has none stays without, which a test finds."""
+    examples = Examples(document["components"]["schemas"])
+    for name, content in bodies_in(document):
+        if "example" not in content and "examples" not in content:
+            try:
+                content["example"] = examples.of(content.get("schema", {}))
+            except NoExample as error:
+                _log.debug("%s has no example: %s", name, error)

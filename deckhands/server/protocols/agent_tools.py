@@ -1,0 +1,190 @@
+"""Agents as tools of an MCP server (streamable HTTP, at `/mcp`).
+
+Holds: no state between requests, so any server of a cluster can answer; each tool needs the same scope as the route
+that does the same. If the caller disconnects, the conversation continues; `cancel` ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, ParamSpec
+
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from pydantic import BaseModel, Field
+
+from broker.runtime.errors import DeckhandsError
+from deckhands.client.tasks.requests import MAX_KEY_CHARS, TaskRequest
+from deckhands.client.tasks.tasks import MAX_TASK_CHARS
+from deckhands.server.auth.api_keys import DEFAULT_BODY_BYTES, Scope
+from deckhands.server.conversations import begin, result_of
+from deckhands.server.dependencies import MAX_REASON, own_key
+from deckhands.server.gateway import Gateway, Principal
+from deckhands.server.models import ID, MAX_MODEL
+from deckhands.server.protocols.progress import described
+from deckhands.server.streams import EventStream, check_room
+
+LONGEST_WAIT_SECONDS = 3_600.0
+INSTRUCTIONS = """Agents that work on tasks by themselves, with a shell and files. `start_task` begins a conversation \
+and returns its id; `wait` returns its result, or where it is after the timeout; `send_message` continues it."""
+
+P = ParamSpec("P")
+Id = Annotated[str, Field(description="the id of a conversation, from start_task", max_length=100, examples=[ID])]
+Seconds = Annotated[float, Field(description="how long to wait for the result", ge=0, le=LONGEST_WAIT_SECONDS)]
+Key = Annotated[
+    str, Field(description="a repeated call with the same key has one effect; empty: none", max_length=MAX_KEY_CHARS)
+]
+
+
+class TaskState(BaseModel):
+    """Where a conversation is.
+
+    Attributes:
+        is_settled: nothing more happens until somebody sends a message or a request.
+        message: what the agent said last: its result, or what it asks.
+        outputs: its structured output.
+        error: the error that it ended in, or empty.
+    """
+
+    conversation_id: str
+    state: str
+    is_settled: bool
+    message: str
+    outputs: dict[str, Any]
+    error: str
+    cost_usd: float
+
+
+class AgentTools:
+    """The tools of one server."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._server = MCPServer("deckhands", instructions=INSTRUCTIONS)
+        for tool in (self.start_task, self.wait, self.send_message, self.cancel):
+            self._server.add_tool(_told(tool))
+        low_level = self._server._lowlevel_server  # noqa: SLF001  (its app has routes and a lifespan that are not ours)
+        self.manager = StreamableHTTPSessionManager(low_level, stateless=True, max_request_body_size=DEFAULT_BODY_BYTES)
+
+    async def start_task(
+        self,
+        context: Context[Any, Any],
+        task: Annotated[str, Field(description="what the agent should do", min_length=1, max_length=MAX_TASK_CHARS)],
+        *,
+        agent: Annotated[str, Field(description="the agent", max_length=100)] = "CodeActAgent",
+        model: Annotated[str, Field(description="a profile or model; empty: the default", max_length=MAX_MODEL)] = "",
+        wait_seconds: Seconds = 0,
+        idempotency_key: Key = "",
+    ) -> TaskState:
+        """Let an agent work on a task, in a new conversation. Returns at once, or waits for the result."""
+        principal = _principal(context, Scope.WRITE, *([Scope.READ] if wait_seconds else []))
+        if wait_seconds:
+            check_room(self._gateway, principal)
+        asked = TaskRequest.parse({"task": task, "agent": agent, "model": model or None})
+        own = own_key(principal, f"mcp:{idempotency_key}" if idempotency_key else None)
+        conversation_id = await begin(self._gateway, principal, asked, own)
+        return await self._state(context, principal, conversation_id, wait_seconds)
+
+    async def wait(self, context: Context[Any, Any], conversation_id: Id, timeout_seconds: Seconds = 60) -> TaskState:
+        """Wait until an agent is done or needs an answer, up to a timeout; 0 seconds only looks. Reports progress."""
+        principal = _principal(context, Scope.READ)
+        await self._gateway.visible(principal, conversation_id)
+        return await self._state(context, principal, conversation_id, timeout_seconds)
+
+    async def send_message(
+        self,
+        context: Context[Any, Any],
+        conversation_id: Id,
+        content: Annotated[str, Field(description="the message", min_length=1, max_length=MAX_TASK_CHARS)],
+        *,
+        wait_seconds: Seconds = 0,
+        idempotency_key: Key = "",
+    ) -> TaskState:
+        """Send the agent a message, which continues it whatever its state: an answer, a correction, further work."""
+        principal = _principal(context, Scope.WRITE, *([Scope.READ] if wait_seconds else []))
+        if wait_seconds:
+            check_room(self._gateway, principal)
+        await self._gateway.visible(principal, conversation_id)
+        own = own_key(principal, f"mcp:{idempotency_key}" if idempotency_key else None)
+        await self._gateway.acting(principal, "message", "", key=own).send_message(conversation_id, content)
+        return await self._state(context, principal, conversation_id, wait_seconds)
+
+    async def cancel(
+        self,
+        context: Context[Any, Any],
+        conversation_id: Id,
+        reason: Annotated[str, Field(description="why, for the log", min_length=1, max_length=MAX_REASON)],
+    ) -> TaskState:
+        """Stop an agent and what it runs. One that is over is left alone."""
+        principal = _principal(context, Scope.OPERATE)
+        await self._gateway.visible(principal, conversation_id)
+        await self._gateway.acting(principal, "cancel", reason).cancel(conversation_id)
+        return await self._state(context, principal, conversation_id, 0)
+
+    async def _state(
+        self, context: Context[Any, Any], principal: Principal, conversation_id: str, wait_seconds: float
+    ) -> TaskState:
+        """Return where a conversation is, once it has settled or the time is up; tell of progress meanwhile."""
+        if wait_seconds:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_seconds):
+                    await self._follow(context, principal, conversation_id)
+        found = await result_of(self._gateway.client, conversation_id)
+        summary = found.summary
+        return TaskState(
+            conversation_id=conversation_id,
+            state=summary["state"],
+            is_settled=found.is_settled,
+            message=summary["message"],
+            outputs=summary["outputs"],
+            error=summary["last_error"],
+            cost_usd=summary["cost_usd"],
+        )
+
+    async def _follow(self, context: Context[Any, Any], principal: Principal, conversation_id: str) -> None:
+        """Tell of what the agent does until the conversation has settled.
+
+        Raises:
+            ToolError: it cannot be followed any more: the key has been revoked, the server stops, …
+        """
+        count = 0
+        stream = EventStream(self._gateway, principal, conversation_id, until_settled=True)
+        async with contextlib.aclosing(stream.batches()) as batches:
+            async for batch in batches:
+                for item in batch:
+                    if item.kind == "problem":
+                        raise ToolError(f"{item.content['detail']} {item.content['remedy']}")
+                    if said := described(item.content) if item.kind == "event" else "":
+                        count += 1
+                        await context.report_progress(count, message=said)
+
+
+def _principal(context: Context[Any, Any], *scopes: Scope) -> Principal:
+    """Return who calls a tool, if they have the scopes.
+
+    Raises:
+        Refused: their key does not have them.
+    """
+    request = context.request_context.request
+    assert request is not None, "a tool is called by a request"
+    principal: Principal = request.state.principal
+    for scope in scopes:
+        principal.require(scope)
+    return principal
+
+
+def _told(tool: Callable[P, Awaitable[TaskState]]) -> Callable[P, Awaitable[TaskState]]:
+    """Return a tool whose expected errors the caller reads; of all others it reads nothing."""
+
+    @functools.wraps(tool)
+    async def call(*args: P.args, **kwargs: P.kwargs) -> TaskState:
+        try:
+            return await tool(*args, **kwargs)
+        except DeckhandsError as error:
+            raise ToolError(f"{error.code}: {error.message} {error.remedy}".strip()) from error
+
+    return call

@@ -1,0 +1,268 @@
+"""Agents behind the API of OpenAI's chat completions.
+
+Holds: the text of an answer is what the agent said last; a stream has everything that the agent says, as it is written,
+each word once. What the agent does on the way is `reasoning_content`, which clients show separately or leave out. If
+the client disconnects, the conversation continues.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import JSONResponse, Response
+
+from broker.log.live_text import LiveText
+from broker.runtime.clock import SYSTEM_CLOCK
+from broker.runtime.errors import DeckhandsError, UsageError
+from deckhands.server.cluster import agents, models
+from deckhands.server.conversations import begin_once, result_of
+from deckhands.server.dependencies import GatewayOf, IdempotencyKey, Reader, Writer, fingerprint, own_key
+from deckhands.server.gateway import Gateway, Principal
+from deckhands.server.live import ALIVE, SseResponse, settles
+from deckhands.server.models import Result
+from deckhands.server.problems import Problem, as_openai, problem_of, status_of_error
+from deckhands.server.protocols.chat_messages import CONVERSATION, ChatRequest
+from deckhands.server.protocols.progress import described
+from deckhands.server.protocols.spoken import Spoken
+from deckhands.server.runs import DEFAULT_SECONDS, LONGEST_SECONDS
+from deckhands.server.streams import EventStream, Item, take_room
+
+routes = APIRouter(prefix="/v1", tags=["openai"])
+EXAMPLE = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Three files."}}]}
+LISTED = {"object": "list", "data": [{"id": "CodeActAgent", "object": "model", "owned_by": "deckhands"}]}
+MODELS: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {"example": LISTED}}}}
+COMPLETIONS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {
+            "application/json": {"example": EXAMPLE},
+            "text/event-stream": {"example": "data: [DONE]\n\n"},
+        }
+    }
+}
+
+
+class AgentFailed(Problem):
+    """The conversation has ended in an error; to send the same again would begin another one."""
+
+    def __init__(self, conversation_id: str, summary: Mapping[str, Any]) -> None:
+        code = str(summary["error_code"] or "agent_failed")
+        message = f"The conversation {conversation_id} ended in an error: {summary['last_error']}"
+        super().__init__(502, code, message, headers={"Location": f"/conversations/{conversation_id}"})
+
+
+@routes.get("/models", summary="List agents as models", responses=MODELS)
+async def listed(gateway: GatewayOf, principal: Reader) -> dict[str, Any]:
+    """List each agent, with the workers' default model, and with each profile as `AGENT/PROFILE`."""
+    names, profiles = (await agents(gateway, principal)).names, (await models(gateway, principal)).profiles
+    found = [name + behind for name in names for behind in ("", *(f"/{profile}" for profile in profiles))]
+    data = [{"id": name, "object": "model", "created": 0, "owned_by": "deckhands"} for name in found]
+    return {"object": "list", "data": data}
+
+
+@routes.post(
+    "/chat/completions",
+    response_class=Response,
+    responses=COMPLETIONS,
+    summary="Let an agent answer (OpenAI's chat completions)",
+)
+async def complete(
+    gateway: GatewayOf,
+    principal: Writer,
+    _reader: Reader,
+    request: Request,
+    *,
+    chat: ChatRequest,
+    timeout_seconds: Annotated[float, Query(gt=0, le=LONGEST_SECONDS)] = DEFAULT_SECONDS,
+    deltas: Annotated[bool, Query(description="false: a stream has only the answer, and has it whole")] = True,
+    key: IdempotencyKey = None,
+) -> Response:
+    """Begin a conversation with the messages, or continue `metadata.conversation_id` with the user's new ones.
+
+    The answer comes when the conversation has settled. After the timeout it has the finish reason `length`, and the
+    conversation continues. `metadata.conversation_id` of the answer names it.
+    """
+    is_live = bool(chat.stream) and deltas and not chat.is_formed
+    turn = await turn_of(gateway, principal, request, chat, key, is_live=is_live)
+    headers = {"Location": f"/conversations/{turn.conversation_id}"}
+    if chat.stream:
+        events = events_of(gateway, principal, turn, is_live=is_live)
+        return SseResponse(gateway, events, headers, head=ALIVE, written=Chunks(turn, chat, is_live=is_live).of)
+    result = await answered(gateway, request, turn, timeout_seconds)
+    message = {
+        "role": "assistant",
+        "content": answer_in(result.summary, chat) if result.is_settled else "",
+        "refusal": None,
+    }
+    choice = {
+        "index": 0,
+        "message": message,
+        "finish_reason": "stop" if result.is_settled else "length",
+        "logprobs": None,
+    }
+    found = turn.head("chat.completion") | {"choices": [choice], "usage": turn.usage(result.summary)}
+    return JSONResponse(found, headers=headers)
+
+
+class Turn:
+    """One request and its answer in a conversation.
+
+    Args:
+        after: the last event before it.
+        before: the tokens that the conversation had used before: of prompts and of completions.
+        steps: the steps that it had taken.
+    """
+
+    def __init__(
+        self, conversation_id: str, model: str, *, after: int = 0, before: tuple[int, int] = (0, 0), steps: int = 0
+    ) -> None:
+        self.conversation_id, self.after, self.steps = conversation_id, after, steps
+        self._model, self._before = model, before
+        self._created = int(SYSTEM_CLOCK.now().timestamp())
+
+    def head(self, kind: str) -> dict[str, Any]:
+        """Return what every object about it has."""
+        return {
+            "id": f"chatcmpl-{self.conversation_id}-{self.after}",
+            "object": kind,
+            "created": self._created,
+            "model": self._model,
+            "metadata": {CONVERSATION: self.conversation_id},
+        }
+
+    def usage(self, summary: Mapping[str, Any]) -> dict[str, int]:
+        """Return the tokens of all model calls since it began."""
+        prompt = max(0, summary["prompt_tokens"] - self._before[0])
+        completion = max(0, summary["completion_tokens"] - self._before[1])
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+async def turn_of(
+    gateway: Gateway,
+    principal: Principal,
+    request: Request,
+    chat: ChatRequest,
+    key: str | None,
+    *,
+    is_live: bool = False,
+) -> Turn:
+    """Begin or continue a conversation.
+
+    Args:
+        is_live: what the agent says is wanted as it is written.
+
+    Raises:
+        KeyReused: the key belongs to another request.
+        UnknownConversation: there is none of this id, or it is another tenant's.
+        UsageError, Problem: the messages cannot be used, or the conversation takes none.
+    """
+    take_room(gateway, principal)
+    if not chat.conversation_id:
+        return Turn(await begin_once(gateway, principal, request, chat.task(), key, is_watched=is_live), chat.model)
+    conversation_id = await gateway.visible(principal, chat.conversation_id)
+    text, images = chat.message()
+    own = own_key(principal, key)
+    if own is not None:
+        await gateway.repeated.begin(own, await fingerprint(request))
+    before = (await result_of(gateway.client, conversation_id)).summary
+    if is_live:
+        await LiveText(gateway.store, conversation_id).announce()
+    client = gateway.acting(principal, "message", "", key=own)
+    try:
+        await client.send_message(conversation_id, text, images=images, model=chat.model_of_agent)
+    except DeckhandsError as error:
+        if own is not None and status_of_error(error) < 500:
+            await gateway.repeated.forget(own)
+        if isinstance(error, UsageError):
+            raise Problem(409, "conflict", error.message, remedy=error.remedy) from error
+        raise
+    used = before["prompt_tokens"], before["completion_tokens"]
+    after, steps = before["last_event_id"], before["iterations"]
+    return Turn(conversation_id, chat.model, after=after, before=used, steps=steps)
+
+
+def events_of(gateway: Gateway, principal: Principal, turn: Turn, *, is_live: bool) -> EventStream:
+    """Return what happens in a turn until the conversation has settled; see `turn_of`."""
+    return EventStream(
+        gateway,
+        principal,
+        turn.conversation_id,
+        after=turn.after,
+        deltas=is_live,
+        until_settled=True,
+        is_said_whole=True,
+    )
+
+
+async def answered(gateway: Gateway, request: Request, turn: Turn, timeout_seconds: float) -> Result:
+    """Wait until the conversation has settled, but no longer than the timeout.
+
+    Raises:
+        AgentFailed: it has ended in an error.
+    """
+    await settles(gateway, request, turn.conversation_id, timeout_seconds=timeout_seconds)
+    result = await result_of(gateway.client, turn.conversation_id)
+    if result.is_settled and result.summary["state"] == "error":
+        raise AgentFailed(turn.conversation_id, result.summary)
+    return result
+
+
+def answer_in(summary: Mapping[str, Any], chat: ChatRequest) -> str:
+    """Return what the agent said last, or its structured output as JSON where a form was asked for."""
+    return json.dumps(summary["outputs"], ensure_ascii=False) if chat.is_formed else str(summary["message"])
+
+
+class Chunks:
+    """The items of a stream, as chunks of a completion.
+
+    Args:
+        is_live: what the agent says is handed out as it is written.
+    """
+
+    def __init__(self, turn: Turn, chat: ChatRequest, *, is_live: bool) -> None:
+        self._turn, self._chat = turn, chat
+        self._spoken = Spoken(turn.steps + 1) if is_live else None
+        self._has_usage = chat.stream_options is not None and chat.stream_options.include_usage
+        self._is_begun = False
+
+    def of(self, item: Item) -> bytes:
+        """Return an item as server-sent events."""
+        if item.kind == "problem":
+            return _data(as_openai(item.content))
+        first = b"" if self._is_begun else self._chunk({"role": "assistant", "content": ""})
+        self._is_begun = True
+        if item.kind == "end":
+            return first + self._end(item.content["summary"])
+        words = thought = ""
+        if self._spoken is None:
+            thought = described(item.content)
+        elif item.kind == "delta":
+            words = self._spoken.piece(item.content)
+        elif item.content["kind"] == "model.reply":
+            words = self._spoken.reply(item.content)
+        else:
+            thought = described(item.content, has_thought=False)
+        first += self._chunk({"content": words}) if words else b""
+        return first + (self._chunk({"reasoning_content": f"{thought}\n"}) if thought else b"")
+
+    def _end(self, summary: Mapping[str, Any]) -> bytes:
+        if summary["state"] == "error":
+            return _data(as_openai(problem_of(AgentFailed(self._turn.conversation_id, summary))))
+        answer = answer_in(summary, self._chat)
+        rest = answer if self._spoken is None else self._spoken.end(answer)
+        parts = [self._chunk({"content": rest}) if rest else b"", self._chunk({}, "stop")]
+        if self._has_usage:
+            head = self._turn.head("chat.completion.chunk")
+            parts.append(_data(head | {"choices": [], "usage": self._turn.usage(summary)}))
+        return b"".join((*parts, b"data: [DONE]\n\n"))
+
+    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+        return _data(self._turn.head("chat.completion.chunk") | {"choices": [choice]})
+
+
+def _data(content: Mapping[str, Any]) -> bytes:
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    return f"data: {text}\n\n".encode("utf-8", "replace")

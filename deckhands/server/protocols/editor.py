@@ -1,0 +1,220 @@
+"""Conversations in an editor: an agent of the Agent Client Protocol on standard input and output.
+
+Holds: the id of a session is that of its conversation, so any program can load the session again. The editor passes the
+agent's questions to the person; as long as it does not answer, nothing is refused and nothing is agreed to.
+Does not: use the files and terminals of the editor; an agent works in its own workspace, the directory of the session.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import acp
+from acp.schema import (
+    AgentCapabilities,
+    AllowedOutcome,
+    EmbeddedResourceContentBlock,
+    ImageContentBlock,
+    Implementation,
+    InitializeResponse,
+    LoadSessionResponse,
+    NewSessionResponse,
+    PermissionOption,
+    PromptCapabilities,
+    PromptResponse,
+    ResourceContentBlock,
+    TextContentBlock,
+    TextResourceContents,
+)
+
+from broker.contract.actions import RiskyAction
+from broker.contract.agent_state import AgentState
+from broker.contract.events import Event
+from broker.runtime.errors import DeckhandsError
+from deckhands.client.conversation.async_conversation import AsyncConversation
+from deckhands.client.reading.summary import ExitCode, Summary
+from deckhands.server.protocols.editor_updates import SessionUpdates, asked
+
+MAX_SESSIONS = 16
+INVALID_PARAMS, INTERNAL_ERROR = -32_602, -32_603
+"""Of JSON-RPC; an editor shows the message beside them."""
+ALLOW, REJECT = "allow", "reject"
+OPTIONS = [
+    PermissionOption(option_id=ALLOW, name="Allow", kind="allow_once"),
+    PermissionOption(option_id=REJECT, name="Reject", kind="reject_once"),
+]
+REFUSED = "The user has refused this action."
+
+_log = logging.getLogger(__name__)
+Stop = Literal["end_turn", "max_turn_requests", "refusal", "cancelled"]
+Make = Callable[[str, str | None], AsyncConversation[Any]]
+"""Makes the conversation of a session from its directory, and its id if it exists."""
+
+
+class EditorAgent:
+    """All sessions of one editor."""
+
+    def __init__(self, make: Make) -> None:
+        self._make = make
+        self._sessions: dict[str, AsyncConversation[Any]] = {}
+        self._updates: defaultdict[str, SessionUpdates] = defaultdict(SessionUpdates)
+        self._editor: acp.Client
+
+    def on_connect(self, conn: acp.Client) -> None:
+        """Keep the connection to the editor."""
+        self._editor = conn
+
+    async def initialize(self, protocol_version: int, **_: Any) -> InitializeResponse:
+        """Name the agent and what it can do."""
+        able = PromptCapabilities(image=True, embedded_context=True)
+        return InitializeResponse(
+            protocol_version=min(protocol_version, acp.PROTOCOL_VERSION),
+            agent_capabilities=AgentCapabilities(load_session=True, prompt_capabilities=able),
+            agent_info=Implementation(name="deckhands", title="Deckhands", version="1"),
+        )
+
+    async def new_session(self, cwd: str, mcp_servers: Sequence[Any] | None = None, **_: Any) -> NewSessionResponse:
+        """Describe a conversation in a directory; it begins with the first prompt."""
+        talk = self._opened(cwd, None, mcp_servers)
+        self._sessions[talk.id] = talk
+        return NewSessionResponse(session_id=talk.id)
+
+    async def load_session(
+        self, cwd: str, session_id: str, mcp_servers: Sequence[Any] | None = None, **_: Any
+    ) -> LoadSessionResponse:
+        """Show a conversation from before, to be continued."""
+        talk = self._sessions.get(session_id) or self._opened(cwd, session_id, mcp_servers)
+        try:
+            for event in await talk.events():
+                await self._show(session_id, event, is_replayed=True)
+        except DeckhandsError as error:
+            if session_id not in self._sessions:
+                await talk.disconnect()
+            raise _refusal(error) from error
+        self._sessions[session_id] = talk
+        return LoadSessionResponse()
+
+    async def prompt(self, session_id: str, prompt: Sequence[Any], **_: Any) -> PromptResponse:
+        """Send what the person wrote, and show what the agent does until it has settled."""
+        talk = self._session(session_id)
+        text, images = content_of(prompt)
+        try:
+            await talk.send_message(text, images=images)
+            while True:
+                last = await self._shown(talk)
+                summary = await talk.state()
+                if last is None or summary.state != AgentState.AWAITING_USER_CONFIRMATION:
+                    return PromptResponse(stop_reason=_stop(summary))
+                if not await self._decided(talk, last):
+                    return PromptResponse(stop_reason="cancelled")
+        except DeckhandsError as error:
+            raise _refusal(error) from error
+
+    async def cancel(self, session_id: str, **_: Any) -> None:
+        """Stop what runs; the next prompt continues the conversation."""
+        if (talk := self._sessions.get(session_id)) is not None:
+            with contextlib.suppress(DeckhandsError):  # it is over already
+                await talk.interrupt()
+
+    async def aclose(self) -> None:
+        """End what was started here for the sessions."""
+        for talk in self._sessions.values():
+            await talk.disconnect()
+
+    def _opened(self, cwd: str, session_id: str | None, servers: Sequence[Any] | None) -> AsyncConversation[Any]:
+        if len(self._sessions) >= MAX_SESSIONS:
+            raise _invalid(f"There are {MAX_SESSIONS} sessions; end this program.")
+        if servers:
+            _log.warning("MCP servers of the editor are left out; tool workers offer those of their configuration")
+        try:
+            return self._make(cwd, session_id)
+        except DeckhandsError as error:
+            raise _refusal(error) from error
+
+    def _session(self, session_id: str) -> AsyncConversation[Any]:
+        if session_id not in self._sessions:
+            raise _invalid(f"There is no session {ascii(session_id)[:100]}.")
+        return self._sessions[session_id]
+
+    async def _shown(self, talk: AsyncConversation[Any]) -> RiskyAction | None:
+        """Show what happens until the conversation has settled; return the last action of the agent."""
+        last = None
+        async with contextlib.aclosing(talk.stream()) as events:
+            async for event in events:
+                assert isinstance(event, Event)
+                await self._show(talk.id, event)
+                last = event if isinstance(event, RiskyAction) else last
+        return last
+
+    async def _show(self, session_id: str, event: Event, *, is_replayed: bool = False) -> None:
+        for update in self._updates[session_id].of(event, is_replayed=is_replayed):
+            await self._editor.session_update(session_id, update)
+
+    async def _decided(self, talk: AsyncConversation[Any], action: RiskyAction) -> bool:
+        """Ask the person about the agent's question; False: they have cancelled instead."""
+        answer = await self._editor.request_permission(talk.id, asked(action), OPTIONS)
+        if not isinstance(answer.outcome, AllowedOutcome):
+            return False
+        if answer.outcome.option_id == ALLOW:
+            await talk.confirm(action_id=action.id)
+        else:
+            await talk.reject(action_id=action.id, reason=REFUSED)
+        return True
+
+
+def content_of(blocks: Sequence[Any]) -> tuple[str, list[bytes]]:
+    """Return the text and the pictures of a prompt.
+
+    Raises:
+        RequestError: it has something else, or no text.
+    """
+    texts: list[str] = []
+    images: list[bytes] = []
+    for block in blocks:
+        match block:
+            case TextContentBlock():
+                texts.append(block.text)
+            case ResourceContentBlock():
+                texts.append(f"[{block.name}]({block.uri})")
+            case EmbeddedResourceContentBlock(resource=TextResourceContents() as resource):
+                texts.append(f"{resource.uri}:\n{resource.text}")
+            case ImageContentBlock():
+                try:
+                    images.append(base64.b64decode(block.data, validate=True))
+                except binascii.Error:
+                    raise _invalid("A picture is not in base64.") from None
+            case _:
+                raise _invalid("A prompt may have texts, resources and pictures.")
+    text = "\n".join(texts).strip()
+    if not text:
+        raise _invalid("The prompt has no text.")
+    return text, images
+
+
+def _stop(summary: Summary) -> Stop:
+    """Return why a turn has ended.
+
+    Raises:
+        RequestError: the conversation has ended in an error.
+    """
+    if summary.exit_code is ExitCode.LIMIT:
+        return "max_turn_requests"
+    if summary.state == AgentState.ERROR:
+        raise acp.RequestError(INTERNAL_ERROR, summary.last_error, {"code": summary.error_code})
+    if summary.state == AgentState.REJECTED:
+        return "refusal"
+    return "cancelled" if summary.state in (AgentState.STOPPED, AgentState.PAUSED) else "end_turn"
+
+
+def _invalid(reason: str) -> acp.RequestError:
+    return acp.RequestError(INVALID_PARAMS, reason)
+
+
+def _refusal(error: DeckhandsError) -> acp.RequestError:
+    return acp.RequestError(INVALID_PARAMS, f"{error.message} {error.remedy}".strip(), {"code": error.code})

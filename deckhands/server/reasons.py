@@ -1,0 +1,70 @@
+"""Why a conversation makes no progress, over HTTP."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from fastapi import APIRouter
+from pydantic import AwareDatetime, BaseModel, Field
+
+from deckhands.client.reasons.link import Cause, Link, Why
+from deckhands.server.auth.api_keys import Scope
+from deckhands.server.conversations import Seen
+from deckhands.server.dependencies import GatewayOf, Reader
+from deckhands.server.models import ID, MOMENT
+
+routes = APIRouter(prefix="/conversations", tags=["conversations"])
+
+
+class ShownLink(BaseModel):
+    """One step from the state to the cause.
+
+    Attributes:
+        cause: what it says, for programs.
+        text: one sentence. It may contain text that a model or a command wrote.
+        since: when it began; null: not known.
+        until: when it is expected to end; null: unknown.
+        remedy: what would change it; empty: only time.
+        details: the same in values.
+        lines: of a log, the latest last.
+        links: the explanation of another conversation that is the cause.
+    """
+
+    cause: Cause = Field(examples=["quota"])
+    text: str = Field(examples=["Its next model call waits for its turn at the quota of openai/*."])
+    since: AwareDatetime | None = None
+    until: AwareDatetime | None = None
+    remedy: str = ""
+    details: dict[str, Any] = Field(default_factory=dict, examples=[{"position": 3, "waiting": 12}])
+    lines: list[str] = Field(default_factory=list)
+    links: list[ShownLink] = Field(default_factory=list)
+
+    @classmethod
+    def of(cls, link: Link) -> Self:
+        """Return a link in the form of the API."""
+        return cls.model_validate(link.as_json())
+
+
+class ShownWhy(BaseModel):
+    """Why a conversation is in its current state: a chain of links from the state to the cause."""
+
+    conversation_id: str = Field(examples=[ID])
+    state: str = Field(examples=["rate_limited"])
+    wait_reason: str = Field(examples=["rate_limit"])
+    at: AwareDatetime = Field(examples=[MOMENT])
+    links: list[ShownLink]
+
+    @classmethod
+    def of(cls, why: Why) -> Self:
+        """Return an explanation in the form of the API."""
+        return cls.model_validate(why.as_json())
+
+
+@routes.get("/{conversation_id}/why", summary="Explain a wait")
+async def why(gateway: GatewayOf, principal: Reader, conversation_id: Seen) -> ShownWhy:
+    """Explain why the conversation is in its current state, and what would change that.
+
+    Workers and nodes are named to keys with the scope `admin` for all tenants.
+    """
+    is_admin = Scope.ADMIN in principal.key.scopes
+    return ShownWhy.of(await gateway.client.why(conversation_id, shows_workers=principal.sees_all and is_admin))

@@ -1,0 +1,121 @@
+"""What a server keeps of evaluations that are looked at: their figures, and which attempts there are.
+
+An evaluation may have 20,000 attempts with 4,000 characters of evidence each, and every open page asks every few
+seconds. So its rows are read once for all who ask, and again only when a driver has written since.
+Holds: at most a tenth of the time goes into reading the rows of one evaluation while it runs, so its figures may be ten
+times as old as reading them takes. Those of one that is over are always the last ones. No evidence is kept.
+Does not: know who may see what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from broker.runtime.clock import Clock
+from deckhands.evaluation.attempts.catalog import Catalog, Listed
+from deckhands.evaluation.attempts.results import Row
+from deckhands.evaluation.attempts.statistics import (
+    Distribution,
+    FailureClass,
+    distribution_of,
+    failure_classes_of,
+    summary_of,
+)
+
+KEPT = 16
+REST = 10.0
+OVER = "over"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An attempt, as far as people choose attempts by it."""
+
+    key: tuple[str, str, int]
+    outcome: str
+    cause: str
+
+    @property
+    def model(self) -> str:
+        """With which it was made."""
+        return self.key[0]
+
+    @property
+    def instance(self) -> str:
+        """Of which it is."""
+        return self.key[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """What the rows of an evaluation come to.
+
+    Attributes:
+        models: the figures of each, as `summary_of` has them.
+        entries: in the order of the rows.
+    """
+
+    models: Mapping[str, Mapping[str, Any]]
+    distributions: Mapping[str, Distribution]
+    failure_classes: Sequence[FailureClass]
+    entries: Sequence[Entry] = field(repr=False)
+
+
+@dataclass(slots=True)
+class _Kept:
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    overview: Overview | None = None
+    at: datetime | None = None
+    read_at: float = 0.0
+    took: float = 0.0
+
+
+class Overviews:
+    """The overviews of the evaluations that were looked at last."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+
+    async def of(self, catalog: Catalog, listed: Listed) -> Overview:
+        """Return the overview of an evaluation; those who ask at the same time wait for one reading.
+
+        Raises:
+            StoreError: the store cannot be used.
+        """
+        kept = self._kept.setdefault(listed.name, _Kept())
+        self._kept.move_to_end(listed.name)
+        while len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
+        async with kept.lock:
+            if kept.overview is not None and self._is_fresh(kept, listed):
+                return kept.overview
+            begun = self._clock.monotonic()
+            rows = await catalog.rows(listed.name)
+            kept.overview = await asyncio.to_thread(_overview, rows)
+            kept.at, kept.read_at = listed.at, self._clock.monotonic()
+            kept.took = kept.read_at - begun
+            return kept.overview
+
+    def _is_fresh(self, kept: _Kept, listed: Listed) -> bool:
+        if kept.at == listed.at:
+            return True
+        is_over = listed.standing is None or listed.standing.state == OVER
+        return not is_over and self._clock.monotonic() - kept.read_at < REST * kept.took
+
+
+def _overview(rows: Sequence[Row]) -> Overview:
+    return Overview(
+        summary_of(rows)["models"],
+        {
+            "cost_usd": distribution_of(rows, lambda row: row.cost_usd),
+            "seconds": distribution_of(rows, lambda row: row.seconds),
+        },
+        failure_classes_of(rows),
+        tuple(Entry(row.key, row.outcome, row.cause) for row in rows),
+    )

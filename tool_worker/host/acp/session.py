@@ -1,0 +1,338 @@
+"""Our side of the Agent Client Protocol: one session of one agent, turn by turn.
+
+Holds: at most one request of each kind is under way; an unexpected answer, an unknown method and an update of another
+session change nothing; a tool call is reported once, when it has ended; a question is answered once.
+Does not: do I/O; `acp_program` passes lines in and out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable
+
+from tool_worker.host.acp.client_requests import ClientRequests, Unanswerable
+from tool_worker.host.acp.reports import Call, Fields, Report, count_in, fields_in, permission_of, text_in, words_of
+from tool_worker.host.acp.running_agent import AgentLost
+
+PROTOCOL_VERSION = 1
+CALLS_LIMIT = 256
+QUESTIONS_LIMIT = 32
+SESSION_ID_CHARS = ID_CHARS = 256
+UPDATES_LIMIT = 5000
+"""A report is due after this many updates, even an empty one."""
+UNREADABLE_LIMIT = 100
+"""How many lines outside the protocol an agent may write; some agents log to standard output."""
+METHOD_NOT_FOUND, INVALID = -32601, -32600
+AUTHENTICATION_NEEDED = -32000
+
+
+class Session:
+    """One session.
+
+    Args:
+        send: Writes a message to the agent.
+        wanted: The session to continue; empty: a new one is made.
+
+    Attributes:
+        session_id: Empty until there is one.
+        outcome: How the report ends, once it does: `working`, `permission`, `ended`, `failed` or `lost`.
+        is_cancelled: The turn under way was cancelled, and the agent has not ended it yet.
+    """
+
+    def __init__(self, send: Callable[[Fields], None], requests: ClientRequests, directory: str, wanted: str) -> None:
+        self.session_id = ""
+        self.outcome = ""
+        self.is_cancelled = False
+        self.report = Report()
+        self._send = send
+        self._requests = requests
+        self._directory = directory
+        self._wanted = wanted
+        self._waiting: dict[int, Callable[[Fields], None]] = {}
+        self._next_id = 0
+        self._prompts: deque[str] = deque()
+        self._turn = 0
+        self._calls: dict[str, Call] = {}
+        self._ended: deque[str] = deque(maxlen=CALLS_LIMIT)
+        self._questions: dict[int, object] = {}
+        self._question = 0
+        self._unreadable = self._updates = self._ignored = 0
+        self._cost: float | None = None
+        self._agent = ""
+        capabilities = {"fs": {"readTextFile": True, "writeTextFile": True}, "terminal": True}
+        self._ask(
+            "initialize",
+            {
+                "protocolVersion": PROTOCOL_VERSION,
+                "clientCapabilities": capabilities,
+                "clientInfo": {"name": "deckhands", "version": "1"},
+            },
+            self._initialized,
+        )
+
+    @property
+    def is_turn_open(self) -> bool:
+        """Whether the agent works, or will as soon as it is ready."""
+        return bool(self._turn or self._prompts)
+
+    def prompt(self, text: str) -> None:
+        """Send the agent a prompt; a turn under way is cancelled first."""
+        self._prompts.append(text)
+        if self._turn:
+            self.cancel()
+        elif self.session_id:
+            self._begin_turn()
+
+    def cancel(self) -> None:
+        """Ask the agent to end its turn; one that has not begun is ended at once."""
+        if self._turn:
+            self.is_cancelled = True
+            self._send({"method": "session/cancel", "params": {"sessionId": self.session_id}})
+        else:
+            self._prompts.clear()
+            self._end_turn("cancelled")
+        for number in list(self._questions):
+            self.answer(number, "")
+
+    def answer(self, number: int, option_id: str) -> None:
+        """Answer a question; a second answer changes nothing.
+
+        Args:
+            option_id: Empty: the question is cancelled.
+        """
+        if number in self._questions:
+            chosen: Fields = {"outcome": "selected", "optionId": option_id} if option_id else {"outcome": "cancelled"}
+            self._send({"id": self._questions.pop(number), "result": {"outcome": chosen}})
+
+    def begin_report(self) -> None:
+        """Begin the next report."""
+        self.report, self.outcome, self._updates, self._ignored = Report(), "", 0, 0
+
+    def reported(self) -> Fields:
+        """Return the report so far."""
+        fields = self.report.fields()
+        return {
+            **fields,
+            "session_id": fields.get("session_id", self.session_id),
+            "agent": self._agent,
+            "cost_usd": self._cost,
+            "ignored": self._ignored,
+        }
+
+    def take(self, line: bytes) -> None:
+        """Process one line from the agent.
+
+        Raises:
+            AgentLost: It does not speak the protocol, or cannot work.
+        """
+        if not line.strip():
+            return
+        try:
+            message = json.loads(line, parse_constant=_refuse, parse_float=_finite)
+        except (ValueError, RecursionError):
+            message = None
+        if not isinstance(message, dict):
+            self._ignored += 1
+            self._unreadable += 1
+            if self._unreadable > UNREADABLE_LIMIT:
+                raise AgentLost("malformed_reply", "The agent does not write the Agent Client Protocol.")
+            return
+        method, params = message.get("method"), fields_in(message.get("params"))
+        if not isinstance(method, str):
+            self._take_answer(message)
+        elif message.get("id") is None:
+            if method == "session/update" and params.get("sessionId") == self.session_id and self.session_id:
+                self._take_update(fields_in(params.get("update")))
+        elif isinstance(message["id"], int | str) and len(str(message["id"])) <= ID_CHARS:
+            self._take_request(message["id"], method, params)
+        else:
+            self._ignored += 1
+
+    def _ask(self, method: str, params: Fields, then: Callable[[Fields], None]) -> int:
+        self._next_id += 1
+        self._waiting[self._next_id] = then
+        self._send({"id": self._next_id, "method": method, "params": params})
+        return self._next_id
+
+    def _take_answer(self, message: Fields) -> None:
+        number = message.get("id")
+        is_number = isinstance(number, int) and not isinstance(number, bool)
+        then = self._waiting.pop(number, None) if is_number and isinstance(number, int) else None
+        if then is None:
+            self._ignored += 1
+        else:
+            then(message)
+
+    def _initialized(self, message: Fields) -> None:
+        result = _result(message, "initialize")
+        version = result.get("protocolVersion")
+        if version != PROTOCOL_VERSION:
+            raise AgentLost("bad_request", f"The agent speaks version {str(version)[:20]} of the protocol, not 1.")
+        about = fields_in(result.get("agentInfo"))
+        self._agent = " ".join(filter(None, (text_in(about.get("name"), 100), text_in(about.get("version"), 40))))
+        where: Fields = {"cwd": self._directory, "mcpServers": []}
+        if not self._wanted:
+            self._ask("session/new", where, self._opened)
+        elif fields_in(result.get("agentCapabilities")).get("loadSession") is True:
+            self._ask("session/load", {**where, "sessionId": self._wanted}, self._loaded)
+        else:
+            self._lose("The session has ended with its program, and the agent cannot load it again.")
+
+    def _opened(self, message: Fields) -> None:
+        session_id = _result(message, "session/new").get("sessionId")
+        if not isinstance(session_id, str) or not 0 < len(session_id) <= SESSION_ID_CHARS:
+            raise AgentLost("malformed_reply", "The agent has opened a session without a usable id.")
+        self._be_ready(session_id)
+
+    def _loaded(self, message: Fields) -> None:
+        if "error" in message:
+            self._lose(f"The agent cannot load its session again: {_error_text(message)}")
+        else:
+            self._be_ready(self._wanted)  # what it has said of it until now is in the log already
+
+    def _be_ready(self, session_id: str) -> None:
+        self.session_id = session_id
+        if self._prompts:
+            self._begin_turn()
+
+    def _lose(self, reason: str) -> None:
+        self._prompts.clear()
+        self.report.set(reason=reason)
+        self.outcome = "lost"
+
+    def _begin_turn(self) -> None:
+        blocks = [{"type": "text", "text": self._prompts.popleft()}]
+        self._turn = self._ask("session/prompt", {"sessionId": self.session_id, "prompt": blocks}, self._turn_ended)
+
+    def _turn_ended(self, message: Fields) -> None:
+        self._turn = 0
+        self.is_cancelled = False
+        for number in list(self._questions):
+            self.answer(number, "")
+        if self._prompts:
+            self._begin_turn()
+            return
+        try:
+            result = _result(message, "session/prompt")
+        except AgentLost as refused:  # it lives on, and may take the next one
+            self.report.set(code=refused.code, reason=str(refused))
+            self.outcome = "failed"
+            return
+        self._count(fields_in(result.get("usage")))
+        self._end_turn(text_in(result.get("stopReason"), 40) or "end_turn")
+
+    def _end_turn(self, reason: str) -> None:
+        self.report.set(stop_reason=reason)
+        self.outcome = "ended"
+
+    def _count(self, usage: Fields) -> None:
+        """Report the tokens of the turn; the protocol counts cache reads and writes separately."""
+        cached, written = count_in(usage.get("cachedReadTokens")), count_in(usage.get("cachedWriteTokens"))
+        self.report.set(
+            usage={
+                "prompt_tokens": count_in(usage.get("inputTokens")) + cached + written,
+                "completion_tokens": count_in(usage.get("outputTokens")),
+                "cache_read_tokens": cached,
+                "cache_write_tokens": written,
+            }
+        )
+
+    def _take_update(self, update: Fields) -> None:
+        kind = update.get("sessionUpdate")
+        self._updates += 1
+        if kind == "agent_message_chunk":
+            self.report.say("content", words_of(update.get("content")))
+        elif kind == "agent_thought_chunk":
+            self.report.say("thoughts", words_of(update.get("content")))
+        elif kind == "plan":
+            self.report.set_plan(update.get("entries"))
+        elif kind in ("tool_call", "tool_call_update"):
+            self._take_call(update)
+        elif kind == "usage_update":
+            cost = fields_in(update.get("cost"))
+            amount = cost.get("amount")
+            if cost.get("currency") == "USD" and isinstance(amount, int | float) and 0 <= amount < float("inf"):
+                self._cost = float(amount)
+        if not self.outcome and (self.report.is_full or self._updates >= UPDATES_LIMIT):
+            self.outcome = "working"
+
+    def _take_call(self, told: Fields) -> None:
+        call_id = told.get("toolCallId")
+        if not isinstance(call_id, str) or call_id in self._ended:
+            self._ignored += 1
+            return
+        is_new = call_id not in self._calls
+        call = self._call(call_id)
+        call.add(told)
+        if is_new and self.report.has_words:
+            self.outcome = "working"  # what was said before a call is read before its outcome
+        if call.has_ended:
+            del self._calls[call_id]
+            self._ended.append(call_id)
+            self.report.set(call=call.shown(self._requests.shown(call.terminal_ids)))
+            self.outcome = "working"
+
+    def _call(self, call_id: str) -> Call:
+        if call_id not in self._calls and len(self._calls) >= CALLS_LIMIT:
+            del self._calls[next(iter(self._calls))]  # the oldest: it was never ended
+        return self._calls.setdefault(call_id, Call())
+
+    def _take_request(self, number: int | str, method: str, params: Fields) -> None:
+        if method == "session/request_permission":
+            self._take_question(number, params)
+            return
+
+        def answer(result: Fields | None) -> None:
+            self._send({"id": number, "result": result})
+
+        try:
+            self._requests.carry_out(method, params, answer)
+        except Unanswerable as error:
+            code = METHOD_NOT_FOUND if str(error).startswith("There is no method") else INVALID
+            self._send({"id": number, "error": {"code": code, "message": str(error)}})
+
+    def _take_question(self, number: int | str, params: Fields) -> None:
+        is_ours = params.get("sessionId") == self.session_id and self._turn
+        if not is_ours or len(self._questions) >= QUESTIONS_LIMIT or number in self._questions.values():
+            self._ignored += 1
+            self._send({"id": number, "error": {"code": INVALID, "message": "This cannot be asked now."}})
+            return
+        told = fields_in(params.get("toolCall"))
+        call_id = told.get("toolCallId")
+        call = self._call(call_id) if isinstance(call_id, str) and call_id not in self._ended else Call()
+        call.add(told)
+        self._question += 1
+        self._questions[self._question] = number
+        self.report.set(permission=permission_of(self._question, call.shown(), params.get("options")))
+        self.outcome = "permission"
+
+
+def _result(message: Fields, method: str) -> Fields:
+    """Return the result of a request.
+
+    Raises:
+        AgentLost: It has failed.
+    """
+    if "error" in message:
+        code = fields_in(message["error"]).get("code")
+        kind = "authentication" if code == AUTHENTICATION_NEEDED else "internal"
+        raise AgentLost(kind, f"The agent refuses {method}: {_error_text(message)}")
+    return fields_in(message.get("result"))
+
+
+def _error_text(message: Fields) -> str:
+    error = fields_in(message.get("error"))
+    more = json.dumps(error["data"]) if error.get("data") is not None else ""
+    return text_in(" ".join(filter(None, (text_in(error.get("message")), more)))) or "it does not say why."
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if number in (float("inf"), float("-inf")):
+        raise ValueError(f"{text[:20]} is too large")
+    return number

@@ -1,0 +1,187 @@
+"""What a page looks like now: its tree with an id at every element, a picture, and where things are in it.
+
+Holds: looking takes a bounded time, also at a page that does not answer; a frame that does not answer is left out.
+Does not: keep anything from one look to the next; an element's id lives in the page, see `marking.js`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from playwright.async_api import BrowserContext, CDPSession, Error, Frame, Page
+
+from tool_worker.host.browser.page_tree import FrameTree, tree_text
+from tool_worker.host.browser.set_of_marks import Mark
+
+LOOK_LIMIT_SECONDS = 8.0
+FRAME_LIMIT_SECONDS = 3.0
+DETACH_LIMIT_SECONDS = 3.0
+MAX_FRAMES = 50
+MAX_MARKS = 500
+MAX_TEXT_CHARS = 500_000
+MAX_TREE_ELEMENTS = 10_000
+"""Of a larger page no tree is asked for: Chromium would take longer than a look may, and nobody is shown all of it."""
+
+WORDS_ONLY = "[The page is too large to be shown as a tree: these are its words.]\n"
+
+
+class PageSilent(Exception):
+    """The page does not answer: its own program keeps it busy."""
+
+
+@dataclass(slots=True)
+class PageView:
+    """One look at a page.
+
+    Attributes:
+        frames: by the prefix of their elements' bids; the page itself under the empty one.
+        png: of the part that can be seen; empty if there is none.
+    """
+
+    url: str = ""
+    tree: str = ""
+    text: str = ""
+    focused_bid: str = ""
+    png: bytes = b""
+    marks: list[Mark] = field(default_factory=list)
+    frames: dict[str, Frame] = field(default_factory=dict)
+
+
+class _Look:
+    """One look, in the making."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.view = PageView(url=page.url)
+        self.clickable: set[str] = set()
+        self.elements = 0
+
+    async def mark(self, frame: Frame, prefix: str, left: float, top: float) -> None:
+        """Give the elements of a frame, and of those within it, their ids."""
+        limit = LOOK_LIMIT_SECONDS if frame is self.page.main_frame else FRAME_LIMIT_SECONDS
+        async with asyncio.timeout(limit):
+            found = await frame.evaluate(_marking(), prefix)
+        self.view.frames[prefix] = frame
+        self.elements += int(found["count"])
+        for bid, *box, is_clickable, is_marked in found["visible"]:
+            if is_clickable:
+                self.clickable.add(bid)
+            if is_marked and len(self.view.marks) < MAX_MARKS:
+                x1, y1, x2, y2 = box
+                self.view.marks.append(Mark(bid, int(left + x1), int(top + y1), int(left + x2), int(top + y2)))
+        self.view.focused_bid = str(found["focused"] or "") or self.view.focused_bid
+        windows = {bid: place for bid, *place in found["windows"]}
+        for child in frame.child_frames:
+            if len(self.view.frames) < MAX_FRAMES:
+                with suppress(TimeoutError, Error):  # it is gone, or silent
+                    await self._mark_child(child, windows, left, top)
+
+    async def _mark_child(self, child: Frame, windows: Mapping[str, list[float]], left: float, top: float) -> None:
+        async with asyncio.timeout(FRAME_LIMIT_SECONDS):
+            bid = await (await child.frame_element()).get_attribute("bid")
+        if bid:
+            x, y = windows.get(bid, [0.0, 0.0])
+            await self.mark(child, bid, left + x, top + y)
+
+    async def tree(self, session: CDPSession) -> FrameTree:
+        """Return the tree of everything that one session of the browser can see."""
+        snapshot = await session.send("DOMSnapshot.captureSnapshot", {"computedStyles": []})
+        return await self._document(session, snapshot, 0)
+
+    async def _document(self, session: CDPSession, snapshot: Mapping[str, Any], number: int) -> FrameTree:
+        document, strings = snapshot["documents"][number], snapshot["strings"]
+        nodes = document["nodes"]
+        numbers = nodes["backendNodeId"]
+        bids = {}
+        for backend, attributes in zip(numbers, nodes["attributes"], strict=True):
+            for name, value in zip(attributes[::2], attributes[1::2], strict=True):
+                if strings[name] == "bid":
+                    bids[backend] = strings[value]
+        for index in nodes["isClickable"]["index"]:
+            self.clickable.add(bids.get(numbers[index], ""))
+        inner = dict(zip(nodes["contentDocumentIndex"]["index"], nodes["contentDocumentIndex"]["value"], strict=True))
+        frames = {}
+        for index, backend in enumerate(numbers):
+            if bids.get(backend) in self.view.frames:
+                with suppress(TimeoutError, Error):
+                    frames[backend] = await (
+                        self._document(session, snapshot, inner[index])
+                        if index in inner
+                        else self._elsewhere(self.view.frames[bids[backend]])
+                    )
+        told = await session.send("Accessibility.getFullAXTree", {"frameId": strings[document["frameId"]]})
+        return FrameTree(told["nodes"], bids, frames)
+
+    async def _elsewhere(self, frame: Frame) -> FrameTree:
+        """Return the tree of a frame that another process of the browser shows."""
+        async with asyncio.timeout(FRAME_LIMIT_SECONDS), session_of(self.page.context, frame) as session:
+            return await self.tree(session)
+
+
+@asynccontextmanager
+async def session_of(context: BrowserContext, target: Page | Frame) -> AsyncIterator[CDPSession]:
+    """Yield a session of the browser's protocol, and give it up afterwards: the browser keeps it as long as the tab."""
+    session = await context.new_cdp_session(target)
+    try:
+        yield session
+    finally:
+        with suppress(TimeoutError, Error):
+            async with asyncio.timeout(DETACH_LIMIT_SECONDS):
+                await session.detach()
+
+
+async def look(page: Page) -> PageView:
+    """Look at a page.
+
+    Raises:
+        PageSilent: it does not answer.
+        playwright.async_api.Error: it went away meanwhile.
+    """
+    looking = _Look(page)
+    try:
+        async with asyncio.timeout(LOOK_LIMIT_SECONDS):
+            await looking.mark(page.main_frame, "", 0.0, 0.0)
+            async with session_of(page.context, page) as session:
+                if looking.elements > MAX_TREE_ELEMENTS:
+                    looking.view.tree = WORDS_ONLY + await read_text(page)
+                else:
+                    looking.view.tree = tree_text(await looking.tree(session), frozenset(looking.clickable))
+                looking.view.png = await _picture(session)
+    except TimeoutError as error:
+        raise PageSilent("The page does not answer.") from error
+    looking.view.url = page.url
+    return looking.view
+
+
+async def read_text(page: Page) -> str:
+    """Return the words of a page.
+
+    Raises:
+        PageSilent: it does not answer.
+    """
+    try:
+        async with asyncio.timeout(LOOK_LIMIT_SECONDS):
+            text = await page.evaluate("() => document.body ? document.body.innerText : ''")
+    except TimeoutError as error:
+        raise PageSilent("The page does not answer.") from error
+    return str(text)[:MAX_TEXT_CHARS]
+
+
+async def _picture(session: CDPSession) -> bytes:
+    try:
+        shot = await session.send("Page.captureScreenshot", {"format": "png", "optimizeForSpeed": True})
+    except Error:
+        return b""
+    return base64.b64decode(shot["data"])
+
+
+@cache
+def _marking() -> str:
+    return Path(__file__).with_name("marking.js").read_text(encoding="utf-8")

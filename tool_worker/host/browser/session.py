@@ -1,0 +1,245 @@
+"""The session program of the browser: actions in, what the page shows out; see `tool_worker.host.session_program`.
+
+Holds: every call is answered, whatever happens to the page or to Chromium: a page that does not answer loses its tab,
+a Chromium that died is replaced by a new one, and the model learns about it; a cancelled call is answered at
+once. When nobody has called for a while, the program ends and takes Chromium along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":  # started by its path, as a separate program
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from playwright.async_api import Error
+
+from tool_worker.host.browser.action_strings import ActionStringError, Call, read_actions
+from tool_worker.host.browser.chromium import Chromium, ChromiumFailed
+from tool_worker.host.browser.page_actions import ActionFailed, PageActions
+from tool_worker.host.browser.page_text import page_text, reading_text
+from tool_worker.host.browser.page_view import PageSilent, PageView, look, read_text
+from tool_worker.host.browser.set_of_marks import pictures
+from tool_worker.host.browser.tabs import Tabs, shortened
+from tool_worker.host.descendants import kill_descendants
+from tool_worker.host.sessions.session_wire import Result, serve
+
+DEFAULT_TIMEOUT_SECONDS = 120.0
+IDLE_SECONDS = 900.0
+LOAD_LIMIT_SECONDS = 30.0
+LOOKS = 4
+LOOK_AGAIN_SECONDS = 0.2
+
+ENDED = "Chromium had ended; this is a new one: the tabs and logins of the one before are gone."
+CANCELLED = "The action was cancelled. It may have taken effect in part."
+SILENT = "The page did not answer: a program in it keeps it busy. Its tab was closed."
+CRASHED = "The page crashed. Its tab was closed."
+NOT_LOADED = "The page that was asked for did not come in time; waiting for it was given up."
+DIED = "Chromium ended during the action. The next action starts a new one; tabs and logins are gone."
+
+
+class BrowserSession:
+    """The browser of a conversation, started by its first call.
+
+    Args:
+        executable: Chromium's.
+        folder: of the workspace; downloads go there.
+        idle_seconds: after how long without a call the program ends.
+    """
+
+    def __init__(self, executable: str, folder: Path, idle_seconds: float = IDLE_SECONDS) -> None:
+        self._idle_seconds = idle_seconds
+        self._executable = executable
+        self._folder = folder
+        self._chromium: Chromium | None = None
+        self._tabs: Tabs | None = None
+        self._view = PageView()
+        self._doing: asyncio.Task[Result] | None = None
+        self._is_cancelled = False
+        self._idle: asyncio.TimerHandle | None = None
+
+    async def call(self, arguments: dict[str, Any]) -> Result:
+        """Carry out actions, and tell what the page shows then."""
+        if self._idle is not None:
+            self._idle.cancel()
+        self._is_cancelled = False
+        self._doing = asyncio.create_task(self._do(arguments))
+        try:
+            return await self._doing
+        except asyncio.CancelledError:
+            if not self._is_cancelled:
+                raise
+            return await self._cancelled()
+        except ChromiumFailed as error:
+            return {"content": f"ERROR: {error}", "is_error": True}
+        finally:
+            self._idle = asyncio.get_running_loop().call_later(self._idle_seconds, _end_program)
+
+    async def interrupt(self) -> None:
+        """Stop the call that runs."""
+        if self._doing is not None:
+            self._is_cancelled = True
+            self._doing.cancel()
+
+    async def _do(self, arguments: dict[str, Any]) -> Result:
+        seconds = float(arguments.get("timeout") or DEFAULT_TIMEOUT_SECONDS)
+        is_reading = arguments.get("form") == "text"
+        deadline = asyncio.get_running_loop().time() + seconds
+        tabs = await self._ready(seconds)
+        error, is_download = "", False
+        try:
+            calls = read_actions(str(arguments["actions"]))
+            async with asyncio.timeout_at(deadline):
+                is_download = await self._carry_out(tabs, calls, Path(arguments.get("cwd") or self._folder))
+                await tabs.settle_downloads()
+        except (ActionStringError, ActionFailed, PageSilent, Error) as failure:
+            error = str(failure)
+        except TimeoutError:
+            error = f"The action did not end within {seconds:g} seconds and was given up."
+            await tabs.stop_loading()
+            await tabs.give_up_downloads()
+        return await self._told(tabs, error, deadline, is_reading=is_reading) | {"is_download": is_download}
+
+    async def _ready(self, seconds: float) -> Tabs:
+        """Return the tabs of a Chromium that lives."""
+        if self._chromium is None or self._tabs is None or not await self._chromium.answers():
+            is_first = self._chromium is None
+            await self._end()
+            try:
+                async with asyncio.timeout(seconds):
+                    self._chromium = await Chromium.started(self._executable)
+            except TimeoutError as error:
+                raise ChromiumFailed(f"Chromium did not start within {seconds:g} seconds.") from error
+            self._tabs = Tabs(self._chromium.context, self._folder, self._chromium.downloads)
+            self._view = PageView()
+            if not is_first:
+                self._tabs.note(ENDED)
+        return self._tabs
+
+    async def _carry_out(self, tabs: Tabs, calls: list[Call], folder: Path) -> bool:
+        """Carry out actions in order, up to the first that fails; say whether the last only led to a download."""
+        page, is_download = tabs.active, False
+        for number, call in enumerate(calls):
+            if tabs.active is not page:  # the bids that follow are those of another page
+                page = tabs.active
+                self._view = await look(page)
+            actions = PageActions(tabs, self._view.frames, folder)
+            try:
+                await actions.carry_out(call)
+                is_download = actions.is_download
+            except ActionFailed as failure:
+                left = len(calls) - number - 1
+                rest = f"\nThe {left} actions after it were not carried out." if left else ""
+                where = f"{call.text}: " if len(calls) > 1 else ""
+                raise ActionFailed(f"{where}{failure}{rest}") from failure
+        return is_download
+
+    async def _told(self, tabs: Tabs, error: str, deadline: float, *, is_reading: bool) -> Result:
+        """Look at the page and say what is there."""
+        text = ""
+        self._view = PageView()
+        for attempt in range(LOOKS):
+            page = tabs.active
+            try:
+                if self._chromium is None or not await self._chromium.answers():
+                    return self._without_page(f"{error}\n{DIED}".strip())
+                if tabs.is_crashed:
+                    error = f"{error}\n{CRASHED}".strip()
+                    await tabs.close(page)
+                    continue
+                if not await tabs.settled(
+                    min(LOAD_LIMIT_SECONDS, max(deadline - asyncio.get_running_loop().time(), 0))
+                ):
+                    tabs.note(NOT_LOADED)
+                    await tabs.stop_loading()
+                if is_reading:
+                    text = await read_text(page)
+                    self._view = PageView(url=page.url)
+                else:
+                    self._view = await look(page)
+                if page is tabs.active:
+                    break
+            except PageSilent:
+                error = f"{error}\n{SILENT}".strip()
+                await tabs.close(page)
+            except Error as failure:  # it was left for another page while it was looked at
+                if attempt == LOOKS - 1 and not error:
+                    error = f"The page cannot be looked at: {str(failure).partition(chr(10))[0]}"
+                await asyncio.sleep(LOOK_AGAIN_SECONDS)
+        return self._result(tabs, error, text, is_reading=is_reading)
+
+    def _result(self, tabs: Tabs, error: str, text: str, *, is_reading: bool) -> Result:
+        notes, saved = tabs.taken()
+        view = self._view
+        names = [str(path) for path in saved]
+        notes += [f"Downloaded to {name}" for name in names]
+        url, urls, active = shortened(view.url or tabs.active.url), tabs.urls, tabs.active_index
+        console = tabs.log.taken()
+        content = (
+            reading_text(url=url, error=error, notes=notes, text=text, console=console)
+            if is_reading
+            else page_text(
+                url=url,
+                focused_bid=view.focused_bid,
+                tabs=urls,
+                active=active,
+                error=error,
+                notes=notes,
+                tree=view.tree,
+                console=console,
+            )
+        )
+        plain = marked = ""
+        if view.png:
+            with suppress(OSError):
+                plain, marked = pictures(view.png, view.marks)
+        return {
+            "content": content,
+            "url": url,
+            "error": error,
+            "screenshot": plain,
+            "set_of_marks": marked,
+            "open_pages_urls": urls,
+            "active_page_index": active,
+            "focused_element_bid": view.focused_bid,
+            "downloads": names,
+        }
+
+    def _without_page(self, error: str) -> Result:
+        content = page_text(url="", focused_bid="", tabs=(), active=-1, error=error, notes=(), tree="")
+        return {"content": content, "url": "", "error": error}
+
+    async def _cancelled(self) -> Result:
+        """Answer at once; the page stops loading."""
+        if self._tabs is None:
+            return self._without_page(CANCELLED)
+        await self._tabs.stop_loading()
+        await self._tabs.give_up_downloads()
+        self._view = PageView()
+        return self._result(self._tabs, CANCELLED, "", is_reading=False)
+
+    async def _end(self) -> None:
+        if self._chromium is not None:
+            chromium, self._chromium, self._tabs = self._chromium, None, None
+            await chromium.end()
+
+
+def _end_program() -> None:
+    """End, and Chromium too."""
+    kill_descendants(os.getpid())
+    os._exit(0)
+
+
+def main() -> None:
+    """Serve the workspace host that started this program with Chromium's path and, optionally, an idle time."""
+    session = BrowserSession(sys.argv[1], Path.cwd(), *map(float, sys.argv[2:]))
+    asyncio.run(serve(session.call, session.interrupt))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,290 @@
+"""The tabs of a browser, and what happens in them by itself: dialogs, downloads, new windows, crashes.
+
+Holds: there is always an active tab; no dialog waits for an answer; a download that ends well is a file in the
+workspace, under a name that nothing there had before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from playwright.async_api import BrowserContext, Dialog, Download, Error, Page, Request, Response
+
+from tool_worker.host.browser.page_log import FAILED_STATUS, PageLog
+
+MAX_TABS = 20
+MAX_NOTES = 50
+MAX_SHOWN_CHARS = 500
+MAX_URL_CHARS = 2_000
+CLOSE_LIMIT_SECONDS = 2.0
+LOAD_LIMIT_SECONDS = 3.0
+SETTLE_SECONDS = 0.2
+STOP_LIMIT_SECONDS = 0.5
+MEASURE_SECONDS = 0.2
+MAX_ARRIVING_BYTES = 256 << 20
+"""Of all downloads that are under way at a time."""
+BLANK = "about:blank"
+TOO_SLOW = "it did not end in time"
+TOO_LARGE = f"it has more than {MAX_ARRIVING_BYTES >> 20} MiB"
+BY_SHELL = "What takes longer, or is larger, is downloaded by a program in the shell's background, such as curl."
+
+_UNFIT = re.compile(r"[\x00-\x1f\x7f/\\]+")
+
+
+class Tabs:
+    """The tabs of one browser.
+
+    Args:
+        folder: where downloads go.
+        arriving: where the browser keeps them until they are whole.
+    """
+
+    def __init__(self, context: BrowserContext, folder: Path, arriving: Path) -> None:
+        self.accepts_dialogs = False
+        self.dialog_text = ""
+        self.log = PageLog()
+        self._context = context
+        self._folder = folder
+        self._arriving = arriving
+        self._notes: list[str] = []
+        self._downloads: set[asyncio.Task[None]] = set()
+        self._under_way: set[Download] = set()
+        self._saved: list[Path] = []
+        self._crashed: set[Page] = set()
+        self._loading: dict[Page, Request] = {}
+        self._came = asyncio.Event()
+        self._download_begun = asyncio.Event()
+        for page in context.pages:
+            self._watch(page)
+        self.active = context.pages[0]
+        context.on("page", self._opened)
+
+    @property
+    def urls(self) -> list[str]:
+        """The addresses of the tabs, in order."""
+        return [shortened(page.url) for page in self._context.pages]
+
+    @property
+    def active_index(self) -> int:
+        """Which of them is acted in."""
+        pages = self._context.pages
+        return pages.index(self.active) if self.active in pages else -1
+
+    @property
+    def is_crashed(self) -> bool:
+        """Whether the program of the active tab has died."""
+        return self.active in self._crashed
+
+    def note(self, text: str) -> None:
+        """Keep a note for the next answer."""
+        if len(self._notes) < MAX_NOTES:
+            self._notes.append(text)
+
+    def taken(self) -> tuple[list[str], list[Path]]:
+        """Return what was noted and which files were downloaded since the last time."""
+        notes, self._notes = self._notes, []
+        saved, self._saved = self._saved, []
+        self._download_begun.clear()
+        return notes, saved
+
+    async def open(self) -> None:
+        """Open a tab and act in it."""
+        self.active = await self._context.new_page()
+
+    async def close(self, page: Page) -> None:
+        """Close a tab, and act in the one before it; there is always one."""
+        pages = self._context.pages
+        index = pages.index(page) if page in pages else 0
+        if len(pages) <= 1:
+            await self.open()
+        with suppress(TimeoutError, Error):
+            async with asyncio.timeout(CLOSE_LIMIT_SECONDS):
+                await page.close()
+        left = [other for other in self._context.pages if other is not page]
+        if self.active is page:
+            self.active = left[min(max(index - 1, 0), len(left) - 1)]
+
+    async def choose(self, index: int) -> None:
+        """Act in another tab.
+
+        Raises:
+            LookupError: there is no such tab.
+        """
+        self.active = self._context.pages[index]
+        await self.active.bring_to_front()
+
+    async def wait_for_download(self, limit_seconds: float) -> bool:
+        """Say whether a download begins by then, or has begun since the last `taken`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_seconds):
+                await self._download_begun.wait()
+        return self._download_begun.is_set()
+
+    async def settled(self, limit_seconds: float) -> bool:
+        """Wait until the page that the active tab is about to show is there; say whether it came in time.
+
+        Until then the browser answers no question about the tab.
+        """
+        await asyncio.sleep(SETTLE_SECONDS)  # for what was set off to begin
+        try:
+            async with asyncio.timeout(limit_seconds):
+                while self.active in self._loading:
+                    self._came.clear()
+                    await self._came.wait()
+        except TimeoutError:
+            return False
+        with suppress(Error):
+            await self.active.wait_for_load_state("load", timeout=LOAD_LIMIT_SECONDS * 1000)
+        return True
+
+    async def stop_loading(self) -> None:
+        """Give up what the active tab is about to show."""
+        self._loading.pop(self.active, None)
+        with suppress(TimeoutError, Error):  # a page that is busy does not stop either
+            async with asyncio.timeout(STOP_LIMIT_SECONDS):
+                session = await self._context.new_cdp_session(self.active)
+                await session.send("Page.stopLoading")
+                await session.detach()
+
+    async def settle_downloads(self) -> None:
+        """Wait until what is being downloaded is there; what has become too large is given up."""
+        while self._downloads:
+            await asyncio.wait(self._downloads, timeout=MEASURE_SECONDS)
+            if self._under_way and await asyncio.to_thread(_size_of, self._arriving) > MAX_ARRIVING_BYTES:
+                await self.give_up_downloads(TOO_LARGE)
+
+    async def give_up_downloads(self, reason: str = TOO_SLOW) -> None:
+        """End what is still being downloaded: one that never ends would hold up every action after this one."""
+        for download in list(self._under_way):
+            self.note(f"The download of {shortened(download.url)} was given up: {reason}. {BY_SHELL}")
+            with suppress(TimeoutError, Error):
+                async with asyncio.timeout(STOP_LIMIT_SECONDS):
+                    await download.cancel()
+        self._under_way.clear()
+        if self._downloads:
+            await asyncio.wait(self._downloads, timeout=STOP_LIMIT_SECONDS)
+
+    def _opened(self, page: Page) -> None:
+        self._watch(page)
+        if len(self._context.pages) > MAX_TABS:
+            self.note(f"A new tab was closed at once: {MAX_TABS} are allowed.")
+            self._keep(page.close())
+            return
+        self.active = page
+
+    def _watch(self, page: Page) -> None:
+        page.on("dialog", self._answer)
+        page.on("download", self._download)
+        page.on("crash", self._note_crash)
+        page.on("close", self._closed)
+        page.on("request", self._note_request)
+        page.on("response", self._note_response)
+        page.on("requestfailed", self._note_failure)
+        page.on("console", lambda message: self.log.add_message(message.type, message.text))
+        page.on("pageerror", lambda error: self.log.add_error(str(error)))
+
+    def _note_request(self, request: Request) -> None:
+        with suppress(Error):  # it is none of a page, or its page is gone
+            page = request.frame.page
+            if request.is_navigation_request() and request.frame is page.main_frame:
+                self._loading[page] = request
+
+    def _note_response(self, response: Response) -> None:
+        self._note_answer(response.request)
+        if response.status >= FAILED_STATUS:
+            self.log.add_failure(response.request.method, response.url, f"{response.status} {response.status_text}")
+
+    def _note_failure(self, request: Request) -> None:
+        self._note_answer(request)
+        self.log.add_failure(request.method, request.url, request.failure or "no answer")
+
+    def _note_answer(self, request: Request) -> None:
+        for page, awaited in list(self._loading.items()):
+            if awaited is request:
+                del self._loading[page]
+                self._came.set()
+
+    def _note_crash(self, page: Page) -> None:
+        self._crashed.add(page)
+
+    def _closed(self, page: Page) -> None:
+        self._crashed.discard(page)
+        if self._loading.pop(page, None) is not None:
+            self._came.set()
+        left = [other for other in self._context.pages if other is not page]
+        if self.active is page and left:
+            self.active = left[-1]
+
+    async def _answer(self, dialog: Dialog) -> None:
+        is_accepted = self.accepts_dialogs or dialog.type in ("alert", "beforeunload")
+        how = "accepted" if is_accepted else "dismissed"
+        self.note(f"The page showed a dialog ({dialog.type}), which was {how}: {dialog.message[:MAX_SHOWN_CHARS]}")
+        with suppress(Error):  # its tab was closed meanwhile
+            if is_accepted and dialog.type == "prompt":
+                await dialog.accept(self.dialog_text)
+            elif is_accepted:
+                await dialog.accept()
+            else:
+                await dialog.dismiss()
+
+    def _download(self, download: Download) -> None:
+        self._download_begun.set()
+        self._under_way.add(download)
+        self._keep(self._save(download))
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._downloads.add(task)
+        task.add_done_callback(self._downloads.discard)
+
+    async def _save(self, download: Download) -> None:
+        try:
+            source = await download.path()
+            target = await asyncio.to_thread(_moved, Path(source), self._folder, download.suggested_filename)
+        except (OSError, Error) as error:
+            if download in self._under_way:  # or it was given up, of which there is a note
+                reason = str(error).partition("\n")[0][:MAX_SHOWN_CHARS]
+                self.note(f"The download of {shortened(download.url)} failed: {reason}")
+            return
+        finally:
+            self._under_way.discard(download)
+        self._saved.append(target)
+
+
+def shortened(url: str) -> str:
+    """Return an address as it is shown: one may have a megabyte."""
+    return url if len(url) <= MAX_URL_CHARS else f"{url[:MAX_URL_CHARS]}… ({len(url)} characters)"
+
+
+def _moved(source: Path, folder: Path, suggested: str) -> Path:
+    """Copy a downloaded file into the workspace, over nothing that is there."""
+    name = _UNFIT.sub("_", suggested).strip(". ")[-150:] or "download"
+    stem, dot, ending = name.rpartition(".")
+    for number in range(1, 10_000):
+        shown = name if number == 1 else f"{stem}-{number}.{ending}" if dot and stem else f"{name}-{number}"
+        target = folder / shown
+        try:
+            descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+        except FileExistsError:
+            continue
+        with os.fdopen(descriptor, "wb") as file, source.open("rb") as content:
+            while chunk := content.read(1 << 20):
+                file.write(chunk)
+        return target
+    raise FileExistsError(f"there are too many files named {name}")
+
+
+def _size_of(folder: Path) -> int:
+    """Return the bytes of the files in a folder; those that go meanwhile are not counted."""
+    size = 0
+    with suppress(FileNotFoundError):
+        for file in folder.iterdir():
+            with suppress(FileNotFoundError):
+                size += file.stat().st_size
+    return size

@@ -1,0 +1,340 @@
+r"""The tool `str_replace_editor`: view, create and edit text files, and undo the edits.
+
+Rules, limits and wording are those of OpenHands (openhands-aci), on which models were trained.
+
+Holds:
+    - `run` answers every call with a result; whatever the model or the file system does wrong is a text that starts
+      with `ERROR:` and says what to do.
+    - All texts of a result are valid UTF-8, and `content` is bounded.
+Does not:
+    - Confine paths to the workspace: the sandbox around the workspace host does, for all tools alike.
+    - Convert documents.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from tool_worker.host.editor.directory_listing import list_directory
+from tool_worker.host.editor.editor_arguments import insert_line_number, line_range, optional_text, required_text
+from tool_worker.host.editor.picture import is_picture, picture_url
+from tool_worker.host.editor.replacements import SPANS_LIMIT, Replacement, Span, replaced, replacements_in
+from tool_worker.host.text_files.file_errors import (
+    EditorError,
+    EditRefusedError,
+    InvalidParameterError,
+    as_utf8,
+    excerpt,
+)
+from tool_worker.host.text_files.regular_file import find_status, make_parents
+from tool_worker.host.text_files.seen_files import SeenFiles
+from tool_worker.host.text_files.text_diff import unified_diff
+from tool_worker.host.text_files.text_file import TextFile, with_plain_breaks
+from tool_worker.host.text_files.versioned_files import VersionedFiles
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tool_worker.host.editor.notebook import Notebook
+
+SNIPPET_CONTEXT_LINES = 4
+SNIPPETS_LIMIT = 10
+CELL_COMMANDS = ("replace_cell", "insert_cell", "delete_cell")
+NOTEBOOK_ENDING = ".ipynb"
+DOCUMENT_SUFFIXES = (".docx", ".xlsx", ".pptx", ".pdf", ".mp3", ".wav", ".m4a", ".flac")
+
+_CLIPPED_NOTICE = (
+    "<response clipped><NOTE>Due to the max output limit, only part of this file has been shown to you. You should "
+    "retry this tool after you have searched inside the file with `grep -n` in order to find the line numbers of what "
+    "you are looking for.</NOTE>"
+)
+
+
+class FileEditor:
+    """Edits files.
+
+    Args:
+        workspace: Absolute path of the directory in which a relative path was probably meant.
+        files: Where their earlier versions are kept; None: by the editor alone.
+        seen: What the model has seen of them; None: the editor alone knows.
+        max_output_chars: Bound of the numbered lines, or of the directory list, in one result.
+    """
+
+    def __init__(
+        self,
+        workspace: str,
+        files: VersionedFiles | None = None,
+        seen: SeenFiles | None = None,
+        *,
+        max_output_chars: int = 16000,
+    ) -> None:
+        assert os.path.isabs(workspace), workspace
+        self._workspace = workspace
+        self._files = files or VersionedFiles()
+        self._seen = seen or SeenFiles()
+        self._max_output_chars = max_output_chars
+        self._commands = {
+            "view": self._view,
+            "create": self._create,
+            "str_replace": self._str_replace,
+            "insert": self._insert,
+            "undo_edit": self._undo_edit,
+            **dict.fromkeys(CELL_COMMANDS, self._change_cell),
+        }
+
+    def run(self, arguments: dict[str, object]) -> dict[str, object]:
+        r"""Run one command.
+
+        Idempotent: `view` only. Repeating an edit either fails or edits again.
+
+        Args:
+            arguments: `command` (view, create, str_replace, insert, undo_edit) and `path` (absolute); `file_text` for
+                create, with `overwrite` where a file may be there; `old_str` and `new_str` (nothing if left out) for
+                str_replace, or `edits`, a list of both, and `replace_all`; `insert_line` (an integer or
+                its decimal digits; 0 is before the first line) and `new_str` for insert; `view_range` ([first, last],
+                counted from 1, -1 is the last line) for view. Other keys are ignored.
+
+        Returns:
+            `content` (what the model reads), `is_error`, `path`, `prev_exist` (whether something was there before);
+            and after an edit `old_content` (None after create), `new_content` and `diff` (unified; "" if nothing
+            changed), in which every line break is `\n`. These three are None after `view` and after an error.
+        """
+        path = str(arguments.get("path") or "")
+        try:
+            command = optional_text(arguments, "command")
+            if command not in self._commands:
+                raise EditRefusedError(
+                    f"Unrecognized command {excerpt(str(command))}. The allowed commands for the str_replace_editor "
+                    f"tool are: {', '.join(self._commands)}"
+                )
+            overwrites = arguments.get("overwrite") is True
+            path = self._checked_path(command, required_text(arguments, "path", command), overwrites=overwrites)
+            return self._commands[command](path, arguments)
+        except EditorError as error:
+            exists = path.startswith("/") and os.path.exists(path)
+            return _result(f"ERROR:\n{error}", path, is_error=True, prev_exist=exists)
+
+    def _checked_path(self, command: str, path: str, *, overwrites: bool) -> str:
+        if not path.startswith("/"):
+            hint = "The path should be an absolute path, starting with `/`."
+            suggestion = os.path.join(self._workspace, path)
+            if path and os.path.exists(suggestion):
+                hint += f" Maybe you meant {suggestion}?"
+            raise InvalidParameterError("path", path, hint)
+        path = path.rstrip("/") or "/"
+        status = find_status(path)
+        if command == "create" and status and not overwrites:
+            raise InvalidParameterError(
+                "path",
+                path,
+                f"File already exists at: {path}. Cannot overwrite files using command `create`. "
+                "Set `overwrite` to true to replace its whole content.",
+            )
+        if command != "create" and not status:
+            raise InvalidParameterError("path", path, f"The path {path} does not exist. Please provide a valid path.")
+        if command == "view":
+            return path
+        if status and stat.S_ISDIR(status.st_mode):
+            raise InvalidParameterError(
+                "path", path, f"The path {path} is a directory and only the `view` command can be used on directories."
+            )
+        if _is_document(path):
+            raise InvalidParameterError(
+                "path",
+                path,
+                f"The path {path} points to a binary file ({os.path.splitext(path)[1]}) and only the `view` "
+                "command can be used on supported binary files.",
+            )
+        return path
+
+    def _view(self, path: str, arguments: dict[str, object]) -> dict[str, object]:
+        view_range = arguments.get("view_range") or None
+        if os.path.isdir(path):
+            if view_range is not None:
+                raise InvalidParameterError(
+                    "view_range",
+                    view_range,
+                    "The `view_range` parameter is not allowed when `path` points to a directory.",
+                )
+            return _result(list_directory(path, self._max_output_chars), path)
+        if _is_document(path):
+            # Differs: no document is converted to Markdown, because the workspace host has the standard library only.
+            raise EditRefusedError(
+                f"Error in converting file to Markdown: the workspace has no converter. Please use Python code to read "
+                f"{path}"
+            )
+        if is_picture(path):
+            return {**_result(f"The picture {path} is shown.", path), "image_url": picture_url(path)}
+        content, file = self._files.read(path)
+        self._seen.note(path, content)
+        if path.endswith(NOTEBOOK_ENDING):
+            notebook = _notebook(file.text, path)
+            if notebook is not None:
+                return _result(notebook.shown(view_range, self._max_output_chars), path)
+        lines = _split(file.text)
+        first, last, note = (1, len(lines), "") if view_range is None else line_range(view_range, len(lines))
+        return _result(self._number(lines, first, last, path) + note, path)
+
+    def _create(self, path: str, arguments: dict[str, object]) -> dict[str, object]:
+        text = required_text(arguments, "file_text", "create")
+        if os.path.exists(path):
+            return self._overwrite(path, with_plain_breaks(text))
+        make_parents(path)
+        self._files.create(path, text)
+        self._seen.note(path, text.encode())
+        return _result(
+            f"File created successfully at: {path}", path, prev_exist=False, new_content=with_plain_breaks(text)
+        )
+
+    def _overwrite(self, path: str, text: str) -> dict[str, object]:
+        content, file = self._files.read(path)
+        self._seen.require_current(path, content)
+        self._files.change(path, content, file, text)
+        self._seen.note(path, self._files.read(path)[0])
+        return _result(f"File overwritten at: {path}", path, old_content=file.text, new_content=text)
+
+    def _str_replace(self, path: str, arguments: dict[str, object]) -> dict[str, object]:
+        is_everywhere = arguments.get("replace_all") is True
+        if arguments.get("edits") is not None:
+            replacements = replacements_in(arguments["edits"], is_everywhere=is_everywhere)
+        else:
+            old_str = required_text(arguments, "old_str", "str_replace")
+            new_str = optional_text(arguments, "new_str") or ""
+            replacements = [Replacement(old_str, new_str, is_everywhere=is_everywhere)]
+        content, file = self._files.read(path)
+        self._seen.require_current(path, content)
+        text, spans = replaced(file.text, replacements, path)
+        self._change(path, content, file, text)
+        snippets = self._snippets(text, spans, path)
+        count = f" ({len(spans)} replacements)" if len(spans) > 1 else ""
+        return _result(
+            f"The file {path} has been edited{count}. {snippets}"
+            "Review the changes and make sure they are as expected. Edit the file again if necessary.",
+            path,
+            old_content=file.text,
+            new_content=text,
+        )
+
+    def _change(self, path: str, content: bytes, file: TextFile, text: str) -> None:
+        self._files.change(path, content, file, text)
+        self._seen.note_change(path, self._files.read(path)[0])
+
+    def _insert(self, path: str, arguments: dict[str, object]) -> dict[str, object]:
+        content, file = self._files.read(path)
+        self._seen.require_current(path, content)
+        line_number = insert_line_number(arguments, len(_split(file.text)) if file.text else 0)
+        new_str = with_plain_breaks(required_text(arguments, "new_str", "insert"))
+        # Differs: a last line without a break gets one before a line is added to it, because the two would be glued.
+        lines = file.text.split("\n", line_number)
+        lines.insert(line_number, new_str)
+        text = "\n".join(lines)
+        self._change(path, content, file, text)
+        first = line_number + 1
+        snippet = self._number_around(text, first, first + new_str.count("\n"), "a snippet of the edited file")
+        return _result(
+            f"The file {path} has been edited. {snippet}"
+            "Review the changes and make sure they are as expected (correct indentation, no duplicate lines, etc). "
+            "Edit the file again if necessary.",
+            path,
+            old_content=file.text,
+            new_content=text,
+        )
+
+    def _change_cell(self, path: str, arguments: dict[str, object]) -> dict[str, object]:
+        from tool_worker.host.editor.notebook import Notebook  # it brings the whole of `json`
+
+        content, file = self._files.read(path)
+        self._seen.require_current(path, content)
+        text, cell = Notebook(file.text, path).changed(str(arguments["command"]), arguments)
+        self._change(path, content, file, text)
+        shown = Notebook(text, path).shown([cell, cell] if cell else None, self._max_output_chars)
+        return _result(f"The notebook has been edited. {shown}", path, old_content=file.text, new_content=text)
+
+    def _undo_edit(self, path: str, _arguments: dict[str, object]) -> dict[str, object]:
+        file, earlier = self._files.restore(path)
+        self._seen.note_change(path, self._files.read(path)[0])
+        lines = _split(earlier.text)
+        return _result(
+            f"Last edit to {path} undone successfully. {self._number(lines, 1, len(lines), path)}",
+            path,
+            old_content=file.text,
+            new_content=earlier.text,
+        )
+
+    def _snippets(self, text: str, spans: list[Span], path: str) -> str:
+        """Number the lines around each place, together where they meet."""
+        places: list[list[int]] = []
+        position = line = 0
+        for start, end in spans[:SPANS_LIMIT]:
+            line += text.count("\n", position, start)
+            position, first = start, line + 1
+            last = first + text.count("\n", start, end)
+            if places and first <= places[-1][1] + 2 * SNIPPET_CONTEXT_LINES:
+                places[-1][1] = max(places[-1][1], last)
+            elif len(places) < SNIPPETS_LIMIT:
+                places.append([first, last])
+        return "".join(self._number_around(text, first, last, f"a snippet of {path}") for first, last in places)
+
+    def _number_around(self, text: str, first: int, last: int, description: str) -> str:
+        lines = _split(text)
+        first = max(1, first - SNIPPET_CONTEXT_LINES)
+        last = min(len(lines), last + SNIPPET_CONTEXT_LINES)
+        return self._number(lines, first, last, description)
+
+    def _number(self, lines: list[str], first: int, last: int, description: str) -> str:
+        numbered = []
+        length = -1  # the last line is joined without a break
+        for number in range(first, last + 1):
+            # Differs: the limit covers the numbers too, because of files with many short lines. Long lines are cut
+            # before they are joined: they may have a thousand times the length of what can be shown.
+            numbered.append(f"{number:6}\t{lines[number - 1][: self._max_output_chars]}")
+            length += len(numbered[-1]) + 1
+            if length > self._max_output_chars:
+                break
+        body = "\n".join(numbered)
+        if len(body) > self._max_output_chars:
+            body = body[: self._max_output_chars] + _CLIPPED_NOTICE
+        return f"Here's the result of running `cat -n` on {description}:\n{body}\n"
+
+
+def _notebook(text: str, path: str) -> Notebook | None:
+    """Return the notebook in a text; None if there is none, and it is shown as it is."""
+    from tool_worker.host.editor.notebook import Notebook
+
+    try:
+        return Notebook(text, path)
+    except EditRefusedError:
+        return None
+
+
+def _split(text: str) -> list[str]:
+    """The lines of a text without their breaks; an empty text is one empty line."""
+    # Differs: a line break at the end starts no further, empty line, because models take it for one that they can edit.
+    lines = text.split("\n")
+    if len(lines) > 1 and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def _is_document(path: str) -> bool:
+    return os.path.splitext(path)[1].lower() in DOCUMENT_SUFFIXES
+
+
+def _result(
+    content: str,
+    path: str,
+    *,
+    is_error: bool = False,
+    prev_exist: bool = True,
+    old_content: str | None = None,
+    new_content: str | None = None,
+) -> dict[str, object]:
+    return {
+        "content": as_utf8(content),
+        "is_error": is_error,
+        "path": excerpt(as_utf8(path)),
+        "prev_exist": prev_exist,
+        "old_content": old_content,
+        "new_content": new_content,
+        "diff": None if new_content is None else unified_diff(old_content or "", new_content, path),
+    }

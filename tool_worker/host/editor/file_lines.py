@@ -1,0 +1,170 @@
+r"""Files, or ranges of their lines, read and written as events ask for it that name no editor (OpenHands 10.4).
+
+A range is [start, end): lines are counted from 0, and an `end` of -1 is the end of the file. What lies beyond the end
+counts as the end; a range without a line is the place before `start`. Line breaks are shown as `\n`.
+
+Holds: encoding, line breaks and mode of a file that was there survive; a failed call leaves the file as it was.
+Does not: confine paths to the workspace: the sandbox around the workspace host does, for all tools alike.
+Differs: what is written ends with a line break, but gets no second one, and no text is no line: files come out as they
+were meant. Negative numbers and an end before the start are refused: Python's slices would write lines twice.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from tool_worker.host.editor.editor_arguments import required_text
+from tool_worker.host.editor.picture import is_picture, picture_url
+from tool_worker.host.text_files.file_errors import (
+    EditorError,
+    EditRefusedError,
+    FileAccessError,
+    FileRejectedError,
+    InvalidParameterError,
+    NoTextError,
+    as_utf8,
+    excerpt,
+)
+from tool_worker.host.text_files.regular_file import find_status
+from tool_worker.host.text_files.text_diff import split_lines
+from tool_worker.host.text_files.text_file import with_plain_breaks
+from tool_worker.host.text_files.versioned_files import VersionedFiles
+
+MAX_READ_CHARS = 1_000_000
+"""Longer texts would lose their middle on their way into the log."""
+
+
+class FileLines:
+    """Reads and writes lines of files.
+
+    Args:
+        files: Where the versions are kept that it replaces.
+        max_read_chars: Bound of what is read at once.
+    """
+
+    def __init__(self, files: VersionedFiles, *, max_read_chars: int = MAX_READ_CHARS) -> None:
+        self._files = files
+        self._max_read_chars = max_read_chars
+
+    def read(self, arguments: dict[str, object]) -> dict[str, object]:
+        """Read a range of lines.
+
+        Args:
+            arguments: `path` (relative to `cwd`), `start`, `end`, `cwd`.
+
+        Returns:
+            `content` (the lines, or why not), `is_error`, `path` (absolute), and `image_url` of a picture.
+        """
+        path = ""
+        try:
+            path = _checked_path(arguments, "read")
+            if not _exists(path, "You can only read files."):
+                cwd = excerpt(str(arguments.get("cwd")))
+                raise EditRefusedError(f"File not found: {path}. Your current working directory is {cwd}.")
+            if is_picture(path):
+                return {**_result(f"The picture {path} is shown.", path), "image_url": picture_url(path)}
+            return _result(self._read_text(path, arguments), path)
+        except NoTextError:
+            return _refusal(f"ERROR_BINARY_FILE: {path} holds no text. Use bash to look into it.", path)
+        except EditorError as error:
+            return _refusal(str(error), path)
+
+    def write(self, arguments: dict[str, object]) -> dict[str, object]:
+        """Write lines in place of a range; a file that is missing is made, with its directories.
+
+        Idempotent: only for the whole of a file.
+
+        Args:
+            arguments: `path` (relative to `cwd`), `content`, `start`, `end`, `cwd`.
+
+        Returns:
+            `content` (empty, or why not), `is_error`, `path` (absolute).
+        """
+        path = ""
+        try:
+            path = _checked_path(arguments, "write")
+            content = required_text(arguments, "content", "write")
+            if _exists(path, "You can only write to files."):
+                self._replace(path, with_plain_breaks(content), arguments)
+            else:
+                _range(arguments, 0)
+                _make_directory_of(path)
+                self._files.create(path, _ended(content))
+            return _result("", path)
+        except NoTextError:
+            return _refusal(
+                f"File could not be decoded as text: {path}. If all of it is to be replaced, remove it first.", path
+            )
+        except EditorError as error:
+            return _refusal(str(error), path)
+
+    def _read_text(self, path: str, arguments: dict[str, object]) -> str:
+        _, file = self._files.read(path)
+        lines = split_lines(file.text)
+        start, end = _range(arguments, len(lines))
+        text = "".join(lines[start:end])
+        if len(text) > self._max_read_chars:
+            raise FileRejectedError(
+                path,
+                f"These {end - start} lines are {len(text)} characters long, and at most {self._max_read_chars} are "
+                "read at once. Read fewer lines, with `start` and `end`.",
+            )
+        return text
+
+    def _replace(self, path: str, text: str, arguments: dict[str, object]) -> None:
+        old_content, file = self._files.read(path)
+        lines = split_lines(file.text)
+        start, end = _range(arguments, len(lines))
+        # Differs: a last line without a break gets one before lines are added to it, because the two would be glued.
+        edited = _ended("".join(lines[:start])) + _ended(text) + "".join(lines[end:])
+        self._files.change(path, old_content, file, edited)
+
+
+def _checked_path(arguments: dict[str, object], command: str) -> str:
+    path = required_text(arguments, "path", command)
+    if not path:
+        raise InvalidParameterError("path", path, "It should be the path of a file.")
+    return os.path.join(str(arguments.get("cwd") or "/"), path)
+
+
+def _exists(path: str, advice: str) -> bool:
+    status = find_status(path)
+    if status is not None and stat.S_ISDIR(status.st_mode):
+        raise EditRefusedError(f"Path is a directory: {path}. {advice}")
+    return status is not None
+
+
+def _range(arguments: dict[str, object], line_count: int) -> tuple[int, int]:
+    """The range of lines that is meant, within those there are."""
+    start, end = arguments.get("start", 0), arguments.get("end", -1)
+    for name, number, least in (("start", start, 0), ("end", end, -1)):
+        if not isinstance(number, int) or isinstance(number, bool) or number < least:
+            raise InvalidParameterError(name, number, f"It should be an integer from {least} on.")
+    assert isinstance(start, int)
+    assert isinstance(end, int)
+    if -1 != end < start:
+        raise InvalidParameterError("end", end, f"It should be -1, or at least `start`, which is {start}.")
+    return min(start, line_count), line_count if end == -1 else min(end, line_count)
+
+
+def _make_directory_of(path: str) -> None:
+    try:
+        os.makedirs(os.path.dirname(os.path.realpath(path)), exist_ok=True)
+    except OSError as error:
+        raise FileAccessError(error, f"write to {path}") from error
+
+
+def _ended(text: str) -> str:
+    """A text whose last line has a break, of the kind that the others have."""
+    if not text or text.endswith(("\n", "\r")):
+        return text
+    return text + ("\r\n" if text.count("\r\n") == text.count("\n") > 0 else "\n")
+
+
+def _result(content: str, path: str) -> dict[str, object]:
+    return {"content": content, "is_error": False, "path": excerpt(as_utf8(path))}
+
+
+def _refusal(content: str, path: str) -> dict[str, object]:
+    return {"content": as_utf8(content), "is_error": True, "path": excerpt(as_utf8(path))}

@@ -1,0 +1,201 @@
+r"""Patches as coding models write them: the `*** Begin Patch` form, and unified diffs.
+
+    *** Begin Patch
+    *** Update File: shop/till.py
+    @@ class Till:
+         is_open = False
+    -    limit = 3
+    +    limit = 4
+    *** Add File: notes.txt
+    +A line.
+    *** Delete File: old.py
+    *** End Patch
+
+Holds: what is returned names every file once for each change, in order; a line that fits no form is refused.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tool_worker.host.text_files.file_errors import EditRefusedError, excerpt
+
+FILES_LIMIT = 200
+ADD, UPDATE, DELETE = "add", "update", "delete"
+
+_HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+_DIFF_NOTES = (
+    *("diff ", "index ", "old mode ", "new mode ", "new file mode ", "deleted file mode ", "similarity index "),
+    *("rename from ", "rename to ", "Binary files "),
+)
+
+
+class Chunk:
+    """One place of a change: lines there, and lines in their place.
+
+    Attributes:
+        headings: lines to look for before, such as the head of a class.
+        line: where it probably begins, from 1; 0: nobody knows.
+        is_at_end: whether it is at the end of the file.
+    """
+
+    def __init__(self, line: int = 0) -> None:
+        self.headings: list[str] = []
+        self.line = line
+        self.old: list[str] = []
+        self.new: list[str] = []
+        self.is_at_end = False
+
+
+class FileChange:
+    """What a patch does to one file; `target`: where an updated file goes, if it is moved."""
+
+    def __init__(self, kind: str, path: str) -> None:
+        self.kind = kind
+        self.path = path
+        self.target = ""
+        self.chunks: list[Chunk] = []
+
+
+def parsed_patch(text: str) -> list[FileChange]:
+    """Read a patch.
+
+    Raises:
+        EditRefusedError: it is none; the text says where.
+    """
+    lines = text.replace("\r\n", "\n").strip("\n").split("\n")
+    begins = [number for number, line in enumerate(lines) if line.strip() == "*** Begin Patch"]
+    if begins:
+        changes = _envelope(lines[begins[0] + 1 :])
+    elif any(line.startswith("--- ") for line in lines):
+        changes = _unified(lines)
+    else:
+        raise EditRefusedError("No patch was applied. It begins with neither `*** Begin Patch` nor `--- path`.")
+    if not changes:
+        raise EditRefusedError("No patch was applied. It changes no file.")
+    if len(changes) > FILES_LIMIT:
+        raise EditRefusedError(f"No patch was applied. It changes more than {FILES_LIMIT} files.")
+    return changes
+
+
+def _envelope(lines: list[str]) -> list[FileChange]:
+    changes: list[FileChange] = []
+    for line in lines:
+        if line.strip() == "*** End Patch":
+            return changes
+        kind, path = _file_head(line)
+        if kind:
+            changes.append(FileChange(kind, path))
+            if kind == ADD:
+                changes[-1].chunks.append(Chunk())
+        elif not changes:
+            raise _misplaced(line)
+        elif line.startswith("*** Move to: ") and changes[-1].kind == UPDATE:
+            changes[-1].target = line.removeprefix("*** Move to: ").strip()
+        else:
+            _take(changes[-1], line)
+    raise EditRefusedError("No patch was applied. Its last line `*** End Patch` is missing.")
+
+
+def _file_head(line: str) -> tuple[str, str]:
+    for kind, head in ((ADD, "*** Add File: "), (UPDATE, "*** Update File: "), (DELETE, "*** Delete File: ")):
+        if line.startswith(head):
+            return kind, line.removeprefix(head).strip()
+    return "", ""
+
+
+def _take(change: FileChange, line: str) -> None:
+    """Take a line of a file's change."""
+    if change.kind == ADD and line.startswith("+"):
+        change.chunks[-1].new.append(line[1:])
+        return
+    if change.kind != UPDATE:
+        if line.strip():
+            raise _misplaced(line)
+        return
+    if line.startswith("@@"):
+        heading = line[2:].strip().removesuffix("@@").strip()
+        match = _HUNK.match(line)
+        if not (change.chunks and not change.chunks[-1].old and not change.chunks[-1].new):
+            change.chunks.append(Chunk())
+        if match:
+            change.chunks[-1].line = int(match[1])
+        elif heading:
+            change.chunks[-1].headings.append(heading)
+        return
+    if not change.chunks:
+        change.chunks.append(Chunk())
+    chunk = change.chunks[-1]
+    if line.strip() == "*** End of File":
+        chunk.is_at_end = True
+    else:
+        _take_content(chunk, line)
+
+
+def _take_content(chunk: Chunk, line: str) -> None:
+    sign, rest = line[:1], line[1:]
+    if sign in (" ", ""):
+        chunk.old.append(rest)
+        chunk.new.append(rest)
+    elif sign == "-":
+        chunk.old.append(rest)
+    elif sign == "+":
+        chunk.new.append(rest)
+    elif sign != "\\":  # "\ No newline at end of file"
+        raise _misplaced(line)
+
+
+def _unified(lines: list[str]) -> list[FileChange]:
+    changes: list[FileChange] = []
+    number = 0
+    while number < len(lines):
+        line = lines[number]
+        if line.startswith("--- ") and lines[number + 1 : number + 2] and lines[number + 1].startswith("+++ "):
+            changes.append(_of_heads(_diff_path(line), _diff_path(lines[number + 1])))
+            number += 2
+        elif match := _HUNK.match(line):
+            if not changes:
+                raise _misplaced(line)
+            number = _take_hunk(changes[-1], match, lines, number + 1)
+        elif not line.strip() or line.startswith(_DIFF_NOTES) or line.startswith("\\"):
+            if line.startswith(("rename ", "Binary files ")):
+                raise EditRefusedError(f"No patch was applied. Use bash for this part of it: `{excerpt(line, 200)}`.")
+            number += 1
+        else:
+            raise _misplaced(line)
+    return changes
+
+
+def _take_hunk(change: FileChange, head: re.Match[str], lines: list[str], number: int) -> int:
+    """Take as many lines as the head of the hunk says; return where it ends."""
+    chunk = Chunk(int(head[1]))
+    change.chunks.append(chunk)
+    old, new = int(head[2] or 1), int(head[4] or 1)
+    while number < len(lines) and (len(chunk.old) < old or len(chunk.new) < new):
+        if lines[number].startswith(("@@ -", "--- ", "diff ")) and _HUNK.match(lines[number]):
+            break
+        _take_content(chunk, lines[number])
+        number += 1
+    return number
+
+
+def _of_heads(old: str, new: str) -> FileChange:
+    if old == "/dev/null":
+        return FileChange(ADD, new.removeprefix("b/"))
+    if new == "/dev/null":
+        return FileChange(DELETE, old.removeprefix("a/"))
+    old, new = (old[2:], new[2:]) if old.startswith("a/") and new.startswith("b/") else (old, new)
+    change = FileChange(UPDATE, old)
+    change.target = "" if new == old else new
+    return change
+
+
+def _diff_path(line: str) -> str:
+    return line[4:].partition("\t")[0].strip()
+
+
+def _misplaced(line: str) -> EditRefusedError:
+    return EditRefusedError(
+        f"No patch was applied. This line fits nowhere in it: `{excerpt(line, 200)}`. Each line of a change begins "
+        "with a blank, `-` or `+`, and each file with `*** Add File: `, `*** Update File: ` or `*** Delete File: `."
+    )

@@ -1,0 +1,223 @@
+"""The tool `apply_patch`: changes of several files at once.
+
+Holds: either all files are changed or none; a place that is not found is named; finding costs a bounded time. White
+space at the ends of lines is not compared where nothing else fits, then not that at their beginnings either.
+Does not: undo a removal or a move.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from tool_worker.host.editor.editor_arguments import required_text
+from tool_worker.host.editor.patch_text import ADD, DELETE, Chunk, FileChange, parsed_patch
+from tool_worker.host.text_files.file_errors import (
+    EditorError,
+    EditRefusedError,
+    InvalidParameterError,
+    as_utf8,
+    excerpt,
+)
+from tool_worker.host.text_files.regular_file import find_status, make_parents, replace_file
+from tool_worker.host.text_files.seen_files import SeenFiles
+from tool_worker.host.text_files.text_diff import unified_diff
+from tool_worker.host.text_files.text_file import TextFile, with_plain_breaks
+from tool_worker.host.text_files.versioned_files import VersionedFiles
+
+COMPARED_LINES_LIMIT = 20_000_000
+"""How many lines may be read and compared for one patch: a repeated line makes every place look like a beginning."""
+READ_BYTES_LIMIT = 32 * 2**20
+"""How much all files of a patch may have together."""
+
+
+class _Planned:
+    """What a file becomes; `text` is None where it is removed."""
+
+    def __init__(self, mark: str, path: str, old: bytes | None, file: TextFile | None, text: str | None) -> None:
+        self.mark = mark
+        self.path = path
+        self.old = old
+        self.file = file
+        self.text = text
+
+
+class Patching:
+    """Applies patches."""
+
+    def __init__(self, files: VersionedFiles, seen: SeenFiles) -> None:
+        self._files = files
+        self._seen = seen
+
+    def apply(self, arguments: dict[str, object]) -> dict[str, object]:
+        """Apply a patch.
+
+        Args:
+            arguments: `patch`; its paths are relative to `cwd`.
+
+        Returns:
+            `content`, `is_error`, `path` (of the first file), `paths` (of those that are there now), `prev_exist`,
+            `old_content` and `new_content` (None), and `diff` of all files.
+        """
+        try:
+            changes = parsed_patch(required_text(arguments, "patch", "apply_patch"))
+            cwd = str(arguments.get("cwd") or "/")
+            plan = self._plan(changes, cwd)
+            self._carry_out(plan)
+        except EditorError as error:
+            return _result(f"ERROR:\n{error}", [], is_error=True)
+        listed = "\n".join(f"{one.mark} {os.path.relpath(one.path, cwd)}" for one in plan)
+        return _result(f"Success. Updated the following files:\n{listed}", plan)
+
+    def _plan(self, changes: list[FileChange], cwd: str) -> list[_Planned]:
+        plan: list[_Planned] = []
+        budget, left = [COMPARED_LINES_LIMIT], READ_BYTES_LIMIT
+        for change in changes:
+            path = os.path.normpath(os.path.join(cwd, change.path))
+            if not change.path or "\0" in change.path + change.target:
+                raise InvalidParameterError("patch", change.path, "A file in it has no usable path.")
+            if any(os.path.realpath(one.path) == os.path.realpath(path) for one in plan):
+                raise EditRefusedError(f"No patch was applied. It changes {change.path} twice: write one change of it.")
+            if change.kind == ADD:
+                self._plan_new(plan, path, "\n".join([*change.chunks[0].new, ""]) if change.chunks else "")
+                continue
+            if os.path.islink(path) and (change.kind == DELETE or change.target):
+                raise EditRefusedError(f"No patch was applied. {change.path} is a link: remove it in the shell.")
+            content, file = self._files.read(path)
+            left -= len(content)
+            if left < 0:
+                raise EditRefusedError("No patch was applied. Its files are too large together: use several patches.")
+            self._seen.require_current(path, content)
+            if change.kind == DELETE:
+                plan.append(_Planned("D", path, content, file, None))
+                continue
+            text = _patched(file.text, change.chunks, change.path, budget)
+            if change.target:
+                plan.append(_Planned("D", path, content, file, None))
+                self._plan_new(plan, os.path.normpath(os.path.join(cwd, change.target)), text)
+            else:
+                plan.append(_Planned("M", path, content, file, text))
+        return plan
+
+    def _plan_new(self, plan: list[_Planned], path: str, text: str) -> None:
+        if find_status(path) or any(one.path == path for one in plan):
+            raise EditRefusedError(f"No patch was applied. There is a file at {path} already: update it instead.")
+        plan.append(_Planned("A", path, None, None, with_plain_breaks(text)))
+
+    def _carry_out(self, plan: list[_Planned]) -> None:
+        done: list[_Planned] = []
+        try:
+            for one in plan:
+                done.append(one)
+                self._write(one)
+        except (EditorError, OSError) as error:
+            for one in reversed(done):
+                _restore(one)
+                self._seen.forget(one.path)
+            raise EditRefusedError(f"No patch was applied. {error}") from error
+
+    def _write(self, one: _Planned) -> None:
+        if one.text is None:
+            os.unlink(one.path)
+            self._seen.forget(one.path)
+        elif one.old is None or one.file is None:
+            make_parents(one.path)
+            self._files.create(one.path, one.text)
+            self._seen.note(one.path, one.text.encode())
+        else:
+            self._files.change(one.path, one.old, one.file, one.text)
+            self._seen.note_change(one.path, self._files.read(one.path)[0])
+
+
+def _restore(one: _Planned) -> None:
+    """Make a file what it was; where that fails too, the error of the patch is what the model reads."""
+    with suppress(EditorError, OSError):
+        if one.old is None:
+            os.unlink(one.path)
+        else:
+            replace_file(one.path, one.old)
+
+
+def _patched(text: str, chunks: list[Chunk], path: str, budget: list[int]) -> str:
+    lines = text.split("\n")
+    has_last_break = lines[-1] == ""
+    if has_last_break:
+        lines.pop()
+    cursor = shift = 0
+    for chunk in chunks:
+        for heading in chunk.headings:
+            place = _found(lines, [heading], cursor, budget)
+            if place is None:
+                raise EditRefusedError(f"No patch was applied. There is no line `{excerpt(heading, 200)}` in {path}.")
+            cursor = place + 1
+        place = _place(lines, chunk, cursor, chunk.line - 1 + shift if chunk.line else None, budget)
+        if place is None:
+            shown = excerpt("\n".join(chunk.old), 1000)
+            raise EditRefusedError(f"No patch was applied. These lines are not in {path}:\n{shown}\nView the file.")
+        lines[place : place + len(chunk.old)] = chunk.new
+        cursor = place + len(chunk.new)
+        shift += len(chunk.new) - len(chunk.old)
+    return "\n".join(lines) + "\n" * (has_last_break or not text) * bool(lines)
+
+
+def _place(lines: list[str], chunk: Chunk, cursor: int, expected: int | None, budget: list[int]) -> int | None:
+    """Return where a chunk belongs: where it is expected, at the end, or at the first place from the cursor on."""
+    if not chunk.old:
+        is_placed = expected is not None or chunk.headings
+        return min(expected + 1 if expected is not None else cursor, len(lines)) if is_placed else len(lines)
+    old = chunk.old
+    # Models end a chunk by an empty line that the file does not have.
+    for wanted in (old, old[:-1]) if old[-1] == "" and chunk.new[-1:] == [""] and len(old) > 1 else (old,):
+        preferred = [expected] if expected is not None else []
+        preferred += [len(lines) - len(wanted)] if chunk.is_at_end else []
+        for place in preferred:
+            if place >= cursor and lines[place : place + len(wanted)] == wanted:
+                return _accepted(chunk, wanted, place)
+        first = _found(lines, wanted, cursor, budget)
+        if first is not None:
+            return _accepted(chunk, wanted, first)
+    return None
+
+
+def _accepted(chunk: Chunk, wanted: list[str], place: int) -> int:
+    if len(wanted) < len(chunk.old):
+        chunk.old, chunk.new = wanted, chunk.new[:-1]
+    return place
+
+
+def _found(lines: list[str], wanted: list[str], cursor: int, budget: list[int]) -> int | None:
+    for reduced in (None, str.rstrip, str.strip):
+        _spend(budget, len(lines))
+        there = lines if reduced is None else [reduced(line) for line in lines]
+        looked_for = wanted if reduced is None else [reduced(line) for line in wanted]
+        place = cursor
+        while place + len(wanted) <= len(lines):
+            try:
+                place = there.index(looked_for[0], place)
+            except ValueError:
+                break
+            _spend(budget, len(wanted))
+            if there[place : place + len(wanted)] == looked_for:
+                return place
+            place += 1
+    return None
+
+
+def _spend(budget: list[int], lines: int) -> None:
+    budget[0] -= lines
+    if budget[0] < 0:
+        raise EditRefusedError("No patch was applied. Too much would have to be compared: use several patches.")
+
+
+def _result(content: str, plan: list[_Planned], *, is_error: bool = False) -> dict[str, object]:
+    changes = [(one, one.file.text if one.file else "", one.text or "") for one in plan]
+    return {
+        "content": as_utf8(content),
+        "is_error": is_error,
+        "path": excerpt(as_utf8(plan[0].path)) if plan else "",
+        "paths": [as_utf8(one.path) for one in plan if one.text is not None],
+        "prev_exist": True,
+        "old_content": None,
+        "new_content": None,
+        "diff": None if is_error else "".join(unified_diff(old, new, one.path) for one, old, new in changes),
+    }

@@ -1,0 +1,131 @@
+"""Replacements in a text, one after another: which places are meant, and where the new text stands at the end."""
+
+from __future__ import annotations
+
+from tool_worker.host.text_files.file_errors import EditRefusedError, InvalidParameterError, excerpt
+from tool_worker.host.text_files.text_file import with_plain_breaks
+
+REPORTED_LINES_LIMIT = 100
+EDITS_LIMIT = 200
+SPANS_LIMIT = 100
+"""Of one edit: where more replacements stand is not shown."""
+TEXT_LIMIT_CHARS = 16 * 2**20
+
+Span = tuple[int, int]
+"""Where a new text begins and ends."""
+
+
+class Replacement:
+    """One text for another; `is_everywhere`: at every place, and not at the only one."""
+
+    def __init__(self, old: str, new: str, *, is_everywhere: bool) -> None:
+        self.old = with_plain_breaks(old)
+        self.new = with_plain_breaks(new)
+        self.is_everywhere = is_everywhere
+
+
+def replacements_in(edits: object, *, is_everywhere: bool) -> list[Replacement]:
+    """Read a list of edits.
+
+    Raises:
+        InvalidParameterError: it is none.
+    """
+    hint = f"It should be a list of 1 to {EDITS_LIMIT} objects with the texts `old_str` and `new_str`."
+    if not isinstance(edits, list) or not 0 < len(edits) <= EDITS_LIMIT:
+        raise InvalidParameterError("edits", edits, hint)
+    found = []
+    for edit in edits:
+        if not isinstance(edit, dict):
+            raise InvalidParameterError("edits", edit, hint)
+        old, new = edit.get("old_str"), edit.get("new_str", "")
+        if not (isinstance(old, str) and isinstance(new, str) and _fits_a_file(old + new)):
+            raise InvalidParameterError("edits", edit, hint)
+        found.append(Replacement(old, new, is_everywhere=is_everywhere or edit.get("replace_all") is True))
+    return found
+
+
+def replaced(text: str, replacements: list[Replacement], path: str) -> tuple[str, list[Span]]:
+    """Carry out replacements in order, each in what those before it have made.
+
+    Returns:
+        The text, and where each new piece stands in it.
+
+    Raises:
+        InvalidParameterError: one changes nothing.
+        EditRefusedError: the text of one is not there, or is not unique.
+    """
+    spans: list[Span] = []
+    for number, one in enumerate(replacements, 1):
+        try:
+            text, spans = _replaced(text, one, path, spans)
+        except EditRefusedError as error:
+            where = f" (edit {number} of {len(replacements)}; none was made)" if len(replacements) > 1 else ""
+            raise EditRefusedError(f"{error}{where}") from None
+    return text, sorted(spans)
+
+
+def _replaced(text: str, one: Replacement, path: str, spans: list[Span]) -> tuple[str, list[Span]]:
+    old, new = one.old, one.new
+    if old not in text and old.strip():
+        old, new = old.strip(), new.strip()
+    if old == new:
+        raise InvalidParameterError(
+            "new_str", new, "No replacement was performed. `new_str` and `old_str` must be different."
+        )
+    if one.is_everywhere and not old:
+        raise EditRefusedError("No replacement was performed. `old_str` is empty.")
+    if not one.is_everywhere or old not in text:
+        position = _find_only(old, text, path)
+        spans = _moved(spans, position, len(old), len(new))
+        return text[:position] + new + text[position + len(old) :], [*spans, (position, position + len(new))]
+    size = len(text) + text.count(old) * (len(new) - len(old))
+    if size > TEXT_LIMIT_CHARS:
+        raise EditRefusedError(f"No replacement was performed. The file would have {size:,} characters.")
+    pieces = text.split(old)
+    position = 0
+    found: list[Span] = []
+    for piece in pieces[: min(len(pieces) - 1, SPANS_LIMIT)]:
+        position += len(piece)
+        found.append((position, position + len(new)))
+        position += len(new)
+    # Where earlier pieces stand among so many new ones is not worth finding out.
+    return new.join(pieces), found
+
+
+def _moved(spans: list[Span], position: int, old_length: int, new_length: int) -> list[Span]:
+    shift = new_length - old_length
+    return [(a + shift, b + shift) if a >= position + old_length else (a, b) for a, b in spans]
+
+
+def _find_only(old_str: str, text: str, path: str) -> int:
+    """Position of the only occurrence of `old_str`."""
+    position = text.find(old_str)
+    if position < 0:
+        raise EditRefusedError(
+            f"No replacement was performed, old_str `{excerpt(old_str)}` did not appear verbatim in {path}."
+        )
+    # Differs: overlapping occurrences count, because which of them was meant is just as open.
+    if text.find(old_str, position + 1) < 0:
+        return position
+    lines: list[int] = []
+    line_start = 0
+    line = 1
+    while position >= 0 and len(lines) <= REPORTED_LINES_LIMIT:
+        line += text.count("\n", line_start, position)
+        lines.append(line)
+        line_start = text.find("\n", position) + 1
+        line += 1
+        position = text.find(old_str, line_start) if line_start else -1
+    shown = ", ".join(map(str, lines[:REPORTED_LINES_LIMIT])) + (", ..." if len(lines) > REPORTED_LINES_LIMIT else "")
+    raise EditRefusedError(
+        f"No replacement was performed. Multiple occurrences of old_str `{excerpt(old_str)}` in lines [{shown}]. "
+        "Please ensure it is unique."
+    )
+
+
+def _fits_a_file(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text

@@ -1,0 +1,218 @@
+"""The map of a workspace's code: directories, files, classes and functions, and how they depend on one another.
+
+An entity is named by its path, `shop/till.py`, or by that and its name, `shop/till.py:Till.open`.
+
+Holds: only files that changed are parsed again; what a name refers to is said only where the syntax tells it (names of
+the file, imports, `self`), so a dependency that is shown is there, and some that are there are not shown.
+"""
+
+from __future__ import annotations
+
+import os
+
+from tool_worker.host.search.code_entities import Entity, Imported, ParsedFile, parsed
+from tool_worker.host.search.code_files import Stamp, code_files, text_of
+
+MAX_HOPS = 8
+"""How many imports a name is followed through."""
+
+ROOT = "."
+Edge = tuple[str, str]
+"""How, and to or from which entity."""
+
+
+class CodeMap:
+    """The map of the files below one directory.
+
+    Attributes:
+        is_cut: there are more files than are looked at.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.files: dict[str, Stamp] = {}
+        self.is_cut = False
+        self._parsed: dict[str, ParsedFile] = {}
+        self._modules: dict[str, list[str]] = {}
+        self._downstream: dict[str, list[Edge]] = {}
+        self._upstream: dict[str, list[Edge]] = {}
+
+    def refresh(self) -> None:
+        """Look at what has changed since the last time."""
+        files, self.is_cut = code_files(self.root)
+        changed = [path for path, stamp in files.items() if self.files.get(path) != stamp]
+        if not changed and len(files) == len(self.files):
+            return
+        self._parsed = {path: known for path, known in self._parsed.items() if path in files}
+        for path in changed:
+            if path.endswith(".py"):
+                text = text_of(self.root, path)
+                self._parsed[path] = parsed(text) if text is not None else ParsedFile()
+        self.files = files
+        self._link()
+
+    def kind_of(self, name: str) -> str:
+        """Return `directory`, `file`, `class` or `function`; empty if it does not exist."""
+        path, _, inner = name.partition(":")
+        if inner:
+            entity = self.entity(name)
+            return entity.kind if entity else ""
+        return "file" if path in self.files else "directory" if path in self._downstream else ""
+
+    def entity(self, name: str) -> Entity | None:
+        """Return a class or function."""
+        path, _, inner = name.partition(":")
+        known = self._parsed.get(path)
+        return known.entities.get(inner) if known else None
+
+    def entities_of(self, path: str) -> list[Entity]:
+        """Return what a file defines, in the order of its lines."""
+        known = self._parsed.get(path)
+        return sorted(known.entities.values(), key=lambda entity: entity.first) if known else []
+
+    def problem_of(self, path: str) -> str:
+        """Return why a file could not be parsed, or nothing."""
+        known = self._parsed.get(path)
+        return known.problem if known else ""
+
+    def enclosing(self, path: str, line: int) -> Entity | None:
+        """Return the innermost class or function that a line stands in."""
+        around = [entity for entity in self.entities_of(path) if entity.first <= line <= entity.last]
+        return min(around, key=lambda entity: entity.last - entity.first, default=None)
+
+    def named(self, words: str) -> list[str]:
+        """Return the entities that a person or a model may mean by these words, best first."""
+        wanted = words.strip().removeprefix("./").rstrip("/").removesuffix("()") or ROOT
+        if self.kind_of(wanted):
+            return [wanted]
+        last = wanted.rpartition(":")[2]
+        everything = [f"{path}:{inner}" for path, known in sorted(self._parsed.items()) for inner in known.entities]
+        for matches in (
+            [path for path in self.files if path.endswith(f"/{wanted}")],
+            [name for name in everything if name.endswith((f":{last}", f".{last}"))],
+            [name for name in everything if name.rpartition(":")[2].rpartition(".")[2].lower() == last.lower()],
+        ):
+            if matches:
+                return matches
+        return []
+
+    def edges(self, name: str, *, is_upstream: bool) -> list[Edge]:
+        """Return what an entity depends on or holds; with `is_upstream`, what depends on it or holds it."""
+        return (self._upstream if is_upstream else self._downstream).get(name, [])
+
+    def _link(self) -> None:
+        """Find out what everything refers to."""
+        self._modules = {}
+        for path in self._parsed:
+            steps = path.removesuffix(".py").removesuffix("/__init__").split("/")
+            for position in range(len(steps)):
+                self._modules.setdefault(".".join(steps[position:]), []).append(path)
+        edges: dict[tuple[str, str, str], None] = {}
+        for path in self.files:
+            steps = [ROOT, *os.path.dirname(path).split("/")] if "/" in path else [ROOT]
+            folders = [ROOT, *("/".join(steps[1 : end + 1]) for end in range(1, len(steps)))]
+            for outer, inner in zip(folders, [*folders[1:], path], strict=True):
+                edges[outer, "contains", inner] = None
+            known = self._parsed.get(path)
+            if known is not None:
+                for edge in self._edges_of(path, known):
+                    edges[edge] = None
+        self._downstream = {ROOT: []}
+        self._upstream = {}
+        for source, how, target in edges:
+            self._downstream.setdefault(source, []).append((how, target))
+            self._upstream.setdefault(target, []).append((how, source))
+
+    def _edges_of(self, path: str, known: ParsedFile) -> list[tuple[str, str, str]]:
+        edges = []
+        for entity in self.entities_of(path):
+            outer = entity.name.rpartition(".")[0]
+            edges.append((f"{path}:{outer}" if outer else path, "contains", f"{path}:{entity.name}"))
+        for imported in known.imports.values():
+            target = self._imported(path, imported, MAX_HOPS)
+            if target and target != path:
+                edges.append((path, "imports", target))
+        references = [(owner, "invokes", called) for owner, called in known.calls]
+        references += [(name, "inherits", base) for name, bases in known.bases.items() for base in bases]
+        for owner, how, words in references:
+            # A class names its bases where it stands, not within itself.
+            target = self._meant(path, known, owner if how == "invokes" else owner.rpartition(".")[0], words, MAX_HOPS)
+            source = f"{path}:{owner}" if owner else path
+            if target and target != source:
+                edges.append((source, how, target))
+        return edges
+
+    def _meant(self, path: str, known: ParsedFile, owner: str, words: str, hops: int) -> str:
+        """Return which entity a name means where it is used, or nothing."""
+        first, _, rest = words.partition(".")
+        if first in ("self", "cls"):
+            holder = owner
+            while holder and known.entities[holder].kind != "class":
+                holder = holder.rpartition(".")[0]
+            return self._member(f"{path}:{holder}", rest, hops) if holder and rest and "." not in rest else ""
+        scope = owner
+        while True:
+            inner = f"{scope}.{first}" if scope else first
+            is_visible = not scope or known.entities[scope].kind == "function"
+            if is_visible and inner in known.entities:
+                return self._member(f"{path}:{inner}", rest, hops)
+            if not scope:
+                break
+            scope = scope.rpartition(".")[0]
+        return self._attribute(path, words, hops)
+
+    def _attribute(self, path: str, words: str, hops: int) -> str:
+        """Return what a name means that a file has imported, looked up as far as modules and classes go."""
+        known = self._parsed[path]
+        steps = words.split(".")
+        for length in range(len(steps), 0, -1):
+            imported = known.imports.get(".".join(steps[:length]))
+            if imported is not None and hops > 0:
+                return self._member(self._imported(path, imported, hops - 1), ".".join(steps[length:]), hops - 1)
+        return ""
+
+    def _member(self, holder: str, words: str, hops: int) -> str:
+        """Return what a file or class holds under a name, its imports and bases included."""
+        if not words or not holder or hops <= 0:
+            return holder
+        first, _, rest = words.partition(".")
+        path, _, inner = holder.partition(":")
+        known = self._parsed.get(path)
+        if known is None:
+            return ""
+        name = f"{inner}.{first}" if inner else first
+        if name in known.entities:
+            return self._member(f"{path}:{name}", rest, hops - 1)
+        if not inner:
+            submodule = self._module(f"{_module_of(path)}.{first}", near=path)
+            return self._member(submodule, rest, hops - 1) if submodule else self._attribute(path, words, hops - 1)
+        for base in known.bases.get(inner, ()):
+            found = self._member(self._meant(path, known, inner.rpartition(".")[0], base, hops - 1), words, hops - 1)
+            if found:
+                return found
+        return ""
+
+    def _imported(self, path: str, imported: Imported, hops: int) -> str:
+        """Return the file or entity that an import brings, or nothing if it is not of this workspace."""
+        module = imported.module
+        if imported.level:
+            steps = os.path.dirname(path).split("/") if "/" in path else []
+            steps = steps[: len(steps) - imported.level + 1]
+            module = ".".join([*steps, *([module] if module else [])])
+        whole = self._module(f"{module}.{imported.name}", near=path) if imported.name else ""
+        file = whole or (self._module(module, near=path) if module else "")
+        if whole or not file or not imported.name or imported.name == "*":
+            return file
+        return self._member(file, imported.name, hops) if hops > 0 else file
+
+    def _module(self, module: str, *, near: str) -> str:
+        """Return the file of a module: the one by that path, else the only one, else the one nearest to `near`."""
+        found = self._modules.get(module.strip("."), [])
+        if len(found) < 2:
+            return found[0] if found else ""
+        exact = [path for path in found if _module_of(path) == module]
+        return exact[0] if exact else max(found, key=lambda path: len(os.path.commonpath([path, near])))
+
+
+def _module_of(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")

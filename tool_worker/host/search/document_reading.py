@@ -1,0 +1,56 @@
+"""Documents that are not text: the text of a PDF, by a program that is bounded in time and memory.
+
+Holds: where nothing reads the document, the answer says so.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+
+from tool_worker.host.search.file_search import SearchError
+from tool_worker.host.search.limited_work import run_program, text_within
+
+LIMIT_SECONDS = 30.0
+PROGRAM_SECONDS = 25.0
+PROGRAM = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "sessions", "document_text.py")
+NO_READER = "the workspace has neither the package pypdf nor the program pdftotext"
+
+
+def pages_of(arguments: dict[str, object], packages: str) -> str:
+    """Return the text of pages.
+
+    Args:
+        arguments: `path`, absolute; and maybe `view_range`, the first and the last page, from 1.
+        packages: The folder that the package pypdf is in; empty: where Python looks.
+
+    Raises:
+        SearchError: the document cannot be read; the text is for the model.
+    """
+    path = arguments.get("path")
+    if not isinstance(path, str) or not path.startswith("/") or "\0" in path:
+        raise SearchError(f"ERROR:\nInvalid `path` parameter: {path!r}. The path should be an absolute path.")
+    if not os.path.isfile(path):
+        raise SearchError(f"ERROR:\nThe path {path} is not a file. Please provide a valid path.")
+    wanted = arguments.get("view_range") or [1, -1]
+    if not (isinstance(wanted, list) and len(wanted) == 2 and all(type(page) is int for page in wanted)):
+        raise SearchError("ERROR:\n`view_range` of a PDF is a list of its first and last page, such as [1, 5].")
+    first, last = map(str, wanted)
+
+    def work(write: Callable[[str], None]) -> None:
+        text = _printed([sys.executable, "-I", PROGRAM, packages, path, first, last])
+        if (not text or "nothing here reads" in text[:80]) and shutil.which("pdftotext"):
+            text = _printed(["pdftotext", "-layout", "-f", first, *(["-l", last] if last != "-1" else []), path, "-"])
+        write(text.strip() or f"ERROR: {NO_READER}, or it took too long.")
+
+    text, _ = text_within(LIMIT_SECONDS, work)
+    if text.startswith("ERROR:"):
+        raise SearchError(f"ERROR:\n{path}: {text.removeprefix('ERROR:').strip()}")
+    return text
+
+
+def _printed(command: list[str]) -> str:
+    ran = run_program(command, PROGRAM_SECONDS)  # ours or pdftotext
+    return "" if ran is None else ran.stdout[:100_000].decode("utf-8", "replace")

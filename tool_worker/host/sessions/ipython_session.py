@@ -1,0 +1,306 @@
+"""The session program of IPython: a real kernel, its cells, its pictures (OpenHands 10.5).
+
+Holds: variables are kept from cell to cell and lost only with the kernel, which the model then reads; a cell that
+exceeds its time is interrupted, and its kernel is killed only if that does not help.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty
+from typing import TYPE_CHECKING, Any
+
+if __name__ == "__main__":  # started by its path, as a separate program
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tool_worker.host.sessions.session_wire import Result, serve
+from tool_worker.host.shell.output_buffer import OutputBuffer
+
+if TYPE_CHECKING:
+    from jupyter_client.asynchronous.client import AsyncKernelClient
+
+READY_LIMIT_SECONDS = 60.0
+INTERRUPT_LIMIT_SECONDS = 2.0
+DEFAULT_TIMEOUT_SECONDS = 120.0
+MAX_TEXT_BYTES = 1_000_000
+MAX_IMAGES = 10
+MAX_IMAGE_CHARS = 5 * 2**20
+RESTART = "%restart"
+LONGER = "A cell that needs longer takes a `timeout`."
+SHOW_PAGES = "--InteractiveShell.display_page=True"
+"""What `name?` tells is output; a notebook would show it beside."""
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+SOURCES = ("text/markdown", "text/latex", "application/json", "text/html", "image/svg+xml")
+"""Rich output that is text, the best to read first."""
+
+PREPARATION = (
+    f"__import__('runpy').run_path({str(Path(__file__).with_name('kernel_packages.py'))!r})['prepare'](get_ipython())"
+)
+_NO_TEXT = re.compile(r"<IPython\.core\.display\.\w+ object>|")
+
+
+class KernelDied(Exception):
+    """The kernel's process ended."""
+
+
+class Kernel:
+    """One kernel process and the connection to it."""
+
+    def __init__(self, process: asyncio.subprocess.Process, client: AsyncKernelClient, folder: str) -> None:
+        self._process = process
+        self._folder = folder
+        self._client = client
+
+    @classmethod
+    async def started(cls, cwd: str) -> Kernel:
+        """Start a kernel and wait until it answers."""
+        from jupyter_client.asynchronous.client import AsyncKernelClient
+        from jupyter_client.connect import write_connection_file
+
+        folder = tempfile.mkdtemp(prefix="kernel-")
+        ports = {f"{channel}_port": n for n, channel in enumerate(("shell", "iopub", "stdin", "hb", "control"), 1)}
+        path, _ = write_connection_file(
+            str(Path(folder, "connection.json")),
+            transport="ipc",
+            ip=str(Path(folder, "socket")),
+            key=os.urandom(16).hex().encode(),
+            **ports,  # type: ignore[arg-type]  # of ipc they are endings of file names
+        )
+        process = await asyncio.create_subprocess_exec(
+            # Not with the packages of the user, which may be any: they come when the kernel's own have been imported.
+            *(sys.executable, "-s", "-m", "ipykernel_launcher", "-f", path, SHOW_PAGES),
+            cwd=cwd or None,
+            stdin=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        client = AsyncKernelClient(connection_file=path)
+        client.load_connection_file()
+        client.start_channels(hb=False)  # its process tells whether it lives; a heartbeat fails on a busy machine
+        kernel = cls(process, client, folder)
+        try:
+            async with asyncio.timeout(READY_LIMIT_SECONDS):
+                await kernel._answers()
+        except BaseException:
+            await kernel.end()
+            raise
+        return kernel
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its process lives."""
+        return self._process.returncode is None
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether SIGKILL ended it, as the kernel of the machine does when memory runs out."""
+        return self._process.returncode == -signal.SIGKILL
+
+    @property
+    def working_dir(self) -> str:
+        """Where it is."""
+        try:
+            return str(Path(f"/proc/{self._process.pid}/cwd").readlink())
+        except OSError:
+            return ""
+
+    def interrupt(self) -> None:
+        """Send SIGINT, as a person would from a notebook."""
+        if self.is_alive:
+            os.kill(self._process.pid, signal.SIGINT)
+            # A cell that awaits is cancelled by its event loop, which the signal alone does not wake.
+            self._client.kernel_info()
+
+    async def _answers(self) -> None:
+        """Wait until both channels are connected: what is sent before that is lost."""
+        while self.is_alive:
+            self._client.kernel_info()
+            with suppress(Empty):
+                await self._client.get_shell_msg(timeout=1)
+                await self._client.get_iopub_msg(timeout=1)
+                return
+        raise KernelDied
+
+    def kill(self) -> None:
+        """Kill it and what it started in its session; returns at once."""
+        if self.is_alive:
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    async def end(self) -> None:
+        """Kill it, and wait until it has ended."""
+        self._client.stop_channels()
+        self.kill()
+        await self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def run(self, code: str, output: Output, *, is_silent: bool = False) -> None:
+        """Run a cell to its end, taking in what it shows.
+
+        Args:
+            is_silent: Whether it counts as no cell of the agent's.
+
+        Raises:
+            KernelDied: the kernel ended with it.
+        """
+        request = self._client.execute(code, silent=is_silent, allow_stdin=False)
+        ended = asyncio.create_task(self._process.wait())
+        try:
+            while True:
+                message = asyncio.create_task(self._client.get_iopub_msg())
+                await asyncio.wait({message, ended}, return_when=asyncio.FIRST_COMPLETED)
+                if not message.done():
+                    message.cancel()
+                    raise KernelDied
+                found = message.result()
+                if found["parent_header"].get("msg_id") == request and output.is_end(found):
+                    return
+        finally:
+            ended.cancel()
+
+
+class Output:
+    """What a cell has shown so far."""
+
+    def __init__(self) -> None:
+        self.images: list[str] = []
+        self._texts = OutputBuffer(MAX_TEXT_BYTES)
+
+    @property
+    def text(self) -> str:
+        """All of the text, as a terminal would leave it; of long text the head and the tail. To be asked for once."""
+        return self._texts.take(is_final=True)[0]
+
+    def is_end(self, message: dict[str, Any]) -> bool:
+        """Take a message in; say whether it is the last one."""
+        content = message["content"]
+        match message["msg_type"]:
+            case "stream":
+                self._add(content["text"])
+            case "execute_result" | "display_data":
+                self._show(content["data"])
+            case "error":
+                self._add("\n".join(content["traceback"]))
+            case "status":
+                return bool(content["execution_state"] == "idle")
+        return False
+
+    def _show(self, shown: dict[str, Any]) -> None:
+        for kind in IMAGE_TYPES:
+            encoded = shown.get(kind)
+            if isinstance(encoded, str) and len(encoded) <= MAX_IMAGE_CHARS and len(self.images) < MAX_IMAGES:
+                self.images.append(f"data:{kind};base64,{''.join(encoded.split())}")
+        self._add(_readable(shown) + "\n")
+
+    def _add(self, text: str) -> None:
+        self._texts.add(text.encode("utf-8", "replace"))
+
+
+def _readable(shown: dict[str, Any]) -> str:
+    """Return the text of an output; where that only names a wrapper, what is wrapped."""
+    # Differs: the original shows the wrapper's name, of which a model learns nothing.
+    plain = str(shown.get("text/plain", ""))
+    sources = [shown[kind] for kind in SOURCES if kind in shown]
+    if not sources or not _NO_TEXT.fullmatch(plain):
+        return plain
+    return sources[0] if isinstance(sources[0], str) else json.dumps(sources[0], ensure_ascii=False)
+
+
+class IPythonSession:
+    """The kernel of a conversation, started by its first cell."""
+
+    def __init__(self) -> None:
+        self._kernel: Kernel | None = None
+        self._shell_dir = ""
+        self._interrupted = False
+
+    async def call(self, arguments: dict[str, Any]) -> Result:
+        """Run a cell."""
+        code, shell_dir = str(arguments["code"]), str(arguments.get("cwd") or "")
+        seconds = float(arguments.get("timeout") or DEFAULT_TIMEOUT_SECONDS)
+        output = Output()
+        self._interrupted = False
+        if code.strip() == RESTART:
+            await self._end()
+            return {"content": "[The kernel was restarted; its variables are lost.]", "image_urls": []}
+        try:
+            kernel = await self._ready(shell_dir, arguments.get("kernel_init_code") or "")
+            note = await self._run_within(kernel, code, output, seconds)
+        except KernelDied:
+            was_killed = self._kernel is not None and self._kernel.was_killed
+            await self._end()
+            note = "[The kernel died, and its variables are lost. The next cell starts a new one.]"
+            memory = str(arguments.get("memory") or "")  # what to say of the limit
+            note += f"\n{memory}" * (was_killed and bool(memory))
+        content = output.text.rstrip("\n") + (f"\n{note}" if note else "")
+        if arguments.get("include_extra", True) and self._kernel is not None:
+            content += f"\n[Jupyter current working directory: {self._kernel.working_dir}]"
+            content += f"\n[Jupyter Python interpreter: {sys.executable}]"
+        return {"content": content.lstrip("\n"), "image_urls": output.images}
+
+    async def interrupt(self) -> None:
+        """Stop the cell that runs."""
+        self._interrupted = True
+        if self._kernel is not None:
+            self._kernel.interrupt()
+            asyncio.get_running_loop().call_later(INTERRUPT_LIMIT_SECONDS, self._kill_if_deaf, self._kernel)
+
+    def _kill_if_deaf(self, kernel: Kernel) -> None:
+        if self._interrupted and self._kernel is kernel:
+            kernel.kill()
+
+    async def _ready(self, shell_dir: str, init_code: str) -> Kernel:
+        if self._kernel is None or not self._kernel.is_alive:
+            self._kernel = await Kernel.started(shell_dir)
+            self._shell_dir = shell_dir
+            await self._kernel.run(PREPARATION, Output(), is_silent=True)
+            if init_code:
+                await self._kernel.run(init_code, Output())
+        elif shell_dir != self._shell_dir:  # the shell has moved since the last cell, and takes the kernel along
+            self._shell_dir = shell_dir
+            await self._kernel.run(f"import os; os.chdir({shell_dir!r})", Output())
+        return self._kernel
+
+    async def _run_within(self, kernel: Kernel, code: str, output: Output, seconds: float) -> str:
+        cell = asyncio.create_task(kernel.run(code, output))
+        try:
+            done, _ = await asyncio.wait({cell}, timeout=seconds)
+            if not done:
+                kernel.interrupt()
+                done, _ = await asyncio.wait({cell}, timeout=INTERRUPT_LIMIT_SECONDS)
+                if not done:
+                    await self._end()
+                    return (
+                        f"[Execution timed out ({seconds:g} seconds). The kernel was killed; its variables are lost. "
+                        f"{LONGER}]"
+                    )
+                await cell
+                return f"[Execution timed out ({seconds:g} seconds). Variables are kept. {LONGER}]"
+            await cell
+            return "[The cell was interrupted.]" if self._interrupted else ""
+        finally:
+            self._interrupted = False
+            cell.cancel()
+
+    async def _end(self) -> None:
+        if self._kernel is not None:
+            kernel, self._kernel = self._kernel, None
+            await kernel.end()
+
+
+def main() -> None:
+    """Serve the workspace host that started this program."""
+    os.putenv("JPY_PARENT_PID", str(os.getpid()))  # a kernel ends when we do
+    session = IPythonSession()
+    asyncio.run(serve(session.call, session.interrupt))
+
+
+if __name__ == "__main__":
+    main()

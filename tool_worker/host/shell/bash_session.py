@@ -1,0 +1,362 @@
+r"""The tool `bash`: what a call does to the persistent shell, and what the model reads of it.
+
+States, limits and most of the wording follow OpenHands' BashSession (0.62), without a terminal multiplexer and without
+polling.
+
+Holds: each call is answered exactly once, whatever happens to the shell; the shell outlives a command that timed out,
+and the next call can wait for it, type for it or interrupt it.
+Does not: run two commands at once.
+"""
+
+# Differs: TERM is dumb and escape sequences are taken out, because the reader is a model and not a screen.
+# Differs: output between two commands, and the rest of a command that ended unobserved, come with the next answer,
+#   because the original loses them.
+# Differs: of long output the head and the tail are kept, because errors stand at both ends; the original keeps the
+#   last 10,000 lines.
+# Differs: a command that ends the shell is answered with its exit code and followed by a new shell in the same
+#   directory; the original hangs.
+# Differs: blanks at the beginning of the output are kept, because they are output; the original strips them.
+
+from __future__ import annotations
+
+import os
+import pwd
+
+from tool_worker.host.children import Children
+from tool_worker.host.configuration import HostConfiguration
+from tool_worker.host.loop import Loop
+from tool_worker.host.shell.bash_call import BashCall
+from tool_worker.host.shell.command_marks import CommandEnd
+from tool_worker.host.shell.output_file import LONG_OUTPUT_BYTES
+from tool_worker.host.shell.shell import BEGUN, ENDED, IDLE, INPUT_LINE_LIMIT_BYTES, SUBMITTED, Shell, ShellEvents
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CANCEL_STEPS_SECONDS = (0.2, 0.5)
+"""When a cancelled command gets a second SIGINT, as bash loses one between two programs, and when it is killed."""
+
+COMPLETED = "completed"
+NO_CHANGE_TIMEOUT = "no_change_timeout"
+HARD_TIMEOUT = "hard_timeout"
+RUNNING = "running"
+CANCELLED = "cancelled"
+REFUSED = "refused"
+
+KILLED = 128 + 9
+MEMORY_WORDS = (
+    *("Killed  ", "Killed\n"),  # bash fills up behind the word, or ends the line with it
+    *("MemoryError", "Cannot allocate memory", "bad_alloc", "JavaScript heap out of memory"),
+)
+MEMORY_WORDS_CHARS = 4000
+
+NOTHING_TO_READ = "ERROR: No previous running command to retrieve logs from."
+NOTHING_TO_TYPE_FOR = "ERROR: No previous running command to interact with."
+BELOW = "[Below is the output of the previous command.]\n"
+UNRESPONSIVE = (
+    "\n[The shell stopped responding and was killed. Something that was done to it keeps it from reading commands or "
+    "from reporting their end (a function named `builtin`, a trap, PROMPT_COMMAND or a prompt that waits, a closed "
+    "descriptor). {outcome} The next command gets a new shell in {directory}; the variables of this one are lost.]"
+)
+UNRESPONSIVE_OUTCOMES = {
+    SUBMITTED: "This command was probably not run.",
+    BEGUN: "How this command ended is unknown.",
+}
+NEXT_STEPS = (
+    'You may wait longer to see additional output by sending empty command \'\', send text or keys ("C-c", "C-d", '
+    '"C-z") to the running program with `is_input` set to true, or give a longer `timeout` with your next commands.'
+)
+
+IN_BACKGROUND = (
+    "\n[The command runs in the background. An empty command with this `terminal` shows what is new, with `timeout` it "
+    "waits for the end; `control` `kill` ends it.]"
+)
+
+Result = dict[str, object]
+
+
+class BashSession:
+    """The shell of a conversation, and the call that waits for it, if any."""
+
+    def __init__(
+        self, loop: Loop, children: Children, configuration: HostConfiguration, *, cwd: str | None = None
+    ) -> None:
+        self._loop = loop
+        self._children = children
+        self._configuration = configuration
+        self._working_dir = cwd or configuration.workspace
+        self._events = ShellEvents(on_output=self._output_came, on_end=self._ended, on_exit=self._exited)
+        self._call: BashCall | None = None
+        self._finish: Callable[[Result], None] | None = None
+        self._username = _username()
+        self._began_at = self._changed_at = 0.0
+        self._is_cancelled = False
+        self._cancelled_at = 0.0
+        self._unobserved: tuple[str, str, int, dict[str, object]] | None = None
+        self._notice = self._command = ""
+        self._limits = loop.timer(self._check_limits)
+        self._escalation = loop.timer(self._escalate)
+        self._shell = self._new_shell()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call is in progress."""
+        return self._finish is not None
+
+    @property
+    def working_dir(self) -> str:
+        """Where the latest command has left the shell."""
+        return self._working_dir
+
+    @property
+    def has_running_command(self) -> bool:
+        """Whether a command runs in the shell; also one that was answered when it timed out."""
+        return self._shell.is_busy
+
+    @property
+    def shell_pid(self) -> int:
+        """The process id of the shell."""
+        return self._shell.pid
+
+    def announce_new_shell(self) -> None:
+        """Let the next answer say that what an earlier shell knew is gone."""
+        self._notice = (
+            f"[The previous shell has ended, and this is a new one in {self._working_dir}. Lost: shell variables and "
+            "functions, the current directory, other terminals and all programs that were running"
+            f"{self._configuration.lost}. Kept: {self._configuration.kept}.]\n"
+        )
+
+    def start(self, call: BashCall, finish: Callable[[Result], None]) -> None:
+        """Begin a call; `finish` gets its result, maybe at once. No other may be in progress."""
+        assert self._finish is None
+        self._call, self._finish = call, finish
+        self._began_at = self._changed_at = self._loop.now()
+        if self._shell.is_busy:
+            self._notice = BELOW
+            self._continue(call)
+        elif self._unobserved is not None and (call.is_input or not call.command):
+            self._report_unobserved(call)
+        elif call.is_input or not call.command:
+            self._answer(REFUSED, text=NOTHING_TO_TYPE_FOR if call.command else NOTHING_TO_READ)
+        else:
+            self._run(call)
+
+    def interrupt(self) -> bool:
+        """Stop what runs in the shell: SIGINT, and SIGKILL half a second later. Return whether anything ran."""
+        if not self._shell.is_busy:
+            return False
+        if not self._is_cancelled:
+            self._is_cancelled = True
+            self._shell.interrupt()
+            self._cancelled_at = self._loop.now()
+            self._escalation.set(self._cancelled_at + CANCEL_STEPS_SECONDS[0])
+        return True
+
+    @property
+    def command(self) -> str:
+        """The latest command that was begun."""
+        return self._command
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a command has ended and nobody has asked since."""
+        return self._unobserved is not None
+
+    def leave(self) -> None:
+        """End the shell, and nothing that it has started; no call may be in progress."""
+        self._drop_timers()
+        if self._shell.state != ENDED:
+            self._shell.leave()
+
+    def kill(self) -> None:
+        """Kill the shell and its command; a call in progress is answered."""
+        if self._finish is not None:
+            self._answer(CANCELLED, suffix="\n[The terminal was killed.]")
+        self.close()
+
+    def close(self) -> None:
+        """Kill the shell; a call in progress is not answered any more."""
+        self._finish = None
+        self._drop_timers()
+        if self._shell.state != ENDED:
+            self._shell.kill()
+
+    def _drop_timers(self) -> None:
+        self._loop.drop(self._limits)
+        self._loop.drop(self._escalation)
+
+    def _run(self, call: BashCall) -> None:
+        if self._shell.state == ENDED:
+            try:
+                self._shell = self._new_shell()
+            except OSError as error:
+                self._answer(REFUSED, text=f"ERROR: The shell cannot be started: {error.strerror}.")
+                return
+        if self._unobserved is not None:
+            content, suffix, _, _ = self._unobserved
+            self._notice = f"{BELOW}{content}{suffix}\n"
+            self._unobserved = None
+        self._is_cancelled = False
+        self._command = call.command
+        self._shell.submit(call.command, environment=call.env, cwd=call.cwd)
+        self._arm()
+
+    def _continue(self, call: BashCall) -> None:
+        """Continue with the command that is running."""
+        if call.command and not call.is_input:
+            text = (
+                f'\n[Your command "{call.command}" is NOT executed. The previous command is still running - a new '
+                f"command can be sent when it has completed. {NEXT_STEPS}]"
+            )
+            self._answer(REFUSED, suffix=text)
+        elif call.key:
+            self._shell.press(call.key)
+            self._arm()
+        elif call.command and not self._shell.type_text(call.command):
+            text = f"\n[Your input is NOT sent: the program takes lines of up to {INPUT_LINE_LIMIT_BYTES} bytes.]"
+            self._answer(REFUSED, suffix=text)
+        else:
+            self._arm()
+
+    def _report_unobserved(self, call: BashCall) -> None:
+        """Answer with a command that ended while nobody asked."""
+        assert self._unobserved is not None
+        content, suffix, omitted_bytes, facts = self._unobserved
+        self._unobserved = None
+        if call.command:
+            suffix += f'\n[Your input "{call.command}" is NOT sent: the command had already completed.]'
+        self._notice = BELOW
+        self._deliver(COMPLETED, content, suffix, omitted_bytes, facts)
+
+    def _arm(self) -> None:
+        assert self._call is not None
+        dues = []
+        if self._call.no_change_timeout is not None:
+            dues.append(self._changed_at + self._call.no_change_timeout)
+        if self._call.timeout is not None:
+            dues.append(self._began_at + self._call.timeout)
+        self._limits.set(min(dues, default=None))
+
+    def _check_limits(self) -> None:
+        assert self._call is not None
+        now, silence, limit = self._loop.now(), self._call.no_change_timeout, self._call.timeout
+        if silence is not None and now >= self._changed_at + silence:
+            text = f"\n[The command has no new output after {silence:g} seconds. {NEXT_STEPS}]"
+            self._answer(NO_CHANGE_TIMEOUT, suffix=text)
+        elif limit is not None and now >= self._began_at + limit and self._call.is_brief:
+            self._answer(RUNNING, suffix=IN_BACKGROUND)
+        elif limit is not None and now >= self._began_at + limit:
+            self._answer(HARD_TIMEOUT, suffix=f"\n[The command timed out after {limit:g} seconds. {NEXT_STEPS}]")
+        else:
+            self._arm()
+
+    def _output_came(self) -> None:
+        self._changed_at = self._loop.now()
+
+    def _ended(self, end: CommandEnd) -> None:
+        self._working_dir = end.working_dir
+        if self._is_cancelled:
+            # An interrupt that comes between fork and wait ends the command, but not the program that it has forked.
+            self._shell.kill_started()
+        facts = {
+            "exit_code": end.exit_code,
+            "pid": end.background_pid,
+            "py_interpreter_path": _python_on(end.search_path),
+            **self._place(),
+        }
+        self._complete(facts, "")
+
+    def _exited(self, exit_code: int, last_state: str) -> None:
+        if self._shell.is_unresponsive:
+            suffix = UNRESPONSIVE.format(outcome=UNRESPONSIVE_OUTCOMES[last_state], directory=self._working_dir)
+            self._conclude({"exit_code": exit_code, **self._place()}, suffix)
+            return
+        gone = f"[The previous shell ended with exit code {exit_code}. This is a new one.]\n"
+        if last_state == IDLE:
+            self._notice = gone
+        elif last_state == SUBMITTED and self._call is not None and self._finish is not None and not self._notice:
+            # It ended just before it was given the command, which has not begun and gets a second chance.
+            self._notice = gone
+            self._run(self._call)
+        else:
+            note = f"\n[The command also ended the shell. The next command gets a new one in {self._working_dir}.]"
+            self._complete({"exit_code": exit_code, **self._place()}, note)
+
+    def _place(self) -> dict[str, object]:
+        return {"username": self._username, "hostname": os.uname().nodename, "working_dir": self._working_dir}
+
+    def _complete(self, facts: dict[str, object], note: str) -> None:
+        key = self._call.key if self._call is not None and self._finish is not None else None
+        suffix = f"\n[The command completed with exit code {facts['exit_code']}.{f' CTRL+{key} was sent.' * bool(key)}]"
+        self._conclude(facts, suffix + note)
+
+    def _conclude(self, facts: dict[str, object], suffix: str) -> None:
+        """Answer the call that waits, or else the next one, with the end of the command."""
+        self._escalation.set(None)
+        suffix += "\n[The command was cancelled.]" * self._is_cancelled
+        if self._finish is not None:
+            self._answer(CANCELLED if self._is_cancelled else COMPLETED, suffix=suffix, facts=facts)
+        else:
+            content, omitted_bytes, where = self._taken(is_final=True)
+            self._unobserved = (content.rstrip(), suffix + where, omitted_bytes, facts)
+
+    def _answer(
+        self, state: str, *, suffix: str = "", text: str | None = None, facts: dict[str, object] | None = None
+    ) -> None:
+        """Answer with the output so far, or with `text` in its place."""
+        content, omitted_bytes, where = (text, 0, "") if text is not None else self._taken(is_final=facts is not None)
+        self._deliver(state, content.rstrip(), suffix + where, omitted_bytes, facts or {})
+
+    def _taken(self, *, is_final: bool) -> tuple[str, int, str]:
+        """Return the output since the last time, how many bytes it lacks, and where all of it is if that is long."""
+        content, omitted_bytes = self._shell.output.take(is_final=is_final)
+        where = self._shell.whole_output.note() if omitted_bytes or len(content) > LONG_OUTPUT_BYTES else ""
+        if is_final:
+            self._shell.whole_output.end()
+        return content, omitted_bytes, where
+
+    def _deliver(self, state: str, content: str, suffix: str, omitted_bytes: int, facts: dict[str, object]) -> None:
+        finish, self._finish = self._finish, None
+        prefix, self._notice = self._notice, ""
+        self._limits.set(None)
+        assert finish is not None
+        if state == COMPLETED and (facts.get("exit_code") == KILLED or _names_memory(content)):
+            suffix += f"\n{self._configuration.memory}" * bool(self._configuration.memory)
+        # Exit code -1 stands for a command that is still running.
+        metadata = {"exit_code": -1, "pid": -1, **facts, "prefix": prefix, "suffix": suffix}
+        finish({"content": content, "state": state, "omitted_bytes": omitted_bytes, "metadata": metadata})
+
+    def _escalate(self) -> None:
+        killed_at = self._cancelled_at + CANCEL_STEPS_SECONDS[1]
+        if self._loop.now() >= killed_at:
+            self._shell.kill()
+        else:
+            self._shell.interrupt()
+            self._escalation.set(killed_at)
+
+    def _new_shell(self) -> Shell:
+        return Shell(self._loop, self._children, self._configuration, self._working_dir, self._events)
+
+
+def _names_memory(content: str) -> bool:
+    """Say whether the output ends with a program that got no memory, though the command itself may have succeeded."""
+    end = content[-MEMORY_WORDS_CHARS:] + "\n"
+    return any(word in end for word in MEMORY_WORDS)
+
+
+def _username() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def _python_on(search_path: str) -> str | None:
+    """Find what `which python` finds, or python3, which is all that some systems have."""
+    for name in ("python", "python3"):
+        for directory in search_path.split(":"):
+            candidate = os.path.join(directory, name)
+            if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
+                return candidate
+    return None

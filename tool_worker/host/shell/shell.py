@@ -1,0 +1,389 @@
+r"""A persistent bash on a pseudo-terminal.
+
+Bash is interactive, so an interrupt ends the command and not the shell, and job control works. It reads its commands
+from a socket instead of the terminal: no line limit, no echo, and text typed for a program is never run as a command.
+Its own standard error is /dev/null, so prompts and traces of our lines are seen by nobody.
+
+Holds: one command at a time; output costs bounded memory; what a program prints cannot end a command; a bash that takes
+no commands any more, whatever a command did to it, is ended within `UNRESPONSIVE_SECONDS`.
+Does not: survive a command that ends it (`exit`, `exec`, `kill $$`): `on_exit` tells, and a new shell is a new object.
+"""
+
+from __future__ import annotations
+
+import _struct as struct
+import fcntl
+import os
+import termios
+
+from tool_worker.host.children import Children
+from tool_worker.host.compiled import signal, socket
+from tool_worker.host.configuration import HostConfiguration
+from tool_worker.host.descendants import children, command_line, handles, kill, present_tick, started_since
+from tool_worker.host.hardening import lower_limits
+from tool_worker.host.loop import BufferedWriter, Loop
+from tool_worker.host.shell.command_marks import CommandEnd, Mark, MarkScanner, begin_line, end_line
+from tool_worker.host.shell.output_buffer import OutputBuffer
+from tool_worker.host.shell.output_file import OutputFile
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BASH = "/bin/bash"
+ROWS = COLUMNS = 1000
+INPUT_LINE_LIMIT_BYTES = 4095
+"""What a terminal takes as one line from a program's point of view; the kernel drops the rest."""
+
+IDLE = "idle"
+SUBMITTED = "submitted"
+BEGUN = "begun"
+ENDED = "ended"
+
+KILL_ROUNDS = 50
+"""How often to look for more of what a command started; a fork bomb wins longer only until the workspace is closed."""
+
+REPEAT_SECONDS = 0.2
+REPEATS = 24
+"""When Ctrl-C is pressed again that nobody got, and how often: see `press`."""
+
+HANG_CHECK_SECONDS = 2.5
+UNRESPONSIVE_SECONDS = {SUBMITTED: 30.0, BEGUN: 5.0}
+"""How long a command may not have begun (on a busy machine also bash itself has yet to), or be over and not said so."""
+
+_READ_BYTES = 65536
+_MAX_FD = 1 << 20
+
+
+class ShellEvents:
+    """Whom a shell tells what happens: output, the end of a command, its own end (exit code, state until then)."""
+
+    __slots__ = ("on_end", "on_exit", "on_output")
+
+    def __init__(
+        self,
+        *,
+        on_output: Callable[[], None],
+        on_end: Callable[[CommandEnd], None],
+        on_exit: Callable[[int, str], None],
+    ) -> None:
+        self.on_output = on_output
+        self.on_end = on_end
+        self.on_exit = on_exit
+
+
+class Shell:
+    """One bash.
+
+    Raises:
+        OSError: the machine, or a limit, has no terminal or no process left.
+
+    Attributes:
+        state: `IDLE`; `SUBMITTED`: it has been given a command; `BEGUN`: the command runs; `ENDED`: bash is no more.
+        output: what has been printed and not yet taken.
+        whole_output: what the present command has printed.
+        is_unresponsive: whether it was ended because it took no commands any more.
+    """
+
+    def __init__(
+        self, loop: Loop, reaper: Children, configuration: HostConfiguration, cwd: str, events: ShellEvents
+    ) -> None:
+        self._loop = loop
+        self._reaper = reaper
+        self._events = events
+        self._scanner = MarkScanner()
+        self.whole_output = OutputFile(configuration.temporary_directory)
+        self.output = OutputBuffer(configuration.output_limit_bytes, self.whole_output)
+        self._nonce = ""
+        self._typed_early = b""
+        self._previous_exit_code = 0
+        self._command_tick = 0
+        self._earlier: frozenset[int] = frozenset()
+        self.state = IDLE
+        self.is_unresponsive = False
+        self._unresponsive_since: float | None = None
+        self._master, self._slave = os.openpty()
+        self._commands, theirs = socket.socketpair()
+        try:
+            self._terminal = os.ttyname(self._slave)
+            fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+            os.set_blocking(self._master, False)
+            self._commands.setblocking(False)
+            self._source = f"socket:[{os.fstat(theirs.fileno()).st_ino}]"
+            self.pid = reaper.fork()
+        except OSError:
+            theirs.close()
+            self._close()
+            raise
+        if self.pid == 0:
+            _become_bash(self._slave, theirs, configuration, cwd)
+        theirs.close()
+        self._to_bash = BufferedWriter(loop, self._commands.fileno())
+        self._to_program = BufferedWriter(loop, self._master)
+        self._hang_check = loop.timer(self._check_responsive)
+        self._repeat = loop.timer(self._press_again)
+        self._repeats_left = 0
+        self._pressed_for = 0
+        self._again = self._press_interrupt_again
+        loop.on_readable(self._master, self._read)
+        reaper.watch(self.pid, self._exited)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it has a command."""
+        return self.state in (SUBMITTED, BEGUN)
+
+    def submit(self, command: str, *, environment: dict[str, str], cwd: str | None) -> None:
+        """Run a command; the shell must be idle. `cwd` moves the shell, as `cd` would."""
+        assert self.state == IDLE
+        self._nonce = os.urandom(16).hex()
+        self._scanner.expect(self._nonce.encode())
+        self.state = SUBMITTED
+        self._command_tick = present_tick()
+        self._earlier = children(self.pid) | children(os.getpid())
+        self._settle_terminal()
+        line = begin_line(
+            self._nonce,
+            command,
+            self._terminal,
+            previous_exit_code=self._previous_exit_code,
+            environment=environment,
+            cwd=cwd,
+        )
+        self._to_bash.write(line + end_line(self._nonce, self._terminal))
+        self._unresponsive_since = None
+        self._hang_check.set(self._loop.now() + HANG_CHECK_SECONDS)
+
+    def type_text(self, text: str) -> bool:
+        """Type lines for the running program, the last with Enter too; false if the terminal would cut one."""
+        line = text.removesuffix("\n").encode("utf-8", "replace") + b"\n"
+        is_by_line = termios.tcgetattr(self._slave)[3] & termios.ICANON
+        if is_by_line and max(map(len, line.split(b"\n"))) > INPUT_LINE_LIMIT_BYTES:
+            return False
+        self._type(line)
+        return True
+
+    def press(self, key: str) -> None:
+        """Press Ctrl and this key, for the running program.
+
+        Ctrl-C reaches nobody where one program of the command has just ended, or the next is not yet more than a copy
+        of bash: the command continues as if nothing had happened. It is pressed again then, until somebody gets it.
+        So is the key that quits, where the program that it was meant for still runs; no other one gets it.
+        """
+        if key.upper() == "C":
+            self._repeats_left = REPEATS
+            self._press_interrupt()
+        elif key == "\\":
+            self._repeats_left = REPEATS
+            self._press_quit()
+        else:
+            self._type(bytes([ord(key.upper()) & 0x1F]))
+
+    def interrupt(self) -> None:
+        """Send SIGINT to the foreground, whatever state the terminal is in."""
+        foreground = os.tcgetpgrp(self._master)
+        if self.state == BEGUN and foreground > 0:
+            try:
+                os.killpg(foreground, signal.SIGINT)
+            except ProcessLookupError:
+                return
+            self._ask_for_end_again()
+
+    def kill(self) -> None:
+        """Kill the shell and what the present command started; earlier background jobs continue."""
+        # Looked up before, because a tree falls apart with its root; killed after, so that bash cannot say "Killed".
+        victims = self._started()
+        kill(self.pid)
+        for pid in victims:
+            kill(pid)
+        self.kill_started()
+
+    def leave(self) -> None:
+        """End the shell, and nothing that it has started."""
+        kill(self.pid)
+
+    def kill_started(self) -> None:
+        """Kill what the latest command started and left behind."""
+        killed: set[int] = set()
+        # Again until nobody is new: who was about to fork when it was looked up has a child that was not.
+        for _ in range(KILL_ROUNDS):
+            victims = set(self._started()) - killed
+            for pid in victims:
+                kill(pid)
+            if not victims:
+                break
+            killed |= victims
+
+    def _started(self) -> list[int]:
+        """Return what the latest command started, daemons included; what other shells started is not among it."""
+        spared = (self._earlier | self._reaper.watched) - {self.pid}
+        return [pid for pid in started_since(os.getpid(), self._command_tick, spared) if pid != self.pid]
+
+    def _type(self, keys: bytes) -> None:
+        # Before the command begins, an interrupt would hit bash in the middle of reading it.
+        if self.state == BEGUN:
+            self._to_program.write(keys)
+        else:
+            self._typed_early += keys
+
+    def _press_interrupt(self) -> None:
+        group = os.tcgetpgrp(self._master)
+        is_handled = self._has_handler(group, signal.SIGINT)
+        self._type(b"\x03")
+        self._ask_for_end_again()
+        self._repeat_for(group, self._press_interrupt_again, is_handled=is_handled)
+
+    def _press_quit(self) -> None:
+        group = os.tcgetpgrp(self._master)
+        is_handled = not self._has_started(group) or self._has_handler(group, signal.SIGQUIT)
+        self._type(b"\x1c")
+        self._repeat_for(group, self._press_quit_again, is_handled=is_handled)
+
+    def _repeat_for(self, group: int, again: Callable[[], None], *, is_handled: bool) -> None:
+        """Look in a moment whether what was pressed has reached a group of processes, unless that is for it to say."""
+        is_signal = self.state == BEGUN and termios.tcgetattr(self._slave)[3] & termios.ISIG
+        if is_signal and self._repeats_left > 0 and not is_handled:
+            self._repeats_left -= 1
+            self._pressed_for, self._again = group, again
+            self._repeat.set(self._loop.now() + REPEAT_SECONDS)
+
+    def _press_again(self) -> None:
+        self._again()
+
+    def _press_quit_again(self) -> None:
+        """Press the key that quits again, where the program that it was meant for still runs."""
+        if self.state == BEGUN and os.tcgetpgrp(self._master) == self._pressed_for:
+            self._press_quit()
+
+    def _press_interrupt_again(self) -> None:
+        """Press Ctrl-C again where the command still runs, but not the program that it was meant for."""
+        group = os.tcgetpgrp(self._master)
+        if group == self._pressed_for == self.pid:
+            self._repeats_left -= 2  # bash loses few, and may have been given a trap
+        if self.state == BEGUN and (group != self._pressed_for or group == self.pid or self._has_started(group)):
+            self._press_interrupt()
+
+    def _has_handler(self, group: int, number: signal.Signals) -> bool:
+        """Say whether a program that handles a signal leads this group: what happens then is for it to say."""
+        return self._has_started(group) and handles(group, number)
+
+    def _has_started(self, group: int) -> bool:
+        """Say whether a program leads this group: not bash, nor a copy of it that has yet to become the program."""
+        return command_line(group) not in (b"", command_line(self.pid))
+
+    def _ask_for_end_again(self) -> None:
+        # The interrupt may arrive when the command has just ended and discard the line that says so.
+        self._to_bash.write(end_line(self._nonce, self._terminal))
+
+    def _check_responsive(self) -> None:
+        """End a bash that will not say any more that the command has ended."""
+        now = self._loop.now()
+        if self.state == SUBMITTED or self._input() == self._source:
+            self._unresponsive_since = self._unresponsive_since or now
+            if now - self._unresponsive_since >= UNRESPONSIVE_SECONDS[self.state]:
+                self.is_unresponsive = True
+                self.kill()
+                return
+        else:
+            self._unresponsive_since = None
+        self._hang_check.set(now + HANG_CHECK_SECONDS)
+
+    def _input(self) -> str:
+        """Return what bash reads: the socket between two commands, for its lines and also while it makes a prompt."""
+        try:
+            return os.readlink(f"/proc/{self.pid}/fd/0")
+        except OSError:
+            return ""
+
+    def _settle_terminal(self) -> None:
+        """Undo what earlier programs did to the terminal: no echo, no translation, nothing left to read."""
+        attributes = termios.tcgetattr(self._slave)
+        attributes[0] = (attributes[0] | termios.ICRNL | termios.BRKINT) & ~(termios.IXON | termios.IGNCR)
+        attributes[1] &= ~termios.OPOST
+        attributes[3] |= termios.ICANON | termios.ISIG | termios.IEXTEN
+        attributes[3] &= ~(termios.ECHO | termios.ECHONL | termios.TOSTOP)
+        termios.tcsetattr(self._slave, termios.TCSANOW, attributes)
+        termios.tcflush(self._slave, termios.TCIFLUSH)
+
+    def _read(self) -> None:
+        try:
+            chunk = os.read(self._master, _READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            # The terminal was hung up; the exit status reports that the shell has ended.
+            self._loop.on_readable(self._master, None)
+            return
+        self._scan(chunk)
+
+    def _scan(self, chunk: bytes) -> None:
+        for piece in self._scanner.feed(chunk):
+            if isinstance(piece, bytes):
+                self.output.add(piece)
+                self._events.on_output()
+            elif piece.nonce == self._nonce.encode() and self.is_busy:
+                self._pass(piece)
+
+    def _pass(self, mark: Mark) -> None:
+        if mark.fields is None:
+            self.state = BEGUN
+            typed, self._typed_early = self._typed_early, b""
+            if typed:
+                self._to_program.write(typed)
+            return
+        self.state = IDLE
+        self._hang_check.set(None)
+        self._repeat.set(None)
+        self._to_program.clear()
+        end = CommandEnd(mark.fields)
+        self._previous_exit_code = end.exit_code
+        if self._input() not in (self._source, ""):
+            # It has lost the socket and takes its commands from elsewhere.
+            self.kill()
+        self._events.on_end(end)
+
+    def _exited(self, exit_code: int) -> None:
+        # What the terminal still holds was written before the end; a job that keeps writing must not keep us here.
+        deadline = self._loop.now() + 0.5
+        while self._loop.now() < deadline:
+            try:
+                self._scan(os.read(self._master, _READ_BYTES))
+            except OSError:
+                break
+        last_state, self.state = self.state, ENDED
+        self._loop.drop(self._hang_check)
+        self._loop.drop(self._repeat)
+        self._to_bash.clear()
+        self._to_program.clear()
+        self._loop.on_readable(self._master, None)
+        self._close()
+        self._events.on_exit(exit_code, last_state)
+        self.whole_output.end()
+
+    def _close(self) -> None:
+        os.close(self._master)
+        os.close(self._slave)
+        self._commands.close()
+
+
+def _become_bash(terminal: int, commands: socket.socket, configuration: HostConfiguration, cwd: str) -> None:
+    """Turn the forked child into bash; never returns."""
+    try:
+        os.setsid()
+        fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for source, target in ((commands.fileno(), 0), (nowhere, 1), (nowhere, 2)):
+            os.dup2(source, target)
+        os.closerange(3, _MAX_FD)
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
+            # What is ignored when bash starts stays ignored in everything it starts.
+            signal.signal(number, signal.SIG_DFL)
+        lower_limits(configuration)
+        for directory in (cwd, configuration.workspace, "/"):
+            if os.path.isdir(directory):
+                os.chdir(directory)
+                break
+        options = ["--norc", "--noprofile", "--noediting", "+H", "+o", "history", "-i"]
+        os.execve(BASH, ["bash", *options], configuration.environment)  # noqa: S606  (this is the shell)
+    finally:
+        os._exit(127)

@@ -1,0 +1,127 @@
+r"""The text of a file, and what it takes to write it back as the file had it.
+
+A model sees and edits text whose lines end in `\n`. The file may be UTF-8 or UTF-16 with or without a byte order mark,
+or have an old encoding, see `encoding_guess`; and its lines may end in `\n`, `\r\n`, `\r`, or a mixture.
+
+Holds: `decode(content).encode(text)` is `content` again if the text was not changed, and else differs from it only in
+the lines that were.
+Does not: know every encoding. Text in others shows wrong letters, as Windows-1252 or Latin-1, but its bytes survive
+every edit.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+
+from tool_worker.host.text_files.text_diff import count_equal_ends, split_lines
+
+_BYTE_ORDER_MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+# In order; Latin-1 takes what Windows-1252 leaves undefined.
+_WESTERN = ("cp1252", "latin-1")
+# BEL, BS, TAB, LF, VT, FF, CR, ESC and everything printable in ASCII or above.
+_BYTES_OF_8_BIT_TEXT = bytes([*range(7, 14), 27, *range(32, 127), *range(128, 256)])
+
+
+class TextFile:
+    r"""The decoded content of a file.
+
+    Attributes:
+        text: The content with `\n` for every line break.
+        encoding: Name of the Python codec, without the byte order mark.
+    """
+
+    __slots__ = ("_byte_order_mark", "_original", "encoding", "text")
+
+    def __init__(self, original: str, encoding: str, byte_order_mark: bytes) -> None:
+        self._original = original
+        self._byte_order_mark = byte_order_mark
+        self.encoding = encoding
+        self.text = with_plain_breaks(original)
+
+    @property
+    def is_guessed(self) -> bool:
+        """Whether the bytes do not say by themselves which encoding they have."""
+        return not self._byte_order_mark and self.encoding not in ("utf-8", *_WESTERN)
+
+    @classmethod
+    def decode(cls, content: bytes, known: str = "") -> TextFile | None:
+        """Decode the bytes of a file; None if they are not text.
+
+        Args:
+            known: The encoding that was guessed when the file was last read or written; empty: none was.
+        """
+        for mark, encoding in _BYTE_ORDER_MARKS:
+            if content.startswith(mark):
+                return cls._decode_as(encoding, content, mark)
+        if file := cls._decode_as("utf-8", content, b""):
+            return file
+        is_8_bit_text = _is_8_bit_text(content)
+        if not is_8_bit_text and b"\0" not in content:
+            return None
+        from tool_worker.host.text_files.encoding_guess import decodes, guess
+
+        name = known if known and decodes(content, known) else guess(content)
+        if name and (file := cls._decode_as(name, content, b"")):
+            return file
+        for encoding in _WESTERN if is_8_bit_text else ():
+            if file := cls._decode_as(encoding, content, b""):
+                return file
+        return None
+
+    def encode(self, text: str) -> bytes:
+        r"""Encode an edited version of the text in the way of the file.
+
+        Args:
+            text: The edited text, with `\n` as line break. Lines that the edit left alone keep the line break that they
+                had; the others get the one that is most frequent in the file.
+
+        Raises:
+            UnicodeEncodeError: the file's encoding has no code for a character of the text.
+        """
+        return self._byte_order_mark + self._with_own_breaks(text).encode(self.encoding)
+
+    @classmethod
+    def _decode_as(cls, encoding: str, content: bytes, mark: bytes) -> TextFile | None:
+        try:
+            original = content[len(mark) :].decode(encoding)
+        except UnicodeDecodeError:
+            return None
+        return None if "\0" in original else cls(original, encoding, mark)
+
+    def _with_own_breaks(self, text: str) -> str:
+        windows_breaks = self._original.count("\r\n")
+        counts = {
+            "\n": self._original.count("\n") - windows_breaks,
+            "\r\n": windows_breaks,
+            "\r": self._original.count("\r") - windows_breaks,
+        }
+        most_frequent = max(counts, key=lambda line_break: counts[line_break])
+        if counts[most_frequent] == sum(counts.values()):
+            return text.replace("\n", most_frequent)
+        original_lines = io.StringIO(self._original, newline="").readlines()
+        edited_lines = split_lines(text)
+        head, tail = count_equal_ends(split_lines(self.text), edited_lines)
+        changed = "".join(edited_lines[head : len(edited_lines) - tail])
+        mixed = "".join(
+            [
+                *original_lines[:head],
+                changed.replace("\n", most_frequent),
+                *original_lines[len(original_lines) - tail :],
+            ]
+        )
+        # An edit can bring a lone `\r` before a lone `\n`; together they would be read as one line break.
+        return mixed if with_plain_breaks(mixed) == text else text.replace("\n", most_frequent)
+
+
+def with_plain_breaks(text: str) -> str:
+    r"""Make every line break of a text a `\n`."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _is_8_bit_text(content: bytes) -> bool:
+    return not content.translate(None, _BYTES_OF_8_BIT_TEXT)

@@ -1,0 +1,74 @@
+"""Starts the proxy of a workspace: `python -I -m tool_worker.sandbox.egress <conversation id>`.
+
+What it may do comes as JSON on standard input. It serves on a listening socket that was made inside the sandbox, which
+is the sandbox's only way to it; its other connections begin in the machine's network.
+
+Holds: it ends when the program at the other end of its control socket does, which lives as long as the workspace's
+processes, and not earlier; refusals are reported there and, up to a limit, in its log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import sys
+
+from broker.contract.allowed_hosts import host_rules
+from broker.runtime.addresses import AddressRules
+from tool_worker.sandbox.egress.descriptors import CONTROL_FD, EGRESS_LISTENER_FD
+from tool_worker.sandbox.egress.proxy import EgressProxy, EgressRules
+
+LOGGED_REFUSALS = 1000
+
+
+class Reports:
+    """Reports refusals to the control socket and the log."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._count = 0
+
+    def __call__(self, target: str, why: str) -> None:
+        """Tell one refusal; a report that cannot be delivered at once is dropped."""
+        self._count += 1
+        if self._count > LOGGED_REFUSALS:
+            return
+        line = json.dumps({"op": "refused", "target": target[:300], "why": why[:300]}) + "\n"
+        sys.stderr.write(line)
+        try:
+            self._control.send(line.encode(), socket.MSG_NOSIGNAL)
+        except OSError:
+            return
+
+
+async def serve() -> None:
+    """Serve until the other end of the control socket is gone."""
+    settings = json.load(sys.stdin)
+    rules = EgressRules(
+        hosts=host_rules(settings["allow"]),
+        addresses=AddressRules.parse(settings["private"]),
+        limit_bytes=settings["limit_bytes"],
+    )
+    control = socket.socket(fileno=CONTROL_FD)
+    control.setblocking(False)
+    listener = socket.socket(fileno=EGRESS_LISTENER_FD)
+    listener.setblocking(False)
+    await EgressProxy(rules, Reports(control)).serve(listener)
+    loop = asyncio.get_running_loop()
+    while await loop.sock_recv(control, 4096):
+        pass
+
+
+def main() -> None:
+    """Serve, and end quietly."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        asyncio.run(serve())
+    except ConnectionError:
+        return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,384 @@
+"""An HTTP proxy that lets a workspace reach the hosts on its list and nothing else.
+
+Holds:
+    - A name is looked up here, once, and the proxy connects to the exact address that it has checked.
+    - One request for each connection. Requests and answers are parsed and written again by `h11`, never forwarded as
+      they came, so the other side cannot read a second request in one. Encrypted traffic is forwarded as it is.
+    - Connections, their silence and their bytes are bounded. Silent connections make room for others: of those that
+      have sent no request yet, and of those that transfer nothing, the oldest ends first.
+Does not: look into encrypted connections: a host on the list that serves others' content may be reached for that too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+import h11
+
+from broker.contract.allowed_hosts import HostRule, authority, parse_authority
+from broker.runtime.addresses import AddressRules
+
+HEAD_LIMIT_BYTES = 32 * 1024
+HEAD_LIMIT_SECONDS = 30.0
+CONNECT_LIMIT_SECONDS = 15.0
+PIECE_BYTES = 64 * 1024
+CLOSE_LIMIT_SECONDS = 5.0
+
+# What speaks of one connection and not of the request; a proxy passes none of it on (RFC 9110, 7.6.1).
+HOP_BY_HOP = frozenset(
+    {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"}
+    | {b"trailer", b"upgrade", b"http2-settings"}
+)
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+Report = Callable[[str, str], None]
+"""Called with the target and the reason of a refusal."""
+
+
+@dataclass(frozen=True, slots=True)
+class EgressRules:
+    """What one workspace may do.
+
+    Attributes:
+        hosts: which it may reach; a name must be on the list, and all its addresses that are used in `addresses`.
+        connections: that have asked for something, at once.
+        waiting: connections that have not asked yet, at once.
+        idle_seconds: of silence, after which a connection makes room for another when there are too many.
+        limit_bytes: in both directions together, for as long as its host lives.
+        silence_seconds: after which a connection ends.
+    """
+
+    hosts: tuple[HostRule, ...]
+    addresses: AddressRules = field(default_factory=AddressRules)
+    connections: int = 64
+    waiting: int = 64
+    idle_seconds: float = 30.0
+    limit_bytes: int = 20 * 2**30
+    silence_seconds: float = 600.0
+
+
+class Refused(Exception):
+    """A request that is not carried out; `why` is for the model that made it."""
+
+    def __init__(self, status: int, target: str, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+        self.target = target
+        self.why = why
+
+
+class EgressProxy:
+    """The proxy of one workspace.
+
+    Args:
+        report: Called with every refusal.
+        resolve: Looks a name up; the machine's own resolver by default.
+    """
+
+    def __init__(self, rules: EgressRules, report: Report, resolve: Resolve | None = None) -> None:
+        self._rules = rules
+        self._report = report
+        self._resolve = resolve or _looked_up
+        self._open = 0
+        self._waiting: dict[asyncio.StreamWriter, None] = {}
+        self._passages: set[_Tunnel] = set()
+        self._bytes = 0
+
+    async def serve(self, listener: socket.socket) -> asyncio.Server:
+        """Begin to serve on a listening socket, wherever that socket's network is."""
+        return await asyncio.start_server(self._meet, sock=listener, limit=PIECE_BYTES)
+
+    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection; nothing that happens on it ends the proxy."""
+        client = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_LIMIT_BYTES)
+        try:
+            await self._serve(_Side(client, reader, writer))
+        except Refused as refused:
+            self._report(refused.target, refused.why)
+            with suppress(OSError, h11.ProtocolError, TimeoutError):
+                await _answer(_Side(client, reader, writer), refused.status, refused.why)
+        except (OSError, h11.ProtocolError, TimeoutError, asyncio.IncompleteReadError):
+            pass  # one of the two has gone
+        finally:
+            await _closed(writer)
+
+    async def _serve(self, client: _Side) -> None:
+        request = await self._request(client)
+        if request is None:
+            return
+        if self._open >= self._rules.connections and not self._end_most_silent():
+            text = f"{self._rules.connections} connections are open, which is as many as this workspace may have."
+            raise Refused(429, "?", text)
+        self._open += 1
+        try:
+            if request.method == b"CONNECT":
+                host, port = _target(request.target.decode("ascii"), None)
+                with self._passage(client, await self._connected(host, port)) as passage:
+                    await self._tunnel(client, passage)
+            else:
+                host, port, path = _absolute(request.target.decode("ascii"))
+                _check_framing(request, authority(host, port))
+                with self._passage(client, await self._connected(host, port)) as passage:
+                    await self._forward(client, request, path, passage)
+        finally:
+            self._open -= 1
+
+    async def _request(self, client: _Side) -> h11.Request | None:
+        """Wait for what a connection asks; None if it ends before."""
+        if len(self._waiting) >= self._rules.waiting:
+            oldest = next(iter(self._waiting))
+            del self._waiting[oldest]
+            oldest.transport.abort()
+        self._waiting[client.writer] = None
+        try:
+            async with asyncio.timeout(HEAD_LIMIT_SECONDS):
+                request = await client.next()
+        except h11.RemoteProtocolError as error:
+            if client.writer not in self._waiting:
+                return None  # it had to make room
+            raise Refused(
+                error.error_status_hint, "?", f"This is not a request that the proxy takes: {error}."
+            ) from error
+        finally:
+            self._waiting.pop(client.writer, None)
+        return request if isinstance(request, h11.Request) else None
+
+    def _end_most_silent(self) -> bool:
+        """End the connection that has passed nothing on for longest, if that is long; return whether there was one."""
+        passage = min(self._passages, key=lambda passage: passage.heard, default=None)
+        now = asyncio.get_running_loop().time()
+        if passage is None or now - passage.heard < self._rules.idle_seconds:
+            return False
+        self._passages.discard(passage)
+        for writer in (passage.client.writer, passage.origin.writer):
+            writer.transport.abort()
+        return True
+
+    @contextmanager
+    def _passage(self, client: _Side, origin: _Origin) -> Iterator[_Tunnel]:
+        passage = _Tunnel(client, origin, asyncio.get_running_loop().time())
+        self._passages.add(passage)
+        try:
+            yield passage
+        finally:
+            self._passages.discard(passage)
+
+    async def _connected(self, host: str, port: int) -> _Origin:
+        """Connect to a host that may be reached."""
+        target = authority(host, port)
+        if not any(rule.allows(host, port) for rule in self._rules.hosts):
+            raise Refused(403, target, f"{target} is not among the hosts that this workspace may reach (its `allow`).")
+        self._check_bytes(target)
+        try:
+            async with asyncio.timeout(CONNECT_LIMIT_SECONDS):
+                found = await self._resolve(host, port)
+        except (OSError, UnicodeError) as error:
+            raise Refused(502, target, f"{host} cannot be looked up: {error}.") from error
+        addresses = [address for address in found if self._rules.addresses.may_reach(address)]
+        if not addresses:
+            why = f"{target} leads to an address that is not of the public internet (DECKHANDS_EGRESS_PRIVATE)."
+            raise Refused(403, target, why)
+        failure: Exception | None = None
+        for address in addresses:
+            try:
+                async with asyncio.timeout(CONNECT_LIMIT_SECONDS):
+                    # The address as it was judged; a number is not looked up again.
+                    reader, writer = await asyncio.open_connection(address, port, limit=PIECE_BYTES)
+            except OSError as error:
+                failure = error
+            else:
+                return _Origin(target, reader, writer)
+        raise Refused(502, target, f"{target} cannot be connected to: {failure or 'it does not answer'}.")
+
+    async def _tunnel(self, client: _Side, passage: _Tunnel) -> None:
+        origin = passage.origin
+        try:
+            await client.say(h11.Response(status_code=200, reason=b"Connection established", headers=[]))
+            early, _ = client.state.trailing_data
+            if early:
+                await self._pass_on(early, origin.writer, passage)
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._copy(client.reader, origin.writer, passage))
+                both.create_task(self._copy(origin.reader, client.writer, passage))
+        except* (OSError, Refused, TimeoutError) as errors:
+            self._note_refusals(errors)
+        finally:
+            await _closed(origin.writer)
+
+    async def _forward(self, client: _Side, request: h11.Request, path: str, passage: _Tunnel) -> None:
+        origin = passage.origin
+        server = _Side(h11.Connection(h11.CLIENT), origin.reader, origin.writer)
+        try:
+            headers = [(b"Host", _host_line(origin.target)), *_passed_on(request.headers), (b"Connection", b"close")]
+            await server.say(h11.Request(method=request.method, target=path, headers=headers))
+            sending = asyncio.create_task(self._copy_events(client, server, passage))
+            try:
+                await self._answer_with(server, client, passage)
+            finally:
+                sending.cancel()
+                with suppress(asyncio.CancelledError, OSError, h11.ProtocolError, TimeoutError, Refused):
+                    await sending
+        finally:
+            await _closed(origin.writer)
+
+    async def _answer_with(self, server: _Side, client: _Side, passage: _Tunnel) -> None:
+        while True:
+            async with asyncio.timeout(self._rules.silence_seconds):
+                event = await server.next()
+            if isinstance(event, h11.InformationalResponse):
+                await client.say(event)
+            elif isinstance(event, h11.Response):
+                break
+            else:
+                target = passage.origin.target
+                raise Refused(502, target, f"{target} ended the connection without an answer.")
+        headers = [*_passed_on(event.headers), (b"Connection", b"close")]
+        await client.say(h11.Response(status_code=event.status_code, reason=event.reason, headers=headers))
+        await self._copy_events(server, client, passage)
+
+    async def _copy_events(self, source: _Side, sink: _Side, passage: _Tunnel) -> None:
+        """Pass on the body of a message, to its end."""
+        while True:
+            async with asyncio.timeout(self._rules.silence_seconds):
+                event = await source.next()
+                if isinstance(event, h11.Data):
+                    self._count(len(event.data), passage)
+                    await sink.say(h11.Data(data=bytes(event.data)))
+                elif isinstance(event, h11.EndOfMessage):
+                    await sink.say(event)
+                    return
+                else:
+                    return
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, passage: _Tunnel) -> None:
+        """Pass on bytes until their side has no more."""
+        async with asyncio.timeout(self._rules.silence_seconds) as silence:
+            while piece := await reader.read(PIECE_BYTES):
+                silence.reschedule(asyncio.get_running_loop().time() + self._rules.silence_seconds)
+                await self._pass_on(piece, writer, passage)
+            if writer.can_write_eof():
+                writer.write_eof()
+
+    async def _pass_on(self, piece: bytes, writer: asyncio.StreamWriter, passage: _Tunnel) -> None:
+        self._count(len(piece), passage)
+        writer.write(piece)
+        await writer.drain()
+
+    def _count(self, size: int, passage: _Tunnel) -> None:
+        passage.heard = asyncio.get_running_loop().time()
+        self._bytes += size
+        self._check_bytes(passage.origin.target)
+
+    def _check_bytes(self, target: str) -> None:
+        if self._bytes > self._rules.limit_bytes:
+            limit = self._rules.limit_bytes
+            raise Refused(403, target, f"This workspace has moved {limit} bytes, all it may (DECKHANDS_EGRESS_BYTES).")
+
+    def _note_refusals(self, errors: BaseExceptionGroup[BaseException]) -> None:
+        for error in errors.exceptions:
+            if isinstance(error, BaseExceptionGroup):
+                self._note_refusals(error)
+            elif isinstance(error, Refused):
+                self._report(error.target, error.why)
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    target: str
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+
+@dataclass(slots=True, eq=False)
+class _Tunnel:
+    """A client and its origin, and when either of them has sent something last."""
+
+    client: _Side
+    origin: _Origin
+    heard: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One of the two that the proxy speaks HTTP with."""
+
+    state: h11.Connection
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def next(self) -> object:
+        """Return what came next."""
+        while (event := self.state.next_event()) is h11.NEED_DATA:
+            self.state.receive_data(await self.reader.read(PIECE_BYTES))
+        return event
+
+    async def say(self, event: h11.Event) -> None:
+        """Send an event."""
+        if piece := self.state.send(event):
+            self.writer.write(piece)
+            await self.writer.drain()
+
+
+async def _looked_up(host: str, port: int) -> Sequence[str]:
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(entry[4][0]) for entry in found]
+
+
+def _target(text: str, default_port: int | None) -> tuple[str, int]:
+    try:
+        return parse_authority(text, default_port)
+    except ValueError as error:
+        raise Refused(400, text, f"The proxy takes HOST:PORT, a name or a plain address: {error}.") from error
+
+
+def _absolute(text: str) -> tuple[str, int, str]:
+    """Return host, port and path of `http://host:port/path`."""
+    scheme, separator, rest = text.partition("://")
+    if not separator or scheme.lower() != "http":
+        raise Refused(400, text, "This is a proxy: it takes http://HOST/PATH, and CONNECT HOST:PORT for all else.")
+    end = min((at for at in map(rest.find, "/?#") if at >= 0), default=len(rest))
+    host, port = _target(rest[:end], 80)
+    path = rest[end:].partition("#")[0]
+    return host, port, path if path.startswith("/") else f"/{path}"
+
+
+def _check_framing(request: h11.Request, target: str) -> None:
+    """Refuse a request whose end two readers may see in two places."""
+    names = [name for name, _ in request.headers]
+    if b"content-length" in names and b"transfer-encoding" in names:
+        raise Refused(400, target, "A request has either a Content-Length or a Transfer-Encoding.")
+
+
+def _passed_on(headers: h11._headers.Headers) -> list[tuple[bytes, bytes]]:
+    named = {option.strip().lower() for name, value in headers if name == b"connection" for option in value.split(b",")}
+    left_out = HOP_BY_HOP | {b"host"} | (named - {b"content-length", b"transfer-encoding"})
+    return [(name, value) for name, value in headers if name not in left_out]
+
+
+def _host_line(target: str) -> bytes:
+    return target.removesuffix(":80").encode("ascii")
+
+
+async def _answer(client: _Side, status: int, why: str) -> None:
+    """Say in the status line as well why not: most programs show only that."""
+    if client.state.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+        return
+    reason = why.encode("ascii", "replace")
+    body = reason + b"\n"
+    headers = [("Content-Type", "text/plain"), ("Content-Length", str(len(body))), ("Connection", "close")]
+    async with asyncio.timeout(CLOSE_LIMIT_SECONDS):
+        await client.say(h11.Response(status_code=status, reason=reason, headers=headers))
+        await client.say(h11.Data(data=body))
+        await client.say(h11.EndOfMessage())
+
+
+async def _closed(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(CLOSE_LIMIT_SECONDS):
+            await writer.wait_closed()
+    writer.transport.abort()

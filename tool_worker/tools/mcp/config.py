@@ -1,0 +1,131 @@
+"""Which MCP servers a tool worker offers the tools of: the widespread `mcpServers` file, checked.
+
+    {"mcpServers": {
+        "issues": {"url": "https://mcp.example.com/mcp", "headers": {"Authorization": "Bearer ${ISSUES_TOKEN}"}},
+        "time": {"command": "mcp-server-time", "args": ["--local-timezone", "UTC"]}}}
+
+Holds: a server gets the secrets that its own entry names and no others; none of them is in a message of ours.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from broker.contract.allowed_hosts import host_rules
+from broker.runtime.environment import VARIABLE
+from broker.runtime.errors import UsageError
+
+
+class McpServerSpec(BaseModel):
+    """One server (OpenHands 10.8: limits and defaults).
+
+    Attributes:
+        command: A program that speaks MCP on its standard input and output; it runs in a separate sandbox.
+        args, env: What it is started with; nothing of the tool worker's environment gets to it by itself.
+        read_only: Further paths of this machine that it may read.
+        network: Whether it may reach the network.
+        allow: The hosts that it may reach without it, as in `broker.contract.allowed_hosts`.
+        url: A server that is reached by HTTP, with these headers.
+        type: Of HTTP: `http` (streamable) or `sse` (the older way).
+        timeout: Seconds for one call.
+        tools: Which of its tools are offered: names or patterns.
+        pool: The tool workers that may call it; empty: those that hold the conversation's workspace.
+        secrets: What must be in no text of a conversation: what stands here, its headers, and what variables of the
+            environment gave it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    command: Annotated[str, Field(pattern=r"^\S*$")] = ""
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = Field(default_factory=dict)
+    read_only: tuple[Path, ...] = ()
+    network: bool = False
+    allow: tuple[str, ...] = ()
+    url: Annotated[str, Field(pattern=r"^(https?://\S+)?$")] = ""
+    headers: dict[str, str] = Field(default_factory=dict)
+    type: Literal["http", "sse", "stdio"] | None = None
+    timeout: Annotated[float, Field(ge=1, le=3600)] = 60.0
+    tools: tuple[str, ...] = ("*",)
+    pool: str = ""
+    secrets: tuple[str, ...] = Field(default=(), repr=False)
+
+    @model_validator(mode="after")
+    def _is_reached_one_way(self) -> Self:
+        if bool(self.command) == bool(self.url):
+            raise ValueError("give either a command or a url")
+        if self.allow and (self.network or not self.command):
+            raise ValueError("allow is for a command without network")
+        host_rules(self.allow)
+        return self
+
+
+def read_servers(path: Path, environment: Mapping[str, str]) -> tuple[McpServerSpec, ...]:
+    """Read the file; `${NAME}` in a text stands for a variable of the environment.
+
+    Raises:
+        UsageError: it cannot be read or used; names the entry and never a value.
+    """
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))["mcpServers"].items()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{path} is not a list of MCP servers: {type(error).__name__}.", remedy='Write {"mcpServers": {…}}.'
+        ) from error
+    servers = tuple(_server(name, entry, environment) for name, entry in entries)
+    urls = [server.url for server in servers if server.url]
+    if len(set(urls)) < len(urls):
+        raise UsageError(f"Two servers in {path} have the same url.", remedy="Remove one of them.")
+    return servers
+
+
+def _server(name: str, entry: object, environment: Mapping[str, str]) -> McpServerSpec:
+    try:
+        filled, secrets = _filled(entry, environment)
+        given = filled.get("secrets", ())
+        secrets += given if isinstance(given, list) else ()
+        return McpServerSpec.model_validate({**filled, "name": name, "secrets": tuple(secrets)})
+    except (ValidationError, TypeError) as error:
+        first = error.errors(include_input=False)[0] if isinstance(error, ValidationError) else None
+        why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else "it is not an object"
+        # `from None`: the original's text may show values.
+        raise UsageError(f"The MCP server {name!r} cannot be used: {why}.", remedy="Change its entry.") from None
+
+
+def _filled(value: object, environment: Mapping[str, str]) -> tuple[dict[str, object], list[str]]:
+    """Return an entry with the variables that it names filled in, and what of it is secret."""
+    secrets: list[str] = []
+
+    def variable(found: re.Match[str]) -> str:
+        secrets.append(_variable(found[1], environment))
+        return secrets[-1]
+
+    def fill(part: object) -> object:
+        if isinstance(part, str):
+            return VARIABLE.sub(variable, part)
+        if isinstance(part, list):
+            return [fill(item) for item in part]
+        if isinstance(part, dict):
+            return {key: fill(item) for key, item in part.items()}
+        return part
+
+    filled = fill(value)
+    if not isinstance(filled, dict):
+        raise TypeError("an entry is an object")
+    headers = filled.get("headers")
+    for text in headers.values() if isinstance(headers, dict) else ():
+        secrets += [str(text), str(text).rpartition(" ")[2]]
+    return filled, secrets
+
+
+def _variable(name: str, environment: Mapping[str, str]) -> str:
+    if name not in environment:
+        raise UsageError(f"An MCP server needs the variable {name}, which is not set.", remedy=f"Set {name}.")
+    return environment[name]

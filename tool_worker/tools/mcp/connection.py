@@ -1,0 +1,304 @@
+"""One connection to an MCP server, from the greeting to its end.
+
+Holds: a session in a separate task, because the SDK requires that the task that begins a session also ends it; whether
+the tools may have changed since they were listed is known, also if the server has no way to announce it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from broker.tools.custom_tools import ToolFailed
+from tool_worker.tools.mcp.config import McpServerSpec
+from tool_worker.tools.mcp.incoming import MAX_TOOLS, Incoming
+from tool_worker.tools.mcp.program import program_streams
+
+if TYPE_CHECKING:
+    from mcp import ClientSession
+    from mcp.client.session import IncomingMessage
+    from mcp.types import Tool
+
+    from tool_worker.tools.mcp.http_connection import Listening
+
+CONNECT_LIMIT_SECONDS = 30.0
+TRUSTED_SECONDS = 1.0
+"""How long after a call its connection is taken for alive, and a list of tools for the present one."""
+MAX_TOOL_PAGES = 20
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How the program of a server is started: the command line, its environment, and where its messages go.
+
+    Attributes:
+        proxy_for: is open while the program runs.
+    """
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    log: Path
+    proxy_for: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+
+
+class Announcements:
+    """Whether a server has other tools than it has listed, as far as it says so.
+
+    Args:
+        changed: The event of those who wait for other tools; set with every announcement.
+    """
+
+    def __init__(self, changed: asyncio.Event) -> None:
+        self.changed = changed
+        self.listening: Listening | None = None
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        """Say whether something was announced, or may have been."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Note an announcement, or that one may have been missed."""
+        self._is_set = True
+        self.changed.set()
+
+    def clear(self) -> None:
+        """Forget it: the tools are about to be listed."""
+        self._is_set = False
+
+    def is_heard(self) -> bool:
+        """Say whether announcements reach us."""
+        return self.listening is None or self.listening.is_open
+
+    async def take(self, message: IncomingMessage) -> None:
+        """Take in what a server says without a question."""
+        from mcp.types import ToolListChangedNotification
+
+        if isinstance(message, ToolListChangedNotification):
+            self.set()
+
+
+class Connection:
+    """A session with a server.
+
+    Attributes:
+        tools: those of its last list.
+    """
+
+    def __init__(
+        self, opened: _Opened, announcements: Announcements, end: asyncio.Event, task: asyncio.Task[None]
+    ) -> None:
+        self.session = opened.session
+        self.tools = opened.tools
+        self._announcements = announcements
+        self._announces = opened.announces
+        self._end = end
+        self._task = task
+        self._calls = 0
+        now = asyncio.get_running_loop().time()
+        self._last_used = self._listed = now
+
+    @classmethod
+    async def made(
+        cls,
+        spec: McpServerSpec,
+        launch: Callable[[McpServerSpec], Launch],
+        announcements: Announcements,
+        *,
+        limit_seconds: float = CONNECT_LIMIT_SECONDS,
+    ) -> Connection:
+        """Reach a server, and list its tools.
+
+        Raises:
+            ToolFailed: it cannot be reached, or does not answer in time.
+        """
+        ready: asyncio.Future[_Opened] = asyncio.get_running_loop().create_future()
+        end = asyncio.Event()
+        task = asyncio.create_task(_serve(spec, launch, ready, announcements, end), name=f"mcp {spec.name}")
+        try:
+            async with asyncio.timeout(limit_seconds):
+                opened = await asyncio.shield(ready)
+        except asyncio.CancelledError:
+            task.cancel()  # or its program would be left to nobody
+            raise
+        except Exception as error:
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+            why = (
+                f"it has not answered for {limit_seconds:g} seconds" if isinstance(error, TimeoutError) else _why(error)
+            )
+            raise ToolFailed(f"The MCP server {spec.name} cannot be reached: {why}") from error
+        return cls(opened, announcements, end, task)
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Count a call, so that a server that is busy with it is not asked whether it lives."""
+        self._calls += 1
+        self._last_used = -math.inf  # a call that fails leaves a connection that is not trusted
+        try:
+            yield
+            self._last_used = asyncio.get_running_loop().time()
+        finally:
+            self._calls -= 1
+
+    def is_deaf(self) -> bool:
+        """Say whether the server has no way to tell us now that its tools have changed."""
+        return not (self._announces and self._announcements.is_heard())
+
+    async def list_if_changed(self, name: str) -> None:
+        """List the tools again if they may be others by now.
+
+        Raises:
+            ToolFailed: the server does not say.
+        """
+        is_old = asyncio.get_running_loop().time() - self._listed >= TRUSTED_SECONDS
+        if not self._announcements.is_set() and not (is_old and self.is_deaf()):
+            return
+        self._announcements.clear()  # before, or an announcement that comes meanwhile would be lost
+        try:
+            async with asyncio.timeout(CONNECT_LIMIT_SECONDS):
+                found = await _all_tools(self.session)
+        except Exception as error:
+            self._announcements.set()
+            raise ToolFailed(f"The MCP server {name} did not list its tools: {_why(error)}") from error
+        self._listed = asyncio.get_running_loop().time()
+        if found != self.tools:
+            self.tools = found
+            self._announcements.changed.set()
+
+    async def is_alive(self) -> bool:
+        """Say whether the session still answers; one that has rested for a while is asked."""
+        if self._task.done():
+            return False
+        if self._calls or asyncio.get_running_loop().time() - self._last_used < TRUSTED_SECONDS:
+            return True
+        try:
+            async with asyncio.timeout(CONNECT_LIMIT_SECONDS):
+                await self.session.send_ping()
+        except Exception:  # noqa: BLE001  (whatever it is, the connection is of no use)
+            return False
+        return True
+
+    async def aclose(self) -> None:
+        """End the session, and the program if it was started."""
+        self._end.set()
+        done, _ = await asyncio.wait({self._task}, timeout=CONNECT_LIMIT_SECONDS)
+        if not done:
+            self._task.cancel()
+        with suppress(asyncio.CancelledError, Exception):
+            await self._task
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A session that has begun; `announces`: the server says that it tells of changes."""
+
+    session: ClientSession
+    tools: list[Tool]
+    announces: bool
+
+
+async def _serve(
+    spec: McpServerSpec,
+    launch: Callable[[McpServerSpec], Launch],
+    ready: asyncio.Future[_Opened],
+    announcements: Announcements,
+    end: asyncio.Event,
+) -> None:
+    from mcp import ClientSession
+
+    greeting = None
+
+    def version() -> str:
+        return greeting.protocol_version if greeting is not None else "2025-11-25"
+
+    try:
+        async with AsyncExitStack() as stack:
+            reading, writing = await stack.enter_async_context(_transport(spec, launch, announcements))
+            incoming = Incoming(reading, spec.name, version, announcements.set)
+            opening = ClientSession(incoming, writing, message_handler=announcements.take)
+            session = await stack.enter_async_context(opening)
+            greeting = await session.initialize()
+            told = greeting.capabilities.tools
+            announces = told is not None and bool(told.list_changed)
+            ready.set_result(_Opened(session, await _all_tools(session), announces))
+            await end.wait()
+    except Exception as error:  # noqa: BLE001  (the edge of the SDK: it becomes the answer to the caller)
+        if not ready.done():
+            ready.set_exception(error)
+        else:
+            _log.warning("the connection to the MCP server %s broke: %s", spec.name, _why(error))
+
+
+async def _all_tools(session: ClientSession) -> list[Tool]:
+    from mcp.types import PaginatedRequestParams
+
+    found: list[Tool] = []
+    cursor: str | None = None
+    for _ in range(MAX_TOOL_PAGES):
+        page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor) if cursor else None)
+        found += page.tools
+        cursor = page.next_cursor
+        if not cursor or len(found) >= MAX_TOOLS:
+            break
+    return found[:MAX_TOOLS]
+
+
+@asynccontextmanager
+async def _transport(
+    spec: McpServerSpec, launch: Callable[[McpServerSpec], Launch], announcements: Announcements
+) -> AsyncIterator[Any]:
+    """Yield the streams of a server, both ways."""
+    if spec.command:
+        started = launch(spec)
+        with started.log.open("w", encoding="utf-8", errors="replace") as log:
+            async with started.proxy_for(), program_streams(started.command, started.environment, log) as streams:
+                yield streams
+    elif spec.type == "sse":
+        from mcp.client.sse import sse_client
+
+        from tool_worker.tools.mcp.http_connection import SILENCE_SECONDS, bounded_client
+
+        async with sse_client(
+            spec.url,
+            headers=dict(spec.headers),
+            timeout=spec.timeout,
+            sse_read_timeout=max(SILENCE_SECONDS, spec.timeout),
+            httpx_client_factory=bounded_client,
+        ) as streams:
+            yield streams
+    else:
+        from mcp.client.streamable_http import streamable_http_client
+
+        from tool_worker.tools.mcp.http_connection import Listening, StreamableClient
+
+        announcements.listening = Listening(announcements.set)
+        async with (
+            StreamableClient(spec.headers, spec.timeout, announcements.listening) as client,
+            # Bounded by the client, as every answer is.
+            streamable_http_client(spec.url, http_client=client, max_sse_event_size=None) as streams,
+        ):
+            yield streams
+
+
+def _why(error: BaseException) -> str:
+    """Return what is inside of groups of exceptions."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,191 @@
+"""The HTTP clients for MCP servers.
+
+Holds: an answer, or one event of a stream of events, that is longer than a message may be breaks off its reading; a
+request that fails is the answer to that request, and leaves the connection to the other calls; whether the server's
+announcements reach us is known at every moment.
+Does not: take compressed answers, of which nobody knows how long they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, cast
+
+import httpx2
+
+from tool_worker.tools.mcp.program import ANSWER_TOO_LONG, MESSAGE_LIMIT_BYTES
+
+EVENT_ENDS = (b"\n\n", b"\r\n\r\n", b"\r\r")
+FRAME_BYTES = 1024
+"""What an event may have beside its message: its name and number."""
+CONNECT_SECONDS = 30.0
+SILENCE_SECONDS = 300.0
+"""How long the stream of announcements may say nothing; then it is opened again, because it may have broken unseen."""
+NOT_SENT = "the request was not sent"
+LATE_SECONDS = 30.0
+"""How much longer than a call its request may take: the call ends first, and tells the server so."""
+
+
+class Listening:
+    """Whether a server's announcements reach us; calls somebody when they may have been missed until now.
+
+    Args:
+        on_open: called when a stream of announcements begins.
+    """
+
+    def __init__(self, on_open: Callable[[], None]) -> None:
+        self.is_open = False
+        self._on_open = on_open
+
+    def begin(self) -> None:
+        """Note that a stream has begun."""
+        self.is_open = True
+        self._on_open()
+
+    def end(self) -> None:
+        """Note that it has ended."""
+        self.is_open = False
+
+
+class StreamableClient(httpx2.AsyncClient):
+    """The client for a server by Streamable HTTP.
+
+    Args:
+        call_seconds: The limit for a call.
+        listening: Learns about the stream of announcements.
+    """
+
+    def __init__(self, headers: Mapping[str, str], call_seconds: float, listening: Listening) -> None:
+        super().__init__(
+            headers={**headers, "Accept-Encoding": "identity"},
+            timeout=httpx2.Timeout(CONNECT_SECONDS, read=call_seconds + LATE_SECONDS),
+        )
+        self._listening = listening
+
+    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        """Send a request; one that fails is answered by an error, because the SDK would give up the connection."""
+        is_listening = request.method == "GET"
+        if is_listening:
+            limits = request.extensions.get("timeout", {})
+            request.extensions = {**request.extensions, "timeout": {**limits, "read": SILENCE_SECONDS}}
+        try:
+            response = await super().send(request, **options)
+        except httpx2.TransportError as error:
+            if request.method != "POST":
+                raise
+            return _failed(request, error)
+        stream = cast("httpx2.AsyncByteStream", response.stream)
+        if is_listening:
+            is_events = response.is_success and _is_events(response.headers)
+            response.stream = _Announcements(stream, response.headers, self._listening if is_events else None)
+            return response
+        response.stream = _Answer(stream, response.headers)
+        if response.status_code == httpx2.codes.NOT_FOUND and "mcp-session-id" in request.headers:
+            # Of an error in words the SDK would pass the words on: nobody could tell that the session has ended.
+            response.headers["content-type"] = "text/plain"
+        return response
+
+
+def bounded_client(
+    headers: Mapping[str, str] | None = None,
+    timeout: httpx2.Timeout | float | None = None,
+    auth: httpx2.Auth | None = None,
+) -> httpx2.AsyncClient:
+    """Return the client for a server by the older transport; `timeout` in seconds."""
+    return httpx2.AsyncClient(
+        headers={**(headers or {}), "Accept-Encoding": "identity"},
+        timeout=timeout,
+        auth=auth,
+        event_hooks={"response": [_bound]},
+    )
+
+
+async def _bound(response: httpx2.Response) -> None:
+    response.stream = _Bounded(cast("httpx2.AsyncByteStream", response.stream), response.headers)
+
+
+def _is_events(headers: httpx2.Headers) -> bool:
+    return headers.get("content-type", "").lower().startswith("text/event-stream")
+
+
+def _failed(request: httpx2.Request, error: Exception) -> httpx2.Response:
+    """Return the answer to a request that has none."""
+    from mcp.types import CONNECTION_CLOSED
+
+    asked = json.loads(request.content)
+    if "id" not in asked:
+        return httpx2.Response(httpx2.codes.ACCEPTED, request=request)
+    said: dict[str, Any] = {"code": CONNECTION_CLOSED, "message": f"{type(error).__name__}: {error}"}
+    if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout):
+        said["data"] = NOT_SENT
+    return httpx2.Response(httpx2.codes.OK, json={"jsonrpc": "2.0", "id": asked["id"], "error": said}, request=request)
+
+
+class _Bounded(httpx2.AsyncByteStream):
+    """What a server answers, as long as it keeps within the limit."""
+
+    def __init__(self, answer: httpx2.AsyncByteStream, headers: httpx2.Headers) -> None:
+        self._answer = answer
+        self._is_compressed = headers.get("content-encoding", "identity").lower() != "identity"
+        self._is_events = _is_events(headers)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        # The SDK makes an error of these the answer to the call that the stream is for, and of no other.
+        refusal = httpx2.SSEError if self._is_events else httpx2.StreamError
+        if self._is_compressed:
+            raise refusal("the server has compressed its answer, though it was asked not to")
+        limit = MESSAGE_LIMIT_BYTES + (FRAME_BYTES if self._is_events else 0)
+        size, before = 0, b""
+        async for chunk in self._answer:
+            size += len(chunk)
+            if self._is_events:
+                seen = before + chunk
+                before = seen[-3:]
+                end = max(seen.rfind(mark) for mark in EVENT_ENDS)
+                size = len(seen) - end if end >= 0 else size
+            if size > limit:
+                raise refusal(ANSWER_TOO_LONG)
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._answer.aclose()
+
+
+class _Answer(_Bounded):
+    """The answer to a request: if the line breaks, that is the answer."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in super().__aiter__():
+                yield chunk
+        except httpx2.SSEError:
+            raise
+        except httpx2.TransportError as error:
+            if self._is_events:
+                raise  # it may be asked for again, from where it has broken
+            raise httpx2.StreamError(f"the connection broke: {type(error).__name__}") from error
+
+
+class _Announcements(_Bounded):
+    """The stream of announcements, if it is one: a break is its end, because after an end the SDK opens it again."""
+
+    def __init__(self, answer: httpx2.AsyncByteStream, headers: httpx2.Headers, listening: Listening | None) -> None:
+        super().__init__(answer, headers)
+        self._listening = listening
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        if self._listening is None:
+            async for chunk in super().__aiter__():
+                yield chunk
+            return
+        self._listening.begin()
+        try:
+            async for chunk in super().__aiter__():
+                yield chunk
+        except httpx2.SSEError:
+            raise
+        except httpx2.TransportError:
+            return
+        finally:
+            self._listening.end()

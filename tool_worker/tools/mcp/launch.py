@@ -1,0 +1,102 @@
+"""How the program of an MCP server is started: in a separate sandbox, with a separate directory.
+
+Holds: it sees neither a workspace nor the tool worker's files, and an agent's programs see neither it nor its secrets.
+Differs: the original runs it in the agent's own sandbox, where every command can read what it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from tool_worker.sandbox.choice import named_sandbox
+from tool_worker.sandbox.docker import Containers
+from tool_worker.sandbox.sandbox import Enclosure, Sandbox
+from tool_worker.tools.mcp.config import McpServerSpec
+from tool_worker.tools.mcp.connection import Launch
+from tool_worker.tools.mcp.program_files import ProgramFiles, program_files
+from tool_worker.workspace.launch.egress_gate import EgressGate, proxy_environment
+from tool_worker.workspace.opening.program_egress import proxied_command, proxy_for
+
+MOUNT_AT = "/server"
+_FILTER_FD = 9
+
+
+class SandboxedLaunch:
+    """Starts servers as the node demands.
+
+    Args:
+        demanded: `auto`, `bwrap`, `docker` or `none`, as for workspaces.
+        node_dir: Where the directories of servers are made.
+        gate: By whose rules a server's proxy works.
+        search_path: Where programs are looked for that the system does not have.
+        closed: What no program is shown by itself: where agents can write, and what is ours.
+    """
+
+    def __init__(
+        self,
+        demanded: str,
+        node_dir: Path,
+        *,
+        gate: EgressGate | None = None,
+        containers: Containers | None = None,
+        search_path: str = "",
+        closed: Sequence[Path] = (),
+    ) -> None:
+        self._demanded = demanded
+        self._node_dir = node_dir
+        self._gate = gate or EgressGate()
+        self._containers = containers
+        self._search_path = search_path
+        self._closed = (node_dir, *closed)
+        self._sandbox: Sandbox | None = None
+
+    def __call__(self, spec: McpServerSpec) -> Launch:
+        """Return how to start a server; the first time this tries the sandbox, which takes a moment.
+
+        Raises:
+            SandboxUnavailable: the node's sandbox does not work here.
+            EgressRefused: it is to reach some hosts only, and there is no sandbox.
+            UsageError: its virtual environment lies where agents can write.
+        """
+        files = self._node_dir.absolute() / ".sandbox"
+        if self._sandbox is None:
+            self._sandbox = named_sandbox(self._demanded, files, self._containers)
+        sandbox = self._sandbox
+        directory = files / "mcp" / spec.name
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        log = files / "mcp" / f"{spec.name}.log"
+        mount_at = MOUNT_AT if sandbox.capabilities.confines_programs else str(directory)
+        # Not by our own gate: its ceiling is for conversations, and this list is the operator's.
+        EgressGate().check(spec.allow, has_network=False, is_confined=sandbox.capabilities.confines_programs)
+        address = files / "mcp" / f"{spec.name}.out" / "socket"
+        needed = self._program_files(spec, sandbox)
+        read_only = (*spec.read_only, *needed.read_only, *([address] if spec.allow else []))
+        enclosure = Enclosure(directory, mount_at, has_network=spec.network, read_only=read_only, is_own=True)
+        program = [needed.command, *spec.args]
+        environment = {**sandbox.shell_environment(enclosure), "LOGNAME": "agent"}
+        program_egress: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+        if spec.allow:
+            program = proxied_command(sandbox, address, program)
+            environment |= proxy_environment()
+            refusals = files / "mcp" / f"{spec.name}.egress.log"
+            program_egress = partial(proxy_for, address, self._gate, spec.allow, log=refusals, name=spec.name)
+        environment |= spec.env
+        options = sandbox.options(replace(enclosure, environment_names=tuple(environment)))
+        if not sandbox.system_call_filter:
+            return Launch(sandbox.command(program, options), environment, log, program_egress)
+        filter_file = files / "mcp" / "filter"
+        filter_file.write_bytes(sandbox.system_call_filter)
+        # The SDK starts a command line and passes no descriptors: a shell opens the filter and becomes the sandbox.
+        opening = ["/bin/sh", "-c", f'exec {_FILTER_FD}<"$0"; exec "$@"', str(filter_file)]
+        return Launch([*opening, *sandbox.command(program, options, _FILTER_FD)], environment, log, program_egress)
+
+    def _program_files(self, spec: McpServerSpec, sandbox: Sandbox) -> ProgramFiles:
+        if sandbox.capabilities.runs_images:  # it has its own programs
+            return ProgramFiles(spec.command)
+        is_confined = sandbox.capabilities.confines_programs
+        closed = self._closed if is_confined else ()
+        return program_files(spec.command, search_path=self._search_path, shown=spec.read_only, closed=closed)

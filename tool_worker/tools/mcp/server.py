@@ -1,0 +1,190 @@
+"""One MCP server, by the official SDK, which is imported when the first server is reached.
+
+Holds: one connection serves all calls of a worker; the next call replaces a broken one; a call goes over the very
+connection whose tools were looked at before it; a server that is started runs in a separate sandbox, without a
+workspace, and ends with its connection.
+Does not: sample from models, ask people or offer directories to a server; it gets calls and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from broker.runtime.child import last_lines
+from broker.tools.custom_tools import ToolFailed
+from tool_worker.tools.mcp.config import McpServerSpec
+from tool_worker.tools.mcp.connection import CONNECT_LIMIT_SECONDS, Announcements, Connection, Launch
+from tool_worker.tools.mcp.program import ANSWER_TOO_LONG
+
+if TYPE_CHECKING:
+    from mcp import MCPError
+    from mcp.types import CallToolResult, Tool
+
+SHOWN_CHARS = 500
+CHECK_FIRST = "The call may have taken effect. Check before you repeat it."
+_SESSION_ENDED = "Session terminated"
+"""What the SDK makes of the status 404: the server has not run the call, because it knows no such session."""
+LAST_LINES = 3
+
+
+class AnswerLost(ToolFailed):
+    """A call was sent, and no answer to it will come."""
+
+    code = "mcp_answer_lost"
+
+
+class AnswerTooLong(ToolFailed):
+    """A call was answered by more than is taken."""
+
+    code = "mcp_answer_too_long"
+
+
+class McpServer:
+    """One server.
+
+    Args:
+        launch: Says how to start its program; asked before each start, and only for servers that are started.
+        connect_limit_seconds: For a server that does not answer the greeting.
+
+    Attributes:
+        changed: set when it may have other tools than it had.
+    """
+
+    def __init__(
+        self,
+        spec: McpServerSpec,
+        launch: Callable[[McpServerSpec], Launch],
+        *,
+        connect_limit_seconds: float = CONNECT_LIMIT_SECONDS,
+    ) -> None:
+        self.spec = spec
+        self._launch = launch
+        self._connect_limit_seconds = connect_limit_seconds
+        self.changed = asyncio.Event()
+        self._turn = asyncio.Lock()
+        self._connection: Connection | None = None
+        self._was_reached = False
+        self._log: Path | None = None
+
+    async def tools(self) -> list[Tool]:
+        """Return the tools that the server has now.
+
+        Raises:
+            ToolFailed: it cannot be reached.
+        """
+        return (await self._present()).tools
+
+    async def call(
+        self, name: str, arguments: dict[str, Any], check: Callable[[Sequence[Tool]], None]
+    ) -> CallToolResult:
+        """Call a tool.
+
+        Args:
+            check: gets the tools that the server has now, and raises what forbids the call.
+
+        Raises:
+            ToolFailed: the server cannot be reached; nothing was called.
+            AnswerLost, AnswerTooLong: the call was sent; what it did is done.
+            MCPError: the server refused, or has not answered in time.
+        """
+        from mcp import MCPError
+        from mcp.types import INVALID_REQUEST
+
+        is_repeated = False
+        while True:
+            connection = await self._present()
+            check(connection.tools)
+            try:
+                return await self._sent(connection, name, arguments)
+            except MCPError as error:
+                if is_repeated or (error.code, error.message) != (INVALID_REQUEST, _SESSION_ENDED):
+                    raise self._explained(error, name) from error
+            is_repeated = True
+            await self._drop(connection)
+
+    async def is_deaf(self) -> bool:
+        """Say whether an HTTP server is not connected now, or cannot announce that its tools have changed."""
+        if self.spec.command:
+            return False
+        return self._connection is None or self._connection.is_deaf() or not await self._connection.is_alive()
+
+    def last_words(self) -> str:
+        """Return the last lines that its program has written to its log; empty: none."""
+        try:
+            return last_lines(self._log, limit=LAST_LINES).strip() if self._log is not None else ""
+        except OSError:
+            return ""
+
+    async def aclose(self) -> None:
+        """End the connection, and the program if it was started. Idempotent."""
+        async with self._turn:
+            if self._connection is not None:
+                await self._connection.aclose()
+                self._connection = None
+
+    async def _sent(self, connection: Connection, name: str, arguments: dict[str, Any]) -> CallToolResult:
+        # By `send_request`: the SDK's own `call_tool` throws answers away that do not fit the tool's output schema.
+        from mcp.types import CallToolRequest, CallToolRequestParams, CallToolResult
+
+        request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=arguments))
+        with connection.in_use():
+            try:
+                return await connection.session.send_request(
+                    request, CallToolResult, request_read_timeout_seconds=self.spec.timeout
+                )
+            except ValidationError as error:
+                text = f"The MCP server {self.spec.name} answered the call of {name}, but not with a result."
+                raise AnswerLost(text, remedy=CHECK_FIRST) from error
+
+    def _explained(self, error: MCPError, name: str) -> Exception:
+        from mcp.types import CONNECTION_CLOSED
+
+        from tool_worker.tools.mcp.http_connection import NOT_SENT
+
+        server = self.spec.name
+        if ANSWER_TOO_LONG in str(error):
+            text = f"The tool {name} of the MCP server {server} answered with more than 16 MiB, which is not taken."
+            return AnswerTooLong(text, remedy="The call has run; only its answer is lost. Ask for less, if you can.")
+        if error.code == CONNECTION_CLOSED:
+            why = error.message[:SHOWN_CHARS]
+            if error.data == NOT_SENT:
+                return ToolFailed(f"The MCP server {server} cannot be reached: {why}. Nothing was called.")
+            text = f"The MCP server {server} broke off before it answered the call of {name} ({why})."
+            return AnswerLost(text, remedy=CHECK_FIRST)
+        return error
+
+    async def _present(self) -> Connection:
+        connection = await self._open()
+        await connection.list_if_changed(self.spec.name)
+        return connection
+
+    async def _drop(self, connection: Connection) -> None:
+        async with self._turn:
+            if self._connection is connection:
+                self._connection = None
+                await connection.aclose()
+
+    async def _open(self) -> Connection:
+        async with self._turn:
+            if self._connection is not None and not await self._connection.is_alive():
+                await self._connection.aclose()
+                self._connection = None
+            if self._connection is None:
+                self._connection = await Connection.made(
+                    self.spec, self._launched, Announcements(self.changed), limit_seconds=self._connect_limit_seconds
+                )
+                if self._was_reached:  # it may be another version by now
+                    self.changed.set()
+                self._was_reached = True
+            return self._connection
+
+    def _launched(self, spec: McpServerSpec) -> Launch:
+        self._log = None
+        launch = self._launch(spec)
+        self._log = launch.log
+        return launch

@@ -1,0 +1,208 @@
+"""The tools of MCP servers among the tools that a worker offers (OpenHands 10.8).
+
+Holds: a tool enters a conversation as data, under `<server>/<tool>`, and its description and schema are pinned by their
+hash: a server that tells something else later changes nothing for conversations that have begun, and is not called.
+Does not: trust a server. What it says is information for the model; of its hints only the one is used that a call may
+be repeated after a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from broker.contract.observations import MCPObservation
+from broker.contract.tool_specs import ToolOffer
+from broker.secrets.masking import Masker
+from broker.tools.custom_tools import CustomTool, ToolContext, ToolFailed
+from broker.tools.tool_failures import ToolFailure
+from tool_worker.tools.mcp.config import McpServerSpec
+from tool_worker.tools.mcp.connection import CONNECT_LIMIT_SECONDS, Launch
+from tool_worker.tools.mcp.incoming import SHOWN_NAME_CHARS
+from tool_worker.tools.mcp.listed_tools import offer_of, prefix_of
+from tool_worker.tools.mcp.server import McpServer
+from tool_worker.tools.offered import OfferedTools
+
+if TYPE_CHECKING:
+    from mcp.types import CallToolResult, Tool
+
+FIRST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 60.0
+LOOK_SECONDS = 60.0
+"""How often a server is asked for its tools that cannot announce that they have changed."""
+
+Publish = Callable[[Sequence[ToolOffer]], Awaitable[None]]
+
+_log = logging.getLogger(__name__)
+
+
+class McpServers:
+    """The servers of one tool worker.
+
+    Args:
+        masker: Hides the worker's secrets in what is said of a server that fails.
+        report: Called after the failures of `offered` have changed.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[McpServerSpec],
+        offered: OfferedTools,
+        launch: Callable[[McpServerSpec], Launch],
+        *,
+        masker: Masker | None = None,
+        report: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._servers = [McpServer(spec, launch) for spec in specs]
+        self._offered = offered
+        self._masker = masker or Masker()
+        self._report = report or _report_nothing
+        for spec in specs:
+            offered.expect(prefix_of(spec))
+
+    async def offer(self, publish: Publish) -> None:
+        """Reach every server and publish its tools; a server that cannot be reached is tried again and again."""
+        await asyncio.gather(*(self._offer(server, publish) for server in self._servers))
+
+    async def follow(self, publish: Publish) -> None:
+        """Publish the tools again whenever a server changes them; never returns."""
+        await asyncio.gather(*(self._follow(server, publish) for server in self._servers))
+
+    async def aclose(self) -> None:
+        """End all connections. Idempotent."""
+        await asyncio.gather(*(server.aclose() for server in self._servers))
+
+    async def _follow(self, server: McpServer, publish: Publish) -> None:
+        loop = asyncio.get_running_loop()
+        pause, offered = FIRST_PAUSE_SECONDS, loop.time()
+        while True:
+            try:
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await server.changed.wait()
+            except TimeoutError:
+                if await server.is_deaf():
+                    with suppress(ToolFailed):
+                        await server.tools()  # sets `changed` if they have
+                continue
+            # A server that changes all the time, or does not live long, is not asked all the time.
+            is_soon = loop.time() - offered < 2 * pause
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS) if is_soon else FIRST_PAUSE_SECONDS
+            await asyncio.sleep(pause)
+            server.changed.clear()
+            await self._offer(server, publish)
+            offered = loop.time()
+
+    async def _offer(self, server: McpServer, publish: Publish) -> None:
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                tools = custom_tools(server, await server.tools())
+                break
+            except ToolFailed as error:
+                _log.warning("%s", error)
+                self._offered.fail(self._failure(server, error))
+                await self._report()
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+        self._offered.replace(tools, prefix=prefix_of(server.spec))
+        await publish([tool.offer for tool in tools])
+        if self._offered.recover(_source(server.spec)):
+            await self._report()
+
+    def _failure(self, server: McpServer, error: ToolFailed) -> ToolFailure:
+        spec, words = server.spec, server.last_words()
+        reason = f"{error.message} Its last words: {words}" if words else error.message
+        if spec.command:
+            remedy = f"Correct the command of {spec.name} in the file that DECKHANDS_MCP names; "
+            remedy += f"what the program wrote is in <node dir>/.sandbox/mcp/{spec.name}.log there."
+        else:
+            remedy = f"Start the server {spec.name}, or correct its url in the file that DECKHANDS_MCP names."
+        remedy += " The worker tries again by itself, and reads the file when it starts."
+        return ToolFailure(source=_source(spec), server=spec.name, reason=self._masker.text(reason), remedy=remedy)
+
+
+async def _report_nothing() -> None:
+    return
+
+
+def _source(spec: McpServerSpec) -> str:
+    return f"the MCP server {spec.name}"
+
+
+def custom_tools(server: McpServer, tools: Sequence[Tool]) -> list[CustomTool]:
+    """Return those tools of a server that its entry lets through; one that cannot be offered is left out and logged."""
+    found, names = [], set[str]()
+    for tool in tools:
+        shown = tool.name[:SHOWN_NAME_CHARS]
+        if tool.name in names:
+            _log.warning("%s tells of two tools %r; the second is left out", server.spec.name, shown)
+            continue
+        if not any(fnmatchcase(tool.name, pattern) for pattern in server.spec.tools):
+            continue
+        names.add(tool.name)
+        try:
+            found.append(_custom_tool(server, tool))
+        except ValueError as error:
+            first = error.errors(include_input=False)[0]["msg"] if isinstance(error, ValidationError) else error
+            _log.warning("the tool %r of %s cannot be offered and is left out: %s", shown, server.spec.name, first)
+    return found
+
+
+def _custom_tool(server: McpServer, tool: Tool) -> CustomTool:
+    offer = offer_of(server.spec, tool)
+
+    async def run(arguments: dict[str, Any], context: ToolContext) -> MCPObservation:  # noqa: ARG001  (the protocol's)
+        return await _called(server, tool, offer, arguments)
+
+    return CustomTool(offer, None, run, timeout_seconds=server.spec.timeout + 2 * CONNECT_LIMIT_SECONDS)
+
+
+async def _called(server: McpServer, tool: Tool, offer: ToolOffer, arguments: dict[str, Any]) -> MCPObservation:
+    from mcp import MCPError
+
+    def check(tools: Sequence[Tool]) -> None:
+        present = next((found for found in tools if found.name == tool.name), None)
+        if present is None:
+            text = f"The MCP server {server.spec.name} no longer has the tool {tool.name}."
+            raise ToolFailed(f"{text} Nothing was called.", remedy="Continue without it, or tell the user.")
+        if _differs(server, present, offer):
+            raise ToolFailed(
+                f"The MCP server {server.spec.name} has changed its tool {tool.name} since this conversation began. "
+                "The tool was not called.",
+                remedy="Continue without it, or tell the user.",
+            )
+
+    try:
+        result = await server.call(tool.name, arguments, check)
+    except MCPError as error:
+        is_late = "timed out" in str(error).lower()
+        text = f'Tool "{offer.name}" timed out after {server.spec.timeout:g} seconds' if is_late else str(error)
+        failed = json.dumps({"isError": True, "error": text, "content": []})
+        return MCPObservation(content=failed, name=offer.name, arguments=arguments)
+    return _observation(result, offer.name, arguments)
+
+
+def _differs(server: McpServer, tool: Tool, offer: ToolOffer) -> bool:
+    try:
+        return offer_of(server.spec, tool).fingerprint != offer.fingerprint
+    except ValueError:  # it can be offered no more
+        return True
+
+
+def _observation(result: CallToolResult, name: str, arguments: dict[str, Any]) -> MCPObservation:
+    """Keep a result as the model reads it: its JSON, with images beside it."""
+    plain = result.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"result_type"})
+    images = []
+    for part in plain.get("content", []):
+        if part.get("type") == "image":
+            images.append(f"data:{part.get('mimeType', 'image/png')};base64,{part['data']}")
+            part["data"] = f"[image {len(images)}]"
+    content = json.dumps(plain, ensure_ascii=False)
+    return MCPObservation(content=content, name=name, arguments=arguments, image_urls=tuple(images) or None)

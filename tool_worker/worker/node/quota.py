@@ -1,0 +1,117 @@
+"""How much a workspace may hold, its home and its temporary files included, checked while actions run in it.
+
+Holds: looking takes at most a tenth of the time, however large a workspace is; what grows beyond the limit while an
+action runs is stopped at the next look; clearing up is not.
+Does not: bound what background jobs write between two actions (`disk_bounds` does), or directories that somebody gave
+us by their path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+
+from tool_worker.errors import WorkspaceTooLarge
+from tool_worker.workspace.files.file_tree import MAX_PATH_BYTES, TreeLimits, measure
+from tool_worker.workspace.launch.host_folder import HostFolder
+
+FIRST_LOOK_SECONDS = 5.0
+PAUSE_FACTOR = 10.0
+REMEMBERED_WORKSPACES = 1_000
+
+OVER = (
+    "[This workspace holds {size:,} bytes in {files:,} files, its home and /tmp included; the limit is "
+    "{limits.bytes:,} bytes in {limits.files:,} files. Delete what you do not need now: the excess is not saved, and "
+    "actions that add more are stopped.]"
+)
+TOO_DEEP = (
+    f"[This workspace has paths longer than {MAX_PATH_BYTES:,} bytes. Delete them now: while they exist, nothing "
+    "in the workspace is saved.]"
+)
+
+_NO_LIMITS = TreeLimits(files=sys.maxsize, bytes=sys.maxsize)
+
+
+@dataclass(slots=True)
+class _Measurement:
+    """What was seen, when, and how long it took to see it."""
+
+    files: int
+    size_bytes: int
+    is_too_deep: bool
+    at: float
+    took: float
+
+
+class Quota:
+    """Looks after the workspaces of one node."""
+
+    def __init__(
+        self,
+        root: Path,
+        limits: TreeLimits | None = None,
+        *,
+        first_look_seconds: float = FIRST_LOOK_SECONDS,
+        pause_factor: float = PAUSE_FACTOR,
+    ) -> None:
+        self._root = root
+        self._limits = limits or TreeLimits()
+        self._first_look_seconds = first_look_seconds
+        self._pause_factor = pause_factor
+        self._measurements: OrderedDict[str, _Measurement] = OrderedDict()
+
+    async def notice(self, conversation_id: str) -> str:
+        """Return the notice for the model after an action that may have written; empty: within the limits."""
+        last = self._measurements.get(conversation_id)
+        now = asyncio.get_running_loop().time()
+        if last is None or self._is_over(last) or now - last.at >= self._pause_factor * last.took:
+            last = await self._measure(conversation_id)
+        if last.is_too_deep:
+            return TOO_DEEP
+        return OVER.format(files=last.files, size=last.size_bytes, limits=self._limits) if self._is_over(last) else ""
+
+    async def until_exceeded(self, conversation_id: str) -> None:
+        """Return when a workspace grows beyond its limit, or, if it was beyond before, still grows."""
+        before = self._measurements.get(conversation_id)
+        may_clear_up = before is None or self._is_over(before)
+        await asyncio.sleep(self._first_look_seconds)
+        first = look = await self._measure(conversation_id)
+        while not (self._is_over(look) and (not may_clear_up or _is_more(look, first))):
+            await asyncio.sleep(max(self._first_look_seconds, self._pause_factor * look.took))
+            look = await self._measure(conversation_id)
+
+    def _is_over(self, look: _Measurement) -> bool:
+        return look.is_too_deep or look.files > self._limits.files or look.size_bytes > self._limits.bytes
+
+    async def _measure(self, conversation_id: str) -> _Measurement:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        files, size, is_too_deep = await asyncio.to_thread(self._measured, conversation_id)
+        ended = loop.time()
+        look = _Measurement(files, size, is_too_deep, ended, ended - began)
+        self._measurements[conversation_id] = look
+        self._measurements.move_to_end(conversation_id)
+        while len(self._measurements) > REMEMBERED_WORKSPACES:
+            self._measurements.popitem(last=False)
+        return look
+
+    def _measured(self, conversation_id: str) -> tuple[int, int, bool]:
+        folder = HostFolder(self._root, conversation_id)
+        files = size = 0
+        for directory in (folder.workspace, folder.home, folder.temporary):
+            try:
+                # All of it: what has passed the limit is watched for growth.
+                more_files, more_bytes = measure(directory, _NO_LIMITS)
+            except WorkspaceTooLarge:
+                return 0, 0, True
+            except OSError:
+                continue  # it is not there
+            files, size = files + more_files, size + more_bytes
+        return files, size, False
+
+
+def _is_more(look: _Measurement, earlier: _Measurement) -> bool:
+    return look.size_bytes > earlier.size_bytes or look.files > earlier.files

@@ -1,0 +1,162 @@
+"""The reaper removes what closed conversations have left on a node, when their time to live is over.
+
+What was left by processes that were killed goes at once: processes and temporary files of a host that is gone, and
+workspaces that were half filled.
+
+Holds:
+    - Only a conversation that its store says is closed is removed, or one that was deleted from its store; another one
+      that the store does not know may be another store's, and stays.
+    - Nothing outside of the node's own directory is removed, and nothing that another conversation works in.
+Does not: remove checkpoints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from broker.log.conversations import Conversations
+from broker.runtime.errors import DeckhandsError, UnknownConversation
+from broker.runtime.ids import is_conversation_id
+from broker.runtime.logs import about
+from broker.store.store import Store
+from tool_worker.sandbox.none import NoSandbox, temporary_directory
+from tool_worker.workspace.files.staging import remove, remove_staging
+from tool_worker.workspace.launch.host_folder import HostFolder
+
+SWEEP_SECONDS = 600.0
+REMOVED = ".removed-"
+
+_log = logging.getLogger(__name__)
+
+
+class Reaper:
+    """Removes directories of one node.
+
+    Args:
+        root: Directory of the node's workspaces.
+        keep_seconds: how long what a closed conversation has left is kept after its last use.
+    """
+
+    def __init__(self, store: Store, root: Path, keep_seconds: float) -> None:
+        self._conversations = Conversations(store)
+        self._clock = store.clock
+        self._root = root.absolute()
+        self._keep_seconds = keep_seconds
+
+    async def run(self) -> None:
+        """Sweep now and then, for ever; a failure is logged."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            try:
+                for conversation_id in await self.sweep():
+                    _log.info("removed the workspace of %s", conversation_id, extra=about(conversation_id))
+            except (OSError, DeckhandsError) as error:
+                _log.warning("workspaces could not be removed: %s", error)
+
+    async def note(self, conversation_id: str) -> None:
+        """Note that a conversation of this store was deleted, if the store does not know it any more. Idempotent.
+
+        Raises:
+            StoreError: the store does not say.
+        """
+        try:
+            await self._conversations.row(conversation_id)
+        except UnknownConversation:
+            folder, now = HostFolder(self._root, conversation_id), self._clock.now().timestamp()
+            await asyncio.to_thread(folder.mark_deleted, now)
+
+    async def sweep(self) -> list[str]:
+        """Remove what is due, and return the conversations it was of. Idempotent.
+
+        What cannot be removed is logged, and keeps nothing else from it.
+
+        Raises:
+            OSError: the directory of the workspaces cannot be read.
+            StoreError: the store does not say.
+        """
+        found = await asyncio.to_thread(self._folders)
+        removed = []
+        for conversation_id in found:
+            with _logging_what_stays(conversation_id):
+                if await self._is_due(conversation_id, found) and await self._remove(conversation_id):
+                    removed.append(conversation_id)
+                await self._clear_after_kills(conversation_id)
+        await asyncio.to_thread(self._clear)
+        return removed
+
+    async def _clear_after_kills(self, conversation_id: str) -> None:
+        await asyncio.to_thread(remove_staging, self._root / conversation_id)
+        folder = HostFolder(self._root, conversation_id)
+        host_id = await asyncio.to_thread(_left_by, folder)
+        if host_id:
+            async with folder.opening():
+                if not folder.is_alive:
+                    await asyncio.to_thread(NoSandbox().kill_stragglers, host_id)
+
+    async def _is_due(self, conversation_id: str, found: dict[str, Path]) -> bool:
+        # Cheap checks first: most workspaces are in use, or not closed.
+        now = self._clock.now().timestamp()
+        if now - HostFolder(self._root, conversation_id).last_used() / 1e9 < self._keep_seconds:
+            return False
+        try:
+            row = await self._conversations.row(conversation_id)
+        except UnknownConversation:
+            deleted = HostFolder(self._root, conversation_id).deleted_at()
+            is_due = deleted is not None and now - deleted >= self._keep_seconds
+            return is_due and self._is_alone(conversation_id, found)
+        if not row.is_closed or now - row.updated.timestamp() < self._keep_seconds:
+            return False
+        return self._is_alone(conversation_id, found)
+
+    def _is_alone(self, conversation_id: str, found: dict[str, Path]) -> bool:
+        folder = self._root / conversation_id
+        return not any(other != conversation_id and path.is_relative_to(folder) for other, path in found.items())
+
+    async def _remove(self, conversation_id: str) -> bool:
+        folder = HostFolder(self._root, conversation_id)
+        folder.create()
+        async with folder.opening():
+            if folder.is_alive:
+                return False  # its processes end first, when the order to close it is carried out
+            doomed = self._root / f"{REMOVED}{secrets.token_hex(8)}"
+            # In one step, so that others find all of it or nothing.
+            (self._root / conversation_id).rename(doomed)
+        return True
+
+    def _folders(self) -> dict[str, Path]:
+        """Return the conversations that have left something, with the directory that each works in."""
+        found: dict[str, Path] = {}
+        if not self._root.is_dir():
+            return found
+        with os.scandir(self._root) as entries:
+            for entry in entries:
+                if is_conversation_id(entry.name) and entry.is_dir(follow_symlinks=False):
+                    found[entry.name] = HostFolder(self._root, entry.name).directory
+        return found
+
+    def _clear(self) -> None:
+        for doomed in self._root.glob(f"{REMOVED}*"):
+            with _logging_what_stays(doomed.name):
+                remove(doomed)
+
+
+@contextmanager
+def _logging_what_stays(name: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        _log.warning("what is in %s cannot be removed: %s", name, error)
+
+
+def _left_by(folder: HostFolder) -> str:
+    """Return the id of a dead host that nothing confined and that has left something, or nothing."""
+    binding = folder.read_binding()
+    if binding is None or binding.sandbox != NoSandbox.name or folder.is_alive:
+        return ""
+    return binding.host_id if temporary_directory(binding.host_id).exists() else ""

@@ -1,0 +1,125 @@
+"""Limits for what the programs of a workspace hold and write besides its actions: see `resource_usage`, `disk_bounds`.
+
+Holds: looking takes at most a twentieth of the time. In a workspace over its limits, the programs that hold the most
+are killed until it is within them; its host, other programs and other workspaces stay.
+Does not: keep a workspace within its limits at every moment. The kernel offers no such limits to unprivileged users, so
+a workspace may exceed them until the next look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections import OrderedDict
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from broker.runtime.logs import about
+from tool_worker.worker.node.disk_bounds import DiskBounds
+from tool_worker.workspace.launch.host_folder import HostFolder
+from tool_worker.workspace.resource_usage import ResourceUsage, start_tick, workspace_usage
+
+SWEEP_SECONDS = 5.0
+PAUSE_FACTOR = 20.0
+TERMINALS, WATCHERS = 64, 32
+REMEMBERED_NOTICES = 1_000
+
+ENDED = (
+    "[Programs in this workspace held {held}; the limit is {bound}. The programs that held the most were killed: "
+    "{count}.]"
+)
+
+_log = logging.getLogger(__name__)
+
+
+class UsageBounds:
+    """Looks after the workspaces of one node.
+
+    Args:
+        root: Directory of the node's workspaces.
+        bound: What each of them may hold.
+        disk: Looks after what their background jobs write; None: nobody does.
+    """
+
+    def __init__(self, root: Path, bound: ResourceUsage, disk: DiskBounds | None = None) -> None:
+        self._root = root
+        self._bound = bound
+        self._disk = disk
+        self._notices: OrderedDict[str, str] = OrderedDict()
+
+    async def run(self) -> None:
+        """Look at all living workspaces from time to time; never returns."""
+        loop = asyncio.get_running_loop()
+        took = 0.0
+        while True:
+            await asyncio.sleep(max(SWEEP_SECONDS, PAUSE_FACTOR * took))
+            began = loop.time()
+            try:
+                await self.sweep()
+            except OSError as error:
+                _log.warning("what workspaces hold cannot be looked at: %s", error)
+            took = loop.time() - began
+
+    async def sweep(self) -> None:
+        """Look at all living workspaces once, and end what holds too much.
+
+        Raises:
+            OSError: the directory of the workspaces cannot be read.
+        """
+        for conversation_id, notice in (await asyncio.to_thread(self._swept)).items():
+            _log.warning("%s: %s", conversation_id, notice, extra=about(conversation_id))
+            self._notices[conversation_id] = notice
+            while len(self._notices) > REMEMBERED_NOTICES:
+                self._notices.popitem(last=False)
+
+    def take_notice(self, conversation_id: str) -> str:
+        """Return the notice of what was killed, once; empty: nothing was."""
+        return self._notices.pop(conversation_id, "")
+
+    def _swept(self) -> dict[str, str]:
+        notices = {}
+        names = set()
+        entries = [entry.name for entry in self._root.iterdir()] if self._root.is_dir() else []
+        for name in self._disk.begin_sweep(entries) if self._disk is not None else entries:
+            folder = HostFolder(self._root, name)
+            with suppress(OSError):  # it is being removed
+                if (main_pid := folder.main_pid()) is not None and folder.is_alive:
+                    names.add(name)
+                    found = (self._bounded(main_pid, (folder.directory, folder.home)), self._stopped(main_pid, folder))
+                    notices[name] = "\n".join(filter(None, found))
+        if self._disk is not None:
+            self._disk.forget_others(names)
+        return {name: notice for name, notice in notices.items() if notice}
+
+    def _bounded(self, main_pid: int, directories: tuple[Path, ...]) -> str:
+        found = workspace_usage(main_pid, directories, self._bound.descriptors)
+        total, count = found.total, 0
+        while (holder := found.largest_consumer(self._bound)) is not None:
+            found.drop(holder)
+            count += _end(holder.pid, holder.start_tick)
+        return ENDED.format(held=_words(total), bound=_words(self._bound), count=count) if count else ""
+
+    def _stopped(self, main_pid: int, folder: HostFolder) -> str:
+        if self._disk is None:
+            return ""
+        writers, notice = self._disk.writers(folder, main_pid)
+        count = sum(_end(pid, tick) for pid, tick in writers)
+        return notice.format(count=count) if count else ""
+
+
+def _end(pid: int, tick: int) -> bool:
+    """Kill a process, if it is still there: its number may be somebody else's by now."""
+    with suppress(OSError), ExitStack() as closing:
+        process = os.pidfd_open(pid)
+        closing.callback(os.close, process)
+        if start_tick(pid) == tick:
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+            return True
+    return False
+
+
+def _words(held: ResourceUsage) -> str:
+    deleted = f"{held.unlinked_bytes:,} bytes in deleted files"
+    return f"{deleted}, {held.terminals} terminals, {held.watchers} inotify instances, {held.descriptors:,} descriptors"

@@ -1,0 +1,392 @@
+"""Saved copies of workspaces, from which any node can continue.
+
+    objects/<2>/<sha256>           a piece of a file, compressed, under the hash of its content
+    bases/<conversation>           the same of what a workspace began with
+    checkpoints/<conversation>     the latest manifest: every entry of the workspace, files as lists of pieces
+    history/<conversation>/<event> manifests by the event that they contain the effects of: the first and the last ones
+
+Holds:
+    - What did not change since the last checkpoint is neither read nor written again.
+    - A manifest is written after all that it names, and replaces the previous one in one step: restoring yields a
+      whole checkpoint, the last or the one before.
+    - What is restored is checked against its hash, and stays below the directory.
+    - An entry is left out only if it changed while it was looked at, never because the place, or we, lack something.
+Does not:
+    - Save shells, processes, or what lies outside of the workspace.
+    - Take back the space of checkpoints that are gone; `removal` does.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, timedelta
+from pathlib import Path
+from typing import Any
+
+import fsspec  # type: ignore[import-untyped]
+import zstandard
+from fsspec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
+
+from broker.runtime.clock import Clock
+from broker.runtime.ids import check_conversation_id
+from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, FileUnfit
+from tool_worker.workspace.checkpoints.manifest import are_sound, encoded
+from tool_worker.workspace.files.file_tree import (
+    DIRECTORY,
+    FILE,
+    LINK,
+    Entry,
+    OpenedUp,
+    TreeLimits,
+    entries,
+    is_of_the_entry,
+)
+from tool_worker.workspace.files.openat2_paths import Directory
+from tool_worker.workspace.files.staging import put, staging_in
+
+VERSION = 1
+CHECKPOINTS, BASES, HISTORY = "checkpoints", "bases", "history"
+KEPT_CHECKPOINTS = 10
+"""How many of a conversation are kept for forks: the first one, and the last ones."""
+PIECE_BYTES = 8 * 2**20
+MAX_MANIFEST_BYTES = 256 * 2**20
+MODE_BITS = 0o777
+"""What is restored of a mode: a set-user-id file would run as the user who restores it."""
+UNSETTLED_NS = 50_000_000
+"""A file that changed so shortly before may change again within the same tick of the clock, and is read next time."""
+RENEWED_SECONDS = 3 * 86_400.0
+"""A piece that is older is written again when a checkpoint names it: it may be about to be dropped as unused."""
+ROUNDS = 100
+"""How often what its owner has closed to himself is opened, each time one level deeper."""
+
+_Rows = list[list[Any]]
+_Pieces = dict[str, tuple[tuple[int, ...], list[str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What one checkpoint holds.
+
+    Attributes:
+        files: entries of every kind.
+        size_bytes: of all regular files.
+        read_bytes: of those that had to be read because they may have changed.
+        written_bytes: what was added to the store for them.
+        event: the last event of the log when it was saved; None: it does not say.
+        source: the conversation that it was copied from; empty: it is its own.
+    """
+
+    files: int
+    size_bytes: int
+    read_bytes: int = 0
+    written_bytes: int = 0
+    event: int | None = None
+    source: str = ""
+
+
+@dataclass(slots=True)
+class SavedFiles:
+    """What the last checkpoint of a workspace knew of its files; losing it costs time and nothing else."""
+
+    pieces: _Pieces = field(default_factory=dict)
+
+
+class Checkpoints:
+    """The checkpoints in one place, such as `file:///shared/checkpoints` or `s3://bucket/deckhands`.
+
+    All calls block, for as long as the place takes.
+    """
+
+    def __init__(self, url: str, clock: Clock, *, limits: TreeLimits | None = None, folder: str = CHECKPOINTS) -> None:
+        self._clock = clock
+        self._folder = folder
+        self._files, root = fsspec.core.url_to_fs(url)
+        self._root = root.rstrip("/")
+        self._limits = limits or TreeLimits()
+
+    def save(self, conversation_id: str, workspace: Path, known: SavedFiles, *, event: int | None = None) -> Checkpoint:
+        """Save a workspace.
+
+        Args:
+            event: the last event of the log, whose effects are in the files; forks at it or later can begin with this.
+            known: from the last checkpoint of this workspace in this place; brought up to date.
+
+        Raises:
+            WorkspaceTooLarge: beyond the limits; the last checkpoint stays.
+            CheckpointsUnavailable: the place cannot be used; the last checkpoint stays.
+            OSError: the workspace cannot be read; the last checkpoint stays.
+        """
+        with Directory(workspace) as directory, OpenedUp(directory) as opened_up:
+            for _ in range(ROUNDS):
+                closed: list[str] = []
+                rows, pieces, done = self._save_entries(directory, known, closed)
+                if not closed:
+                    break
+                opened_up.open(closed)
+            else:
+                raise PermissionError(errno.EACCES, "It is closed again and again", closed[0])
+        for row in rows:
+            row[2] = opened_up.modes.get(row[0], int(row[2])) & 0o777
+        manifest = encoded({"version": VERSION, "event": event, "entries": rows})
+        if event is not None:
+            self._write(f"{self._history(conversation_id)}/{event:012}", manifest)
+        written = self._write(self._manifest(conversation_id), manifest)
+        if event is not None:
+            self._trim_history(conversation_id)
+        known.pieces = pieces
+        return replace(done, written_bytes=done.written_bytes + written, event=event)
+
+    def _save_entries(
+        self, directory: Directory, known: SavedFiles, closed: list[str]
+    ) -> tuple[_Rows, _Pieces, Checkpoint]:
+        """Save the content of all files that may have changed; `closed` gets what could not be read."""
+        began_ns = int(self._clock.now().timestamp() * 1e9)
+        read = written = size = 0
+        saved: _Pieces = {}
+        rows: _Rows = []
+        for entry in entries(directory, self._limits, closed=closed):
+            content: Any = entry.target
+            if entry.kind == FILE:
+                before = known.pieces.get(entry.path)
+                if before is not None and before[0] == entry.stamp:
+                    content = before[1]
+                else:
+                    try:
+                        content, added = self._save_file(directory, entry)
+                    except PermissionError:
+                        closed.append(entry.path)
+                        continue
+                    except FileUnfit:
+                        continue  # it became something else
+                    except OSError as error:
+                        if is_of_the_entry(error):
+                            continue  # it went away
+                        raise
+                    written += added
+                    read += entry.size
+                if entry.ctime_ns < began_ns - UNSETTLED_NS:
+                    saved[entry.path] = (entry.stamp, content)
+                size += entry.size
+            rows.append([entry.path, entry.kind, entry.mode, entry.mtime_ns, entry.size, content])
+        return rows, saved, Checkpoint(len(rows), size, read, written)
+
+    def has(self, conversation_id: str) -> bool:
+        """Say whether there is a checkpoint of a conversation's workspace.
+
+        Raises:
+            CheckpointsUnavailable: the place cannot be asked.
+        """
+        return self._exists(self._manifest(conversation_id))
+
+    def restore(self, conversation_id: str, workspace: Path) -> Checkpoint:
+        """Make a workspace as the last checkpoint has it; the directory must not be there yet.
+
+        It appears whole or not at all.
+
+        Raises:
+            FileNotFoundError: there is no checkpoint.
+            FileExistsError: there is something at its place.
+            CheckpointCorrupt: the checkpoint is damaged.
+            CheckpointsUnavailable, OSError: it cannot be fetched, or put there.
+        """
+        manifest = self._manifest_at(self._manifest(conversation_id))
+        rows: _Rows = manifest["entries"]
+        if workspace.exists():
+            raise FileExistsError(f"{workspace} is there already")
+        workspace.parent.mkdir(parents=True, exist_ok=True)
+        with staging_in(workspace.parent) as folder:
+            draft = folder / workspace.name
+            draft.mkdir(mode=0o700)
+            size = sum(self._restore_entry(draft, row) for row in rows)
+            # Directories last: one without the right to write would take nothing, and each entry changes its time.
+            for path, _, mode, mtime_ns, _, _ in reversed([row for row in rows if row[1] == DIRECTORY]):
+                (draft / path).chmod(mode & MODE_BITS)
+                os.utime(draft / path, ns=(mtime_ns, mtime_ns))
+            put(draft, workspace)
+        return replace(self._about(manifest), size_bytes=size)
+
+    def about(self, conversation_id: str) -> Checkpoint:
+        """Return what the last checkpoint of a conversation says of itself; raises what `restore` does."""
+        return self._about(self._manifest_at(self._manifest(conversation_id)))
+
+    def copy(self, source_id: str, target_id: str, *, at: int | None = None) -> bool:
+        """Let a fork begin with a checkpoint of its source; return whether there was one. Nothing is copied twice.
+
+        Args:
+            at: the event of the fork: the last checkpoint at or before it is copied, or else the first one after it.
+        """
+        if not self.has(source_id):
+            return False
+        manifest = self._manifest_at(self._nearest(source_id, at))
+        self._write(self._manifest(target_id), encoded({**manifest, "source": source_id}))
+        return True
+
+    def forget(self, conversation_id: str) -> None:
+        """Drop the checkpoints of a conversation. Idempotent."""
+        if self.has(conversation_id):
+            self._files.rm_file(self._manifest(conversation_id))
+        for event in self._events(conversation_id):
+            self._files.rm_file(f"{self._history(conversation_id)}/{event:012}")
+
+    def _save_file(self, directory: Directory, entry: Entry) -> tuple[list[str], int]:
+        pieces: list[str] = []
+        written = 0
+        with directory.opened_file(entry.path, follows_links=False) as descriptor:
+            while len(pieces) * PIECE_BYTES <= self._limits.bytes:
+                piece = _read_up_to(descriptor, PIECE_BYTES)
+                if not piece:
+                    break
+                digest = hashlib.sha256(piece).hexdigest()
+                pieces.append(digest)
+                if not self._is_fresh(self._object(digest)):
+                    written += self._write(self._object(digest), piece)
+        return pieces, written
+
+    def _restore_entry(self, draft: Path, row: list[Any]) -> int:
+        path, kind, mode, mtime_ns, _, content = row
+        target = draft / path
+        if kind == DIRECTORY:
+            target.mkdir(mode=0o700)
+            return 0
+        if kind == LINK:
+            # Nothing stands below a link, so that none is written through it.
+            target.symlink_to(content)
+            return 0
+        size = 0
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            for digest in content:
+                piece = self._read(self._object(digest), PIECE_BYTES)
+                if hashlib.sha256(piece).hexdigest() != digest:
+                    raise CheckpointCorrupt(f"The piece {digest} of {path} is damaged.")
+                size += file.write(piece)
+            os.fchmod(file.fileno(), mode & MODE_BITS)
+        os.utime(target, ns=(mtime_ns, mtime_ns))
+        return size
+
+    def _manifest_at(self, path: str) -> dict[str, Any]:
+        conversation_id = path.rpartition("/")[2]
+        try:
+            manifest: dict[str, Any] = json.loads(self._read(path, MAX_MANIFEST_BYTES))
+            is_sound = manifest["version"] == VERSION and are_sound(manifest["entries"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointCorrupt(f"The checkpoint of {conversation_id} cannot be read: {error}.") from error
+        if not is_sound:
+            raise CheckpointCorrupt(f"The checkpoint of {conversation_id} has entries that lead out of it.")
+        return manifest
+
+    def _about(self, manifest: dict[str, Any]) -> Checkpoint:
+        event, source = manifest.get("event"), manifest.get("source")
+        return Checkpoint(
+            len(manifest["entries"]),
+            0,
+            event=event if isinstance(event, int) else None,
+            source=source if isinstance(source, str) else "",
+        )
+
+    def _nearest(self, conversation_id: str, at: int | None) -> str:
+        """Return the manifest that fits an event best."""
+        events = self._events(conversation_id) if at is not None else []
+        if at is None or not events or events[-1] <= at:
+            return self._manifest(conversation_id)
+        chosen = max((event for event in events if event <= at), default=events[0])
+        return f"{self._history(conversation_id)}/{chosen:012}"
+
+    def _events(self, conversation_id: str) -> list[int]:
+        """Return the events of the checkpoints that are kept, in order."""
+        folder = self._history(conversation_id)
+        with self._using():
+            self._files.invalidate_cache()
+            found = self._files.find(folder) if self._files.exists(folder) else []
+        names = (path.rpartition("/")[2] for path in found)
+        return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+    def _trim_history(self, conversation_id: str) -> None:
+        for event in self._events(conversation_id)[1 : -(KEPT_CHECKPOINTS - 1)]:
+            with self._using(FileNotFoundError), suppress(FileNotFoundError):
+                self._files.rm_file(f"{self._history(conversation_id)}/{event:012}")
+
+    @contextmanager
+    def _using(self, *passing: type[Exception]) -> Iterator[None]:
+        """Make one error of whatever the client of the place raises, but for those that are named."""
+        try:
+            yield
+        except passing:
+            raise
+        except Exception as error:
+            raise CheckpointsUnavailable(f"The checkpoints at {self._root} cannot be used: {error}") from error
+
+    def _exists(self, path: str) -> bool:
+        with self._using():
+            if not isinstance(self._files, LocalFileSystem):
+                return bool(self._files.exists(path))
+            try:
+                Path(path).stat()  # what cannot be looked at may be there
+            except FileNotFoundError:
+                return False
+            return True
+
+    def _is_fresh(self, path: str) -> bool:
+        """Say whether a piece is there, and was written so lately that nobody drops it as unused meanwhile."""
+        if type(self._files).modified is AbstractFileSystem.modified:
+            return self._exists(path)  # a place that does not say, and from which nothing is dropped
+        with self._using():
+            try:
+                written = self._files.modified(path)
+            except FileNotFoundError:
+                return False
+        age = self._clock.now() - (written if written.tzinfo else written.replace(tzinfo=UTC))
+        return bool(age < timedelta(seconds=RENEWED_SECONDS))
+
+    def _write(self, path: str, content: bytes) -> int:
+        packed = zstandard.ZstdCompressor(level=1).compress(content)
+        with self._using():
+            if isinstance(self._files, LocalFileSystem):
+                _replace(Path(path), packed)
+            else:
+                self._files.pipe_file(path, packed)  # object stores put whole objects
+        return len(packed)
+
+    def _read(self, path: str, limit_bytes: int) -> bytes:
+        with self._using(FileNotFoundError):
+            packed: bytes = self._files.cat_file(path)
+        try:
+            return zstandard.ZstdDecompressor().decompress(packed, max_output_size=limit_bytes)
+        except zstandard.ZstdError as error:
+            raise CheckpointCorrupt(f"{path} is damaged: {error}.") from error
+
+    def _object(self, digest: str) -> str:
+        return f"{self._root}/objects/{digest[:2]}/{digest}"
+
+    def _history(self, conversation_id: str) -> str:
+        return f"{self._root}/{HISTORY}/{check_conversation_id(conversation_id)}"
+
+    def _manifest(self, conversation_id: str) -> str:
+        return f"{self._root}/{self._folder}/{check_conversation_id(conversation_id)}"
+
+
+def _replace(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{secrets.token_hex(8)}")
+    try:
+        draft.write_bytes(content)
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def _read_up_to(descriptor: int, limit_bytes: int) -> bytes:
+    chunks, missing = [], limit_bytes
+    while missing > 0 and (chunk := os.read(descriptor, missing)):
+        chunks.append(chunk)
+        missing -= len(chunk)
+    return b"".join(chunks)

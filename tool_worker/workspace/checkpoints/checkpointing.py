@@ -1,0 +1,377 @@
+"""When workspaces are saved, and how they come back on a node that does not have them.
+
+Holds:
+    - A workspace that is not on this node is restored, or reported as lost. The first action that needs it is not run;
+      its answer says what happened to the files. Nothing runs in an empty or outdated directory without that notice.
+    - One workspace is saved by one worker at a time; saving blocks no other conversation.
+Does not: save directories that somebody gave us by their path; they are not ours to copy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import logging
+from collections import OrderedDict
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from broker.contract.events import ConversationCreated, WorkspaceUse
+from broker.contract.workspace_sources import GitSource, UploadedSource
+from broker.log.event_log import EventLog
+from broker.runtime.errors import CorruptEntry
+from broker.runtime.ids import is_conversation_id
+from tool_worker.errors import CheckpointCorrupt, CheckpointsUnavailable, WorkspaceError
+from tool_worker.workspace.checkpoints.checkpoint_store import Checkpoint, Checkpoints, SavedFiles
+from tool_worker.workspace.files.staging import async_staging_in
+from tool_worker.workspace.launch.host_folder import HostFolder
+from tool_worker.workspace.opening.workspace_opener import BASE, WorkspaceOpener
+
+REMEMBERED_WORKSPACES = 500
+MOVES, SAVING = "moves", "saving.lock"
+
+GONE = (
+    "Later changes, everything in the home (installed packages, settings, keys) and in /tmp, shell variables and "
+    "running programs are lost: install again what you need. The action was not run."
+)
+RESTORED = "The files of this workspace were restored from {which}. {gone}"
+OWN = "the last checkpoint"
+OWN_AT = "the last checkpoint, which was saved after event {event}"
+OF_SOURCE = (
+    "a checkpoint of the conversation that this one was forked from. It does not say when it was saved, and may be "
+    "later than the fork"
+)
+BEFORE_FORK = (
+    "a checkpoint of the conversation that this one was forked from, as they were after event {event}; the fork is at "
+    "event {at}"
+)
+AFTER_FORK = (
+    "a checkpoint of the conversation that this one was forked from, as they were after event {event}. That is later "
+    "than the fork at event {at}: they contain changes that this conversation has not made"
+)
+REOPENED = (
+    "The files of this workspace were lost, and there is no checkpoint of them. The workspace was set up again from "
+    f"its original source. {GONE}"
+)
+LOST = (
+    "The files of this workspace are lost, and there is no checkpoint of them. The workspace, its home and "
+    "/tmp are empty now. The action was not run."
+)
+OUT_OF_REACH = "The files of this workspace cannot be restored now ({error}). The action was not run: try again."
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _SaveState:
+    """What is remembered of a workspace between two checkpoints."""
+
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    files: SavedFiles = field(default_factory=SavedFiles)
+    changes: int = 0
+
+
+class Checkpointing:
+    """Saves and restores the workspaces of one node.
+
+    Args:
+        root: Directory of the node's workspaces.
+        checkpoints: None: nothing is saved, and what is not here is lost.
+        every: after how many actions that may change files a workspace is saved.
+        bases: where what workspaces began with is saved; None: nowhere.
+        opener: sets up again what was never saved; None: nothing is set up again.
+    """
+
+    def __init__(
+        self,
+        log: EventLog,
+        root: Path,
+        checkpoints: Checkpoints | None,
+        *,
+        every: int,
+        bases: Checkpoints | None = None,
+        opener: WorkspaceOpener | None = None,
+    ) -> None:
+        self._log = log
+        self._root = root
+        self._checkpoints = checkpoints
+        self._bases = bases
+        self._opener = opener
+        self._every = every
+        self._kept: OrderedDict[str, _SaveState] = OrderedDict()
+
+    async def recover(
+        self,
+        conversation_id: str,
+        action_id: int,
+        source: GitSource | UploadedSource | None = None,
+        *,
+        fingerprint: str = "",
+        moves: int = 0,
+    ) -> str | None:
+        """Make sure that a workspace is what its conversation believes.
+
+        Args:
+            source: what it began with.
+            fingerprint: of the action, see `fingerprints`.
+            moves: see `has_moved_away`.
+
+        Returns:
+            None if it is, or what the action is to be answered with instead of being carried out. Said once.
+            Idempotent.
+
+        Raises:
+            CheckpointsUnavailable: what was saved cannot be fetched or put there now; the next action tries again.
+        """
+        directory = self._directory(conversation_id)
+        told, asked = directory.with_name("recovery.json"), (action_id, fingerprint)
+        if directory.exists():
+            return _told_to(asked, told)
+        directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        async with async_staging_in(directory.parent) as removed:
+            _move_what_is_beside(HostFolder(self._root, conversation_id), removed)
+        directory.with_name(MOVES).write_text(str(moves))
+        notice = await self._recovered(conversation_id, asked, told, source)
+        # From here on it is a workspace like any other, empty as it may be.
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return notice
+
+    async def has_moved_away(self, conversation_id: str, moves: int) -> bool:
+        """Say whether a workspace that is here has meanwhile continued elsewhere.
+
+        Args:
+            moves: how often it was moved away from a lost node.
+        """
+        directory = self._directory(conversation_id)
+        # One that has moved more often than the store knows is the latest there is: the store has lost its tail.
+        return directory.exists() and _moves(directory) < moves
+
+    async def discard(self, conversation_id: str) -> None:
+        """Remove a workspace that has continued elsewhere; its processes have ended."""
+        directory = self._directory(conversation_id)
+        async with async_staging_in(directory.parent) as removed:
+            directory.rename(removed / directory.name)
+            _move_what_is_beside(HostFolder(self._root, conversation_id), removed)
+            self._kept.pop(conversation_id, None)
+
+    async def _recovered(
+        self, conversation_id: str, asked: tuple[int, str], told: Path, source: GitSource | UploadedSource | None
+    ) -> str | None:
+        source_id, at = await self._forked_from(conversation_id)
+        try:
+            saved = await self._found(conversation_id, source_id, at)
+            if saved is not None:
+                restored = restored_notice(saved, at)
+                # Before any file is there: a worker that takes the action over after a crash gives this notice too.
+                _note(told, asked, restored)
+                if await self._restore(conversation_id):
+                    return restored
+        except CheckpointsUnavailable:
+            if source_id is not None or await self._is_used(conversation_id, asked[0]):
+                raise
+        if source is not None and self._opener is not None:
+            _note(told, asked, REOPENED)
+            try:
+                await self._opener.open(conversation_id, source)
+            except (OSError, WorkspaceError, CorruptEntry) as error:
+                _log.error("the workspace of %s cannot be opened again: %s", conversation_id, error)
+            else:
+                return REOPENED
+        notice = LOST if await self._is_used(conversation_id, asked[0]) else None
+        _note(told, asked, notice)
+        return notice
+
+    async def _is_used(self, conversation_id: str, action_id: int) -> bool:
+        earlier = await self._log.read(conversation_id, until=action_id)
+        return any(event.workspace_use is not WorkspaceUse.NONE for event in earlier)
+
+    async def save_original(self, conversation_id: str) -> None:
+        """Save a workspace that was opened, and what it began with; a failure is logged."""
+        if self._checkpoints is None:
+            return
+        base = self._directory(conversation_id).with_name(BASE)
+        try:
+            await self.save(conversation_id)
+            if self._bases is not None and base.is_dir():
+                await asyncio.to_thread(self._bases.save, conversation_id, base, SavedFiles())
+        except (OSError, WorkspaceError) as error:
+            _log.warning("the workspace of %s was not saved: %s", conversation_id, error)
+
+    async def original(self, conversation_id: str) -> Path | None:
+        """Return where it is kept what a workspace began with, fetched if need be; None: it is not known.
+
+        Raises:
+            OSError, CheckpointCorrupt: it was saved and cannot be fetched.
+        """
+        base = self._directory(conversation_id).with_name(BASE)
+        if not base.is_dir() and self._bases is not None:
+            source_id, _ = await self._forked_from(conversation_id)
+            with suppress(FileExistsError):
+                if await asyncio.to_thread(_found, self._bases, conversation_id, source_id, None) is not None:
+                    await asyncio.to_thread(self._bases.restore, conversation_id, base)
+        return base if base.is_dir() else None
+
+    async def _forked_from(self, conversation_id: str) -> tuple[str | None, int | None]:
+        """Return the conversation that this one was forked from, and at which event."""
+        created = (await self._log.read(conversation_id, until=1))[0]
+        assert isinstance(created, ConversationCreated)
+        # `<conversation>@<event>`, or the conversation alone; a trajectory's is no conversation of ours.
+        source_id, _, at = (created.forked_from or "").partition("@")
+        if not is_conversation_id(source_id):
+            return None, None
+        return source_id, int(at) if at.isascii() and at.isdigit() else None
+
+    async def has_source(self, conversation_id: str) -> bool:
+        """Say whether a workspace began with something."""
+        created = (await self._log.read(conversation_id, until=1))[0]
+        return isinstance(created, ConversationCreated) and created.workspace.source is not None
+
+    def note_change(self, conversation_id: str) -> None:
+        """Count a change that no action has made."""
+        self._remembered(conversation_id).changes += 1
+
+    async def note_result(self, conversation_id: str, use: WorkspaceUse) -> None:
+        """Count an observation that may mean a change, and save the workspace when it is time.
+
+        A failure is logged: the actions themselves have succeeded, and the next one tries again.
+        """
+        if self._checkpoints is None or use is not WorkspaceUse.CHANGED:
+            return
+        kept = self._remembered(conversation_id)
+        kept.changes += 1
+        if kept.changes < self._every or kept.turn.locked():
+            return
+        try:
+            await self.save(conversation_id)
+        except (OSError, WorkspaceError) as error:
+            _log.warning("the workspace of %s was not saved: %s", conversation_id, error)
+
+    async def save(self, conversation_id: str) -> Checkpoint | None:
+        """Save a workspace now; None: it is not ours to save, or nothing is saved here.
+
+        Raises:
+            WorkspaceTooLarge, OSError: see `Checkpoints.save`.
+        """
+        directory = self._directory(conversation_id)
+        if self._checkpoints is None or not directory.is_dir():
+            return None
+        kept = self._remembered(conversation_id)
+        async with kept.turn:
+            changes = kept.changes
+            event = await self._log.last_id(conversation_id)
+            saved = await asyncio.to_thread(_saved, self._checkpoints, conversation_id, directory, kept.files, event)
+            kept.changes -= changes
+        return saved
+
+    async def save_last(self, conversation_id: str) -> None:
+        """Save a workspace whose processes have ended, unless it has continued elsewhere; a failure is logged.
+
+        What has changed since its last checkpoint is not for us to know: other workers of the node work in it too.
+        """
+        if self._checkpoints is None or await self.has_moved_away(
+            conversation_id, await self._log.moves(conversation_id)
+        ):
+            return
+        try:
+            await self.save(conversation_id)
+        except (OSError, WorkspaceError) as error:
+            _log.warning("the workspace of %s was not saved: %s", conversation_id, error)
+
+    async def _found(self, conversation_id: str, source_id: str | None, at: int | None) -> Checkpoint | None:
+        """Find the checkpoint of a workspace; a fork gets one of its source the first time."""
+        if self._checkpoints is None:
+            return None
+        try:
+            return await asyncio.to_thread(_found, self._checkpoints, conversation_id, source_id, at)
+        except (FileNotFoundError, CheckpointCorrupt) as error:
+            _log.error("the workspace of %s cannot be restored: %s", conversation_id, error)
+            return None
+        except (OSError, CheckpointsUnavailable) as error:
+            raise CheckpointsUnavailable(OUT_OF_REACH.format(error=error)) from error
+
+    async def _restore(self, conversation_id: str) -> bool:
+        assert self._checkpoints is not None
+        try:
+            await asyncio.to_thread(self._checkpoints.restore, conversation_id, self._directory(conversation_id))
+        except FileExistsError:
+            return True  # another worker of this node was faster
+        except (FileNotFoundError, CheckpointCorrupt) as error:
+            _log.error("the workspace of %s cannot be restored: %s", conversation_id, error)
+            return False
+        except (OSError, CheckpointsUnavailable) as error:
+            raise CheckpointsUnavailable(OUT_OF_REACH.format(error=error)) from error
+        return True
+
+    def _directory(self, conversation_id: str) -> Path:
+        return self._root / conversation_id / "workspace"
+
+    def _remembered(self, conversation_id: str) -> _SaveState:
+        kept = self._kept.pop(conversation_id, None) or _SaveState()
+        self._kept[conversation_id] = kept
+        while len(self._kept) > REMEMBERED_WORKSPACES:
+            self._kept.popitem(last=False)
+        return kept
+
+
+def _move_what_is_beside(folder: HostFolder, removed: Path) -> None:
+    """Move away what belongs to a workspace that is not here any more."""
+    for path in (folder.home, folder.temporary, folder.history):
+        with suppress(FileNotFoundError):
+            path.rename(removed / path.name)
+
+
+def restored_notice(saved: Checkpoint, at: int | None) -> str:
+    """Return what the model reads when its files were restored.
+
+    Args:
+        at: the event that the conversation was forked at, if it is a fork.
+    """
+    if not saved.source:
+        which = OWN if saved.event is None else OWN_AT
+    elif saved.event is None or at is None:
+        which = OF_SOURCE
+    else:
+        which = BEFORE_FORK if saved.event <= at else AFTER_FORK
+    return RESTORED.format(which=which.format(event=saved.event, at=at), gone=GONE)
+
+
+def _saved(
+    checkpoints: Checkpoints, conversation_id: str, directory: Path, files: SavedFiles, event: int
+) -> Checkpoint:
+    # Among the workers of the node too: one that looked earlier must not have the last word.
+    with directory.with_name(SAVING).open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        return checkpoints.save(conversation_id, directory, files, event=event)
+
+
+def _found(checkpoints: Checkpoints, conversation_id: str, source_id: str | None, at: int | None) -> Checkpoint | None:
+    is_there = checkpoints.has(conversation_id) or (
+        source_id is not None and checkpoints.copy(source_id, conversation_id, at=at)
+    )
+    return checkpoints.about(conversation_id) if is_there else None
+
+
+def _moves(directory: Path) -> int:
+    try:
+        return int(directory.with_name(MOVES).read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def _note(told: Path, asked: tuple[int, str], notice: str | None) -> None:
+    told.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    action_id, fingerprint = asked
+    told.write_text(json.dumps({"action_id": action_id, "fingerprint": fingerprint, "notice": notice}))
+
+
+def _told_to(asked: tuple[int, str], told: Path) -> str | None:
+    """Return what an action was answered with by a worker that died before it could append it."""
+    try:
+        said = json.loads(told.read_text())
+    except (OSError, ValueError):
+        return None
+    to_it = (said["action_id"], said.get("fingerprint") or asked[1])  # older notes have no fingerprint
+    notice: str | None = said["notice"] if to_it == asked else None
+    return notice

@@ -1,0 +1,89 @@
+"""Removes checkpoints that nobody needs any more: `python -m tool_worker.workspace.checkpoints.removal`, for a job of that name.
+
+It reads one JSON object from standard input: `url`, and the ids to `forget`, if any; it writes one to standard output:
+the `conversations` that have checkpoints, how many were `forgotten`, and how many pieces were `dropped`.
+
+Holds: a piece is dropped only if no manifest names it and it is older than `UNUSED_SECONDS`; a checkpoint that is being
+saved writes pieces again that are half as old.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import UTC, timedelta
+
+from broker.runtime.clock import SYSTEM_CLOCK
+from broker.runtime.ids import is_conversation_id
+from tool_worker.workspace.checkpoints.checkpoint_store import BASES, CHECKPOINTS, HISTORY, RENEWED_SECONDS, Checkpoints
+from tool_worker.workspace.checkpoints.manifest import pieces_of
+
+UNUSED_SECONDS = 2 * RENEWED_SECONDS
+FOLDERS = (CHECKPOINTS, BASES, HISTORY)
+
+
+class CheckpointRemoval(Checkpoints):
+    """The checkpoints in one place, for somebody who removes some of them."""
+
+    def conversations(self) -> list[str]:
+        """Return the conversations that have left anything here."""
+        found = {
+            path.removeprefix(f"{folder}/").partition("/")[0] for folder in self._folders() for path in self._in(folder)
+        }
+        return sorted(name for name in found if is_conversation_id(name))
+
+    def forget_all(self, conversation_id: str) -> None:
+        """Drop the checkpoints of a conversation, and what its workspace began with. Idempotent."""
+        self.forget(conversation_id)
+        base = f"{self._root}/{BASES}/{conversation_id}"
+        if self._exists(base):
+            self._files.rm_file(base)
+
+    def drop_unused(self, *, older_than_seconds: float = 0.0) -> int:
+        """Drop the pieces that no checkpoint names, and return how many.
+
+        Args:
+            older_than_seconds: with 0, nothing may be saved meanwhile.
+        """
+        pieces = self._in(f"{self._root}/objects")
+        used: set[str] = set()
+        for folder in self._folders():
+            for path in self._in(folder):
+                used.update(pieces_of(self._manifest_at(path)["entries"]))
+        unused = [path for path in pieces if path.rpartition("/")[2] not in used]
+        doomed = [path for path in unused if not older_than_seconds or self._is_older(path, older_than_seconds)]
+        for path in doomed:
+            self._files.rm_file(path)
+        return len(doomed)
+
+    def _folders(self) -> list[str]:
+        return [f"{self._root}/{name}" for name in FOLDERS]
+
+    def _in(self, folder: str) -> list[str]:
+        with self._using():
+            self._files.invalidate_cache()
+            return list(self._files.find(folder)) if self._files.exists(folder) else []
+
+    def _is_older(self, path: str, seconds: float) -> bool:
+        try:
+            written = self._files.modified(path)
+        except (OSError, RuntimeError):  # it is gone, or the place does not say
+            return False
+        age = self._clock.now() - (written if written.tzinfo else written.replace(tzinfo=UTC))
+        return bool(age > timedelta(seconds=seconds))
+
+
+def main() -> None:
+    """Do what standard input asks for."""
+    asked = json.load(sys.stdin)
+    checkpoints = CheckpointRemoval(asked["url"], SYSTEM_CLOCK)
+    doomed = asked.get("forget")
+    for conversation_id in doomed or ():
+        checkpoints.forget_all(conversation_id)
+    dropped = 0 if doomed is None else checkpoints.drop_unused(older_than_seconds=UNUSED_SECONDS)
+    found = {"conversations": checkpoints.conversations(), "forgotten": len(doomed or ()), "dropped": dropped}
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,268 @@
+"""Unpacks archives below a directory, whatever they contain and whatever programs do in the directory meanwhile.
+
+Holds:
+    - Nothing is written outside: names that lead out are refused, and no link is followed on the way, neither one from
+      the archive nor one that was put there a moment ago.
+    - A file appears whole: it is written under another name and then moved into its place.
+    - Not more is written than the limits allow, and no single header makes us read megabytes into memory.
+Does not: unpack devices, FIFOs and sockets, or keep owners and set-user-id bits.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import secrets
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import IO, Any, Literal, cast
+
+from tool_worker.errors import FileUnfit, WorkspaceTooLarge
+from tool_worker.workspace.files.file_tree import TreeLimits
+from tool_worker.workspace.files.openat2_paths import Directory
+
+CHUNK_BYTES = 2**20
+MAX_HEADER_BYTES = 4 * 2**20
+MAX_LINK_BYTES = 4096
+_COMPRESSED: dict[bytes, Callable[[IO[bytes]], Any]] = {b"\x1f\x8b": gzip.open, b"BZ": bz2.open, b"\xfd7": lzma.open}
+
+
+@dataclass(slots=True)
+class Unpacked:
+    """What was written: entries of every kind, and bytes of regular files."""
+
+    files: int = 0
+    size_bytes: int = 0
+
+
+class Unpacking:
+    """One archive on its way into a directory.
+
+    Args:
+        limits: for what is written.
+        rename_first: what takes the place of the first part of every name; empty: the rest moves up; None: names stay.
+    """
+
+    def __init__(self, directory: Directory, limits: TreeLimits, *, rename_first: str | None = None) -> None:
+        self.done = Unpacked()
+        self._directory = directory
+        self._limits = limits
+        self._rename_first = rename_first
+
+    def unpack(self, content: bytes, form: Literal["tar", "zip"]) -> Unpacked:
+        """Unpack an archive.
+
+        Raises:
+            FileUnfit: it is not an archive, is damaged, or holds what is not taken; a part may have been written.
+            WorkspaceTooLarge: it holds more than the limits allow; a part may have been written.
+            OSError: something in the directory is in the way.
+        """
+        try:
+            if form == "zip":
+                self._unpack_zip(io.BytesIO(content))
+            else:
+                opener = next((opener for magic, opener in _COMPRESSED.items() if content.startswith(magic)), None)
+                stream: IO[bytes] = opener(io.BytesIO(content)) if opener else io.BytesIO(content)
+                self._unpack_tar(cast("IO[bytes]", _BoundedReads(stream)))
+        except (tarfile.TarError, zipfile.BadZipFile, EOFError, lzma.LZMAError, zlib.error, ValueError) as error:
+            raise FileUnfit(f"The archive is damaged: {error}") from error
+        except RuntimeError as error:  # what zipfile raises for a password, and for a method that it does not know
+            raise FileUnfit(f"The archive cannot be unpacked: {error}") from error
+        return self.done
+
+    def unpack_stream(self, plain: IO[bytes]) -> Unpacked:
+        """Unpack a tar file from a stream that can only be read onward; raises what `unpack` does."""
+        try:
+            self._unpack_tar(
+                cast(
+                    "IO[bytes]",
+                    _BoundedReads(cast("IO[bytes]", _Onward(plain))),
+                )
+            )
+        except (tarfile.TarError, EOFError, ValueError) as error:
+            raise FileUnfit(f"The archive is damaged: {error}") from error
+        return self.done
+
+    def _unpack_tar(self, stream: IO[bytes]) -> None:
+        with tarfile.open(fileobj=stream, mode="r:") as archive:
+            while (member := archive.next()) is not None:
+                archive.members = []  # type: ignore[attr-defined]  # a million of them would stay in memory
+                if member.isdir():
+                    self._directory_at(self._parts(member.name))
+                elif member.issym():
+                    self._link(self._parts(member.name), member.linkname)
+                elif member.islnk():
+                    self._hard_link(self._parts(member.name), self._parts(member.linkname))
+                elif member.isreg():
+                    content = archive.extractfile(member)
+                    assert content is not None
+                    self._file(self._parts(member.name), content, member.mode)
+                else:
+                    raise FileUnfit(f"The archive holds {member.name!r}, which is not a file, directory or link.")
+
+    def _unpack_zip(self, file: io.BytesIO) -> None:
+        with zipfile.ZipFile(file) as archive:
+            for info in archive.infolist():
+                mode = info.external_attr >> 16
+                parts = self._parts(info.filename)
+                if info.is_dir():
+                    self._directory_at(parts)
+                    continue
+                with archive.open(info) as content:
+                    if stat.S_ISLNK(mode):
+                        self._link(parts, os.fsdecode(content.read(MAX_LINK_BYTES + 1)))
+                    else:
+                        self._file(parts, content, stat.S_IMODE(mode) or 0o644)
+
+    def _parts(self, name: str) -> tuple[str, ...]:
+        parts = [part for part in name.split("/") if part not in ("", ".")]
+        if name.startswith("/") or ".." in parts or "\0" in name or any(len(os.fsencode(part)) > 255 for part in parts):
+            raise FileUnfit(f"The archive holds {name!r}, which leads out of the directory.")
+        if self._rename_first is not None:
+            parts[:1] = [self._rename_first] if self._rename_first else []
+        return tuple(parts)
+
+    def _directory_at(self, parts: tuple[str, ...]) -> None:
+        """Make a directory and all around it; those that are there stay."""
+        for end in range(1, len(parts) + 1):
+            path = "/".join(parts[:end])
+            try:
+                os.close(self._directory.open(path, os.O_PATH | os.O_DIRECTORY, follows_links=False))
+            except FileNotFoundError:
+                self._count(0, is_entry=True)
+                with self._parent(parts[:end]) as parent, suppress(FileExistsError):
+                    os.mkdir(parts[end - 1], 0o755, dir_fd=parent)
+
+    def _file(self, parts: tuple[str, ...], content: IO[bytes], mode: int) -> None:
+        with self._draft(parts) as (parent, draft), _new_file(parent, draft) as file:
+            while chunk := content.read(CHUNK_BYTES):
+                self._count(len(chunk))
+                file.write(chunk)
+            os.fchmod(file.fileno(), mode & 0o777 | 0o600)
+
+    def _link(self, parts: tuple[str, ...], target: str) -> None:
+        if not 0 < len(os.fsencode(target)) <= MAX_LINK_BYTES or "\0" in target:
+            raise FileUnfit(f"The archive holds the link {'/'.join(parts)!r}, which cannot be made.")
+        with self._draft(parts) as (parent, draft):
+            os.symlink(target, draft, dir_fd=parent)
+
+    def _hard_link(self, parts: tuple[str, ...], earlier: tuple[str, ...]) -> None:
+        with self._parent(earlier) as source, self._draft(parts) as (parent, draft):
+            status = os.stat(earlier[-1], dir_fd=source, follow_symlinks=False)
+            if not stat.S_ISREG(status.st_mode):
+                raise FileUnfit(f"The archive holds {'/'.join(parts)!r}, a second name of what is not a file.")
+            os.link(earlier[-1], draft, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
+
+    @contextmanager
+    def _draft(self, parts: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+        """Yield a directory and a free name in it; what is made there is then moved into its place."""
+        if not parts:
+            raise FileUnfit("The archive holds a file without a name.")
+        self._count(0, is_entry=True)
+        self._directory_at(parts[:-1])
+        with self._parent(parts) as parent:
+            draft = f".{secrets.token_hex(8)}.part"
+            try:
+                yield parent, draft
+                os.rename(draft, parts[-1], src_dir_fd=parent, dst_dir_fd=parent)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(draft, dir_fd=parent)
+                raise
+
+    @contextmanager
+    def _parent(self, parts: tuple[str, ...]) -> Iterator[int]:
+        path = "/".join(parts[:-1]) or "."
+        descriptor = self._directory.open(path, os.O_RDONLY | os.O_DIRECTORY, follows_links=False)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _count(self, size: int, *, is_entry: bool = False) -> None:
+        self.done.size_bytes += size
+        self.done.files += is_entry
+        if self.done.size_bytes > self._limits.bytes:
+            raise WorkspaceTooLarge(f"The archive holds more than {self._limits.bytes:,} bytes.")
+        if self.done.files > self._limits.files:
+            raise WorkspaceTooLarge(f"The archive holds more than {self._limits.files:,} files.")
+
+
+@contextmanager
+def _new_file(directory: int, name: str) -> Iterator[IO[bytes]]:
+    """Yield a new file, which gets its name when it is whole: nothing is left of it if we are killed before.
+
+    Where the file system knows no files without a name, it has its name from the start.
+    """
+    flags = os.O_WRONLY | os.O_CLOEXEC
+    try:
+        descriptor, is_named = os.open(".", flags | os.O_TMPFILE, 0o600, dir_fd=directory), False
+    except OSError:
+        own = flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        descriptor, is_named = os.open(name, own, 0o600, dir_fd=directory), True
+    with os.fdopen(descriptor, "wb") as file:
+        yield file
+        file.flush()
+        if not is_named:
+            os.link(f"/proc/self/fd/{file.fileno()}", name, dst_dir_fd=directory)
+
+
+class _BoundedReads:
+    """A file that is read in small pieces only: a header may claim to be gigabytes long."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= MAX_HEADER_BYTES:
+            raise tarfile.ReadError("a header is too large")
+        return self._file.read(size)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+
+class _Onward:
+    """A stream as a file in which one can go forward, and back by the one byte that tarfile reads again."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._position = 0
+        self._last = b""
+        self._is_back = False
+
+    def read(self, size: int) -> bytes:
+        pieces = [self._last] if self._is_back and size else []
+        wanted = size - len(pieces)
+        while wanted > 0 and (piece := self._stream.read(min(wanted, CHUNK_BYTES))):
+            pieces.append(piece)
+            wanted -= len(piece)
+        found = b"".join(pieces)
+        if found:
+            self._last, self._is_back = found[-1:], False
+        self._position += len(found)
+        return found
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        assert whence == os.SEEK_SET
+        if offset == self._position - 1 and self._last and not self._is_back:
+            self._position, self._is_back = offset, True
+        elif offset < self._position:
+            raise tarfile.ReadError("a member begins before the end of the one before it")
+        while self._position < offset and self.read(min(CHUNK_BYTES, offset - self._position)):
+            pass
+        return self._position
+
+    def tell(self) -> int:
+        return self._position

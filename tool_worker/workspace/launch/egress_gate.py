@@ -1,0 +1,145 @@
+"""The network access that a node's workspaces may be given, and the proxies that give it.
+
+Holds:
+    - No workspace gets more than the operator's ceiling; with a ceiling nobody gets the machine's whole network.
+    - A proxy is tied to its workspace host and to nothing else: it outlives the tool worker that started it, as the
+      host does, and ends with the host. One that died is replaced when the workspace is opened next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from broker.contract.allowed_hosts import HostRule, host_rules
+from tool_worker.errors import EgressRefused, WorkspaceUnavailable
+from tool_worker.sandbox.egress.descriptors import CONTROL_FD, EGRESS_LISTENER_FD
+from tool_worker.sandbox.spawning import in_memory, opened, spawn
+from tool_worker.workspace.launch.host_connection import HostConnection
+from tool_worker.workspace.launch.host_folder import HostFolder
+
+EGRESS_PORT = 3128
+"""On the loopback of the sandbox, where the proxy is found."""
+LEND_LIMIT_SECONDS = 10.0
+DEFAULT_LIMIT_BYTES = 20 * 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class EgressGate:
+    """What the operator of a node says of its workspaces' network.
+
+    Attributes:
+        ceiling: hosts that a workspace may be given; None: any, and also the machine's whole network.
+        private: networks that may be reached although they are not public, as `AddressRules.parse` reads them.
+        limit_bytes: that one workspace may move, in both directions together.
+    """
+
+    ceiling: tuple[HostRule, ...] | None = None
+    private: tuple[str, ...] = ()
+    limit_bytes: int = DEFAULT_LIMIT_BYTES
+
+    def check(self, allow: Iterable[str], *, has_network: bool, is_confined: bool) -> None:
+        """Refuse what this node does not give.
+
+        Raises:
+            EgressRefused: names the host and the setting.
+        """
+        allow = tuple(allow)
+        if allow and not is_confined:
+            raise EgressRefused(
+                "A list of allowed hosts has no effect without a sandbox.",
+                remedy="Ask for a sandbox, or leave the list out.",
+            )
+        if self.ceiling is None or not is_confined:
+            return
+        if has_network:
+            raise EgressRefused(
+                "This node does not allow workspaces the whole network (DECKHANDS_EGRESS).",
+                remedy="Name the hosts that are needed (`allow`).",
+            )
+        try:
+            rules = host_rules(allow)
+        except ValueError as error:
+            raise EgressRefused(f"The list of allowed hosts cannot be used: {error}.") from error
+        for text, rule in zip(allow, rules, strict=True):
+            if not any(wider.covers(rule) for wider in self.ceiling):
+                raise EgressRefused(
+                    f"This node does not allow workspaces the host {text} (DECKHANDS_EGRESS).",
+                    remedy="Leave it out, or let the operator add it.",
+                )
+
+    async def ensure_proxy(self, folder: HostFolder, allow: Iterable[str], connection: HostConnection) -> int | None:
+        """Start the proxy of a workspace if none is attached: the first time, or because the last one died.
+
+        Returns:
+            The process id of what was started, if something was.
+
+        Raises:
+            WorkspaceUnavailable: it cannot be started; retryable.
+            HostLost: the host ended.
+        """
+        if (await connection.ping()).has_egress:
+            return None
+        async with folder.opening():
+            if (await connection.ping()).has_egress:
+                return None
+            try:
+                # The proxy keeps this connection: its end is the host's.
+                with folder.connect() as control:
+                    return await self._start(control, allow, folder)
+            except OSError as error:
+                raise WorkspaceUnavailable(f"No proxy of {folder.conversation_id} can be started: {error}.") from error
+
+    async def _start(self, control: socket.socket, allow: Iterable[str], folder: HostFolder) -> int:
+        lent = await asyncio.to_thread(_lent_listener, control)
+        try:
+            settings = self.settings(allow)
+            return start_proxy(control.fileno(), lent, settings, log=folder.egress_log, name=folder.conversation_id)
+        finally:
+            os.close(lent)
+
+    def settings(self, allow: Iterable[str]) -> dict[str, object]:
+        """Return the settings of a proxy."""
+        return {"allow": list(allow), "private": list(self.private), "limit_bytes": self.limit_bytes}
+
+
+def proxy_environment() -> dict[str, str]:
+    """Return the variables by which programs in a sandbox find the proxy."""
+    address = f"http://127.0.0.1:{EGRESS_PORT}"
+    names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+    found = {name: address for upper in names for name in (upper, upper.lower())}
+    inside = "localhost,127.0.0.1,::1"
+    return {**found, "NO_PROXY": inside, "no_proxy": inside, "NODE_USE_ENV_PROXY": "1"}
+
+
+def start_proxy(control: int, listener: int, settings: Mapping[str, object], *, log: Path, name: str) -> int:
+    """Start a proxy that ends when the other end of `control` does, and return its process id.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    command = [sys.executable, "-I", "-m", "tool_worker.sandbox.egress", name]
+    with ExitStack() as closing:
+        source = in_memory(closing, json.dumps(settings).encode())
+        written = opened(closing, log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        return spawn(command, {0: source, 1: written, 2: written, CONTROL_FD: control, EGRESS_LISTENER_FD: listener})
+
+
+def _lent_listener(control: socket.socket) -> int:
+    """Ask a host for the socket on which its sandbox is served."""
+    control.settimeout(LEND_LIMIT_SECONDS)
+    try:
+        control.sendall(b'{"op":"egress","request":0}\n')
+        answer, descriptors, _, _ = socket.recv_fds(control, 4096, 1)
+    except OSError as error:
+        raise WorkspaceUnavailable(f"The host lends no socket to a proxy: {error}.") from error
+    if not descriptors:
+        raise WorkspaceUnavailable(f"The host lends no socket to a proxy: {answer.decode('utf-8', 'replace')[:200]}")
+    return descriptors[0]

@@ -1,0 +1,234 @@
+"""The files that one conversation's workspace has on this node, and the locks among them.
+
+    <root>/<conversation>/workspace/       the workspace, unless it was given from elsewhere
+    <root>/<conversation>/home/, tmp/      the home and /tmp of its programs, if the sandbox gives it separate ones
+    <root>/<conversation>/host/            seen by no program in the sandbox:
+        binding.json     directory, sandbox and network, fixed when the workspace is first opened
+        opening.lock     held while the host is started or ended
+        alive.lock       held by the host and its sandbox as long as one of them lives
+        pid-<n>.json     the process whose death ends all others of the workspace, as pid namespace <n> counts
+        gitconfig        of programs that no sandbox confines
+        deleted          when the conversation was found to be deleted from its store
+        socket, journal, history (of edited files), host.log, egress.log; entrance, while a container is started
+
+Holds: locks are kernel locks on open files, so they end with their holder, however it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import shutil
+import socket
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from tool_worker.workspace.launch.binding import Binding
+
+LOG_TAIL_BYTES = 2000
+BACKLOG = 64
+HOME, TEMPORARY = "home", "tmp"
+
+
+class HostFolder:
+    """The files of one conversation under the node's root directory."""
+
+    def __init__(self, root: Path, conversation_id: str) -> None:
+        self.conversation_id = conversation_id
+        self.workspace = root / conversation_id / "workspace"
+        self._folder = root / conversation_id / "host"
+        self.home = root / conversation_id / HOME
+        self.temporary = root / conversation_id / TEMPORARY
+        self.journal = self._folder / "journal"
+        self.history = self._folder / "history"
+        self.log = self._folder / "host.log"
+        self.entrance = self._folder / "entrance"
+        self.git_configuration = self._folder / "gitconfig"
+        self.egress_log = self._folder / "egress.log"
+        # Tool workers of one node may be in several containers, where the same number is somebody else's.
+        self.pid = self._folder / f"pid-{Path('/proc/self/ns/pid').stat().st_ino}.json"
+        self._alive = self._folder / "alive.lock"
+        self._opening = self._folder / "opening.lock"
+        self._binding = self._folder / "binding.json"
+        self._deleted = self._folder / "deleted"
+
+    @property
+    def exists(self) -> bool:
+        """Whether the workspace was ever opened on this node."""
+        return self._binding.exists()
+
+    @property
+    def directory(self) -> Path:
+        """The workspace: a directory that was given from elsewhere, or our own, which need not be there."""
+        binding = self.read_binding()
+        return Path(binding.path) if binding is not None else self.workspace
+
+    def create(self) -> None:
+        """Make the folder, closed to other users. Idempotent."""
+        self._folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+
+    def deleted_at(self) -> float | None:
+        """Return when its conversation was found to be deleted from its store, as a timestamp; None: it was not."""
+        try:
+            return float(self._deleted.read_text())
+        except (OSError, ValueError):
+            return None
+
+    def mark_deleted(self, timestamp: float) -> None:
+        """Note that its conversation was deleted, if it has left anything here. Idempotent."""
+        if self._folder.is_dir() and self.deleted_at() is None:
+            self._deleted.write_text(str(timestamp))
+
+    def create_home(self, files: Mapping[str, str] | None = None) -> None:
+        """Make the home and the temporary directory of a sandbox, unless they are there.
+
+        Args:
+            files: What the home begins with, by path.
+        """
+        if not self.home.exists():
+            draft = self.home.with_name(".home.new")
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir(mode=0o700)
+            for path, text in (files or {}).items():
+                (draft / path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                (draft / path).write_text(text)
+            draft.rename(self.home)
+        if not self.temporary.exists():
+            self.temporary.mkdir(mode=0o700)
+            self.temporary.chmod(0o1777)  # as programs expect of a /tmp; the folder around it is closed to others
+
+    def read_binding(self) -> Binding | None:
+        """Return what the workspace was bound to, or None before it was first opened, or if a power cut took it."""
+        try:
+            fields = json.loads(self._binding.read_text())
+            return Binding(**{**fields, "allow": tuple(fields.get("allow", ()))})
+        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, AttributeError):
+            return None
+
+    def write_binding(self, binding: Binding) -> None:
+        """Bind the workspace, wholly or not at all."""
+        draft = self._binding.with_suffix(".new")
+        draft.write_text(json.dumps(asdict(binding)))
+        draft.replace(self._binding)
+
+    def main_pid(self) -> int | None:
+        """Return the process id that the last host announced; whether it lives is for the lock to say.
+
+        None: nothing was announced, or in another pid namespace, where we can neither see nor signal it.
+        """
+        try:
+            announced = json.loads(self.pid.read_text())
+        except (OSError, ValueError):
+            return None
+        pid = announced.get("child-pid")
+        return pid if isinstance(pid, int) and pid > 1 else None
+
+    def clear_pids(self) -> None:
+        """Drop what earlier hosts announced: the kernel uses the numbers of pid namespaces again."""
+        for announced in self._folder.glob("pid-*.json"):
+            announced.unlink(missing_ok=True)
+
+    def log_tail(self) -> str:
+        """Return the end of what the last host wrote to its standard error."""
+        try:
+            return self.log.read_bytes()[-LOG_TAIL_BYTES:].decode("utf-8", "replace").strip()
+        except OSError:
+            return ""
+
+    def take_alive_lock(self) -> int | None:
+        """Take the lock of a living host and return its descriptor, or None if a host has it."""
+        return _try_lock(self._alive, fcntl.LOCK_EX)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a host holds its lock."""
+        if not self._alive.exists():
+            return False
+        # A shared lock: to those who look at the same time it does not look like a host.
+        probe = _try_lock(self._alive, fcntl.LOCK_SH)
+        if probe is not None:
+            os.close(probe)
+        return probe is None
+
+    def last_used(self) -> int:
+        """Return when an action was last begun or ended, as the file system tells time; 0: never."""
+        try:
+            return self.journal.stat().st_mtime_ns
+        except OSError:
+            return 0
+
+    @asynccontextmanager
+    async def opening(self) -> AsyncIterator[None]:
+        """Be the only one on this machine who starts or ends this host."""
+        descriptor = _try_lock(self._opening, fcntl.LOCK_EX)
+        if descriptor is None:
+            descriptor = await _lock(self._opening)
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+
+    def listen(self) -> socket.socket:
+        """Return a listening socket at the host's address, in place of an earlier one."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with self._address() as address:
+                Path(address).unlink(missing_ok=True)
+                listener.bind(address)
+            listener.listen(BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
+        return listener
+
+    def connect(self) -> socket.socket:
+        """Return a connection to the host.
+
+        Raises:
+            OSError: nobody listens.
+        """
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            with self._address() as address:
+                connection.connect(address)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    @contextmanager
+    def _address(self) -> Iterator[str]:
+        """Yield a short path of the socket: the kernel takes 108 bytes, and folders may lie deeper."""
+        folder = os.open(self._folder, os.O_PATH | os.O_DIRECTORY)
+        try:
+            yield f"/proc/self/fd/{folder}/socket"
+        finally:
+            os.close(folder)
+
+
+def _try_lock(path: Path, kind: int) -> int | None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+async def _lock(path: Path) -> int:
+    """Wait for another worker's start or end of a host, which are bounded."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    locked = asyncio.get_running_loop().run_in_executor(None, fcntl.flock, descriptor, fcntl.LOCK_EX)
+    try:
+        await asyncio.shield(locked)
+    except BaseException:
+        # The thread cannot be called back; what it gets is given up as soon as it has it.
+        locked.add_done_callback(lambda _: os.close(descriptor))
+        raise
+    return descriptor

@@ -1,0 +1,242 @@
+"""How a workspace host is started so that it outlives the tool worker, and how its death is made sure of.
+
+Holds:
+    - A host leads its own session and is tied to its starter by nothing: not by a signal at the parent's death,
+      not by a terminal, not by an open descriptor.
+    - It listens before it runs, so that its starter can connect at once.
+    - When `end_host` returns, no process of the workspace is left.
+Does not: keep a service manager from killing the whole control group of a tool worker; its unit must not ask for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+
+from tool_worker.completion import to_completion
+from tool_worker.errors import HostLost, WorkspaceUnavailable
+from tool_worker.host.configuration import (
+    ALIVE_FD,
+    FILTER_FD,
+    HISTORY_FD,
+    JOURNAL_FD,
+    LISTENER_FD,
+    OPTIONS_FD,
+    PID_FD,
+    HostConfiguration,
+)
+from tool_worker.host.descendants import children
+from tool_worker.sandbox.bwrap import WRAPPER_COMMAND
+from tool_worker.sandbox.control_groups import ControlGroups, GroupLimits
+from tool_worker.sandbox.sandbox import Enclosure, HostDescriptors, ResourceLimits, Sandbox, interpreter
+from tool_worker.sandbox.seccomp import system_call_filter
+from tool_worker.sandbox.spawning import in_memory, opened, spawn
+from tool_worker.workspace.launch.descriptor_handover import start_and_hand_over
+from tool_worker.workspace.launch.host_connection import HostConnection
+from tool_worker.workspace.launch.host_folder import HostFolder
+
+END_GRACE_SECONDS = 3.0
+DEATH_LIMIT_SECONDS = 10.0
+BOUND_AFTER_SECONDS = 0.008
+LOCK_POLL_SECONDS = 0.02
+NO_PROCESS = (errno.ESRCH, errno.ENOENT, errno.EINVAL)
+"""What the kernel says of a number that is no process: it has ended, or a thread has its number by now."""
+
+
+def start_host(
+    folder: HostFolder, sandbox: Sandbox, enclosure: Enclosure, configuration: HostConfiguration, alive_fd: int
+) -> int:
+    """Start a host and return the process id of what was started: the sandbox's outer process, or the host.
+
+    Blocks for a second or so where the sandbox inherits no descriptors.
+
+    Args:
+        alive_fd: The held lock of a living host, which passes to it; the caller closes its own descriptor.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    main_module = f"{sandbox.code_root}/tool_worker/host/__main__.py"
+    program = [interpreter(), "-I", "-S", main_module, folder.conversation_id]
+    options = sandbox.options(enclosure)
+    command = list(sandbox.command(program, options, HostDescriptors(PID_FD, OPTIONS_FD, FILTER_FD)))
+    # What has to come for its descriptors binds itself: of an engine's own filter we know nothing.
+    calls_refused = sandbox.system_call_filter if sandbox.capabilities.inherits_descriptors else system_call_filter()
+    folder.clear_pids()
+    with ExitStack() as closing:
+        listener = closing.enter_context(folder.listen())
+        sources = {
+            0: in_memory(closing, configuration.encode()),
+            ALIVE_FD: alive_fd,
+            2: opened(closing, folder.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+            LISTENER_FD: listener.fileno(),
+            JOURNAL_FD: opened(closing, folder.journal, os.O_RDWR | os.O_CREAT | os.O_APPEND),
+            HISTORY_FD: opened(closing, folder.history, os.O_RDWR | os.O_CREAT | os.O_APPEND),
+            PID_FD: opened(closing, folder.pid, os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+            FILTER_FD: in_memory(closing, calls_refused),
+            OPTIONS_FD: in_memory(closing, b"".join(option.encode() + b"\0" for option in options)),
+        }
+        if not sandbox.capabilities.inherits_descriptors:
+            assert enclosure.entrance is not None
+            return start_and_hand_over(command, enclosure.entrance, sources, sources[2])
+        return spawn(command, sources)
+
+
+def bound_host(folder: HostFolder, groups: ControlGroups, host_id: str, limits: ResourceLimits) -> None:
+    """Bound what a host, of which nothing has been asked yet, will ever start. Idempotent.
+
+    Blocks for ten milliseconds or so, unless it is done already.
+    """
+    main = folder.main_pid()
+    if main is not None:
+        groups.enclose(host_id, [main, *children(main)], GroupLimits(limits.memory_bytes, limits.processes))
+
+
+@asynccontextmanager
+async def bounding(bound: Callable[[], None]) -> AsyncIterator[None]:
+    """Begin to bound a host while it starts, so that little is left to wait for once it has answered.
+
+    Not at once: in a group a start costs up to a third more CPU. Processes that the host starts meanwhile may be
+    missed, and errors are ignored, so the host has to be bounded again when it has answered.
+    """
+
+    async def begin() -> None:
+        await asyncio.sleep(BOUND_AFTER_SECONDS)
+        with suppress(OSError):
+            await asyncio.to_thread(bound)
+
+    beginning = asyncio.create_task(begin())
+    try:
+        yield
+    finally:
+        await to_completion(beginning)
+
+
+async def interrupt_host(folder: HostFolder, action_id: int | None) -> bool:
+    """Stop an action in the host that there is, if any; see `HostConnection.interrupt`.
+
+    Raises:
+        OSError, HostLost: it does not answer.
+    """
+    if not folder.is_alive:
+        return False
+    try:
+        connection = await HostConnection.attach(folder.conversation_id, folder.connect())
+        try:
+            return await connection.interrupt(action_id)
+        finally:
+            await connection.detach()
+    except (OSError, HostLost):
+        if await wait_until_dead(folder, DEATH_LIMIT_SECONDS):
+            return False  # it was ending, and all that ran with it
+        raise
+
+
+async def end_host(folder: HostFolder, sandbox: Sandbox, host_id: str) -> None:
+    """Make sure that no process of the workspace lives; ask the host first, then kill. Idempotent.
+
+    The caller holds `folder.opening()`.
+
+    Raises:
+        WorkspaceUnavailable: a process could not be killed: the kernel keeps it, or it is in another container.
+    """
+    pid = folder.main_pid()
+    with _watched(pid) as main, _watched(_outer_process(pid)) as outer:
+        # Only while the lock is held does the process id belong to the host and not to somebody who got it later.
+        if folder.is_alive:
+            _ask_to_close(folder)
+            if main is None:
+                await _wait_for_release(folder, END_GRACE_SECONDS)
+            elif not await _wait_for_death(main, END_GRACE_SECONDS):
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(main, signal.SIGKILL)
+            for descriptor in (main, outer):
+                if descriptor is not None and not await _wait_for_death(descriptor, DEATH_LIMIT_SECONDS):
+                    raise WorkspaceUnavailable(f"The host of {folder.conversation_id} cannot be killed.")
+            if main is None and folder.is_alive:
+                await asyncio.to_thread(sandbox.kill_stragglers, host_id)
+                await _wait_for_release(folder, DEATH_LIMIT_SECONDS)
+            if main is None and folder.is_alive:
+                raise WorkspaceUnavailable(f"The host of {folder.conversation_id} cannot be killed from here.")
+    await asyncio.to_thread(sandbox.kill_stragglers, host_id)
+
+
+async def wait_until_dead(folder: HostFolder, limit_seconds: float) -> bool:
+    """Wait for a host that is ending by itself, its sandbox included; return whether it has ended."""
+    pid = folder.main_pid()
+    with _watched(pid) as main, _watched(_outer_process(pid)) as outer:
+        if main is None:
+            await _wait_for_release(folder, limit_seconds)
+        elif folder.is_alive:
+            deaths = [await _wait_for_death(found, limit_seconds) for found in (main, outer) if found is not None]
+            if all(deaths):  # the outer process was not seen if the main one was dead already; it has the lock too
+                await _wait_for_release(folder, limit_seconds)
+    return not folder.is_alive
+
+
+def reap(pid: int) -> bool:
+    """Take the exit status of a started process; return whether there is nothing left to take."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
+
+
+def _ask_to_close(folder: HostFolder) -> None:
+    with suppress(OSError), folder.connect() as connection:
+        connection.send(b'{"op":"close","request":0}\n')
+
+
+def _outer_process(pid: int | None) -> int | None:
+    """Return the process outside the namespaces that waits for `pid`, if there is one."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        parent = int(fields[1])
+        is_sandbox = Path(f"/proc/{parent}/comm").read_text().strip() == WRAPPER_COMMAND
+    except OSError:
+        return None
+    return parent if is_sandbox else None
+
+
+@contextmanager
+def _watched(pid: int | None) -> Iterator[int | None]:
+    """Yield a descriptor that speaks of this very process, also if its id is used again, or None."""
+    try:
+        descriptor = None if pid is None else os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno not in NO_PROCESS:
+            raise
+        descriptor = None
+    try:
+        yield descriptor
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+async def _wait_for_release(folder: HostFolder, limit_seconds: float) -> None:
+    """Wait for the end of a host whose processes cannot be seen from here, such as one in another container."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(limit_seconds):
+            while folder.is_alive:  # noqa: ASYNC110  (a lock of the kernel's; nobody tells when it is free)
+                await asyncio.sleep(LOCK_POLL_SECONDS)
+
+
+async def _wait_for_death(pidfd: int, limit_seconds: float) -> bool:
+    """Wait until all threads of a process have ended, and with a namespace's first process all others in it."""
+    loop = asyncio.get_running_loop()
+    died = asyncio.Event()
+    loop.add_reader(pidfd, died.set)
+    try:
+        async with asyncio.timeout(limit_seconds):
+            await died.wait()
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(pidfd)
+    return True

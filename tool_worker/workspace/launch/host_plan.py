@@ -1,0 +1,146 @@
+"""What the host of a workspace is started with: its sandbox and its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tool_worker.host.configuration import HostConfiguration
+from tool_worker.sandbox.none import temporary_directory
+from tool_worker.sandbox.sandbox import HOST_ID_VARIABLE, Enclosure, ResourceLimits, Sandbox
+from tool_worker.workspace.files.openat2_paths import Directory
+from tool_worker.workspace.launch.binding import Binding
+from tool_worker.workspace.launch.egress_gate import EGRESS_PORT, proxy_environment
+from tool_worker.workspace.launch.git_identity import GitIdentity
+from tool_worker.workspace.launch.host_folder import HostFolder
+from tool_worker.workspace.launch.session_programs import SessionPrograms, document_packages, document_readers
+
+GIT_CONFIGURATION = ".config/git/config"
+"""Below the home; what a user sets by `git config --global` counts more, and so does a repository."""
+MEMORY_OF_ALL = (
+    "[A program was killed or refused memory. All programs of this workspace together may use {size}, files in "
+    "/dev/shm included; one that takes more is killed.]"
+)
+MEMORY_OF_EACH = (
+    "[A program was killed or refused memory. Each program may use {size}; one that asks for more is refused.]"
+)
+KEPT = "all other files, and the history of undo_edit"
+KEPT_WITHOUT_TEMPORARY = "the files of the workspace and of the home, and the history of undo_edit"
+KEPT_WITH_HOME = "the files of the workspace, of the home and of /tmp, and the history of undo_edit"
+
+
+@dataclass(frozen=True, slots=True)
+class HostPlans:
+    """Plans the hosts of one node.
+
+    Attributes:
+        root: Directory of the node's workspaces.
+        has_control_groups: Whether the kernel bounds all programs of a workspace together.
+
+    The others: see `Workspaces`.
+    """
+
+    root: Path
+    ttl_seconds: float
+    idle_seconds: float
+    no_change_timeout_seconds: float
+    environment: Mapping[str, str]
+    search_path: str | None
+    programs: SessionPrograms
+    limits: ResourceLimits
+    has_control_groups: bool
+    git_identity: GitIdentity
+
+    def plan(
+        self, binding: Binding, folder: HostFolder, directory: Directory, sandbox: Sandbox
+    ) -> tuple[Enclosure, HostConfiguration]:
+        """Plan a host in a sandbox.
+
+        Args:
+            directory: What the path of the binding has to lead to when the sandbox is made.
+        """
+        can = sandbox.capabilities
+        enclosure = Enclosure(
+            Path(binding.path),
+            binding.mount_at,
+            has_network=binding.has_network,
+            read_only=() if can.runs_images else (*self.programs.read_only, *document_readers()),
+            temporary_bytes=self.limits.temporary_bytes,
+            is_own=not binding.is_named(folder.workspace),
+            image=binding.image,
+            labels={"root": str(self.root), "conversation": folder.conversation_id, "host": binding.host_id},
+            limits=self.limits,
+            entrance=folder.entrance,
+        )
+        temporary = "" if can.confines_programs else str(temporary_directory(binding.host_id))
+        environment = {
+            **sandbox.shell_environment(enclosure),
+            **(
+                {}
+                if can.confines_programs
+                else {"TMPDIR": temporary, **({"PATH": self.search_path} if self.search_path else {})}
+            ),
+            **({} if can.confines_programs else self._git_variables(folder)),
+            **(proxy_environment() if binding.allow else {}),
+            **self.environment,
+            HOST_ID_VARIABLE: binding.host_id,
+        }
+        if sandbox.keeps_home(enclosure):
+            folder.create_home({GIT_CONFIGURATION: self.git_identity.configuration()})
+            temporary_folder = folder.temporary if sandbox.keeps_temporary(enclosure) else None
+            enclosure = replace(enclosure, home=folder.home, temporary=temporary_folder)
+        sessions = self.programs.in_containers if can.runs_images else self.programs.commands
+        configuration = HostConfiguration(
+            workspace=binding.mount_at,
+            identity=list(directory.identity),
+            environment=environment,
+            ttl_seconds=self.ttl_seconds,
+            idle_seconds=self.idle_seconds,
+            no_change_timeout_seconds=self.no_change_timeout_seconds,
+            resource_limits=self.limits.by_name(
+                are_processes_counted_apart=can.uses_control_groups,
+                is_memory_bounded=not can.uses_control_groups or self.has_control_groups,
+            ),
+            writable=list(sandbox.writable(enclosure)),
+            announces_pid=not can.confines_programs,
+            sessions={name: list(command) for name, command in sessions.items()},
+            egress_port=EGRESS_PORT if binding.allow else 0,
+            temporary=temporary,
+            memory=self._memory_notice(sandbox),
+            lost=_lost(enclosure, temporary),
+            kept=_kept(enclosure),
+            packages="" if can.runs_images else document_packages(),
+        )
+        return enclosure, configuration
+
+    def _memory_notice(self, sandbox: Sandbox) -> str:
+        can, limit = sandbox.capabilities, self.limits.memory_bytes
+        if limit is None or not can.confines_programs:
+            return ""
+        is_of_each = can.uses_control_groups and not self.has_control_groups
+        return (MEMORY_OF_EACH if is_of_each else MEMORY_OF_ALL).format(size=_size(limit))
+
+    def _git_variables(self, folder: HostFolder) -> Mapping[str, str]:
+        """Put the identity below the machine's configuration, where there is no home of ours to put it into."""
+        system = "[include]\n\tpath = /etc/gitconfig\n"
+        folder.git_configuration.write_text(self.git_identity.configuration() + system)
+        return {"GIT_CONFIG_SYSTEM": str(folder.git_configuration)}
+
+
+def _lost(enclosure: Enclosure, temporary: str) -> str:
+    if temporary:
+        return f", and the temporary files in {temporary}"
+    if enclosure.home is None:
+        return ", and the files of the home and of /tmp"
+    return "" if enclosure.temporary is not None else ", and the files of /tmp"
+
+
+def _kept(enclosure: Enclosure) -> str:
+    if enclosure.home is None:
+        return KEPT
+    return KEPT_WITH_HOME if enclosure.temporary is not None else KEPT_WITHOUT_TEMPORARY
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes >> 20} MiB"

@@ -1,0 +1,98 @@
+"""Which session programs the workspaces of a worker have, by the pools that it serves, and what they need to start.
+
+Holds: a program runs on our own Python with our own packages, read-only; a pool whose packages or whose
+Chromium are missing is an error at the worker's start, not at the first call. In a container it runs on what the image
+has; what that lacks is the answer to each call.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+from broker.runtime.errors import UsageError
+from tool_worker.host.sessions.programs import PROGRAMS, installed_chromium
+from tool_worker.sandbox.choice import CAPABILITIES
+from tool_worker.sandbox.docker import DockerSandbox
+from tool_worker.sandbox.sandbox import HOST_ROOMS
+
+FOLDER = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPrograms:
+    """The commands for a workspace host, and what its sandbox has to show.
+
+    Attributes:
+        commands: by tool.
+        read_only: paths of this machine.
+        in_containers: the commands of workspaces that are containers, by tool.
+    """
+
+    commands: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    read_only: tuple[Path, ...] = ()
+    in_containers: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+def session_programs(pools: Iterable[str], *, chromium: str = "", sandbox: str = "") -> SessionPrograms:
+    """Return the session programs for these pools.
+
+    Args:
+        chromium: Where Chromium is; empty: where it is usually installed.
+        sandbox: What the node demands; if that is containers, this machine need have nothing.
+
+    Raises:
+        UsageError: something that one of them needs is not installed.
+    """
+    chosen = [pool for pool in pools if pool in PROGRAMS]
+    if not chosen:
+        return SessionPrograms()
+    started = f"{DockerSandbox.code_root}/tool_worker/sessions/image_start.py"
+    in_containers = {pool: ["python3", "-s", "-P", started, pool] for pool in chosen}
+    if sandbox in CAPABILITIES and CAPABILITIES[sandbox].runs_images:
+        return SessionPrograms(in_containers=in_containers)
+    commands: dict[str, Sequence[str]] = {}
+    # The folder's package has to be there too, or another one of that name could be taken for it.
+    read_only = [Path(sys.prefix), *(FOLDER / name for name in ("__init__.py", *HOST_ROOMS, "sessions", "browser"))]
+    for pool in chosen:
+        program = PROGRAMS[pool]
+        for package in program.missing:
+            raise UsageError(
+                f"The pool {pool} needs the package {package}, which is not installed.",
+                remedy=f'Install "deckhands[{pool}]", or do not serve the pool.',
+            )
+        arguments = []
+        if program.has_chromium:
+            executable = _chromium(chromium)
+            arguments.append(str(executable))
+            read_only.append(executable.parent)
+        commands[pool] = [sys.executable, "-s", "-P", str(FOLDER / program.file), *arguments]
+    return SessionPrograms(commands, tuple(read_only), in_containers)
+
+
+def document_packages() -> str:
+    """Return the folder of the package that reads PDF files; empty if it is not installed."""
+    found = find_spec("pypdf")
+    return str(Path(found.origin).parents[1]) if found is not None and found.origin else ""
+
+
+def document_readers() -> tuple[Path, ...]:
+    """Return what a sandbox has to show so that a workspace can read PDF files."""
+    packages = document_packages()
+    return (Path(packages, "pypdf"),) if packages else ()
+
+
+def _chromium(path: str) -> Path:
+    """Return where Chromium is."""
+    found = shutil.which(path) if path else installed_chromium()
+    if found is None:
+        told = f"DECKHANDS_CHROMIUM is {path!r}, which is not a program." if path else "Chromium is not installed."
+        raise UsageError(
+            f"The pool browser cannot be served: {told}",
+            remedy="Install it (on Debian: apt-get install chromium), or set DECKHANDS_CHROMIUM to where it is.",
+        )
+    return Path(found).resolve()

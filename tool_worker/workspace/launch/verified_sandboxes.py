@@ -1,0 +1,76 @@
+"""The sandboxes of a node, each tried out before it is used for the first time.
+
+Holds: nothing runs in a weaker sandbox than the node demands, and nothing before the sandbox passed its self-test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import compileall
+from pathlib import Path
+
+from tool_worker.errors import SandboxTooWeak
+from tool_worker.sandbox.choice import AUTO, named_sandbox, sandboxes
+from tool_worker.sandbox.docker import Containers, DockerSandbox
+from tool_worker.sandbox.sandbox import HOST_ROOMS, PACKAGE_ROOT, Sandbox
+from tool_worker.sandbox.selftest import require_safe, run_self_test
+from tool_worker.workspace.launch.host_folder import HostFolder
+
+
+class VerifiedSandboxes:
+    """What a node's workspaces may run in.
+
+    Args:
+        demanded: `auto` (the best that works here), or a name; less is given only if it is `none`.
+        root: The directory of the node's workspaces.
+    """
+
+    def __init__(self, demanded: str, root: Path, containers: Containers) -> None:
+        self._containers = containers
+        self._demanded = demanded
+        self._root = root
+        self._files = root / ".sandbox"
+        self._known = sandboxes(self._files, containers)
+        self._verified: dict[str, Sandbox] = {}
+        self._choosing = asyncio.Lock()
+
+    async def get(self, name: str) -> Sandbox:
+        """Return a sandbox that this node allows and that holds, tried once in the life of this object.
+
+        Raises:
+            SandboxError: it is too weak for the node, does not work here or does not hold.
+        """
+        async with self._choosing:
+            name = self._demanded if name == AUTO else name
+            if name not in self._verified:
+                chosen = await asyncio.to_thread(self._try, name)
+                self._verified[name] = self._verified[chosen.name] = chosen
+            return self._verified[name]
+
+    def known(self, name: str) -> Sandbox:
+        """Return a sandbox without a test: for what runs in it already, which a node may end but not start any more."""
+        return self._known[name]
+
+    def image(self, sandbox: Sandbox, wanted: str) -> str:
+        """Return the image of a workspace; empty for a sandbox that runs no images.
+
+        Raises:
+            WorkspaceRefused: this one may not be used.
+        """
+        return self._containers.chosen(wanted) if sandbox.capabilities.runs_images else ""
+
+    def _try(self, name: str) -> Sandbox:
+        sandbox = named_sandbox(name, self._files, self._containers)
+        if isinstance(sandbox, DockerSandbox):
+            sandbox.remove_dead(self._root, lambda conversation_id: HostFolder(self._root, conversation_id).is_alive)
+        if sandbox.capabilities.confines_programs:
+            require_safe(run_self_test(sandbox))
+        elif self._demanded != sandbox.name:
+            raise SandboxTooWeak(
+                f"This node runs nothing in the sandbox {name}.",
+                remedy="Set DECKHANDS_SANDBOX=none on the node to allow it.",
+            )
+        # In the sandbox nothing can be written beside the code, and hosts would compile it at every start.
+        for room in HOST_ROOMS:
+            compileall.compile_dir(PACKAGE_ROOT / "tool_worker" / room, quiet=2)
+        return sandbox

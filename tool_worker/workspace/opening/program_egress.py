@@ -1,0 +1,134 @@
+"""The egress proxy of one program that may reach some hosts: the program of an MCP server, or a clone.
+
+Holds: the proxy is there before the program begins, and ends with its connection, or with the tool worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from tool_worker.sandbox.sandbox import Sandbox, interpreter
+from tool_worker.sandbox.spawning import bind_for_all
+from tool_worker.workspace.launch.egress_gate import EGRESS_PORT, EgressGate, start_proxy
+
+START_LIMIT_SECONDS = 30.0
+REFUSALS_LIMIT_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramEgress:
+    """What a program needs to go out.
+
+    Attributes:
+        proxy: its address.
+        read_only: what its sandbox has to show it.
+        wrap: turns its command line into one that connects to the proxy first.
+        log: where refusals are noted.
+    """
+
+    proxy: str
+    read_only: tuple[Path, ...]
+    wrap: Callable[[Sequence[str]], list[str]]
+    log: Path
+
+    def refusal(self) -> str:
+        """Return why the proxy refused something last; empty if it has refused nothing."""
+        with suppress(OSError), self.log.open("rb") as file:
+            for line in reversed(file.read(REFUSALS_LIMIT_BYTES).splitlines()):
+                with suppress(ValueError, TypeError, LookupError):
+                    return str(json.loads(line)["why"])
+        return ""
+
+
+def proxied_command(sandbox: Sandbox, address: Path, program: Sequence[str]) -> list[str]:
+    """Return the command that leads a program out by way of a socket, and becomes it."""
+    leader = f"{sandbox.code_root}/tool_worker/host/egress_launcher.py"
+    return [interpreter(), "-I", "-S", leader, str(EGRESS_PORT), str(address), *program]
+
+
+@asynccontextmanager
+async def proxy_for(
+    address: Path, gate: EgressGate, allow: Sequence[str], *, log: Path, name: str
+) -> AsyncIterator[None]:
+    """Serve one program that leads itself out by way of this address, while the block lasts.
+
+    The address is there, as a file, from the beginning of the block.
+    """
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    ours, theirs = socket.socketpair()
+    with listening, ours, theirs:
+        address.parent.mkdir(mode=0o700, exist_ok=True)
+        bind_for_all(listening, address)  # the program may run as any user; nobody else has access to the folder
+        listening.listen(1)
+        listening.setblocking(False)
+        started: list[int] = []
+
+        async def start() -> None:
+            async with asyncio.timeout(START_LIMIT_SECONDS):
+                program, _ = await asyncio.get_running_loop().sock_accept(listening)
+            with program:
+                lent = await asyncio.to_thread(_taken, program)
+                try:
+                    settings = gate.settings(allow)
+                    started.append(start_proxy(theirs.fileno(), lent, settings, log=log, name=name))
+                finally:
+                    os.close(lent)
+                program.send(b".")
+
+        starting = asyncio.create_task(start(), name=f"way out of {name}")
+        try:
+            yield
+        finally:
+            starting.cancel()
+            with suppress(asyncio.CancelledError, OSError, TimeoutError):
+                await starting
+            for pid in started:
+                os.kill(pid, signal.SIGKILL)
+                await asyncio.to_thread(os.waitpid, pid, 0)
+            await asyncio.to_thread(address.unlink, missing_ok=True)
+
+
+@asynccontextmanager
+async def program_egress(
+    sandbox: Sandbox, folder: Path, gate: EgressGate, allow: Sequence[str], *, name: str
+) -> AsyncIterator[ProgramEgress]:
+    """Lead one program out while the block lasts.
+
+    A program that no sandbox confines has to use the proxy by itself; nothing keeps it from going another way.
+
+    Args:
+        folder: made here, for what the program and its proxy share.
+    """
+    await asyncio.to_thread(folder.mkdir, mode=0o700, exist_ok=True)
+    log = folder / "log"
+    if sandbox.capabilities.confines_programs:
+        address = folder / "out" / "socket"
+        async with proxy_for(address, gate, allow, log=log, name=name):
+            proxied = partial(proxied_command, sandbox, address)
+            yield ProgramEgress(f"http://127.0.0.1:{EGRESS_PORT}", (address,), proxied, log)
+        return
+    ours, theirs = socket.socketpair()
+    with ours, theirs, socket.create_server(("127.0.0.1", 0)) as listener:
+        proxy = start_proxy(theirs.fileno(), listener.fileno(), gate.settings(allow), log=log, name=name)
+        try:
+            yield ProgramEgress(f"http://127.0.0.1:{listener.getsockname()[1]}", (), list, log)
+        finally:
+            os.kill(proxy, signal.SIGKILL)
+            await asyncio.to_thread(os.waitpid, proxy, 0)
+
+
+def _taken(program: socket.socket) -> int:
+    program.settimeout(START_LIMIT_SECONDS)
+    _, descriptors, _, _ = socket.recv_fds(program, 1, 1)
+    if not descriptors:
+        raise ConnectionAbortedError("the program sent no socket")
+    return descriptors[0]

@@ -1,0 +1,287 @@
+"""Git, as a tool worker uses it: to clone what a workspace begins with, and to keep that for later comparisons.
+
+Holds:
+    - Git runs in the node's sandbox, with a configuration of ours alone: no hooks, no helpers, no submodules, and no
+      protocol but the one that was asked for. Of a repository's own settings none is read while anything is cloned.
+    - A clone reaches one host, by a proxy that judges its addresses (see `egress`); where the sandbox confines, it has
+      no other way. What the host says is not repeated.
+    - A password reaches git in its environment, and is offered to the one host that it is for.
+    - What a workspace began with is kept outside of it, where no program of the workspace can change it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from broker.contract.allowed_hosts import authority, parse_authority
+from broker.contract.workspace_sources import GitSource
+from tool_worker.errors import SourceUnusable
+from tool_worker.sandbox.bwrap import BubblewrapSandbox
+from tool_worker.sandbox.sandbox import Enclosure, Sandbox
+from tool_worker.workspace.files.file_tree import TreeLimits, measure
+from tool_worker.workspace.launch.egress_gate import EgressGate
+from tool_worker.workspace.opening.confined_program import ProgramResult, run_confined
+from tool_worker.workspace.opening.program_egress import program_egress
+from tool_worker.workspace.opening.repository_roots import address_of
+
+CLONE_LIMIT_SECONDS = 600.0
+RECORD_LIMIT_SECONDS = 120.0
+SCRATCH_LIMIT = TreeLimits(files=400_000, bytes=2 * 2**30)
+DEFAULT_USER = "x-access-token"
+REACHING_OUT = ("clone", "fetch")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+_SETTINGS = {
+    "core.hooksPath": "/dev/null",
+    "core.fsmonitor": "false",
+    "core.attributesFile": "/dev/null",
+    "core.excludesFile": "/dev/null",
+    "core.sshCommand": "/bin/false",
+    "core.autocrlf": "false",
+    "core.bigFileThreshold": "16m",
+    "submodule.recurse": "false",
+    "fetch.recurseSubmodules": "false",
+    "transfer.bundleURI": "false",
+    "gc.auto": "0",
+    "maintenance.auto": "false",
+    "advice.detachedHead": "false",
+    "http.lowSpeedLimit": "1000",
+    "http.lowSpeedTime": "60",
+    "http.followRedirects": "false",
+    "credential.helper": "",
+}
+_ENVIRONMENT = {
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_ATTR_NOSYSTEM": "1",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_ASKPASS": "/bin/false",
+    "GIT_LFS_SKIP_SMUDGE": "1",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_ALLOW_PROTOCOL": "none",
+    "HOME": "/nonexistent",  # where curl would look for passwords
+}
+# What git itself says about a server; other lines may quote the server.
+_OF_A_SERVER = re.compile(
+    r"fatal: (unable to access '.*': .*|repository '.*' not found|Authentication failed for '.*'"
+    r"|could not read (Username|Password) for '.*'|Remote branch .* not found in upstream .*"
+    r"|couldn't find remote ref .*|reference is not a tree: .*|.* not valid: is this a git repository\?)"
+)
+
+_RECORD = """
+set -e
+git init --quiet --bare --template= "$BASE"
+if [ -e "$TREE/.git" ] && git -C "$TREE" rev-parse --quiet --verify HEAD >/dev/null; then
+    git --git-dir="$BASE" fetch --quiet --depth=1 --no-tags "file://$TREE" HEAD
+    tree=$(git --git-dir="$BASE" rev-parse 'FETCH_HEAD^{tree}')
+else
+    git --git-dir="$BASE" --work-tree="$TREE" add --all --force "$TREE"
+    tree=$(git --git-dir="$BASE" write-tree)
+fi
+git --git-dir="$BASE" update-ref refs/deckhands/base "$tree"
+"""
+
+
+class Repositories:
+    """Git in one sandbox."""
+
+    def __init__(self, sandbox: Sandbox, gate: EgressGate | None = None) -> None:
+        self._sandbox = sandbox
+        self._gate = gate or EgressGate()
+
+    async def clone(
+        self,
+        source: GitSource,
+        directory: Path,
+        limits: TreeLimits,
+        *,
+        password: str = "",
+        address: str = "",
+        local: Path | None = None,
+    ) -> str:
+        """Clone a repository into an empty directory and return the commit it is at.
+
+        Args:
+            address: what the clone calls its origin; the source's own if empty.
+            local: the repository, or the bundle, of this machine that the source means.
+
+        Raises:
+            SourceUnusable: git says no, or the address may not be reached; the text says why.
+            WorkspaceTooLarge: it is larger than the limits.
+            WorkspaceUnavailable: it took too long.
+        """
+        settings, environment = _credentials(source, password) if local is None else ({}, {})
+        allowed = {"GIT_ALLOW_PROTOCOL": "file" if local is not None else urlsplit(source.url).scheme}
+        enclosure = Enclosure(
+            directory, str(directory), read_only=() if local is None else (local,), ends_with_starter=True
+        )
+        run = partial(
+            run_confined,
+            self._sandbox,
+            environment={**_ENVIRONMENT, **allowed, **environment},
+            limit_seconds=CLONE_LIMIT_SECONDS,
+            look=lambda: measure(directory, limits),
+        )
+        for step in [*_steps(source, local), *([["remote", "set-url", "--", "origin", address]] if address else [])]:
+            if local is not None or step[0] not in REACHING_OUT:
+                ran, reason = await run(enclosure, _git(*step, **settings)), ""
+            else:
+                folder = directory.with_name("way-out")
+                async with program_egress(self._sandbox, folder, self._gate, [host_of(source)], name="clone") as out:
+                    seeing = replace(enclosure, read_only=out.read_only)
+                    ran = await run(seeing, out.wrap(_git(*step, **settings, **{"http.proxy": out.proxy})))
+                    reason = out.refusal() or _reason_of_server(ran)
+            if ran.code != 0:
+                raise SourceUnusable(
+                    f"{source.title} cannot be cloned: {(reason or reason_of(ran)).rstrip('.')}.",
+                    remedy="Check the address, the ref and whether a secret is needed.",
+                )
+        await asyncio.to_thread(measure, directory, limits)
+        ran = await run(enclosure, _git("rev-parse", "--quiet", "--verify", "HEAD"))
+        return ran.output.decode().strip() if ran.code == 0 else ""  # a repository without a commit
+
+    async def record(self, directory: Path, base: Path) -> None:
+        """Keep what a workspace begins with in the empty directory `base`.
+
+        Raises:
+            SourceUnusable: git says no.
+            WorkspaceTooLarge, WorkspaceUnavailable: see `clone`.
+        """
+        enclosure = Enclosure(base, str(base), read_only=(directory,), ends_with_starter=True)
+        environment = {"BASE": str(base), "TREE": str(directory), "GIT_ALLOW_PROTOCOL": "file"}
+        ran = await self.script(_RECORD, enclosure, environment, scratch=base)
+        if ran.code != 0:
+            raise SourceUnusable(f"What the workspace begins with cannot be recorded: {reason_of(ran)}")
+
+    async def script(
+        self,
+        script: str,
+        enclosure: Enclosure,
+        environment: Mapping[str, str],
+        *,
+        scratch: Path,
+        output_limit_bytes: int = 2**20,
+        limit_seconds: float = RECORD_LIMIT_SECONDS,
+    ) -> ProgramResult:
+        """Run a shell script in which git has our settings; see `run_confined` for what is raised.
+
+        Args:
+            scratch: the directory that it writes to, whose size is bounded.
+        """
+        settings = {
+            "GIT_CONFIG_COUNT": str(len(_SETTINGS)),
+            **{f"GIT_CONFIG_KEY_{n}": name for n, name in enumerate(_SETTINGS)},
+            **{f"GIT_CONFIG_VALUE_{n}": value for n, value in enumerate(_SETTINGS.values())},
+        }
+        return await run_confined(
+            self._sandbox,
+            enclosure,
+            ["/bin/sh", "-c", script],
+            environment={**_ENVIRONMENT, **settings, **environment},
+            limit_seconds=limit_seconds,
+            output_limit_bytes=output_limit_bytes,
+            look=lambda: measure(scratch, SCRATCH_LIMIT),
+        )
+
+
+async def sandbox_of_git(demanded: Callable[[], Awaitable[Sandbox]], files: Path) -> Sandbox:
+    """Return what git runs in: what the node demands, but bubblewrap in place of containers if it works.
+
+    An image need not have a git, and a container takes a second to start.
+    """
+    sandbox = await demanded()
+    if not sandbox.capabilities.runs_images:
+        return sandbox
+    bubblewrap = BubblewrapSandbox(files)
+    return sandbox if await asyncio.to_thread(bubblewrap.reason_unavailable) else bubblewrap
+
+
+def require_git() -> None:
+    """Make sure that git is installed on this machine.
+
+    Raises:
+        SourceUnusable: there is none.
+    """
+    if not is_installed():
+        raise SourceUnusable("git is not installed on the tool worker's host.", remedy="Install it there.")
+
+
+def is_installed() -> bool:
+    """Say whether there is a git on this machine."""
+    return shutil.which("git") is not None
+
+
+def host_of(source: GitSource) -> str:
+    """Return the one host, and its port, that a repository is cloned from.
+
+    Raises:
+        SourceUnusable: it is written in a way that two readers may take for two hosts.
+    """
+    parts = urlsplit(source.url)
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        return authority(*parse_authority(authority(parts.hostname or "", port)))
+    except ValueError as error:
+        raise SourceUnusable(
+            f"{source.title} cannot be cloned: {error}.",
+            remedy="Write the host as a name, as 192.0.2.7, or as [2001:db8::7].",
+        ) from error
+
+
+def _credentials(source: GitSource, password: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the settings and the variables by which git has a password for one server."""
+    if not password:
+        return {}, {}
+    parts = urlsplit(source.url)
+    server = f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")
+    helper = '!f() { [ "$1" = get ] && printf "username=%s\\npassword=%s\\n" "$CLONE_USER" "$CLONE_PASSWORD"; }; f'
+    variables = {"CLONE_USER": parts.username or DEFAULT_USER, "CLONE_PASSWORD": password}
+    return {f"credential.{server}.helper": helper}, variables
+
+
+def _steps(source: GitSource, local: Path | None) -> list[list[str]]:
+    """Return the calls of git, in order."""
+    depth = [f"--depth={source.depth}"] if source.depth else []
+    url = source.url
+    if local is not None:
+        url = str(local) if local.is_file() else address_of(local)  # behind `file://` git expects no bundle
+    if not _COMMIT.fullmatch(source.ref):
+        branch = [f"--branch={source.ref}"] if source.ref else []
+        return [["clone", "--quiet", "--template=", *depth, *branch, "--", url, "."]]
+    return [
+        ["init", "--quiet", "--template="],
+        ["remote", "add", "origin", url],
+        ["fetch", "--quiet", *depth, "origin", *([source.ref] if depth else ["+refs/*:refs/remotes/origin/*"])],
+        ["checkout", "--quiet", "--detach", source.ref],
+    ]
+
+
+def _git(*arguments: str, **settings: str) -> list[str]:
+    """Return a command line of git with our settings and those given."""
+    chosen = _SETTINGS | settings
+    return [
+        "/usr/bin/env",
+        "git",
+        *(word for name, value in chosen.items() for word in ("-c", f"{name}={value}")),
+        *arguments,
+    ]
+
+
+def _reason_of_server(ran: ProgramResult) -> str:
+    """Return what git says of a server, without what the server says."""
+    said = next((line for line in ran.complaint.splitlines() if _OF_A_SERVER.fullmatch(line)), "")
+    return said[:500] or f"git ended with exit code {ran.code}; what the server answered is not repeated here"
+
+
+def reason_of(ran: ProgramResult) -> str:
+    """Return why git has failed, in its own words."""
+    lines = [line for line in ran.complaint.splitlines() if line.strip()]
+    telling = [line for line in lines if line.startswith(("fatal:", "error:", "remote:"))]
+    return " ".join(telling or lines[-3:])[:1_000] or f"git ended with exit code {ran.code}."
