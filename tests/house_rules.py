@@ -23,7 +23,6 @@ Finding = tuple[int, str]
 """A line and what to do about it."""
 
 MAX_POSITIONAL_PARAMETERS = 5
-MAX_DEPTH = 3
 
 MAY_IMPORT = {
     "broker": set(),
@@ -33,11 +32,10 @@ MAY_IMPORT = {
 }
 OUTSIDE = {"tests", "benchmarks", "examples"}
 
-CELERY_FILES = r"broker/celery/\w+\.py|\w+/((door|jobs)/)?(app|tasks)\.py"
-MODEL_FILES = r"controller_worker/(backends/\w+_backend|wires/provider_errors)\.py"
+CELERY_FILES = r"broker/celery/\w+\.py|\w+/((ingress|operations/jobs)/)?(app|tasks)\.py"
+MODEL_FILES = r"controller_worker/providers/(\w+_backend|wires/provider_errors)\.py"
 ENVIRONMENT_FILES = r"broker/runtime/settings\.py|\w+/settings\.py|controller_worker/providers/config\.py"
-HOST_FILES = r"tool_worker/(host|shell|editor|text_files|search|acp)/\w+\.py"
-HOST_ROOMS = ("host", "shell", "editor", "text_files", "search", "acp")
+HOST_FILES = r"tool_worker/host/((shell|editor|text_files|search|acp)/)?\w+\.py"
 KERNEL_FILE = "tool_worker/host/kernel.py"
 MODEL_LIBRARIES = {"litellm", "anthropic", "openai"}
 MADE_OF_CONCERNS = {"state", "order", "controller", "commit"}
@@ -87,20 +85,6 @@ def floors(source: Source) -> Iterator[Finding]:
             yield imported.line, f"{source.package} imports {imported.name}: meet by events, by task name or in broker"
 
 
-def rooms(source: Source) -> Iterator[Finding]:
-    """Find imports of rooms that the docstring of this file's own room does not name."""
-    parts = source.path.split("/")
-    if len(parts) < MAX_DEPTH:
-        return
-    package, own = parts[0], parts[1]
-    allowed = may_import(package, own)
-    for imported in source.imports:
-        names = imported.name.split(".")
-        is_room = names[0] == package and len(names) > 2 and (ROOT / package / names[1]).is_dir()
-        if is_room and names[1] != own and names[1] not in allowed:
-            yield imported.line, f"{package}/{own} imports {names[1]}: turn it round, or name it in {own}/__init__.py"
-
-
 def core_below_and_above(source: Source) -> Iterator[Finding]:
     """Find what would make the core and its concerns load each other: terms, then concerns, then what is made of them.
 
@@ -118,27 +102,11 @@ def core_below_and_above(source: Source) -> Iterator[Finding]:
             )
         elif (
             _is_within(name, core)
+            and not _is_within(name, concerns)
             and name.removeprefix(f"{core}.") not in MADE_OF_CONCERNS
             and _is_within(imported.name, concerns)
         ):
             yield imported.line, f"a term of the concerns imports {imported.name}: import it for types only, or pass it"
-
-
-@cache
-def may_import(package: str, room: str) -> frozenset[str]:
-    """Return the rooms of its package that a room may import, as the docstring of the room says."""
-    path = ROOT / package / room / "__init__.py"
-    line = re.search(
-        r"^May import: ([^.]*)\.$", path.read_text(encoding="utf-8") if path.exists() else "", re.MULTILINE
-    )
-    return frozenset(re.split(r",\s+", line.group(1))) if line else frozenset()
-
-
-def room_entrance(source: Source) -> Iterator[Finding]:
-    text = ast.get_docstring(source.tree) or ""
-    for mark in ("May import: ", "Start with: "):
-        if mark not in text:
-            yield 1, f"the room does not say {mark.strip(': ').lower()!r}: what it holds, may import, where to start"
 
 
 def declared_dependencies(source: Source) -> Iterator[Finding]:
@@ -163,9 +131,7 @@ def late_model_libraries(source: Source) -> Iterator[Finding]:
 def host_standard_library(source: Source) -> Iterator[Finding]:
     siblings = {"tool_worker"} | sys.stdlib_module_names
     for imported in source.imports:
-        is_foreign_floor = imported.library == "tool_worker" and not any(
-            _is_within(imported.name, f"tool_worker.{room}") for room in HOST_ROOMS
-        )
+        is_foreign_floor = imported.library == "tool_worker" and not _is_within(imported.name, "tool_worker.host")
         if imported.library not in siblings or is_foreign_floor:
             yield imported.line, f"{imported.name}: a workspace host has the standard library and its siblings only"
 
@@ -287,11 +253,6 @@ def is_ours(path: str) -> bool:
     return path.endswith(".py") and path.partition("/")[0] in MAY_IMPORT
 
 
-def is_room_entrance(path: str) -> bool:
-    """Say whether it is the `__init__` of a room inside one of the four packages."""
-    return is_ours(path) and path.count("/") == MAX_DEPTH - 1 and path.endswith("/__init__.py")
-
-
 def is_test(path: str) -> bool:
     """Say whether it is a module of the tests."""
     return path.endswith(".py") and path.startswith("tests/")
@@ -357,7 +318,7 @@ CELERY_DOOR = Door(
 MODEL_DOOR = Door(MODEL_LIBRARIES, MODEL_FILES, "call a model through the Llm protocol in controller_worker/providers")
 ASGI_DOOR = Door(
     {"starlette", "fastapi", "uvicorn"},
-    r"deckhands/((server|protocols|monitoring|openapi)/\w+|(webhooks|reasons|web)/(\w+_)?routes)\.py",
+    r"deckhands/(server|operations/monitoring)/[\w/]+\.py",
     "only servers speak ASGI",
 )
 ENVIRONMENT_DOOR = Door({"os.environ", "os.environb", "os.getenv"}, ENVIRONMENT_FILES, "read it in a settings file")
@@ -382,16 +343,12 @@ def _may_not_sleep(path: str) -> bool:
 
 
 def _may_not_print(path: str) -> bool:
-    return is_ours(path) and not path.startswith(
-        ("deckhands/cli/", "deckhands/cli/commands/", "deckhands/cli/commands/")
-    )
+    return is_ours(path) and not path.startswith("deckhands/cli/")
 
 
 RULES = (
     Rule("floors", is_ours, floors),
-    Rule("rooms", is_ours, rooms),
     Rule("core_below_and_above", is_ours, core_below_and_above),
-    Rule("room_entrance", is_room_entrance, room_entrance),
     Rule("store_door", is_ours, STORE_DOOR.check),
     Rule("celery_door", is_ours, CELERY_DOOR.check),
     Rule("model_door", is_ours, MODEL_DOOR.check),

@@ -1,4 +1,4 @@
-"""The pages agree with the tree: links lead somewhere, and the map of the architecture shows every room."""
+"""The pages agree with the tree: links lead somewhere, and the map of the architecture shows every package."""
 
 from __future__ import annotations
 
@@ -49,21 +49,21 @@ def made_on(page: Path) -> set[str]:
     return set(re.findall(r"^`([\w./-]+)`\n\n```", page.read_text(encoding="utf-8"), flags=re.MULTILINE))
 
 
-def rooms() -> dict[str, str]:
-    """Return every room of the packages, and the file that its docstring names to start with."""
+def packages() -> dict[str, str]:
+    """Return every package, and the file that its docstring names to start with."""
     found = {}
     for package in MAY_IMPORT:
         for entrance in sorted((ROOT / package).glob("*/__init__.py")):
             docstring = ast.get_docstring(ast.parse(entrance.read_text(encoding="utf-8"))) or ""
-            start = re.search(r"^Start with: (\w+)\.$", docstring, re.MULTILINE)
-            room = f"{package}/{entrance.parent.name}"
-            found[room] = f"{room}/{start[1]}.py" if start else ""
+            start = re.search(r"^Start with: ([\w/]+)\.$", docstring, re.MULTILINE)
+            name = f"{package}/{entrance.parent.name}"
+            found[name] = f"{name}/{start[1]}.py" if start else ""
     return found
 
 
-def test_the_map_shows_every_room_and_where_to_start() -> None:
-    """Adapt the tables of docs/architecture.md when a room is added, removed or renamed."""
-    assert dict(ROW.findall(ARCHITECTURE.read_text(encoding="utf-8"))) == rooms()
+def test_the_map_shows_every_package_and_where_to_start() -> None:
+    """Adapt the tables of docs/architecture.md when a package is added, removed or renamed."""
+    assert dict(ROW.findall(ARCHITECTURE.read_text(encoding="utf-8"))) == packages()
 
 
 def test_every_file_that_the_architecture_names_exists() -> None:

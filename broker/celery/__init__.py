@@ -1,5 +1,4 @@
 """Celery's configuration, the bootstep that runs our loop in a Celery worker, and tasks sent to other applications.
 
-May import: runtime, secrets.
 Start with: app.
 """

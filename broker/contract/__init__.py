@@ -1,5 +1,4 @@
-"""What goes into a log, as frozen Pydantic models: events, actions, observations, and the codec.
+"""Events, actions and observations as frozen Pydantic models, what a conversation is made of, and their bytes.
 
-May import: agents, runtime, specs.
 Start with: events.
 """

@@ -1,5 +1,4 @@
-"""The event log of each conversation: append, read, follow, fork; blobs beside it; its invariants.
+"""The event log of each conversation: append, read, follow, fork; blobs; the index of conversations.
 
-May import: contract, runtime, secrets, specs, store.
 Start with: event_log.
 """

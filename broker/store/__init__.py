@@ -1,5 +1,4 @@
 """The connection to Valkey or Redis, the names of all keys, the atomic functions' deployment, the embedded server.
 
-May import: contract, runtime.
 Start with: store.
 """

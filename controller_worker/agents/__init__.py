@@ -1,5 +1,4 @@
 """Agents: what the model reads, which tools it gets, and what its tool calls mean.
 
-May import: llm, security.
 Start with: codeact.
 """

@@ -1,5 +1,4 @@
-"""What a log means and what is wanted next, as pure functions over the concerns.
+"""The pure core: the fold of a log into a state, and the next effect.
 
-May import: concerns.
 Start with: controller.
 """

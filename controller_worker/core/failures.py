@@ -1,7 +1,7 @@
 """What a failed model call leads to, whether or not a client listens (OpenHands 1.11).
 
-The text that a person sees is the error's own `last_error` (`controller_worker.providers.errors`): OpenHands' status value
-where it has one, else `<class>: <text>`.
+The text that a person sees is the error's own `last_error` (`controller_worker.providers.errors`): OpenHands' status
+value where it has one, else `<class>: <text>`.
 
 Holds: a failure is tried again where its event says when, whatever its code; else the work ends in an error.
 Differs: the original wraps some errors (an unreachable provider) in a RuntimeError before it looks at them, and ends a

@@ -1,1 +1,4 @@
-"""."""
+"""Model providers behind one protocol: configuration, wires, backends, prices, errors.
+
+Start with: llm.
+"""

@@ -18,10 +18,10 @@ from deckhands.cli.task_options import (
     agent_of,
     limits_of,
     place_of,
-    with_script_here,
     workspace_of,
 )
 from deckhands.client.beginning import beginning_of
+from deckhands.client.tasks.inputs import with_script_here
 from deckhands.client.tasks.places import Place
 from deckhands.client.tasks.requests import TaskRequest
 from deckhands.client.tasks.tasks import check_task

@@ -26,7 +26,6 @@ from deckhands.client.tasks.tasks import output_of
 
 BROWSER_POOL = "browser"
 IPYTHON_POOL = "ipython"
-SCRIPTED = "scripted/"
 """How the names of models begin that follow a script."""
 BROWSING_AGENTS = ("BrowsingAgent", "BrowsingAgentSDK", "VisualBrowsingAgent")
 
@@ -278,30 +277,6 @@ def _bytes(gib: float | None) -> int | None:
 
 def _needs_browser(options: TaskOptions) -> bool:
     return options.browser or options.browser_delegate or options.agent in BROWSING_AGENTS
-
-
-def with_script_here(agent: AgentSpec) -> AgentSpec:
-    """Return the agent as workers of this machine find it: the script of a scripted model by its absolute path.
-
-    Raises:
-        UsageError: the script cannot be read.
-    """
-    delegates = {name: with_script_here(delegate) for name, delegate in agent.delegates.items()}
-    agent = agent.model_copy(update={"delegates": delegates}) if delegates else agent
-    model = agent.llm.model
-    if model is None or not model.startswith(SCRIPTED):
-        return agent
-    path = Path(model.removeprefix(SCRIPTED)).expanduser()
-    try:
-        with path.open("rb"):
-            found = f"{SCRIPTED}{path.absolute()}"
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        raise UsageError(
-            f"The script of the model {ascii(model)[1:-1][:300]} cannot be read: {why}.",
-            remedy="Name a file: scripted/FILE. docs/scripted-models.md describes it.",
-        ) from None
-    return agent.model_copy(update={"llm": agent.llm.model_copy(update={"model": found})})
 
 
 def agent_of(options: TaskOptions, model: str | None) -> AgentSpec:

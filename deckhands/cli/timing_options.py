@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, TypeVar, get_args
 
 import click
@@ -100,8 +100,3 @@ def _expires_in(text: str) -> datetime | float:
             f"--expires {ascii(text)[:100]} is neither a time nor a duration.",
             remedy=f"{TIME_REMEDY} {DURATION_REMEDY}",
         ) from None
-
-
-def shown(moment: datetime) -> str:
-    """Return a time as people read it, in UTC and without fractions."""
-    return f"{(moment + timedelta(microseconds=500_000)).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -1,8 +1,8 @@
 """The verbs of the command line, found without importing the modules that define them.
 
-A module of one of the `ROOMS` defines a verb by three things at its top level: the `SECTION` of `deckhands --help`, an
-entry in `VERBS` (the verb and what it does in one line), and a click command named after the verb, or that
-with an underscore behind it. There is no other list.
+A module of `deckhands.cli.commands` or `deckhands.cli.tui` defines a verb by three things at its top level: the
+`SECTION` of `deckhands --help`, an entry in `VERBS` (the verb and what it does in one line), and a click command named
+after the verb, or that with an underscore behind it. There is no other list.
 
 Holds: `--help` reads the modules' text and imports none of them; calling a verb imports one module.
 Does not: evaluate anything. Both names are literals, and a test compares them with what an import yields.
@@ -31,7 +31,7 @@ SECTIONS = (
     "Operate a cluster",
 )
 """The sections of `--help`, in order; one that is not listed comes last."""
-ROOMS = ("verbs", "operating", "diagnosis", "evaluation", "reasons", "terminal", "web")
+PACKAGES = ("commands", "tui")
 
 Options = TypeVar("Options")
 Result = TypeVar("Result")
@@ -57,9 +57,9 @@ class Verb:
 def verbs() -> dict[str, Verb]:
     """Return the verbs by name, in the order of `--help`."""
     found: list[Verb] = []
-    files = [file for room in ROOMS for file in (Path(__file__).parents[1] / room).glob("*.py")]
+    files = [file for package in PACKAGES for file in (Path(__file__).parent / package).glob("*.py")]
     for file in sorted(files, key=lambda file: file.name):
-        found += verbs_of(f"deckhands.{file.parent.name}.{file.stem}", file.read_text(encoding="utf-8"))
+        found += verbs_of(f"deckhands.cli.{file.parent.name}.{file.stem}", file.read_text(encoding="utf-8"))
     found.sort(key=lambda verb: SECTIONS.index(verb.section) if verb.section in SECTIONS else len(SECTIONS))
     return {verb.name: verb for verb in found}
 

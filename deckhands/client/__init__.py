@@ -1,5 +1,4 @@
-"""The Python client: submit, follow, control and delete conversations.
+"""The Python client: submit, follow, control, read and delete conversations.
 
-May import: archive, reading, reasons, tasks, transfers.
 Start with: client.
 """

@@ -1,5 +1,4 @@
-"""Clusters on this machine: a private store and workers that are restarted when they die; the demo.
+"""An embedded cluster on this machine: a private store and workers which are restarted when they die.
 
-May import: archive, client, reading.
 Start with: embedded_cluster.
 """

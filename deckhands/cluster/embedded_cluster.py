@@ -42,7 +42,7 @@ MODULES = {
     CONTROLLER: "controller_worker",
     TOOLS: "tool_worker",
     DOOR: "deckhands.ingress",
-    JOBS: "deckhands.jobs",
+    JOBS: "deckhands.operations.jobs",
     BEAT: "deckhands.operations.jobs.beat",
 }
 

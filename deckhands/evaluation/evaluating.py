@@ -18,7 +18,7 @@ from anyio.from_thread import start_blocking_portal
 
 from broker.contract.events import AgentSpec, Limits
 from broker.runtime.errors import UsageError
-from deckhands.cli.task_options import with_script_here
+from deckhands.client.tasks.inputs import with_script_here
 from deckhands.evaluation.attempts.record import Record
 from deckhands.evaluation.attempts.results import Results, Row
 from deckhands.evaluation.carrying_out import SCRIPTED, Tuning, evaluate_plan, plan_of

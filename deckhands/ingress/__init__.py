@@ -1,5 +1,4 @@
-"""The door: work comes in by Celery tasks and by the inbox stream, and its outcome goes out to who waits for it.
+"""The ingress: tasks arrive by Celery messages and by the inbox stream; outcomes leave as results and replies.
 
-May import: attempts, client, datasets, evaluation, reading, tasks.
 Start with: service.
 """

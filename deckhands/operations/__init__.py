@@ -1,1 +1,4 @@
-"""."""
+"""What keeps a cluster running: jobs, schedules, webhooks, metrics, diagnosis.
+
+Start with: jobs/table.
+"""

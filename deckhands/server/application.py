@@ -12,9 +12,19 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from broker.runtime.clock import SYSTEM_CLOCK
-from deckhands.client.reasons import routes as reasons
-from deckhands.operations.webhooks import routes as webhooks
-from deckhands.server import cluster, conversations, events, files, live, runs, schedules, steering
+from deckhands.server import (
+    cluster,
+    conversations,
+    evaluations,
+    events,
+    files,
+    live,
+    reasons,
+    runs,
+    schedules,
+    steering,
+    webhooks,
+)
 from deckhands.server.dependencies import Needs
 from deckhands.server.gateway import Gateway
 from deckhands.server.guard import Guard
@@ -22,7 +32,6 @@ from deckhands.server.openapi.document import document_of, operation_id
 from deckhands.server.problems import add_problems
 from deckhands.server.protocols import a2a, chat, mcp_route, responses
 from deckhands.server.protocols.agent_tools import AgentTools
-from deckhands.server.web import evaluation_routes
 from deckhands.server.web import routes as web
 from deckhands.server.web.overviews import Overviews
 
@@ -38,7 +47,7 @@ ROUTERS = (
     files.routes,
     files.uploads,
     schedules.routes,
-    evaluation_routes.routes,
+    evaluations.routes,
     webhooks.routes,
     chat.routes,
     responses.routes,

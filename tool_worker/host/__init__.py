@@ -1,5 +1,4 @@
-"""The workspace host: one process per conversation that owns its shell and journals its actions. Standard library only.
+"""The process in the sandbox, one per conversation: shell, editor, search, sessions. Standard library only.
 
-May import: editor, shell.
 Start with: server.
 """

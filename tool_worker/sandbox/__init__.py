@@ -1,5 +1,4 @@
-"""Sandboxes around workspace hosts: which ones exist, how each starts a program, and whether it holds.
+"""Sandboxes around workspace hosts, their self-test, and the proxy for network access.
 
-May import: nothing of this package.
 Start with: sandbox.
 """

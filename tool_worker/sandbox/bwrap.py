@@ -23,8 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from tool_worker.sandbox.sandbox import (
-    DOCUMENT_PROGRAM,
-    HOST_ROOMS,
+    HOST_CODE,
     OWN_PACKAGES,
     OWN_PROGRAMS,
     PACKAGE_ROOT,
@@ -206,12 +205,11 @@ def _has_mounts_below(directory: str, enclosure: Enclosure) -> bool:
 
 def _binds(enclosure: Enclosure) -> Iterator[str]:
     """Yield the mounts of directories, outer ones first, so that none covers one inside it."""
-    host = PACKAGE_ROOT / "tool_worker"
+    package = PACKAGE_ROOT / "tool_worker"
     code = PurePosixPath(BubblewrapSandbox.code_root, "tool_worker")
     binds = [
         (PurePosixPath(enclosure.mount_at), "--bind", enclosure.workspace),
-        (code / "__init__.py", "--ro-bind", host / "__init__.py"),
-        *((code / name, "--ro-bind", host / name) for name in (*HOST_ROOMS, DOCUMENT_PROGRAM)),
+        *((code / name, "--ro-bind", package / name) for name in HOST_CODE),
     ]
     for path in _readable(enclosure):
         binds += [(PurePosixPath(path), "--ro-bind", path)]

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from tool_worker.errors import SandboxUnavailable, WorkspaceRefused
 from tool_worker.sandbox.sandbox import (
-    HOST_ROOMS,
+    HOST_CODE,
     OWN_PACKAGES,
     OWN_PROGRAMS,
     PACKAGE_ROOT,
@@ -225,7 +225,7 @@ def _mounts(enclosure: Enclosure) -> Iterator[str]:
     package = PACKAGE_ROOT / "tool_worker"
     code = f"{DockerSandbox.code_root}/tool_worker"
     yield from _mount(enclosure.workspace, enclosure.mount_at, is_writable=True)
-    for name in ("__init__.py", *HOST_ROOMS, "sessions", "browser"):
+    for name in HOST_CODE:
         yield from _mount(package / name, f"{code}/{name}")
     for path in enclosure.read_only:
         yield from _mount(path, str(path))

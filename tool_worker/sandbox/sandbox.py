@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import Protocol
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
-HOST_ROOMS = ("host", "shell", "editor", "text_files", "search", "acp")
-"""The rooms of this package whose code runs in a workspace host."""
-DOCUMENT_PROGRAM = "sessions/document_text.py"
-"""What `search` starts to read a PDF: with a library, which no host has."""
+HOST_CODE = ("__init__.py", "host")
+"""The part of the package `tool_worker` that a workspace host runs."""
 HOST_ID_VARIABLE = "DECKHANDS_HOST_ID"
 """In the environment of every shell: identifies processes that outlive their host."""
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

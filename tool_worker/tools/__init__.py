@@ -1,5 +1,4 @@
-"""Tools: what each kind of action does in a workspace, and the observation that answers it.
+"""The tools: built-in ones, custom tools, MCP servers.
 
-May import: nothing of this package.
 Start with: registry.
 """

@@ -1,5 +1,4 @@
-"""The tool worker: takes actions from the streams, runs each of them once, transfers files.
+"""Takes actions from streams, runs each once, appends observations; identity and limits of the node.
 
-May import: checkpoints, files, host, launch, mcp, node, opening, sandbox, sessions, tools, workspace.
 Start with: consumer.
 """

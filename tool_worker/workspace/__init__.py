@@ -1,5 +1,4 @@
-"""The workspaces of one node: opened for the first time or again, each with a directory and a host.
+"""The workspaces of a node: opened, checked, launched, checkpointed, and their files.
 
-May import: files, launch, node, sandbox.
 Start with: workspaces.
 """

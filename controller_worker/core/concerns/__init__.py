@@ -1,5 +1,4 @@
 """What a conversation is made of: one file for each concern, with its part of the state, its handlers and its wants.
 
-May import: core.
 Start with: greeting.
 """

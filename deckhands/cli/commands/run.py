@@ -29,7 +29,6 @@ from deckhands.cli.task_options import (
     limits_of,
     place_of,
     task_options,
-    with_script_here,
     workspace_of,
     workspace_option,
 )
@@ -39,6 +38,7 @@ from deckhands.client.named_directory import own_directory
 from deckhands.client.reading.output import EventPrinter, outliving_reader
 from deckhands.client.reading.summary import ExitCode
 from deckhands.client.runs.headless import Ending, Task, Watcher, run_on_cluster, run_privately
+from deckhands.client.tasks.inputs import with_script_here
 from deckhands.client.tasks.tasks import check_task
 from deckhands.cluster.home import Home
 from deckhands.settings import FaceSettings

@@ -19,12 +19,12 @@ from deckhands.cli.commands.submit import SENDER, sender_options, tenancy_of
 from deckhands.cli.options import ListOptions, json_option, read_task
 from deckhands.cli.task_defaults import TaskDefaults, place_for_all
 from deckhands.cli.task_options import TaskOptions, task_options
-from deckhands.cli.timing_options import TimingOptions, seconds_in, shown, timing_options
+from deckhands.cli.timing_options import TimingOptions, seconds_in, timing_options
 from deckhands.cli.verbs import options_as
 from deckhands.client.client import Client
 from deckhands.client.connecting import on_cluster
 from deckhands.client.named_directory import own_directory
-from deckhands.client.reading.output import note, print_json, table
+from deckhands.client.reading.output import note, print_json, shown, table
 from deckhands.client.reading.terminal import columns_of, print_text
 from deckhands.client.tasks.requests import TaskRequest
 from deckhands.operations.schedules.book import Entry, ScheduleBook

@@ -27,7 +27,6 @@ from deckhands.cli.task_options import (
     limits_of,
     place_of,
     task_options,
-    with_script_here,
     workspace_of,
 )
 from deckhands.cli.timing_options import TimingOptions, timing_options
@@ -41,6 +40,7 @@ from deckhands.client.runs.cluster_notices import warn_of_ignored_settings, warn
 from deckhands.client.task_files.submission import Outcome, Waiting, submit_and_wait
 from deckhands.client.task_files.submission import submit as submit_all
 from deckhands.client.task_files.task_file import Form, TaskFile, TaskLine, opened
+from deckhands.client.tasks.inputs import with_script_here
 from deckhands.client.tasks.requests import timing_of
 from deckhands.settings import FaceSettings
 

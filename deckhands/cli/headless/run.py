@@ -13,7 +13,6 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
 from functools import partial
 
 from broker.contract.events import AgentSpec, Event, Limits, WorkspaceSpec
@@ -26,7 +25,7 @@ from deckhands.client.reading.summary import ExitCode
 from deckhands.client.runs.headless import Ending, Task, Watcher, run_privately
 from deckhands.client.runs.records import RunFolder
 from deckhands.cluster.home import Home
-from deckhands.interop.headless.contract import Contract
+from deckhands.interop.headless.contract import Contract, HeadlessExit
 from deckhands.interop.openhands.trajectory_export import trajectory_of
 
 AUTO_CONTINUE = (
@@ -34,28 +33,6 @@ AUTO_CONTINUE = (
     "Never ask a person for help: nobody reads your questions."
 )
 """The answer to an agent that asks something (the intent of OpenHands 12; own words)."""
-
-
-class HeadlessExit(IntEnum):
-    """Exit codes of a headless run beside those of `ExitCode`."""
-
-    MISSING_ARTIFACT = 8
-    PATH_DENIED = 9
-
-
-REASONS: Mapping[int, str] = {
-    ExitCode.FINISHED: "finished",
-    ExitCode.ERROR: "error",
-    ExitCode.USAGE: "usage",
-    ExitCode.REJECTED: "rejected",
-    ExitCode.OUT_OF_TIME: "out_of_time",
-    ExitCode.NEEDS_PERSON: "needs_person",
-    ExitCode.LIMIT: "limit_reached",
-    ExitCode.INTERRUPTED: "interrupted",
-    HeadlessExit.MISSING_ARTIFACT: "missing_artifact",
-    HeadlessExit.PATH_DENIED: "path_denied",
-}
-"""What an exit code means, in one word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,4 @@
 """Conversations that have left the store: one compressed file each, at any place that fsspec reaches.
 
-May import: reading.
 Start with: archive.
 """

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from broker.contract.actions import RiskyAction
@@ -17,7 +18,6 @@ from broker.contract.events import Event
 from broker.log.export import event_line
 from broker.log.live_text import Piece
 from broker.runtime.counting import counted
-from deckhands.cli.timing_options import shown
 from deckhands.client.reading.metrics import Metrics
 from deckhands.client.reading.rendering import Renderer
 from deckhands.client.reading.summary import Summary
@@ -273,3 +273,8 @@ def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
 
 def _padded(cell: str, width: int) -> str:
     return cell + " " * (width - width_of(cell))
+
+
+def shown(moment: datetime) -> str:
+    """Return a time as people read it, in UTC and without fractions."""
+    return f"{(moment + timedelta(microseconds=500_000)).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"

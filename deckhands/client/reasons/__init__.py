@@ -1,5 +1,4 @@
 """Why a conversation makes no progress: from its state to the cause, for the command, the server and Python.
 
-May import: access, cli, client, monitoring, reading, server.
 Start with: chain.
 """

@@ -27,6 +27,7 @@ from deckhands.client.tasks.places import place_in
 from deckhands.client.tasks.requests import timing_of
 from deckhands.client.tasks.tasks import conversation_id_of, output_of
 
+SCRIPTED = "scripted/"
 T = TypeVar("T")
 Directory = WorkspaceSpec | str | os.PathLike[str]
 
@@ -262,3 +263,27 @@ def way_in(option: int) -> int:
         ways = "; ".join(f"{number}: {what}" for number, what in WAYS_OUT.items())
         raise UsageError(f"{ascii(option)[:100]} is not a way out of a loop.", remedy=f"Ways: {ways}.")
     return option
+
+
+def with_script_here(agent: AgentSpec) -> AgentSpec:
+    """Return the agent as workers of this machine find it: the script of a scripted model by its absolute path.
+
+    Raises:
+        UsageError: the script cannot be read.
+    """
+    delegates = {name: with_script_here(delegate) for name, delegate in agent.delegates.items()}
+    agent = agent.model_copy(update={"delegates": delegates}) if delegates else agent
+    model = agent.llm.model
+    if model is None or not model.startswith(SCRIPTED):
+        return agent
+    path = Path(model.removeprefix(SCRIPTED)).expanduser()
+    try:
+        with path.open("rb"):
+            found = f"{SCRIPTED}{path.absolute()}"
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise UsageError(
+            f"The script of the model {ascii(model)[1:-1][:300]} cannot be read: {why}.",
+            remedy="Name a file: scripted/FILE. docs/scripted-models.md describes it.",
+        ) from None
+    return agent.model_copy(update={"llm": agent.llm.model_copy(update={"model": found})})

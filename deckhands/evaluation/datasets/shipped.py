@@ -19,7 +19,7 @@ from deckhands.evaluation.datasets.check_programs import COMMAND, named_tests
 from deckhands.evaluation.datasets.file_trees import tree_of
 from deckhands.evaluation.datasets.instances import Instance
 
-DIRECTORY = Path(__file__).parents[1] / "examples" / "shipped"
+DIRECTORY = Path(__file__).parents[2] / "examples" / "shipped"
 
 
 def shipped_instances() -> list[Instance]:

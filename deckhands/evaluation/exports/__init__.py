@@ -1,5 +1,4 @@
 """Exports of attempts: a log and its row of results, in the formats of other tools and of training.
 
-May import: attempts, reading.
 Start with: dialogue.
 """

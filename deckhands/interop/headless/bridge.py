@@ -20,9 +20,15 @@ from pathlib import Path
 from broker.runtime.child import Child
 from broker.runtime.clock import SYSTEM_CLOCK, Clock
 from broker.runtime.errors import DeckhandsError, UsageError
-from deckhands.cli.headless.run import REASONS, HeadlessExit
 from deckhands.client.reading.summary import ExitCode
-from deckhands.interop.headless.contract import MAX_ITERATIONS, MAX_SECONDS, Contract, experiment_id
+from deckhands.interop.headless.contract import (
+    MAX_ITERATIONS,
+    MAX_SECONDS,
+    REASONS,
+    Contract,
+    HeadlessExit,
+    experiment_id,
+)
 from deckhands.interop.headless.inside import PathDenied
 from deckhands.settings import FaceSettings
 

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 
 from broker.contract.specs import GoalSpec
 from broker.runtime.errors import UsageError
 from broker.runtime.ids import new_conversation_id
+from deckhands.client.reading.summary import ExitCode
 from deckhands.interop.headless.inside import Inside
 
 MAX_ITERATIONS = 80
@@ -54,6 +57,28 @@ Work only in the current directory. When the task is done, write the result into
 {{"status": "success", "summary": "…"}}. Put further files of the result into the same folder. You can finish only \
 when `{final}` exists and is not empty.
 """
+
+
+class HeadlessExit(IntEnum):
+    """Exit codes of a headless run beside those of `ExitCode`."""
+
+    MISSING_ARTIFACT = 8
+    PATH_DENIED = 9
+
+
+REASONS: Mapping[int, str] = {
+    ExitCode.FINISHED: "finished",
+    ExitCode.ERROR: "error",
+    ExitCode.USAGE: "usage",
+    ExitCode.REJECTED: "rejected",
+    ExitCode.OUT_OF_TIME: "out_of_time",
+    ExitCode.NEEDS_PERSON: "needs_person",
+    ExitCode.LIMIT: "limit_reached",
+    ExitCode.INTERRUPTED: "interrupted",
+    HeadlessExit.MISSING_ARTIFACT: "missing_artifact",
+    HeadlessExit.PATH_DENIED: "path_denied",
+}
+"""What an exit code means, in one word."""
 
 
 @dataclass(frozen=True, slots=True)

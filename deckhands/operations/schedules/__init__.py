@@ -1,5 +1,4 @@
 """Schedules: tasks that are begun again and again, as values and as the store keeps them.
 
-May import: client, tasks.
 Start with: schedule.
 """

@@ -1,5 +1,4 @@
 """An ACP agent in its workspace's sandbox: its process, our side of the protocol, its reports. Standard library only.
 
-May import: host.
 Start with: acp_program.
 """

@@ -18,7 +18,7 @@ import tempfile
 import time
 
 if __name__ == "__main__":  # started by its path, with nothing but the standard library
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))))
 
 from tool_worker.host.acp.client_requests import ClientRequests
 from tool_worker.host.acp.reports import Fields, fields_in, text_in

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":  # started by its path, as a separate program
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from playwright.async_api import Error
 

@@ -1,5 +1,4 @@
 """File editing inside the workspace host: what the tools `edit`, `read` and `write` do. Standard library only.
 
-May import: text_files.
 Start with: file_editor.
 """

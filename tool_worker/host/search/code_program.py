@@ -14,7 +14,7 @@ import socket
 import sys
 
 if __name__ == "__main__":  # started by its path, with nothing but the standard library
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))))
 
 from tool_worker.host.search.code_map import CodeMap
 from tool_worker.host.search.code_questions import QuestionError, answered

@@ -1,5 +1,4 @@
 """Session programs: processes beside the shell that carry out the calls of one tool each.
 
-May import: shell.
 Start with: programs.
 """

@@ -10,7 +10,7 @@ import runpy
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from tool_worker.host.sessions.programs import CHROMIUM_NAMES, PROGRAMS, installed_chromium
 from tool_worker.host.sessions.session_wire import Result, serve
@@ -29,7 +29,7 @@ def main() -> None:
     if lacking:
         asyncio.run(_refuse(tool, " and ".join(lacking)))
         return
-    file = str(Path(__file__).resolve().parents[1] / program.file)
+    file = str(Path(__file__).resolve().parents[2] / program.file)
     sys.argv = [file, *arguments]
     runpy.run_path(file, run_name="__main__")
 

@@ -20,7 +20,7 @@ from queue import Empty
 from typing import TYPE_CHECKING, Any
 
 if __name__ == "__main__":  # started by its path, as a separate program
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from tool_worker.host.sessions.session_wire import Result, serve
 from tool_worker.host.shell.output_buffer import OutputBuffer

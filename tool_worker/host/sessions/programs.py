@@ -42,8 +42,8 @@ class Program:
 
 
 PROGRAMS: Mapping[str, Program] = {
-    "ipython": Program("sessions/ipython_session.py", ("ipykernel", "jupyter_client")),
-    "browser": Program("browser/session.py", ("playwright", "PIL"), has_chromium=True),
+    "ipython": Program("host/sessions/ipython_session.py", ("ipykernel", "jupyter_client")),
+    "browser": Program("host/browser/session.py", ("playwright", "PIL"), has_chromium=True),
 }
 """By pool, which is also the tool's name."""
 

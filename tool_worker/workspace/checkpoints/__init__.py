@@ -1,5 +1,4 @@
 """Saved copies of workspaces: when they are made, where they are kept, how they are restored.
 
-May import: files, launch, opening.
 Start with: checkpointing.
 """

@@ -1,4 +1,4 @@
-"""Removes checkpoints that nobody needs any more: `python -m tool_worker.workspace.checkpoints.removal`, for a job of that name.
+"""Removes checkpoints that are no longer needed: `python -m tool_worker.workspace.checkpoints.removal`, for a job.
 
 It reads one JSON object from standard input: `url`, and the ids to `forget`, if any; it writes one to standard output:
 the `conversations` that have checkpoints, how many were `forgotten`, and how many pieces were `dropped`.

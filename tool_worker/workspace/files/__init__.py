@@ -1,5 +1,4 @@
 """Files of a workspace, reached from outside its sandbox so that no path and no link leads out of it.
 
-May import: nothing of this package.
 Start with: openat2_paths.
 """

@@ -18,9 +18,9 @@ from broker.runtime.errors import UsageError
 from tool_worker.host.sessions.programs import PROGRAMS, installed_chromium
 from tool_worker.sandbox.choice import CAPABILITIES
 from tool_worker.sandbox.docker import DockerSandbox
-from tool_worker.sandbox.sandbox import HOST_ROOMS
+from tool_worker.sandbox.sandbox import HOST_CODE, PACKAGE_ROOT
 
-FOLDER = Path(__file__).resolve().parents[1]
+PACKAGE = PACKAGE_ROOT / "tool_worker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,13 @@ def session_programs(pools: Iterable[str], *, chromium: str = "", sandbox: str =
     chosen = [pool for pool in pools if pool in PROGRAMS]
     if not chosen:
         return SessionPrograms()
-    started = f"{DockerSandbox.code_root}/tool_worker/sessions/image_start.py"
+    started = f"{DockerSandbox.code_root}/tool_worker/host/sessions/image_start.py"
     in_containers = {pool: ["python3", "-s", "-P", started, pool] for pool in chosen}
     if sandbox in CAPABILITIES and CAPABILITIES[sandbox].runs_images:
         return SessionPrograms(in_containers=in_containers)
     commands: dict[str, Sequence[str]] = {}
     # The folder's package has to be there too, or another one of that name could be taken for it.
-    read_only = [Path(sys.prefix), *(FOLDER / name for name in ("__init__.py", *HOST_ROOMS, "sessions", "browser"))]
+    read_only = [Path(sys.prefix), *(PACKAGE / name for name in HOST_CODE)]
     for pool in chosen:
         program = PROGRAMS[pool]
         for package in program.missing:
@@ -70,7 +70,7 @@ def session_programs(pools: Iterable[str], *, chromium: str = "", sandbox: str =
             executable = _chromium(chromium)
             arguments.append(str(executable))
             read_only.append(executable.parent)
-        commands[pool] = [sys.executable, "-s", "-P", str(FOLDER / program.file), *arguments]
+        commands[pool] = [sys.executable, "-s", "-P", str(PACKAGE / program.file), *arguments]
     return SessionPrograms(commands, tuple(read_only), in_containers)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from tool_worker.errors import SandboxTooWeak
 from tool_worker.sandbox.choice import AUTO, named_sandbox, sandboxes
 from tool_worker.sandbox.docker import Containers, DockerSandbox
-from tool_worker.sandbox.sandbox import HOST_ROOMS, PACKAGE_ROOT, Sandbox
+from tool_worker.sandbox.sandbox import PACKAGE_ROOT, Sandbox
 from tool_worker.sandbox.selftest import require_safe, run_self_test
 from tool_worker.workspace.launch.host_folder import HostFolder
 
@@ -71,6 +71,5 @@ class VerifiedSandboxes:
                 remedy="Set DECKHANDS_SANDBOX=none on the node to allow it.",
             )
         # In the sandbox nothing can be written beside the code, and hosts would compile it at every start.
-        for room in HOST_ROOMS:
-            compileall.compile_dir(PACKAGE_ROOT / "tool_worker" / room, quiet=2)
+        compileall.compile_dir(PACKAGE_ROOT / "tool_worker" / "host", quiet=2)
         return sandbox

@@ -90,7 +90,7 @@ def test_a_gateway_may_tell_the_cost(headers: dict[str, str], told: float | None
 def test_the_table_is_read_without_importing_a_client() -> None:
     program = (
         "import sys\n"
-        "from controller_worker.providers import anthropic_backend, litellm_backend, registry\n"
+        "from controller_worker.model import registry\nfrom controller_worker.providers import anthropic_backend, litellm_backend\n"
         "from controller_worker.providers import model_table\n"
         "assert model_table.look_up('gpt-4o') is not None\n"
         "print(sorted({'litellm', 'anthropic', 'openai', 'httpx', 'httpx2', 'aiohttp'} & set(sys.modules)))\n"

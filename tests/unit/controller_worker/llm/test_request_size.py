@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[4]
 NOISE = random.Random(1)
 LOG = "\n".join(json.dumps({"id": n, "kind": "action.run", "args": {"command": f"ls /tmp/{n}"}}) for n in range(100))
 TEXTS = {
-    "code": (ROOT / "controller_worker" / "wrappers" / "router.py").read_text(),
+    "code": (ROOT / "controller_worker" / "model" / "router.py").read_text(),
     "lua": (ROOT / "broker" / "store" / "prelude.lua").read_text(),
     "prose": (ROOT / "docs" / "glossary.md").read_text(),
     "json": LOG,
