@@ -6,6 +6,7 @@ command line knows both when it is called with `-A controller_worker.app`.
 
 from __future__ import annotations
 
+from concurrent.futures import CancelledError
 from typing import Any
 
 from celery.worker.control import control_command, inspect_command
@@ -28,6 +29,9 @@ def conversations(_state: Any) -> list[str]:
 
 
 @control_command()  # type: ignore[untyped-decorator]
-def drain(_state: Any) -> dict[str, int]:
+def drain(_state: Any) -> dict[str, int | str]:
     """Take no more conversations and give back those that only wait."""
-    return {"left": loop_thread.call(consumer.drain())}
+    try:
+        return {"left": loop_thread.call(consumer.drain())}
+    except CancelledError:
+        return {"error": "This worker stops, and hands back all that it has."}

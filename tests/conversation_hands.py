@@ -40,12 +40,18 @@ THINK = {"tool_calls": [{"name": "think", "arguments": {"thought": "hm"}}]}
 
 
 class WatchedConnection:
-    """A connection that counts commands and lets a test do something just before one is sent."""
+    """A connection that counts commands and lets a test do something just before one is sent, or before its reply is read.
+
+    Attributes:
+        before: by the name of a command, what is done once before it is sent.
+        after: what is done once when it has been carried out, and its sender does not know yet.
+    """
 
     def __init__(self, inner: Connection) -> None:
         self._inner = inner
         self.counts: Counter[str] = Counter()
         self.before: dict[str, Callable[[], Awaitable[Any]]] = {}
+        self.after: dict[str, Callable[[], Awaitable[Any]]] = {}
 
     @property
     def connects(self) -> int:
@@ -53,12 +59,17 @@ class WatchedConnection:
 
     async def call(self, *command: Argument) -> Any:
         await self._note(command)
-        return await self._inner.call(*command)
+        reply = await self._inner.call(*command)
+        await self._let_pass(command)
+        return reply
 
     async def call_many(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         for command in commands:
             await self._note(command)
-        return await self._inner.call_many(commands)
+        replies = await self._inner.call_many(commands)
+        for command in commands:
+            await self._let_pass(command)
+        return replies
 
     def another(self, *, reply_timeout_seconds: float) -> Connection:
         return self._inner.another(reply_timeout_seconds=reply_timeout_seconds)
@@ -67,10 +78,18 @@ class WatchedConnection:
         await self._inner.aclose()
 
     async def _note(self, command: Sequence[Argument]) -> None:
-        name = str(command[1] if command[0] == "FCALL" else command[0])
+        name = _name_of(command)
         self.counts[name] += 1
         if name in self.before:
             await self.before.pop(name)()
+
+    async def _let_pass(self, command: Sequence[Argument]) -> None:
+        if (name := _name_of(command)) in self.after:
+            await self.after.pop(name)()
+
+
+def _name_of(command: Sequence[Argument]) -> str:
+    return str(command[1] if command[0] == "FCALL" else command[0])
 
 
 class Hands:

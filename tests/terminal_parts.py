@@ -112,7 +112,7 @@ def person(
     finally:
         os.close(ours)  # hangs up
         try:
-            running.wait(timeout=unhurried(20))
+            running.wait(timeout=unhurried(60))
         except subprocess.TimeoutExpired:
             running.kill()
             running.wait()

@@ -67,6 +67,9 @@ class LoopThread:
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="loop", daemon=True)
+        self._lock = threading.Lock()
+        self._under_way: set[Future[Any]] = set()
+        self._is_over = False
 
     def start(self) -> None:
         """Begin; returns at once."""
@@ -88,8 +91,17 @@ class LoopThread:
         return self.begin(coroutine).result(CALL_LIMIT_SECONDS)
 
     def begin(self, coroutine: Any) -> Future[Any]:
-        """Begin to run a coroutine of the service on its loop from another thread."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        """Begin to run a coroutine on the service's loop from another thread; it is cancelled when the loop ends."""
+        with self._lock:
+            if self._is_over:
+                coroutine.close()
+                never: Future[Any] = Future()
+                never.cancel()
+                return never
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+            self._under_way.add(future)
+        future.add_done_callback(self._under_way.discard)
+        return future
 
     def begin_to_stop(self) -> None:
         """Let the service hand back what it has; returns at once. Idempotent."""
@@ -108,6 +120,10 @@ class LoopThread:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_until_complete(self._serve())
+            with self._lock:
+                self._is_over = True
+            for future in list(self._under_way):
+                future.cancel()
         except BaseException as error:  # noqa: BLE001  (whatever it is, the process must not outlive its loop)
             causes = error.exceptions if isinstance(error, BaseExceptionGroup) else (error,)
             expected = (UsageError, StoreReplaced, FunctionsReplaced, StoreTooNew)

@@ -120,6 +120,7 @@ class CallUnderWay:
         """
         if self._task is not None or self.permit.is_refused:
             return None
+        self.permit.is_woken = False
         if await self.permit.check_batch(state, wanted):
             self.permit.is_refused = True
             return None
@@ -169,9 +170,10 @@ class CallUnderWay:
         return None
 
     def take_news(self) -> bool:
-        """Say whether the loop has to look again: there is an answer, a count of the prompt, or a client."""
+        """Return whether the loop has to look again: for an answer, a count, a client, or a permit after all."""
         is_counted, self._is_counted = self._is_counted, False
-        return is_counted or self.answer is not None
+        is_woken = self.permit.take_wake()
+        return is_counted or is_woken or self.answer is not None
 
     async def events(self, answer: ModelAnswer, state: State, agent: Agent) -> Append | None:
         """Return what the answer leads to. None: the conversation was stopped meanwhile, and the answer is dropped."""
@@ -185,7 +187,7 @@ class CallUnderWay:
         """Settle the call, now that the log has its answer."""
         self.answer = None
         if isinstance(answer.result, ModelCallDeferred):
-            self.permit.is_refused = True
+            self.permit.is_refused, self.permit.is_woken = True, False
         else:
             await self.permit.charge(state, answer.result)
 

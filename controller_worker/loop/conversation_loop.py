@@ -102,7 +102,7 @@ class ConversationLoop:
             self._log.carry(carried)
         else:
             self._log.has_new_events = self._log.has_new_events or has_new_events
-        self._call.permit.is_refused = False
+        self._call.permit.wake()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name=f"step {self.conversation_id}")
 

@@ -173,7 +173,8 @@ class Performer:
             if before is not None:
                 return before
         # A long wait, which the log knows of: the conversation is woken wherever it is then.
-        is_long = call.permit.is_refused and log.state.calls.deferral is not None
+        permit = call.permit
+        is_long = permit.is_refused and not permit.is_woken and log.state.calls.deferral is not None
         return await self.release() if is_long else Then.WAIT
 
     async def _end_work(self, wanted: Park | Rest) -> Then:

@@ -31,8 +31,8 @@ WHOLE_ID_CHARS = 26
 MAX_CANDIDATES = 10
 MAX_COMPLETED = 30
 MAX_SHOWN_CHARS = 200
-COMPLETION_LIMIT_SECONDS = 1.0
-"""How long a person who presses Tab waits for the cluster."""
+COMPLETION_LIMIT_SECONDS = 5.0
+"""How long a person who presses Tab waits for a cluster that answers slowly, or from a busy machine."""
 
 
 class Ambiguous(UsageError):

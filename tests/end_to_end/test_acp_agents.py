@@ -24,6 +24,7 @@ from broker.contract.specs import AcpSpec, Limits
 from broker.contract.task_list import TaskTrackingObservation
 from broker.log.invariants import violations
 from tests.faults.harness import FaultCluster
+from tests.programs import command_of
 
 AGENT = Path(__file__).resolve().parents[1] / "acp_agent.py"
 ALWAYS = ConfirmationPolicy(mode="always")
@@ -185,7 +186,7 @@ async def test_a_killed_host_takes_its_agent_along_and_the_next_one_continues(cl
     cid = await begun(cluster, "!call One|touch trace; sleep 600")
     await until_file(cluster, where(cluster, cid) / "trace")
     [agent] = agents(cluster)
-    host = next(parent for parent in agent.parents() if "tool_worker/host" in " ".join(parent.cmdline()))
+    host = next(parent for parent in agent.parents() if "tool_worker/host" in " ".join(command_of(parent)))
     host.kill()
     events = await settled(cluster, cid)
     assert any(turn.prompt.startswith("You were interrupted.") for turn in of(events, AcpTurnAction))

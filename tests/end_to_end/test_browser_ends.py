@@ -18,6 +18,7 @@ from broker.contract.specs import WorkspaceSpec
 from tests.browser_parts import SETTINGS, Surfer, opened_site
 from tests.integration.workspace_hosts import ROOT, alive, opened, processes
 from tests.polling import until
+from tests.programs import command_of
 from tool_worker.workspace.launch.egress_gate import EgressGate
 from tool_worker.workspace.launch.session_programs import SessionPrograms
 
@@ -119,13 +120,6 @@ async def test_it_reaches_what_is_on_the_list_of_its_workspace(tmp_path: Path) -
         assert "heading 'Mine'" in (await surf("goto('http://localhost:8000/mine.html')")).content
 
 
-def command_line(one: psutil.Process) -> list[str]:
-    """What a process was started with; nothing of one that has ended."""
-    with suppress(psutil.Error):
-        return one.cmdline()
-    return []
-
-
 async def test_a_chromium_that_does_not_start_is_an_error_and_a_browser_that_nobody_uses_ends(tmp_path: Path) -> None:
     program = tmp_path / "chromium"
     program.write_text("#!/bin/sh\necho 'no display here' >&2\nexit 3\n")
@@ -139,7 +133,7 @@ async def test_a_chromium_that_does_not_start_is_an_error_and_a_browser_that_nob
         assert isinstance(answer, ErrorObservation)
         assert answer.content.startswith("ERROR: Chromium cannot be started: ")
 
-        sessions_now = [one for one in processes(node, CONVERSATION) if str(program) in command_line(one)]
+        sessions_now = [one for one in processes(node, CONVERSATION) if str(program) in command_of(one)]
         assert len(sessions_now) == 1
         await until(lambda: not psutil.pid_exists(sessions_now[0].pid), what="end of the session")
         again = await surf.any("noop()")

@@ -26,6 +26,7 @@ from tests.integration.command_line import (
     started,
 )
 from tests.polling import until
+from tests.programs import command_of
 
 SUMMARY_KEYS = (
     "conversation_id",
@@ -220,7 +221,7 @@ def test_pause_message_resume_cancel(env, tmp_path):
         done = deckhands("cancel", cid, "--json", env=env)
         assert (done.code, done.json[0]["state"]) == (0, "stopped")
         assert finished(following).code == 130  # as `run` would end
-    asyncio.run(until(lambda: not is_running("sleep", "301.7"), limit=10, what="end of the command"))
+    asyncio.run(until(lambda: not is_running("sleep", "301.7"), what="end of the command"))
     assert deckhands("cancel", cid, env=env).err == "The conversation is stopped.\n"
     refused = deckhands("pause", cid, env=env)
     assert (refused.code, "is stopped; it cannot be paused" in refused.err) == (2, True)
@@ -257,7 +258,7 @@ def test_a_second_cluster_in_the_same_home_is_refused(home, env):
 
 def test_a_worker_that_is_killed_is_replaced(home, env, tmp_path):
     supervisor = psutil.Process(int((home / "cluster" / "supervisor.lock").read_text()))
-    (victim,) = [child for child in supervisor.children() if "controller_worker" in child.cmdline()]
+    (victim,) = [child for child in supervisor.children() if "controller_worker" in command_of(child)]
     victim.send_signal(signal.SIGKILL)
     model = script(tmp_path / "m.json", finish("Done."))
     cid = deckhands("submit", "-t", "Do it.", "--model", model, env=env).out.strip()

@@ -150,7 +150,7 @@ def test_a_run_that_was_killed_can_be_gone_on_with(env, home, workspace, tmp_pat
         read_until(running, '"kind": "action.run"')
         running.kill()
     cid = first["conversation_id"]
-    asyncio.run(until(lambda: not running_below(home / "runs" / cid / "valkey"), limit=10, what="end of the store"))
+    asyncio.run(until(lambda: not running_below(home / "runs" / cid / "valkey"), what="end of the store"))
     assert not (home / "runs" / cid / "summary.json").exists()
     (listed,) = deckhands("ls", "--json", env=env).json
     assert (listed["state"], listed["wait_reason"]) == ("running", "in progress, or killed")
@@ -174,7 +174,7 @@ def test_a_second_interruption_ends_it_at_once(env, home, workspace, tmp_path):
         running.send_signal(signal.SIGTERM)
         running.send_signal(signal.SIGCONT)
         assert finished(running).code == 130
-    asyncio.run(until(lambda: running_below(home) == [], limit=10, what="end of everything"))
+    asyncio.run(until(lambda: running_below(home) == [], what="end of everything"))
 
 
 def test_a_run_under_way_is_seen_and_stopped_from_another_terminal(env, workspace, tmp_path):

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from tests.integration.command_line import (
     started,
 )
 from tests.polling import unhurried, until
+from tests.programs import command_of
 
 
 def test_a_port_with_a_password_for_other_programs(tmp_path):
@@ -65,7 +65,7 @@ def test_what_a_killed_one_leaves_is_in_nobodys_way(tmp_path):
         cid = deckhands("submit", "-t", "Do it.", "--model", script(tmp_path / "x"), env=env).out.strip()
         below = psutil.Process(first.pid).children()
         first.kill()
-    asyncio.run(until(lambda: not any(child.is_running() for child in below), limit=10, what="end of its children"))
+    asyncio.run(until(lambda: not any(child.is_running() for child in below), what="end of its children"))
     gone = deckhands("submit", "-t", "x", env=env)
     assert (gone.code, gone.err.startswith("deckhands: No cluster is running here.")) == (1, True)
     for verb in ("show", "logs", "export"):
@@ -181,16 +181,9 @@ def test_a_worker_is_replaced_though_nobody_reads_of_it(tmp_path):
 
         (first,) = workers()
         os.kill(first, signal.SIGKILL)
-        asyncio.run(until(lambda: bool(workers() - {first}), limit=unhurried(10), what="another worker"))
+        asyncio.run(until(lambda: bool(workers() - {first}), what="another worker"))
         running.send_signal(signal.SIGINT)
-        assert running.wait(timeout=unhurried(20)) == 0
-
-
-def command_of(child: psutil.Process) -> list[str]:
-    """The command line of a process; empty once it has ended, which it may do between two looks."""
-    with suppress(psutil.NoSuchProcess):  # a zombie is one, too
-        return child.cmdline()
-    return []
+        assert running.wait(timeout=unhurried(60)) == 0
 
 
 def test_one_that_nohup_has_started_goes_on_when_its_terminal_is_closed(tmp_path):

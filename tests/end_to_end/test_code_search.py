@@ -15,6 +15,7 @@ from broker.contract.observations import ErrorObservation
 from broker.contract.specs import WorkspaceSpec
 from tests.integration.command_line import deckhands, environment, finish, script
 from tests.integration.workspace_hosts import LIMIT_SECONDS, opened, processes
+from tests.programs import command_of
 from tool_worker.tools.code_search import SearchCode
 from tool_worker.workspace.named_directories import NamedDirectories
 from tool_worker.workspace.workspaces import OpenWorkspace
@@ -75,7 +76,7 @@ async def test_the_next_question_gets_an_answer_after_the_program_was_killed(tmp
         (program,) = [
             process
             for process in processes(tmp_path / "node", "conversation")
-            if "code_program" in " ".join(process.cmdline())
+            if "code_program" in " ".join(command_of(process))
         ]
         program.kill()
         await asyncio.wait_for(asyncio.to_thread(program.wait), LIMIT_SECONDS)

@@ -15,6 +15,7 @@ from broker.contract.events import ConversationCreated, EventSource
 from broker.log.event_log import EventLog
 from tests.faults.conftest import cluster  # noqa: F401  (fixture)
 from tests.faults.harness import FaultCluster
+from tests.faults.proxy import SlowProxy
 from tests.integration.command_line import COMMAND, environment
 from tests.terminal_parts import person
 
@@ -47,8 +48,11 @@ async def test_a_person_presses_tab(cluster: FaultCluster) -> None:  # noqa: F81
     def press() -> None:
         with person(["bash", "--norc", "-i"], env) as seen:
             seen.waits_for("ready>")
-            seen.type("bind 'set enable-bracketed-paste off'; source <(deckhands completion bash); clear\r")
-            seen.waits_for("ready>", gone="source")
+            # The new prompt, which the typed line does not show, says that the script was read.
+            seen.type(
+                "bind 'set enable-bracketed-paste off'; source <(deckhands completion bash); clear; PS1='re''ad> '\r"
+            )
+            seen.waits_for("read>", gone="source")
             seen.type("deckhands comple\t")
             seen.waits_for("deckhands completion")
             seen.type("\x15deckhands logs whar\t")
@@ -63,6 +67,16 @@ async def test_a_person_presses_tab(cluster: FaultCluster) -> None:  # noqa: F81
     assert zsh.stdout == "plain\nwharf-1234\n" + r"loading Fix it\x1b]0;evil\x07 plain rm" + "\n"
     fish = await asyncio.to_thread(asked, "fish", "deckhands logs qu", env)
     assert fish.stdout.startswith("plain,quay-1")
+
+
+async def test_a_store_that_answers_slowly_is_waited_for(cluster: FaultCluster) -> None:  # noqa: F811
+    await begin(cluster, "wharf-1234", "Fix it")
+    proxy = SlowProxy(Path(f"{cluster.store.socket}.proxy"), Path(cluster.store.socket))
+    proxy.delay_seconds = 0.15
+    env = environment(cluster.root / "home", DECKHANDS_URL=f"{cluster.store.url}.proxy")
+    async with proxy.running():
+        bash = await asyncio.to_thread(asked, "bash", "deckhands logs whar", env)
+    assert bash.stdout == "plain,wharf-1234\n"
 
 
 @pytest.mark.parametrize("url", ["redis://127.0.0.1:1", "nonsense", ""])

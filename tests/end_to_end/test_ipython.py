@@ -19,6 +19,7 @@ from broker.contract.observations import ErrorObservation
 from broker.contract.session_events import IPythonRunCellAction, IPythonRunCellObservation
 from tests.integration.workspace_hosts import LIMIT_SECONDS, gone, main_pid, opened, processes
 from tests.polling import until
+from tests.programs import command_of
 from tool_worker.sandbox.control_groups import ControlGroups
 from tool_worker.sandbox.sandbox import ResourceLimits
 from tool_worker.tools.ipython import RunCell
@@ -59,7 +60,7 @@ class Notebook:
 
 def kill_program(node: Path) -> None:
     """Kill the session program, and it alone."""
-    [program] = [found for found in processes(node, CONVERSATION) if "ipython_session" in " ".join(found.cmdline())]
+    [program] = [found for found in processes(node, CONVERSATION) if "ipython_session" in " ".join(command_of(found))]
     program.kill()
 
 
@@ -295,7 +296,7 @@ async def test_nothing_of_it_is_left_when_the_workspace_is_closed(
 ) -> None:
     await run.text("import subprocess; child = subprocess.Popen(['sleep', '1000'])")
     found = processes(tmp_path / "node", CONVERSATION)
-    assert [process for process in found if process.cmdline() == ["sleep", "1000"]]
+    assert [process for process in found if command_of(process) == ["sleep", "1000"]]
     await workspaces.close(CONVERSATION)
     await until(lambda: not any(process.is_running() for process in found), what="end of the processes")
 

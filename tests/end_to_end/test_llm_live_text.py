@@ -52,7 +52,7 @@ async def test_who_looks_on_sees_pieces(valkey_store: Store) -> None:
         assert request.on_delta is not None
         for delta in (Delta("thinking", "Hm."), Delta("text", "Good "), Delta("text", "day, 你"), Delta("call", "f {")):
             request.on_delta(delta)
-    assert await asyncio.wait_for(watching, 20) == [
+    assert await asyncio.wait_for(watching, 60) == [
         Piece("3.1", "thinking", "Hm.", 0),
         Piece("3.1", "text", "Good day, 你", 3),
         Piece("3.1", "call", "f {", 14),
@@ -65,7 +65,7 @@ async def test_pieces_come_while_the_reply_is_on_its_way(valkey_store: Store) ->
     async with shown(valkey_store, EventLog(valkey_store), REQUEST, attempt=2, is_watched=True) as request:
         assert request.on_delta is not None
         request.on_delta(Delta("text", "first"))
-        assert await asyncio.wait_for(watching, 20) == [Piece("3.2", "text", "first", 0)]
+        assert await asyncio.wait_for(watching, 60) == [Piece("3.2", "text", "first", 0)]
         request.on_delta(Delta("text", "second"))
 
 
@@ -133,7 +133,7 @@ async def test_secrets_are_hidden_wherever_a_piece_ends(valkey_store: Store) -> 
     async with shown(valkey_store, EventLog(valkey_store, secrets), REQUEST, attempt=1, is_watched=True) as request:
         assert request.on_delta is not None
         request.on_delta(Delta("text", words + token[:10]))
-        first = (await asyncio.wait_for(watching, 20))[0].text
+        first = (await asyncio.wait_for(watching, 60))[0].text
         request.on_delta(Delta("text", token[10:] + "."))
         request.on_delta(Delta("superseded", ""))
         for kind in ("text", "call"):

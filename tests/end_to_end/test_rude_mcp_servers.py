@@ -18,6 +18,7 @@ from broker.contract.tool_specs import MAX_DESCRIPTION_CHARS
 from broker.tools.custom_tools import ToolFailed
 from tests.integration.test_mcp import LIMIT_SECONDS, ROOT, offering, program, text_of
 from tests.polling import until
+from tests.programs import command_of
 from tool_worker.tools.mcp.config import McpServerSpec
 from tool_worker.tools.mcp.incoming import MAX_TOOLS
 from tool_worker.tools.mcp.launch import SandboxedLaunch
@@ -64,14 +65,7 @@ async def endless_server(form: str) -> AsyncIterator[str]:
 
 
 def programs() -> list[psutil.Process]:
-    return [found for found in psutil.Process().children(recursive=True) if is_rude(found)]
-
-
-def is_rude(process: psutil.Process) -> bool:
-    try:
-        return str(RUDE) in process.cmdline()
-    except psutil.NoSuchProcess:  # or one that has ended and is not waited for yet
-        return False
+    return [found for found in psutil.Process().children(recursive=True) if str(RUDE) in command_of(found)]
 
 
 @pytest.mark.parametrize("manner", ["babbles", "repeats"])

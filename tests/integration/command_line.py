@@ -90,7 +90,7 @@ def started(*arguments: str | Path, env: Mapping[str, str], before: str = "") ->
             if running.poll() is None:
                 running.send_signal(signal.SIGINT)
                 try:
-                    running.wait(timeout=20)
+                    running.wait(timeout=60)
                 except subprocess.TimeoutExpired:
                     running.kill()
 

@@ -134,7 +134,7 @@ async def test_nothing_can_be_confirmed_where_nothing_is_asked(client):
 async def test_cancelling_waits_until_the_agent_has_stopped(client):
     cid = await client.submit("Fix it.")
     await client.log.append(cid, [state("running")])
-    cancelling = asyncio.ensure_future(client.cancel(cid, wait_seconds=10))
+    cancelling = asyncio.ensure_future(client.cancel(cid, wait_seconds=60))
     async for event in client.tail(cid, after=3):
         assert isinstance(event, ChangeAgentStateAction)
         break
@@ -152,7 +152,7 @@ async def test_cancelling_without_waiting_only_asks(client):
 async def test_cancelling_what_is_over_changes_nothing(client):
     cid = await client.submit("Fix it.")
     await settle(client, cid, "finished")
-    assert (await client.cancel(cid, wait_seconds=10)).state == "finished"
+    assert (await client.cancel(cid, wait_seconds=60)).state == "finished"
     assert len(await client.events(cid)) == 4
 
 

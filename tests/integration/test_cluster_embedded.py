@@ -265,7 +265,7 @@ async def test_a_child_dies_with_its_parent(tmp_path):
         pid = int(parent.stdout.readline())
         assert is_alive(pid)
         parent.kill()
-    await until(lambda: not is_alive(pid), limit=5, what="end of the child")
+    await until(lambda: not is_alive(pid), what="end of the child")
 
 
 async def test_a_child_that_does_not_end_when_asked_is_killed(tmp_path):

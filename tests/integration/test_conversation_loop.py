@@ -9,7 +9,7 @@ import pytest
 from broker.contract.actions import CmdRunAction
 from broker.contract.agent_state import AgentState
 from broker.contract.condenser_specs import NoOpCondenserSpec
-from broker.contract.events import AgentSpec, LLMSpec, ModelReply
+from broker.contract.events import AgentSpec, ConversationCreated, LLMSpec, ModelReply
 from broker.contract.file_events import FileReadObservation
 from broker.contract.observations import AgentStateChangedObservation, ErrorObservation
 from broker.contract.specs import MemorySpec
@@ -29,7 +29,7 @@ from controller_worker.providers.messages.messages import Message, TextPart
 from tests.broker_parts import lapse, mail_of, notified
 from tests.controller_parts import said
 from tests.conversation_hands import BASH, CID, THINK, WORKER, Hands
-from tests.polling import unhurried, until
+from tests.polling import until
 
 SHOW_ALL = (NoOpCondenser(NoOpCondenserSpec()), PromptOptions(max_message_chars=1_000))
 
@@ -220,10 +220,13 @@ async def test_a_stop_while_the_model_thinks_drops_its_answer(hands: Hands) -> N
 
 
 async def test_a_pause_while_the_model_thinks_keeps_its_answer(hands: Hands) -> None:
-    await hands.begin(BASH, latency=0.3)
+    await hands.begin(BASH, latency=2.0)
+    created = (await hands.events())[0]
+    assert isinstance(created, ConversationCreated)
+    await hands.services.models.of(created.agent.llm)  # else a task of the same name would make the client first
     loop = await hands.claim()
     loop.wake(has_new_events=False)
-    await until(lambda: loop.state.version == 6 and not loop.is_idle, what="thinking")
+    await until(lambda: f"model {CID}" in [task.get_name() for task in asyncio.all_tasks()], what="thinking")
     await hands.ask("paused")
     loop.wake()
     await until(lambda: hands.gone == [CID], what="release")
@@ -473,7 +476,7 @@ async def test_a_loop_that_is_dropped_while_the_model_thinks_leaves_no_task(hand
     def left() -> list[str]:
         return [task.get_name() for task in asyncio.all_tasks() if CID in task.get_name()]
 
-    await until(lambda: not left(), limit=unhurried(2.0), what="end of its tasks")
+    await until(lambda: not left(), what="end of its tasks")
 
 
 async def test_an_action_reaches_its_stream_once(hands: Hands) -> None:

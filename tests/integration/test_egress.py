@@ -25,6 +25,7 @@ from broker.store.store import Store
 from tests.integration.test_mcp import offering, program
 from tests.integration.workspace_hosts import LIMIT_SECONDS, Terminal, answer, client, gone, opened
 from tests.polling import until
+from tests.programs import command_of
 from tool_worker.errors import EgressRefused, WorkspaceConflict
 from tool_worker.settings import tool_settings
 from tool_worker.tools.mcp.config import McpServerSpec
@@ -83,7 +84,7 @@ async def proxy_of(conversation_id: str) -> psutil.Process:
     found: list[psutil.Process] = []
 
     def is_there() -> bool:
-        found[:] = [process for process in proxies() if process.cmdline()[4:] == [conversation_id]]
+        found[:] = [process for process in proxies() if command_of(process)[4:] == [conversation_id]]
         return len(found) == 1
 
     await until(is_there)
@@ -169,7 +170,7 @@ async def test_a_proxy_that_died_is_replaced_and_no_program_notices_but_by_waiti
 
         async def is_replaced() -> bool:
             await workspaces.open("replaced")
-            return any(process.cmdline()[4:] == ["replaced"] for process in proxies())
+            return any(command_of(process)[4:] == ["replaced"] for process in proxies())
 
         await until(is_replaced)
         workspace = await workspaces.open("replaced")

@@ -172,7 +172,7 @@ async def test_a_command_that_was_answered_before_it_began_does_not_go_on(memory
     delivery = await delivery_of(log, 2)
     stopped = ErrorObservation(content="stopped", cause=2)
     await log.append_observation("conversation", stopped, worker_id="controller")
-    async with opened(tmp_path) as workspaces, asyncio.timeout(10):
+    async with opened(tmp_path) as workspaces, asyncio.timeout(60):
         await Executor(log, workspaces, worker_id="tool-1").execute(delivery, ActionClaimed(1))
     assert [event.kind for event in await log.read("conversation")][1:] == ["action.run", "observation.error"]
     assert not (tmp_path / "conversation" / "workspace" / "effect").exists()
@@ -188,7 +188,7 @@ async def test_a_command_that_is_stopped_while_its_workspace_is_opened_is_not_ru
     async with opened(tmp_path) as workspaces:
         executor = Executor(log, workspaces, worker_id="tool-1")
         running = asyncio.create_task(executor.execute(await delivery_of(log, 2), ActionClaimed(1)))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not (tmp_path / "conversation").exists():
                 await asyncio.sleep(0)  # its shell is there some milliseconds later
         await executor.execute_control(ControlDelivery("conversation", action_id, order, ""))

@@ -250,7 +250,7 @@ async def test_a_command_that_hangs_is_ended_with_all_that_it_has_begun(hands: H
     await hands.go()
     (refused,) = [event for event in await logged(hands) if isinstance(event, FinishRefusedObservation)]
     assert refused.content == "Your finish was not accepted: the hook guard did not answer in time"
-    await until(lambda: not is_at_work(int(pid.read_text())), limit=10.0, what="the end of what the hook has begun")
+    await until(lambda: not is_at_work(int(pid.read_text())), what="the end of what the hook has begun")
 
 
 def is_at_work(pid: int) -> bool:

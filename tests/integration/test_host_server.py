@@ -61,7 +61,7 @@ async def test_a_host_with_a_running_action_and_no_client_outlives_its_time_to_l
         await workspaces.aclose()
         with pytest.raises(WorkspaceUnavailable):
             await running
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert await gate.wait() == "over"
         # Now that nothing runs any more, its time to live has begun.
         assert await wait_until_dead(HostFolder(tmp_path, CONVERSATION), LIMIT_SECONDS)
@@ -75,7 +75,7 @@ async def test_a_host_with_a_client_and_no_action_outlives_its_time_to_live(tmp_
     async with opened(tmp_path, ttl_seconds=0.3) as workspaces:
         host = await workspaces.open(CONVERSATION)
         await host.run(1, "bash", {"command": "KEPT=1; (sleep 1; echo over > gate) &"})
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert await gate.wait() == "over"
         assert (await host.run(2, "bash", {"command": "echo $KEPT"})).value["content"].strip() == "1"
 
@@ -88,7 +88,7 @@ async def test_beyond_its_limit_of_clients_a_host_takes_none(tmp_path: Path) -> 
         for client in clients:
             assert await ping(client) == {"protocol": 1}
         beyond = folder.connect()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert await loop.sock_recv(beyond, 1) == b""
         for client in (*clients, beyond):
             client.close()

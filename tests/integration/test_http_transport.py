@@ -26,7 +26,7 @@ from controller_worker.providers.wires.provider_errors import model_error
 from controller_worker.providers.wires.raw_client import PIECE_BYTES
 from tests.certificates import certificate_in
 
-LIMIT_SECONDS = 10.0
+LIMIT_SECONDS = 60.0
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 

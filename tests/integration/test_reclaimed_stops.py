@@ -41,7 +41,7 @@ async def test_what_no_worker_has_begun_is_not_begun(memory_store: Store, tmp_pa
     log = await begun(memory_store, "touch effect")
     delivery = await delivery_of(log, 2)
     await stop(log)
-    async with opened(tmp_path) as workspaces, asyncio.timeout(10):
+    async with opened(tmp_path) as workspaces, asyncio.timeout(60):
         await Executor(log, workspaces, worker_id="tool-1").execute(delivery, RECLAIMED)
     assert await answers(log) == [ErrorObservation.model_fields["kind"].default]
     assert not (tmp_path / CID / "workspace" / "effect").exists()
@@ -71,7 +71,7 @@ async def test_what_the_host_still_runs_for_a_dead_worker_is_ended(memory_store:
 
 async def test_what_was_not_stopped_continues(memory_store: Store, tmp_path: Path) -> None:
     log = await begun(memory_store, "touch effect")
-    async with opened(tmp_path) as workspaces, asyncio.timeout(10):
+    async with opened(tmp_path) as workspaces, asyncio.timeout(60):
         await Executor(log, workspaces, worker_id="tool-1").execute(await delivery_of(log, 2), RECLAIMED)
     assert await answers(log) == [CmdOutputObservation.model_fields["kind"].default]
     assert (tmp_path / CID / "workspace" / "effect").exists()

@@ -84,7 +84,7 @@ async def test_an_owner_and_a_tool_worker_behind_the_same_wire(lossy_wire: Lossy
 
 async def _next(reader: ActionQueue, action_id: int) -> ActionDelivery:
     """Read until the action comes; after a lost reply, entries that are settled may come again."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             for delivery in await reader.read(limit=10):
                 if delivery.action_id == action_id:

@@ -28,7 +28,7 @@ async def test_a_restart_is_waited_for(own_server: RealServer) -> None:
     waiting = asyncio.create_task(log.append(CID, [message("after")]))
     await asyncio.sleep(0)
     own_server.start()
-    assert await asyncio.wait_for(waiting, 20) == Appended(3, 3)
+    assert await asyncio.wait_for(waiting, 60) == Appended(3, 3)
     await store.check_generation()
     assert [event.id for event in await log.read(CID)] == [1, 2, 3]
     await store.aclose()
@@ -45,7 +45,7 @@ async def test_a_killed_server_keeps_what_it_has_acknowledged(own_server: RealSe
         await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
         own_server.kill()
         own_server.start()
-        outcomes = await asyncio.wait_for(asyncio.gather(*under_way), 20)
+        outcomes = await asyncio.wait_for(asyncio.gather(*under_way), 60)
         assert all(isinstance(outcome, Appended | Duplicate) for outcome in outcomes)
         assert sorted(outcome.first_id for outcome in outcomes) == list(range(acknowledged + 1, acknowledged + 41))
         acknowledged += 40
@@ -62,9 +62,9 @@ async def test_a_blocked_reader_hears_of_news_after_the_restart(own_server: Real
     own_server.kill()
     own_server.start()
     await begin(store)
-    found = await asyncio.wait_for(reading, 20)
+    found = await asyncio.wait_for(reading, 60)
     while not found:
-        found = await asyncio.wait_for(stream.read(limit=1), 20)
+        found = await asyncio.wait_for(stream.read(limit=1), 60)
     assert [cid for cid, _ in found] == [CID]
     await stream.aclose()
     await store.aclose()

@@ -118,4 +118,4 @@ async def test_a_reader_that_leaves_leaves_no_task_behind(server: Served) -> Non
         await until(lambda: bool(server.gateway.streams), what="a reader")
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-    await until(lambda: len(asyncio.all_tasks()) <= before, what="the end of all tasks", limit=5.0)
+    await until(lambda: len(asyncio.all_tasks()) <= before, what="the end of all tasks")

@@ -19,6 +19,7 @@ from broker.log.event_log import EventLog
 from broker.store.store import Store
 from tests.integration.workspace_hosts import alive, gone, main_pid, opened, sleeping
 from tests.polling import until
+from tests.programs import command_of
 from tests.trees import nested
 from tool_worker.sandbox.none import temporary_directory
 from tool_worker.worker.executor import Executor
@@ -202,7 +203,7 @@ async def test_what_killed_hosts_and_workers_left_goes_although_the_conversation
         await (await workspaces.open("live")).run(1, "bash", {"command": "mktemp; setsid sleep 1000 & disown"})
         await until(lambda: sleeping(root, "live") == ["1000"], what="the program")
         host = psutil.Process(main_pid(root, "live"))
-        [orphan] = [found for found in host.children(recursive=True) if found.name() == "sleep"]
+        [orphan] = [found for found in host.children(recursive=True) if command_of(found)[:1] == ["sleep"]]
         binding = HostFolder(root, "live").read_binding()
         assert binding is not None
         temporary = temporary_directory(binding.host_id)

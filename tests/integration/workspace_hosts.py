@@ -9,20 +9,21 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from tests.programs import command_of
 from tool_worker.sandbox.docker import Containers
 from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.open_workspace import OpenWorkspace
 from tool_worker.workspace.workspaces import Workspaces
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT_SECONDS = 20.0
+LIMIT_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -141,13 +142,8 @@ def alive(found: list[psutil.Process]) -> list[psutil.Process]:
 
 def sleeping(root: Path, conversation_id: str) -> list[str]:
     """Return the arguments of the live `sleep` processes of a workspace, sorted."""
-    found = []
-    for process in processes(root, conversation_id):
-        with suppress(psutil.NoSuchProcess):
-            command = process.cmdline()
-            if command[:1] == ["sleep"]:
-                found.append(command[1])
-    return sorted(found)
+    commands = map(command_of, processes(root, conversation_id))
+    return sorted(command[1] for command in commands if command[:1] == ["sleep"])
 
 
 async def gone(pid: int) -> None:

@@ -37,6 +37,7 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=200, help="how many of the last requests are kept")
     parser.add_argument("--requests-per-minute", type=float, default=0, help="of each key; 0: no limit")
     parser.add_argument("--tokens-per-minute", type=float, default=0, help="of each key, in and out; 0: no limit")
+    parser.add_argument("--burst-seconds", type=float, default=2, help="how many seconds' worth may come at once")
     parser.add_argument("--concurrency", type=int, default=0, help="calls of each key at once; 0: no limit")
     parser.add_argument(
         "--by-text", nargs=2, action="append", default=[], metavar=("TEXT", "FILE"), help="a script for what has TEXT"
@@ -63,7 +64,11 @@ async def _run(arguments: argparse.Namespace, script: Script, faults: list[dict[
         by_text=arguments.by_text,
         faults=None if faults is None else FaultPlan([Fault.model_validate(fault) for fault in faults]),
         quota=Quota(
-            arguments.requests_per_minute, arguments.tokens_per_minute, arguments.concurrency, clock=time.monotonic
+            arguments.requests_per_minute,
+            arguments.tokens_per_minute,
+            arguments.concurrency,
+            arguments.burst_seconds,
+            time.monotonic,
         ),
     )
     serving = asyncio.current_task()

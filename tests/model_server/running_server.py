@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-STOP_LIMIT_SECONDS = 10.0
+STOP_LIMIT_SECONDS = 60.0
 CONTROL_LIMIT_SECONDS = 610.0
 
 

@@ -12,6 +12,7 @@ from broker.celery.remote_control import LOOKING
 from tests.door_parts import all_present
 from tests.faults.harness import FaultCluster
 from tests.polling import until
+from tests.programs import command_of
 
 
 async def test_no_answer_log_or_command_line_holds_the_password(tmp_path: Path) -> None:
@@ -29,6 +30,6 @@ async def test_no_answer_log_or_command_line_holds_the_password(tmp_path: Path) 
         cluster.start_beat()
         await until(lambda: "Sending due task" in cluster.log_of("b1"), what="a job that is sent")
         assert not [worker for worker in cluster.workers if password in cluster.log_of(worker)]
-        commands = [process.cmdline() for process in psutil.Process().children(recursive=True)]
+        commands = [*filter(None, map(command_of, psutil.Process().children(recursive=True)))]
         assert len(commands) > len(workers)
         assert not [command for command in commands if password in " ".join(command)]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
 from broker.contract.actions import CmdRunAction
@@ -18,6 +16,7 @@ from broker.store.store import Store
 from tests.integration.test_workspace_rest import crowded
 from tests.integration.workspace_hosts import Terminal, main_pid, opened, processes
 from tests.polling import until
+from tests.programs import command_of
 from tests.security.test_bounds import MEGABYTE, needs_groups
 from tool_worker.sandbox.sandbox import ResourceLimits
 from tool_worker.worker.executor import Executor
@@ -90,11 +89,7 @@ async def holding(
 
 
 def is_holding(root: Path, name: str) -> bool:
-    for process in processes(root, name):
-        with suppress(psutil.NoSuchProcess):
-            if any("hold.py" in word for word in process.cmdline()):
-                return True
-    return False
+    return any("hold.py" in word for process in processes(root, name) for word in command_of(process))
 
 
 def held_in(root: Path, name: str) -> ResourceUsage:

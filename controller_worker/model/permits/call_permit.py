@@ -45,11 +45,12 @@ class CallPermit:
 
     Attributes:
         is_refused: the call has to wait, and the conversation has not been woken since.
+        is_woken: the conversation has been woken since it began to ask for the permit.
         counts_tokens: a quota or a budget counts what the latest call uses.
     """
 
     def __init__(self, permits: Permits, ownership: Ownership) -> None:
-        self.is_refused = False
+        self.is_refused = self.is_woken = False
         self.counts_tokens = False
         self._permits = permits
         self._ownership = ownership
@@ -110,6 +111,17 @@ class CallPermit:
                 self._permits.figures.add("refusals", label=deferred.code)
                 return deferred if self._is_news(state, deferred) else None
         return ModelCallAdmitted() if state.calls.deferral is not None and not self._is_batched else None
+
+    def wake(self) -> None:
+        """Let the call be asked for again: what it waits for may be there."""
+        self.is_refused, self.is_woken = False, True
+
+    def take_wake(self) -> bool:
+        """Return whether the wake overtook the refusal, which is out of date then; it no longer counts."""
+        is_overtaken = self.is_refused and self.is_woken
+        if is_overtaken:
+            self.is_refused = self.is_woken = False
+        return is_overtaken
 
     def held(self, model: str) -> AbstractAsyncContextManager[Held]:
         """Hold the permit while one call is made; see `QuotaPermit.held`."""

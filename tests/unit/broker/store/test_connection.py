@@ -30,7 +30,7 @@ async def serving(
 
     server = await asyncio.start_unix_server(serve_once, str(folder / "s"))
     yield f"unix://{folder}/s"
-    await asyncio.wait_for(done.wait(), 5)
+    await asyncio.wait_for(done.wait(), 60)
     server.close()
     await server.wait_closed()
 
