@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import os
+import socket
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from threading import Event
 from typing import Annotated, Literal
+from urllib.parse import unquote, urlsplit
 
 from pydantic import Field
 
 from broker.limits.quotas import QuotaTable
 from broker.limits.tenants import TenantTable, memory_bound
-from broker.runtime.errors import UsageError
+from broker.runtime.errors import StoreUnavailable, UsageError
 from broker.runtime.failpoints import arm
 from broker.runtime.settings import BrokerSettings, Count, Seconds
 from broker.secrets.secrets import secret_key
+
+STORE_SECONDS = 30.0
+POLL_SECONDS = 0.05
 
 
 class ControllerVariables(BrokerSettings):
@@ -48,12 +56,12 @@ class ControllerVariables(BrokerSettings):
         Field(description="what those programs run in: `auto` (`bwrap` where it works), `bwrap` or `none`"),
     ] = "auto"
     any_model: Annotated[
-        bool,
+        str,
         Field(
-            description="set by `run`, `demo` and evaluations for their private workers: conversations may name any "
-            "model and any script; refused where others could reach the store"
+            description="set by `run`, `demo` and evaluations for their private workers to the socket of their store: "
+            "conversations may name any model and any script; refused with any other store"
         ),
-    ] = False
+    ] = ""
     hooks: Annotated[str, Field(description="a file that names what runs before and after events; empty: none")] = ""
 
 
@@ -86,11 +94,8 @@ def controller_settings(env: Mapping[str, str] = os.environ) -> ControllerSettin
     """
     variables = ControllerVariables.from_env(env)
     arm(variables)
-    if variables.any_model and not variables.url.startswith("unix://"):
-        raise UsageError(
-            "DECKHANDS_ANY_MODEL is set, and the store at DECKHANDS_URL is not private to this machine.",
-            remedy="Unset it, and offer models by LLM_MODEL and LLM_CONFIG; docs/models.md says how.",
-        )
+    if variables.any_model:
+        _check_private(variables)
     quotas = QuotaTable.of_setting(variables.quotas)
     tenants = TenantTable.of_setting(variables.tenants).beside(quotas.tenants)
     return ControllerSettings(
@@ -101,3 +106,58 @@ def controller_settings(env: Mapping[str, str] = os.environ) -> ControllerSettin
         admit_memory=memory_bound(variables.admit_memory) if variables.admit_memory else None,
         secret_key=partial(secret_key, variables),
     )
+
+
+def _check_private(variables: ControllerVariables) -> None:
+    """Refuse to offer any model unless the store was started by the program that has started this worker.
+
+    Raises:
+        UsageError: it was not, or cannot be known to be.
+        StoreUnavailable: nothing listens there.
+    """
+    path = unquote(urlsplit(variables.url).path)
+    is_named = variables.url.startswith("unix://") and variables.any_model == path
+    if not is_named or not _is_related(_peer_of(path)):
+        raise UsageError(
+            "DECKHANDS_ANY_MODEL is set, and the store at DECKHANDS_URL is not one that `run`, `demo` or an evaluation "
+            "has started for this worker.",
+            remedy="Unset it, and offer models by LLM_MODEL and LLM_CONFIG; docs/models.md says how.",
+        )
+
+
+def _peer_of(path: str) -> int:
+    """Return the id of the process that listens on a socket, if it is of this user; otherwise 0.
+
+    Raises:
+        StoreUnavailable: none does, and none has after a while: a private store is started again when it dies.
+    """
+    attempts = int(STORE_SECONDS / POLL_SECONDS)
+    for attempt in range(attempts):
+        with socket.socket(socket.AF_UNIX) as client:
+            try:
+                client.connect(path)
+            except OSError as error:
+                if attempt == attempts - 1:
+                    raise StoreUnavailable(f"Cannot connect to the store at {path}: {error.strerror}.") from error
+                Event().wait(POLL_SECONDS)
+                continue
+            peer = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            pid, user, _ = struct.unpack("3i", peer)
+            return int(pid) if user == os.getuid() else 0
+    return 0
+
+
+def _is_related(pid: int) -> bool:
+    """Return whether a process, or the one that has started it, has started this one, directly or not."""
+    ancestors, parent = set[int](), os.getpid()
+    while parent > 0:
+        ancestors.add(parent := _parent_of(parent))
+    return pid > 0 and (pid in ancestors or _parent_of(pid) in ancestors - {0})
+
+
+def _parent_of(pid: int) -> int:
+    """Return the id of the process that has started another one; 0: it is not known."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0

@@ -96,7 +96,7 @@ class ControllerConsumer:
             store,
             EventLog(store, Secrets(store, settings.secret_key, remembered=2 * settings.variables.max_conversations)),
             Owners(store),
-            Models(settings.model_env, store.clock, settings.quotas, is_open=settings.variables.any_model),
+            Models(settings.model_env, store.clock, settings.quotas, is_open=bool(settings.variables.any_model)),
             settings.quotas,
             load_hooks(settings.variables.hooks),
             sdk_sessions=Sessions(settings.variables.sdk_sessions, settings.variables.sdk_sandbox),

@@ -61,27 +61,27 @@ async def ask(
         The reply, or what went wrong and when to try again; or that the call was given to a batch.
     """
     try:
-        llm, config = await models.of(spec, key_env=permit.key_env)
-        if admit is not None:
-            await admit(config.model)
-        try:
-            return await _complete(llm, config, request, permit)
-        except ModelError as error:
-            others = _others(spec, config, permit) if request.carry is None else []
-            answer = await _ask_others(models, others, request, error, permit=permit, admit=admit)
-            if isinstance(answer, Completion):
-                return answer
-            if not isinstance(answer, ModelError):
-                raise answer from error
-            wait = next_wait_seconds(config, attempt, answer, jitter=jitter() - 0.5)
-            return _failed(
-                answer.code,
-                answer.provider_text or str(answer),
-                answer.last_error,
-                attempt=attempt,
-                attempts=config.num_retries,
-                retry_at=None if wait is None else clock.now() + timedelta(seconds=wait),
-            )
+        async with models.using(spec, key_env=permit.key_env) as (llm, config):
+            if admit is not None:
+                await admit(config.model)
+            try:
+                return await _complete(llm, config, request, permit)
+            except ModelError as error:
+                others = _others(spec, config, permit) if request.carry is None else []
+                answer = await _ask_others(models, others, request, error, permit=permit, admit=admit)
+                if isinstance(answer, Completion):
+                    return answer
+                if not isinstance(answer, ModelError):
+                    raise answer from error
+                wait = next_wait_seconds(config, attempt, answer, jitter=jitter() - 0.5)
+                return _failed(
+                    answer.code,
+                    answer.provider_text or str(answer),
+                    answer.last_error,
+                    attempt=attempt,
+                    attempts=config.num_retries,
+                    retry_at=None if wait is None else clock.now() + timedelta(seconds=wait),
+                )
     except CallBatched:
         return ModelCallDeferred(code=BATCH, content="The call was given to a batch of the provider's.")
     except Exception as error:  # noqa: BLE001  (the outer edge: it becomes an event)
@@ -109,19 +109,20 @@ class _Other:
 
     Attributes:
         is_for: whether it is for an error, by its code.
-        is_fallback: whether the settings name it; otherwise it is the same model with another key.
+        spec: the model that has failed.
+        fallback: what its settings name to be asked instead; None: it is asked with another key.
     """
 
     is_for: Callable[[str], bool]
     spec: LLMSpec
-    is_fallback: bool = True
+    fallback: str | None = None
 
 
 def _others(spec: LLMSpec, config: LLMConfig, permit: CallPermit) -> list[_Other]:
     """Return what to ask when a call fails: the same with its other keys, then the fallbacks."""
     further_keys = permit.key_count(config) - 1
-    others = [_Other(_is_rate_limit, spec, is_fallback=False)] * further_keys
-    return others + [_Other(each.is_for, spec.model_copy(update={"model": each.use})) for each in config.fallbacks]
+    others = [_Other(_is_rate_limit, spec)] * further_keys
+    return others + [_Other(each.is_for, spec, each.use) for each in config.fallbacks]
 
 
 def _is_rate_limit(code: str) -> bool:
@@ -145,12 +146,13 @@ async def _ask_others(
     """
     failures, obstacles = [failure], list[DeckhandsError]()
     for each in others:
-        spec = each.spec
+        spec, name = each.spec, each.fallback or each.spec.model
         if not each.is_for(failures[-1].code):
             continue
-        _log.warning("conversation %s: %s; asking %s", request.conversation_id, failures[-1].code, spec.model)
+        _log.warning("conversation %s: %s; asking %s", request.conversation_id, failures[-1].code, name)
         try:
-            spec = models.choose(spec, permit.tenant) if each.is_fallback else spec
+            if each.fallback is not None:
+                spec = models.choose_fallback(spec, each.fallback, permit.tenant)
             await models.of(spec)  # a router has to be made before it chooses
             other = await models.routed(spec, request, permit.tenant)
             config = models.settings(other)
@@ -158,13 +160,13 @@ async def _ask_others(
                 await admit(config.model)
             if config is not None and not await permit.try_other(config, request):
                 continue
-            llm, config = await models.of(other, key_env=permit.key_env)
-            _void(request)
-            return await _complete(llm, config, request, permit)
+            async with models.using(other, key_env=permit.key_env) as (llm, config):
+                _void(request)
+                return await _complete(llm, config, request, permit)
         except ModelError as error:
             failures.append(error)
         except (UsageError, HookVeto) as error:
-            _log.warning("conversation %s: %s cannot be asked: %s", request.conversation_id, each.spec.model, error)
+            _log.warning("conversation %s: %s cannot be asked: %s", request.conversation_id, name, error)
             obstacles.append(error)
     return next((error for error in failures if error.retryable), (*obstacles, failures[0])[0])
 

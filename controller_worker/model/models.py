@@ -1,8 +1,9 @@
 """The models that a worker can call: their settings, and a client for each.
 
-Holds: the same settings share one client; address and key come from the worker's environment, never from a
-conversation; what a conversation names is looked up once, by `choose`, and is a reference of ours from then on; a
-client is made in its own thread and in a limited time, so that one that never gets made holds nothing else up.
+Holds: the same settings share one client, and the number of clients has a bound; address and key come from the worker's
+environment, never from a conversation; what a conversation names is looked up once, by `choose`, and is a reference of
+ours from then on; a client is made in its own thread and in a limited time, so that one that never gets made holds
+nothing else up.
 Does not: call them; see `model_call`.
 """
 
@@ -10,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 
 from pydantic import SecretStr
 
@@ -34,6 +36,27 @@ ROUTED = "#routed"
 """After a reference: the profile's own model, whatever its router would choose."""
 CREATION_SECONDS = 120.0
 """How long a client may take; the first one imports its provider's library, on a busy machine for half a minute."""
+
+
+CLIENTS_LIMIT = 128
+"""Of one worker. Those in use may be more; a client holds a megabyte or so of certificates, and its connections."""
+SIGHTS_LIMIT = 1_000
+
+
+@dataclass(slots=True)
+class _Client:
+    """A client, or the making of it.
+
+    Attributes:
+        users: how many calls use it.
+    """
+
+    made: asyncio.Task[tuple[LLM, LLMConfig]]
+    users: int = 0
+
+    @property
+    def is_ready(self) -> bool:
+        return self.made.done() and not self.made.cancelled() and self.made.exception() is None
 
 
 class ClientMissing(Exception):
@@ -65,7 +88,8 @@ class Models:
         self._threads = LimitedThreads()
         self._loaded: Profiles | None = None
         self._sights: dict[LLMSpec, bool] = {}
-        self._clients: dict[tuple[LLMSpec, str | None], asyncio.Task[tuple[LLM, LLMConfig]]] = {}
+        self._clients: dict[tuple[LLMSpec, str | None], _Client] = {}  # the one that was used last at the end
+        self._closing: set[asyncio.Task[None]] = set()
 
     async def prepare(self) -> None:
         """Create the client of the default model, if there is one, so that no conversation waits for its library."""
@@ -81,8 +105,23 @@ class Models:
         """
         return spec.model_copy(update={"model": self._profiles.find(spec.model, tenant) or None})
 
-    async def of(self, spec: LLMSpec, *, key_env: str | None = None) -> tuple[LLM, LLMConfig]:
-        """Return the client for a specification, and its settings.
+    def choose_fallback(self, spec: LLMSpec, name: str, tenant: str) -> LLMSpec:
+        """Return the specification of what the settings of one name as a fallback; raises what `choose` does."""
+        reference = (spec.model or "").removesuffix(ROUTED)
+        return spec.model_copy(update={"model": self._profiles.find_fallback(reference, name, tenant) or None})
+
+    async def of(self, spec: LLMSpec) -> tuple[LLM, LLMConfig]:
+        """Return the client for a specification, and its settings; to ask the client, see `using`.
+
+        Raises:
+            LLMConfigError: no model is configured, or a setting cannot be used.
+        """
+        async with self.using(spec) as found:
+            return found
+
+    @contextlib.asynccontextmanager
+    async def using(self, spec: LLMSpec, *, key_env: str | None = None) -> AsyncIterator[tuple[LLM, LLMConfig]]:
+        """Return the client for a specification, which is not closed within, and its settings.
 
         Args:
             key_env: the environment variable that holds the key to use; None for the configured one.
@@ -90,25 +129,44 @@ class Models:
         Raises:
             LLMConfigError: no model is configured, or a setting cannot be used.
         """
-        client = self._clients.get((spec, key_env))
-        if client is None or (client.done() and client.exception() is not None):
+        client = self._client(spec, key_env)
+        client.users += 1
+        try:
+            yield await asyncio.shield(client.made)
+        finally:
+            client.users -= 1
+            self._close_others()
+
+    def _client(self, spec: LLMSpec, key_env: str | None) -> _Client:
+        client = self._clients.pop((spec, key_env), None)
+        if client is None or (client.made.done() and not client.is_ready):
             # The first client imports its provider's library, for longer than a heartbeat may be late.
             what = f"The client of the model {ascii(spec.model or 'by default')[:100]}"
             making = self._threads.run(self._create, spec, key_env, what=what, limit_seconds=CREATION_SECONDS)
-            client = asyncio.create_task(making)
-            self._clients[spec, key_env] = client
-        return await asyncio.shield(client)
+            client = _Client(asyncio.create_task(making))
+        self._clients[spec, key_env] = client
+        return client
+
+    def _close_others(self) -> None:
+        """Close the clients above the limit that are not in use, those first that were used least recently."""
+        idle = [key for key, client in self._clients.items() if client.made.done() and not client.users]
+        for key in idle[: max(0, len(self._clients) - CLIENTS_LIMIT)]:
+            client = self._clients.pop(key)
+            if client.is_ready:
+                closing = asyncio.create_task(client.made.result()[0].aclose())
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
 
     def is_ready(self, spec: LLMSpec) -> bool:
         """Return whether `of` answers at once."""
         client = self._clients.get((spec, None))
-        return client is not None and client.done() and client.exception() is None
+        return client is not None and client.is_ready
 
     def settings(self, spec: LLMSpec) -> LLMConfig | None:
         """Return how a model is asked; None where the settings cannot be used, which the call will say."""
         client = self._clients.get((spec, None))
-        if client is not None and client.done() and client.exception() is None:
-            return client.result()[1]
+        if client is not None and client.is_ready:
+            return client.made.result()[1]
         try:
             return self._config(spec)
         except UsageError:
@@ -130,9 +188,9 @@ class Models:
         if not self.is_ready(spec):
             raise ClientMissing(spec)
         try:
-            llm, _ = await self.of(spec)
-            assert isinstance(llm, RouterLLM)
-            name = await llm.select(request)
+            async with self.using(spec) as (llm, _):
+                assert isinstance(llm, RouterLLM)
+                name = await llm.select(request)
         except Exception:  # noqa: BLE001  (the outer edge: it may be an operator's code)
             return spec
         chosen = (spec.model or "") if name == PRIMARY else self._profiles.find(name, tenant)
@@ -178,9 +236,12 @@ class Models:
         config = self.settings(spec)
         if config is None:
             return True
-        others = [fallback.use for fallback in config.fallbacks]
-        others += sorted(config.router.profiles) if config.router is not None else []
+        reference = (spec.model or "").removesuffix(ROUTED)
+        if len(self._sights) >= SIGHTS_LIMIT:
+            self._sights.clear()
         try:
+            others = [self._profiles.find_fallback(reference, fallback.use, None) for fallback in config.fallbacks]
+            others += sorted(config.router.profiles) if config.router is not None else []
             self._sights[spec] = takes_images(config) or any(
                 takes_images(other) for name in others if (other := self.settings(LLMSpec(model=name))) is not None
             )
@@ -190,9 +251,10 @@ class Models:
 
     async def aclose(self) -> None:
         """Close every client."""
+        await asyncio.gather(*self._closing, return_exceptions=True)
         for client in self._clients.values():
-            if client.done() and client.exception() is None:
-                await client.result()[0].aclose()
+            if client.is_ready:
+                await client.made.result()[0].aclose()
 
     @property
     def _profiles(self) -> Profiles:

@@ -73,8 +73,7 @@ async def count(
     """Ask the provider how large a prompt is; never raises but when it is cancelled."""
 
     async def ask(key_env: str | None) -> int | None:
-        client, _ = await models.of(llm, key_env=key_env)
-        async with asyncio.timeout(COUNT_LIMIT_SECONDS):
+        async with models.using(llm, key_env=key_env) as (client, _), asyncio.timeout(COUNT_LIMIT_SECONDS):
             return await counted_tokens(client, request)
 
     try:

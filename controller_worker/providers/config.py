@@ -9,11 +9,14 @@ Nor have all settings of OpenHands: see `NOT_HERE`.
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
@@ -37,6 +40,19 @@ ENV_FALLBACK_FIELDS = ("model", "api_key", "base_url", "api_version")
 DEFAULT_TOTAL_TIMEOUT_SECONDS = 600.0
 OF_THE_CONVERSATION = frozenset({"messages", "stream", "system", "tools"})
 """Fields of a request that a setting cannot replace."""
+OF_THE_ENTRY_AS: Mapping[str, str] = {
+    "api_base": "base_url",
+    "aws_bedrock_runtime_endpoint": "base_url",
+    "context_window_fallback_dict": "fallbacks",
+    "model_list": "fallbacks",
+}
+OF_THE_ENTRY = frozenset(
+    {
+        *("model", "api_key", "base_url", "api_version", "custom_llm_provider", "fallbacks", *OF_THE_ENTRY_AS),
+        *("aws_access_key_id", "aws_secret_access_key", "aws_region_name"),
+    }
+)
+"""What of a request says where it goes and by which key: fields of the settings themselves."""
 OPENAI_HOST = "api.openai.com"
 AZURE_API_VERSION = "2024-12-01-preview"
 LITELLM_ENVIRONMENT: Mapping[str, str] = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MODE": "PRODUCTION"}
@@ -53,7 +69,9 @@ NOT_HERE: Mapping[str, str] = {
 }
 """Settings of OpenHands that are refused, and why."""
 
-_PROVIDER_ADDRESS = re.compile(r"(?!DECKHANDS_|LLM_|LITELLM_BASE_URL|ANTHROPIC_)[A-Z0-9_]+_(API_BASE|BASE_URL|API_URL)")
+_ADDRESS_VARIABLE = re.compile(r"(?!DECKHANDS_|LLM_|LITELLM_BASE_URL|ANTHROPIC_)[A-Z0-9_]+_(API_BASE|BASE_URL|API_URL)")
+_MADE_OF = "_API_BASE"
+_NAMES_A_SECRET = re.compile(r"key|token|secret|passw|auth|cred|cookie|session|signature", re.IGNORECASE)
 
 _log = logging.getLogger(__name__)
 
@@ -178,7 +196,7 @@ class LLMConfig(BaseModel):
     modify_params: bool = True
     disable_vision: bool | None = None
     safety_settings: tuple[dict[str, Any], ...] | None = None
-    completion_kwargs: dict[str, Any] | None = None
+    completion_kwargs: dict[str, Any] | None = Field(default=None, repr=False)  # it may hold keys
     caching_prompt: bool = True
     cache_lifetime: Literal["5m", "1h"] = "5m"
     prompt_cache_key: bool | None = None
@@ -214,9 +232,11 @@ class LLMConfig(BaseModel):
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """What no text may show."""
+        """What no text may show: the keys, and of `completion_kwargs` each header and what is named like a key."""
         keys = (self.api_key, self.aws_access_key_id, self.aws_secret_access_key)
-        return tuple(key.get_secret_value() for key in keys if key is not None)
+        further = list(_secrets_in(self.completion_kwargs or {}))
+        further += [text.rpartition(" ")[2] for text in further]  # without the scheme of an Authorization
+        return tuple(dict.fromkeys([*(key.get_secret_value() for key in keys if key is not None), *further]))
 
     @field_validator("model")
     @classmethod
@@ -228,7 +248,11 @@ class LLMConfig(BaseModel):
     @field_validator("tenants", mode="before")
     @classmethod
     def _are_names(cls, value: Any) -> Any:
-        return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+        if not isinstance(value, str):
+            return value
+        if not (names := [name.strip() for name in value.split(",") if name.strip()]):
+            raise ValueError('no tenant is named; write ["NAME", …], or leave it out to offer it to all')
+        return names
 
     @field_validator("fallbacks", mode="before")
     @classmethod
@@ -255,12 +279,14 @@ class LLMConfig(BaseModel):
 
     @field_validator("completion_kwargs")
     @classmethod
-    def _leaves_the_conversation_alone(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+    def _leaves_the_rest_alone(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
         further = [
             name for name in ("extra_body", "extra_headers") if not isinstance((value or {}).get(name) or {}, dict)
         ]
         for name in further:
             raise ValueError(f"{name!r} has to be a table of fields")
+        for name in sorted(OF_THE_ENTRY & set(value or {})):
+            raise ValueError(f"{name!r} cannot be set here; write {OF_THE_ENTRY_AS.get(name, name)} beside it")
         given = {*(value or {}), *((value or {}).get("extra_body") or {})}
         for name in sorted(OF_THE_CONVERSATION & given):
             raise ValueError(f"{name!r} comes from the conversation and its agent; it cannot be set here")
@@ -364,15 +390,32 @@ def set_litellm_environment() -> None:
         os.environ.setdefault(name, value)
 
 
-def drop_provider_addresses() -> list[str]:
+def drop_provider_addresses(known: Iterable[str]) -> list[str]:
     """Remove what litellm would read as the address of a provider, and return the names that were set.
 
-    An address that stands in no entry would get the keys of entries.
+    An address that stands in no entry would get the keys of entries. Variables of other programs stay: hooks, tools of
+    the operator's and SDKs read theirs.
+
+    Args:
+        known: the providers, of some of which litellm makes the name of a variable.
     """
-    found = [name for name in os.environ if _PROVIDER_ADDRESS.fullmatch(name)]
-    for name in found:
-        del os.environ[name]
-    return sorted(found)
+    names = frozenset(name for name in os.environ if _ADDRESS_VARIABLE.fullmatch(name))
+    found = _read_by_litellm(names) | {name for name in names if name.removesuffix(_MADE_OF).lower() in known}
+    return sorted(name for name in found if os.environ.pop(name, None) is not None)
+
+
+@lru_cache(maxsize=4)
+def _read_by_litellm(names: frozenset[str]) -> frozenset[str]:
+    """Return which variables the providers of the installed litellm read, by its sources: their names are there."""
+    package = importlib.util.find_spec("litellm") if names else None  # which does not import it
+    if package is None or package.origin is None:
+        return frozenset()
+    folder, found = Path(package.origin).parent, set[str]()
+    for part in ("*.py", "litellm_core_utils/**/*.py", "llms/**/*.py", "llms/**/*.json"):
+        for path in folder.glob(part):
+            text = path.read_text(encoding="utf-8", errors="replace")
+            found |= {name for name in names - found if re.search(rf"\b{name}\b", text)}
+    return frozenset(found)
 
 
 def has_key_of(provider: str) -> bool:
@@ -381,6 +424,20 @@ def has_key_of(provider: str) -> bool:
     return any(
         name.startswith(beginning) and re.search(r"KEY|TOKEN", name) for name, text in os.environ.items() if text
     )
+
+
+def _secrets_in(value: Any, *, is_secret: bool = False) -> Iterator[str]:
+    """Yield the texts within further fields of a request that no error and no log may show."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _secrets_in(
+                item, is_secret=is_secret or name == "extra_headers" or bool(_NAMES_A_SECRET.search(str(name)))
+            )
+    elif isinstance(value, list):
+        for item in value:
+            yield from _secrets_in(item, is_secret=is_secret)
+    elif is_secret and isinstance(value, str) and value:
+        yield value
 
 
 def _is_address(text: str) -> bool:

@@ -23,7 +23,7 @@ from controller_worker.providers.config import LLMConfig, drop_provider_addresse
 from controller_worker.providers.errors import LLMConfigError, MalformedReplyError, ModelTimeoutError
 from controller_worker.providers.llm import Completion, Delta, ModelRequest
 from controller_worker.providers.model_features import features_of, normalised
-from controller_worker.providers.model_table import look_up, provider_of
+from controller_worker.providers.model_table import look_up, provider_of, providers
 from controller_worker.providers.openai_backend import COST_HEADER, NO_KEY
 from controller_worker.providers.parameters import chat_parameters, may_be_long
 from controller_worker.providers.strictness import Strict, Strictness
@@ -256,7 +256,7 @@ def _take_the_end(stream: ChatStream, answer: Any) -> None:
 
 def _import_litellm(config: LLMConfig) -> ModuleType:
     set_litellm_environment()
-    for name in drop_provider_addresses():
+    for name in drop_provider_addresses(providers()):
         _log.warning("The environment variable %s does nothing: write the address as base_url of an entry.", name)
     is_first = "litellm" not in sys.modules
     import litellm

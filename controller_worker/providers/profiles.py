@@ -15,11 +15,12 @@
 
 A conversation names an entry: a profile, the exact model of an entry, or a model that a pattern matches. `find` turns
 its name into a reference, `config` a reference into settings. References are ours and never come from a conversation:
-a profile's name, `PROFILE#MODEL` for a model of a pattern, and `#MODEL` for another model with the base settings.
+a profile's name, `PROFILE#MODEL` for a model of its pattern or a fallback of it, and `#MODEL` for another model with
+the base settings.
 
 Holds: a name that no entry has is refused with the list; `LLM_…` variables win over `[llm]` and never reach a profile;
-a profile with another address or provider than the base does not inherit its keys, so that no key meets an address it
-is not for; the file is read once.
+a model with another address or provider than the settings it inherits from does not inherit what is for their address
+(`BOUND`); the file is read once.
 Differs: a bad value is an error that names it, where the original warns and uses the defaults: with another
 model than the one that was asked for.
 """
@@ -29,18 +30,25 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 from broker.contract.offered_models import PATTERN_END, SCRIPT_PREFIXES, ModelTable, OfferedModel, not_offered
-from controller_worker.providers.config import CONFIG_FILE_VARIABLE, ENV_PREFIX, LLMConfig
+from controller_worker.providers.config import (
+    CONFIG_FILE_VARIABLE,
+    ENV_FALLBACK_FIELDS,
+    ENV_FALLBACK_PREFIX,
+    ENV_PREFIX,
+    LLMConfig,
+)
 from controller_worker.providers.errors import LLMConfigError
 from controller_worker.providers.model_table import provider_of
 
 SECTION = "llm"
-KEYS = ("api_key", "aws_access_key_id", "aws_secret_access_key")
+BOUND = ("api_key", "aws_access_key_id", "aws_secret_access_key", "completion_kwargs")
+"""Fields that go to one address only: keys, and further fields and headers of the request, which may hold keys."""
 ADDRESS_FIELDS = ("model", "base_url", "custom_llm_provider", "ollama_base_url")
 OWN_ADDRESS_PROVIDERS = frozenset({"anthropic", "openai", "custom_openai", "hosted_vllm", "litellm_proxy", "lm_studio"})
 """Asked at `base_url`, if there is one, with the model's name in the body alone."""
@@ -116,28 +124,33 @@ class Profiles:
         )
 
     @cached_property
-    def _entries(self) -> list[tuple[OfferedModel, str]]:
-        """Each name that conversations may say, with what it refers to: the empty name is the base."""
-        tenants, entries = self._of_base("tenants"), list[tuple[OfferedModel, str]]()
-
-        def add(name: Any, reference: str, tenants: Any) -> None:
-            if isinstance(name, str) and name:
-                whose = [tenants] if isinstance(tenants, str) else tenants
-                limit = tuple(map(str, whose)) if isinstance(whose, list | tuple) else None
-                entries.append((OfferedModel(name=name, tenants=limit), reference))
-
-        add(self._of_base("model"), "", tenants)
+    def _own_entries(self) -> list[tuple[OfferedModel, str]]:
+        """Each name that the base and the profiles give themselves, with its reference: the empty one is the base."""
+        base = self._of_base("model")
+        entries = [_entry(base, "", self._of_base("tenants"))] if base else []
         for name, fields in self._named.items():
-            merged = {**self._base, **fields}
-            if not str(merged.get("model", "")).endswith(PATTERN_END):
-                add(name, name, merged.get("tenants"))
+            tenants = self._tenants(name)
+            if not str({**self._base, **fields}.get("model", "")).endswith(PATTERN_END):
+                entries.append(_entry(name, name, tenants))
             # The base's model is the base's, and not that of each profile that has another temperature.
-            if "model" in fields:
-                add(self._filled_or_none("model", fields["model"]), name, merged.get("tenants"))
-        known = {entry.name for entry, _ in entries}
-        for each in self._fallbacks:
-            if each not in known:
-                add(each, f"#{each}", tenants)
+            if model := self._filled_or_none("model", fields.get("model")):
+                entries.append(_entry(model, name, tenants))
+        return entries
+
+    @cached_property
+    def _entries(self) -> list[tuple[OfferedModel, str]]:
+        """Each name that conversations may say: those of the entries, and after them those of their fallbacks.
+
+        A fallback is offered to the tenants of the settings that name it, and has these settings.
+        """
+        entries = list(self._own_entries)
+        named = [("", self._of_base("fallbacks"), self._of_base("tenants"))]
+        named += [(name, fields.get("fallbacks"), self._tenants(name)) for name, fields in self._named.items()]
+        for profile, fallbacks, tenants in named:
+            for each in fallbacks if isinstance(fallbacks, list | tuple) else ():
+                use = each.get("use") if isinstance(each, Mapping) else each
+                if isinstance(use, str) and use and use not in self._named:
+                    entries.append(_entry(use, f"{profile}#{use}", tenants))
         return entries
 
     def sets(self, field: str) -> bool:
@@ -156,17 +169,26 @@ class Profiles:
             ModelNotOffered: no entry for this tenant has the name; lists those that there are.
         """
         if not name:
-            base = self._entries[0] if self._entries and not self._entries[0][1] else None
-            if tenant is None or base is None or base[0].is_for(tenant):
+            base = next((entry for entry, reference in self._own_entries if not reference), None)
+            if tenant is None or base is None or base.is_for(tenant):
                 return ""
             raise not_offered("", tenant, [self.table])
-        # A profile wins over a model of the same name, such as that of LLM_MODEL where it names a profile.
-        for entry, reference in sorted(self._entries, key=lambda known: known[1] != name):
-            if entry.matches(name) and (tenant is None or entry.is_for(tenant)):
-                return f"{reference}#{name}" if entry.name.endswith(PATTERN_END) else reference
+        if (reference := _match(self._entries, name, tenant)) is not None:
+            return reference
         if self.is_open or (self.table.has_scripts and name.startswith(SCRIPT_PREFIXES)):
             return f"#{name}"
         raise not_offered(name, tenant or "", [self.table])
+
+    def find_fallback(self, reference: str, name: str, tenant: str | None) -> str:
+        """Return the reference to what the settings of a reference name as a fallback.
+
+        Raises:
+            ModelNotOffered: it is a profile for other tenants.
+        """
+        if name in self._named:
+            return self.find(name, tenant)
+        found = _match(self._own_entries, name, tenant)
+        return f"{reference.partition('#')[0]}#{name}" if found is None else found
 
     def config(self, reference: str | None = None, **overrides: Any) -> LLMConfig:
         """Return the settings that a reference, or the name of an entry, stands for.
@@ -188,21 +210,23 @@ class Profiles:
             try:
                 filled = self._filled(fields)
                 _check_pattern(filled, model)
+                if model and _address(filled | {"model": model}) != _address(filled):
+                    filled = {field: value for field, value in filled.items() if field not in BOUND}
                 return LLMConfig.create(
                     **filled | ({"model": model} if model else {}) | {"scripts_dir": None}, **wanted
                 )
             except LLMConfigError as error:
                 raise LLMConfigError(f"Profile {profile!r}: {error.message}", remedy=error.remedy) from None
         base = LLMConfig.from_env(self._env, self._beneath(), **{"model": model or None, **overrides})
+        own = self._of_base("model")
+        if own and (not model or model.startswith(own.removesuffix("*"))):
+            _check_pattern(base.model_dump(include=set(ADDRESS_FIELDS)) | {"model": own}, model)
         if not model:
             return base.model_copy(update={"scripts_dir": None})  # the operator has named it
         if model.startswith(SCRIPT_PREFIXES):
             return base.model_copy(update={"scripts_dir": None}) if self.is_open else base
-        own = self._of_base("model")
-        if base.base_url is None and isinstance(own, str) and own:
-            custom = base.custom_llm_provider
-            if provider_of(own, custom) != provider_of(model, custom):
-                return base.model_copy(update=dict.fromkeys(KEYS))
+        if own and address_of(base.model_copy(update={"model": own})) != address_of(base):
+            return base.model_copy(update=dict.fromkeys(BOUND))
         return base
 
     def named(self, name: str) -> LLMConfig:
@@ -217,18 +241,6 @@ class Profiles:
             raise LLMConfigError(f"There is no model profile {name!r}.", remedy=hint)
         return self.config(name)
 
-    @cached_property
-    def _fallbacks(self) -> list[str]:
-        """What the settings name as fallbacks; such a model is offered, too."""
-        found: list[str] = []
-        for fields in ({"fallbacks": self._of_base("fallbacks")}, *self._named.values()):
-            given = fields.get("fallbacks")
-            for each in given if isinstance(given, list | tuple) else ():
-                use = each.get("use") if isinstance(each, Mapping) else each
-                if isinstance(use, str):
-                    found.append(use)
-        return found
-
     def _of_base(self, field: str) -> Any:
         """Return a field of the base settings, whatever else is wrong with them; None: it is not set."""
         for model in (None, "none") if field != "model" else (None,):  # a base without a model has its other settings
@@ -240,22 +252,29 @@ class Profiles:
         return self._filled_or_none(field, self._base.get(field))
 
     def _merged(self, name: str) -> dict[str, Any]:
-        """Return the fields of a profile: those of the base, but for keys that belong to another address."""
+        """Return the fields of a profile: those of the base, but for those that belong to another address."""
         own = self._named[name]
         merged = {**self._base, **own}
         if _address(merged) != _address(self._base):
-            for key in KEYS:
-                if key not in own:
-                    merged.pop(key, None)
+            for field in BOUND:
+                if field not in own:
+                    merged.pop(field, None)
         return merged
 
+    def _tenants(self, name: str) -> Any:
+        return self._filled_or_none("tenants", {**self._base, **self._named[name]}.get("tenants"))
+
     def _beneath(self) -> dict[str, Any]:
-        """Return the base's fields; its keys only if the environment does not name another address for them."""
-        given = {name: self._env.get(ENV_PREFIX + name.upper(), "").strip() for name in ADDRESS_FIELDS}
+        """Return the base's fields; those of one address only if the environment does not name another one."""
+        given = {
+            name: self._env.get(ENV_PREFIX + name.upper(), "").strip()
+            or (name in ENV_FALLBACK_FIELDS and self._env.get(ENV_FALLBACK_PREFIX + name.upper(), "").strip())
+            for name in ADDRESS_FIELDS
+        }
         filled = self._filled(self._base)
         if _address({**filled, **{name: text for name, text in given.items() if text}}) == _address(filled):
             return filled
-        return {name: value for name, value in filled.items() if name not in KEYS}
+        return {name: value for name, value in filled.items() if name not in BOUND}
 
     def _filled_or_none(self, name: str, value: Any) -> Any:
         try:
@@ -273,6 +292,24 @@ class Profiles:
             if not self._env.get(variable, "").strip():
                 raise LLMConfigError(f"{name} needs the environment variable {variable}, which is not set.")
         return _VARIABLE.sub(lambda found: self._env[found[1]].strip(), value)
+
+
+def _entry(name: str, reference: str, tenants: Any) -> tuple[OfferedModel, str]:
+    """Return an entry of the table; one whose tenants cannot be read is offered to none, and its settings say why."""
+    try:
+        limit = LLMConfig.create(model=name, tenants=tenants).tenants if tenants is not None else None
+    except LLMConfigError:
+        limit = ()
+    return OfferedModel(name=name, tenants=limit), reference
+
+
+def _match(entries: Iterable[tuple[OfferedModel, str]], name: str, tenant: str | None) -> str | None:
+    """Return the reference of the first entry for a tenant that has a name; None: there is none."""
+    # A profile wins over a model of the same name, such as that of LLM_MODEL where it names a profile.
+    for entry, reference in sorted(entries, key=lambda known: known[1] != name):
+        if entry.matches(name) and (tenant is None or entry.is_for(tenant)):
+            return f"{reference}#{name}" if entry.name.endswith(PATTERN_END) else reference
+    return None
 
 
 def address_of(config: LLMConfig) -> tuple[Any, ...]:

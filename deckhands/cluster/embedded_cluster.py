@@ -47,7 +47,7 @@ MODULES = {
 }
 
 ANY_MODEL = "DECKHANDS_ANY_MODEL"
-"""Says to a controller worker that its cluster is private."""
+"""Names to a controller worker the socket of the private store that was started for it."""
 
 Notice = Callable[[str], None]
 
@@ -241,7 +241,7 @@ class Cluster:
         directory = self.spec.directory
         whole = {
             **self.spec.environment,
-            ANY_MODEL: "1" if self.spec.is_private else "",
+            ANY_MODEL: str(self.store.socket) if self.spec.is_private else "",
             "DECKHANDS_URL": self.store.url,
             "DECKHANDS_CELERY_URL": self.store.celery_url,
             "DECKHANDS_URL_FILE": "",

@@ -194,12 +194,13 @@ class FaultCluster:
         assert name not in self.workers, name
         (self.root / "work").mkdir(exist_ok=True)
         env = {key: value for key, value in os.environ.items() if not key.startswith(("DECKHANDS_", "LLM_"))}
+        path = (self.url_for_workers or self.store.url).rpartition("@")[2].removeprefix("unix://")
         env |= {
             "DECKHANDS_URL": self.url_for_workers or self.store.url,
             "DECKHANDS_CELERY_URL": self.store.celery_url,
             "DECKHANDS_NODE": "node1",
             "LLM_SCRIPTS_DIR": "/",  # tests write scripts where they like
-            "DECKHANDS_ANY_MODEL": "1" if (self.url_for_workers or self.store.url).startswith("unix://") else "",
+            "DECKHANDS_ANY_MODEL": path if path.startswith("/") else "",
             "DECKHANDS_SANDBOX": "none",
             "DECKHANDS_NODE_DIR": str(self.root / "n"),
             "DECKHANDS_WORKSPACE_ROOTS": str(self.root / "work"),

@@ -136,13 +136,34 @@ async def test_an_unknown_model(request: pytest.FixtureRequest, make_llm: Callab
     assert (error.code, error.provider_text) == ("not_found", f"The model `{name}` does not exist.")
 
 
-@pytest.mark.parametrize("make_llm", ["anthropic", "openai"], indirect=True)
-async def test_a_redirect_is_not_followed(server: RunningModelServer, make_llm: Callable[..., LLM]) -> None:
-    received = server.counts()["received"]
-    server.plan({"kind": "redirect"})
-    error = await failure(make_llm())
-    assert (error.code, error.remedy) == ("not_found", "Check LLM_MODEL and LLM_BASE_URL.")
-    assert server.counts()["received"] == received + 1
+@pytest.mark.parametrize("streams", ["on", "off"])
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_no_redirect_is_followed(make_llm: Callable[..., LLM], status: int, streams: str) -> None:
+    """Neither prompt nor key reaches the address that it names, on this host by another port and by another name."""
+    asked: list[bytes] = []
+    reached: list[bytes] = []
+
+    async def redirect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        head = f"HTTP/1.1 {status} Elsewhere\r\nLocation: {there}/v1/messages\r\n"
+        writer.write(f"{head}Content-Length: 0\r\nConnection: close\r\n\r\n".encode())
+        await writer.drain()
+        writer.close()
+
+    async def reach(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        reached.append(await reader.read(10_000))
+        writer.close()
+
+    async with (
+        await asyncio.start_server(redirect, "127.0.0.1", 0) as first,
+        await asyncio.start_server(reach, "127.0.0.1", 0) as second,
+    ):
+        for host in ("127.0.0.1", "localhost"):
+            there = f"http://{host}:{second.sockets[0].getsockname()[1]}"
+            url = f"http://127.0.0.1:{first.sockets[0].getsockname()[1]}"
+            await failure(make_llm(url=url, stream_replies=streams))
+    assert (len(asked), reached) == (2, [])
+    assert all(KEY.encode() in head for head in asked)
 
 
 async def test_nobody_listens(make_llm: Callable[..., LLM]) -> None:

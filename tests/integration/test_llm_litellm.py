@@ -14,9 +14,10 @@ import pytest
 
 from broker.runtime.clock import SystemClock
 from controller_worker.model.registry import create_llm
-from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.config import LLMConfig, drop_provider_addresses
 from controller_worker.providers.errors import AuthenticationError, ModelError, OutOfCreditsError
 from controller_worker.providers.messages.messages import ImagePart, Message, TextPart
+from controller_worker.providers.model_table import providers
 from tests.integration.llm_requests import REQUEST, answer
 from tests.model_server.running_server import RunningModelServer
 
@@ -102,3 +103,13 @@ def test_importing_litellm_is_quiet(tmp_path: Path) -> None:
         timeout=200,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_only_addresses_that_litellm_reads_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = ("AIHUBMIX_API_BASE", "GROQ_API_BASE", "OPENAI_BASE_URL", "OLLAMA_API_BASE")
+    others = ("BILLING_API_URL", "DECKHANDS_BASE_URL", "LITELLM_BASE_URL", "LLM_BASE_URL", "SENTRY_BASE_URL")
+    for name in (*read, *others):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    assert drop_provider_addresses(providers()) == sorted(read)
+    assert not set(read) & set(os.environ)
+    assert set(others) < set(os.environ)

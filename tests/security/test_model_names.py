@@ -6,6 +6,9 @@ import asyncio
 import ctypes
 import json
 import os
+import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -13,6 +16,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from celery.result import AsyncResult
 from pydantic import ValidationError
 
 from broker.contract.actions import MessageAction
@@ -28,13 +32,22 @@ from broker.store.store import Store
 from controller_worker.agents.registry import known_agents
 from controller_worker.model.models import Models
 from controller_worker.providers.errors import LLMConfigError
+from controller_worker.providers.llm import ModelRequest
+from controller_worker.providers.messages.messages import TextPart
 from deckhands.client.changing import Change
+from deckhands.client.conversation.async_conversation import AsyncConversation
+from deckhands.client.tasks.inputs import agent_in
 from deckhands.client.tasks.requests import TaskRequest
+from deckhands.ingress.desk import conversation_of_task
+from deckhands.operations.jobs.ticking import begin_due, conversation_of
 from deckhands.operations.schedules.book import ScheduleBook
 from deckhands.operations.schedules.schedule import Schedule
 from deckhands.server.gateway import Gateway, ServerOptions
 from deckhands.server.serving import serving
+from tests.door_parts import Producer
 from tests.faults.harness import FaultCluster
+from tests.inbox_parts import put, replies
+from tests.polling import until
 from tests.server_parts import add_key
 
 TABLE = """
@@ -111,9 +124,12 @@ LOCAL_PORTS = (1234, 4000, 5000, 8000, 8080, 9997, 11434)
 FINISH = {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]}
 THINK = {"tool_calls": [{"name": "think", "arguments": {"thought": "again"}}]}
 ASK = {"tool_calls": [{"name": "delegate", "arguments": {"agent": "helper", "task": "look"}}]}
+PLAN = {"tool_calls": [{"name": "propose_plan", "arguments": {"plan": "look"}}]}
 ACME = Tenancy(tenant="acme")
 REFUSED = frozenset({"model_not_offered", "llm_config"})
 """How a conversation ends whose model is not offered, and one whose script is not a file of the operator's."""
+ENTRANCES = ("HTTP", "Celery", "inbox", "schedule", "submit")
+NAMES_OF_EACH = 44
 IN_OPEN = 0x20
 """Of inotify."""
 
@@ -125,7 +141,6 @@ class World:
     cluster: FaultCluster
     good: str
     names: list[str]
-    files: list[str]
     reached: list[str]
     watch: int
     variables: dict[str, str]
@@ -135,6 +150,7 @@ class World:
         llm, good = LLMSpec(model=name), LLMSpec(model=self.good)
         looping = LLMSpec(model=self.good.replace("good", "looping"))
         asking = LLMSpec(model=self.good.replace("good", "asking"))
+        planning = LLMSpec(model=self.good.replace("good", "planning"))
         condenser = LLMSummarizingCondenserSpec(llm=llm, keep_first=0, max_size=2)
         policy = LoopPolicy(responses=("switch_model",), fallback_model=name, action_observation=2)
         return {
@@ -144,7 +160,14 @@ class World:
             "loop policy": AgentSpec(llm=looping, loop_policy=policy),
             "delegate": AgentSpec(llm=asking, enable_delegation=True, delegates={"helper": AgentSpec(llm=llm)}),
             "condenser of a pipeline": AgentSpec(llm=good, condenser=CondenserPipelineSpec(condensers=(condenser,))),
+            "plan": AgentSpec(name="PlanningAgent", llm=planning, plan=PlanSpec(llm=llm, needs_approval=False)),
+            "SDK agent": AgentSpec(name="CodeActAgentSDK", llm=llm),
         }
+
+    def names_for(self, number: int) -> list[str]:
+        """Names for one way: all for the first, and for each other one as many of them, which begin elsewhere."""
+        start = number * NAMES_OF_EACH % len(self.names)
+        return self.names if number == 0 else (self.names * 2)[start : start + NAMES_OF_EACH]
 
     def opened(self) -> bytes:
         """What was opened, as inotify says it."""
@@ -159,7 +182,12 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     scripts, outside = tmp_path / "scripts", tmp_path / "outside"
     for folder in (scripts, outside):
         folder.mkdir()
-    for name, turns in {"good": [FINISH], "looping": [THINK] * 8, "asking": [ASK, FINISH]}.items():
+    for name, turns in {
+        "good": [FINISH],
+        "looping": [THINK] * 8,
+        "asking": [ASK, FINISH],
+        "planning": [PLAN, FINISH],
+    }.items():
         (scripts / f"{name}.json").write_text(json.dumps({"turns": turns}))
     for path in (outside / "canary.json", outside / "canary.jsonl"):
         path.write_text('{"turns": []}')
@@ -183,6 +211,8 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         table = tmp_path / "models.toml"
         table.write_text(
             f'{TABLE}[llm.near]\nmodel = "openai/near"\nbase_url = "http://{at}/v1"\ntenants = ["other"]\n'
+            f'[llm.routed]\nmodel = "openai/routed"\nbase_url = "http://{at}/v1"\n'
+            f'router = {{kind = "class", path = "{__name__}:RouterByText", choices = ["theirs"]}}\n'
         )
         variables = {"LLM_CONFIG": str(table), "LLM_SCRIPTS_DIR": str(scripts), "DECKHANDS_ANY_MODEL": ""}
         addressed = ("openai/{}", "custom/http://{}/v1", "oobabooga/http://{}", "huggingface/http://{}", "http://{}/x")
@@ -199,53 +229,183 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         whole = [name for name in NAMES if name not in scripted and len(name) <= 1_000]
         cluster = await stack.enter_async_context(FaultCluster(tmp_path / "cluster").running())
         good = f"scripted/{scripts}/good.json"
-        yield World(cluster, good, whole + names, files + scripted, reached, watch, variables)
+        yield World(cluster, good, whole + names + files + scripted, reached, watch, variables)
 
 
 async def test_no_way_to_name_a_model_leads_beyond_the_table(world: World) -> None:
-    """The tasks are there before the worker is, so no entrance knows what is offered: the worker alone decides."""
-    client, limit = world.cluster.client, asyncio.Semaphore(16)
+    """Most tasks are there before the worker is, so no entrance knows what is offered: the worker alone decides."""
+    client, cluster, limit = world.cluster.client, world.cluster, asyncio.Semaphore(16)
     begun: dict[str, tuple[str, str]] = {}
-
-    async def begin(way: str, name: str) -> None:
-        async with limit:
-            if way in ("switch", "fork"):
-                conversation_id = await client.submit("canary task", model=world.good, tenancy=ACME)
-                if way == "fork":
-                    conversation_id = await client.fork(conversation_id, model=name)
-                else:
-                    message = MessageAction(content="continue", source=EventSource.USER)
-                    switch = ModelSwitched(model=name, source=EventSource.USER)
-                    await client.log.append(conversation_id, [switch, message])
-            else:
-                agent = world.agents(name)[way]
-                conversation_id = await client.submit("canary task", agent=agent, tenancy=ACME)
-            begun[conversation_id] = way, name
-
-    (world.cluster.root / "work").mkdir()
+    (cluster.root / "work").mkdir()
+    cluster.start_door()
     good = [await client.submit("canary task", model=world.good, tenancy=ACME) for _ in range(3)]
-    ways = ("model", "switch", "fork", "condenser", "critic", "loop policy", "delegate", "condenser of a pipeline")
-    names = [*world.names, *world.files]
-    wanted = [(ways[0], name) for name in names]
-    # Each of the other ways gets each third name, all of them together each name.
-    wanted += [(way, name) for number, way in enumerate(ways[1:]) for name in names[number % 3 :: 3]]
-    outcomes = await asyncio.gather(*(begin(*each) for each in wanted), return_exceptions=True)
-    for (way, name), outcome in zip(wanted, outcomes, strict=True):
-        assert outcome is None or isinstance(outcome, DeckhandsError | ValidationError), (way, name, outcome)
-    assert len(begun) > 0.9 * len(wanted)
-    world.cluster.start_controller(**world.variables)
-    await world.cluster.settle([*good, *begun], limit=180.0)
+    agents = ("model", "SDK agent", "condenser", "critic", "loop policy", "delegate", "condenser of a pipeline", "plan")
+
+    async def begin(way: str, name: str) -> str:
+        if way == "switch":
+            conversation_id = await client.submit("canary task", model=world.good, tenancy=ACME)
+            message = MessageAction(content="continue", source=EventSource.USER)
+            switch = ModelSwitched(model=name, source=EventSource.USER)
+            await client.log.append(conversation_id, [switch, message])
+            return conversation_id
+        if way == "fork":
+            return await client.fork(await client.submit("canary task", model=world.good, tenancy=ACME), model=name)
+        if way == "router":
+            return await client.submit(f"choose <{name}>", model="routed", tenancy=ACME)
+        if way == "Python client":
+            async with AsyncConversation(cluster=cluster.store.url, model=name, tenancy=ACME) as conversation:
+                await conversation.send_message("canary task")
+                return conversation.id
+        return await client.submit("canary task", agent=world.agents(name)[way], tenancy=ACME)
+
+    async def begin_one(way: str, name: str) -> None:
+        async with limit:
+            with suppress(DeckhandsError, ValidationError):
+                begun[await begin(way, name)] = way, name
+
+    ways = (*agents, "switch", "fork", "router", "Python client")
+    wanted = [(way, name) for number, way in enumerate(ways) for name in world.names_for(number)]
+    await asyncio.gather(*(begin_one(*each) for each in wanted))
+    assert len(begun) > 0.9 * len(wanted) >= 0.9 * 12 * NAMES_OF_EACH
+
+    async with _entrances(world) as entrances:
+        await entrances.post(begun)
+        await entrances.queue(begun)
+        await entrances.schedule(begun)
+        await entrances.submit_file(begun)
+        assert {way for way, _ in begun.values()} == {*ways, *ENTRANCES}
+        cluster.start_controller(**world.variables)
+        await cluster.settle([*good, *begun], limit=240.0)
+        await entrances.check_answers()
     for conversation_id in good:
         assert (await client.row(conversation_id)).state == "finished"
+    wrong = []
     for conversation_id, (way, name) in begun.items():
         summary = await client.summary(conversation_id)
-        if way == "delegate":
-            assert summary.state == "finished", (way, name, summary)
-        else:
-            assert summary.error_code in REFUSED, (way, name, summary)
+        is_right = summary.state == "finished" if way == "delegate" else summary.error_code in REFUSED
+        wrong += [] if is_right else [(way, name, summary.state, summary.error_code)]
+    assert wrong == []
     assert world.reached == []
     assert world.opened() == b""
-    assert "canary" not in world.cluster.log_of("c1").replace("canary.json", "")
+    for worker in ("c1", "d1"):
+        assert "canary" not in cluster.log_of(worker).replace("canary.json", "")
+
+
+class RouterByText:
+    """A router of the operator's that chooses what the task says."""
+
+    def select_llm(self, request: ModelRequest) -> str:
+        texts = [part.text for message in request.messages for part in message.content if isinstance(part, TextPart)]
+        found = re.search(r"choose <(.*)>", "\n".join(texts), re.DOTALL)
+        assert found is not None
+        return found[1]
+
+
+class _Entrances:
+    """The entrances of a cluster, each of which is given every name."""
+
+    def __init__(self, world: World, http: httpx2.AsyncClient, producer: Producer) -> None:
+        self.world = world
+        self.http = http
+        self.producer = producer
+        self.names = world.names_for(len(ENTRANCES) + 12)
+        self.results: list[AsyncResult] = []
+        self.queued = 0
+
+    async def post(self, begun: dict[str, tuple[str, str]]) -> None:
+        for name in self.names:
+            body = json.dumps({"task": "canary task", "model": name}).encode()
+            answer = await self.http.post("/conversations", content=body, headers={"Content-Type": "application/json"})
+            assert answer.status_code < 500, (name, answer.text)
+            if answer.is_success:
+                begun[answer.json()["conversation_id"]] = "HTTP", name
+
+    async def queue(self, begun: dict[str, tuple[str, str]]) -> None:
+        """Send a Celery task and an entry of the inbox for each name, and wait until the door has taken them."""
+        store = self.world.cluster.client.store
+        for number, name in enumerate(self.names):
+            options = {"model": name, "tenant": "acme"}
+            self.results.append(self.producer.send("run", "canary task", kwargs=options))
+            await put(store, {"id": str(number), "task": "canary task", **options})
+        for result, name in zip(self.results, self.names, strict=True):
+            conversation_id = conversation_of_task(result.id)
+            meta = store.keys(conversation_id).meta
+
+            async def is_taken(result: AsyncResult = result, meta: str = meta) -> bool:
+                return bool(await store.connection.call("EXISTS", meta)) or result.state == "FAILURE"
+
+            await until(is_taken, limit=60.0, what="a task that the door has taken")
+            if await store.connection.call("EXISTS", meta):
+                begun[conversation_id] = "Celery", name
+        await until(self._answered, limit=60.0, what="an answer to each entry")
+        for reply in await replies(store):
+            if reply.conversation_id:
+                begun[reply.conversation_id] = "inbox", self.names[int(reply.request_id)]
+
+    async def _answered(self) -> bool:
+        return {reply.request_id for reply in await replies(self.world.cluster.client.store)} >= set(
+            map(str, range(len(self.names)))
+        )
+
+    async def schedule(self, begun: dict[str, tuple[str, str]]) -> None:
+        client = self.world.cluster.client
+        book, due = ScheduleBook(client.store, client.secrets), None
+        for number, name in enumerate(self.names):
+            with suppress(DeckhandsError, ValidationError):
+                request = TaskRequest(task="canary task", tenant="acme", model=name)
+                due = await book.add(Schedule(name=f"s{number}", cron="0 6 1 1 *"), request)
+        assert due is not None
+        await begin_due(client, book, due)
+        for number, name in enumerate(self.names):
+            conversation_id = conversation_of(f"s{number}", due)
+            if await client.store.connection.call("EXISTS", client.store.keys(conversation_id).meta):
+                begun[conversation_id] = "schedule", name
+
+    async def submit_file(self, begun: dict[str, tuple[str, str]]) -> None:
+        lines, path = [], self.world.cluster.root / "tasks.jsonl"
+        for number, name in enumerate(self.names):
+            with suppress(DeckhandsError, ValidationError):
+                agent_in(None, TaskRequest(task="canary task", model=name).model)
+                lines.append(json.dumps({"id": str(number), "task": "canary task", "model": name}))
+        path.write_text("\n".join(lines) + "\n")
+        done = await asyncio.to_thread(
+            deckhands,
+            "submit",
+            "--from",
+            str(path),
+            "--tenant",
+            "acme",
+            "--json",
+            DECKHANDS_URL=self.world.cluster.store.url,
+        )
+        for line in map(json.loads, done.splitlines()):
+            begun[line["conversation_id"]] = "submit", self.names[int(line["id"])]
+
+    async def check_answers(self) -> None:
+        """Check that the entrance answers each task with a refusal."""
+        for result, name in zip(self.results, self.names, strict=True):
+            await self.producer.until_state(result, "FAILURE")
+            assert any(word in str(result.result) for word in (*REFUSED, "model")), (name, result.result)
+
+
+def deckhands(*arguments: str, **environment: str) -> str:
+    """Run the program, and return what it prints."""
+    known = {name: text for name, text in os.environ.items() if not name.startswith(("DECKHANDS_", "LLM_"))}
+    command = [sys.executable, "-m", "deckhands", *arguments]
+    done = subprocess.run(command, env=known | environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@asynccontextmanager
+async def _entrances(world: World) -> AsyncIterator[_Entrances]:
+    gateway = Gateway(world.cluster.client.store, "", options=ServerOptions(port=0))
+    producer = Producer(world.cluster)
+    try:
+        async with caller(gateway, "acme") as http:
+            yield _Entrances(world, http, producer)
+    finally:
+        producer.close()
 
 
 @pytest.fixture

@@ -1,19 +1,22 @@
 """Where a library that makes its own requests may send them: litellm, which speaks to a hundred providers.
 
-Holds: within `within`, a request of httpx goes to the address of the settings or to a public one, and no redirect is
-followed: it would carry prompt and key to wherever it points. What is public `broker.runtime.addresses` says.
-Does not: concern requests outside of it, or those of other libraries, by which clouds' own libraries log in.
+Holds: within `within`, a request of httpx goes to the address of the settings (scheme, host and port) or to a public
+one, and no redirect is followed: it would carry prompt and key to wherever it points. A name is looked up once, and the
+connection is made to an address that was checked, by httpcore as well as by aiohttp. What is public
+`broker.runtime.addresses` says.
+Does not: concern requests outside of it, or those of other libraries, by which clouds' own libraries log in. A proxy of
+the environment looks up names itself.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import ipaddress
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import partial, wraps
 from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
@@ -42,7 +45,8 @@ class Egress:
 
     def __init__(self, base_url: str | None) -> None:
         self.refused = ""
-        self._own = (urlsplit(base_url).hostname or "").lower() if base_url else ""
+        self._own = _place(base_url) if base_url else None
+        self._known = set[tuple[str, int | None]]()  # hosts and ports that need no public address
 
     @contextmanager
     def within(self) -> Iterator[None]:
@@ -53,33 +57,35 @@ class Egress:
         finally:
             _rules.reset(token)
 
-    def check_name(self, url: Any) -> bool:
-        """Refuse a host by its name alone; return whether its addresses have to be looked at.
+    def check_name(self, url: str) -> None:
+        """Refuse a host by its name alone.
 
         Raises:
             EgressRefused: it is of this machine or this network.
         """
-        host = str(url.host).lower().rstrip(".")
-        if self._own and host == self._own:
-            return False
-        try:
-            ipaddress.ip_address(host)
-        except ValueError:
+        _, host, port = place = _place(url)
+        if (proxy := environment_proxy(url)) is not None:
+            self._known.add(_place(proxy)[1:])
+        if place == self._own:
+            self._known.add((host, port))
+        elif not _is_address(host):
             if "." not in host or host.endswith(LOCAL_NAMES):
                 self._refuse(host)
-            return environment_proxy(str(url)) is None  # a proxy looks up names itself
-        if not AddressRules().may_reach(host):
+        elif not AddressRules().may_reach(host):
             self._refuse(host)
-        return False
 
-    def check_addresses(self, url: Any, found: list[Any]) -> None:
-        """Refuse a host for its addresses, as the resolver gives them.
+    def check_addresses(self, host: str, port: int | None, addresses: Iterable[str]) -> None:
+        """Refuse a host for the addresses that a connection would be made to.
 
         Raises:
             EgressRefused: one of them is not public.
         """
-        if not all(AddressRules().may_reach(entry[4][0]) for entry in found):
-            self._refuse(str(url.host))
+        if not self.knows(host, port) and not all(map(AddressRules().may_reach, addresses)):
+            self._refuse(host)
+
+    def knows(self, host: str, port: int | None) -> bool:
+        """Return whether it is the place of the settings or a proxy."""
+        return (host.lower().rstrip("."), port) in self._known
 
     def _refuse(self, host: str) -> None:
         self.refused = host
@@ -87,35 +93,102 @@ class Egress:
 
 
 def guard(httpx: ModuleType) -> None:
-    """Make the clients of httpx ask for the rules of the context. Idempotent."""
-    for kind, guarded in ((httpx.AsyncClient, _guarded), (httpx.Client, _guarded_in_thread)):
-        if not getattr(kind.send, "asks_for_rules", False):
-            kind.send = guarded(kind.send)
-            kind.send.asks_for_rules = True
+    """Make the clients of httpx, and what connects for them, ask for the rules of the context. Idempotent."""
+    import aiohttp
+    import httpcore
+
+    for kind, name, guarded in (
+        (httpx.AsyncClient, "send", _sending),
+        (httpx.Client, "send", _sending),
+        (httpcore.AnyIOBackend, "connect_tcp", partial(_connecting, httpcore)),
+        (httpcore.SyncBackend, "connect_tcp", partial(_connecting_in_thread, httpcore)),
+        (aiohttp.TCPConnector, "_resolve_host", _resolving),
+    ):
+        if not getattr(getattr(kind, name), "asks_for_rules", False):
+            setattr(kind, name, guarded(getattr(kind, name)))
+            getattr(kind, name).asks_for_rules = True
 
 
-def _guarded(send: Any) -> Any:
-    @functools.wraps(send)
-    async def checked(self: Any, request: Any, **options: Any) -> Any:
-        rules = _rules.get()
-        if rules is None:
-            return await send(self, request, **options)
-        if rules.check_name(request.url):
-            found = await asyncio.get_running_loop().getaddrinfo(request.url.host, None, type=socket.SOCK_STREAM)
-            rules.check_addresses(request.url, found)
-        return await send(self, request, **options | {"follow_redirects": False})
+def _sending(send: Any) -> Any:
+    """Return a client's `send`, which may be a coroutine function, with the check of names."""
 
-    return checked
-
-
-def _guarded_in_thread(send: Any) -> Any:
-    @functools.wraps(send)
+    @wraps(send)
     def checked(self: Any, request: Any, **options: Any) -> Any:
-        rules = _rules.get()
-        if rules is None:
+        if (rules := _rules.get()) is None:
             return send(self, request, **options)
-        if rules.check_name(request.url):
-            rules.check_addresses(request.url, socket.getaddrinfo(request.url.host, None, type=socket.SOCK_STREAM))
+        rules.check_name(str(request.url))
         return send(self, request, **options | {"follow_redirects": False})
 
     return checked
+
+
+def _connecting(httpcore: ModuleType, connect: Any) -> Any:
+    @wraps(connect)
+    async def checked(self: Any, host: str, port: int, timeout: float | None = None, **options: Any) -> Any:  # noqa: ASYNC109
+        if (rules := _rules.get()) is None or rules.knows(host, port):
+            return await connect(self, host, port, timeout=timeout, **options)
+        try:
+            async with asyncio.timeout(timeout):
+                found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except TimeoutError as error:
+            raise httpcore.ConnectTimeout(str(error)) from error
+        except OSError as error:
+            raise httpcore.ConnectError(str(error)) from error
+        addresses = [str(entry[4][0]) for entry in found]
+        rules.check_addresses(host, port, addresses)
+        for address in addresses[:-1]:
+            with suppress(httpcore.ConnectError, httpcore.ConnectTimeout):
+                return await connect(self, address, port, timeout=timeout, **options)
+        return await connect(self, addresses[-1], port, timeout=timeout, **options)
+
+    return checked
+
+
+def _connecting_in_thread(httpcore: ModuleType, connect: Any) -> Any:
+    @wraps(connect)
+    def checked(self: Any, host: str, port: int, timeout: float | None = None, **options: Any) -> Any:
+        if (rules := _rules.get()) is None or rules.knows(host, port):
+            return connect(self, host, port, timeout=timeout, **options)
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise httpcore.ConnectError(str(error)) from error
+        addresses = [str(entry[4][0]) for entry in found]
+        rules.check_addresses(host, port, addresses)
+        for address in addresses[:-1]:
+            with suppress(httpcore.ConnectError, httpcore.ConnectTimeout):
+                return connect(self, address, port, timeout=timeout, **options)
+        return connect(self, addresses[-1], port, timeout=timeout, **options)
+
+    return checked
+
+
+def _resolving(resolve: Any) -> Any:
+    """Return a connector's look-up, whose answers may be kept from calls with other rules, with the check of them."""
+
+    @wraps(resolve)
+    async def checked(self: Any, host: str, port: int, *arguments: Any, **options: Any) -> Any:
+        found = await resolve(self, host, port, *arguments, **options)
+        if (rules := _rules.get()) is not None:
+            rules.check_addresses(host, port, [entry["host"] for entry in found])
+        return found
+
+    return checked
+
+
+def _place(url: str) -> tuple[str, str, int | None]:
+    """Return the scheme, the host and the port of an address."""
+    parts = urlsplit(url)
+    host = (parts.hostname or "").rstrip(".")
+    if not host.isascii():
+        with suppress(UnicodeError):
+            host = host.encode("idna").decode()
+    return parts.scheme, host, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

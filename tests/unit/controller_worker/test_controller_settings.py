@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from broker.runtime.errors import UsageError
@@ -30,3 +36,44 @@ def test_everything_set():
 def test_a_value_that_cannot_be_used_is_named(name, text):
     with pytest.raises(UsageError, match=f"DECKHANDS_{name} is '?{text}'?. It must be"):
         controller_settings({f"DECKHANDS_{name}": text})
+
+
+LISTEN = """
+import signal, socket, sys
+server = socket.socket(socket.AF_UNIX)
+server.bind(sys.argv[1])
+server.listen()
+print("ready", flush=True)
+signal.pause()
+"""
+READ = (
+    "from controller_worker.settings import controller_settings; print(bool(controller_settings().variables.any_model))"
+)
+
+
+def read_by_a_worker(path: Path, any_model: str, url: str) -> str:
+    environment = {**os.environ, "DECKHANDS_URL": url, "DECKHANDS_ANY_MODEL": any_model}
+    done = subprocess.run([sys.executable, "-c", READ], env=environment, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or done.stderr
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_any_model_needs_the_store_of_the_workers_own_program(tmp_path: Path, is_own: bool) -> None:
+    """A store that another program has started may have other clients, whatever its address looks like."""
+    path = tmp_path / "store"
+    command = [sys.executable, "-c", LISTEN, str(path)]
+    if not is_own:
+        command = [sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])", *command]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as store:
+        try:
+            assert store.stdout is not None
+            assert store.stdout.readline() == b"ready\n"
+            refused = "the store at DECKHANDS_URL is not one that `run`, `demo` or an evaluation has started"
+            if is_own:
+                assert read_by_a_worker(path, str(path), f"unix://:password@{path}") == "True"
+                assert refused in read_by_a_worker(path, "1", f"unix://{path}")
+                assert refused in read_by_a_worker(path, str(path), "redis://127.0.0.1:6379/0")
+            else:
+                assert refused in read_by_a_worker(path, str(path), f"unix://{path}")
+        finally:
+            os.killpg(store.pid, signal.SIGKILL)

@@ -18,7 +18,7 @@ from broker.runtime.errors import StoreUnavailable
 from broker.testing.manual_clock import ManualClock
 from controller_worker.core.failures import last_error_of
 from controller_worker.model.model_call import ask, reply_of
-from controller_worker.model.models import ROUTED, ClientMissing, Models
+from controller_worker.model.models import CLIENTS_LIMIT, ROUTED, ClientMissing, Models
 from controller_worker.providers.errors import HookVeto, LLMConfigError
 from controller_worker.providers.llm import Completion, Delta, ModelRequest, Usage
 from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
@@ -101,7 +101,7 @@ async def test_a_script_that_is_missing_is_a_failure(tmp_path: Path) -> None:
 
 async def test_what_nobody_foresaw_is_a_failure_without_details(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Models):
-        async def of(self, spec: LLMSpec, *, key_env: str | None = None) -> Any:
+        def _create(self, spec: LLMSpec, key_env: str | None) -> Any:
             raise ZeroDivisionError(f"secret {spec}")
 
     result = await attempt(Broken({}, SystemClock()))
@@ -480,3 +480,16 @@ def test_the_model_that_a_router_has_chosen_is_asked_without_the_router(tmp_path
         config and config.router for name in ("auto", f"auto{ROUTED}") if (config := of.settings(LLMSpec(model=name)))
     ]
     assert [router is None for router in routers] == [False, True]
+
+
+async def test_clients_have_a_bound_and_one_in_use_is_not_closed(tmp_path: Path) -> None:
+    """A task chooses its temperature, and each one takes another client."""
+    of = Models({"LLM_MODEL": "openai/x", "LLM_BASE_URL": "http://127.0.0.1:9/v1"}, SystemClock())
+    async with of.using(LLMSpec(temperature=0.5)) as (used, _):
+        first, _ = await of.of(LLMSpec(temperature=1.0))
+        for number in range(CLIENTS_LIMIT):
+            await of.of(LLMSpec(temperature=2.0 + number))
+        assert len(of._clients) == CLIENTS_LIMIT
+        assert (await of.of(LLMSpec(temperature=0.5)))[0] is used
+        assert (await of.of(LLMSpec(temperature=1.0)))[0] is not first
+    await of.aclose()

@@ -121,6 +121,107 @@ tenants = ["acme"]
     assert moved.config().secrets == ()
 
 
+BOUND = """
+[llm]
+model = "anthropic/claude-sonnet-4-5"
+api_key = "anthropic-key"
+fallbacks = ["gemini/gemini-2.5-pro", "anthropic/claude-haiku-4-5"]
+completion_kwargs = {extra_headers = {Authorization = "Bearer canary-in-a-header"}}
+[llm.other_provider]
+model = "mistral/large"
+[llm.other_address]
+base_url = "http://127.0.0.1:9/v1"
+[llm.many]
+model = "groq/*"
+api_key = "groq-key"
+completion_kwargs = {extra_body = {api_key = "canary-in-a-body"}}
+fallbacks = ["xai/grok"]
+"""
+
+
+@pytest.mark.parametrize("name", ["other_provider", "other_address", "gemini/gemini-2.5-pro", "xai/grok"])
+def test_further_fields_stay_with_their_address(tmp_path: Path, name: str) -> None:
+    found = profiles(tmp_path, BOUND)
+    config = found.config(found.find(name, "acme"))
+    assert (config.completion_kwargs, config.secrets) == (None, ())
+
+
+def test_further_fields_of_the_file_reach_no_address_of_the_environment(tmp_path: Path) -> None:
+    for variable in ("LLM_BASE_URL", "LITELLM_BASE_URL"):
+        moved = profiles(tmp_path, BOUND, **{variable: "http://127.0.0.1:9/v1"}).config()
+        assert (moved.completion_kwargs, moved.secrets) == (None, ())
+
+
+def test_keys_in_further_fields_are_secrets(tmp_path: Path) -> None:
+    found = profiles(tmp_path, BOUND)
+    for name in ("anthropic/claude-sonnet-4-5", "anthropic/claude-haiku-4-5"):
+        config = found.config(found.find(name, "acme"))
+        assert set(config.secrets) == {"anthropic-key", "Bearer canary-in-a-header", "canary-in-a-header"}
+        assert "canary" not in repr(config)
+    assert "canary-in-a-body" in found.config(found.find("groq/x", "acme")).secrets
+
+
+LIMITED = """
+[llm]
+model = "anthropic/claude-sonnet-4-5"
+api_key = "base-key"
+[llm.theirs]
+model = "openai/gpt-5"
+api_key = "their-key"
+tenants = ["other"]
+fallbacks = ["openai/gpt-5-mini", "anthropic/claude-haiku-4-5"]
+num_retries = 2
+"""
+
+
+def test_a_fallback_is_offered_where_its_profile_is(tmp_path: Path) -> None:
+    found = profiles(tmp_path, LIMITED)
+    for name in ("openai/gpt-5-mini", "anthropic/claude-haiku-4-5"):
+        with pytest.raises(ModelNotOffered):
+            found.find(name, "acme")
+        assert not found.table.offers(name, "acme")
+        reference = found.find_fallback("theirs", name, "other")
+        assert reference == found.find(name, "other")
+        assert found.config(reference).num_retries == 2
+    assert found.config(found.find("openai/gpt-5-mini", "other")).secrets == ("their-key",)
+    assert found.config(found.find("anthropic/claude-haiku-4-5", "other")).secrets == ()
+
+
+def test_a_fallback_of_the_base_is_for_all_though_a_profile_limits_its_model(tmp_path: Path) -> None:
+    text = LIMITED.replace('api_key = "base-key"', 'api_key = "base-key"\nfallbacks = ["openai/gpt-5"]')
+    found = profiles(tmp_path, text)
+    assert found.find_fallback("", "openai/gpt-5", "acme") == found.find("openai/gpt-5", "acme") == "#openai/gpt-5"
+    assert found.find_fallback("", "openai/gpt-5", "other") == "theirs"
+
+
+@pytest.mark.parametrize("value", ['"acme, beta"', '["acme", "beta"]'])
+def test_tenants_are_a_list_or_names_with_commas(tmp_path: Path, value: str) -> None:
+    found = profiles(tmp_path, f'[llm]\nmodel = "x"\n[llm.a]\ntemperature = 1\ntenants = {value}')
+    assert [found.find("a", tenant) for tenant in ("acme", "beta")] == ["a", "a"]
+    with pytest.raises(ModelNotOffered):
+        found.find("a", "acme,beta")
+
+
+@pytest.mark.parametrize(
+    ("value", "complaint"), [("5", "Input should be a valid tuple"), ('" , "', "no tenant is named")]
+)
+def test_tenants_that_cannot_be_read_offer_to_none(tmp_path: Path, value: str, complaint: str) -> None:
+    found = profiles(tmp_path, f'[llm]\nmodel = "x"\n[llm.a]\ntemperature = 1\ntenants = {value}')
+    assert found.table.names("acme") == ["x"]
+    with pytest.raises(LLMConfigError, match=complaint):
+        found.named("a")
+
+
+def test_a_pattern_of_the_base_is_checked() -> None:
+    found = Profiles.from_env({"LLM_MODEL": "bedrock/*"})
+    with pytest.raises(LLMConfigError, match="'bedrock/\\*' cannot be a pattern"):
+        found.config(found.find("bedrock/x", "acme"))
+    found = Profiles.from_env({"LLM_MODEL": "gemini/*", "LLM_API_KEY": "k"})
+    assert found.config(found.find("gemini/x", "acme")).secrets == ("k",)
+    with pytest.raises(LLMConfigError, match=r"'gemini/\*' stands for many models. Name one"):
+        found.config()
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -134,6 +235,16 @@ tenants = ["acme"]
             "api_key needs the environment variable NO_KEY, which is not set",
         ),
         ('[llm]\napi_key = "k"', "No model is configured."),
+        *(
+            (f'[llm]\nmodel = "x"\ncompletion_kwargs = {{{name} = "v"}}', f"'{name}' cannot be set here; write {field}")
+            for name, field in {
+                "api_key": "api_key",
+                "base_url": "base_url",
+                "api_base": "base_url",
+                "model": "model",
+                "fallbacks": "fallbacks",
+            }.items()
+        ),
     ],
 )
 def test_what_cannot_be_used_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
