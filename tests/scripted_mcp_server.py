@@ -25,6 +25,7 @@ class ScriptedServer:
     Attributes:
         tools: what it lists.
         answer: the text of every answer to a call.
+        images: base64 texts of pictures beside it.
         form: of answers to calls: `application/json` or `text/event-stream`.
         is_streaming: whether a client may listen for announcements.
         sessions: those that are open; a request with another gets the status 404.
@@ -36,6 +37,7 @@ class ScriptedServer:
     def __init__(self) -> None:
         self.tools = [tool("echo")]
         self.answer = "fine"
+        self.images: list[str] = []
         self.form = "application/json"
         self.is_streaming = True
         self.sessions: set[str] = set()
@@ -99,7 +101,8 @@ class ScriptedServer:
             self.listings += 1
             return {"tools": self.tools}
         if method == "tools/call":
-            return {"content": [{"type": "text", "text": self.answer}]}
+            images = [{"type": "image", "data": data, "mimeType": "image/png"} for data in self.images]
+            return {"content": [{"type": "text", "text": self.answer}, *images]}
         return {}
 
     async def _listen(self, request: web.BaseRequest) -> web.StreamResponse:

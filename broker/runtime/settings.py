@@ -138,7 +138,11 @@ class BrokerSettings(BaseSettings):
         bool, Field(description="the store's server has the fixes of newer versions, whatever its number says")
     ] = False
     secret_key: Annotated[
-        str, Field(description="encrypts secrets: 32 bytes in base64, the same for all workers and clients", repr=False)
+        str,
+        Field(
+            description="encrypts secrets and archives: 32 bytes in base64, the same for all workers and clients",
+            repr=False,
+        ),
     ] = ""
     secret_key_file: Annotated[
         str, Field(description="a file that holds the key; neither: `secret.key` in the home, made when needed")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import os
 import re
 from collections import OrderedDict
@@ -40,6 +41,8 @@ REMEMBERED_CONVERSATIONS = 4_000
 
 MAX_LENDERS = 16
 """How far up a delegate's secrets are looked for; delegates go less deep."""
+
+ONE_KEY = "Give all workers and clients the same DECKHANDS_SECRET_KEY or DECKHANDS_SECRET_KEY_FILE."
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 
@@ -302,32 +305,49 @@ class Secrets:
         return known
 
     def _encrypt(self, conversation_id: str, value: str) -> bytes:
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-        nonce = os.urandom(NONCE_BYTES)
-        return nonce + AESGCM(self._required_key()).encrypt(nonce, value.encode(), conversation_id.encode())
+        return encrypt(self._required_key(), value.encode(), conversation_id)
 
     def _decrypt(self, conversation_id: str, encrypted: bytes) -> str:
-        from cryptography.exceptions import InvalidTag
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-        nonce, sealed = encrypted[:NONCE_BYTES], encrypted[NONCE_BYTES:]
         try:
-            return AESGCM(self._required_key()).decrypt(nonce, sealed, conversation_id.encode()).decode()
-        except InvalidTag as error:
+            return decrypt(self._required_key(), encrypted, conversation_id).decode()
+        except ValueError as error:
             raise SecretsLocked(
-                f"The secrets of {conversation_id} were encrypted with another key.",
-                remedy="Give all workers and clients the same DECKHANDS_SECRET_KEY.",
+                f"The secrets of {conversation_id} were encrypted with another key.", remedy=ONE_KEY
             ) from error
 
     def _required_key(self) -> bytes:
         self._key = self._key or self._find_key()
         if self._key is None:
-            raise SecretsLocked(
-                "There are secrets, and no key for them.",
-                remedy="Give all workers and clients the same DECKHANDS_SECRET_KEY or DECKHANDS_SECRET_KEY_FILE.",
-            )
+            raise SecretsLocked("There are secrets, and no key for them.", remedy=ONE_KEY)
         return self._key
+
+
+def encrypt(key: bytes, content: bytes, about: str) -> bytes:
+    """Return content encrypted by AES-256-GCM; `about` is what it belongs to."""
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    nonce = os.urandom(NONCE_BYTES)
+    return nonce + AESGCM(key).encrypt(nonce, content, about.encode())
+
+
+def decrypt(key: bytes, encrypted: bytes, about: str) -> bytes:
+    """Return what was encrypted.
+
+    Raises:
+        ValueError: with another key, or for something else, or it was changed since.
+    """
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    try:
+        return AESGCM(key).decrypt(encrypted[:NONCE_BYTES], encrypted[NONCE_BYTES:], about.encode())
+    except InvalidTag as error:
+        raise ValueError("it was encrypted otherwise") from error
+
+
+def key_name(key: bytes) -> str:
+    """Return what tells a key from others and says nothing of it."""
+    return hashlib.sha256(b"deckhands key name" + key).hexdigest()[:16]
 
 
 def check_secret(name: str, value: str) -> None:

@@ -25,6 +25,8 @@ from broker.store.store import Store
 from broker.tools.tool_failures import Reported, ToolFailures
 
 MAX_CHOSEN = 128
+MAX_CHOSEN_CHARS = 3 * 2**18
+"""Of the chosen tools together, in JSON: they stand in the first event of their conversation."""
 MAX_NAMED_FAILURES = 5
 _POLL_SECONDS = 0.05
 _FAILURES_EVERY = 5
@@ -143,4 +145,8 @@ def _distinct(chosen: Iterable[ToolOffer]) -> tuple[ToolOffer, ...]:
     by_key = {offer.key: offer for offer in chosen}
     if len(by_key) > MAX_CHOSEN:
         raise UsageError(f"{len(by_key)} tools are chosen; the limit is {MAX_CHOSEN}.", remedy="Choose fewer.")
+    chars = sum(len(offer.model_dump_json()) for offer in by_key.values())
+    if chars > MAX_CHOSEN_CHARS:
+        text = f"The {len(by_key)} chosen tools have {chars:,} characters together; the limit is {MAX_CHOSEN_CHARS:,}."
+        raise UsageError(text, remedy="Choose fewer.")
     return tuple(by_key.values())

@@ -1,6 +1,7 @@
 """One commit: events that belong together, and everything the core wants because of them.
 
-Holds: a value made from values; a log to which it is appended whole wants no further append at once.
+Holds: a value made from values; a log to which it is appended whole wants no further append at once, unless the commit
+is partial.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from controller_worker.core.effects import Append, AwaitTools, Effect
 from controller_worker.core.state import State
 
 MAX_ROUNDS = 16
-"""A settled log needs one or two, because a concern wants all that is due at once, however much that is. More means
-that the core asks for the same thing again and again."""
+"""A settled log needs one or two, because a concern wants all that is due at once, or fills an append and ends the
+commit. More means that the core asks for the same thing again and again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Commit:
         cancels: running actions to be stopped; 0: all that runs in the workspace.
         dispatch: positions of actions that go to a tool worker at once.
         state: after all of them.
+        is_partial: an append was full, and the next commit takes what else is wanted.
     """
 
     events: list[Event]
@@ -39,6 +41,7 @@ class Commit:
     cancels: list[int]
     dispatch: list[int]
     state: State
+    is_partial: bool = False
 
 
 def settle(state: State, wanted: Append, now: datetime, *, traceparent: str | None = None) -> Commit:
@@ -64,6 +67,8 @@ def settle(state: State, wanted: Append, now: datetime, *, traceparent: str | No
                 numbered = numbered.model_copy(update={"traceparent": traceparent})
             events.append(numbered)
             state = apply(state, numbered)
+        if effect.is_partial:
+            return Commit(events, answers, cancels, [], state, is_partial=True)
         effect = next_effect(state, now)
     assert not isinstance(effect, Append), f"no end to what {concern_wanting(state, now)} wants at {state.version}"
     in_flight = effect.action_ids if isinstance(effect, AwaitTools) else ()

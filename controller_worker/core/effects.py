@@ -16,11 +16,13 @@ class Append:
     Attributes:
         answers: position in `events` → the runnable action that this observation settles.
         cancels: running actions whose processes are to end; 0: all processes of the conversation.
+        is_partial: the append is full; what else is wanted enters in the next ones.
     """
 
     events: tuple[Event, ...]
     answers: tuple[tuple[int, int], ...] = ()
     cancels: tuple[int, ...] = ()
+    is_partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)

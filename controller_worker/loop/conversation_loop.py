@@ -213,5 +213,6 @@ class ConversationLoop:
             self._call.cancel(self.state)
         elif any(map(ends_call, commit.events)):
             await self._call.give_up(self.state)
-        await self._log.save_snapshot()
+        if not commit.is_partial:  # else it would hold all that is still to be appended
+            await self._log.save_snapshot()
         return True

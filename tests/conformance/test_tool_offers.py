@@ -66,6 +66,14 @@ async def test_offers_are_chosen_by_key_or_pattern_and_each_once(store: Store) -
         await offers.choose(["weather", "wether"])
 
 
+async def test_tools_too_long_for_one_event_are_refused(store: Store) -> None:
+    offers = ToolOffers(store)
+    await offers.publish([offer(f"git/t{n}", "d" * 8_000) for n in range(120)])
+    with pytest.raises(UsageError, match=r"The 120 chosen tools have 9\d\d,\d{3} characters together"):
+        await offers.choose(["git/*"])
+    assert len(await offers.choose(["git/t1*"])) == 31
+
+
 async def test_two_tools_of_one_name_can_be_chosen_together(store: Store) -> None:
     offers = ToolOffers(store)
     await offers.publish([offer("git/log"), offer("svn/log")])

@@ -7,6 +7,7 @@ to be of an authority that this machine or SSL_CERT_FILE trusts.
 
 from __future__ import annotations
 
+import base64
 import os
 import subprocess
 import tarfile
@@ -48,8 +49,11 @@ class Verdict(BaseModel):
 async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
     folder = tmp_path_factory.mktemp("places")
     async with AsyncExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        key = base64.b64encode(os.urandom(32)).decode()
+        patch.setenv("DECKHANDS_SECRET_KEY", key)  # of the server, which is in this process
         found = await stack.enter_async_context(served(folder / "log", environment_with(folder)))
-        environment = found.environment(folder / "home")
+        environment = found.environment(folder / "home", DECKHANDS_SECRET_KEY=key)
         for module in ("controller_worker", "tool_worker"):
             await stack.enter_async_context(worker(module, environment))
         await found.working()

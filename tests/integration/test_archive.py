@@ -222,6 +222,15 @@ async def test_what_cannot_be_archived_stays(client, place, tmp_path, caplog) ->
     assert (await client.row("torn")).state == "finished"
 
 
+async def test_a_file_sealed_with_another_key_keeps_only_its_conversation(client, place, tmp_path, caplog) -> None:
+    name = await StoredFiles(client.store, lambda: b"k" * 32).keep("sealed", b"a tar file")
+    source = UploadedSource(name="a.tar", format="tar", parcel=name)
+    await begin_ended(client, "sealed", workspace={"source": source.model_dump()})
+    await begin_ended(client, "whole")
+    assert await retired(client.store, place, tmp_path) == {"archived": 1, "deleted": 0, "kept": 0, "failed": 1}
+    assert "sealed stays in the store: The file was sealed with another key" in caplog.text
+
+
 async def test_another_conversation_of_the_same_id_is_not_replaced(client, place, tmp_path, caplog) -> None:
     await begin_ended(client, "again")
     await retired(client.store, place, tmp_path)

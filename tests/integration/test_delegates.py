@@ -295,14 +295,14 @@ def delegate_calls(count: int, **arguments: Any) -> list[dict[str, Any]]:
     ]
 
 
-async def report_all(hands: Hands, delegate_ids: Iterable[int]) -> None:
+async def report_all(hands: Hands, delegate_ids: Iterable[int], *, padding: str = "") -> None:
     """Let delegates end, all at the same time."""
     for delegate_id in delegate_ids:
         ended = DelegateEnded(
             delegate_id=delegate_id,
             conversation_id=delegate_conversation(CID, delegate_id),
             agent_state=AgentState.FINISHED,
-            content=f"found {delegate_id}",
+            content=f"found {delegate_id}{padding}",
         )
         await hands.log.append(CID, [ended], key=f"delegate:{delegate_id}")
 
@@ -332,6 +332,26 @@ async def test_five_hundred_ends_that_are_due_enter_in_one_append(hands: Hands) 
     told = [event for event in await hands.events() if isinstance(event, AgentDelegateObservation)]
     assert [event.delegate_id for event in told] == ids
     assert len({event.timestamp for event in told}) == 1
+    await hands.observe(loop.state.tools.pending[0].id)
+    loop.wake()
+    await until(lambda: loop.state.lifecycle.agent_state is AgentState.FINISHED, what="the end")
+
+
+async def test_a_thousand_long_ends_enter_in_bounded_appends(hands: Hands) -> None:
+    turns = [{"tool_calls": delegate_calls(125, background=True)} for _ in range(8)]
+    turns.append({"tool_calls": [{"name": "execute_bash", "arguments": {"command": "ls"}}]})
+    await begin_many(hands, *turns, FINISH, max_iterations=2**62)
+    loop = await hands.go()
+    await until(lambda: len(loop.state.tools.pending) == 1, what="the command")
+    ids = [delegate.id for delegate in loop.state.delegation.delegates]
+    assert len(ids) == 1_000
+    await report_all(hands, ids, padding="x" * 30_000)
+    hands.wire.counts.clear()
+    loop.wake()
+    await hands.at_rest(loop)
+    assert hands.wire.counts["deck_append"] == 30
+    told = [event for event in await hands.events() if isinstance(event, AgentDelegateObservation)]
+    assert [event.delegate_id for event in told] == ids
     await hands.observe(loop.state.tools.pending[0].id)
     loop.wake()
     await until(lambda: loop.state.lifecycle.agent_state is AgentState.FINISHED, what="the end")

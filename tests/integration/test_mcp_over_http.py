@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,12 +11,15 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from broker.contract.observations import ErrorObservation
+from broker.contract import codec
+from broker.contract.observations import ErrorObservation, MCPObservation
 from tests.integration.test_mcp import LIMIT_SECONDS, Offering, offering, text_of
 from tests.polling import until
 from tests.scripted_mcp_server import ScriptedServer, scripted_server, served, tool
 from tool_worker.tools.mcp.config import McpServerSpec
+from tool_worker.tools.mcp.connection import MAX_LIST_CHARS
 from tool_worker.tools.mcp.program import MESSAGE_LIMIT_BYTES
+from tool_worker.tools.offered import MAX_ANSWER_CHARS, MAX_IMAGES, MAX_IMAGES_CHARS
 
 FORMS = ["application/json", "text/event-stream"]
 
@@ -51,6 +55,51 @@ async def test_a_longer_answer_is_an_error_that_says_that_the_call_has_run(tmp_p
         assert text_of(await example.result("echo", text="x")) == "short"
         assert server.begun == 1  # the connection is the same
         assert server.calls == ["echo", "echo"]
+
+
+@pytest.mark.parametrize(("count", "chars", "kept"), [(2_000, 100, MAX_IMAGES), (3, 4 * 2**20, 1)])
+async def test_pictures_beyond_the_bound_are_left_out(tmp_path: Path, count: int, chars: int, kept: int) -> None:
+    async with offered(tmp_path) as (server, example):
+        server.images = ["iVBORw0KGgo=".rjust(chars, "A")] * count
+        answer = await example.call("echo", text="x")
+        assert isinstance(answer, MCPObservation), answer.content[:300]
+        assert answer.image_urls is not None
+        assert len(answer.image_urls) == kept
+        assert sum(map(len, answer.image_urls)) <= MAX_IMAGES_CHARS
+        text, *pictures = json.loads(answer.content)["content"]
+        assert text["text"] == "fine"
+        assert [picture["data"] for picture in pictures[:kept]] == [f"[image {n + 1}]" for n in range(kept)]
+        assert {picture["data"] for picture in pictures[kept:]} == {"[image left out]"}
+        codec.to_entry(answer.wire())
+
+
+async def test_lists_of_tools_are_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with asyncio.timeout(LIMIT_SECONDS), scripted_server() as server:
+        bulky = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(20_000)}}
+        server.tools = [{**tool("bulky"), "inputSchema": bulky}]
+        server.tools += [tool(f"tool{n}", "d" * 8_000) for n in range(1_000)]
+        async with offering(McpServerSpec(name="example", url=server.url), tmp_path) as example:
+            assert "example/bulky" not in example.offers
+            assert list(example.offers)[:2] == ["example/tool0", "example/tool1"]
+            published = sum(len(offer.model_dump_json()) for offer in example.offers.values())
+            assert 100 < len(example.offers) < 1_000
+            assert published < 2 * MAX_LIST_CHARS
+            assert text_of(await example.result("tool0", text="x")) == "fine"
+    assert "'bulky'" in caplog.text
+    assert "further tools" in caplog.text
+
+
+async def test_long_errors_of_a_server_are_cut(tmp_path: Path) -> None:
+    async with offered(tmp_path) as (server, example):
+
+        async def refuse(request: web.BaseRequest) -> web.Response:
+            asked = await request.json()
+            error = {"code": -32000, "message": "e" * (5 * 2**20)}
+            return web.json_response({"jsonrpc": "2.0", "id": asked["id"], "error": error})
+
+        server.before_call = refuse
+        answer = await example.call("echo", text="x")
+        assert len(answer.content) <= MAX_ANSWER_CHARS + 100
 
 
 async def test_announcements_are_heard_however_often_the_stream_breaks(tmp_path: Path) -> None:

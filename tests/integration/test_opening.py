@@ -19,11 +19,12 @@ import pytest
 from broker.contract.allowed_hosts import host_rules
 from broker.contract.events import ConversationCreated
 from broker.contract.workspace_sources import GitSource, UploadedSource, git_source
-from broker.coordination.stored_files import StoredFiles
+from broker.coordination.stored_files import PIECE_BYTES, StoredFiles, content_name
 from broker.log.event_log import EventLog
 from broker.runtime.errors import UsageError
-from broker.secrets.secrets import Secrets
-from broker.store.store import Store
+from broker.secrets.secrets import Secrets, SecretsLocked
+from broker.store.embedded import EmbeddedValkey
+from broker.store.store import Store, open_store
 from tool_worker.errors import EgressRefused, FileUnfit, SourceUnusable, WorkspaceTooLarge
 from tool_worker.sandbox.bwrap import BubblewrapSandbox
 from tool_worker.sandbox.sandbox import Sandbox
@@ -35,6 +36,7 @@ from tool_worker.workspace.opening.workspace_opener import Opened, WorkspaceOpen
 
 CID = "conversation"
 PASSWORD = "correct-horse-battery"
+KEY = b"k" * 32
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -67,7 +69,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def log(memory_store: Store) -> EventLog:
-    log = EventLog(memory_store, Secrets(memory_store, lambda: b"k" * 32))
+    log = EventLog(memory_store, Secrets(memory_store, lambda: KEY))
     await log.create(ConversationCreated(conversation_id=CID))
     return log
 
@@ -76,7 +78,8 @@ class World:
     """A node that opens workspaces."""
 
     def __init__(self, log: EventLog, store: Store, root: Path, repositories: Path) -> None:
-        self.log, self.root, self.stored_files, self.repositories = log, root, StoredFiles(store), repositories
+        self.log, self.root, self.repositories = log, root, repositories
+        self.stored_files = StoredFiles(store, lambda: KEY)
         self.sandbox: Sandbox = BubblewrapSandbox(root / ".sandbox")
 
     async def open(
@@ -312,6 +315,63 @@ async def test_an_archive(world: World) -> None:
     with pytest.raises(FileUnfit, match="damaged"):
         await world.open(UploadedSource(name="x.tgz", format="tar", parcel=damaged), cid="another")
     assert list((world.root / "another").iterdir()) == []
+
+
+def tarball(content: bytes) -> bytes:
+    """An archive of one file; nothing of it is compressed."""
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w") as archive:
+        header = tarfile.TarInfo("notes.txt")
+        header.size = len(content)
+        archive.addfile(header, io.BytesIO(content))
+    return target.getvalue()
+
+
+async def test_archives_are_readable_nowhere_in_the_store(tmp_path: Path) -> None:
+    canary = os.urandom(16).hex().encode()
+    content = tarball(canary * 20_000)
+    (tmp_path / "x.tar").write_bytes(content)
+    source = UploadedSource(name="x.tar", format="tar", parcel=content_name(content))
+    valkey = EmbeddedValkey(tmp_path / "valkey", append_fsync="always")
+    await valkey.start()
+    store = await open_store(valkey.url)
+    files = StoredFiles(store, lambda: KEY)
+    try:
+        await files.keep(CID, content)
+        await files.lay_by("laid-by", source.parcel, tmp_path / "x.tar", ttl_seconds=60)
+        await files.lend(CID, "lent", source)
+        assert [await files.fetch(cid, source.parcel) for cid in (CID, "laid-by", "lent")] == [content] * 3
+    finally:
+        await store.aclose()
+        await valkey.stop()
+    kept = [path.read_bytes() for path in (tmp_path / "valkey").rglob("*") if path.is_file()]
+    assert any(source.parcel.encode() in each for each in kept)
+    assert not any(canary in each for each in kept)
+
+
+async def test_an_archive_opens_only_with_the_key_of_its_sender(world: World, memory_store: Store) -> None:
+    source = UploadedSource(name="x.tar", format="tar", parcel=content_name(tarball(b"text")))
+    await world.stored_files.keep(CID, tarball(b"text"))
+    for key in (b"other" + KEY[5:], None):
+        world.stored_files = StoredFiles(memory_store, lambda key=key: key)
+        with pytest.raises(SecretsLocked, match="the same DECKHANDS_SECRET_KEY"):
+            await world.open(source)
+    world.stored_files = StoredFiles(memory_store, lambda: KEY)
+    await world.open(source)
+    assert (world.workspace / "notes.txt").read_text() == "text"
+
+
+async def test_an_archive_of_an_older_version_is_read_and_lent(world: World, memory_store: Store) -> None:
+    """An older version has not sealed it; none of this needs a key."""
+    content = tarball(os.urandom(PIECE_BYTES + 5))
+    source = UploadedSource(name="x.tar", format="tar", parcel=content_name(content))
+    await world.stored_files.put(CID, source.parcel, content)
+    world.stored_files = StoredFiles(memory_store, lambda: None)
+    await world.stored_files.lend(CID, "another", source)
+    for cid in (CID, "another"):
+        assert await world.stored_files.keep(cid, content) == source.parcel  # by a client that asks again
+        assert await world.stored_files.fetch(cid, source.parcel) == content
+        await world.open(source, cid=cid)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import asyncio
 import importlib
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, cast
@@ -47,6 +47,10 @@ EXPECTED_LIMIT_SECONDS = 60.0
 
 MAX_ANSWER_CHARS = 2**20
 """Of a longer answer the head and the tail are kept: what is masked, packed and written holds up everybody's loop."""
+
+MAX_IMAGES = 10
+MAX_IMAGES_CHARS = 8 * 2**20
+"""Of all images of one answer, which has to fit into one event with its text."""
 
 REMEDY_OF_NAMED = (
     "Install the module where that worker can import it, or correct DECKHANDS_TOOLS (module:attribute, …), "
@@ -130,7 +134,7 @@ class OfferedTools:
                     return _observation(action, found)
             return _observation(action, await _answer(tool, tool.run, arguments, context))
         except ToolFailed as error:
-            return ErrorObservation(content=str(error), error_id=error.code)
+            return ErrorObservation(content=_cut(str(error)), error_id=error.code)
         except TimeoutError:
             context.cancelled.set()
             text = f"The tool {action.name} did not answer within {tool.timeout_seconds:g} seconds."
@@ -141,7 +145,7 @@ class OfferedTools:
             if variable := find_missing_variable(error):
                 text = f"The tool {action.name} reads the environment variable {variable}, which its worker lacks. "
                 text += say_how_to_pass(variable)
-            return ErrorObservation(content=text, error_id=ToolFailed.code)
+            return ErrorObservation(content=_cut(text), error_id=ToolFailed.code)
 
     def _reason(self, key: str) -> str:
         server, mark, name = key.partition("/")
@@ -217,8 +221,13 @@ def _observation(action: OfferedToolAction, found: Any) -> Observation:
     reads; anything else is read as JSON.
     """
     if isinstance(found, Observation):
-        is_long = len(found.content) > MAX_ANSWER_CHARS
-        return found.model_copy(update={"content": _cut(found.content)}) if is_long else found
+        images: Sequence[str] = getattr(found, "image_urls", None) or ()
+        kept_images = fitting_images(images)
+        changes: dict[str, Any] = {"content": _cut(found.content)} if len(found.content) > MAX_ANSWER_CHARS else {}
+        if len(kept_images) < len(images):
+            note = f"\n[{len(images) - len(kept_images)} of {len(images)} images are left out.]"
+            changes |= {"content": _cut(found.content) + note, "image_urls": kept_images}
+        return found.model_copy(update=changes) if changes else found
     if found is None or isinstance(found, str):
         return ToolCallObservation(content=_cut(found or ""), name=action.name)
     try:
@@ -233,6 +242,18 @@ def _observation(action: OfferedToolAction, found: Any) -> Observation:
         return ToolCallObservation(content=_cut(content), name=action.name, outputs=kept)
     except ValueError as error:
         raise ToolFailed(f"The tool {action.name} answered with something that is not data: {error}") from error
+
+
+def fitting_images(images: Iterable[str]) -> tuple[str, ...]:
+    """Return the first images that an observation may have: neither too many nor too large together."""
+    kept: list[str] = []
+    chars = 0
+    for image in images:
+        chars += len(image)
+        if len(kept) == MAX_IMAGES or chars > MAX_IMAGES_CHARS:
+            break
+        kept.append(image)
+    return tuple(kept)
 
 
 def _cut(text: str) -> str:

@@ -229,7 +229,7 @@ class Incarnation:
         opener = WorkspaceOpener(
             log,
             settings.node_dir,
-            StoredFiles(store),
+            StoredFiles(store, settings.secret_key),
             sandbox,
             limits,
             gate=settings.gate,

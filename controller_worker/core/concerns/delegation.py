@@ -20,6 +20,7 @@ from datetime import datetime
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from broker.contract import codec
 from broker.contract.actions import AgentDelegateAction
 from broker.contract.agent_state import AgentState
 from broker.contract.double_texting import InterruptedObservation, RolledBackObservation
@@ -51,6 +52,8 @@ GOES_ON = (
 NO_TASK = "The delegate was not started: its inputs hold no task."
 TOO_DEEP = "The delegate was not started: delegates may go {levels} levels deep, and this one would be deeper."
 NOTHING_LEFT = "The delegate was not started: its parent has no {what} left to give it."
+REPORTED_BYTES = 2**20
+"""About how many bytes of reports enter in one append; a longer report enters alone."""
 NOTHING: dict[str, Any] = {"iterations": 0, "budget_usd": None, "tokens": None}
 ORDERS = {
     AgentState.PAUSED: AgentState.PAUSED,
@@ -269,9 +272,10 @@ def rolled_back(delegation: Delegation, event: RolledBackObservation) -> Delegat
 
 
 def report_ends(state: State, now: datetime) -> Effect | None:
-    """Report all refusals and all delegates that have ended to the model, in one append."""
+    """Report refusals and delegates that have ended to the model: in one append as many as its bound allows."""
     events: list[Observation] = []
     answers: list[tuple[int, int]] = []
+    size_bytes, is_partial = 0, False
 
     def answer(delegate: Delegate, observation: Observation) -> None:
         answers.append((len(events), delegate.id))
@@ -280,17 +284,26 @@ def report_ends(state: State, now: datetime) -> Effect | None:
     goes_on: set[int] = set()  # turns that have waited for any of several, which continue in the background
     for delegate in state.delegation.delegates:
         if delegate.refusal:
-            answer(delegate, ErrorObservation(content=delegate.refusal, error_id=NOT_STARTED))
-        elif delegate.end is not None and delegate.is_answered:
-            events.append(_end_of(delegate, delegate.end))
+            report: Observation = ErrorObservation(content=delegate.refusal, error_id=NOT_STARTED)
         elif delegate.end is not None:
-            answer(delegate, _end_of(delegate, delegate.end))
-            if delegate.is_any and delegate.turn_id not in goes_on:
+            report = _end_of(delegate, delegate.end)
+        else:
+            continue
+        size_bytes += len(codec.pack(report.wire()))
+        if events and size_bytes > REPORTED_BYTES:
+            is_partial = True
+            break
+        if delegate.end is not None and delegate.is_answered:
+            events.append(report)
+        else:
+            answer(delegate, report)
+            # With it, because afterwards nothing says that they need not be waited for.
+            if delegate.end is not None and delegate.is_any and delegate.turn_id not in goes_on:
                 goes_on.add(delegate.turn_id)
                 for other in _others_at_work(state, delegate):
                     text = GOES_ON.format(agent=other.agent, id=other.id)
                     answer(other, SuccessObservation(content=text))
-    return Append(tuple(events), tuple(answers)) if events else None
+    return Append(tuple(events), tuple(answers), is_partial=is_partial) if events else None
 
 
 def errands(state: State) -> Iterator[Errand]:

@@ -27,6 +27,7 @@ from broker.runtime.clock import to_millis
 from broker.runtime.errors import CorruptEntry, StoreRefused, StoreTooNew, UnknownConversation, UnknownKind, UsageError
 from broker.runtime.failpoints import failpoint
 from broker.runtime.logs import about
+from broker.secrets.secrets import SecretsLocked
 from broker.store.connection import WRONG_TYPE
 from broker.store.store import Store
 from deckhands.client.archive.archive import Archive, delegates_in
@@ -45,7 +46,7 @@ OWNED_SECONDS = 60.0
 ABANDONED = timedelta(hours=1)
 """For how long nobody has written to a file whose writer was killed."""
 
-_UNFIT = (CorruptEntry, StoreTooNew, UnknownKind, ArchiveConflict, CorruptArchive, TooLargeToArchive)
+_UNFIT = (CorruptEntry, StoreTooNew, UnknownKind, SecretsLocked, ArchiveConflict, CorruptArchive, TooLargeToArchive)
 
 _log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from deckhands.server.dependencies import MAX_REASON, own_key
 from deckhands.server.gateway import Gateway, Principal
 from deckhands.server.models import ID, MAX_MODEL
 from deckhands.server.protocols.progress import described
-from deckhands.server.streams import EventStream, check_room
+from deckhands.server.streams import EventStream, take_room
 
 LONGEST_WAIT_SECONDS = 3_600.0
 INSTRUCTIONS = """Agents that work on tasks by themselves, with a shell and files. `start_task` begins a conversation \
@@ -83,7 +83,7 @@ class AgentTools:
         """Let an agent work on a task, in a new conversation. Returns at once, or waits for the result."""
         principal = _principal(context, Scope.WRITE, *([Scope.READ] if wait_seconds else []))
         if wait_seconds:
-            check_room(self._gateway, principal)
+            take_room(self._gateway, principal)
         asked = TaskRequest.parse({"task": task, "agent": agent, "model": model or None})
         own = own_key(principal, f"mcp:{idempotency_key}" if idempotency_key else None)
         conversation_id = await begin(self._gateway, principal, asked, own)
@@ -107,7 +107,7 @@ class AgentTools:
         """Send the agent a message, which continues it whatever its state: an answer, a correction, further work."""
         principal = _principal(context, Scope.WRITE, *([Scope.READ] if wait_seconds else []))
         if wait_seconds:
-            check_room(self._gateway, principal)
+            take_room(self._gateway, principal)
         await self._gateway.visible(principal, conversation_id)
         own = own_key(principal, f"mcp:{idempotency_key}" if idempotency_key else None)
         await self._gateway.acting(principal, "message", "", key=own).send_message(conversation_id, content)

@@ -34,6 +34,8 @@ DEFAULT_TIMEOUT_SECONDS = 120.0
 MAX_TEXT_BYTES = 1_000_000
 MAX_IMAGES = 10
 MAX_IMAGE_CHARS = 5 * 2**20
+MAX_IMAGES_CHARS = 8 * 2**20
+"""Of all images of one cell, which have to fit into one event with its text."""
 RESTART = "%restart"
 LONGER = "A cell that needs longer takes a `timeout`."
 SHOW_PAGES = "--InteractiveShell.display_page=True"
@@ -195,7 +197,9 @@ class Output:
     def _show(self, shown: dict[str, Any]) -> None:
         for kind in IMAGE_TYPES:
             encoded = shown.get(kind)
-            if isinstance(encoded, str) and len(encoded) <= MAX_IMAGE_CHARS and len(self.images) < MAX_IMAGES:
+            if not isinstance(encoded, str) or len(encoded) > MAX_IMAGE_CHARS or len(self.images) == MAX_IMAGES:
+                continue
+            if len(encoded) + sum(map(len, self.images)) <= MAX_IMAGES_CHARS:
                 self.images.append(f"data:{kind};base64,{''.join(encoded.split())}")
         self._add(_readable(shown) + "\n")
 

@@ -22,9 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from broker.contract.tool_specs import MAX_DESCRIPTION_CHARS
 from broker.tools.custom_tools import ToolFailed
 from tool_worker.tools.mcp.config import McpServerSpec
-from tool_worker.tools.mcp.incoming import MAX_TOOLS, Incoming
+from tool_worker.tools.mcp.incoming import MAX_TOOLS, SHOWN_NAME_CHARS, Incoming
 from tool_worker.tools.mcp.program import program_streams
 
 if TYPE_CHECKING:
@@ -38,6 +39,14 @@ CONNECT_LIMIT_SECONDS = 30.0
 TRUSTED_SECONDS = 1.0
 """How long after a call its connection is taken for alive, and a list of tools for the present one."""
 MAX_TOOL_PAGES = 20
+MAX_TOOL_CHARS = 2**16
+"""Of one tool in JSON; a longer one could not be offered, see `ToolOffer`."""
+MAX_LIST_CHARS = 2**22
+"""Of the tools of a server together; of a longer list the first are taken."""
+SHOWN_CHARS = 500
+"""Of a server's own error text."""
+
+_NOT_OFFERED = ("title", "execution", "output_schema", "icons", "meta")
 
 _log = logging.getLogger(__name__)
 
@@ -173,7 +182,7 @@ class Connection:
         self._announcements.clear()  # before, or an announcement that comes meanwhile would be lost
         try:
             async with asyncio.timeout(CONNECT_LIMIT_SECONDS):
-                found = await _all_tools(self.session)
+                found = await _all_tools(self.session, name)
         except Exception as error:
             self._announcements.set()
             raise ToolFailed(f"The MCP server {name} did not list its tools: {_why(error)}") from error
@@ -237,7 +246,7 @@ async def _serve(
             greeting = await session.initialize()
             told = greeting.capabilities.tools
             announces = told is not None and bool(told.list_changed)
-            ready.set_result(_Opened(session, await _all_tools(session), announces))
+            ready.set_result(_Opened(session, await _all_tools(session, spec.name), announces))
             await end.wait()
     except Exception as error:  # noqa: BLE001  (the edge of the SDK: it becomes the answer to the caller)
         if not ready.done():
@@ -246,18 +255,35 @@ async def _serve(
             _log.warning("the connection to the MCP server %s broke: %s", spec.name, _why(error))
 
 
-async def _all_tools(session: ClientSession) -> list[Tool]:
+async def _all_tools(session: ClientSession, name: str) -> list[Tool]:
     from mcp.types import PaginatedRequestParams
 
     found: list[Tool] = []
+    chars = 0
     cursor: str | None = None
     for _ in range(MAX_TOOL_PAGES):
         page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor) if cursor else None)
-        found += page.tools
+        for number, tool in enumerate(map(_trimmed, page.tools)):
+            size = len(tool.model_dump_json())
+            if size > MAX_TOOL_CHARS:
+                _log.warning("the tool %r of %s is too long and is left out", tool.name[:SHOWN_NAME_CHARS], name)
+                continue
+            chars += size
+            if len(found) == MAX_TOOLS or chars > MAX_LIST_CHARS:
+                text = "the MCP server %s has more tools than are taken: %d further tools of a page are left out"
+                _log.warning(text, name, len(page.tools) - number)
+                return found
+            found.append(tool)
         cursor = page.next_cursor
-        if not cursor or len(found) >= MAX_TOOLS:
+        if not cursor:
             break
-    return found[:MAX_TOOLS]
+    return found
+
+
+def _trimmed(tool: Tool) -> Tool:
+    """Return a tool without what no offer has."""
+    description = (tool.description or "")[: 2 * MAX_DESCRIPTION_CHARS]  # still to be cleaned and cut
+    return tool.model_copy(update=dict.fromkeys(_NOT_OFFERED) | {"description": description})
 
 
 @asynccontextmanager
@@ -301,4 +327,4 @@ def _why(error: BaseException) -> str:
     """Return what is inside of groups of exceptions."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {error}"[:SHOWN_CHARS]

@@ -18,14 +18,13 @@ from pydantic import ValidationError
 from broker.runtime.child import last_lines
 from broker.tools.custom_tools import ToolFailed
 from tool_worker.tools.mcp.config import McpServerSpec
-from tool_worker.tools.mcp.connection import CONNECT_LIMIT_SECONDS, Announcements, Connection, Launch
+from tool_worker.tools.mcp.connection import CONNECT_LIMIT_SECONDS, SHOWN_CHARS, Announcements, Connection, Launch
 from tool_worker.tools.mcp.program import ANSWER_TOO_LONG
 
 if TYPE_CHECKING:
     from mcp import MCPError
     from mcp.types import CallToolResult, Tool
 
-SHOWN_CHARS = 500
 CHECK_FIRST = "The call may have taken effect. Check before you repeat it."
 _SESSION_ENDED = "Session terminated"
 """What the SDK makes of the status 404: the server has not run the call, because it knows no such session."""

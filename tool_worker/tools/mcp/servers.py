@@ -28,7 +28,7 @@ from tool_worker.tools.mcp.connection import CONNECT_LIMIT_SECONDS, Launch
 from tool_worker.tools.mcp.incoming import SHOWN_NAME_CHARS
 from tool_worker.tools.mcp.listed_tools import offer_of, prefix_of
 from tool_worker.tools.mcp.server import McpServer
-from tool_worker.tools.offered import OfferedTools
+from tool_worker.tools.offered import OfferedTools, fitting_images
 
 if TYPE_CHECKING:
     from mcp.types import CallToolResult, Tool
@@ -197,12 +197,11 @@ def _differs(server: McpServer, tool: Tool, offer: ToolOffer) -> bool:
 
 
 def _observation(result: CallToolResult, name: str, arguments: dict[str, Any]) -> MCPObservation:
-    """Keep a result as the model reads it: its JSON, with images beside it."""
+    """Keep a result as the model reads it: its JSON, with images beside it, as many as an observation may have."""
     plain = result.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"result_type"})
-    images = []
-    for part in plain.get("content", []):
-        if part.get("type") == "image":
-            images.append(f"data:{part.get('mimeType', 'image/png')};base64,{part['data']}")
-            part["data"] = f"[image {len(images)}]"
+    parts = [part for part in plain.get("content", []) if part.get("type") == "image"]
+    images = fitting_images(f"data:{part.get('mimeType', 'image/png')};base64,{part['data']}" for part in parts)
+    for n, part in enumerate(parts, 1):
+        part["data"] = f"[image {n}]" if n <= len(images) else "[image left out]"
     content = json.dumps(plain, ensure_ascii=False)
-    return MCPObservation(content=content, name=name, arguments=arguments, image_urls=tuple(images) or None)
+    return MCPObservation(content=content, name=name, arguments=arguments, image_urls=images or None)

@@ -9,6 +9,7 @@ import pytest
 
 from broker.contract.actions import AgentDelegateAction, CondensationAction
 from broker.contract.agent_state import AgentState
+from broker.contract.codec import pack
 from broker.contract.condenser_specs import ConversationWindowCondenserSpec
 from broker.contract.events import AgentSpec, ConversationCreated, DelegateEnded, Limits, ModelToolCall, Parent, with_id
 from broker.contract.observations import (
@@ -20,7 +21,7 @@ from broker.contract.observations import (
 from broker.log.delegates import delegate_conversation
 from broker.log.invariants import violations
 from controller_worker.agents.tool_calls import MAX_CALLS
-from controller_worker.core.concerns.delegation import Order, errands
+from controller_worker.core.concerns.delegation import REPORTED_BYTES, Order, errands
 from controller_worker.core.concerns.lifecycle import Lifecycle
 from controller_worker.core.concerns.limits import limit_reached
 from controller_worker.core.concerns.setup import Setup
@@ -410,6 +411,38 @@ def test_all_ends_that_are_due_enter_in_one_commit(count: int) -> None:
     assert [one.delegate_id for one in results(core)] == ids
     assert core.state.delegation.delegates == ()
     assert violations(core.events, conversation_id=CID, is_over=False) == []
+
+
+def test_long_reports_enter_in_several_bounded_commits() -> None:
+    core = started(agent=ABLE, limits=Limits(max_iterations=10**40))
+    ids = in_background(core, 2_000)
+    all_ended(core, content="x" * 30_000)
+    commits, wanted = len(core.commits), core.run()
+    assert isinstance(wanted, CallModel)
+    assert [one.delegate_id for one in results(core)] == ids
+    sizes = [sum(len(pack(event.wire())) for event in commit.events) for commit in core.commits[commits:]]
+    assert len(sizes) == 59
+    assert max(sizes) <= REPORTED_BYTES + 10_000
+    assert violations(core.events, conversation_id=CID, is_over=False) == []
+
+
+def test_a_report_beyond_the_bound_enters_alone() -> None:
+    core = started(agent=ABLE, limits=Limits(max_iterations=10**40))
+    in_background(core, 3)
+    all_ended(core, content="x" * (REPORTED_BYTES + 1))
+    commits = len(core.commits)
+    core.run()
+    assert [len(commit.events) for commit in core.commits[commits:]] == [1, 1, 1]
+
+
+def test_a_long_report_of_any_answers_the_others_with_it() -> None:
+    core = started(agent=ABLE, limits=Limits(max_iterations=1_000))
+    core.reply(*(delegate(f"d{n}", join="any") for n in range(40)))
+    all_ended(core, first_id=44, content="x" * (REPORTED_BYTES - 1_000))
+    commits = len(core.commits)
+    assert core.run() == CallModel(2, 1)
+    assert [len(commit.events) for commit in core.commits[commits:]] == [1 + 36, 1, 1, 1]
+    assert sorted(event.cause or 0 for event in core.events if event.cause and event.cause > 7) == list(range(8, 48))
 
 
 def test_all_ends_of_one_turn_answer_their_calls_in_one_commit() -> None:

@@ -12,13 +12,14 @@ import pytest
 from broker.contract.events import Observation
 from broker.contract.observations import ErrorObservation, OutcomeUnknownObservation, ToolCallObservation
 from broker.contract.offered_tools import ToolCallAction
+from broker.contract.session_events import IPythonRunCellObservation
 from broker.contract.tool_specs import OutcomePolicy
 from broker.coordination.action_streams import ActionClaimed, ActionReclaimed
 from broker.runtime.errors import UsageError
 from broker.secrets.masking import Masker
-from broker.tools.custom_tools import ToolContext, custom_tool
+from broker.tools.custom_tools import ToolContext, ToolFailed, custom_tool
 from tests import example_tools
-from tool_worker.tools.offered import MAX_ANSWER_CHARS, OfferedTools, found_tools
+from tool_worker.tools.offered import MAX_ANSWER_CHARS, MAX_IMAGES, OfferedTools, found_tools
 
 NAMES = [f"tests.example_tools:{name}" for name in ("add", "wait_for_ever", "render", "fail", "PlaceOrder")]
 
@@ -213,6 +214,33 @@ async def test_of_a_long_answer_the_head_and_the_tail_are_kept() -> None:
         assert cut.content.startswith("ab")
         assert "truncated" in cut.content
         assert cut.outputs == {}
+
+
+def draw(count: int, chars: int) -> Any:
+    """Return pictures."""
+    url = "data:image/png;base64," + "A" * chars
+    return IPythonRunCellObservation(content="drawn", code="", image_urls=(url,) * count)
+
+
+@pytest.mark.parametrize(("count", "chars", "kept"), [(12, 100, MAX_IMAGES), (3, 5 * 2**20, 1), (2, 100, 2)])
+async def test_images_beyond_the_bound_are_left_out(count: int, chars: int, kept: int) -> None:
+    found = await call(OfferedTools([custom_tool(draw)]), "draw", count=count, chars=chars)
+    assert isinstance(found, IPythonRunCellObservation)
+    assert found.image_urls is not None
+    assert len(found.image_urls) == kept
+    assert found.content == ("drawn" if count == kept else f"drawn\n[{count - kept} of {count} images are left out.]")
+
+
+def fail(length: int, is_expected: bool) -> Any:
+    """Fail at length."""
+    raise (ToolFailed if is_expected else ValueError)("x" * length)
+
+
+@pytest.mark.parametrize("is_expected", [True, False])
+async def test_long_errors_are_cut(is_expected: bool) -> None:
+    found = await call(OfferedTools([custom_tool(fail)]), "fail", length=3 * MAX_ANSWER_CHARS, is_expected=is_expected)
+    assert isinstance(found, ErrorObservation)
+    assert len(found.content) <= MAX_ANSWER_CHARS + 100
 
 
 async def test_functions_that_block_have_a_thread_each_and_hold_nobody_up() -> None:
