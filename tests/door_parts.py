@@ -80,6 +80,12 @@ class Producer:
         await until(lambda: connection.call("EXISTS", meta), limit=LIMIT_SECONDS, what="a conversation")
         return conversation_id
 
+    async def until_taken(self) -> None:
+        """Wait until doors have done with each message in their queue."""
+        client = self.app.backend.client
+        is_taken = lambda: not (client.llen("deckhands") or client.hlen("deckhands:unacked"))  # noqa: E731
+        await until(is_taken, limit=LIMIT_SECONDS, what="acknowledgements")
+
     async def until_state(self, result: AsyncResult, *states: str, limit: float = LIMIT_SECONDS) -> None:
         """Wait until the result backend says one of these states."""
         await until(lambda: result.state in states, limit=limit, what=f"{states} of a task")

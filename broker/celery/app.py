@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import os
-import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -32,15 +31,11 @@ from broker.celery.remote_control import RemoteControl
 from broker.runtime.errors import UsageError
 from broker.runtime.logs import as_json
 from broker.runtime.settings import UrlInFile, logs_json
+from broker.runtime.tls import read_tls
 
 LOADER = "celery.loaders.app:AppLoader"
 SOCKET_TIMEOUT_SECONDS = 5.0
 STANDARD_ERROR = 2
-CERTIFICATE_CHECKS = {
-    **{name: name for name in ("required", "optional", "none")},
-    **{f"CERT_{name.upper()}": name for name in ("required", "optional", "none")},
-}
-"""What URLs say of the server's certificate, to redis-py and to Celery, and how redis-py takes it."""
 TRANSPORT_OPTIONS = {
     "visibility_timeout": 3600,
     "unacked_restore_interval": 1,
@@ -147,24 +142,11 @@ def _without_tls(url: str) -> tuple[str, dict[str, Any]]:
     if parts.scheme != "rediss":
         return url, {}
     shown = f"rediss://{parts.netloc.rpartition('@')[2]}"
-    tls: dict[str, Any] = {}
     try:
-        tls = {name: value for name, value in dict(parse_url(url)).items() if name.startswith("ssl_")}
-        tls["ssl_cert_reqs"] = CERTIFICATE_CHECKS[tls.get("ssl_cert_reqs", "required")]
-        context = ssl.create_default_context(cafile=tls.get("ssl_ca_certs"))
-        if "ssl_certfile" in tls:
-            context.load_cert_chain(tls["ssl_certfile"], tls.get("ssl_keyfile"), tls.get("ssl_password"))
-    except KeyError as error:
+        tls, _ = read_tls(dict(parse_url(url)))
+    except ValueError as error:
         raise UsageError(
-            f"The TLS option ssl_cert_reqs={error.args[0]} of the Celery URL {shown} cannot be used.",
-            remedy="Use required, optional or none.",
-        ) from error
-    except (OSError, ValueError) as error:
-        files = ", ".join(
-            f"{name}={tls[name]}" for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile") if name in tls
-        )
-        raise UsageError(
-            f"The TLS options of the Celery URL {shown} cannot be used: {error}{f' ({files})' if files else ''}.",
+            f"The TLS options of the Celery URL {shown} cannot be used: {error}.",
             remedy="Name PEM files by ssl_ca_certs, ssl_certfile and ssl_keyfile in DECKHANDS_CELERY_URL.",
         ) from error
     return url.derived(_drop_tls_options) if isinstance(url, UrlInFile) else _drop_tls_options(url), tls

@@ -1,25 +1,32 @@
 """The Celery application of the door: the tasks `deckhands.*` on the queue `deckhands`, with results and events.
 
 Holds: a message is acknowledged when its task has been carried out, and one whose worker died comes back after
-`VISIBILITY_SECONDS`; at no moment is it nowhere, see `taken_entries`. What is under way is kept under separate keys,
+`VISIBILITY_SECONDS`; at no moment is it nowhere, see `taken_entries`. Whether a message has expired is for its task
+to say, which knows what an earlier delivery has begun. What is under way is kept under separate keys,
 so that this short time concerns no other application on the same broker. No message is held until its time: one with an
 eta is carried out at once, and says so in `BEGINS`. Callbacks go where the caller's own defaults would send them. What
 Flower and remote control show of arguments is cut, and no secret is in it. Before anything is done with a message, what
 follows its task is checked, see `canvas`; no task but the door's own is carried out, since those of Celery send others.
-Does not: keep what the broker loses.
+A message that cannot be used counts as a failed part of its chord.
+Does not: keep what the broker loses; read a pickle, so a chord of nothing else has no end.
 """
 
 from __future__ import annotations
 
+import base64
+import bz2
+import json
+import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+import msgpack
 from celery import Celery
 from celery._state import _set_task_join_will_block
 from celery.app.task import Context
 from celery.exceptions import NotRegistered
-from celery.states import READY_STATES
+from celery.states import FAILURE, READY_STATES
 from celery.worker.request import ExceptionWithTraceback, Request
 from kombu.exceptions import OperationalError
 from kombu.utils.json import dumps
@@ -29,11 +36,13 @@ from broker.celery.app import TRANSPORT_OPTIONS, make_app
 from broker.celery.canvas import FOLLOWERS, followers
 from broker.celery.logins import split_login
 from broker.celery.messages import (
+    MAX_DEPTH,
     MAX_NAME_CHARS,
     Refused,
     WorkerConsumer,
     check_task,
     explain,
+    is_deeper,
     note_dropped,
 )
 from broker.celery.taken_entries import KeptConnection, KeptMessages, KeptTransport
@@ -52,12 +61,22 @@ VISIBILITY_SECONDS = 10
 """The two halves of a task take milliseconds; one that comes back while it runs does no harm."""
 MAX_BODY_CHARS = 16 << 20
 """Of a message: the task that summarises a chord is given what all others returned."""
+MAX_CHORD_BYTES = 1 << 20
+"""Of the signatures at the end of a body that cannot be used otherwise."""
+EMBEDDED = b'{"callbacks":'
+"""How what follows a task begins, at the end of a body of JSON."""
+MAX_PLACES = 16
+"""How many places are tried where it may begin; its own arguments may look so too."""
 SHOWN_CHARS = 200
 SENDABLE = f"Send JSON, without compression, of at most {MAX_BODY_CHARS >> 20} MiB after base64."
+UNREADABLE = "deckhands.unreadable"
+"""The name of a chord's body that cannot be read."""
 UNUSABLE = "deckhands_unusable"
 """The header that says why a message cannot be used, in the short one that takes its place."""
 BEGINS = "deckhands_eta"
 """The header that has the eta of a message."""
+EXPIRES = "deckhands_expires"
+"""The header that has the time by which a message must be taken up, unless an earlier delivery was."""
 LIMITS = "deckhands_timelimit"
 """The header that has the time limits of a message, the hard one and the soft one; they are no limits of the door."""
 REFUSED = "deckhands_refused"
@@ -78,7 +97,7 @@ class DoorTransport(KeptTransport):
         if queue != QUEUE or not task_id:
             raise error
         headers = message.get("headers")
-        headers = headers if isinstance(headers, dict) else {}
+        headers, chord = headers if isinstance(headers, dict) else {}, chord_in(message)
         return {
             "body": "",
             "content-type": "application/json",
@@ -87,6 +106,9 @@ class DoorTransport(KeptTransport):
                 "id": task_id,
                 "task": str(headers.get("task"))[:MAX_NAME_CHARS],
                 "ignore_result": bool(headers.get("ignore_result")),
+                "group": headers.get("group"),
+                "group_index": headers.get("group_index"),
+                "chord": None if is_deeper(chord, MAX_DEPTH) else chord,
                 UNUSABLE: f"{explain(error)}. {SENDABLE}",
             },
             "properties": {"delivery_tag": new_key(), "delivery_info": {"exchange": "", "routing_key": QUEUE}},
@@ -124,25 +146,29 @@ class DoorConsumer(WorkerConsumer):
         arguments, options, embedded = check_task(message, self.strategies, max_chars=MAX_BODY_CHARS, longest_eta=None)
         headers = message.headers
         headers[REFUSED] = _bound(message, arguments, options, embedded or {})
-        headers[BEGINS], headers[LIMITS] = headers.get("eta"), headers.get("timelimit")
+        for own, celerys in ((BEGINS, "eta"), (EXPIRES, "expires"), (LIMITS, "timelimit")):
+            headers[own], headers[celerys] = headers.get(celerys), None
         shown_arguments, shown_options = shown(tuple(arguments), options), shown(options, options)
-        headers.update(eta=None, timelimit=None, argsrepr=shown_arguments, kwargsrepr=shown_options)
+        headers.update(argsrepr=shown_arguments, kwargsrepr=shown_options)
 
     def answer_dropped(self, message: Any, error: Exception) -> None:
         """Record the failure of a task whose message cannot be used, if the message says which one it is."""
         headers = message.headers if isinstance(message.headers, dict) else {}
         task_id, name = task_id_of({"headers": headers, "properties": message.properties}), headers.get("task")
         self.note_unusable(task_id, str(name)[:MAX_NAME_CHARS], explain(error))
-        if not task_id or headers.get("ignore_result"):
+        if not task_id:
             return
         is_known = name in self.strategies or UNUSABLE in headers
         failure = ValueError(explain(error)) if is_known else NotRegistered(str(name)[:MAX_NAME_CHARS])
         if isinstance(name, str) and name in CELERYS_TASKS:
             failure = ValueError(f"The ingress carries out no {name}: send a group of {OWN_TASKS}run instead.")
         try:
-            backend = self.app.backend
+            backend, is_kept = self.app.backend, not headers.get("ignore_result")
+            request = _request_in_chord(message, task_id, backend)
             if backend.get_state(task_id) not in READY_STATES:  # the id may be that of another task, which has ended
-                backend.mark_as_failure(task_id, failure, request=_request_in_chord(message, task_id))
+                backend.mark_as_failure(task_id, failure, request=request, store_result=is_kept)
+            elif request is not None:  # an earlier delivery may have stored the result, and died before it was counted
+                backend.on_chord_part_return(request, FAILURE, failure)
         except Exception as unwritten:  # noqa: BLE001  (the outer edge: the result backend may be away)
             note_dropped("the failure of a Celery task message", unwritten)
 
@@ -206,19 +232,60 @@ def _bound(message: Any, arguments: Any, options: Any, embedded: Mapping[str, An
     return refused
 
 
-def _request_in_chord(message: Any, task_id: str) -> Context | None:
-    """Return what counts an unusable message as a part of its chord; None: it is in none, or that cannot be read."""
+def _request_in_chord(message: Any, task_id: str, backend: Any) -> Context | None:
+    """Return what counts an unusable message as a part of its chord; None: it is in none."""
     headers = message.headers
-    try:
-        if UNUSABLE in headers or len(message.body) > MAX_BODY_CHARS:
-            return None
-        following = _chord_alone(task_id, {"chord": message.decode()[2].get("chord")})
-    except Exception:  # noqa: BLE001  (the body is anything)
-        return None
     group, index = headers.get("group"), headers.get("group_index")
-    if not following["chord"] or not isinstance(group, str) or not isinstance(index, int | None):
+    if not group or not isinstance(group, str) or not isinstance(index, int | None):
         return None
-    return Context(id=task_id, group=group, group_index=index, chord=following["chord"])
+    chord = headers.get("chord")
+    if not chord and UNUSABLE not in headers:
+        with suppress(Exception):  # the body is anything
+            chord = message.decode()[2].get("chord")
+    chord = _chord_alone(task_id, {"chord": chord})["chord"]
+    if not chord and backend.client.get(backend.get_key_for_group(group, ".s")):
+        # The part that ends last says what the chord's body is, unless that is this one.
+        chord = {"task": UNREADABLE, "options": {"task_id": new_key()}}
+    return Context(id=task_id, group=group, group_index=index, chord=chord) if chord else None
+
+
+def chord_in(message: Any) -> Any:
+    """Return the chord of a message that cannot be used, from its headers or from its body; None: none can be read.
+
+    Of JSON only the end is read, where what follows the task stands, and no more than the limits of a usable message
+    are ever unpacked.
+    """
+    try:
+        headers, body = message.get("headers") or {}, message["body"]
+        if isinstance(headers.get("chord"), dict):
+            return headers["chord"]
+        is_packed = bool(headers.get("compression")) or "msgpack" in str(message.get("content-type"))
+        if message["properties"].get("body_encoding") != "base64":
+            content = body[-MAX_CHORD_BYTES:].encode()
+        elif not is_packed:
+            content = base64.b64decode(body[-MAX_CHORD_BYTES:])
+        elif len(body) > MAX_BODY_CHARS:
+            return None
+        else:
+            content = base64.b64decode(body)
+        match headers.get("compression"):
+            case "application/x-gzip":  # kombu's name for this format
+                content = zlib.decompressobj().decompress(content, MAX_BODY_CHARS)
+            case "application/x-bz2":
+                content = bz2.BZ2Decompressor().decompress(content, MAX_BODY_CHARS)
+        if "msgpack" in str(message.get("content-type")):
+            return msgpack.unpackb(content, strict_map_key=False)[2]["chord"]
+        at = len(content)
+        for _ in range(MAX_PLACES):
+            at = content.rfind(EMBEDDED, 0, at)
+            if at < 0:
+                return None
+            with suppress(ValueError):
+                (embedded,) = json.loads(b"[" + content[at:])
+                return embedded["chord"]
+    except Exception:  # noqa: BLE001  (the message is anything)
+        return None
+    return None
 
 
 def _chord_alone(task_id: str, found: Mapping[str, Any]) -> dict[str, Any]:

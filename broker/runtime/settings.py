@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import posixpath
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -352,10 +353,12 @@ def hide_password(text: str, instead: str = "**") -> str:
 
 
 def _place_of(celery_url: str) -> str:
-    """Return the address of a broker without its user and password, which may change."""
+    """Return the address of a broker, the same for all spellings of its URL, without user and password."""
     parts = urlsplit(celery_url)
-    database = "".join(value for name, value in parse_qsl(parts.query) if name == "virtual_host")
-    return f"{parts.hostname or ''}:{parts.port or ''}{parts.path}/{database}"
+    if parts.scheme.endswith("+socket"):
+        database = dict(parse_qsl(parts.query)).get("virtual_host", "")
+        return f"/{posixpath.normpath(parts.path).lstrip('/')}:{database.strip('/') or 0}"
+    return f"{parts.hostname or '127.0.0.1'}:{parts.port or 6379}/{parts.path.strip('/') or 0}"
 
 
 def joined_paths(paths: Iterable[Path | str]) -> str:

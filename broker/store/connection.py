@@ -31,11 +31,14 @@ from broker.runtime.errors import (
     UsageError,
 )
 from broker.runtime.settings import UrlInFile, current_url
+from broker.runtime.tls import read_tls
 
 Argument = bytes | str | int | float
 
 REPLY_TIMEOUT_SECONDS = 5.0
 CONNECT_TIMEOUT_SECONDS = 5.0
+CONNECTS_PER_CALL = 3
+"""How often one call connects while others find that the server is the wrong one."""
 
 _DEMOTED = ("READONLY", "UNBLOCKED force unblock", "MASTERDOWN")
 """Replies of a server that is no primary, or stopped being one."""
@@ -128,19 +131,23 @@ class MultiplexedConnection:
 
     async def _usable_wire(self) -> _Wire:
         wire = self._wire
-        if wire is not None and not wire.is_lost:
-            if wire.epoch == self._endpoint.epoch:
+        for _ in range(CONNECTS_PER_CALL):
+            if wire is not None and not wire.is_lost:
+                if wire.epoch == self._endpoint.epoch:
+                    return wire
+                wire.abort(None)
+            if self._connecting is None or self._connecting.done():
+                self._connecting = asyncio.ensure_future(self._open())
+            wire = await asyncio.shield(self._connecting)
+            if wire.is_lost or wire.epoch == self._endpoint.epoch:
                 return wire
-            wire.abort(None)
-        if self._connecting is None or self._connecting.done():
-            self._connecting = asyncio.ensure_future(self._open())
-        return await asyncio.shield(self._connecting)
+        raise StoreUnavailable("The store's name leads to one server after another.", remedy=NAME_A_PRIMARY)
 
     async def _open(self) -> _Wire:
         loop = asyncio.get_running_loop()
         endpoint = self._endpoint
-        address = endpoint.address()
-        wire = _Wire(loop, self._reply_timeout_seconds, endpoint.epoch)
+        epoch, address = endpoint.epoch, endpoint.address()
+        wire = _Wire(loop, self._reply_timeout_seconds, epoch)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
                 if address.path is not None:
@@ -150,7 +157,7 @@ class MultiplexedConnection:
                 *greeted, about = wire.send(*address.greetings, ("INFO", "server"))
                 for reply in greeted:
                     check_reply(await reply)
-                wire.epoch = endpoint.epoch_of(await about)
+                wire.epoch = endpoint.epoch_of(await about, epoch)
         except StoreMisconfigured as error:
             wire.abort(None)
             raise endpoint.refused(error) from error
@@ -279,12 +286,16 @@ class _Endpoint:
         except (StoreMisconfigured, UsageError) as error:
             raise self.refused(error) from error
 
-    def epoch_of(self, about: Any) -> int:
+    def epoch_of(self, about: Any, epoch: int) -> int:
         """Return the epoch of a new connection; if it leads to another server than those before, a new one begins.
 
         Args:
             about: the server's answer to INFO, which names its run; a refusal names none.
+            epoch: the one in which the name was resolved. If it has ended since, the connection may lead to the server
+                that was left meanwhile.
         """
+        if epoch != self.epoch:
+            return epoch
         found = re.search(rb"run_id:(\w+)", about) if isinstance(about, bytes) else None
         if found and found[1] != self._run_id:
             if self._run_id:
@@ -320,7 +331,7 @@ class _Address:
         self.port: int = int(options.get("port", 6379))
         self.ssl_context: ssl.SSLContext | None = None
         if options.get("connection_class") is SSLConnection:
-            self.ssl_context = _ssl_context(options)
+            _, self.ssl_context = read_tls(options)
         self.greetings: list[tuple[Argument, ...]] = []
         if options.get("password"):
             user = (options["username"],) if options.get("username") else ()
@@ -331,24 +342,6 @@ class _Address:
 
 
 _UNIX = (UnixDomainSocketConnection,)
-
-
-def _ssl_context(options: dict[str, Any]) -> ssl.SSLContext:
-    try:
-        option = "ssl_ca_certs"
-        context = ssl.create_default_context(cafile=options.get(option))
-        option = "ssl_certfile"
-        if option in options:
-            context.load_cert_chain(options[option], options.get("ssl_keyfile"), options.get("ssl_password"))
-    except OSError as error:
-        reason = error.strerror or error
-        raise ValueError(f"{option}={options.get(option)} cannot be used: {reason}") from error
-    if options.get("ssl_cert_reqs") == "none":
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    elif "ssl_check_hostname" in options:
-        context.check_hostname = options["ssl_check_hostname"]
-    return context
 
 
 def _remedy_for(error: Exception) -> str:
@@ -389,6 +382,7 @@ def _parse(url: str) -> _Address:
         if kind in scheme:
             raise StoreMisconfigured(f"The store's URL begins with {scheme}://. {said}", remedy=NAME_A_PRIMARY)
     shown = url.rpartition("@")[2] if "@" in url else url.partition("://")[2] or url
+    shown = shown.partition("?")[0]  # an option may be the password of a key
     try:
         return _Address(dict(parse_url(url)), shown)
     except ValueError as error:

@@ -43,14 +43,14 @@ async def rest_in_error(services: Services, owned: OwnedLog, error: Exception) -
         error: about an event that only a newer version knows, nothing is recorded: see `_leave_to_newer`.
 
     Returns:
-        False if the conversation is still owned, because news came again and again: its owner has to
-        take it up again.
+        False if the conversation is still owned, because news came again and again, or because this worker may not
+        call the store's functions for the moment: its owner has to take it up again.
     """
     log, owners, ownership = services.log, services.owners, owned.ownership
     state = owned.state if owned.is_restored else None
     try:
         if isinstance(error, FunctionsReplaced):
-            return True  # the next beat notices, too: this worker hands back all it has and stops
+            return False  # usually the next beat notices, too, and hands everything back; not if they are back by then
         if isinstance(error, UnknownKind | StoreTooNew):
             _log.warning("conversation %s is left to a newer worker: %s", ownership.conversation_id, error)
             return await _leave_to_newer(log, owners, ownership)

@@ -34,7 +34,7 @@ evaluations = Evaluations(settings.evaluations, settings.url)
 results = TaskResults(app)
 door = Door(settings, results, evaluations)
 loop_thread = add_loop(app, door)
-tasks = DoorTasks(app, door, loop_thread)
+tasks = DoorTasks(app, door, loop_thread, results)
 app.note_unusable = tasks.note_unusable
 app.register_task(evaluate_task(evaluations, results))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 from broker.celery.door_results import TaskResults
@@ -112,6 +113,10 @@ class Desk:
         key = self.store.keys(conversation_id).meta
         found = texts_by_name(await self.store.call("HGETALL", key))
         return found if "last_id" in found else {}
+
+    def is_late(self, expires: datetime | None) -> bool:
+        """Return whether the time is over by which a message must be taken up; None: it has none."""
+        return expires is not None and expires <= self.store.clock.now()
 
     async def outcome(self, caller: Caller, meta: Mapping[str, str]) -> str:
         """Return the answer to a caller, as JSON; empty: nothing yet."""

@@ -31,7 +31,7 @@ from deckhands.evaluation.datasets.repositories import is_safe
 from deckhands.evaluation.detaching import LOG, detach, is_driven
 from deckhands.evaluation.directory import SUMMARY, Asked, ask
 from deckhands.evaluation.evaluating import ROWS
-from deckhands.ingress.failures import raised, refusal
+from deckhands.ingress.failures import TaskExpired, raised, refusal
 from deckhands.settings import FaceSettings
 
 PLACES = ("workspace", "hidden", "images")
@@ -86,11 +86,13 @@ class Evaluations:
         options: Mapping[str, Any],
         kept: Mapping[str, Any],
         *,
+        is_late: bool = False,
         on_new: Callable[[], None] = lambda: None,
     ) -> dict[str, Any] | UsageError | None:
         """Begin an evaluation, or return its summary; None: it is under way. Idempotent.
 
         Args:
+            is_late: the message has expired.
             on_new: called before the command of a task that is new starts.
 
         Returns:
@@ -98,6 +100,7 @@ class Evaluations:
 
         Raises:
             UsageError: the request cannot be used; nothing was begun.
+            TaskExpired: the message has expired, and no earlier delivery has begun the evaluation.
         """
         if self._root is None:
             raise UsageError(
@@ -112,6 +115,9 @@ class Evaluations:
                 return UsageError(ended.failure)
             found: dict[str, Any] = json.loads((directory / SUMMARY).read_text(encoding="utf-8"))
             return found
+        earlier = Asker.waiting(directory, task_id)
+        if is_late and earlier is None:
+            raise TaskExpired
         models = [request.models] if isinstance(request.models, str) else request.models
         asked = Asked(
             name="",
@@ -135,7 +141,6 @@ class Evaluations:
             _log.warning("%s", line)
         request.tuning.check(len(models))
         ask(directory, asked)
-        earlier = Asker.waiting(directory, task_id)
         is_new, started = earlier is None, earlier.started if earlier else SYSTEM_CLOCK.now().timestamp()
         # Before the look at the command: one that still runs answers all tasks that wait when it ends.
         asker = Asker(task_id=task_id, options=dict(options), kept=dict(kept), started=started)

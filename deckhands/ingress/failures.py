@@ -52,6 +52,10 @@ class AgentNeedsPerson(TaskFailure):
     """The agent asks something, and its task says that nobody can be asked."""
 
 
+class TaskExpired(Exception):
+    """The message of a task has expired, and no earlier delivery has done what it asks for."""
+
+
 FAILURES = {kind.__name__: kind for kind in (TaskFailure, RequestRefused, AgentFailed, AgentStopped, AgentNeedsPerson)}
 THROWN = (TaskFailure, *TIME_LIMITS.values())
 OUT_OF_TIME = "max_time"

@@ -17,10 +17,12 @@ from broker.runtime.errors import UsageError
 from broker.runtime.ids import check_conversation_id
 from deckhands.client.appending import append
 from deckhands.client.confirmations import answer_to, asked_about
+from deckhands.client.tasks.inputs import id_in
 from deckhands.client.tasks.requests import TaskRequest
 from deckhands.client.tasks.tasks import check_task
 from deckhands.ingress.desk import Desk, conversation_of_task
 from deckhands.ingress.earlier_results import follow
+from deckhands.ingress.failures import TaskExpired
 from deckhands.ingress.runs import refuse_key, timing_of, within
 
 MAX_TEXT_CHARS = 100_000
@@ -67,25 +69,40 @@ class Orders:
         eta: datetime | None = None,
         expires: datetime | None = None,
         time_limits: Sequence[Any] | None = None,
+        refused: UsageError | None = None,
     ) -> str:
         """Begin a conversation, now or later, and return its id. Idempotent under the task id.
 
         Args:
             eta: of the message; `expires` and `time_limits`: too.
+            refused: why what surrounds the request cannot be used; None: it can.
 
         Raises:
             UsageError: the request cannot be used.
+            TaskExpired: it has expired, and no earlier delivery has begun the conversation.
         """
+        conversation_id = conversation_of_task(task_id)
+        if self._desk.is_late(expires) and not await self._desk.meta(conversation_id):
+            raise TaskExpired
+        if refused is not None:
+            raise refused
         following = follow(previous, options)
         refuse_key(following.fields)
-        conversation_id = conversation_of_task(task_id)
         request, _ = within(TaskRequest.parse(following.fields), time_limits)
         timing = timing_of(request, eta, expires, self._desk.store.clock.now())
         await self._desk.begin(request, conversation_id, task_id, timing=timing, archive=following.archive)
         return conversation_id
 
     async def carry_out(
-        self, what: str, task_id: str, arguments: Sequence[Any], options: Mapping[str, Any], *, eta: Any = None
+        self,
+        what: str,
+        task_id: str,
+        arguments: Sequence[Any],
+        options: Mapping[str, Any],
+        *,
+        eta: Any = None,
+        expires: datetime | None = None,
+        refused: UsageError | None = None,
     ) -> dict[str, Any]:
         """Do what a task asks, and return the conversation's id and state. Idempotent under the task id.
 
@@ -93,11 +110,16 @@ class Orders:
             what: a name of `TAKES`.
             eta: of the message. One that has passed is refused too: otherwise how long the message was in the queue
                 would decide.
+            expires: of the message.
+            refused: see `submit`.
 
         Raises:
             UsageError: an argument cannot be used, or the conversation does not take it now.
             ConversationBusy: the agent works, and the conversation takes no message meanwhile.
+            TaskExpired: it has expired, and no earlier delivery has done what it asks for.
         """
+        if refused is not None and not self._desk.is_late(expires):
+            raise refused
         if eta:
             moment = ascii(str(eta))[1:-1][:100]
             raise UsageError(
@@ -107,6 +129,10 @@ class Orders:
         order = _parsed(what, arguments, options)
         conversation_id = check_conversation_id(order.id)
         key = f"celery:{task_id}"
+        if self._desk.is_late(expires):
+            is_forked = what == "fork" and await self._desk.meta(id_in(None, key))
+            if not is_forked and not await self._is_done(conversation_id, key):
+                raise TaskExpired
         if what == "fork":
             fork = await self._desk.client.fork(
                 conversation_id, at=order.at, model=order.model, title=order.title, idempotency_key=key

@@ -35,7 +35,7 @@ from broker.runtime.failpoints import failpoint
 from broker.runtime.ids import new_key
 from deckhands.client.tasks.requests import TaskRequest
 from deckhands.ingress.callers import CELERY, Caller
-from deckhands.ingress.desk import REVOKED, SUCCESS, Desk, conversation_of_task
+from deckhands.ingress.desk import EXPIRED, REVOKED, SUCCESS, Desk, conversation_of_task
 from deckhands.ingress.earlier_results import follow
 from deckhands.ingress.failures import raised, unusable_callback
 
@@ -134,8 +134,9 @@ class Runs:
         )
         if await desk.callers.keep(caller):
             await self._announce("received", message.task_id, **message.shown)
-        if await desk.revocations.is_revoked(message.task_id):
-            await desk.callers.decide(conversation_id, REVOKED)
+        is_revoked = await desk.revocations.is_revoked(message.task_id)
+        if is_revoked or desk.is_late(message.expires):
+            await desk.callers.decide(conversation_id, REVOKED if is_revoked else EXPIRED)
             await self.complete(conversation_id)
             return
         failpoint("door.before_begin")

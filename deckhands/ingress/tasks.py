@@ -8,18 +8,19 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cache, partial
-from typing import Any
+from typing import Any, NoReturn
 
 from celery import Celery, Task
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, Reject
 
 from broker.celery.bootstep import LoopThread
-from broker.celery.door_app import BEGINS, LIMITS, REFUSED, DoorRequest
-from broker.celery.door_results import KEPT, TaskResults
+from broker.celery.door_app import BEGINS, EXPIRES, LIMITS, REFUSED, DoorRequest
+from broker.celery.door_results import KEPT, RETRIED, TaskResults, revoked
+from broker.runtime.clock import SYSTEM_CLOCK
 from broker.runtime.errors import DeckhandsError, UsageError
 from deckhands.evaluation.answering import EVALUATE
 from deckhands.ingress.evaluations import Evaluations
-from deckhands.ingress.failures import THROWN, TaskFailure, raised, refusal
+from deckhands.ingress.failures import THROWN, TaskExpired, TaskFailure, raised, refusal
 from deckhands.ingress.orders import TAKES
 from deckhands.ingress.revocations import moment_in
 from deckhands.ingress.runs import RunMessage, Runs
@@ -39,8 +40,8 @@ _log = logging.getLogger(__name__)
 class DoorTasks:
     """Registers the tasks of the door with an application, and calls into its loop."""
 
-    def __init__(self, app: Celery, door: Door, loop: LoopThread) -> None:
-        self._app, self._door, self._loop = app, door, loop
+    def __init__(self, app: Celery, door: Door, loop: LoopThread, results: TaskResults) -> None:
+        self._app, self._door, self._loop, self._results = app, door, loop, results
         self._broadcasts = threading.BoundedSemaphore(MAX_BROADCASTS)
         self._revocations = asyncio.Semaphore(REVOCATIONS_AT_ONCE)
         self._notes = threading.BoundedSemaphore(MAX_NOTES)
@@ -70,11 +71,17 @@ class DoorTasks:
 
             def run(self, *previous: Any, **options: Any) -> str:
                 """Begin it."""
-                _check_followers(self.request)
-                task_id = self.request.id  # the loop's thread has no task
-                times = (getattr(self.request, BEGINS, None), self.request.expires)
-                limits, submit = getattr(self.request, LIMITS, None), ours._submit
-                found: str = ours.checked(lambda: submit(task_id, previous, options, times=times, limits=limits))
+                task_id, refused = self.request.id, _refused_in(self.request)  # the loop's thread has no task
+                eta, expires, limits = (getattr(self.request, name, None) for name in (BEGINS, EXPIRES, LIMITS))
+
+                async def submit() -> str:
+                    times = {"eta": moment_in(eta), "expires": moment_in(expires)}
+                    asked = ours._door.orders.submit(
+                        task_id, previous, options, **times, time_limits=limits, refused=refused
+                    )
+                    return await asked
+
+                found: str = ours.checked_in_time(submit, self)
                 return found
 
         app.register_task(Run())
@@ -93,7 +100,7 @@ class DoorTasks:
         eta = expires = None
         refused = _refused_in(request)  # for `take` to say: a second message of a run that is there changes nothing
         try:
-            eta, expires = moment_in(getattr(request, BEGINS, None)), moment_in(request.expires)
+            eta, expires = (moment_in(getattr(request, name, None)) for name in (BEGINS, EXPIRES))
         except UsageError as error:
             refused = error
         message = RunMessage(
@@ -154,6 +161,13 @@ class DoorTasks:
         except DeckhandsError as error:
             raise raised(refusal(error)) from error
 
+    def checked_in_time(self, ask: Any, task: Task) -> Any:
+        """Do what `checked` does, for a task whose message may have expired; raises what `_revoke_expired` does too."""
+        try:
+            return self.checked(ask)
+        except TaskExpired:
+            _revoke_expired(self._results, task.request, task.name)
+
     def call(self, ask: Any, *arguments: Any) -> Any:
         """Run a coroutine of the door on its loop, however long the store is away, and return its result."""
         return self._begin(ask, *arguments).result()
@@ -165,19 +179,6 @@ class DoorTasks:
                     await self._door.runs.revoke(task_id)
                 except Exception as error:  # noqa: BLE001  (the outer edge: whatever is wrong with one of them)
                     _log.error("the task %s could not be revoked: %s", ascii(task_id), error)
-
-    async def _submit(
-        self,
-        task_id: str,
-        previous: Sequence[Any],
-        options: Mapping[str, Any],
-        *,
-        times: tuple[str | None, str | None],
-        limits: Sequence[Any] | None,
-    ) -> str:
-        eta, expires = map(moment_in, times)
-        submit = self._door.orders.submit
-        return await submit(task_id, previous, options, eta=eta, expires=expires, time_limits=limits)
 
     def _begin(self, ask: Any, *arguments: Any) -> Future[Any]:
         async def asked() -> Any:
@@ -199,10 +200,16 @@ class DoorTasks:
 
             def run(self, *arguments: Any, **options: Any) -> dict[str, Any]:
                 """Do it."""
-                _check_followers(self.request)
-                task_id, carry_out = self.request.id, ours._door.orders.carry_out
-                eta = getattr(self.request, BEGINS, None)
-                found: dict[str, Any] = ours.checked(lambda: carry_out(what, task_id, arguments, options, eta=eta))
+                task_id, refused = self.request.id, _refused_in(self.request)
+                eta, expires = (getattr(self.request, name, None) for name in (BEGINS, EXPIRES))
+
+                async def carry_out() -> dict[str, Any]:
+                    orders, until = ours._door.orders, moment_in(expires)
+                    return await orders.carry_out(
+                        what, task_id, arguments, options, eta=eta, expires=until, refused=refused
+                    )
+
+                found: dict[str, Any] = ours.checked_in_time(carry_out, self)
                 return found
 
         return Order()
@@ -242,7 +249,12 @@ def evaluate_task(evaluations: Evaluations, results: TaskResults) -> Task:
                         f"{EVALUATE} cannot be used with a time limit of Celery's.",
                         remedy="Give it max_seconds, which holds for each attempt.",
                     )
-                found = evaluations.take(request.id, previous, options, kept, on_new=begin)
+                expires = moment_in(getattr(request, EXPIRES, None))
+                is_late = expires is not None and expires <= SYSTEM_CLOCK.now()
+                found = evaluations.take(request.id, previous, options, kept, is_late=is_late, on_new=begin)
+            except TaskExpired:
+                received()
+                _revoke_expired(results, request, self.name)
             except DeckhandsError as error:
                 received()
                 raise raised(refusal(error)) from None
@@ -263,17 +275,26 @@ def shown_of(request: Any) -> dict[str, Any]:
         "parent_id": request.parent_id,
         "retries": request.retries or 0,
         "eta": getattr(request, BEGINS, None),
-        "expires": request.expires,
+        "expires": getattr(request, EXPIRES, None),
     }
+
+
+def _revoke_expired(results: TaskResults, request: Any, task: str) -> NoReturn:
+    """Complete a task that was not taken up in time, as Celery does.
+
+    Raises:
+        Ignore: it is complete.
+        Reject: the result backend is away; the message comes back.
+    """
+    kept = {name: getattr(request, name, None) for name in KEPT}
+    try:
+        results.complete(request.id, kept, failure=revoked("expired"), task=task)
+    except RETRIED as error:
+        raise Reject(error, requeue=True) from error
+    raise Ignore
 
 
 def _refused_in(request: Any) -> UsageError | None:
     """Return why what follows a task cannot be used; None: it can, or nothing follows."""
     refused = getattr(request, REFUSED, None)
     return None if refused is None else UsageError(refused[0], remedy=refused[1])
-
-
-def _check_followers(request: Any) -> None:
-    error = _refused_in(request)
-    if error is not None:
-        raise raised(refusal(error))

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import pytest_asyncio
+from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
 from deckhands.evaluation.answering import waiting_in
@@ -58,6 +59,21 @@ async def test_the_result_is_the_summary_and_a_second_task_finds_it(producer: Pr
     rows = (out / "results.jsonl").read_bytes()
     assert await result_of(producer.send("evaluate", kwargs=options)) == summary
     assert (out / "results.jsonl").read_bytes() == rows
+
+
+async def test_an_evaluation_that_was_taken_up_in_time_outlives_its_expired_message(producer: Producer) -> None:
+    model = script(producer.cluster.root / "late.json", finish("6"), latency_seconds=2.0)
+    options = {"dataset": ROWS, "models": model, "out": "late", "concurrency": 1}
+    result = producer.send("evaluate", kwargs=options, task_id="late")
+    out = producer.cluster.root / "evaluations" / "late"
+    await until(lambda: waiting_in(out), limit=LIMIT_SECONDS, what="the first half")
+    now = producer.cluster.client.store.clock.now()
+    producer.send("evaluate", kwargs=options, task_id="late", expires=now)
+    too_late = producer.send("evaluate", kwargs={**options, "out": "never"}, expires=now)
+    with pytest.raises(TaskRevokedError):
+        await result_of(too_late)
+    assert not out.with_name("never").exists()
+    assert (await result_of(result))["models"][model]["outcomes"]["resolved"] == 1
 
 
 async def test_each_task_that_asks_meanwhile_is_answered(producer: Producer) -> None:

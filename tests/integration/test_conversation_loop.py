@@ -18,6 +18,8 @@ from broker.coordination.ownership import NotClaimed
 from broker.log.conversations import Conversations
 from broker.log.invariants import violations
 from broker.log.status import status_of
+from broker.store import keys
+from broker.store.function_libraries import ANNOUNCED, FunctionsVersion, deploy, own_version
 from controller_worker.agents.registry import AGENTS
 from controller_worker.core.state import state_from
 from controller_worker.loop.conversation_loop import ConversationLoop
@@ -396,6 +398,22 @@ async def test_an_error_among_ever_more_news_loses_no_conversation(hands: Hands)
     row = await Conversations(hands.store).row(CID)
     assert (row.state, row.owner, said) == ("finished", "", 20)
     assert violations(await hands.events(), conversation_id=CID) == []
+
+
+async def test_a_conversation_survives_functions_that_are_replaced_and_come_back(hands: Hands) -> None:
+    """The worker's beat sees nothing of it, so the worker stays, and only it may take the conversation up again."""
+    await hands.begin({"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]})
+    newer = FunctionsVersion(own_version().order + 1, "abcdef0123456789", own_version().order + 1)
+
+    async def replace() -> None:
+        await hands.store.call("FUNCTION", "DELETE", "deckhands")
+        await hands.store.call("HSET", keys.STORE, ANNOUNCED, newer.stamp)
+
+    hands.wire.before["deck_append"] = replace
+    loop = await hands.go()
+    await deploy(hands.store.connection, is_setup=True)
+    assert (hands.gone, loop.is_to_begin_again, await hands.owner()) == ([CID], True, WORKER)
+    assert await hands.kinds() == ["conversation.created", "action.message"]
 
 
 async def test_a_damaged_entry_is_an_error_that_names_it(hands: Hands) -> None:

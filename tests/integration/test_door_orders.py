@@ -243,6 +243,21 @@ async def test_an_order_that_expired_in_the_queue_is_revoked(producer: Producer)
     assert ("Too late." in said, "In time." in said) == (False, True)
 
 
+async def test_an_order_that_was_carried_out_in_time_outlives_its_expired_message(producer: Producer) -> None:
+    options = {**producer.options(), "delay": 3_600}
+    name = await producer.value(producer.send("submit", "x", kwargs=options, task_id="submitted"))
+    sent = {"submit": ("x",), "message": (name, "Once."), "cancel": (name,), "fork": (name,)}
+    for what, arguments in sent.items():
+        given = options if what == "submit" else {}
+        first = producer.send(what, *arguments, kwargs=given, task_id=f"{what}ted")
+        await producer.value(first)
+        await until_idle(producer)
+        first.forget()
+        now = producer.cluster.client.store.clock.now()
+        again = producer.send(what, *arguments, kwargs=given, task_id=first.id, expires=now)
+        await producer.value(again)
+
+
 EVIL = "celery-task-meta-evil"
 """A key that keeps a result. A producer of tasks could have a door write into it, or into the queue of the jobs."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -163,6 +164,26 @@ async def test_callbacks_get_the_summary_and_errbacks_the_id(producer: Producer)
     assert result.state == "SUCCESS"
 
 
+@pytest.mark.parametrize("kind", ["large", "zlib", "bzip2", "msgpack", "pickle", "ignored"])
+async def test_a_chord_ends_although_a_message_of_it_is_unusable(producer: Producer, kind: str) -> None:
+    """The signature of its body is in the body of that very message."""
+    options: dict[str, dict[str, Any]] = {
+        "large": {},
+        "msgpack": {"serializer": "msgpack"},
+        "pickle": {"serializer": "pickle"},
+        "ignored": {"compression": "zlib", "ignore_result": True},
+    }
+    unusable = producer.signature("x" * (13 << 20) if kind == "large" else "never")
+    unusable.set(**options.get(kind, {"compression": kind}))
+    # Of a pickle, nothing can be read; the others of the chord say what its body is.
+    parts = (
+        [unusable, producer.signature("do it", saying("done"))] if kind == "pickle" else [unusable, unusable.clone()]
+    )
+    result = chord(parts, app=producer.app)(producer.signature("Sum up.", saying("never")))
+    await producer.until_state(result, "FAILURE")
+    assert type(result.result).__name__ == "ChordError"
+
+
 async def test_chains_groups_and_chords_do_what_celery_says(producer: Producer) -> None:
     chain = producer.app.signature("deckhands.run", kwargs={"task": "first", **producer.options(saying("one"))})
     chain = chain.set(queue="deckhands") | producer.signature("second", saying("two"))
@@ -308,6 +329,29 @@ async def test_a_run_that_expires_before_it_begins_is_revoked(producer: Producer
     result = producer.run(turns=saying("too late"), expires=3)
     with pytest.raises(TaskRevokedError):
         await producer.value(result)
+
+
+async def test_a_run_that_was_begun_in_time_outlives_its_expired_message(producer: Producer) -> None:
+    """A door that dies before it acknowledges a message leaves it to another one, which may get it much later."""
+    turns = [
+        {"tool_calls": [{"name": "execute_bash", "arguments": {"command": "until [ -e go ]; do sleep 0.1; done"}}]}
+    ]
+    options = producer.options([*turns, *saying("all done")])
+    result = producer.send("run", "it", kwargs=options, task_id="expired-at-work")
+    conversation_id = await producer.begun(result)
+    now = producer.cluster.client.store.clock.now()
+    producer.send("run", "it", kwargs=options, task_id=result.id, expires=now)
+    await producer.until_taken()
+    Path(options["workspace"]["path"], "go").touch()
+    assert (await producer.value(result))["message"] == "all done"
+    assert (await producer.cluster.client.row(conversation_id)).state == "finished"
+
+
+async def test_a_run_that_expired_in_the_queue_never_begins(producer: Producer) -> None:
+    result = producer.run(turns=saying("too late"), expires=producer.cluster.client.store.clock.now())
+    with pytest.raises(TaskRevokedError, match="expired"):
+        await producer.value(result)
+    assert await producer.cluster.client.recent() == []
 
 
 async def test_priority_of_a_message_counts_where_the_request_has_none(producer: Producer) -> None:

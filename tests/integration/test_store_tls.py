@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.runtime.errors import StoreMisconfigured, StoreUnavailable
+from broker.celery.app import connection_settings
+from broker.runtime.errors import StoreMisconfigured, StoreUnavailable, UsageError
 from broker.store.connection import MultiplexedConnection
 from tests.certificates import certificate_in
 from tests.stores import redis_program, running
@@ -58,3 +59,23 @@ async def test_a_client_shows_the_certificate_that_the_url_names(url: str, files
 def test_a_certificate_that_cannot_be_used_is_named(files: Path, option: str, name: str) -> None:
     with pytest.raises(StoreMisconfigured, match=f"{option}={files}/{name}"):
         MultiplexedConnection(f"rediss://h/0?{option}={files}/{name}")
+
+
+@pytest.mark.parametrize("option", ["ssl_cert_reqs=maybe", "ssl_ca_certs=/nowhere.pem", "ssl_certfile=/nowhere.pem"])
+def test_store_and_broker_refuse_the_same_tls_options(option: str) -> None:
+    with pytest.raises(StoreMisconfigured, match=f"{option} cannot be used"):
+        MultiplexedConnection(f"rediss://h/0?{option}")
+    with pytest.raises(UsageError, match=f"{option} cannot be used"):
+        connection_settings(f"rediss://h/0?{option}")
+
+
+async def test_no_error_shows_the_password_of_a_key(url: str) -> None:
+    with pytest.raises(StoreUnavailable) as refused:
+        await answer(f"{url}?ssl_password=secret")
+    assert "secret" not in str(refused.value)
+
+
+async def test_the_store_takes_celerys_name_of_no_verification(url: str, files: Path) -> None:
+    shown = f"ssl_certfile={files}/cert.pem&ssl_keyfile={files}/key.pem"
+    for check in ("none", "CERT_NONE"):
+        assert await answer(f"{url}?{shown}&ssl_cert_reqs={check}") == b"PONG"

@@ -16,7 +16,7 @@ import pytest
 
 from tests.controller_parts import traced
 from tests.simulation.canonical import Person, Plan, environment, simulate
-from tests.simulation.checks import broken, is_given_up
+from tests.simulation.checks import CRASHES_THAT_PARK, broken
 from tests.simulation.errand import DELEGATES, broken_errand, sender
 from tests.simulation.faults import Fault
 from tests.simulation.plans import random_pairs, random_plan
@@ -219,12 +219,19 @@ def test_delegates_notes_questions_and_checks_with_a_kill_at_every_fourth_bounda
     assert unstruck_errands(plans, errand, expected=expected) == []
 
 
-@pytest.mark.soak
-def test_three_heartbeats_that_lapsed_in_a_row_are_good_reason_to_give_up(model: Mapping[str, str]) -> None:
-    """A controller worker is stopped too long three times while one conversation is at work; about one plan in 2,000."""
-    outcomes = (simulate(random_plan(seed), model) for seed in range(20_000))
-    outcome = next(one for one in outcomes if one.cluster.wire.lapsed.get("controller-0") == 3 and is_given_up(one))
+def test_three_lapsed_heartbeats_in_a_row_give_a_conversation_up(model: Mapping[str, str]) -> None:
+    """The one controller worker is stopped for too long each time that it has taken the conversation up."""
+    faults: dict[int, Fault] = {}
+    while len(faults) < CRASHES_THAT_PARK:
+        trace = simulate(Plan(0, faults, is_watched_to_the_end=False, is_traced=True), model).cluster.wire.trace
+        behind = max(faults, default=0)
+        reads = (at for at, line in enumerate(trace, 1) if at > behind and " controller-0 after GET " in line)
+        faults[next(reads)] = Fault.STOP
+    outcome = simulate(Plan(0, faults), model)
     assert broken(outcome) == []
+    assert outcome.row is not None
+    assert "crashed its worker 3 times" in outcome.row.fields["last_error"]
+    assert outcome.cluster.wire.lapsed == {"controller-0": CRASHES_THAT_PARK}
 
 
 @pytest.mark.slow

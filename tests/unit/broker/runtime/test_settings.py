@@ -95,3 +95,35 @@ def test_the_key_of_the_secrets_is_not_shown() -> None:
 )
 def test_celery_gets_its_own_database(url: str, beside: str) -> None:
     assert celery_url_beside(url) == beside
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("redis://h/1", "redis://h:6379/1"),
+        ("redis://h", "redis://h:6379/0"),
+        ("redis://h/", "redis://h/0"),
+        ("redis://h:6380/1/", "redis://h:6380/1"),
+        ("redis://Queue.Example/1", "redis://user:word@queue.example/1"),
+        ("REDIS://h/1", "redis://h/1"),
+        ("redis:///1", "redis://127.0.0.1:6379/1"),
+        ("rediss://h/1?ssl_cert_reqs=none", "rediss://h:6379/1"),
+        ("redis+socket:///run/q.sock", "redis+socket://:word@/run//q.sock?virtual_host=0"),
+        ("redis+socket:///run/q.sock?virtual_host=1", "redis+socket:///run/q.sock?virtual_host=/1"),
+    ],
+)
+def test_a_broker_is_the_same_however_its_url_is_spelled(one: str, other: str) -> None:
+    names = {BrokerSettings.from_env({"DECKHANDS_CELERY_URL": url}).broker_name for url in (one, other)}
+    assert len(names) == 1
+
+
+def test_brokers_of_other_addresses_have_other_names() -> None:
+    urls = ["redis://h/1", "redis://h/2", "redis://h:6380/1", "redis://g/1", "redis://[::1]/1", "redis://[::2]/1"]
+    urls += ["redis+socket:///h?virtual_host=1", "redis+socket:///h?virtual_host=2", "redis+socket:///g"]
+    assert len({BrokerSettings.from_env({"DECKHANDS_CELERY_URL": url}).broker_name for url in urls}) == len(urls)
+
+
+@pytest.mark.parametrize("celery_url", ["redis://store:6380/1", "redis://:word@STORE:6380/1/"])
+def test_a_broker_beside_the_store_has_no_name(celery_url: str) -> None:
+    env = {"DECKHANDS_URL": "redis://store:6380/4", "DECKHANDS_CELERY_URL": celery_url}
+    assert BrokerSettings.from_env(env).broker_name == ""

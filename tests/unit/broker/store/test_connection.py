@@ -112,6 +112,45 @@ async def test_a_deleted_stream_is_no_demotion(tmp_path: Path) -> None:
         await connection.aclose()
 
 
+async def test_no_call_goes_to_a_primary_left_while_connecting(tmp_path: Path) -> None:
+    """One connection hears of the fail-over while another one waits for the old primary's greeting."""
+    greets, may_greet = asyncio.Event(), asyncio.Event()
+    received: list[bytes] = []
+    served: list[asyncio.Task[None] | None] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        received.append(b"")
+        served.append(asyncio.current_task())
+        number = len(received)
+        await reader.readuntil(b"server\r\n")  # the greeting's last command is INFO server
+        if number == 2:
+            greets.set()
+            await may_greet.wait()
+        about = b"run_id:old" if number < 3 else b"run_id:new"
+        writer.write(b"+OK\r\n$%d\r\n%b\r\n" % (len(about), about))
+        while command := await reader.read(4096):
+            received[number - 1] += command
+            writer.write(b"-READONLY You can't write.\r\n" if number < 3 else b"+OK\r\n")
+        writer.close()
+
+    server = await asyncio.start_unix_server(serve, str(tmp_path / "s"))
+    first = MultiplexedConnection(f"unix://{tmp_path}/s")
+    second = first.another(reply_timeout_seconds=5.0)
+    async with asyncio.timeout(10):
+        await first.call_many([])
+        waiting = asyncio.create_task(second.call("SET", "a", 1))
+        await greets.wait()
+        with pytest.raises(StoreUnavailable, match="READONLY"):
+            await first.call("SET", "b", 1)
+        may_greet.set()
+        assert await waiting == b"OK"
+    assert (received[1], b"SET" in received[2]) == (b"", True)
+    for connection in (first, second):
+        await connection.aclose()
+    await asyncio.gather(*filter(None, served))
+    server.close()
+
+
 @pytest.mark.parametrize(
     ("text", "error_class"),
     [

@@ -52,7 +52,8 @@ class ThisLoop:
 async def test_a_flood_of_broadcasts_is_taken_up_bit_by_bit_and_then_refused() -> None:
     door: Any = OneDoor()
     loop: Any = ThisLoop()
-    tasks = DoorTasks(Celery("door", set_as_current=False), door, loop)
+    results: Any = None  # a broadcast needs none
+    tasks = DoorTasks(Celery("door", set_as_current=False), door, loop, results)
     taken = [tasks.revoke([f"{n}-{number}" for number in range(50)]) for n in range(MAX_BROADCASTS + 1)]
     assert taken == [True] * MAX_BROADCASTS + [False]
     await until(lambda: door.runs.under_way, what="the first revocations")

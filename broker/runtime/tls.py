@@ -1,0 +1,50 @@
+"""The TLS options of a URL of Redis: of the store, of Celery's broker and of its result backend.
+
+Holds: the server's certificate is verified unless the URL has `ssl_cert_reqs=none`; an option that cannot be used is
+named before anything connects.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from typing import Any
+
+CERTIFICATE_CHECKS = {
+    **{name: name for name in ("required", "optional", "none")},
+    **{f"CERT_{name.upper()}": name for name in ("required", "optional", "none")},
+}
+"""What URLs say of the server's certificate, to redis-py and to Celery, and how redis-py takes it."""
+
+
+def read_tls(options: Mapping[str, Any]) -> tuple[dict[str, Any], ssl.SSLContext]:
+    """Return the TLS options of a URL as redis-py takes them, and a context made of them.
+
+    Args:
+        options: what redis-py's `parse_url` returns for a `rediss://` URL.
+
+    Raises:
+        ValueError: an option cannot be used; it is named.
+    """
+    tls = {name: value for name, value in options.items() if name.startswith("ssl_")}
+    check = tls.get("ssl_cert_reqs", "required")
+    if check not in CERTIFICATE_CHECKS:
+        raise ValueError(f"ssl_cert_reqs={check} cannot be used: it is required, optional or none")
+    tls["ssl_cert_reqs"] = CERTIFICATE_CHECKS[check]
+    option = "ssl_ca_certs"
+    try:
+        context = ssl.create_default_context(
+            cafile=tls.get(option), capath=tls.get("ssl_ca_path"), cadata=tls.get("ssl_ca_data")
+        )
+        option = "ssl_certfile"
+        if option in tls:
+            context.load_cert_chain(tls[option], tls.get("ssl_keyfile"), tls.get("ssl_password"))
+    except OSError as error:
+        key = f" with ssl_keyfile={tls['ssl_keyfile']}" if option == "ssl_certfile" and "ssl_keyfile" in tls else ""
+        raise ValueError(f"{option}={tls.get(option)}{key} cannot be used: {error.strerror or error}") from error
+    if tls["ssl_cert_reqs"] == "none":
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    elif "ssl_check_hostname" in tls:
+        context.check_hostname = tls["ssl_check_hostname"]
+    return tls, context
