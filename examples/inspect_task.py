@@ -4,7 +4,7 @@ from inspect_ai import Task, task
 from inspect_ai.dataset import json_dataset
 from inspect_ai.scorer import includes
 
-from deckhands.bridges.inspect_solver import deckhands_agent
+from deckhands.interop.bridges.inspect_solver import deckhands_agent
 
 
 @task

@@ -52,7 +52,7 @@ async def test_jobs_and_a_beat_do_all_their_work_with_the_rights_they_have(tmp_p
         assert (await check("beat", queue.queue)).exit_status == LAPSED
         await stack.enter_async_context(worker("deckhands.operations.jobs.beat", environment))
         archiving = {"DECKHANDS_ARCHIVE": str(place), "DECKHANDS_RETENTION": str(rules), "DECKHANDS_URL": log.jobs}
-        await stack.enter_async_context(worker("deckhands.jobs", environment | archiving))
+        await stack.enter_async_context(worker("deckhands.operations.jobs", environment | archiving))
         client = await stack.enter_async_context(await Client.connect(log.worker))
         await begin_ended(client, "one-of-us", labels={"team": "ci"}, tenancy=Tenancy(tenant="acme"))
         ledger, accounts = Ledger(client.store), accounts_of("one-of-us", tenant="acme")

@@ -1,4 +1,4 @@
-"""Turns of ACP agents: what the program beside the shell is asked, and its reports (`tool_worker.acp`).
+"""Turns of ACP agents: what the program beside the shell is asked, and its reports (`tool_worker.host.acp`).
 
 Holds: a report is what the agent says, and the agent runs what a model says: whatever is in it becomes an observation
 or, where it cannot be one, a failed report.

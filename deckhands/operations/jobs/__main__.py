@@ -1,4 +1,4 @@
-"""Run a worker of jobs in the foreground: `python -m deckhands.jobs`."""
+"""Run a worker of jobs in the foreground: `python -m deckhands.operations.jobs`."""
 
 from __future__ import annotations
 
