@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from pydantic import ValidationError
 
 from broker.contract.agent_factory import AgentFactoryConfig, chosen_agent, share_of
 from broker.contract.agent_pairs import LEGACY_OF, is_sdk_agent, kind_of, legacy_of, sdk_of
@@ -77,15 +76,8 @@ def test_settings_by_the_names_that_openhands_has() -> None:
     assert not BrokerSettings.from_env(
         {"OPENHANDS_USE_SDK_AGENTS": "1", "DECKHANDS_PREFER_SDK_AGENTS": "0"}
     ).prefer_sdk_agents
-    config = AgentFactoryConfig(
-        prefer_sdk_agents=True, use_orchestrator=True, fallback_to_legacy=False, timeout_seconds=300
-    )
+    config = AgentFactoryConfig(prefer_sdk_agents=True, fallback_to_legacy=False, timeout_seconds=300)
     assert config.timeout_seconds == 300.0
-
-
-def test_no_agent_runs_beside_the_control_plane() -> None:
-    with pytest.raises(ValidationError, match="no agent runs beside the control plane"):
-        AgentFactoryConfig(use_orchestrator=False)
 
 
 def test_variables_choose_for_this_program(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,6 +85,3 @@ def test_variables_choose_for_this_program(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("DECKHANDS_SDK_AGENTS_PERCENT", "25")
     monkeypatch.setenv("DECKHANDS_SDK_TIMEOUT_SECONDS", "7")
     assert AgentFactoryConfig.from_env() == AgentFactoryConfig(prefer_sdk_agents=True, percent=25, timeout_seconds=7)
-    monkeypatch.setenv("DECKHANDS_USE_ORCHESTRATOR", "0")
-    with pytest.raises(UsageError, match="DECKHANDS_USE_ORCHESTRATOR is 0"):
-        AgentFactoryConfig.from_env()

@@ -40,7 +40,6 @@ def place(tmp_path, monkeypatch):
         (["-d", "w"], {"LLM_MODEL": ""}, 2, "No model is configured."),
         (["-d", "w"], {"RUNTIME": "modal"}, 2, "RUNTIME is 'modal'."),
         (["-d", "w"], {"RUNTIME": "docker"}, 2, "RUNTIME is docker, and no image is named."),
-        (["-d", "w"], {"AGENT_USE_ORCHESTRATOR": "0"}, 2, "use_orchestrator is false"),
         (["-d", "w"], {"OPENHANDS_USE_SDK_AGENTS": "maybe"}, 2, "OPENHANDS_USE_SDK_AGENTS is 'maybe'."),
         (["-d", "w"], {"SECURITY_SECURITY_ANALYZER": "invariant"}, 2, "security_analyzer is 'invariant'."),
         (["-d", "w"], {"SAVE_TRAJECTORY_PATH": "../t.json"}, 9, "is not inside the workspace"),

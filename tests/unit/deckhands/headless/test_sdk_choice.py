@@ -11,7 +11,7 @@ from broker.runtime.errors import UsageError
 from deckhands.interop.headless.config_file import read_config
 from deckhands.interop.headless.sdk_choice import with_sdk_choice
 
-KEYS = "prefer_sdk_agents = true\nfallback_to_legacy = false\ntimeout_seconds = 300\nuse_orchestrator = true\n"
+KEYS = "prefer_sdk_agents = true\nfallback_to_legacy = false\ntimeout_seconds = 300\n"
 CHOSEN = ("CodeActAgentSDK", SdkSpec(fallback_to_legacy=False, timeout_seconds=300.0))
 LEGACY = ("CodeActAgent", None)
 
@@ -42,7 +42,6 @@ def test_the_variables_have_the_names_of_the_keys(tmp_path):
         "AGENT_PREFER_SDK_AGENTS": "true",
         "AGENT_FALLBACK_TO_LEGACY": "0",
         "AGENT_TIMEOUT_SECONDS": "300",
-        "AGENT_USE_ORCHESTRATOR": "1",
     }
     assert choose(tmp_path, **named) == CHOSEN
     assert choose(tmp_path, KEYS, AGENT_PREFER_SDK_AGENTS="false")[0] == "CodeActAgent"
@@ -63,8 +62,6 @@ def test_our_variables_win_over_the_keys(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "env", "message"),
     [
-        ("use_orchestrator = false", {}, "use_orchestrator is false, but no agent runs beside the control plane."),
-        ("", {"AGENT_USE_ORCHESTRATOR": "0"}, "use_orchestrator is false"),
         ("timeout_seconds = 0", {}, "timeout_seconds is 0."),
         ("timeout_seconds = inf", {}, "timeout_seconds is inf."),
         ("", {"AGENT_TIMEOUT_SECONDS": "long"}, "AGENT_TIMEOUT_SECONDS is 'long'."),
