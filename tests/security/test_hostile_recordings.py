@@ -21,8 +21,8 @@ from controller_worker.core.state import State
 from deckhands.interop.openhands.recordings import MAX_EVENT_CHARS, MAX_FILE_BYTES, MAX_MARKS
 from deckhands.interop.openhands.sdk_conversation import read_sdk_directory
 from deckhands.interop.openhands.trajectory_import import read_trajectory
-from tests.unit.deckhands.openhands.same_conversation import messages
-from tests.unit.deckhands.openhands.test_sdk_conversation import REAL
+from tests.unit.deckhands.interop.openhands.same_conversation import messages
+from tests.unit.deckhands.interop.openhands.test_sdk_conversation import REAL
 
 TASK = {"id": 0, "source": "user", "action": "message", "args": {"content": "Look around"}}
 RECALL = {"id": 1, "source": "user", "action": "recall", "args": {"recall_type": "knowledge"}}

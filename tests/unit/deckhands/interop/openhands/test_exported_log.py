@@ -18,7 +18,7 @@ from controller_worker.loop.replay import replay
 from deckhands.interop.openhands.exported_log import read_exported_log
 from deckhands.interop.openhands.recordings import Findings
 from tests.replay.test_replay import GOLDEN, finished, recorded
-from tests.unit.deckhands.openhands.same_conversation import messages
+from tests.unit.deckhands.interop.openhands.same_conversation import messages
 
 
 def read(folder: Path, lines: list[str]) -> tuple[list[Event], Findings]:

@@ -17,8 +17,8 @@ from tests.exploring import examples
 from tests.replay.test_replay import GOLDEN, recorded
 from tests.unit.broker.contract.test_codec import KINDS
 from tests.unit.broker.contract.test_codec import _events as events_of
-from tests.unit.deckhands.openhands import original_reader
-from tests.unit.deckhands.openhands.original_reader import SILENT, event_from_dict
+from tests.unit.deckhands.interop.openhands import original_reader
+from tests.unit.deckhands.interop.openhands.original_reader import SILENT, event_from_dict
 
 NAMES = {
     *(f"action.{name}" for name in original_reader.ACTIONS),

@@ -23,7 +23,7 @@ from tool_worker.workspace.files.file_tree import TreeLimits
 from tool_worker.workspace.files.openat2_paths import Directory
 from tool_worker.workspace.files.unpacking import MAX_HEADER_BYTES, Unpacked, Unpacking
 
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[5]
 LIMITS = TreeLimits(files=100, bytes=1_000_000)
 
 

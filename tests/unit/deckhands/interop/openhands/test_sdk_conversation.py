@@ -27,7 +27,7 @@ from deckhands.client.reading.metrics import metrics_of
 from deckhands.client.reading.summary import summarize
 from deckhands.interop.openhands.sdk_conversation import read_sdk_directory
 from tests.integration.command_line import deckhands, environment
-from tests.unit.deckhands.openhands.same_conversation import fold_of
+from tests.unit.deckhands.interop.openhands.same_conversation import fold_of
 
 REAL = Path(__file__).with_name("sdk_conversation")
 """Written by openhands-sdk 1.58.0 with its own test model and tools; long texts and paths of the machine are replaced."""

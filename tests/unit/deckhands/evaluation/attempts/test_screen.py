@@ -8,7 +8,7 @@ import pytest
 
 from deckhands.evaluation.attempts.screen import Screen, lines_of
 from deckhands.evaluation.attempts.standing import Meter, Shown, Standing, standing_from
-from tests.unit.deckhands.attempts.test_results import row
+from tests.unit.deckhands.evaluation.attempts.test_results import row
 
 SHOWN = Shown(
     instance="add-1\x1b[2J",

@@ -20,7 +20,7 @@ from controller_worker.loop.replay import replay
 from deckhands.client.reading.metrics import metrics_of
 from deckhands.interop.openhands.trajectory_export import trajectory_of
 from deckhands.interop.openhands.trajectory_import import read_trajectory
-from tests.unit.deckhands.openhands.same_conversation import fold_of, messages
+from tests.unit.deckhands.interop.openhands.same_conversation import fold_of, messages
 
 CALLS = [{"id": "c1", "type": "function", "function": {"name": "execute_bash", "arguments": '{"command": "ls"}'}}]
 RESPONSE = {

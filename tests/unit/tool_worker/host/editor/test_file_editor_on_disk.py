@@ -17,7 +17,7 @@ import pytest
 from tool_worker.host.editor.file_editor import FileEditor
 from tool_worker.host.text_files.versioned_files import VersionedFiles
 
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[5]
 NOBODY = 65534
 BINARY = "File appears to be binary and this file type cannot be read or edited by this tool."
 

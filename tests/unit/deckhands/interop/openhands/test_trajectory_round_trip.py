@@ -18,7 +18,7 @@ from deckhands.interop.openhands.results import NO_RESULT
 from tests.exploring import examples
 from tests.replay.mixed_history import MixedHistory
 from tests.replay.test_replay import GOLDEN, recorded
-from tests.unit.deckhands.openhands.same_conversation import again, fold_of, linked, messages, shown
+from tests.unit.deckhands.interop.openhands.same_conversation import again, fold_of, linked, messages, shown
 
 SEEDS = examples(40)
 
