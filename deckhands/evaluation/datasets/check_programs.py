@@ -15,7 +15,7 @@ from typing import Any
 from deckhands.evaluation.datasets.file_trees import File, Files, Tree, tree_of
 
 FOLDER = ".deckhands_check"
-DIRECTORY = Path(__file__).parents[1] / "examples" / "checks"
+DIRECTORY = Path(__file__).parents[2] / "examples" / "checks"
 COMMAND = f"python3 -I {FOLDER}/run.py"
 _PARTS = ("guarded.py", "separate.py", "node_tests.js")
 
