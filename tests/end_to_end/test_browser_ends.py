@@ -80,7 +80,7 @@ async def test_pages_crash_and_browsers_die_but_the_next_action_works(tmp_path: 
             await until(lambda: not alive(found), what="end of the processes")
 
 
-async def test_it_runs_in_the_sandbox_and_reaches_what_the_sandbox_does(tmp_path: Path) -> None:
+async def test_browser_runs_in_the_sandbox_with_its_network(tmp_path: Path) -> None:
     async with opened_site() as site, opened(tmp_path / "node", sandbox="bwrap", **SETTINGS) as workspaces:
         surf = Surfer(await workspaces.open(CONVERSATION))
         await _serve_page(surf)
@@ -126,7 +126,7 @@ def command_line(one: psutil.Process) -> list[str]:
     return []
 
 
-async def test_a_chromium_that_does_not_start_is_an_error_and_a_browser_that_nobody_uses_ends(tmp_path: Path) -> None:
+async def test_failed_chromium_is_an_error_and_idle_browser_ends(tmp_path: Path) -> None:
     program = tmp_path / "chromium"
     program.write_text("#!/bin/sh\necho 'no display here' >&2\nexit 3\n")
     program.chmod(0o755)

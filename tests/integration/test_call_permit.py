@@ -239,9 +239,7 @@ async def test_another_model_leaves_the_queue_of_the_first(hands: Hands, tmp_pat
 
 
 @pytest.mark.parametrize("has_quota", [False, True])
-async def test_permit_granted_for_another_model_is_given_back(
-    hands: Hands, tmp_path: Path, has_quota: bool
-) -> None:
+async def test_permit_granted_for_another_model_is_given_back(hands: Hands, tmp_path: Path, has_quota: bool) -> None:
     other = tmp_path / "other.json"
     other.write_text(json.dumps({"turns": [FINISH]}))
     # A call of the other model with this key would fail: nobody has set it.

@@ -93,9 +93,7 @@ async def test_what_does_not_fit_is_left_out_and_named(
         assert (tmp_path / "copy" / name).read_bytes() == (workspace / name).read_bytes()
 
 
-async def test_omitted_new_file_is_neither_read_nor_stored(
-    repositories: Repositories, workspace: Path
-) -> None:
+async def test_omitted_new_file_is_neither_read_nor_stored(repositories: Repositories, workspace: Path) -> None:
     with (workspace / "huge").open("wb") as huge:
         huge.truncate(MORE_THAN_IS_READ)
     (workspace / "small").write_text("small\n")

@@ -84,9 +84,7 @@ async def test_another_node_goes_on_from_the_last_checkpoint(log: EventLog, tmp_
         assert content(await two.run("cat file; ls")) == "first\nsecond\nfile"
 
 
-async def test_returning_lost_node_does_not_continue_with_older_files(
-    log: EventLog, tmp_path: Path
-) -> None:
+async def test_returning_lost_node_does_not_continue_with_older_files(log: EventLog, tmp_path: Path) -> None:
     async with node(log, tmp_path / "one", tmp_path / "place", every=1) as one:
         await one.run("echo first > file; touch ~/old /tmp/old")
         async with node(log, tmp_path / "two", tmp_path / "place", every=1) as two:

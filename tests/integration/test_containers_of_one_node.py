@@ -83,9 +83,7 @@ async def test_host_in_another_container_serves_and_is_closed_here(root: Path, h
         assert not folder.is_alive
 
 
-async def test_killed_container_leaves_unknown_outcome_and_next_one_continues(
-    root: Path, here: Workspaces
-) -> None:
+async def test_killed_container_leaves_unknown_outcome_and_next_one_continues(root: Path, here: Workspaces) -> None:
     async with container(root, "sleep 60") as other:
         workspace = await here.open(CONVERSATION)
         waiting = asyncio.create_task(workspace.run(1, "bash", {"command": "sleep 60"}))

@@ -107,9 +107,7 @@ async def test_unknown_delegate_error_names_configured_ones_first(hands: Hands) 
 
 
 @pytest.mark.parametrize("name", ["PlanningAgent", "BrowsingAgent"])
-async def test_delegate_with_refused_calls_ends_as_loop_parent_continues(
-    hands: Hands, name: str
-) -> None:
+async def test_delegate_with_refused_calls_ends_as_loop_parent_continues(hands: Hands, name: str) -> None:
     refused = {"turns": [{"tool_calls": [{"name": "finish", "arguments": {}}]}] * 100}
     script = hands.folder / "refused.json"
     script.write_text(json.dumps(refused))

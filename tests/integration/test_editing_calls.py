@@ -101,9 +101,7 @@ async def test_what_is_no_list_of_edits_is_refused(hands: ModelHands, folder: Pa
     assert (folder / "a.txt").read_text() == "a\n"
 
 
-async def test_file_is_created_with_directories_and_overwritten_on_request(
-    hands: ModelHands, folder: Path
-) -> None:
+async def test_file_is_created_with_directories_and_overwritten_on_request(hands: ModelHands, folder: Path) -> None:
     path = folder / "deep" / "er" / "a.txt"
     assert "created" in await hands.edit("create", path, file_text="one\r\n")
     refused = await hands.edit("create", path, file_text="two\n")
@@ -226,9 +224,7 @@ async def test_a_patch_that_is_costly_to_place_is_refused(hands: ModelHands, fol
     assert "Too much would have to be compared" in refused.content
 
 
-async def test_change_is_made_once_despite_repeated_requests(
-    workspaces: Workspaces, folder: Path
-) -> None:
+async def test_change_is_made_once_despite_repeated_requests(workspaces: Workspaces, folder: Path) -> None:
     workspace = await workspaces.open("conversation")
     patch = "*** Begin Patch\n*** Update File: a.txt\n+x\n*** End Patch"
     (folder / "a.txt").write_text("")

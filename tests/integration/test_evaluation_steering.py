@@ -231,9 +231,7 @@ async def test_forged_values_in_the_store_are_ignored(client: Client) -> None:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_unusable_criterion_is_refused_before_anything_starts(
-    client: Client, results: Results
-) -> None:
+async def test_unusable_criterion_is_refused_before_anything_starts(client: Client, results: Results) -> None:
     plan = Plan("wrong", questions("a"), ["m"], until="decided")
     with pytest.raises(UsageError, match="there is one"):
         await Evaluation(client, plan, results).run()

@@ -199,9 +199,7 @@ async def test_command_stopped_while_its_workspace_opens_does_not_run(
     assert not (tmp_path / "conversation" / "workspace" / "effect").exists()
 
 
-async def test_order_about_another_action_stops_no_starting_action(
-    memory_store: Store, tmp_path: Path
-) -> None:
+async def test_order_about_another_action_stops_no_starting_action(memory_store: Store, tmp_path: Path) -> None:
     log = EventLog(memory_store)
     await log.create(ConversationCreated(conversation_id="conversation"))
     slow = f"sleep {ANSWER_CHECK_SECONDS + 0.3}; touch effect"  # it is looked after, too
@@ -262,9 +260,7 @@ async def test_a_picture_that_is_viewed_is_in_the_observation(memory_store: Stor
     assert len(seen.image_urls[0]) > 130_000
 
 
-async def test_lost_actions_result_answers_no_action_with_its_number(
-    memory_store: Store, tmp_path: Path
-) -> None:
+async def test_lost_actions_result_answers_no_action_with_its_number(memory_store: Store, tmp_path: Path) -> None:
     """The journal knows action 2 as another command than the log does."""
     log = EventLog(memory_store)
     await log.create(ConversationCreated(conversation_id="conversation"))
@@ -283,9 +279,7 @@ async def test_lost_actions_result_answers_no_action_with_its_number(
     assert not (tmp_path / "conversation" / "workspace" / "effects").exists()
 
 
-async def test_reused_number_is_noticed_despite_a_shorter_journal(
-    memory_store: Store, tmp_path: Path
-) -> None:
+async def test_reused_number_is_noticed_despite_a_shorter_journal(memory_store: Store, tmp_path: Path) -> None:
     log, known = EventLog(memory_store), CmdRunAction(command="true")
     await log.create(ConversationCreated(conversation_id="conversation"))
     await log.append("conversation", [CmdRunAction(command="echo effect >> effects"), known])
@@ -301,9 +295,7 @@ async def test_reused_number_is_noticed_despite_a_shorter_journal(
     assert not (tmp_path / "conversation" / "workspace" / "effects").exists()
 
 
-async def test_result_of_an_action_lost_meanwhile_answers_no_other(
-    memory_store: Store, tmp_path: Path
-) -> None:
+async def test_result_of_an_action_lost_meanwhile_answers_no_other(memory_store: Store, tmp_path: Path) -> None:
     log = EventLog(memory_store)
     await log.create(ConversationCreated(conversation_id="conversation"))
     await log.append("conversation", [CmdRunAction(command="echo lost")])
