@@ -63,7 +63,7 @@ async def test_known_prices_and_reply_limit_never_exceed_the_budget(hands: Hands
     assert loop.state.lifecycle.error_code == "max_budget"
 
 
-async def test_the_first_call_is_not_begun_either_when_its_prompt_alone_costs_more(hands: Hands) -> None:
+async def test_first_call_with_a_too_expensive_prompt_does_not_start(hands: Hands) -> None:
     with_prices(hands)
     await hands.begin(*thoughts(3), limits=Limits(max_budget_usd=0.001))
     loop = await hands.go()

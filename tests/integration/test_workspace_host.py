@@ -195,7 +195,7 @@ async def test_a_flood_of_output_costs_no_memory(root: Path) -> None:
         assert psutil.Process(main_pid(root, CONVERSATION)).memory_info().rss < 20 * 2**20
 
 
-async def test_whoever_waits_for_an_action_of_a_workspace_that_is_closed_starts_no_other_host(
+async def test_waiter_on_a_closed_workspace_starts_no_host(
     workspaces: Workspaces, root: Path, sandbox: str, workspace: Path
 ) -> None:
     begun = Gate(workspace, "begun")
