@@ -14,7 +14,7 @@ from controller_worker.agents.registry import AGENTS, create_agent
 
 
 @pytest.mark.parametrize("name", LEGACY_OF)
-def test_every_sdk_agent_can_be_created_and_has_a_legacy_agent(name: str) -> None:
+def test_every_sdk_agent_can_be_created_and_has_legacy_counterpart(name: str) -> None:
     agent, legacy = create_agent(AgentSpec(name=name)), create_agent(AgentSpec(name=legacy_of(name)))
     assert (runs_in_the_sdk(agent), runs_in_the_sdk(legacy)) == (True, False)
     assert (kind_of(name), kind_of(legacy_of(name))) == ("sdk", "legacy")
@@ -41,7 +41,7 @@ def test_nothing_changes_without_a_preference() -> None:
     assert chosen_agent(spec, AgentFactoryConfig(), "conversation-1") is spec
 
 
-def test_a_preference_chooses_the_sdk_agent_and_says_how_it_runs() -> None:
+def test_preference_chooses_the_sdk_agent_and_its_settings() -> None:
     config = AgentFactoryConfig(prefer_sdk_agents=True, fallback_to_legacy=False, timeout_seconds=9.0)
     found = chosen_agent(AgentSpec(enable_jupyter=True), config, "conversation-1")
     assert (found.name, found.enable_jupyter) == ("CodeActAgentSDK", True)
@@ -49,7 +49,7 @@ def test_a_preference_chooses_the_sdk_agent_and_says_how_it_runs() -> None:
     assert chosen_agent(AgentSpec(name="LocAgent"), config, "conversation-1").name == "LocAgent"
 
 
-def test_an_agent_that_was_asked_for_stays_and_keeps_what_it_says_of_itself() -> None:
+def test_requested_sdk_agent_stays_with_its_own_settings() -> None:
     own = SdkSpec(timeout_seconds=1.0)
     assert chosen_agent(AgentSpec(name="ReadOnlyAgentSDK", sdk=own), AgentFactoryConfig(), "c-1").sdk == own
     assert chosen_agent(AgentSpec(name="ReadOnlyAgentSDK"), AgentFactoryConfig(), "c-1").sdk == SdkSpec()

@@ -74,7 +74,7 @@ def test_the_first_prompt_is_the_task_and_begins_a_session() -> None:
     assert action.tool_call_metadata is not None
 
 
-def test_a_report_becomes_a_message_a_plan_and_the_next_turn() -> None:
+def test_report_becomes_a_message_a_plan_and_next_turn() -> None:
     plan = (TaskItem(id="1", title="look"),)
     events = led_to(TASK, PROMPT, report(content="Hm.", call=CALL, plan=plan))
     assert [event.kind for event in events] == [
@@ -96,7 +96,7 @@ def test_a_question_becomes_an_action_that_policies_see() -> None:
     assert (action.permission, action.option_id, action.refusal_id, action.call) == (7, "y", "n", CALL)
 
 
-def test_a_refused_question_is_answered_and_the_message_waits_for_the_end_of_the_turn() -> None:
+def test_refused_question_is_answered_and_message_waits_for_turn_end() -> None:
     refused = UserRejectObservation(content="No.")
     asked = [TASK, PROMPT, report("permission", permission=ASKED), AcpPermissionAction(command="c", permission=7)]
     asked[-1] = asked[-1].model_copy(update={"refusal_id": "n"})
@@ -166,7 +166,7 @@ def test_what_is_taken_back_the_session_must_not_remember() -> None:
     assert "New." in action.prompt
 
 
-def test_an_agent_that_fails_again_and_again_ends_the_work_until_a_person_wants_more() -> None:
+def test_repeatedly_failing_agent_stops_until_a_person_continues() -> None:
     failed = report("failed", code="timeout", reason="silent")
     events = (TASK, PROMPT, failed, PROMPT, report("lost", session_id=""), PROMPT, failed, PROMPT, failed)
     assert turn(*events[:-2]).prompt.startswith(INTERRUPTED)
@@ -176,7 +176,7 @@ def test_an_agent_that_fails_again_and_again_ends_the_work_until_a_person_wants_
     assert turn(*events, later=(ModelCallFailed(code="timeout"),)).prompt.startswith(INTERRUPTED)
 
 
-def test_an_agent_that_nobody_has_logged_in_ends_the_work_at_once() -> None:
+def test_agent_without_a_login_ends_the_work_at_once() -> None:
     error = said(SPEC, numbered((TASK, PROMPT, report("failed", code="authentication", session_id=""))), ())
     assert isinstance(error, ModelError)
     assert error.code == "authentication"

@@ -34,7 +34,7 @@ class OwnRouter:
         return "small" if request.iteration == 0 else "nobody"
 
 
-def test_multimodal_takes_the_primary_for_images_and_stays_there_after_an_overflow() -> None:
+def test_multimodal_router_keeps_the_primary_after_images_and_overflow() -> None:
     router = MultimodalRouter("small", 500)
     assert [router.select_llm(each) for each in (REQUEST, IMAGE, REQUEST)] == ["small", "primary", "small"]
     assert [router.select_llm(each) for each in (LONG, REQUEST)] == ["primary", "primary"]

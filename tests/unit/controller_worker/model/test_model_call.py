@@ -119,7 +119,7 @@ async def test_lone_surrogates_of_a_provider_are_replaced(tmp_path: Path) -> Non
     assert result.last_error == "BadRequestError: no \ufffd"
 
 
-async def test_the_same_settings_share_one_client_even_when_asked_for_at_once(tmp_path: Path) -> None:
+async def test_equal_settings_share_one_client_under_concurrency(tmp_path: Path) -> None:
     of = models(tmp_path)
     found = await asyncio.gather(*(of.of(LLMSpec()) for _ in range(5)))
     assert len({id(client) for client, _ in found}) == 1
@@ -148,7 +148,7 @@ async def test_a_client_that_could_not_be_made_is_tried_again(tmp_path: Path) ->
     await of.aclose()
 
 
-async def test_a_caller_that_is_cancelled_does_not_spoil_the_client_for_others(tmp_path: Path) -> None:
+async def test_cancelled_caller_does_not_spoil_the_shared_client(tmp_path: Path) -> None:
     of = models(tmp_path)
     first, second = (asyncio.create_task(of.of(LLMSpec())) for _ in range(2))
     await asyncio.sleep(0)
@@ -217,7 +217,7 @@ async def test_a_router_is_resolved_before_quotas_and_budgets_are_asked(tmp_path
     assert await models.routed(LLMSpec(model="small"), request, "") == LLMSpec(model="small")
 
 
-def test_settings_that_cannot_be_used_leave_the_default_for_the_call_to_complain() -> None:
+def test_unusable_settings_leave_the_error_to_the_call() -> None:
     assert Models({}, SystemClock(), is_open=True).max_message_chars(LLMSpec()) == 30_000
 
 
@@ -365,7 +365,7 @@ async def test_a_fallback_is_for_its_errors(tmp_path: Path, code: str, on: list[
     assert is_asked or (isinstance(result, ModelCallFailed) and result.code == code)
 
 
-async def test_a_call_that_goes_by_a_batch_falls_back_on_nobody(tmp_path: Path) -> None:
+async def test_batch_call_has_no_fallback(tmp_path: Path) -> None:
     async def carry(body: bytes) -> Any:
         raise AssertionError(body)
 
@@ -400,9 +400,7 @@ async def test_each_fallback_answers_the_error_before_it(tmp_path: Path) -> None
         ("authentication", "not_found", "authentication"),
     ],
 )
-async def test_when_all_fail_the_attempt_is_repeated_if_any_error_may_pass(
-    tmp_path: Path, first: str, second: str, told: str
-) -> None:
+async def test_attempt_is_repeated_if_any_error_may_pass(tmp_path: Path, first: str, second: str, told: str) -> None:
     result = await attempt(with_fallbacks(tmp_path, first, {"use": "spare"}, spare=error(second)))
     assert isinstance(result, ModelCallFailed)
     assert result.code == told
@@ -410,7 +408,7 @@ async def test_when_all_fail_the_attempt_is_repeated_if_any_error_may_pass(
 
 
 @pytest.mark.parametrize(("code", "told"), [("rate_limit", "rate_limit"), ("authentication", "llm_config")])
-async def test_a_fallback_that_cannot_be_used_does_not_make_a_failure_final(
+async def test_unusable_fallback_does_not_make_a_failure_final(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, code: str, told: str
 ) -> None:
     result = await attempt(with_fallbacks(tmp_path, code, {"use": f"scripted/{tmp_path}/none.json"}))
@@ -465,11 +463,11 @@ async def test_an_agent_without_a_model_works_whatever_model_is_configured(env: 
     await models.aclose()
 
 
-def test_settings_that_cannot_be_used_are_said_by_the_call_and_not_before() -> None:
+def test_unusable_settings_are_reported_by_the_call_only() -> None:
     assert Models({"LLM_BACKEND": "openai", "LLM_MODEL": "gpt-4o"}, SystemClock(), is_open=True).sees_images(LLMSpec())
 
 
-def test_the_model_that_a_router_has_chosen_is_asked_without_the_router(tmp_path: Path) -> None:
+def test_routed_model_is_called_without_the_router(tmp_path: Path) -> None:
     path = tmp_path / "models.toml"
     path.write_text(
         '[llm]\nmodel = "acme/large"\n[llm.auto]\nmodel = "acme/large"\n'

@@ -95,7 +95,7 @@ TWO_CALLS = (
 )
 
 
-def test_pictures_of_tools_stand_behind_all_results_because_no_other_place_takes_them() -> None:
+def test_tool_pictures_follow_all_results() -> None:
     _, page, listing, pictures, message = chat_messages(TWO_CALLS, cache_marks=False, is_claude=False)
     assert page == {"role": "tool", "content": "a page", "tool_call_id": "t1", "name": "browser"}
     assert (listing["role"], listing["content"]) == ("tool", "a.txt")
@@ -265,13 +265,13 @@ CALL = {"id": "c", "function": {"name": "f", "arguments": "{}"}}
 
 
 @pytest.mark.parametrize("reason", ["max_tokens", "MAX_TOKENS", "model_length", "model_context_window_exceeded"])
-def test_a_cut_in_the_words_of_another_provider_is_a_cut(reason: str) -> None:
+def test_cut_in_another_providers_words_is_a_cut(reason: str) -> None:
     found = read_chat_reply({"choices": [{"message": {"tool_calls": [CALL]}, "finish_reason": reason}]})
     assert (found.stop_reason, found.tool_calls[0].problem) == ("length", CUT_CALL)
 
 
 @pytest.mark.parametrize("reason", ["refusal", "SAFETY", "sensitive", "PROHIBITED_CONTENT"])
-def test_a_refusal_in_the_words_of_another_provider_is_a_refusal(reason: str) -> None:
+def test_refusal_in_another_providers_words_is_a_refusal(reason: str) -> None:
     with pytest.raises(ContentPolicyError):
         read_chat_reply({"choices": [{"message": {"content": "I", "tool_calls": [CALL]}, "finish_reason": reason}]})
 

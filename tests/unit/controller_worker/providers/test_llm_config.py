@@ -186,7 +186,7 @@ def test_a_misspelt_variable_is_told(caplog: pytest.LogCaptureFixture) -> None:
         ("for_routing", "a router names its profiles"),
     ],
 )
-def test_a_setting_of_openhands_that_is_not_here_is_said_so(field: str, why: str) -> None:
+def test_unsupported_openhands_setting_is_reported(field: str, why: str) -> None:
     with pytest.raises(LLMConfigError, match=f"'{field}' is a setting of OpenHands that is not here: {why}$"):
         LLMConfig.create(model="gpt-4o", **{field: True})
 
@@ -239,5 +239,5 @@ def test_further_fields_are_a_table(name: str) -> None:
         ({"model": "gpt-5", "prompt_cache_key": False}, False),
     ],
 )
-def test_a_cache_key_goes_to_openai_alone_unless_it_is_set(fields: dict[str, Any], is_sent: bool) -> None:
+def test_cache_key_goes_only_to_openai_unless_set(fields: dict[str, Any], is_sent: bool) -> None:
     assert LLMConfig.create(**fields).sends_cache_key is is_sent

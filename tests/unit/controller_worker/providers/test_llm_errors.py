@@ -312,6 +312,6 @@ def test_retry_after_as_a_date() -> None:
 @pytest.mark.parametrize(
     ("text", "code"), [("prompt is too long: 9 > 8", "context_window"), ("insufficient balance", "out_of_credits")]
 )
-def test_an_error_that_is_plain_text_within_a_reply_has_its_class(text: str, code: str) -> None:
+def test_plain_text_error_within_a_reply_has_its_class(text: str, code: str) -> None:
     error = model_error(StreamedError({"error": text}))
     assert (error.code, error.provider_text) == (code, text)

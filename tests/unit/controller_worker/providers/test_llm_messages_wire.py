@@ -126,7 +126,7 @@ def test_images() -> None:
 
 
 @pytest.mark.parametrize(("kind", "sent"), [("jpg", "jpeg"), ("PNG", "png"), ("webp", "webp"), ("svg+xml", None)])
-def test_an_image_is_of_a_type_that_the_api_takes_or_leaves_a_note(kind: str, sent: str | None) -> None:
+def test_image_of_an_unsupported_type_leaves_a_note(kind: str, sent: str | None) -> None:
     (message,) = written(Message("user", (ImagePart(f"data:image/{kind};base64,AAAA"),)))["messages"]
     (block,) = message["content"]
     if sent is None:
@@ -151,7 +151,7 @@ def marked_texts(*messages: Message) -> list[str]:
     return [block["text"] for turn in turns for block in turn["content"] if "cache_control" in block]
 
 
-def test_the_ends_of_this_request_and_of_the_one_before_are_marked() -> None:
+def test_ends_of_this_and_the_previous_request_are_marked() -> None:
     said = [text("user", "1"), text("assistant", "2"), text("user", "3"), text("user", "4"), text("assistant", "5")]
     assert marked_texts(*said[:1]) == ["1"]
     assert marked_texts(*said[:4]) == ["1", "4"]
@@ -160,7 +160,7 @@ def test_the_ends_of_this_request_and_of_the_one_before_are_marked() -> None:
 
 
 @pytest.mark.parametrize("wire", [MessagesWire(caching_prompt=True), ChatWire(cache_marks=True, thoughts="signed")])
-def test_every_prefix_is_found_again_within_twenty_blocks_of_a_mark(wire: Any) -> None:
+def test_every_prefix_is_found_within_twenty_blocks_of_marks(wire: Any) -> None:
     """Claude looks back 20 blocks from each mark; 15 calls with their results are 30."""
     history = [text("system", "Be good."), text("user", "Go.")]
     stored: set[int] = set()
@@ -190,7 +190,7 @@ def _marks(body: dict[str, Any]) -> list[int]:
     return marks
 
 
-def test_a_request_may_be_written_again_and_again_while_its_history_grows() -> None:
+def test_request_may_be_rewritten_while_its_history_grows() -> None:
     wire = MessagesWire(caching_prompt=True)
     history = [text("system", "Be good."), text("user", "go")]
     for number in range(30):

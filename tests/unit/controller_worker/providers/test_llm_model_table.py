@@ -24,7 +24,7 @@ def test_a_cost_counts_every_token_once() -> None:
     assert cost_usd(prices, usage) == pytest.approx(3_105e-6)
 
 
-def test_a_cache_without_a_price_of_its_own_costs_as_much_as_input() -> None:
+def test_cache_without_its_own_price_costs_like_input() -> None:
     usage = Usage(prompt_tokens=1_000, cache_read_tokens=1_000)
     assert cost_usd(Prices(input=2e-6, output=1e-6), usage) == pytest.approx(2e-3)
 
@@ -99,7 +99,7 @@ def test_the_table_is_read_without_importing_a_client() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_models_that_the_table_lacks_do_not_read_it_each_time() -> None:
+def test_models_missing_in_the_table_do_not_reread_it() -> None:
     program = (
         "import sys\n"
         "from controller_worker.providers import model_table\n"
@@ -162,7 +162,7 @@ def test_features(model: str) -> None:
         *(("gpt-6-sol", False), ("o3-pro", False), ("moonshot/kimi-k2.5", False), ("openai/my-own", False)),
     ],
 )
-def test_no_default_is_sent_to_a_model_that_may_refuse_it(model: str, takes: bool) -> None:
+def test_no_default_is_sent_to_models_that_may_refuse(model: str, takes: bool) -> None:
     assert features_of(model).sampling_defaults is takes
     config = LLMConfig.create(model=model)
     assert ("temperature" in chat_parameters(config, model)) is takes
@@ -171,7 +171,7 @@ def test_no_default_is_sent_to_a_model_that_may_refuse_it(model: str, takes: boo
 
 
 @pytest.mark.parametrize("model", ["gpt-10", "kimi-k2.6", "kimi-k3", "gemini/gemini-3-pro-preview", "gemini-4-pro"])
-def test_a_reasoning_model_that_the_table_lacks_takes_an_effort_and_gets_no_default(model: str) -> None:
+def test_unknown_reasoning_model_takes_effort_without_default(model: str) -> None:
     parameters = chat_parameters(LLMConfig.create(model=model, reasoning_effort="high"), model)
     assert parameters == {"reasoning_effort": "high"}
 
@@ -201,7 +201,7 @@ def test_a_batched_call_is_never_dearer_than_a_direct_one(model: str) -> None:
         assert batched <= direct
 
 
-def test_a_batch_without_a_price_for_cached_tokens_gives_them_the_direct_discount() -> None:
+def test_batch_without_cached_price_uses_the_direct_discount() -> None:
     row = {
         "input_cost_per_token": 2.0,
         "output_cost_per_token": 8.0,
@@ -220,7 +220,7 @@ def test_the_tier_that_the_provider_has_used_is_priced() -> None:
     assert (usual, flex, priority) == pytest.approx((2.25e-3, 1.125e-3, 4.5e-3))
 
 
-def test_a_long_prompt_in_a_service_tier_is_priced_in_it() -> None:
+def test_long_prompt_in_a_service_tier_is_priced_there() -> None:
     row = look_up("gpt-5.4")
     assert row is not None
     usual, flex = (row.cost_usd(Usage(300_000, 1_000), Sale(service_tier=name)) for name in ("", "flex"))
@@ -241,7 +241,7 @@ def test_an_hour_in_the_cache_costs_twice_the_input() -> None:
     assert row.cost_usd(written, Sale(is_cached_for_an_hour=True)) == pytest.approx(1_000 * 6e-6)
 
 
-def test_a_deployment_with_a_name_of_ours_has_the_features_of_its_base_model() -> None:
+def test_renamed_deployment_has_its_base_models_features() -> None:
     config = LLMConfig.create(model="azure/our-deployment", base_model="o3", reasoning_effort="high")
     fields = chat_parameters(config, config.model)
     assert fields["reasoning_effort"] == "high"

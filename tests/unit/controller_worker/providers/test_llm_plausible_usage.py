@@ -77,7 +77,7 @@ def test_a_plausible_usage_stays_as_it_was_reported(right: tuple[int, ...], sent
     assert (found.usage, found.is_usage_estimated) == (Usage(*right), False)
 
 
-def test_the_cache_of_a_provider_that_counts_it_beside_the_prompt_is_counted() -> None:
+def test_cache_counted_beside_the_prompt_is_counted() -> None:
     assert completion(usage(100, 280, 2_300)).usage == Usage(2_400, 280, 2_300)
     message = {"id": "r", "model": "claude", "content": [{"type": "text", "text": ANSWER}], "stop_reason": "end_turn"}
     counts = {"input_tokens": 3, "output_tokens": 280, "cache_read_input_tokens": 2_400}
@@ -94,7 +94,7 @@ def test_an_image_has_many_bytes_and_few_tokens() -> None:
 
 
 @pytest.mark.parametrize(("said", "is_believed"), [(0.0, False), (0.002, True), (0.03, True), (9_000.0, False)])
-def test_a_cost_that_has_nothing_to_do_with_the_price_is_not_believed(said: float, is_believed: bool) -> None:
+def test_implausible_cost_is_not_believed(said: float, is_believed: bool) -> None:
     own = completion(usage(2_400, 280)).cost_usd
     assert own == pytest.approx(0.0088)
     assert completion(usage(2_400, 280), told=said).cost_usd == (said if is_believed else own)

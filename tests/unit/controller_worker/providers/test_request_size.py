@@ -47,7 +47,7 @@ def test_an_estimate_is_near_the_truth(kind: str, true_count: Callable[[str], in
     assert 0.85 <= text_tokens(TEXTS[kind]) / true_count(TEXTS[kind]) <= 1.35
 
 
-def test_what_has_no_words_is_estimated_too_low_by_a_third(true_count: Callable[[str], int]) -> None:
+def test_wordless_text_is_underestimated_by_a_third(true_count: Callable[[str], int]) -> None:
     text = base64.b64encode(NOISE.randbytes(9_000)).decode()
     assert 0.6 <= text_tokens(text) / true_count(text) <= 0.75
 

@@ -34,7 +34,7 @@ def of(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties}
 
 
-def test_for_openai_all_is_required_and_what_was_not_may_be_null() -> None:
+def test_openai_requires_all_fields_and_optional_ones_may_be_null() -> None:
     assert strict_schema(EDIT, optional_as_null=True) == {
         "type": "object",
         "properties": {
@@ -104,7 +104,7 @@ def test_no_more_tools_are_strict_for_anthropic_than_it_takes() -> None:
     assert [found is not None for found in strict_tools([many, many])] == [True, False]
 
 
-def test_a_null_for_what_may_be_left_out_is_left_out() -> None:
+def test_null_for_an_optional_field_is_omitted() -> None:
     written = {"path": "a", "mode": None, "range": None, "place": {"x": 1, "y": None}, "any": None, "other": None}
     assert without_forced_nulls(written, EDIT) == {"path": "a", "place": {"x": 1}, "other": None}
     assert without_forced_nulls({"path": None}, EDIT) == {"path": None}

@@ -58,6 +58,6 @@ def test_results_that_do_not_fit_are_counted(workspace: Any) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "options"), [([], {}), (["a", "b", "c"], {}), (["a", "b"], {"task": "t"})])
-def test_a_task_that_is_missing_or_one_too_many_is_refused(arguments: list[str], options: dict[str, str]) -> None:
+def test_missing_or_surplus_task_is_refused(arguments: list[str], options: dict[str, str]) -> None:
     with pytest.raises(UsageError):
         follow(arguments, options)

@@ -49,7 +49,7 @@ class ThisLoop:
         return self.begun[-1]
 
 
-async def test_a_flood_of_broadcasts_is_taken_up_bit_by_bit_and_then_refused() -> None:
+async def test_broadcast_flood_is_taken_gradually_then_refused() -> None:
     door: Any = OneDoor()
     loop: Any = ThisLoop()
     tasks = DoorTasks(Celery("door", set_as_current=False), door, loop)

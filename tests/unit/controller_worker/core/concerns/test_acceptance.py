@@ -35,7 +35,7 @@ def result(core: Core, action_id: int, exit_code: int) -> CmdOutputObservation:
     return CmdOutputObservation(content="1 failed", command=action.command, metadata=metadata, cause=action_id)
 
 
-def test_a_check_is_a_command_of_the_environment_in_a_shell_of_its_own() -> None:
+def test_check_is_an_environment_command_in_its_own_shell() -> None:
     core = core_with()
     core.reply(finish())
     action = core.events[-1]

@@ -41,14 +41,14 @@ def test_nothing_is_done_before_its_time_and_everything_then() -> None:
     check_snapshots(core)
 
 
-def test_one_that_has_only_to_begin_in_time_waits_for_no_time() -> None:
+def test_conversation_with_only_a_deadline_waits_for_no_time() -> None:
     core = Core(expires=SOON)
     assert core.run() == AwaitStart()
     assert shown(core) == ("waiting", "loading", "")
 
 
 @pytest.mark.parametrize("end", ["expired", "stopped"])
-def test_what_was_over_before_it_began_is_begun_by_a_persons_message_only(end: str) -> None:
+def test_expired_conversation_starts_only_by_a_persons_message(end: str) -> None:
     core = waiting()
     if end == "expired":
         core.put(EXPIRED)
@@ -64,7 +64,7 @@ def test_what_was_over_before_it_began_is_begun_by_a_persons_message_only(end: s
     check_snapshots(core)
 
 
-def test_a_pause_holds_it_and_a_resume_begins_it_before_its_time() -> None:
+def test_pause_holds_and_resume_starts_before_its_time() -> None:
     core = waiting()
     core.ask("paused")
     assert core.run() == Rest()  # it does not wait for its time any more

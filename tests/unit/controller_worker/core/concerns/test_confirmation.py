@@ -127,7 +127,7 @@ def test_a_rejection_also_settles_what_stands_behind_it() -> None:
     assert core.state.tools.pending == ()
 
 
-def test_each_action_of_a_turn_is_asked_for_when_its_turn_comes() -> None:
+def test_each_action_of_a_turn_is_confirmed_in_turn() -> None:
     core = asking(RISKY, concurrency=4)
     risky = bash("git push", call_id="b")
     assert core.reply(bash(call_id="a"), risky, bash(call_id="c")) == AwaitTools((8,))
@@ -233,7 +233,7 @@ def test_the_question_survives_snapshots_and_the_log_is_whole() -> None:
     assert violations(core.events, conversation_id=CID) == []
 
 
-def test_a_rejection_that_a_fork_begins_in_is_none_of_an_earlier_confirmed_action() -> None:
+def test_rejection_starting_a_fork_does_not_affect_earlier_actions() -> None:
     core = asking()
     core.reply(bash("one", "a"))
     answer_with(core, "user_confirmed")
@@ -248,7 +248,7 @@ def test_a_rejection_that_a_fork_begins_in_is_none_of_an_earlier_confirmed_actio
     assert core.states()[-2:] == ["user_rejected", "awaiting_user_input"]
 
 
-def test_an_action_that_a_person_rejected_is_no_step_of_a_loop() -> None:
+def test_rejected_action_is_no_step_of_a_loop() -> None:
     core = asking()
     core.reply(bash())
     before = core.state.loops.recent.actions

@@ -54,7 +54,7 @@ def asked_after(core: Core, *, overflows: int = 0) -> tuple[str, str]:
     return text_of(system), text_of(user)
 
 
-def test_a_finish_waits_for_the_verdict_and_an_accepted_one_counts() -> None:
+def test_finish_waits_for_the_verdict_and_accepted_one_counts() -> None:
     core = core_with()
     assert core.reply(finish()) == CallModel(2, 1)
     assert core.states() == ["running"]
@@ -95,7 +95,7 @@ def test_one_refusal_too_many_is_an_error() -> None:
     assert (last.agent_state.value, last.code) == ("error", "goal_not_reached")
 
 
-def test_the_critic_is_asked_after_the_check_and_each_finish_begins_with_the_check() -> None:
+def test_critic_follows_the_check_and_each_finish_restarts_both() -> None:
     core = core_with(check="make test")
     for accepted in (False, True):
         wanted = core.reply(finish())
@@ -118,7 +118,7 @@ def test_a_failed_check_needs_no_critic() -> None:
     assert isinstance(core.events[-1], FinishRefusedObservation)
 
 
-def test_a_call_that_fails_is_made_again_and_one_that_fails_for_good_is_an_error() -> None:
+def test_failed_critic_call_is_retried_or_ends_in_error() -> None:
     core = core_with()
     core.reply(finish())
     core.fail("service_unavailable", retry_in=8)
@@ -163,7 +163,7 @@ def test_a_question_that_does_not_fit_is_asked_shorter() -> None:
     assert len(asked_after(core, overflows=5)[1]) < 8_000 < len(asked_after(core)[1])
 
 
-def test_the_last_iteration_may_be_judged_but_not_beyond_the_budget() -> None:
+def test_last_iteration_may_be_judged_within_the_budget() -> None:
     core = core_with(limits=Limits(max_iterations=1))
     assert core.reply(finish()) == CallModel(2, 1)
     broke = core_with(limits=Limits(max_budget_usd=0.25))
@@ -190,7 +190,7 @@ def test_nobody_is_asked_during_a_pause() -> None:
     assert core.run() == CallModel(2, 1)
 
 
-def test_the_log_is_decided_again_offline_and_every_snapshot_goes_on_alike() -> None:
+def test_offline_replay_and_every_snapshot_decide_alike() -> None:
     core = core_with()
     core.reply(bash())
     core.observe(core.state.version)
@@ -207,7 +207,7 @@ def test_the_log_is_decided_again_offline_and_every_snapshot_goes_on_alike() -> 
     assert replay(forged).divergence is not None
 
 
-def test_the_question_holds_the_task_the_record_the_report_and_the_instructions() -> None:
+def test_question_holds_task_record_report_and_instructions() -> None:
     core = core_with()
     core.reply(bash("pytest"))
     core.observe(core.state.version)

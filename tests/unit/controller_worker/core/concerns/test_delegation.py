@@ -121,7 +121,7 @@ def test_any_of_several_is_enough_and_the_others_go_on() -> None:
     assert [(one.delegate_id, one.cause) for one in results(core)] == [(9, 9), (8, None)]
 
 
-def test_in_the_background_the_end_is_told_when_it_is_there() -> None:
+def test_background_end_is_reported_when_it_occurs() -> None:
     core = started(agent=ABLE)
     assert core.reply(delegate(background=True)) == AwaitDelegates((8,))
     assert started_in_background(core, 8) == CallModel(2, 1)
@@ -172,7 +172,7 @@ def test_a_delegate_without_anything_left_is_refused() -> None:
 # Shares
 
 
-def test_what_is_left_is_divided_with_one_share_for_the_parent_and_what_was_used_is_added() -> None:
+def test_remainder_is_divided_with_a_share_for_the_parent() -> None:
     core = started(agent=ABLE, limits=Limits(max_iterations=11, max_budget_usd=6.25, max_tokens=1_610))
     core.reply(delegate("a"), delegate("b"))
     assert [(one.iterations, one.budget_usd, one.tokens) for one in core.state.delegation.delegates] == [
@@ -205,7 +205,7 @@ def test_a_limit_that_delegates_have_used_up_grows_too() -> None:
     assert core.state.usage.max_iterations == 6
 
 
-def test_what_the_delegates_of_earlier_turns_may_still_use_is_left_to_them() -> None:
+def test_possible_spending_of_earlier_delegates_is_reserved() -> None:
     core = started(agent=ABLE, limits=Limits(max_iterations=9, max_budget_usd=4.25, max_tokens=1_110))
     core.reply(delegate("a", background=True))
     started_in_background(core, 8)
@@ -214,7 +214,7 @@ def test_what_the_delegates_of_earlier_turns_may_still_use_is_left_to_them() -> 
     assert shares == [(4, 2.0, 500), (1, 0.875, 195)]
 
 
-def test_what_a_forks_origin_has_paid_is_not_the_forks_own_with_delegates_or_without() -> None:
+def test_costs_of_a_forks_origin_are_not_its_own() -> None:
     core = started(agent=ABLE)
     core.reply(delegate())
     ended(core, 8, cost_usd=0.5)
@@ -232,7 +232,7 @@ def test_one_alone_leaves_its_parent_a_half() -> None:
     assert ended(core, 8, iterations=9) == CallModel(2, 1)
 
 
-def test_beside_a_background_delegate_the_parent_keeps_a_share_and_waits_when_it_is_used_up() -> None:
+def test_parent_keeps_a_share_beside_a_background_delegate() -> None:
     core = started(agent=ABLE, limits=Limits(max_iterations=5))
     core.reply(delegate(background=True))
     assert core.state.delegation.delegates[0].iterations == 2
@@ -244,7 +244,7 @@ def test_beside_a_background_delegate_the_parent_keeps_a_share_and_waits_when_it
 
 
 @pytest.mark.parametrize("limits", [Limits(max_budget_usd=1.0), Limits(max_tokens=400)], ids=["budget", "tokens"])
-def test_what_background_delegates_may_still_spend_is_not_spent_by_their_parent(limits: Limits) -> None:
+def test_parent_does_not_spend_what_background_delegates_may(limits: Limits) -> None:
     core = started(agent=ABLE, limits=limits)
     core.reply(delegate(background=True))  # each reply costs 0.25 and 110 tokens
     started_in_background(core, 8)
@@ -276,7 +276,7 @@ def test_a_resume_is_told_too() -> None:
     assert core.state.delegation.order == Order(AgentState.RUNNING, len(core.events))
 
 
-def test_a_stop_answers_the_action_and_what_is_reported_later_is_told_without_a_cause() -> None:
+def test_stop_answers_the_action_and_later_reports_have_no_cause() -> None:
     core = started(agent=ABLE)
     core.reply(delegate())
     core.ask("stopped")
@@ -290,7 +290,7 @@ def test_a_stop_answers_the_action_and_what_is_reported_later_is_told_without_a_
 
 
 @pytest.mark.parametrize("asked", ["stopped", "paused"])
-def test_what_cannot_be_started_is_answered_once_whatever_a_person_asks_for_meanwhile(asked: str) -> None:
+def test_unstartable_delegate_is_answered_once_despite_requests(asked: str) -> None:
     core = started(agent=ABLE)
     core.ask(asked)
     core.reply(delegate(task=""), bash())
@@ -314,7 +314,7 @@ def test_a_finish_stops_what_still_works_in_the_background() -> None:
 # What a delegate is
 
 
-def test_a_delegate_is_what_its_parent_says_and_asks_when_its_parent_asks() -> None:
+def test_delegate_follows_its_parents_specification_and_confirmation() -> None:
     small = AgentSpec(name="ReadOnlyAgent", llm={"model": "acme/small"})
     parent = AgentSpec(llm={"model": "acme/large"}, delegates={"scout": small}, confirmation={"mode": "always"})
     scout = spec_of(parent, "scout")
@@ -412,7 +412,7 @@ def test_all_ends_that_are_due_enter_in_one_commit(count: int) -> None:
     assert violations(core.events, conversation_id=CID, is_over=False) == []
 
 
-def test_all_ends_of_one_turn_answer_their_calls_in_one_commit() -> None:
+def test_all_ends_of_a_turn_answer_in_one_commit() -> None:
     core = started(agent=ABLE, limits=Limits(max_iterations=1_000))
     core.reply(*(delegate(f"d{n}") for n in range(MAX_CALLS)))
     all_ended(core)
@@ -432,7 +432,7 @@ def test_many_refusals_are_answered_in_one_commit() -> None:
     assert core.state.delegation.delegates == ()
 
 
-def test_the_first_of_any_answers_the_others_once_though_several_have_ended() -> None:
+def test_first_of_any_answers_the_others_once() -> None:
     core = started(agent=ABLE, limits=Limits(max_iterations=1_000))
     core.reply(*(delegate(f"d{n}", join="any") for n in range(40)))
     all_ended(core, first_id=28)
@@ -517,7 +517,7 @@ def test_a_commit_and_a_replay_see_no_errands() -> None:
     assert next_effect(core.state, core.now, set()) == StartDelegate(8)
 
 
-def test_a_delegate_that_has_ended_or_may_use_up_nothing_is_no_errand() -> None:
+def test_ended_or_exhausted_delegate_causes_no_errand() -> None:
     core = started(agent=ABLE)
     core.reply(delegate(background=True))
     started_in_background(core, 8)
@@ -546,7 +546,7 @@ def test_a_gap_takes_back_what_the_log_does_not_say(state: str) -> None:
         assert tells == [TellDelegates(before.state, before.id)]
 
 
-def test_a_stop_answers_nothing_that_was_answered_when_the_delegate_began() -> None:
+def test_stop_does_not_answer_an_already_answered_call() -> None:
     core = started(agent=ABLE)
     core.reply(delegate(background=True))
     started_in_background(core, 8)

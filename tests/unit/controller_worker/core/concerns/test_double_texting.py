@@ -101,7 +101,7 @@ def test_a_message_to_an_agent_at_rest_interrupts_nothing() -> None:
     assert not [event for event in core.events if isinstance(event, InterruptedObservation)]
 
 
-def test_a_rollback_is_as_if_the_task_had_never_been_given() -> None:
+def test_rollback_equals_a_task_never_given() -> None:
     core = texting("rollback")
     core.reply(think("a secret plan"), bash())
     action = last(core, CmdRunAction).id
@@ -121,7 +121,7 @@ def test_a_rollback_is_as_if_the_task_had_never_been_given() -> None:
     check_log(core)
 
 
-def test_a_rollback_goes_back_to_the_last_message_at_rest_and_keeps_what_was_before() -> None:
+def test_rollback_returns_to_the_last_message_at_rest() -> None:
     core = texting("rollback")
     core.reply(bash("first"))
     core.observe(last(core, CmdRunAction).id)
@@ -145,7 +145,7 @@ def test_a_rollback_goes_back_to_the_last_message_at_rest_and_keeps_what_was_bef
     check_log(core)
 
 
-def test_a_rollback_takes_back_messages_that_had_been_enqueued_and_keeps_those_that_follow() -> None:
+def test_rollback_removes_enqueued_messages_but_not_later_ones() -> None:
     core = texting("rollback")
     core.reply(bash())
     core.put(said("and this").model_copy(update={"double_texting": "enqueue"}))
@@ -175,7 +175,7 @@ def test_a_rollback_can_be_rolled_back() -> None:
     check_log(core)
 
 
-def test_a_reply_that_was_on_its_way_is_taken_back_too() -> None:
+def test_rollback_removes_a_reply_in_flight() -> None:
     core = texting("rollback")
     seen = core.state.version
     core.say("something else")
@@ -283,7 +283,7 @@ def test_a_stop_goes_before_what_a_message_wants(policy: str) -> None:
 @pytest.mark.parametrize(
     ("policy", "end"), [("interrupt", InterruptedObservation), ("rollback", RolledBackObservation)]
 )
-def test_a_pause_shows_before_what_a_message_wants_is_done_and_lasts(policy: str, end: type[Event]) -> None:
+def test_pause_shows_before_a_messages_request_and_lasts(policy: str, end: type[Event]) -> None:
     core = texting(policy)
     core.reply(bash())
     core.say("rather this")
@@ -297,7 +297,7 @@ def test_a_pause_shows_before_what_a_message_wants_is_done_and_lasts(policy: str
 
 
 @pytest.mark.parametrize("policy", ["enqueue", "interrupt", "rollback"])
-def test_any_state_of_before_a_crash_leads_to_the_same_decision(policy: str) -> None:
+def test_every_state_before_a_crash_decides_alike(policy: str) -> None:
     """A worker that dies anywhere in it is followed by one that folds the log that far, and decides the same."""
     core = texting(policy)
     core.reply(bash())

@@ -49,7 +49,7 @@ def test_an_output_that_is_written_as_text_is_read() -> None:
     assert core.events[-2].outputs == {"total": 3}  # type: ignore[attr-defined]
 
 
-def test_one_that_does_not_fit_is_refused_with_its_problems_and_can_be_mended() -> None:
+def test_misfit_output_is_refused_with_problems_and_correctable() -> None:
     core = core_with()
     assert core.reply(handing_in({"total": "3"})) == CallModel(2, 1)
     refused = core.events[-1]
@@ -70,7 +70,7 @@ def test_a_finish_without_an_output_is_refused_too() -> None:
     assert "- /: 'total' is missing" in core.events[-1].content  # type: ignore[attr-defined]
 
 
-def test_what_is_no_object_is_a_call_that_cannot_be_carried_out() -> None:
+def test_output_that_is_no_object_is_an_invalid_call() -> None:
     core = core_with()
     assert core.reply(handing_in([1])) == CallModel(2, 1)
     assert core.reply(handing_in("{'total'")) == CallModel(3, 1)
@@ -95,7 +95,7 @@ def test_a_message_begins_the_count_anew() -> None:
     assert core.reply(handing_in({})) == CallModel(3, 1)
 
 
-def test_the_other_calls_of_the_turn_are_carried_out_before_the_agent_is_asked_again() -> None:
+def test_other_calls_of_the_turn_run_before_the_correction() -> None:
     core = core_with()
     wanted = core.reply(bash(), handing_in({}))
     assert isinstance(wanted, AwaitTools)
@@ -122,7 +122,7 @@ def test_without_a_schema_an_output_is_nothing() -> None:
     assert core.events[-2].outputs == {}  # type: ignore[attr-defined]
 
 
-def test_the_tool_says_what_is_to_be_handed_in_and_its_references_lead_somewhere() -> None:
+def test_tool_states_the_output_schema_with_resolved_references() -> None:
     spec = OutputSpec(json_schema=SCHEMA)
     tool = finish_tool(spec)
     assert tool.parameters["required"] == ["message", "output"]

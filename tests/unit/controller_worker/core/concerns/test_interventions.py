@@ -58,7 +58,7 @@ def test_an_analyzer_alone_leaves_the_policy() -> None:
     check(core)
 
 
-def test_tools_are_added_and_one_of_the_same_key_takes_the_place_of_the_earlier() -> None:
+def test_tools_are_added_and_equal_keys_replaced() -> None:
     core = started()
     change(core, tools=(STOCK,))
     assert core.agent.tools[-1].name == "stock"
@@ -80,7 +80,7 @@ def test_another_agent_gets_its_own_system_message_once() -> None:
     check(core)
 
 
-def test_lower_limits_end_the_work_and_higher_ones_let_it_continue() -> None:
+def test_lower_limits_end_work_and_higher_ones_continue() -> None:
     core = started()
     core.reply(think())
     change(core, limits=Limits(max_iterations=1))
@@ -94,7 +94,7 @@ def test_lower_limits_end_the_work_and_higher_ones_let_it_continue() -> None:
     check(core)
 
 
-def test_a_budget_that_was_set_after_it_was_spent_is_not_raised_besides() -> None:
+def test_budget_set_after_spending_is_not_raised_further() -> None:
     core = started(limits=Limits(max_budget_usd=0.2))
     core.reply(think())
     assert core.state.lifecycle.error_code == "max_budget"
@@ -110,7 +110,7 @@ def test_a_budget_that_was_set_after_it_was_spent_is_not_raised_besides() -> Non
     check(core)
 
 
-def test_time_that_is_being_counted_is_counted_from_the_change_on() -> None:
+def test_running_time_counts_from_the_change() -> None:
     core = started(limits=Limits(max_seconds=10))
     core.pass_time(8)
     change(core, limits=Limits(max_seconds=10))
@@ -182,7 +182,7 @@ def rejected(core: Core, reason: str | None) -> Any:
     return core.run()
 
 
-def test_after_a_rejection_with_a_reason_the_agent_reads_it_and_continues() -> None:
+def test_agent_reads_a_rejection_reason_and_continues() -> None:
     core = started(agent=AgentSpec(confirmation=ALWAYS))
     core.reply(bash("rm -r build"), bash("ls", "c2"))
     assert rejected(core, "Keep the build.") == CallModel(2, 1)
@@ -203,7 +203,7 @@ def test_without_a_reason_it_waits_for_a_message() -> None:
     assert core.state.lifecycle.agent_state is AgentState.AWAITING_USER_INPUT
 
 
-def test_a_fork_from_within_a_rejection_continues_as_the_origin_did() -> None:
+def test_fork_within_a_rejection_continues_like_the_origin() -> None:
     core = started(agent=AgentSpec(confirmation=ALWAYS))
     core.reply(bash(), bash("pwd", "c2"))
     rejected(core, "No.")

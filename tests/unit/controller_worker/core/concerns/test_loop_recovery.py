@@ -63,7 +63,7 @@ def test_a_conversation_stops_once_however_often_a_person_chooses_it() -> None:
 # The policy
 
 
-def test_without_a_policy_a_loop_is_an_error_and_the_refused_step_consumes_nothing() -> None:
+def test_loop_without_policy_is_an_error_that_consumes_nothing() -> None:
     core = started()
     assert repeat(core) == Rest()
     assert core.states() == ["running", "error"]
@@ -81,7 +81,7 @@ def test_a_loop_is_found_before_a_limit() -> None:
     assert core.state.lifecycle.last_error == STUCK
 
 
-def test_a_nudge_tells_the_model_once_and_the_next_loop_is_an_error() -> None:
+def test_nudge_tells_the_model_once_then_errors() -> None:
     core = core_with("nudge")
     assert repeat(core) == CallModel(5, 1)
     (nudge,) = detections(core)
@@ -111,7 +111,7 @@ def test_a_policy_that_switches_needs_a_model_to_switch_to() -> None:
         LoopPolicy(responses=("switch_model",))
 
 
-def test_a_restart_takes_the_loop_out_of_sight_and_goes_on() -> None:
+def test_restart_hides_the_loop_and_continues() -> None:
     core = core_with("restart")
     core.reply(bash("pwd"))
     core.observe(8)
@@ -195,7 +195,7 @@ def look(core: Core, command: str, shown: str) -> Effect:
 
 
 @pytest.mark.parametrize("command", ["sleep 30; tail -1 build.log", "cd /srv && sleep 30 && tail -1 build.log"])
-def test_a_command_that_waits_and_then_shows_something_new_is_no_loop(command: str) -> None:
+def test_waiting_command_with_new_output_is_no_loop(command: str) -> None:
     core = started()
     for percent in range(20):
         look(core, command, f"{percent} %")
@@ -207,7 +207,7 @@ def test_a_command_that_waits_and_then_shows_something_new_is_no_loop(command: s
     assert replay(core.events).divergence is None
 
 
-def test_a_command_that_shows_something_new_without_having_waited_is_a_loop() -> None:
+def test_command_with_new_output_without_waiting_is_a_loop() -> None:
     core = started()
     for percent in range(4):
         look(core, "pytest -q", f"1 failed in 0.{percent} s")
@@ -245,7 +245,7 @@ def test_commands_between_polls_still_count() -> None:
 
 
 @pytest.mark.parametrize(("headless", "is_found"), [(True, True), (False, False)])
-def test_a_message_takes_back_what_was_repeated_only_where_a_person_is_there(headless: bool, is_found: bool) -> None:
+def test_message_resets_repetition_only_where_a_person_is_present(headless: bool, is_found: bool) -> None:
     core = started(headless=headless)
     for _ in range(9):
         core.append(CondensationAction(forgotten_event_ids=()))
@@ -315,7 +315,7 @@ def test_what_a_person_said_is_never_taken_out() -> None:
     assert forgotten(core)[0][0] > message_id
 
 
-def test_a_restart_behind_the_beginning_of_the_loop_keeps_what_a_person_said_in_it() -> None:
+def test_restart_keeps_a_persons_message_within_the_loop() -> None:
     core = core_with("restart")
     for _ in range(9):
         core.append(CondensationAction(forgotten_event_ids=()))
@@ -344,7 +344,7 @@ def test_2_without_a_message_waits_for_one() -> None:
 
 
 @pytest.mark.parametrize(("headless", "state"), [(True, "error"), (False, "paused")])
-def test_a_delegate_parks_only_where_a_person_may_look_after_it(headless: bool, state: str) -> None:
+def test_delegate_parks_only_where_a_person_may_look(headless: bool, state: str) -> None:
     core = core_with("park", headless=headless)
     setup = replace(core.state.setup, parent=Parent(conversation_id="parent", delegate_id=8))
     core.state = replace(core.state, setup=setup)
@@ -381,9 +381,7 @@ def test_an_option_that_does_not_exist_means_nothing() -> None:
 
 @pytest.mark.parametrize("responses", [("park",), ("fail",), ("nudge",)])
 @pytest.mark.parametrize("option", [1, 2, 3, 4])
-def test_whoever_reads_the_log_knows_whether_the_choice_is_still_to_be_carried_out(
-    responses: tuple[str, ...], option: int
-) -> None:
+def test_log_shows_whether_the_choice_is_still_open(responses: tuple[str, ...], option: int) -> None:
     core = core_with(*responses)
     repeat(core)
     assert status_of(core.events).is_in_loop
@@ -397,7 +395,7 @@ def test_whoever_reads_the_log_knows_whether_the_choice_is_still_to_be_carried_o
 
 
 @pytest.mark.parametrize(("option", "state"), [(1, "awaiting_user_input"), (2, "running"), (3, "stopped")])
-def test_an_action_that_waits_for_a_confirmation_is_not_waited_for(option: int, state: str) -> None:
+def test_action_waiting_for_confirmation_is_not_awaited(option: int, state: str) -> None:
     agent = AgentSpec(loop_policy=LoopPolicy(responses=("nudge",)), confirmation=ConfirmationPolicy(mode="risky"))
     core = started(agent=agent)
     repeat(core)
@@ -415,7 +413,7 @@ def test_an_action_that_waits_for_a_confirmation_is_not_waited_for(option: int, 
 
 @pytest.mark.parametrize("responses", [("park",), ("fail",), ("nudge",)])
 @pytest.mark.parametrize("option", [1, 2, 3])
-def test_after_a_message_there_is_no_loop_to_get_out_of(responses: tuple[str, ...], option: int) -> None:
+def test_loop_has_no_recovery_after_a_message(responses: tuple[str, ...], option: int) -> None:
     core = core_with(*responses)
     repeat(core)
     core.say()

@@ -60,7 +60,7 @@ def test_the_tool_is_offered_to_whoever_has_a_notebook() -> None:
     assert spec_of(MEMORY, "CodeActAgent").memory is None
 
 
-def test_a_note_waits_for_the_notebook_and_the_step_for_it() -> None:
+def test_note_waits_for_the_notebook_and_step_for_note() -> None:
     core = with_notes()
     wanted = core.reply(noting(command="write", text=" Use make. ", keywords=["build", "build", ""]))
     action = core.events[-1]
@@ -104,7 +104,7 @@ def test_a_stop_leaves_no_note_without_an_answer() -> None:
         ({"command": "forget"}, '"id"'),
     ],
 )
-def test_a_call_that_cannot_be_carried_out_is_answered_at_once(arguments: dict[str, Any], complaint: str) -> None:
+def test_invalid_call_is_answered_at_once(arguments: dict[str, Any], complaint: str) -> None:
     core = with_notes()
     assert core.reply(noting(**arguments)) == CallModel(2, 1)
     error = core.events[-1]
@@ -112,7 +112,7 @@ def test_a_call_that_cannot_be_carried_out_is_answered_at_once(arguments: dict[s
     assert complaint in error.content
 
 
-def test_the_first_message_recalls_what_always_counts_and_later_ones_what_they_mention() -> None:
+def test_first_message_recalls_permanent_notes_and_later_ones_mentions() -> None:
     core = with_notes(ALWAYS, DEPLOY)
     assert recalls(core) == [(ALWAYS,)]
     core.reply(text="Done?")

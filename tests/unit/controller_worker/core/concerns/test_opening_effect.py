@@ -40,13 +40,13 @@ def test_nothing_happens_before_it_is_open() -> None:
     assert core.states() == ["running"]
 
 
-def test_the_workspace_is_asked_what_it_tells_when_it_is_open() -> None:
+def test_opened_workspace_is_asked_for_its_instructions() -> None:
     core = begun(surveys=True)
     assert answered(core, OPENED) == AwaitTools((6,))
     assert core.event(6).kind == "action.survey"
 
 
-def test_what_cannot_be_opened_is_an_error_and_is_tried_again_on_a_message() -> None:
+def test_failed_opening_is_an_error_retried_on_a_message() -> None:
     core = begun()
     failed = WorkspaceFailedObservation(content="There is no such repository.", code="source_unusable")
     assert answered(core, failed) == Rest()

@@ -55,7 +55,7 @@ def is_sound(core: Core) -> bool:
     return True
 
 
-def test_where_nobody_has_to_agree_the_other_agent_goes_on_at_once() -> None:
+def test_other_agent_continues_at_once_without_approval() -> None:
     core = planning(needs_approval=False)
     assert core.reply(propose()) == CallModel(2, 1)
     assert core.trace(after=6) == [
@@ -76,7 +76,7 @@ def test_where_nobody_has_to_agree_the_other_agent_goes_on_at_once() -> None:
     assert is_sound(core)
 
 
-def test_a_plan_waits_for_a_person_and_is_carried_out_when_confirmed() -> None:
+def test_plan_waits_for_a_person_and_runs_when_confirmed() -> None:
     core = planning()
     assert core.reply(propose()) == Rest()
     assert core.states()[-1] == "awaiting_user_confirmation"
@@ -94,7 +94,7 @@ def test_a_plan_waits_for_a_person_and_is_carried_out_when_confirmed() -> None:
     assert is_sound(core)
 
 
-def test_a_plan_that_a_person_has_changed_is_told_as_it_is_now() -> None:
+def test_plan_changed_by_a_person_is_shown_in_its_version() -> None:
     core = planning()
     core.reply(propose())
     answer_with(core, "user_confirmed", plan="1. Fix shop.py")
@@ -117,7 +117,7 @@ def test_a_rejection_sends_the_planner_back_to_work() -> None:
     assert is_sound(core)
 
 
-def test_a_message_in_the_place_of_an_answer_does_so_too() -> None:
+def test_message_instead_of_an_answer_continues_planning() -> None:
     core = planning()
     core.reply(propose())
     core.say("What about the tests?")
@@ -165,7 +165,7 @@ def test_a_policy_for_actions_is_none_for_plans(mode: Any) -> None:
     assert core.states()[-1] == "awaiting_user_confirmation"
 
 
-def test_the_model_is_shown_one_system_message_and_all_that_was_found() -> None:
+def test_model_sees_one_system_message_and_all_findings() -> None:
     core = planning(needs_approval=False)
     core.reply(call("think", '{"thought": "hm"}', "t1"))
     core.reply(propose())
@@ -181,6 +181,6 @@ def test_the_model_is_shown_one_system_message_and_all_that_was_found() -> None:
     assert messages[0].content[0].text == greeted[1].content  # type: ignore[union-attr]
 
 
-def test_an_executor_that_does_not_exist_is_refused_before_anything_is_planned() -> None:
+def test_missing_executor_is_refused_before_planning() -> None:
     with pytest.raises(UsageError, match="no agent named 'Nobody'"):
         create_agent(AgentSpec(name="PlanningAgent", plan=PlanSpec(executor="Nobody")))

@@ -44,7 +44,7 @@ def test_refused_calls_with_other_arguments_are_no_loop() -> None:
         assert core.reply(call("run_shell", f'{{"command": "ls {n}"}}')) == CallModel(n + 2, 1)
 
 
-def test_a_long_call_counts_the_same_when_it_stands_beside_the_log() -> None:
+def test_long_call_counts_equally_when_stored_apart() -> None:
     core = started()
     core.reply(call("run_shell" + "l" * 40_000, '{"command": "' + "x" * 40_000 + '"}', "c" * 40_000))
     state = State()
@@ -72,7 +72,7 @@ def test_work_between_refused_calls_ends_the_repetition() -> None:
         assert core.observe(core.state.version) == CallModel(2 * n + 3, 1)
 
 
-def test_a_refused_call_and_a_command_in_turns_are_a_loop() -> None:
+def test_refused_call_alternating_with_a_command_is_a_loop() -> None:
     core = started()
     for _ in range(3):
         core.reply(call("execute_bash", "{}"))
@@ -111,7 +111,7 @@ def test_detection_that_is_switched_off_lets_refused_calls_be() -> None:
 # Messages
 
 
-def test_equal_messages_with_work_in_between_are_no_monologue_however_long_ago_that_was() -> None:
+def test_equal_messages_with_work_between_are_no_monologue() -> None:
     core = started()
     for n in range(3):
         core.reply(bash(f"make {n}"))

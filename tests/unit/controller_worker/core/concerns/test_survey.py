@@ -149,7 +149,7 @@ def test_a_workspace_that_cannot_be_asked_says_nothing(answer: Observation) -> N
     assert (found.repo_instructions, found.working_dir) == ("", "/srv/project")
 
 
-def test_a_file_that_is_no_skill_is_named_to_the_model_and_the_person_and_the_others_count(workspace: Path) -> None:
+def test_invalid_skill_file_is_named_and_others_count(workspace: Path) -> None:
     (workspace / ".openhands" / "skills" / "bad.md").write_text("---\na: !!bool foo\n---\nBad.")
     core = asked()
     assert core.observe(4, surveyed(workspace)) == CallModel(1, 1)
@@ -160,7 +160,7 @@ def test_a_file_that_is_no_skill_is_named_to_the_model_and_the_person_and_the_ot
     assert line in "".join(str(message.content) for message in messages_of(core.events))
 
 
-def test_two_own_skills_of_one_name_both_count_unless_the_workspace_has_one(workspace: Path) -> None:
+def test_equal_named_own_skills_count_unless_workspace_has_one(workspace: Path) -> None:
     own = (Skill(name="style", content="Tabs."), Skill(name="style", content="Spaces."), Skill(name="x", content="X."))
     core = Core("go", agent=AgentSpec(skills=own))
     core.run()
@@ -187,7 +187,7 @@ def test_words_beyond_the_limit_are_not_looked_for() -> None:
     assert [item.name for item in found.microagent_knowledge] == [str(n) for n in names][:-1]
 
 
-def test_when_nobody_knows_what_became_of_the_question_it_is_asked_again_and_not_for_ever() -> None:
+def test_survey_with_unknown_outcome_is_repeated_within_bounds() -> None:
     core = asked()
     for _ in range(MAX_ATTEMPTS - 1):
         effect = core.observe(core.state.survey.action_id, OutcomeUnknownObservation(cause=core.state.survey.action_id))
@@ -285,7 +285,7 @@ def ran(core: Core, exit_code: int) -> Effect:
     return core.observe(action.id, answer.model_copy(update={"cause": action.id}))
 
 
-def test_a_setup_script_is_run_hidden_and_once_before_the_first_step() -> None:
+def test_setup_script_runs_hidden_once_before_the_first_step() -> None:
     core = asked()
     waits = answered(core, SETUP)
     assert isinstance(waits, AwaitTools)
@@ -313,7 +313,7 @@ def test_the_model_reads_how_a_setup_script_failed() -> None:
     assert "exit code 3" in text
 
 
-def test_a_hook_is_installed_in_a_clone_and_not_in_a_directory_of_a_person() -> None:
+def test_hook_is_installed_in_clones_not_personal_directories() -> None:
     core = Core("task", surveys=True, workspace=OWN)
     core.run()
     core.observe(4, WorkspaceOpenedObservation(content="open", cause=4))
@@ -350,7 +350,7 @@ def test_an_agent_without_a_shell_needs_no_setup(spec: dict[str, object]) -> Non
     assert answered(core, SETUP) == CallModel(1, 1)
 
 
-def test_a_delegate_does_not_set_up_the_workspace_of_its_parent_again() -> None:
+def test_delegate_does_not_repeat_its_parents_setup() -> None:
     parent = Parent(conversation_id="parent", delegate_id=5, level=1)
     core = Core("task", surveys=True, parent=parent)
     core.run()
@@ -361,7 +361,7 @@ def hooked(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, check=False, timeout=60)
 
 
-def test_the_hook_runs_the_script_of_the_repository_and_keeps_the_one_that_was_there(tmp_path: Path) -> None:
+def test_hook_runs_the_repository_script_and_keeps_the_existing(tmp_path: Path) -> None:
     assert hooked(tmp_path, "git init -q . && mkdir -p .openhands .git/hooks").returncode == 0
     (tmp_path / ".git/hooks/pre-commit").write_text("#!/bin/sh\necho earlier >> ran\n")
     (tmp_path / ".git/hooks/pre-commit").chmod(0o755)

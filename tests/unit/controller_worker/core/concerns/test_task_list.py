@@ -101,7 +101,7 @@ def test_items_may_be_typed_loosely() -> None:
 
 
 @pytest.mark.parametrize("name", ["id", "title", "status", "notes"])
-def test_an_item_with_a_list_in_the_place_of_a_text_is_refused(name: str) -> None:
+def test_task_item_with_a_list_for_text_is_refused(name: str) -> None:
     (error,) = tracked({"command": "plan", "task_list": [{name: ["x"]}]})
     assert isinstance(error, ErrorObservation)
     assert error.content.startswith(f"Invalid argument '{name}' in tool call task_tracker: ")

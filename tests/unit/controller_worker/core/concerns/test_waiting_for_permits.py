@@ -35,7 +35,7 @@ def test_a_wait_for_a_quota_shows_as_a_rate_limit() -> None:
     assert shown(core) == ("rate_limited", "rate_limit")
 
 
-def test_a_wait_for_a_budget_shows_as_the_reason_of_a_running_conversation() -> None:
+def test_budget_wait_is_the_reason_of_a_running_conversation() -> None:
     core = deferred("waiting_for_budget")
     assert core.trace(after=6) == ["7 ModelCallDeferred(environment)"]
     assert shown(core) == ("running", "waiting_for_budget")
@@ -84,7 +84,7 @@ def test_a_message_is_recalled_while_the_call_waits() -> None:
 
 
 @pytest.mark.parametrize("code", ["rate_limit", "waiting_for_budget"])
-def test_an_interruption_ends_the_wait_of_the_call_that_it_replaces(code: str) -> None:
+def test_interruption_ends_the_wait_of_the_replaced_call(code: str) -> None:
     core = Core(double_texting="interrupt")
     core.run()
     core.append(ModelCallDeferred(code=code, content="acme/large has no room for the call now."))
@@ -106,11 +106,11 @@ def test_a_failed_call_ends_the_wait() -> None:
 
 
 @pytest.mark.parametrize("code", ["rate_limit", "waiting_for_budget"])
-def test_a_call_that_waits_is_asked_for_again_every_five_minutes(code: str) -> None:
+def test_waiting_call_is_retried_every_five_minutes(code: str) -> None:
     assert asks_again_at(deferred(code).state, START, is_refused=False) == START + timedelta(minutes=5)
 
 
-def test_a_tool_that_is_waited_for_is_asked_for_again_every_minute_and_nothing_later_than_the_deadline() -> None:
+def test_awaited_tool_is_checked_each_minute_until_the_deadline() -> None:
     core = started()
     assert asks_again_at(core.state, START, is_refused=False) is None
     assert asks_again_at(core.state, START, is_refused=True) == START + timedelta(minutes=5)
@@ -136,7 +136,7 @@ def test_who_it_is_for_is_part_of_the_state() -> None:
     assert other.state.setup.tenancy == Tenancy(tenant="acme", priority="batch")
 
 
-def test_a_request_to_stop_while_the_wait_shows_is_announced_once() -> None:
+def test_stop_request_during_a_shown_wait_is_announced_once() -> None:
     core = deferred("rate_limit")
     core.put(ChangeAgentStateAction(agent_state=AgentState.STOPPED, source=EventSource.USER))
     core.run()

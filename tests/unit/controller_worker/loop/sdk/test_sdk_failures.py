@@ -50,7 +50,7 @@ def test_what_its_text_says_of_a_prompt_counts_first(text: str, code: str) -> No
     assert sdk_error("invalid_request", text).code == code
 
 
-def test_every_error_of_the_table_is_one_that_legacy_agents_have() -> None:
+def test_every_error_of_the_table_exists_for_legacy_agents() -> None:
     assert {error.code for error in BY_NAME.values()} <= set(MODEL_ERRORS)
 
 

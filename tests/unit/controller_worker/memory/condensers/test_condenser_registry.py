@@ -63,7 +63,7 @@ def test_an_unknown_type_is_answered_with_all_there_are() -> None:
     )
 
 
-def test_a_specification_of_a_type_without_its_own_class_survives_the_wire() -> None:
+def test_specification_without_its_own_class_survives_the_wire() -> None:
     fields = {"type": "forgetful", "settings": {"keep": [1, None]}, "answers_requests": True}
     agent = AgentSpec.model_validate({"condenser": {"type": "pipeline", "condensers": [{"type": "noop"}, fields]}})
     assert agent.condenser == CondenserPipelineSpec(condensers=(NoOpCondenserSpec(), OtherCondenserSpec(**fields)))

@@ -189,7 +189,7 @@ def test_a_request_halves_what_there_is() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
-def test_a_request_with_nothing_to_forget_is_answered_all_the_same(count: int) -> None:
+def test_request_with_nothing_to_forget_is_answered(count: int) -> None:
     """B14: the original takes the smallest id of nothing, and fails."""
     spec = AmortizedForgettingCondenserSpec(keep_first=1, max_size=100)
     assert condensed(spec, actions(count), is_asked=True) == CondensationAction(forgotten_event_ids=())
@@ -237,7 +237,7 @@ def test_the_window_keeps_the_opening_and_the_newer_half() -> None:
     assert forgotten(spec, [*opening(), *pairs(5, first=7)], is_asked=True) == (7, 8, 9, 10, 11, 12)
 
 
-def test_the_window_without_a_task_or_anything_to_forget_forgets_nothing() -> None:
+def test_window_without_task_or_candidates_forgets_nothing() -> None:
     spec, nothing = ConversationWindowCondenserSpec(), CondensationAction(forgotten_event_ids=())
     assert condensed(spec, pairs(3), is_asked=True) == nothing
     assert condensed(spec, opening(), is_asked=True) == nothing
@@ -247,7 +247,7 @@ def test_the_window_without_a_task_or_anything_to_forget_forgets_nothing() -> No
 # Pipeline
 
 
-def test_a_pipeline_passes_the_view_on_and_ends_with_the_first_condensation() -> None:
+def test_pipeline_passes_the_view_until_the_first_condensation() -> None:
     spec = CondenserPipelineSpec(
         condensers=(
             RecentEventsCondenserSpec(keep_first=1, max_events=8),

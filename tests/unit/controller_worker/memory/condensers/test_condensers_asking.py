@@ -66,7 +66,7 @@ def test_another_model_may_be_asked(made: type[AskingCondenserSpec]) -> None:
 
 
 @pytest.mark.parametrize("made", ASKING)
-def test_long_events_lose_their_middle_and_more_of_it_when_prompts_did_not_fit(made: type[AskingCondenserSpec]) -> None:
+def test_long_events_lose_more_of_their_middle_after_overflows(made: type[AskingCondenserSpec]) -> None:
     events = [with_id(said("x" * 5_000), number) for number in range(1, 10)]
     spec = made(max_size=4, max_event_length=100)
     shown = len("MessageAction (user)\n")

@@ -35,7 +35,7 @@ def test_distinct_ids_leave_the_messages_as_they_are() -> None:
     assert with_distinct_ids(messages) is messages
 
 
-def test_an_id_that_comes_again_is_another_and_its_result_follows_it() -> None:
+def test_repeated_id_is_replaced_together_with_its_result() -> None:
     messages = (*turn("a", "b"), SAID, *turn("a"), *turn("a_2"), *turn("a", "c"))
     distinct = with_distinct_ids(messages)
     called = [[call.id for call in message.tool_calls] for message in distinct if message.tool_calls]

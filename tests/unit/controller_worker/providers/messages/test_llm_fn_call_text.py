@@ -96,9 +96,7 @@ def test_a_text_without_calls_survives(text: str) -> None:
 
 
 @given(CALLS, st.data())
-def test_a_call_that_is_cut_off_anywhere_is_never_carried_out(
-    calls: list[tuple[str, Any]], data: st.DataObject
-) -> None:
+def test_call_cut_off_anywhere_is_never_run(calls: list[tuple[str, Any]], data: st.DataObject) -> None:
     name, arguments = calls[0]
     written = write_calls("", [ToolCall("", name, json.dumps(arguments))], TOOLS)
     end = data.draw(st.integers(len("<function="), len(written) - 1))
@@ -184,7 +182,7 @@ WHOLE = "<parameter=command>ls</parameter>"
     ],
 )
 @pytest.mark.parametrize("end", ["</function>", "", "</"])
-def test_what_stands_around_whole_parameters_is_no_part_of_the_call(inside: str, end: str) -> None:
+def test_text_around_whole_parameters_is_no_part_of_a_call(inside: str, end: str) -> None:
     assert read(f"<function=execute_bash>{inside}{end}") == ("", [LS])
     assert "cut off" in problem(f"<function=execute_bash>{inside}", is_cut=True)
 
@@ -203,7 +201,7 @@ def test_words_between_parameters() -> None:
         "a</parameter>b</parameter>",
     ],
 )
-def test_what_may_be_the_rest_of_a_value_is_never_dropped(value: str) -> None:
+def test_possible_rest_of_a_value_is_never_dropped(value: str) -> None:
     text = f"<function=execute_bash>\n<parameter=command>{value}\n</parameter>\n</function>"
     assert problem(text).startswith("Malformed call of function 'execute_bash'")
 
@@ -363,7 +361,7 @@ def test_problems_are_told(text: str, told: str) -> None:
     assert problem(text) == told
 
 
-def test_a_call_with_a_problem_is_shown_again_as_it_was_written() -> None:
+def test_call_with_a_problem_is_shown_as_written() -> None:
     text = "<function=execute_bash>\n<parameter=command>ls\n</function>"
     _, calls = read_calls(text, TOOLS, ids="t_")
     assert write_calls("", calls, TOOLS) == text

@@ -102,7 +102,7 @@ def strict(text: str | bytes) -> Any:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_call_is_carried_out_or_refused_and_can_be_logged(name: str) -> None:
+def test_call_is_run_or_refused_and_loggable(name: str) -> None:
     reply = ModelReply(id=7, tool_calls=(ModelToolCall(id="c", name="execute_bash", arguments=CASES[name]),))
     (event,) = events_of_reply(reply, [CmdRunAction.tool_spec])
     if name in ACCEPTED:

@@ -166,7 +166,7 @@ def test_errors_that_are_not_called_one(event: dict[str, Any], code: str) -> Non
     assert (error.code, str(error)) == (code, "This is too much.")
 
 
-def test_a_thought_in_many_pieces_costs_no_more_than_its_length() -> None:
+def test_thought_in_many_pieces_costs_only_its_length() -> None:
     piece = 200 * "x"
     stream = ChatStream(lambda _: None)
     for _ in range(200_000):
@@ -308,7 +308,7 @@ async def test_behind_a_whole_reply_no_long_silence_is_borne() -> None:
         await read_events(chunks(), StreamLimits(3_600.0, 3_600.0, 0.01), lambda _: False, lambda: True)
 
 
-async def test_a_wait_in_which_the_reply_becomes_whole_is_a_short_one() -> None:
+async def test_wait_that_completes_the_reply_is_short() -> None:
     """litellm keeps the end of a reply to itself while it waits for the end of the connection."""
     has_ended = False
 
@@ -324,7 +324,7 @@ async def test_a_wait_in_which_the_reply_becomes_whole_is_a_short_one() -> None:
             pass
 
 
-async def test_a_wait_for_a_reply_that_is_not_whole_is_as_long_as_set() -> None:
+async def test_wait_for_an_incomplete_reply_is_as_long_as_set() -> None:
     going_on = asyncio.Event()
 
     async def chunks() -> AsyncIterator[int]:

@@ -73,7 +73,7 @@ def test_gemini_gets_the_signature_of_each_call_back(attached: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("call_id", ["", "same"])
-def test_a_signature_of_a_call_without_an_id_finds_its_call(call_id: str) -> None:
+def test_call_signature_without_an_id_finds_its_call(call_id: str) -> None:
     calls = [CALL | {"id": call_id}, CALL | {"id": call_id, "extra_content": SIGNATURE}]
     read = read_chat_reply(replied(tool_calls=calls))
     event = reply_of(read.completion(cost_usd=None, latency_seconds=0.0), iteration=1, seen_id=1, event_id=2)
@@ -123,7 +123,7 @@ def test_a_signature_that_is_geminis_never_reaches_claude() -> None:
     assert "thinking_blocks" in sent_again("claude-sonnet-4-5", reply | {"model": "our-claude"})
 
 
-def test_a_signature_stays_with_its_call_where_others_are_not_shown() -> None:
+def test_signature_stays_with_its_call_when_others_are_hidden() -> None:
     calls = [CALL | {"id": "a", "extra_content": SIGNATURE}, CALL | {"id": "b"}]
     read = read_chat_reply(replied(tool_calls=calls))
     shown = Message("assistant", (), read.tool_calls[1:], thinking_blocks=read.thinking_blocks)

@@ -57,9 +57,7 @@ def test_what_cannot_be_used_is_refused(tmp_path: Path, arguments: tuple[str, ..
     assert not out.exists()
 
 
-def test_what_a_task_does_not_have_here_is_said_before_anything_begins(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unsupported_parts_are_named_before_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = harbor_task(tmp_path / "hello")
     arguments = ["run", str(folder), "--model", "scripted", "--until", "decided", "--out", str(tmp_path / "out")]
     with pytest.raises(UsageError, match="there is one"):

@@ -58,7 +58,7 @@ def test_a_report_of_siblings_compares_them_again(tmp_path: Path, capsys: pytest
     assert json.loads(out)["siblings"]["critic_cost_usd"] == 1.0
 
 
-def test_models_whose_names_are_written_alike_have_files_of_their_own(tmp_path: Path) -> None:
+def test_models_with_similar_names_have_separate_files(tmp_path: Path) -> None:
     names = ["x/y", "x_y", f"scripted/{'a' * 100}.json", f"scripted/b{'a' * 100}.json"]
     rows = [Row(instance="i", model=name, attempt=1, outcome="resolved", patch=f"{name}\n") for name in names]
     written, _ = write_predictions(rows, tmp_path)

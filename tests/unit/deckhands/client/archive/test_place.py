@@ -26,7 +26,7 @@ def test_only_files_of_conversations_are_named(where: str, tmp_path: Path) -> No
     assert place.names() == ["abc-2"]
 
 
-def test_the_file_that_was_written_last_comes_first_and_no_other_counts(tmp_path: Path) -> None:
+def test_latest_written_file_comes_first_and_only_it_counts(tmp_path: Path) -> None:
     place = ArchivePlace(str(tmp_path))
     for number, name in ((2, "later"), (1, "earlier"), (3, "last")):
         place.write(name, BytesIO(b"content"))
@@ -38,7 +38,7 @@ def test_the_file_that_was_written_last_comes_first_and_no_other_counts(tmp_path
     assert place.names() == ["last", "later", "earlier"]
 
 
-def test_what_killed_writers_left_is_swept_and_what_is_being_written_stays(tmp_path: Path) -> None:
+def test_leftovers_of_killed_writers_go_and_active_writes_stay(tmp_path: Path) -> None:
     place = ArchivePlace(str(tmp_path))
     place.sweep(before=datetime.now(UTC))  # nothing was written yet
     place.write("whole", BytesIO(b"content"))
@@ -92,7 +92,7 @@ print(*sorted(opened), sep="\\n")
 """
 
 
-def test_the_names_of_new_folders_are_on_the_disk_when_a_file_is(tmp_path: Path) -> None:
+def test_new_folder_names_are_synced_with_a_file(tmp_path: Path) -> None:
     """A directory is opened to be synchronized: its entries are not on the disk before that, whatever is in them."""
     root = tmp_path / "above" / "archive"
     arguments = [sys.executable, "-c", WRITING, str(root)]

@@ -18,7 +18,7 @@ from deckhands.evaluation.attempts.pace import (
 IDLE = Hosts(cpu=0.2, memory_free=0.8, cpu_stalled=0.0, memory_stalled=0.0, io_stalled=0.0, tool_workers=1)
 
 
-def test_it_doubles_until_the_ceiling_while_all_of_it_is_used() -> None:
+def test_pace_doubles_up_to_the_ceiling_while_used() -> None:
     pace = HostPace(100)
     seen = []
     for now in range(6):
@@ -45,13 +45,13 @@ def test_a_small_ceiling_holds_from_the_beginning() -> None:
         (Hosts(starting=2 * STARTS_PER_WORKER, tool_workers=2), "8 sandboxes that start"),
     ],
 )
-def test_what_is_short_on_a_host_stops_growth_and_is_named(hosts: Hosts, bound: str) -> None:
+def test_scarce_host_resource_stops_growth_and_is_named(hosts: Hosts, bound: str) -> None:
     pace = HostPace(100)
     pace.tick(0.0, START, hosts)
     assert (pace.pace.limit, pace.bound) == (START, bound)
 
 
-def test_a_host_that_suffers_gets_fewer_but_never_less_than_what_begins_at_once() -> None:
+def test_suffering_host_gets_fewer_but_never_below_minimum() -> None:
     pace = HostPace(1_000)
     for now in range(5):
         pace.tick(float(now), pace.pace.limit, IDLE)
@@ -76,7 +76,7 @@ def test_busy_cpus_without_stalls_are_used_and_not_short() -> None:
     assert Hosts(cpu=0.99, cpu_stalled=0.1).binds == ""
 
 
-def test_the_limit_of_a_provider_is_found_by_its_refusals_alone() -> None:
+def test_provider_limit_is_found_only_by_its_refusals() -> None:
     allowed, pace, now = 50, ModelPace(10_000), 0.0
     seen = []
     for _ in range(600):
@@ -93,7 +93,7 @@ def test_the_limit_of_a_provider_is_found_by_its_refusals_alone() -> None:
     assert "429s" in pace.bound
 
 
-def test_the_limit_of_a_server_that_never_refuses_is_found_by_its_latency() -> None:
+def test_limit_of_an_unrefusing_server_is_found_by_latency() -> None:
     most_a_second, pace, now, seen = 40.0, ModelPace(10_000), 0.0, []
     for _ in range(600):
         now += 1.0
@@ -106,7 +106,7 @@ def test_the_limit_of_a_server_that_never_refuses_is_found_by_its_latency() -> N
     assert "latency" in pace.bound
 
 
-def test_calls_that_get_slower_because_prompts_get_longer_do_not_hurt() -> None:
+def test_slower_calls_with_longer_prompts_do_not_count() -> None:
     pace = ModelPace(100)
     for now in range(200):
         under_way = pace.pace.limit

@@ -30,7 +30,7 @@ def row(instance: str, outcome: str = "resolved", *, attempt: int = 1, **more: o
     return Row.model_validate({"instance": instance, "model": "m", "attempt": attempt, "outcome": outcome, **more})
 
 
-def test_rows_are_found_again_and_a_line_that_was_cut_off_is_dropped(tmp_path: Path) -> None:
+def test_rows_are_reread_and_a_cut_line_dropped(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     with Results(path) as results:
         results.add(row("a"))
@@ -106,7 +106,7 @@ def test_the_page_shows_text_of_agents_as_text() -> None:
     assert page.count("&lt;script&gt;") >= 4
 
 
-def test_distributions_have_the_same_bins_for_all_models_and_leave_out_what_was_not_run() -> None:
+def test_distributions_share_bins_and_omit_unrun_attempts() -> None:
     rows = [row(f"i{number}", cost_usd=number) for number in range(11)]
     rows += [row("other", cost_usd=2.5, model="n"), row("left", "not-run", cost_usd=99.0)]
     found = distribution_of(rows, lambda one: one.cost_usd)
@@ -117,7 +117,7 @@ def test_distributions_have_the_same_bins_for_all_models_and_leave_out_what_was_
     assert distribution_of([], lambda one: one.seconds).counts == {}
 
 
-def test_failures_are_counted_by_how_they_ended_the_most_frequent_first() -> None:
+def test_failures_are_counted_by_end_most_frequent_first() -> None:
     rows = [row("a"), row("b", "limit", cause="max_iterations"), row("c", "unresolved"), row("d", "unresolved")]
     rows += [row("b", "limit", cause="max_iterations", model="n"), row("e", "limit", cause="max_budget")]
     found = [(one.outcome, one.cause, one.attempts) for one in failure_classes_of(rows)]

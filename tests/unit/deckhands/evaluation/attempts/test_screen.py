@@ -50,7 +50,7 @@ def test_a_line_says_what_binds_now() -> None:
     )
 
 
-def test_a_table_fits_on_the_screen_and_obeys_nothing_that_an_attempt_is_called() -> None:
+def test_table_fits_the_screen_and_ignores_escape_sequences() -> None:
     lines = lines_of(STANDING, columns=80, rows=8)
     assert len(lines) == 6
     assert all(len(line) <= 80 for line in lines)
@@ -77,7 +77,7 @@ def test_what_was_written_is_read_again_and_garbage_is_not() -> None:
     assert standing_from({**STANDING.as_json(), "under_way": "many"}) is None
 
 
-def test_the_meter_counts_by_the_minute_and_forgets_what_begins_again() -> None:
+def test_meter_counts_by_minute_and_forgets_restarts() -> None:
     meter = Meter([row("a", cost_usd=1.0)])
     assert meter.rates(0.0, 1.0, 0) == (0.0, 0.0, 0.0)
     meter.add(row("b", cost_usd=2.0, prompt_tokens=500))

@@ -91,7 +91,7 @@ def test_equal_models_are_seldom_told_apart_however_often_one_looks() -> None:
     assert fooled <= 50
 
 
-def test_each_pair_of_attempts_is_one_bet_that_nothing_later_changes() -> None:
+def test_each_pair_of_attempts_is_one_unchangeable_bet() -> None:
     """Majorities of instances would change with further attempts, and their odds would not be those of bets."""
     every = attempts(4, ("a", "b"), times=5)
     until = Until.parse("decided", 2)

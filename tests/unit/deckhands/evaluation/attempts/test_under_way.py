@@ -7,7 +7,7 @@ from deckhands.evaluation.attempts.under_way import UnderWay
 from deckhands.evaluation.datasets.instances import Instance
 
 
-def test_a_sibling_that_is_cancelled_costs_what_it_has_done_itself() -> None:
+def test_cancelled_sibling_costs_its_own_work() -> None:
     one = UnderWay(Attempt(Instance("a", "t"), "m", 1), 0, 0.0, shared=(3, 1.0), lost_cost_usd=0.125)
     one.seen.iterations, one.seen.cost_usd = 5, 1.5
     one.judged.cost_usd = 0.25

@@ -19,7 +19,7 @@ def only(folder: Path) -> Instance:
     return found
 
 
-def test_a_task_becomes_a_workspace_and_a_check_by_its_reward(tmp_path: Path) -> None:
+def test_task_becomes_a_workspace_and_check_by_reward(tmp_path: Path) -> None:
     found = only(harbor_task(tmp_path / "hello"))
     assert found.id == "hello"
     assert "Your working directory stands for /app" in found.task
@@ -194,7 +194,7 @@ def everything(folder: Path) -> Path:
     return folder
 
 
-def test_whatever_a_task_does_not_have_here_is_said_by_name_when_it_is_read(tmp_path: Path) -> None:
+def test_unsupported_parts_of_a_task_are_named_on_reading(tmp_path: Path) -> None:
     found = only(everything(tmp_path / "all"))
     assert list(found.left_out) == [
         "FROM python:3.13-slim AS only is ignored: the programs are those of the node",
@@ -231,7 +231,7 @@ def test_whatever_a_task_does_not_have_here_is_said_by_name_when_it_is_read(tmp_
     assert set(tree_of(found.workspace)) == {"a.txt", "b.txt", "renamed.txt"}
 
 
-def test_what_a_task_has_here_works_in_its_shell_its_solution_and_its_tests(tmp_path: Path) -> None:
+def test_supported_parts_of_a_task_work_in_shell_and_tests(tmp_path: Path) -> None:
     found = only(everything(tmp_path / "all"))
     assert found.setup is not None
     place = tmp_path / "place"

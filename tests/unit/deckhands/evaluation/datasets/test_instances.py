@@ -93,7 +93,7 @@ def test_names_of_files_that_cannot_be_together_are_refused(tmp_path: Path, file
         read_dataset(tmp_path / "d.jsonl")
 
 
-def test_files_that_no_workspace_may_have_are_found_before_anything_begins(tmp_path: Path) -> None:
+def test_impossible_workspace_files_are_found_before_start(tmp_path: Path) -> None:
     for name in ("ws", "files"):
         (tmp_path / name).mkdir()
         os.truncate(os.open(tmp_path / name / "large", os.O_CREAT | os.O_RDWR), MAX_BYTES + 1)

@@ -18,7 +18,7 @@ from deckhands.evaluation.datasets.repositories import touched_by
 from tests.dataset_parts import HUMAN_EVAL, PNG, QUESTION, checked, mirror_in, swe_rows, write_rows
 
 
-def test_swe_bench_rows_are_tried_on_the_files_of_their_commit_and_checked_by_the_test_patch(tmp_path: Path) -> None:
+def test_swe_bench_rows_use_their_commit_and_test_patch(tmp_path: Path) -> None:
     commit = mirror_in(tmp_path / "mirrors")
     rows = swe_rows(commit)
     (found,) = read_dataset(write_rows(tmp_path, rows), repositories=tmp_path / "mirrors")
@@ -39,7 +39,7 @@ def test_swe_bench_rows_are_tried_on_the_files_of_their_commit_and_checked_by_th
 
 
 @pytest.mark.parametrize("code", ["import os\nos._exit(0)\n", "print('PASSED tests/test_calc.py::test_add')\n"])
-def test_a_program_that_ends_the_tests_or_prints_what_they_would_is_not_right(tmp_path: Path, code: str) -> None:
+def test_program_ending_or_faking_the_tests_is_not_right(tmp_path: Path, code: str) -> None:
     commit = mirror_in(tmp_path / "mirrors")
     (found,) = read_dataset(write_rows(tmp_path, swe_rows(commit)), repositories=tmp_path / "mirrors")
     assert checked(found, tmp_path / "cheat", {"calc.py": code}).returncode == 1
@@ -72,7 +72,7 @@ def test_a_row_without_a_test_patch_is_checked_too(tmp_path: Path) -> None:
     assert checked(found, tmp_path / "right").returncode == 0
 
 
-def test_a_repository_may_be_an_archive_with_a_directory_at_its_top(tmp_path: Path) -> None:
+def test_repository_may_be_an_archive_with_a_top_directory(tmp_path: Path) -> None:
     commit = mirror_in(tmp_path / "mirrors")
     archives = tmp_path / "archives"
     archives.mkdir()
@@ -85,7 +85,7 @@ def test_a_repository_may_be_an_archive_with_a_directory_at_its_top(tmp_path: Pa
         archive.unlink()
 
 
-def test_swe_bench_rows_that_cannot_be_used_are_listed_by_line(tmp_path: Path) -> None:
+def test_unusable_swe_bench_rows_are_listed_by_line(tmp_path: Path) -> None:
     commit = mirror_in(tmp_path / "mirrors")
     changes: list[dict[str, Any]] = [
         {},
@@ -142,7 +142,7 @@ def test_questions_with_their_files(tmp_path: Path) -> None:
         read_dataset(write_rows(tmp_path, wrong))
 
 
-def test_pictures_of_a_task_are_relative_to_the_file_and_looked_at_before_anything_begins(tmp_path: Path) -> None:
+def test_task_pictures_are_relative_and_checked_before_start(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(PNG)
     row = {"id": "a", "task": "t", "answer": "1", "images": ["a.png", "https://example.org/b.png"]}
     (found,) = read_dataset(write_rows(tmp_path, [row]))
@@ -199,7 +199,7 @@ def test_a_patch_names_what_is_beyond_its_limit() -> None:
     assert int(named[-1].split()[3]) + len(named) - 1 + whole.count("diff --git") == 8_000
 
 
-def test_a_large_file_of_line_ends_takes_no_memory_to_compare() -> None:
+def test_large_file_of_line_ends_is_compared_in_little_memory() -> None:
     before, after = {"b": File(b"\n" * 2**24)}, {"a": File(b"\n" * 2**24), "b": File(b"\n" * 2**23)}
     tracemalloc.start()
     try:

@@ -59,7 +59,7 @@ def dialogue() -> Dialogue:
     return dialogue_of(CONVERSATION_ID, events)
 
 
-def test_a_log_is_a_dialogue_that_begins_with_the_system_prompt() -> None:
+def test_log_becomes_a_dialogue_starting_with_the_system_prompt() -> None:
     found = dialogue()
     assert [turn.role for turn in found.turns] == ["system", "user", "assistant", "tool", "assistant", "assistant"]
     assert (found.task, found.last_words, found.model, found.version) == ("Fix it.", "Done.", "acme/large", "1")
@@ -82,7 +82,7 @@ def test_each_call_of_an_example_is_answered_in_place() -> None:
     assert [message["tool_call_id"] for message in messages if message["role"] == "tool"] == ["a", "b", "c"]
 
 
-def test_what_the_infrastructure_failed_is_an_error_and_counts_in_no_metric_of_inspect() -> None:
+def test_infrastructure_failures_are_errors_outside_inspects_metrics() -> None:
     abandoned = {**ROW, "instance": "two", "outcome": "infra-abandoned", "cause": "provider"}
     limited = {**ROW, "instance": "three", "outcome": "limit", "cause": "time"}
     left = {**ROW, "instance": "four", "outcome": "not-run", "cause": "cancelled"}

@@ -96,7 +96,7 @@ def test_a_name_that_could_lead_elsewhere_is_refused(root, name):
 
 
 @pytest.mark.parametrize("place", ["experiments", "experiments/one/results", FINAL])
-def test_a_link_in_place_of_a_part_of_the_contract_is_denied(root, tmp_path, place):
+def test_link_replacing_a_contract_part_is_denied(root, tmp_path, place):
     outside = tmp_path / "outside"
     outside.mkdir()
     (root / place).parent.mkdir(parents=True, exist_ok=True)

@@ -104,7 +104,7 @@ def test_a_key_without_effect_is_named_and_the_run_begins(tmp_path):
     ]
 
 
-def test_a_file_that_a_stranger_may_have_written_is_not_read(tmp_path):
+def test_file_possibly_written_by_a_stranger_is_not_read(tmp_path):
     (tmp_path / ".git").mkdir()
     (tmp_path / "config.toml").write_text("[llm]\nbase_url = 'http://evil'\n")
     config = read_config(None, {}, tmp_path)

@@ -17,7 +17,7 @@ def prepare(root) -> Contract:
     return contract
 
 
-def test_a_second_run_leaves_the_same_files_and_the_earlier_result_aside(tmp_path):
+def test_second_run_leaves_equal_files_and_keeps_earlier_result(tmp_path):
     contract = prepare(tmp_path)
     (tmp_path / contract.final).write_text('{"run": 1}')
     assert contract.fault() == ""

@@ -23,14 +23,14 @@ def choose(tmp_path, keys: str = "", *, name: str = "CodeActAgent", **env: str) 
     return found.name, found.sdk
 
 
-def test_the_keys_choose_the_sdk_agent_and_say_how_it_runs(tmp_path):
+def test_keys_choose_the_sdk_agent_and_its_settings(tmp_path):
     assert choose(tmp_path, KEYS) == CHOSEN
     assert choose(tmp_path, KEYS, name="BrowsingAgent") == ("BrowsingAgentSDK", CHOSEN[1])
     assert choose(tmp_path, KEYS, name="LocAgent")[0] == "LocAgent"
     assert choose(tmp_path) == LEGACY
 
 
-def test_an_agent_that_is_named_takes_what_is_said_of_its_loop(tmp_path):
+def test_named_agent_takes_the_settings_of_its_loop(tmp_path):
     assert choose(tmp_path, "timeout_seconds = 5", name="ReadOnlyAgentSDK") == (
         "ReadOnlyAgentSDK",
         SdkSpec(timeout_seconds=5.0),

@@ -61,7 +61,7 @@ def test_a_line_that_cannot_be_read_costs_that_line(tmp_path: Path) -> None:
             assert messages(found)[1].role == "user"
 
 
-def test_an_action_whose_result_is_among_what_is_lost_is_not_run_again(tmp_path: Path) -> None:
+def test_action_with_a_lost_result_is_not_run_again(tmp_path: Path) -> None:
     lines = [event_line(event) for event in finished()[:9]]
     found, findings = read(tmp_path, [*lines[:8], lines[8][:40]])
     assert (findings.fault_count, found[-1].kind, found[-1].cause) == (1, "observation.outcome_unknown", 8)

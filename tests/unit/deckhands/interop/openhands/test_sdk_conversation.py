@@ -220,7 +220,7 @@ def test_images_of_messages_carry_over_whoever_sent_them(tmp_path: Path) -> None
     assert [message.image_urls for message in messages] == [("https://a/1.png",), ("https://a/18.png",), None]
 
 
-def test_a_directory_without_a_state_is_refused_by_the_name_of_what_is_wrong(tmp_path: Path) -> None:
+def test_directory_without_a_state_is_refused_with_the_reason(tmp_path: Path) -> None:
     for name, damage, told in (
         ("text", lambda copy: (copy / "base_state.json").write_text("{"), "base_state.json cannot be read"),
         ("list", lambda copy: (copy / "base_state.json").write_text("[]"), "holds no JSON object"),
@@ -274,7 +274,7 @@ def _pipe(file: Path) -> None:
     os.mkfifo(file)
 
 
-def test_an_action_that_cannot_be_understood_is_left_out_with_its_result(tmp_path: Path) -> None:
+def test_incomprehensible_action_is_omitted_with_its_result(tmp_path: Path) -> None:
     def without_command(_: dict[str, Any], events: list[dict[str, Any]]) -> None:
         del events[2]["action"]["command"]
 
@@ -288,7 +288,7 @@ def test_an_action_that_cannot_be_understood_is_left_out_with_its_result(tmp_pat
     assert [event.kind for event in events[6:9]] == ["model.reply", "action.think", "observation.think"]
 
 
-def test_what_a_condensation_forgets_is_forgotten_with_all_that_it_has_become(tmp_path: Path) -> None:
+def test_condensed_events_are_forgotten_with_their_successors(tmp_path: Path) -> None:
     """A message there is a message, its recall and what was recalled here; a summary keeps its place behind it."""
 
     def condensed(_: dict[str, Any], events: list[dict[str, Any]]) -> None:
@@ -326,7 +326,7 @@ def test_costs_that_no_reply_has_are_kept(tmp_path: Path) -> None:
     assert (found.accumulated_token_usage.prompt_tokens, found.accumulated_token_usage.cache_read_tokens) == (700, 600)
 
 
-def test_a_task_list_is_read_whatever_the_model_wrote_into_it(tmp_path: Path) -> None:
+def test_task_list_of_any_content_is_read(tmp_path: Path) -> None:
     def odd(_: dict[str, Any], events: list[dict[str, Any]]) -> None:
         for event in events:
             for part in ("action", "observation"):
@@ -339,7 +339,7 @@ def test_a_task_list_is_read_whatever_the_model_wrote_into_it(tmp_path: Path) ->
     ]
 
 
-def test_a_state_of_any_shape_is_replaced_by_defaults_and_named(tmp_path: Path) -> None:
+def test_state_of_any_shape_gets_defaults_and_is_named(tmp_path: Path) -> None:
     odd: list[Any] = [7, "x", [], [1], {"a": []}, True, 1e300]
     names = ("agent", "workspace", "max_iterations", "confirmation_policy", "stats", "secret_registry", "tags")
     names += ("execution_status", "leaf_event_id", "stuck_detection", "hook_config")

@@ -93,7 +93,7 @@ def test_the_two_tables_of_names_are_the_same() -> None:
     assert {name: set(fields) for name, fields in original_reader.OBSERVATIONS.items()} == v0_kinds.OBSERVATIONS
 
 
-def test_a_reply_that_is_not_in_the_log_leaves_a_response_that_the_original_reads() -> None:
+def test_missing_reply_leaves_a_response_the_original_reads() -> None:
     events: list[Event] = recorded(next(path for path in GOLDEN if path.stem == "files_and_an_unknown_tool"))
     written, _ = trajectory_of([event for event in events if not isinstance(event, ModelReply)])
     called = [fields["tool_call_metadata"] for fields in written if "tool_call_metadata" in fields]

@@ -161,7 +161,7 @@ def test_what_is_no_trajectory_is_refused(text: str, complaint: str, tmp_path: P
         read_trajectory(path, "imported-1")
 
 
-def test_an_action_that_openhands_wrote_again_when_it_was_confirmed_waits_no_longer(tmp_path: Path) -> None:
+def test_action_rewritten_on_confirmation_waits_no_longer(tmp_path: Path) -> None:
     waiting, observed = TRAJECTORY[CONFIRMED], TRAJECTORY[CONFIRMED + 1]
     waits = {**waiting, "args": {**waiting["args"], "confirmation_state": "awaiting_confirmation"}}
     again = {**waiting, "id": 50, "args": {**waiting["args"], "confirmation_state": "confirmed"}}
@@ -223,7 +223,7 @@ def test_the_first_faults_are_named_and_the_others_counted(tmp_path: Path) -> No
     assert findings[-1] == "10 more cannot be read and are left out."
 
 
-def test_a_file_that_ends_in_the_middle_keeps_what_it_has(tmp_path: Path) -> None:
+def test_truncated_file_keeps_its_contents(tmp_path: Path) -> None:
     text = json.dumps(TRAJECTORY)
     events, findings = read_with_findings(tmp_path, text[: text.index("All done") if "All done" in text else -60])
     assert len(events) == 9
@@ -244,7 +244,7 @@ def test_an_action_without_a_result_is_not_run_again(tmp_path: Path) -> None:
         assert messages(events)[-1].role == "tool"
 
 
-def test_an_action_that_still_waits_for_a_person_does_so_here(tmp_path: Path) -> None:
+def test_action_waiting_for_a_person_still_waits(tmp_path: Path) -> None:
     waits = {**RUN, "args": {**RUN["args"], "confirmation_state": "awaiting_confirmation"}}
     asked = {"source": "environment", "observation": "agent_state_changed"}
     asked["extras"] = {"agent_state": "awaiting_user_confirmation"}
@@ -284,7 +284,7 @@ def test_what_older_versions_wrote_otherwise_is_read(tmp_path: Path) -> None:
         assert next(event for event in read(tmp_path, kept) if isinstance(event, FileReadAction)).path == "/c.py"
 
 
-def test_a_task_list_is_read_whatever_the_model_wrote_into_it(tmp_path: Path) -> None:
+def test_task_list_of_any_content_is_read(tmp_path: Path) -> None:
     tasks = [
         {"id": 1, "title": "One", "status": "completed", "notes": None},
         {"id": None, "title": None, "status": "BLOCKED", "priority": "high"},
@@ -364,7 +364,7 @@ def test_what_is_forgotten_is_forgotten_here(tmp_path: Path) -> None:
         assert findings == ([lost] if "forgotten_event_ids" in forgotten else [])
 
 
-def test_a_summary_keeps_its_place_when_an_event_before_it_is_left_out(tmp_path: Path) -> None:
+def test_summary_keeps_its_place_after_an_omitted_event(tmp_path: Path) -> None:
     place = {"summary": "It has looked.", "summary_offset": 4}
     condensation = {"id": 7, "source": "agent", "action": "condensation", "args": {"forgotten_event_ids": [5]} | place}
     broken = {"id": 3, "source": "agent", "action": "message", "args": {}}
@@ -414,7 +414,7 @@ def test_a_trajectory_from_before_there_were_recalls_has_them_here(tmp_path: Pat
     assert (state.inbox.message, state.lifecycle.agent_state) == (None, "finished")
 
 
-def test_the_second_result_of_an_action_is_kept_as_an_observation(tmp_path: Path) -> None:
+def test_second_result_of_an_action_becomes_an_observation(tmp_path: Path) -> None:
     stopped = {"id": 20, "source": "agent", "observation": "error", "content": "Stopped.", "cause": 4, "extras": {}}
     events, findings = read_with_findings(tmp_path, [*TRAJECTORY[:5], stopped, *TRAJECTORY[5:]])
     assert findings == ["Left out: 1 links to actions that already have a result."]

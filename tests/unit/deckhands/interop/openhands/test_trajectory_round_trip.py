@@ -61,7 +61,7 @@ def test_a_random_history_shows_a_model_the_same(seed: int, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
-def test_a_real_conversation_shows_a_model_the_same_and_has_cost_the_same(path: Path, tmp_path: Path) -> None:
+def test_real_conversation_keeps_its_prompt_and_costs(path: Path, tmp_path: Path) -> None:
     events = recorded(path)
     found, findings = again(events, tmp_path)
     assert list(findings.lines()) == []

@@ -49,7 +49,7 @@ def test_settings_of_the_server(facts: dict[str, str], expected: list[tuple[str,
     assert bad(settings_findings(facts)) == expected
 
 
-def test_workers_that_are_missing_lapsed_old_slow_or_have_a_wrong_clock() -> None:
+def test_missing_lapsed_old_slow_or_misclocked_workers_are_found() -> None:
     assert bad(worker_findings(BOTH, unsettled=3)) == []
     assert bad(worker_findings(BOTH[:1], unsettled=0)) == [("workers", False)]
     assert bad(worker_findings(BOTH[:1], unsettled=3)) == [("workers", True)]
