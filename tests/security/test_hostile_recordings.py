@@ -121,7 +121,7 @@ def test_an_event_longer_than_any_log_holds_costs_that_event(tmp_path: Path) -> 
     assert "Event 3 cannot be read and is left out: it is longer than 48 MiB" in findings[0]
 
 
-def test_the_end_of_a_text_without_an_end_is_looked_for_once(tmp_path: Path) -> None:
+def test_end_of_an_endless_text_is_searched_once(tmp_path: Path) -> None:
     begin = json.dumps([*START, RUN, OUTPUT])[:-1]
     for endless in ('"' + '\\"' * 3_000_000, '{"a": "' + "\\\\" * 3_000_000 + "\\", '["' + '"x' * 3_000_001):
         events, findings = read(tmp_path, f"{begin}, {endless}")
@@ -244,7 +244,7 @@ def test_every_shape_in_every_place_costs_at_most_its_event(tmp_path: Path) -> N
 
 
 @pytest.mark.soak
-def test_every_shape_in_every_place_of_a_directory_costs_at_most_a_few_events(tmp_path: Path) -> None:
+def test_every_shape_costs_at_most_a_few_events(tmp_path: Path) -> None:
     odd: list[Any] = [None, True, 2**70, "x", [[]], {"a": None}]
     whole = [json.loads(file.read_text()) for file in sorted((REAL / "events").iterdir())[:6]]
     places = [(place, (name,)) for place, event in enumerate(whole) for name in event if name != "id"]

@@ -36,7 +36,7 @@ def test_a_home_that_cannot_be_made_is_named(tmp_path):
         home.prepare(home.cluster)
 
 
-def test_a_folder_has_one_supervisor_at_a_time_known_by_its_pid(tmp_path):
+def test_folder_has_one_supervisor_known_by_pid(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:

@@ -66,7 +66,7 @@ def test_a_report_adds_up_all_below_it_by_model() -> None:
     assert (large.model, large.calls, large.cost_usd) == ("acme/large", 1, 0.5)
 
 
-def test_a_parents_summary_tells_each_delegates_share_of_what_was_spent() -> None:
+def test_parents_summary_shows_each_delegates_costs() -> None:
     summary = summarize(PARENT)
     assert (summary.cost_usd, summary.prompt_tokens, summary.completion_tokens) == (1.03, 600, 60)
     assert summary.has_unknown_cost
@@ -90,7 +90,7 @@ def test_a_parents_summary_tells_each_delegates_share_of_what_was_spent() -> Non
     assert f"Delegates:    {told}" in lines
 
 
-def test_metrics_of_a_log_are_those_of_its_summary_at_every_event() -> None:
+def test_log_metrics_equal_its_summary_at_every_event() -> None:
     for at in range(1, len(PARENT) + 1):
         assert metrics_of(PARENT[:at]) == summarize(PARENT[:at]).metrics
     later = metrics_of(PARENT).diff(metrics_of(PARENT[:4]))
@@ -105,7 +105,7 @@ def test_a_report_of_an_earlier_version_counts_without_its_models() -> None:
     assert (summary.cost_usd, summary.as_json()["metrics"]["per_model"]) == (0.53, {})
 
 
-def test_a_price_that_is_not_known_is_not_shown_as_nothing() -> None:
+def test_unknown_price_is_not_shown_as_zero() -> None:
     child = numbered(created(), replied("acme/secret", None))
     log = numbered(
         created(),

@@ -84,7 +84,7 @@ def test_an_action_that_waits_for_its_confirmation_wants_no_observation():
     assert found(numbered(created(), waiting, state("stopped"))) == []
 
 
-def test_an_action_may_still_be_open_in_a_log_that_is_being_written():
+def test_action_may_be_open_in_a_growing_log():
     log = numbered(created(), user("go"), state("running"), command("ls"))
     assert found(log, is_over=False) == []
 

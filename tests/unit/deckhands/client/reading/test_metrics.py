@@ -28,7 +28,7 @@ def test_usages_add_up_and_the_later_turn_counts() -> None:
     assert TokenUsage("acme/small", 110, 22, 33, 44, 8_000, 120, "r1") == SMALL + LARGE
 
 
-def test_a_cost_is_not_negative_and_a_latency_not_less_than_nothing() -> None:
+def test_cost_and_latency_are_never_negative() -> None:
     with pytest.raises(ValueError, match="cannot be negative"):
         Metrics().with_cost(-0.01, model="m", at=NOON)
     latencies = Metrics().with_latency(-2.0, model="m", response_id="r").response_latencies
@@ -61,7 +61,7 @@ def test_the_difference_of_two_moments() -> None:
     assert before.diff(before).get() == Metrics(accumulated_token_usage=TokenUsage(context_window=8_000)).get()
 
 
-def test_the_metrics_of_a_log_at_its_end_and_at_an_event() -> None:
+def test_log_metrics_at_its_end_and_at_an_event() -> None:
     events = numbered(
         created(limits={"max_budget_usd": 3.0}),
         replied("acme/large", "r1", 0.5, 2.0),

@@ -68,7 +68,7 @@ def test_a_long_output_is_folded_unless_everything_is_wanted():
     assert len(plain(ScreenRenderer().lines(output(1, "x" * 5_000_000)))[0]) == 2 + 400 + 1
 
 
-def test_the_reasoning_of_the_model_is_shown_before_what_it_does():
+def test_model_reasoning_is_shown_before_its_actions():
     thinking = ({"type": "thinking", "thinking": "Hm.\nYes."}, {"type": "redacted_thinking", "data": "x"})
     assert plain(ScreenRenderer().lines(ModelReply(thinking_blocks=thinking))) == ["", "~ Hm.", "  Yes."]
     assert ScreenRenderer().lines(ModelReply(thinking_blocks=thinking), shown="Hm.") == []

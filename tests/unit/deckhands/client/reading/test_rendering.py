@@ -79,7 +79,7 @@ def test_what_a_terminal_would_obey_or_hide_is_spelt_out():
     assert clean("one\r\nfine\rhidden") == "one\nfine\\rhidden"
 
 
-def test_no_part_of_a_command_hides_behind_an_escape_sequence_from_who_is_asked():
+def test_escape_sequences_hide_no_part_of_a_command():
     lines = PLAIN.asked(command("ls # \x1b]0;\nrm -rf ~\n# \x07"))
     assert lines == [r"  $ ls # \x1b]0;", "    rm -rf ~", r"    # \x07"]
 
@@ -101,7 +101,7 @@ def test_one_line_of_a_text():
     assert clean_line("x" * 300, limit=10) == "xxxxxxxxx…"
 
 
-def test_who_is_asked_sees_the_whole_of_what_would_be_done():
+def test_question_shows_the_whole_action():
     assert PLAIN.asked(command("a\n" * 5_000 + "b" * 50_000)) == ["  $ a", *["    a"] * 4_999, "    " + "b" * 50_000]
     assert PLAIN.asked(FileWriteAction(path="a", content="one\ntwo")) == ["  Writing a", "  + one", "    two"]
     assert PLAIN.asked(FileWriteAction(path="a", content="x", start=2, end=5))[0] == "  Writing a, lines [2, 5)"
@@ -158,7 +158,7 @@ def test_no_action_is_shown_by_the_name_of_its_kind():
     ]
 
 
-def test_what_was_streamed_is_not_said_again_but_what_is_done_is():
+def test_streamed_text_is_not_repeated_but_actions_are_shown():
     shown = 'I look around.{"command": "ls"}'
     action = CmdRunAction(command="ls", thought="I look around.", source="agent")
     assert PLAIN.lines(action, shown=shown) == ["$ ls"]

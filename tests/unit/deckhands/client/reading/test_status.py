@@ -24,7 +24,7 @@ def test_a_finished_log_is_settled_and_over():
     assert (found.state, found.is_settled, found.is_terminal) == ("finished", True, True)
 
 
-def test_a_message_after_the_end_unsettles_it_until_work_has_begun_and_ended():
+def test_message_after_the_end_unsettles_until_work_ends():
     after_message = status_of([*finished_log(), user("one more thing")])
     assert (after_message.is_settled, after_message.is_terminal) == (False, False)
     begun = after_message.after(recall()).after(state("running"))
@@ -32,7 +32,7 @@ def test_a_message_after_the_end_unsettles_it_until_work_has_begun_and_ended():
     assert begun.after(state("finished")).is_settled
 
 
-def test_a_message_to_a_running_agent_does_not_keep_it_from_settling():
+def test_message_to_a_running_agent_does_not_delay_settling():
     found = status_of(numbered(created(), user("go"), state("running"), user("faster"), recall(), state("finished")))
     assert found.is_settled
 
@@ -58,7 +58,7 @@ def test_asking_for_the_state_it_is_in_changes_nothing():
     assert status_of(numbered(created(), state("paused"), ask("paused"))).is_settled
 
 
-def test_asking_for_the_state_it_is_in_takes_an_earlier_request_back():
+def test_request_for_the_current_state_withdraws_an_earlier_one():
     assert status_of(numbered(created(), state("paused"), ask("running"), ask("paused"))).is_settled
 
 
@@ -71,6 +71,6 @@ def test_an_error_answers_whatever_was_asked():
     assert (found.is_settled, found.is_terminal, found.reason) == (True, True, "RuntimeError: unknown agent")
 
 
-def test_a_pause_that_was_asked_for_is_not_answered_by_the_start():
+def test_requested_pause_is_not_answered_by_the_start():
     found = status_of(numbered(created(), user("go"), ask("paused"), state("running")))
     assert (found.requested, found.is_settled) == ("paused", False)

@@ -79,7 +79,7 @@ def test_that_the_provider_counted_nothing_is_said():
     assert said == "Cost:         $1.0000; estimated for 1 call whose tokens the provider did not count"
 
 
-def test_that_something_ran_without_a_sandbox_is_said_whatever_was_asked_for():
+def test_unsandboxed_runs_are_reported_whatever_was_requested():
     ran = CmdOutputObservation(command="true", unsandboxed=True)
     assert [summarize(numbered(created(), *then)).sandbox for then in ([ran], [])] == ["none", "auto"]
 
@@ -127,7 +127,7 @@ def test_an_error_without_a_reason_shows_the_failed_call():
 
 
 @pytest.mark.parametrize("code", ["max_iterations", "stuck_in_loop", "goal_not_reached", "output_not_valid"])
-def test_an_error_that_no_call_has_failed_with_has_its_code_too(code):
+def test_error_without_a_failed_call_has_its_code(code):
     ended = AgentStateChangedObservation(agent_state="error", reason="Oops: no", code=code)
     assert summarize(numbered(created(), reply(), ended)).error_code == code
     assert summarize(numbered(created(), reply(), ended, state("running"))).error_code == ""

@@ -134,7 +134,7 @@ SAMPLES: dict[WaitReason, tuple[Facts, Cause]] = {
 
 
 @pytest.mark.parametrize("reason", WaitReason)
-def test_a_wait_is_explained_with_since_when_and_what_changes_it(reason: WaitReason) -> None:
+def test_wait_is_explained_with_start_and_remedy(reason: WaitReason) -> None:
     found, cause = SAMPLES[reason]
     why = why_of(found)
     assert (why.wait_reason, why.links[0].cause, why.links[-1].cause) == (reason.value, Cause.STATE, cause)
@@ -146,7 +146,7 @@ def test_a_wait_is_explained_with_since_when_and_what_changes_it(reason: WaitRea
     assert "what changes it: " in shown
 
 
-def test_a_refusal_of_the_provider_is_a_retry_and_names_the_attempt() -> None:
+def test_provider_refusal_is_a_retry_with_its_attempt() -> None:
     limited = FAILED.model_copy(update={"code": "rate_limit"})
     link = last(facts((RUNNING, limited), wait_reason="rate_limit"))
     assert (link.cause, link.until) == (Cause.RETRY, LATER)
@@ -164,7 +164,7 @@ def test_a_place_in_the_queue_of_a_quota() -> None:
     assert "its turn has come" in called.text
 
 
-def test_a_budget_that_is_used_up_names_the_account_and_the_sums() -> None:
+def test_exhausted_budget_names_account_and_sums() -> None:
     account = Account("tenant:acme", "", 5.0, 4.9, 0.05, 0.1, 7, 0, 3)
     link = last(
         facts(
@@ -182,7 +182,7 @@ def waits_for_tool(**known: Any) -> Facts:
     return facts((RUNNING, COMMAND), wait_reason="tool", **known)
 
 
-def test_an_action_runs_is_queued_or_was_lost_with_its_worker() -> None:
+def test_action_is_running_queued_or_lost_with_its_worker() -> None:
     runs = last(waits_for_tool(actions={3: ActionFact(3, ALIVE, NOW - timedelta(seconds=42))}))
     assert "Action 3 (Running command: sleep 100) has been running for 42 s on worker tool-a" in runs.text
     lost = waits_for_tool(actions={3: ActionFact(3, DEAD)})

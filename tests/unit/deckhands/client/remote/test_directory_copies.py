@@ -60,7 +60,7 @@ def uploads(asked: Sequence[str]) -> list[str]:
     return [request for request in asked if request.startswith("put /uploads/")]
 
 
-async def test_after_a_refusal_the_files_are_sent_as_they_are_by_then(tmp_path: Path) -> None:
+async def test_current_files_are_sent_after_a_refusal(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("before")
     async with server(NOT_TAKEN, UPLOADED, REFUSED, NOT_TAKEN, UPLOADED, BEGUN) as (client, asked):
         with pytest.raises(UsageError, match="no such agent"):
@@ -70,7 +70,7 @@ async def test_after_a_refusal_the_files_are_sent_as_they_are_by_then(tmp_path: 
     assert len(set(uploads(asked))) == 2
 
 
-async def test_a_copy_that_may_have_begun_a_conversation_is_sent_again(tmp_path: Path) -> None:
+async def test_copy_that_may_have_started_a_conversation_is_resent(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("before")
     failed = ("500 Oops", {"code": "internal", "status": 500, "detail": "It is unknown what has become of it."})
     async with server(NOT_TAKEN, UPLOADED, failed, UPLOADED, BEGUN) as (client, asked):

@@ -14,7 +14,7 @@ from broker.runtime.errors import UsageError
 from deckhands.client.remote.packed_directory import packed
 
 
-def test_the_same_files_give_the_same_archive_without_owners_and_special_files(tmp_path: Path) -> None:
+def test_equal_files_give_equal_archives_without_owners(tmp_path: Path) -> None:
     project = tmp_path / "project"
     (project / "d").mkdir(parents=True)
     for name, mode in (("a.txt", 0o644), ("d/run", 0o4755), (".hidden", 0o600)):

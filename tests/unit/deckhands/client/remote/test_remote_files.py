@@ -22,7 +22,7 @@ def packed(*members: tuple[str, str, str]) -> bytes:
     return content.getvalue()
 
 
-def test_a_directory_is_written_into_one_that_is_there_or_under_a_new_name(tmp_path: Path) -> None:
+def test_directory_is_written_into_an_existing_or_new_one(tmp_path: Path) -> None:
     content = packed(("made/a", "1", ""), ("made/inner/b", "2", ""), ("made/link", "", "inner/b"))
     _put(content, TAR, "some/made", tmp_path)
     _put(content, TAR, "some/made", tmp_path / "named")

@@ -51,7 +51,7 @@ def keys_in(heads: list[bytes]) -> set[bytes]:
     return {line for head in heads for line in head.lower().split(b"\r\n") if line.startswith(b"idempotency-key")}
 
 
-async def test_a_request_is_repeated_under_its_key_while_a_proxy_has_nobody_behind_it() -> None:
+async def test_request_repeats_under_its_key_behind_an_empty_proxy() -> None:
     async with proxy(NOBODY, TIMED_OUT, answer("202 Accepted", {"version": 3})) as (calls, heads):
         assert (await calls.ask("POST", "/conversations/c-1/pause")).json() == {"version": 3}
         assert (len(heads), len(keys_in(heads))) == (3, 1)

@@ -25,7 +25,7 @@ def test_a_pydantic_model_is_a_schema() -> None:
     assert problems_of({"total": 3, "parts": [{}]}, schema) == ["/parts/0: 'name' is missing"]
 
 
-def test_a_schema_is_taken_as_it_is_and_one_that_cannot_be_used_is_refused() -> None:
+def test_schema_is_taken_unchanged_and_unusable_one_refused() -> None:
     schema = {"type": "object", "required": ["a"]}
     assert output_of(schema).json_schema == schema
     with pytest.raises(UsageError, match="cannot be used"):

@@ -71,7 +71,7 @@ def test_what_is_not_what_was_sent_leaves_nothing(source: Path, tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
-def test_nothing_takes_the_place_of_a_directory_and_no_directory_that_of_a_file(source: Path, tmp_path: Path) -> None:
+def test_files_and_directories_do_not_replace_each_other(source: Path, tmp_path: Path) -> None:
     (tmp_path / "target" / "source" / "run").mkdir(parents=True)
     with pytest.raises(UsageError, match="run is a directory"):
         unpack(packed(source), tmp_path / "target", nothing)

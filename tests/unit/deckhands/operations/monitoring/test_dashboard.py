@@ -51,7 +51,7 @@ def test_what_grows_is_asked_for_by_its_rate(query: str) -> None:
         assert bool(re.search(pattern, query)) is name.endswith("_total"), name
 
 
-def test_every_figure_of_the_cluster_is_on_the_dashboard_or_in_an_alert() -> None:
+def test_every_metric_is_on_the_dashboard_or_in_alerts() -> None:
     asked = {name for found in QUERIES for name, _ in SELECTOR.findall(found.values[0])}
     left_out = {
         *("deckhands_conversations_age_seconds", "deckhands_conversations_uncounted", "deckhands_parked_conversations"),

@@ -24,7 +24,7 @@ def test_ticks_are_minutes_of_a_zone() -> None:
     assert at("30 6 * * *", "Asia/Kolkata").next_after(NOON) == datetime(2026, 3, 3, 1, 0, tzinfo=UTC)
 
 
-def test_a_tick_of_the_hour_that_is_left_out_comes_behind_it() -> None:
+def test_tick_in_the_skipped_hour_comes_after_it() -> None:
     ticks = at("30 2 * * *", BERLIN).next_ticks(datetime(2026, 3, 28, 12, tzinfo=UTC), number=2)
     assert ticks == [datetime(2026, 3, 29, 1, 0, tzinfo=UTC), datetime(2026, 3, 30, 0, 30, tzinfo=UTC)]
 

@@ -66,7 +66,7 @@ def test_every_body_of_a_route_has_promised_types() -> None:
 
 
 @pytest.mark.parametrize("model", WHOLE)
-def test_texts_of_numbers_and_numbers_for_flags_are_refused_where_they_stand(model: type[BaseModel]) -> None:
+def test_wrong_json_types_are_refused_at_their_position(model: type[BaseModel]) -> None:
     body = WHOLE[model]
     found = list(leaves(body))
     assert found

@@ -38,7 +38,7 @@ def test_after_a_lost_piece_the_rest_comes_from_the_reply() -> None:
     assert spoken.reply(reply("Good day, all!x")) == "day, all!x"
 
 
-def test_a_text_that_is_lost_whole_is_missed_by_what_follows_it() -> None:
+def test_text_lost_whole_is_missed_by_its_successor() -> None:
     spoken = Spoken()
     assert spoken.piece(piece('finish {"message": "done"', 4, kind="call")) == ""
     assert spoken.reply(reply("So. ", "done")) == "So. \n\ndone"
@@ -50,13 +50,13 @@ def test_thinking_counts_and_is_not_said() -> None:
 
 
 @pytest.mark.parametrize("at", [3, None])
-def test_pieces_whose_beginning_is_missing_or_that_have_no_place_wait_for_the_reply(at: int | None) -> None:
+def test_pieces_without_start_or_position_wait_for_the_reply(at: int | None) -> None:
     spoken = Spoken()
     assert spoken.piece(piece("day.", at)) == ""
     assert spoken.reply(reply("Good day.")) == "Good day."
 
 
-def test_the_same_call_made_by_another_worker_continues_behind_what_was_said() -> None:
+def test_same_call_by_another_worker_continues_the_text() -> None:
     spoken = Spoken()
     assert spoken.piece(piece("Good ")) == "Good "
     assert [spoken.piece(piece("Go")), spoken.piece(piece("od day", 2)), spoken.piece(piece(".", 8))] == [
@@ -67,7 +67,7 @@ def test_the_same_call_made_by_another_worker_continues_behind_what_was_said() -
     assert spoken.reply(reply("Good day.")) == ""
 
 
-def test_another_attempt_that_says_the_same_continues_and_one_that_does_not_follows_whole() -> None:
+def test_equal_attempt_continues_and_different_one_follows_whole() -> None:
     spoken = Spoken()
     assert spoken.piece(piece("Good ")) == "Good "
     assert spoken.piece(piece("Good day", call="1.2")) == "day"
@@ -77,7 +77,7 @@ def test_another_attempt_that_says_the_same_continues_and_one_that_does_not_foll
     assert spoken.end("Bad weather") == ""
 
 
-def test_the_message_of_a_finish_comes_as_it_is_written_behind_the_text() -> None:
+def test_finish_message_streams_as_written_behind_the_text() -> None:
     spoken, call = Spoken(), 'finish {"message": "All \\"done\\" \\ud83d\\ude00\\n.", "output": {}}'
     found = spoken.piece(piece("So. "))
     steps = [spoken.piece(piece(letter, at, kind="call")) for at, letter in enumerate(call, 4)]
@@ -128,7 +128,7 @@ def cut(draw: random.Random, text: str) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_whatever_is_lost_repeated_or_late_each_word_is_said_once(seed: int) -> None:
+def test_each_word_appears_once_despite_loss_repetition_or_delay(seed: int) -> None:
     draw, said, whole = random.Random(seed), "", []
     spoken, pending = Spoken(), list[dict[str, Any]]()
     for step in range(1, 5):

@@ -43,7 +43,7 @@ async def test_those_who_ask_at_once_wait_for_one_reading() -> None:
     assert found[-1].models["m"]["attempts"] == 2
 
 
-async def test_a_running_evaluation_is_read_again_after_ten_times_as_long_as_it_took() -> None:
+async def test_running_evaluation_is_reread_after_ten_times_its_read_time() -> None:
     clock = ManualClock()
     catalog, overviews = SlowCatalog(clock), Overviews(clock)
     first = listed(clock)
@@ -59,7 +59,7 @@ async def test_a_running_evaluation_is_read_again_after_ten_times_as_long_as_it_
     assert catalog.read == 2
 
 
-async def test_one_that_is_over_is_read_again_as_soon_as_something_was_written() -> None:
+async def test_ended_evaluation_is_reread_after_each_write() -> None:
     clock = ManualClock()
     catalog, overviews = SlowCatalog(clock), Overviews(clock)
     first = listed(clock, state="over")

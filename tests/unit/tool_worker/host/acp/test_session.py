@@ -103,7 +103,7 @@ def test_an_answer_counts_once(line: Line) -> None:
     assert line.session.outcome == ""
 
 
-def test_a_call_is_reported_once_with_its_diff_and_no_more_than_fits(line: Line) -> None:
+def test_call_is_reported_once_with_its_bounded_diff(line: Line) -> None:
     line.updates(
         "tool_call", toolCallId="c", title="Edit", kind="edit", rawInput={"deep": json.loads("[" * 90 + "]" * 90)}
     )
@@ -190,7 +190,7 @@ def test_a_session_without_a_usable_id_is_refused(session_id: Any) -> None:
         line.answers(sessionId=session_id)
 
 
-def test_a_session_is_loaded_where_the_agent_can_and_its_replay_is_no_news() -> None:
+def test_session_is_loaded_if_possible_without_reporting_its_replay() -> None:
     line = Line(SESSION)
     line.session.prompt("again")
     line.answers(protocolVersion=1, agentCapabilities={"loadSession": True})

@@ -23,7 +23,7 @@ def test_what_the_environment_leaves_out_is_left_out() -> None:
     assert proxy == {"server": "http://proxy.example:8080", "bypass": f"{OF_THIS_MACHINE},intern.example,.lan"}
 
 
-def test_a_name_and_a_password_are_told_apart_from_the_address() -> None:
+def test_name_and_password_are_separated_from_the_address() -> None:
     proxy = proxy_of({"http": "http://ada:p%40ss@proxy.example:8080"})
     assert proxy is not None
     assert (proxy["server"], proxy["username"], proxy["password"]) == ("http://proxy.example:8080", "ada", "p@ss")

@@ -26,7 +26,7 @@ def node(number: int, role: str, name: str = "", *, children: tuple[int, ...] = 
     }
 
 
-def test_a_line_says_what_an_element_is_and_how_it_stands() -> None:
+def test_line_shows_an_element_and_its_state() -> None:
     nodes = [
         node(1, "RootWebArea", "Shop", children=(2, 5)),
         node(2, "none", children=(3, 4), ignored=True),
@@ -56,12 +56,12 @@ def test_a_frame_stands_where_its_element_is() -> None:
     ]
 
 
-def test_an_element_without_a_name_is_shown_where_it_can_be_clicked() -> None:
+def test_nameless_element_is_shown_where_clickable() -> None:
     nodes = [node(1, "RootWebArea", children=(2, 3)), node(2, "generic"), node(3, "generic")]
     assert tree_text(FrameTree(nodes, {2: "8", 3: "9"}), frozenset({"9"})) == "RootWebArea ''\n\t[9] generic, clickable"
 
 
-def test_a_tree_that_goes_in_circles_or_very_deep_has_an_end() -> None:
+def test_circular_or_deep_tree_is_bounded() -> None:
     circle = [node(1, "RootWebArea", "x", children=(2,)), node(2, "list", "y", children=(1, 2))]
     assert tree_text(FrameTree(circle)).count("\n") <= 2
     deep = [node(n, "group", "g", children=(n + 1,)) for n in range(20_000)]

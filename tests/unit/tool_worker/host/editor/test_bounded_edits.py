@@ -30,7 +30,7 @@ def patched(folder: Path, patch: str) -> dict[str, object]:
     return FileTools(str(folder)).run("patch", {"patch": patch, "cwd": str(folder)})
 
 
-def test_a_file_and_a_link_to_it_are_not_changed_by_one_patch(tmp_path: Path) -> None:
+def test_patch_does_not_change_a_file_and_its_link(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("one\ntwo\n")
     (tmp_path / "b").symlink_to("a")
     begin = "*** Begin Patch\n"

@@ -143,9 +143,7 @@ class TestWrite:
         write(lines, "b/windows", "one\r\ntwo", cwd=str(tmp_path))
         assert (tmp_path / "b/windows").read_bytes() == b"one\r\ntwo\r\n"
 
-    def test_a_file_keeps_its_encoding_its_line_breaks_its_mode_and_its_links(
-        self, lines: FileLines, tmp_path: Path
-    ) -> None:
+    def test_file_keeps_encoding_line_breaks_mode_and_links(self, lines: FileLines, tmp_path: Path) -> None:
         path, link = tmp_path / "a.sh", tmp_path / "link"
         path.write_bytes(b"gr\xfcn\r\nb\r\n")
         path.chmod(0o750)
@@ -155,7 +153,7 @@ class TestWrite:
         assert path.stat().st_mode & 0o777 == 0o750
         assert link.is_symlink()
 
-    def test_a_last_line_without_a_break_is_not_glued_to_the_next(self, lines: FileLines, tmp_path: Path) -> None:
+    def test_unterminated_last_line_is_not_joined_to_the_next(self, lines: FileLines, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_text("0\n1")
         write(lines, tmp_path / "a.txt", "2", start=2)
         assert (tmp_path / "a.txt").read_text() == "0\n1\n2\n"

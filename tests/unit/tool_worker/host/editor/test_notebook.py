@@ -105,7 +105,7 @@ def test_what_fits_no_cell_is_refused(
 
 
 @pytest.mark.parametrize("text", ["{}", "[", '{"cells": [1]}', "[" * 100_000, '{"cells": {}}', ""])
-def test_what_is_no_notebook_is_shown_as_text_and_has_no_cells(editor: FileEditor, path: Path, text: str) -> None:
+def test_invalid_notebook_is_shown_as_text_without_cells(editor: FileEditor, path: Path, text: str) -> None:
     path.write_text(text)
     assert "cat -n" in run(editor, "view", path)["content"]
     assert "is not a notebook" in error(editor, "replace_cell", path, cell=1, new_str="")

@@ -213,7 +213,7 @@ def test_nothing_outside_is_read(tmp_path: Path) -> None:
         assert "There is no" in answered(code, "get_entity_contents", {"entity_names": [name]})
 
 
-def test_a_file_that_is_exchanged_for_a_link_is_not_followed(code: CodeMap, tmp_path: Path) -> None:
+def test_file_exchanged_for_a_link_is_not_followed(code: CodeMap, tmp_path: Path) -> None:
     (tmp_path / "shop" / "money.py").unlink()
     (tmp_path / "shop" / "money.py").symlink_to("/etc/passwd")
     assert "It cannot be read" in answered(code, "get_entity_contents", {"entity_names": ["shop/money.py"]})

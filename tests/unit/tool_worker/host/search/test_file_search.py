@@ -71,7 +71,7 @@ def test_what_grep_leaves_out_is_said(tmp_path: Path) -> None:
     )
 
 
-def test_of_a_long_line_the_part_around_the_match_is_shown(tmp_path: Path) -> None:
+def test_long_line_shows_the_part_around_its_match(tmp_path: Path) -> None:
     (tmp_path / "min.js").write_text("a" * 100_000 + "needle" + "b" * 100_000)
     text = grep(tmp_path, pattern="needle")
     assert "aneedleb" in text
@@ -103,7 +103,7 @@ def test_names_may_hold_what_patterns_and_expressions_are_made_of(tmp_path: Path
     assert glob(tmp_path, pattern="*.py") == ["\ufffd.py"]
 
 
-def test_at_most_a_hundred_files_are_listed_and_the_rest_is_counted(tmp_path: Path) -> None:
+def test_hundred_files_are_listed_and_the_rest_counted(tmp_path: Path) -> None:
     for number in range(130):
         (tmp_path / f"{number}.txt").write_text("x")
     listed = glob(tmp_path, pattern="*.txt")
@@ -130,7 +130,7 @@ def test_what_cannot_be_searched_is_said(tmp_path: Path, arguments: dict[str, ob
     assert text in str(raised.value)
 
 
-def test_an_expression_that_never_ends_is_stopped_and_what_was_found_is_kept(tmp_path: Path) -> None:
+def test_endless_expression_is_stopped_and_its_matches_kept(tmp_path: Path) -> None:
     (tmp_path / "new").write_text("aab")
     (tmp_path / "old").write_text("a" * 60)
     os.utime(tmp_path / "old", (0, 0))
@@ -157,7 +157,7 @@ def test_fifos_links_and_unreadable_files_hold_nothing_up(tmp_path: Path) -> Non
     assert grep(tmp_path, pattern="root", path="zero") == "No line matches."
 
 
-def test_of_a_huge_tree_only_a_part_is_looked_at_and_that_is_said(tmp_path: Path) -> None:
+def test_huge_tree_is_searched_partly_with_notice(tmp_path: Path) -> None:
     for number in range(12):
         (tmp_path / f"{number}.txt").write_text("x")
     text = found_files({"pattern": "*.txt"}, str(tmp_path), max_entries=10)

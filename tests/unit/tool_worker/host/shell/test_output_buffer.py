@@ -18,7 +18,7 @@ def test_output_is_reported_once() -> None:
     assert buffer.take(is_final=True) == ("rest", 0)
 
 
-def test_a_character_that_is_not_whole_yet_stays_for_the_next_report() -> None:
+def test_incomplete_character_waits_for_the_next_report() -> None:
     buffer, word = OutputBuffer(100), "grün".encode()
     buffer.add(word[:3])
     assert buffer.take(is_final=False) == ("gr", 0)
@@ -26,7 +26,7 @@ def test_a_character_that_is_not_whole_yet_stays_for_the_next_report() -> None:
     assert buffer.take(is_final=True) == ("ün", 0)
 
 
-def test_long_output_keeps_its_head_and_its_tail_however_it_comes() -> None:
+def test_long_output_keeps_head_and_tail_in_any_chunks() -> None:
     buffer = OutputBuffer(20)
     for number in range(1000):
         buffer.add(b"%03d" % number)
@@ -35,7 +35,7 @@ def test_long_output_keeps_its_head_and_its_tail_however_it_comes() -> None:
     assert omitted == 3000 - 20
 
 
-def test_what_is_left_of_a_secret_on_either_side_of_the_mark_is_hidden() -> None:
+def test_secret_remainder_beside_the_mark_is_masked() -> None:
     for place in range(8, len(SECRET) - 7):
         for before, after in ((20 - place, 300), (300, 20 - len(SECRET) + place)):
             buffer = OutputBuffer(40)

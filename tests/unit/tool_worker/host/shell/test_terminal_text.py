@@ -97,7 +97,7 @@ def test_of_long_output_head_and_tail_are_kept(piece: int) -> None:
     assert buffer.take(is_final=True) == (head + CUT_NOTICE + tail, len(raw) - 40)
 
 
-def test_characters_and_escapes_that_are_not_complete_wait_for_their_rest() -> None:
+def test_incomplete_characters_and_escapes_wait_for_their_rest() -> None:
     buffer = OutputBuffer(100)
     for first, rest, texts in [
         (b"a\xc3", b"\xa9b", ("a", "éb")),

@@ -48,7 +48,7 @@ def edit(path: Path, **arguments: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("text", "name"), OLD)
-def test_it_is_shown_as_it_is_and_an_edit_keeps_the_encoding(tmp_path: Path, text: str, name: str) -> None:
+def test_guessed_encoding_is_shown_and_kept_by_an_edit(tmp_path: Path, text: str, name: str) -> None:
     path = tmp_path / "file"
     path.write_bytes(text.encode(name))
     shown = edit(path, command="view")
@@ -67,7 +67,7 @@ def test_western_text_stays_what_it_was(text: str) -> None:
     assert (file.encoding, file.text) == ("cp1252", text)
 
 
-def test_an_edit_in_the_same_editor_does_not_lose_the_encoding_of_a_file_that_gets_short(tmp_path: Path) -> None:
+def test_shortened_file_keeps_its_encoding_in_the_same_editor(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(f"{CHINESE}end\n".encode("gb18030"))
     editor = FileEditor("/")

@@ -56,7 +56,7 @@ def test_versions_of_empty_files_are_bounded_too() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.binary(max_size=900))))
-def test_what_is_left_of_a_file_has_no_gaps_and_keeps_the_bounds(pushed: list[tuple[str, bytes]]) -> None:
+def test_remaining_file_history_has_no_gaps_and_stays_bounded(pushed: list[tuple[str, bytes]]) -> None:
     history = FileHistory(versions_per_file=3, limit_bytes=3000)
     for path, content in pushed:
         history.push(path, content, b"")

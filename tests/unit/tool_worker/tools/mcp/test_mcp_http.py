@@ -49,7 +49,7 @@ async def test_one_event_may_not() -> None:
 
 
 @pytest.mark.parametrize(("method", "limit"), [("GET", SILENCE_SECONDS), ("POST", 1.0 + LATE_SECONDS)])
-async def test_the_limit_of_a_call_does_not_end_the_stream_of_announcements(method: str, limit: float) -> None:
+async def test_call_limit_does_not_end_the_announcement_stream(method: str, limit: float) -> None:
     seen: list[float] = []
 
     def answer(request: httpx2.Request) -> httpx2.Response:

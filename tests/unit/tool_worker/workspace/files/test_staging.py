@@ -62,7 +62,7 @@ def test_what_cannot_be_removed_is_an_error(tmp_path: Path) -> None:
     assert (own / "top" / "others" / "file").exists()
 
 
-def test_a_draft_is_gone_at_the_end_and_so_is_what_was_left_of_others(tmp_path: Path) -> None:
+def test_draft_and_its_predecessors_are_removed(tmp_path: Path) -> None:
     left = tmp_path / ".draft-left"
     left.mkdir()
     with staging_in(tmp_path) as draft:

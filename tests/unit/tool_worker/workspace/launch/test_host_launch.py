@@ -13,7 +13,7 @@ from tool_worker.workspace.launch.host_folder import HostFolder
 from tool_worker.workspace.launch.host_launch import _watched, wait_until_dead
 
 
-def test_a_number_that_is_no_process_any_more_is_not_watched() -> None:
+def test_number_of_an_ended_process_is_not_watched() -> None:
     with _watched(os.getpid()) as descriptor:
         assert descriptor is not None
     ended = threading.Event()
@@ -29,7 +29,7 @@ def test_a_number_that_is_no_process_any_more_is_not_watched() -> None:
         thread.join()
 
 
-async def test_a_host_is_dead_when_the_last_of_its_processes_has_let_go_of_the_lock(tmp_path: Path) -> None:
+async def test_host_is_dead_when_its_last_process_releases_the_lock(tmp_path: Path) -> None:
     folder = HostFolder(tmp_path, "conversation")
     folder.pid.parent.mkdir(parents=True, exist_ok=True)
     lock = folder.take_alive_lock()

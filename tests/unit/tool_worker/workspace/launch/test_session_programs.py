@@ -12,7 +12,7 @@ from tool_worker.host.sessions.programs import PROGRAMS, Program
 from tool_worker.workspace.launch.session_programs import session_programs
 
 
-def test_a_worker_that_serves_no_such_pool_shows_its_sandboxes_nothing() -> None:
+def test_worker_without_the_pool_shows_its_sandboxes_nothing() -> None:
     programs = session_programs(["bash", "gpu"])
     assert programs.commands == {}
     assert programs.read_only == ()
@@ -50,7 +50,7 @@ def test_the_browser_is_told_where_chromium_is(tmp_path: Path) -> None:
     assert chromium.parent in programs.read_only
 
 
-def test_a_chromium_that_is_not_there_is_told_at_the_start(tmp_path: Path) -> None:
+def test_missing_chromium_is_reported_at_start(tmp_path: Path) -> None:
     missing = str(tmp_path / "chrome")
     with pytest.raises(UsageError, match=r"DECKHANDS_CHROMIUM is .*, which is not a program.*apt-get install chromium"):
         session_programs(["browser"], chromium=missing)

@@ -22,7 +22,7 @@ from tool_worker.workspace.opening.repositories import host_of
         ("http://[2001:DB8::7]/x.git", "[2001:db8::7]:80"),
     ],
 )
-def test_a_clone_reaches_the_port_of_its_scheme_unless_it_names_another(url: str, host: str) -> None:
+def test_clone_uses_its_schemes_port_unless_another_is_named(url: str, host: str) -> None:
     assert host_of(GitSource(url=url)) == host
 
 
