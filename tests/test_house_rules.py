@@ -277,7 +277,7 @@ LOCKED = r"([\w.-]+)==([\w.]+)(?: ; [^\\\n]+)?((?: \\\n    --hash=sha256:[0-9a-f
     ("name", "extras"),
     [("tools", ["build"]), ("run", ["build", "all"]), ("dev", ["build", "dev"]), ("claude", ["build", "claude"])],
 )
-def test_everything_is_installed_by_its_hash_and_in_the_version_that_is_pinned(name: str, extras: list[str]) -> None:
+def test_installations_are_hashed_in_the_pinned_versions(name: str, extras: list[str]) -> None:
     text = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
     assert not re.sub(LOCKED, "", text), "not of the form name==version ; marker, with hashes: run `make lock`"
     locked = {canonicalize_name(found[1]): found[2] for found in re.finditer(LOCKED, text)}
