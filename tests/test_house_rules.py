@@ -23,11 +23,11 @@ RULE_BY_NAME = {rule.name: rule for rule in RULES}
 BROKEN = [
     ("floors", "broker/a.py", "import controller_worker.core.state", {1}),
     ("floors", "broker/a.py", "from deckhands import client", {1}),
-    ("floors", "controller_worker/a.py", "def f():\n    from tool_worker.registry import tools", {2}),
+    ("floors", "controller_worker/a.py", "def f():\n    from tool_worker.tools.registry import tools", {2}),
     ("floors", "tool_worker/tools/a.py", "from ...controller_worker import state", {1}),
-    ("floors", "tool_worker/a.py", "import importlib\nimportlib.import_module('controller_worker.llm')", {2}),
+    ("floors", "tool_worker/a.py", "import importlib\nimportlib.import_module('controller_worker.providers')", {2}),
     ("floors", "deckhands/a.py", "from tool_worker import app", {1}),
-    ("floors", "broker/a.py", "from tests.server import start", {1}),
+    ("floors", "broker/a.py", "from tests.server_parts import start", {1}),
     ("core_below_and_above", "controller_worker/core/concerns/a.py", "from controller_worker.core import state", {1}),
     (
         "core_below_and_above",
@@ -44,7 +44,7 @@ BROKEN = [
     ("store_door", "controller_worker/a.py", "import redis.asyncio as store", {1}),
     ("store_door", "deckhands/a.py", "def f():\n    from hiredis import Reader", {2}),
     ("celery_door", "broker/coordination/ownership.py", "from celery import Celery", {1}),
-    ("celery_door", "deckhands/gateway/app.py", "import kombu", {1}),
+    ("celery_door", "deckhands/server/application.py", "import kombu", {1}),
     ("model_door", "controller_worker/core/controller.py", "import litellm", {1}),
     ("model_door", "tool_worker/a.py", "from anthropic import AsyncAnthropic", {1}),
     ("asgi_door", "deckhands/client/runs/headless.py", "from starlette.routing import Route", {1}),
@@ -52,7 +52,7 @@ BROKEN = [
     ("environment_door", "broker/a.py", "from os import getenv as read\nx = read('A')", {1, 2}),
     ("environment_door", "deckhands/cli/a.py", "import os as system\nx = system.getenv('A')", {2}),
     ("clock_door", "broker/coordination/ownership.py", "import time", {1}),
-    ("clock_door", "tool_worker/shell.py", "from time import monotonic", {1}),
+    ("clock_door", "tool_worker/worker/shell.py", "from time import monotonic", {1}),
     ("random_door", "controller_worker/a.py", "import random", {1}),
     ("random_door", "tool_worker/host/shell/shell.py", "import uuid", {1}),
     ("random_door", "broker/a.py", "from datetime import UTC, datetime\nx = datetime.now(UTC)", {2}),
@@ -68,8 +68,8 @@ BROKEN = [
     ("declared_dependencies", "broker/a.py", "def f():\n    import some_unknown_library", {2}),
     ("host_standard_library", "tool_worker/host/shell/shell.py", "import psutil", {1}),
     ("host_standard_library", "tool_worker/host/shell/shell.py", "from broker.runtime.errors import UsageError", {1}),
-    ("host_standard_library", "tool_worker/host/shell/shell.py", "from tool_worker.masking import mask", {1}),
-    ("host_standard_library", "tool_worker/host/shell/shell.py", "from ... import masking", {1}),
+    ("host_standard_library", "tool_worker/host/shell/shell.py", "from tool_worker.completion import mask", {1}),
+    ("host_standard_library", "tool_worker/host/shell/shell.py", "from ... import completion", {1}),
     ("safe_loading", "broker/a.py", "import pickle", {1}),
     ("safe_loading", "broker/a.py", "def f():\n    from marshal import loads", {2}),
     ("safe_loading", "broker/a.py", "import yaml\nx = yaml.load('')", {2}),
@@ -107,13 +107,13 @@ BROKEN = [
     (
         "no_mocks",
         "tests/unit/test_a.py",
-        "from broker import ids\ndef test(mp):\n    mp.setattr(ids, 'new_key', str)",
+        "from broker.runtime import ids\ndef test(mp):\n    mp.setattr(ids, 'new_key', str)",
         {3},
     ),
     ("no_mocks", "tests/unit/test_a.py", "def test(monkeypatch, log):\n    monkeypatch.delattr(log, 'append')", {2}),
     ("no_mocks", "tests/unit/test_a.py", "import broker.runtime.ids\nbroker.ids.new_key = str", {2}),
     ("no_lock_files", "uv.lock", "", {1}),
-    ("no_lock_files", "deckhands/gateway/pages/package-lock.json", "{}", {1}),
+    ("no_lock_files", "deckhands/server/web/package-lock.json", "{}", {1}),
     ("no_machine_addresses", "docs/a.md", "see\n/ro¦ot/x", {2}),
     ("no_machine_addresses", "Makefile", "pip install --index¦-url x", {1}),
     ("no_machine_addresses", "Dockerfile", "ARG index=https://pypi¦.org/simple", {1}),
@@ -131,7 +131,7 @@ KEPT = [
         "tool_worker/tools/bash.py",
         "import json\nfrom broker.runtime.errors import UsageError\nfrom . import grep",
     ),
-    ("floors", "deckhands/client/client.py", "from broker import event_log"),
+    ("floors", "deckhands/client/client.py", "from broker.log import event_log"),
     (
         "core_below_and_above",
         "controller_worker/core/concerns/a.py",
@@ -147,7 +147,7 @@ KEPT = [
     ("celery_door", "tool_worker/tasks.py", "from celery import Task"),
     ("celery_door", "broker/celery/app.py", "import kombu"),
     ("model_door", "controller_worker/providers/wires/provider_errors.py", "def f():\n    import litellm"),
-    ("asgi_door", "deckhands/server/rest.py", "from starlette.routing import Route"),
+    ("asgi_door", "deckhands/server/application.py", "from starlette.routing import Route"),
     ("environment_door", "tool_worker/settings.py", "import os\nx = os.environ"),
     ("environment_door", "broker/a.py", "import os\nx = os.getpid()\nenviron = {}\ny = environ"),
     ("clock_door", "broker/runtime/clock.py", "import time"),
@@ -164,16 +164,15 @@ KEPT = [
     (
         "declared_dependencies",
         "broker/a.py",
-        "import json\nimport zstandard\nfrom broker import keys\nfrom . import ids",
+        "import json\nimport zstandard\nfrom broker.store import keys\nfrom . import ids",
     ),
     (
         "host_standard_library",
         "tool_worker/host/shell/shell.py",
-        "from __future__ import annotations\nimport pty\nfrom . import journal\nfrom tool_worker.host.files import read",
+        "from __future__ import annotations\nimport pty\nfrom . import screen\nfrom tool_worker.host.text_files import read",
     ),
     ("safe_loading", "broker/a.py", "import json\nimport yaml\nx = yaml.safe_load('')"),
     ("no_dynamic_code", "tool_worker/tools/a.py", "import re\nx = re.compile('eval')\ny = x.exec(1)"),
-    ("no_dynamic_code", "tool_worker/host/kernel.py", "exec('x')"),
     (
         "docstrings",
         "broker/a.py",
@@ -278,7 +277,7 @@ LOCKED = r"([\w.-]+)==([\w.]+)(?: ; [^\\\n]+)?((?: \\\n    --hash=sha256:[0-9a-f
     ("name", "extras"),
     [("tools", ["build"]), ("run", ["build", "all"]), ("dev", ["build", "dev"]), ("claude", ["build", "claude"])],
 )
-def test_everything_is_installed_by_its_hash_and_in_the_version_that_is_pinned(name: str, extras: list[str]) -> None:
+def test_installations_are_hashed_in_the_pinned_versions(name: str, extras: list[str]) -> None:
     text = (ROOT / "requirements" / f"{name}.txt").read_text(encoding="utf-8")
     assert not re.sub(LOCKED, "", text), "not of the form name==version ; marker, with hashes: run `make lock`"
     locked = {canonicalize_name(found[1]): found[2] for found in re.finditer(LOCKED, text)}

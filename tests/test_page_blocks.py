@@ -167,7 +167,7 @@ def test_what_cannot_run_names_what_exists(block: Block) -> None:
 
 
 @pytest.mark.parametrize("page", pages())
-def test_every_command_within_a_sentence_names_a_verb_and_options_that_exist(page: str) -> None:
+def test_every_command_in_prose_has_a_real_verb_and_options(page: str) -> None:
     text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     for command in re.findall(r"`((?:[A-Z_]+=\S+ )*deckhands [a-z][^`]*)`", text):
         for words in commands_in(command.replace("\\|", "-or-")):

@@ -9,11 +9,10 @@ from __future__ import annotations
 import functools
 import hashlib
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from broker.contract.agent_pairs import is_sdk_agent, sdk_of
 from broker.contract.specs import AgentSpec, SdkSpec
-from broker.runtime.errors import UsageError
 from broker.runtime.settings import BrokerSettings, agent_variables
 
 BUCKETS = 10_000
@@ -25,7 +24,6 @@ class AgentFactoryConfig(BaseModel):
     Attributes:
         prefer_sdk_agents: an agent that has an SDK agent is replaced by it.
         percent: of how many conversations.
-        use_orchestrator: always true: every agent runs under the one control plane.
         fallback_to_legacy: see `SdkSpec`.
         timeout_seconds: see `SdkSpec`.
     """
@@ -34,23 +32,15 @@ class AgentFactoryConfig(BaseModel):
 
     prefer_sdk_agents: bool = False
     percent: float = Field(default=100.0, ge=0, le=100)
-    use_orchestrator: bool = True
     fallback_to_legacy: bool = True
     timeout_seconds: float = Field(default=120.0, gt=0, allow_inf_nan=False)
-
-    @field_validator("use_orchestrator")
-    @classmethod
-    def _is_used(cls, value: bool) -> bool:
-        if not value:
-            raise ValueError("use_orchestrator cannot be false: no agent runs beside the control plane")
-        return value
 
     @classmethod
     def from_env(cls) -> AgentFactoryConfig:
         """Return what the variables of this program say.
 
         Raises:
-            UsageError: a value cannot be used, or `use_orchestrator` is false.
+            UsageError: a value cannot be used.
         """
         return _config_of(agent_variables())
 
@@ -58,18 +48,12 @@ class AgentFactoryConfig(BaseModel):
 @functools.lru_cache(maxsize=16)
 def _config_of(variables: frozenset[tuple[str, str]]) -> AgentFactoryConfig:
     settings = BrokerSettings.from_env(dict(variables))
-    try:
-        return AgentFactoryConfig(
-            prefer_sdk_agents=settings.prefer_sdk_agents,
-            percent=settings.sdk_agents_percent,
-            use_orchestrator=settings.use_orchestrator,
-            fallback_to_legacy=settings.fallback_to_legacy,
-            timeout_seconds=settings.sdk_timeout_seconds,
-        )
-    except ValidationError as error:
-        raise UsageError(
-            "DECKHANDS_USE_ORCHESTRATOR is 0, but no agent runs beside the control plane.", remedy="Unset it."
-        ) from error
+    return AgentFactoryConfig(
+        prefer_sdk_agents=settings.prefer_sdk_agents,
+        percent=settings.sdk_agents_percent,
+        fallback_to_legacy=settings.fallback_to_legacy,
+        timeout_seconds=settings.sdk_timeout_seconds,
+    )
 
 
 def chosen_agent(spec: AgentSpec, config: AgentFactoryConfig, conversation_id: str) -> AgentSpec:

@@ -31,7 +31,7 @@ USE_SDK_AGENTS = "OPENHANDS_USE_SDK_AGENTS"
 """Another name of `prefer_sdk_agents`, which OpenHands' users know."""
 AGENT_VARIABLES = (
     USE_SDK_AGENTS,
-    *(f"{PREFIX}{name}" for name in ("PREFER_SDK_AGENTS", "SDK_AGENTS_PERCENT", "USE_ORCHESTRATOR")),
+    *(f"{PREFIX}{name}" for name in ("PREFER_SDK_AGENTS", "SDK_AGENTS_PERCENT")),
     *(f"{PREFIX}{name}" for name in ("FALLBACK_TO_LEGACY", "SDK_TIMEOUT_SECONDS")),
 )
 CONFIG_FILE = "DECKHANDS_CONFIG"
@@ -126,9 +126,6 @@ class BrokerSettings(BaseSettings):
     sdk_agents_percent: Annotated[
         float, Field(ge=0, le=100, allow_inf_nan=False, description="of how many of them, by their ids")
     ] = 100.0
-    use_orchestrator: Annotated[
-        bool, Field(description="SDK agents run under the one control plane; there is no other way, so `0` is refused")
-    ] = True
     fallback_to_legacy: Annotated[
         bool, Field(description="where the SDK cannot run, the legacy agent continues the conversation")
     ] = True

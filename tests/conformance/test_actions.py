@@ -41,7 +41,7 @@ from tests.broker_parts import (
 )
 
 
-async def test_an_action_is_delivered_with_what_it_takes_to_run_it(store: Store) -> None:
+async def test_action_is_delivered_with_all_it_needs(store: Store) -> None:
     log = EventLog(store)
     workspace = WorkspaceSpec(path="/srv/project", network=True, pool="gpu")
     await log.create(ConversationCreated(conversation_id=CID, workspace=workspace), key="k")
@@ -188,7 +188,7 @@ async def test_a_running_action_is_run_by_nobody_else(store: Store) -> None:
         await reader.aclose()
 
 
-async def test_an_action_of_no_conversation_or_a_closed_one_is_dropped(store: Store) -> None:
+async def test_action_of_a_missing_or_closed_conversation_is_dropped(store: Store) -> None:
     await begin(store)
     names = store.all_shards[0]
     await enter(store, "w1")
@@ -225,7 +225,7 @@ async def test_orders_reach_the_node(store: Store) -> None:
     await reader.aclose()
 
 
-async def test_a_worker_that_claims_twice_goes_on_with_its_first_claim(store: Store) -> None:
+async def test_worker_claiming_twice_continues_with_its_first_claim(store: Store) -> None:
     await begin(store)
     stream = store.all_shards[0].actions("pool:bash")
     await enter(store, "w1")
@@ -329,7 +329,7 @@ async def reconnect(store: Store, other: Connection) -> None:
 
 
 @pytest.mark.parametrize("is_waiting", [False, True])
-async def test_sessions_on_a_node_that_no_worker_serves_are_not_ended(store: Store, is_waiting: bool) -> None:
+async def test_sessions_on_an_unserved_node_are_not_ended(store: Store, is_waiting: bool) -> None:
     await begin(store)
     names = store.keys(CID)
     await store.connection.call("HSET", names.meta, "node", "gone")
@@ -344,7 +344,7 @@ async def test_sessions_on_a_node_that_no_worker_serves_are_not_ended(store: Sto
     await reader.aclose()
 
 
-async def test_an_order_is_done_when_the_worker_that_it_was_handed_on_to_has_done_it(store: Store) -> None:
+async def test_order_is_done_when_the_receiving_worker_did_it(store: Store) -> None:
     await begin(store)
     await enter(store, "w1")
     first, second = await enter(store, "t1", node="n1"), await enter(store, "t2", node="n1")

@@ -113,7 +113,7 @@ async def test_made_up_tenants_share_one_bound(store: Store) -> None:
     await begin(store, "one")
 
 
-async def test_a_tenant_begins_no_more_in_a_minute_than_it_may(store: Store) -> None:
+async def test_tenant_starts_no_more_per_minute_than_allowed(store: Store) -> None:
     await publish(store, TenantTable.of_setting("tenants = {acme = {submissions_per_minute = 3}}"), None)
     for n in range(3):
         await begin(store, f"acme-{n}")
@@ -137,7 +137,7 @@ async def test_nothing_begins_in_a_store_that_fills_up(store: Store) -> None:
     await begin(store, "two")
 
 
-async def test_four_fifths_of_a_server_with_a_limit_are_for_beginnings(valkey_store: Store) -> None:
+async def test_four_fifths_of_a_limited_server_are_for_starts(valkey_store: Store) -> None:
     call = valkey_store.connection.call
     used = int((await call("INFO", "memory")).decode().partition("used_memory:")[2].partition("\r")[0])
     try:

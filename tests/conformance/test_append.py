@@ -51,7 +51,7 @@ async def test_a_producer_key_counts_once(store: Store) -> None:
     assert await log.last_id(CID) == 4
 
 
-async def test_a_producer_that_has_seen_less_than_there_is_is_refused(store: Store) -> None:
+async def test_producer_that_read_less_than_the_log_is_refused(store: Store) -> None:
     log = await begin(store)
     assert await log.append(CID, [message("a")], key="k", seen_id=1) == Appended(2, 2)
     for seen_id in (0, 1, 3):
@@ -128,7 +128,7 @@ async def test_an_outdated_decision_is_a_conflict(store: Store) -> None:
     assert await log.append_as_owner(ownership, [message()], expected_last_id=2) == Appended(3, 3)
 
 
-async def test_a_log_that_is_shorter_than_its_owner_knows_is_an_alarm(store: Store) -> None:
+async def test_log_shorter_than_its_owner_knows_is_an_alarm(store: Store) -> None:
     log = await begin(store)
     await enter(store, "w1")
     ownership = await claim(store, "w1")
@@ -165,7 +165,7 @@ async def test_two_decisions_on_the_same_ground_are_not_one(store: Store) -> Non
     assert await log.last_id(CID) == 2
 
 
-async def test_an_append_of_fields_alone_does_not_swallow_the_next_events(store: Store) -> None:
+async def test_append_of_fields_alone_keeps_the_next_events(store: Store) -> None:
     log = await begin(store)
     await enter(store, "w1")
     ownership = await claim(store, "w1")

@@ -49,7 +49,7 @@ async def test_a_call_waits_and_is_sent_and_is_done(store: Store) -> None:
     assert await batches.drop("aaa") is CallStands.NONE
 
 
-async def test_a_batch_is_made_when_it_is_full_or_has_waited(store: Store) -> None:
+async def test_batch_is_made_when_full_or_old_enough(store: Store) -> None:
     await enter(store, "w1")
     batches = Batches(store)
     assert await seal(batches) == ("", -1.0)
@@ -85,7 +85,7 @@ async def test_one_live_worker_has_a_batch_in_hand(store: Store) -> None:
     assert await batches.due() == []
 
 
-async def test_a_call_that_is_given_up_is_not_sent_and_not_delivered(store: Store) -> None:
+async def test_abandoned_call_is_neither_sent_nor_delivered(store: Store) -> None:
     batches, batch = await sealed(store, "aaa", "bbb", "ccc")
     assert await batches.drop("aaa") is CallStands.SENT
     await put(batches, "bbb", "1.2")
@@ -116,7 +116,7 @@ def of_batch(store: Store, name: str, batch: Batch | None = None) -> str:
 
 
 @pytest.mark.parametrize("damage", ["lost", "half", "overwritten"])
-async def test_a_batch_that_the_store_has_lost_is_over_and_its_calls_are_asked_again(store: Store, damage: str) -> None:
+async def test_lost_batch_ends_and_its_calls_are_repeated(store: Store, damage: str) -> None:
     for cid in ("aaa", "bbb", "ccc"):
         await begin(store, cid)
         await store.connection.call("HDEL", store.keys(cid).meta, "rung")
@@ -140,9 +140,7 @@ async def test_a_batch_that_the_store_has_lost_is_over_and_its_calls_are_asked_a
 
 @pytest.mark.parametrize("name", ["open", "queue:lane", "lanes"])
 @pytest.mark.parametrize("is_sealed", [False, True])
-async def test_a_call_of_which_the_store_has_lost_the_rest_is_asked_again(
-    store: Store, name: str, is_sealed: bool
-) -> None:
+async def test_call_with_lost_parts_is_repeated(store: Store, name: str, is_sealed: bool) -> None:
     await enter(store, "w1")
     batches = Batches(store)
     await put(batches, "aaa")
@@ -182,7 +180,7 @@ async def test_a_lane_in_which_nobody_waits_is_forgotten(store: Store) -> None:
 
 
 @pytest.mark.parametrize("field", ["body", "step", "all", "number"])
-async def test_a_call_that_cannot_be_used_holds_up_no_other_one_of_its_batch(store: Store, field: str) -> None:
+async def test_unusable_call_blocks_no_other_of_its_batch(store: Store, field: str) -> None:
     batches, batch = await sealed(store, "aaa", "bbb")
     if field == "number":
         await store.connection.call("HSET", of_batch(store, "calls", batch), "x", "rubbish")
@@ -201,7 +199,7 @@ async def test_a_call_that_cannot_be_used_holds_up_no_other_one_of_its_batch(sto
     assert (await batches.ask("bbb", "1.1")).result == b"result"
 
 
-async def test_a_batch_of_an_earlier_version_keeps_what_it_is_served_with(store: Store) -> None:
+async def test_batch_of_an_earlier_version_keeps_its_service(store: Store) -> None:
     batches, batch = await sealed(store, "aaa")
     await store.connection.call("HDEL", of_batch(store, "about", batch), "about_lane")
     assert await batches.note(batch, "w1", look_again_seconds=0.0, provider="p-1")

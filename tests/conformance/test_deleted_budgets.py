@@ -32,7 +32,7 @@ async def accounts_left(store: Store) -> list[bytes]:
 
 
 @pytest.mark.parametrize("end", ["done", "lost", "death"])
-async def test_an_account_that_was_kept_for_a_call_goes_with_its_end(store: Store, end: str) -> None:
+async def test_account_kept_for_a_call_goes_with_its_end(store: Store, end: str) -> None:
     await enter(store, "w1")
     ledger = Ledger(store)
     assert await reserve(ledger, "aaa", 0.5) is None
@@ -78,9 +78,7 @@ async def test_an_account_that_was_kept_for_delegates_goes_with_them(store: Stor
 
 
 @pytest.mark.parametrize("has_delegate", [False, True])
-async def test_a_conversation_under_the_id_of_a_deleted_one_is_charged_from_its_beginning(
-    store: Store, has_delegate: bool
-) -> None:
+async def test_reused_conversation_id_is_charged_from_its_start(store: Store, has_delegate: bool) -> None:
     await enter(store, "w1")
     ledger = Ledger(store)
     assert await reserve(ledger, "aaa", 1.0) is None
@@ -99,7 +97,7 @@ async def test_a_conversation_under_the_id_of_a_deleted_one_is_charged_from_its_
     assert "aaa" in await ledger.conversation_ids(TENANT)
 
 
-async def test_a_conversation_that_comes_back_while_its_account_is_kept_keeps_it(store: Store) -> None:
+async def test_conversation_restored_in_time_keeps_its_account(store: Store) -> None:
     await enter(store, "w1")
     ledger = Ledger(store)
     assert await reserve(ledger, "aaa", 0.5) is None
@@ -125,7 +123,7 @@ async def test_what_delegates_have_cost_comes_back_with_their_parent(store: Stor
     assert (await ledger.account(TENANT)).spent_usd == 0.25
 
 
-async def test_an_account_that_was_kept_for_its_limit_goes_with_it(store: Store) -> None:
+async def test_account_kept_for_its_limit_goes_with_it(store: Store) -> None:
     await enter(store, "w1")
     ledger = Ledger(store)
     assert await reserve(ledger, "aaa", 0.5) is None
@@ -157,7 +155,7 @@ async def test_a_late_charge_of_a_deleted_conversation_charges_nobody(store: Sto
     assert await stays(store, store.all_shards[0].budget("conversation:aaa"))
 
 
-async def test_what_a_deleted_delegate_had_reserved_is_given_back_in_all_accounts(store: Store) -> None:
+async def test_deleted_delegates_reservation_is_released_in_all_accounts(store: Store) -> None:
     await enter(store, "w1")
     ledger = Ledger(store)
     assert await reserve(ledger, "aaa", 0.5) is None
@@ -187,7 +185,7 @@ async def test_a_limit_for_a_conversation_that_was_deleted_stays(store: Store) -
     assert await stays(store, key)
 
 
-async def test_a_deletion_that_is_repeated_ends_although_a_key_is_of_another_type(store: Store) -> None:
+async def test_repeated_deletion_ends_despite_a_wrong_key_type(store: Store) -> None:
     await enter(store, "w1")
     ledger = Ledger(store)
     assert await reserve(ledger, "aaa", 0.5) is None
@@ -197,7 +195,7 @@ async def test_a_deletion_that_is_repeated_ends_although_a_key_is_of_another_typ
     await ledger.forget("aaa")
 
 
-async def test_what_comes_back_to_a_limit_that_was_set_meanwhile_is_charged_for_what_is_new(store: Store) -> None:
+async def test_restored_conversation_under_a_new_limit_pays_new_costs(store: Store) -> None:
     await enter(store, "w1")
     ledger = Ledger(store)
     await ledger.set_limit("conversation:aaa", 3.0)

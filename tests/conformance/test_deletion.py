@@ -131,7 +131,7 @@ class Dying:
         self._left -= 1
 
 
-async def test_killed_at_any_command_it_is_whole_or_removed_by_the_next(store: Store) -> None:
+async def test_deletion_killed_at_any_command_is_whole_or_completed(store: Store) -> None:
     index = Conversations(store)
     for commands in range(20):
         last_id = await filled(store)

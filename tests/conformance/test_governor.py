@@ -205,7 +205,7 @@ async def test_tokens_are_settled_by_what_was_used(memory_store: Store, clock: M
     assert await callers.may_call("bbb", tokens=(100, 0))
 
 
-async def test_a_call_larger_than_the_bucket_is_made_when_it_is_full(memory_store: Store, clock: ManualClock) -> None:
+async def test_call_larger_than_the_bucket_runs_when_full(memory_store: Store, clock: ManualClock) -> None:
     await enter(memory_store, WORKER)
     callers = Callers(memory_store, limited(memory_store, output_tokens_per_minute=6_000))
     assert await callers.may_call("aaa", tokens=(0, 5_900))
@@ -354,9 +354,7 @@ async def test_a_conversation_called_again_gives_newcomers_no_earlier_place(
     assert sorted(order) == ["a", "a", "b", "b"]
 
 
-async def test_a_kept_call_is_free_again_although_its_deadline_was_lost(
-    memory_store: Store, clock: ManualClock
-) -> None:
+async def test_kept_call_is_free_again_despite_a_lost_deadline(memory_store: Store, clock: ManualClock) -> None:
     await enter(memory_store, WORKER)
     callers = Callers(memory_store, limited(memory_store, concurrency=1))
     assert await callers.may_call("first")
@@ -369,9 +367,7 @@ async def test_a_kept_call_is_free_again_although_its_deadline_was_lost(
     assert await callers.may_call("other")
 
 
-async def test_a_prompt_that_has_grown_in_the_queue_waits_for_all_its_tokens(
-    memory_store: Store, clock: ManualClock
-) -> None:
+async def test_prompt_grown_in_the_queue_waits_for_its_tokens(memory_store: Store, clock: ManualClock) -> None:
     await enter(memory_store, WORKER)
     callers = Callers(memory_store, limited(memory_store, input_tokens_per_minute=60_000))
     assert await callers.may_call("first", tokens=(1_000, 0))  # all that the bucket holds
@@ -394,9 +390,7 @@ async def test_a_prompt_that_has_grown_takes_all_its_tokens(memory_store: Store)
     assert not await callers.may_call("bbb", tokens=(500, 0))  # of the 1,000 that the bucket holds
 
 
-async def test_a_prompt_that_has_grown_since_it_was_called_has_its_place_and_waits(
-    memory_store: Store, clock: ManualClock
-) -> None:
+async def test_prompt_grown_after_its_call_keeps_its_place_and_waits(memory_store: Store, clock: ManualClock) -> None:
     await enter(memory_store, WORKER)
     callers = Callers(memory_store, limited(memory_store, input_tokens_per_minute=60_000))
     assert await callers.may_call("first", tokens=(1_000, 0))
@@ -412,7 +406,7 @@ async def test_a_prompt_that_has_grown_since_it_was_called_has_its_place_and_wai
     assert not await callers.may_call("next", tokens=(100, 0))
 
 
-async def test_a_conversation_stays_on_its_key_while_the_cache_is_warm(memory_store: Store, clock: ManualClock) -> None:
+async def test_conversation_stays_on_its_key_while_cached(memory_store: Store, clock: ManualClock) -> None:
     await enter(memory_store, WORKER)
     entry = '[[quota]]\nmodel = "m"\nkey_env = "KEY_{}"\nconcurrency = 2\n'
     callers = Callers(memory_store, governor(memory_store, entry.format(1) + entry.format(2)), model="m")

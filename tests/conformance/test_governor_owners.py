@@ -42,7 +42,7 @@ async def test_a_former_owner_takes_no_permit_from_the_latter(store: Store, work
     assert await in_flight(callers) == 0
 
 
-async def test_a_former_owner_takes_no_place_in_the_queue_from_the_latter(store: Store) -> None:
+async def test_former_owner_takes_no_queue_place_from_the_next(store: Store) -> None:
     for name in ("w1", "w2"):
         await enter(store, name)
     callers = Callers(store, limited(store, concurrency=1))
@@ -57,7 +57,7 @@ async def test_a_former_owner_takes_no_place_in_the_queue_from_the_latter(store:
     assert await callers.may_call("aaa", worker="w2", fence=LATTER)
 
 
-async def test_a_permit_of_an_earlier_version_has_an_owner_all_the_same(store: Store) -> None:
+async def test_permit_of_an_earlier_version_has_an_owner(store: Store) -> None:
     await enter(store, "w1")
     callers = Callers(store, limited(store, concurrency=1))
     assert await callers.may_call("aaa", worker="w1")
@@ -70,7 +70,7 @@ async def test_a_permit_of_an_earlier_version_has_an_owner_all_the_same(store: S
 
 
 @pytest.mark.parametrize("asks", [(600, 700), (600, 500), (600, 600)], ids=["more", "less", "the-same"])
-async def test_a_permit_that_is_asked_for_with_another_size_costs_the_difference(
+async def test_permit_requested_again_with_another_size_costs_the_difference(
     memory_store: Store, clock: ManualClock, asks: tuple[int, int]
 ) -> None:
     await enter(memory_store, "w1")
@@ -93,7 +93,7 @@ async def test_what_was_called_and_has_grown_costs_the_difference(memory_store: 
     assert await left(callers) == pytest.approx(900.0)
 
 
-async def test_a_worker_of_an_earlier_version_takes_over_a_place_and_a_permit(store: Store) -> None:
+async def test_worker_of_an_earlier_version_takes_over_place_and_permit(store: Store) -> None:
     for name in ("w1", "w2"):
         await enter(store, name)
     callers = Callers(store, limited(store, concurrency=1))

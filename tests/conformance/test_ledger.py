@@ -56,7 +56,7 @@ async def test_what_is_spent_counts_in_every_account_above(store: Store) -> None
     assert [account.name for account in await ledger.accounts()] == [EXPERIMENT, TENANT]
 
 
-async def test_a_limit_of_any_size_is_changed_by_those_who_have_seen_it(store: Store) -> None:
+async def test_limit_is_changed_only_by_those_who_read_it(store: Store) -> None:
     ledger = Ledger(store)
     for _ in range(11):
         await ledger.top_up(TENANT, 999_999.123456789)
@@ -88,7 +88,7 @@ async def test_a_top_up_whose_reply_was_lost_counts_once(store: Store) -> None:
         assert (await ledger.account(TENANT)).limit_usd == expected
 
 
-async def test_a_top_up_whose_reply_was_lost_counts_once_although_another_came_between(store: Store) -> None:
+async def test_top_up_with_lost_reply_counts_once_despite_another(store: Store) -> None:
     ledger = Ledger(store)
     await ledger.set_limit(TENANT, 1.0)
     root = store.all_shards[0].root
@@ -97,7 +97,7 @@ async def test_a_top_up_whose_reply_was_lost_counts_once_although_another_came_b
     assert (await ledger.account(TENANT)).limit_usd == 5.0
 
 
-async def test_an_account_with_a_number_that_cannot_be_read_hides_no_other(store: Store) -> None:
+async def test_account_with_an_unreadable_number_hides_no_other(store: Store) -> None:
     ledger = Ledger(store)
     for account in (TENANT, "tenant:rival"):
         await ledger.set_limit(account, 1.0)
@@ -109,7 +109,7 @@ async def test_an_account_with_a_number_that_cannot_be_read_hides_no_other(store
     assert changed.limit_usd == 2.0
 
 
-async def test_an_account_goes_with_its_conversation_and_what_it_spent_stays(store: Store) -> None:
+async def test_account_goes_with_its_conversation_but_its_costs_stay(store: Store) -> None:
     await enter(store, "w1")
     ledger = Ledger(store)
     for cid in ("aaa", "bbb"):
@@ -125,7 +125,7 @@ async def test_an_account_goes_with_its_conversation_and_what_it_spent_stays(sto
     assert (await ledger.account(TENANT)).spent_usd == 1.25
 
 
-async def test_a_conversation_that_comes_back_is_charged_for_what_is_new(store: Store) -> None:
+async def test_restored_conversation_is_charged_for_new_costs(store: Store) -> None:
     await enter(store, "w1")
     ledger = Ledger(store)
     await settle(ledger, "aaa", 0.5)
@@ -138,7 +138,7 @@ async def test_a_conversation_that_comes_back_is_charged_for_what_is_new(store: 
     await ledger.adopt([], total_usd=1.0)
 
 
-async def test_an_account_with_a_limit_or_a_call_under_way_is_kept(store: Store) -> None:
+async def test_account_with_a_limit_or_running_call_is_kept(store: Store) -> None:
     await enter(store, "w1")
     ledger = Ledger(store)
     await ledger.set_limit("conversation:aaa", 1.0)
@@ -149,7 +149,7 @@ async def test_an_account_with_a_limit_or_a_call_under_way_is_kept(store: Store)
     assert (await ledger.account("conversation:bbb")).reserved_usd == 0.1
 
 
-async def test_an_account_of_another_type_keeps_no_conversation_in_the_store(store: Store) -> None:
+async def test_account_of_another_type_blocks_no_deletion(store: Store) -> None:
     await store.connection.call("SET", store.all_shards[0].budget("conversation:aaa"), "x")
     await Ledger(store).forget("aaa")
     assert await store.connection.call("EXISTS", store.all_shards[0].budget("conversation:aaa")) == 0
@@ -194,7 +194,7 @@ async def test_a_repeated_charge_adds_nothing(store: Store) -> None:
     assert (await ledger.account(TENANT)).reserved_usd == 0.0
 
 
-async def test_room_wakes_as_many_as_fit_and_a_top_up_the_others(store: Store) -> None:
+async def test_room_wakes_as_many_as_fit_top_up_the_rest(store: Store) -> None:
     await enter(store, "w1")
     ledger = Ledger(store)
     await ledger.set_limit(TENANT, 1.0)
@@ -244,7 +244,7 @@ async def test_the_call_of_a_dead_worker_is_lost_and_counts(store: Store) -> Non
 
 
 @pytest.mark.parametrize("is_swept", [True, False])
-async def test_a_reply_that_was_appended_before_its_worker_died_was_not_lost(store: Store, is_swept: bool) -> None:
+async def test_reply_appended_before_its_workers_death_was_not_lost(store: Store, is_swept: bool) -> None:
     for worker in ("w1", "w2"):
         await enter(store, worker)
     ledger = Ledger(store)
@@ -257,7 +257,7 @@ async def test_a_reply_that_was_appended_before_its_worker_died_was_not_lost(sto
     assert (tenant.spent_usd, tenant.lost_usd, tenant.lost_calls, tenant.reserved_usd) == (0.25, 0.0, 0, 0.0)
 
 
-async def test_a_former_owner_does_not_touch_the_reservation_of_the_next(store: Store) -> None:
+async def test_former_owner_does_not_change_the_next_reservation(store: Store) -> None:
     for worker in ("w1", "w2"):
         await enter(store, worker)
     ledger = Ledger(store)
@@ -279,7 +279,7 @@ async def test_a_former_owner_may_not_call_once_the_next_does(store: Store) -> N
     assert (await ledger.account(TENANT)).reserved_usd == 0.5
 
 
-async def test_what_a_batch_may_cost_is_reserved_until_its_reply_is_in_the_log(store: Store) -> None:
+async def test_batch_cost_is_reserved_until_its_reply_is_logged(store: Store) -> None:
     for worker in ("w1", "w2"):
         await enter(store, worker)
     ledger = Ledger(store)
@@ -354,7 +354,7 @@ steps = st.lists(
 
 
 @given(steps=steps, limit=st.integers(0, 100))
-def test_no_order_of_calls_passes_the_limit_by_more_than_one(steps: list[tuple[str, str, int]], limit: int) -> None:
+def test_any_order_of_calls_exceeds_the_limit_by_one(steps: list[tuple[str, str, int]], limit: int) -> None:
     async def play() -> None:
         store = await open_store(MemoryConnection())
         ledger = Ledger(store)

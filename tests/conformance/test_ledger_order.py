@@ -77,7 +77,7 @@ async def test_whoever_has_just_called_stands_behind_those_who_wait(store: Store
     assert await newly_notified(store) == ["ccc"]
 
 
-async def test_what_is_left_beside_those_who_wait_is_for_whoever_comes(store: Store) -> None:
+async def test_budget_left_beside_waiters_is_open_to_newcomers(store: Store) -> None:
     ledger = await made(store, "bbb")
     assert await reserve(ledger, "aaa", 0.9)
     assert not await reserve(ledger, "bbb", 0.5)
@@ -144,7 +144,7 @@ async def test_whoever_leaves_lets_the_next_one_in(store: Store) -> None:
     assert await newly_notified(store) == ["ccc"]
 
 
-async def test_from_one_queue_to_another_a_conversation_takes_its_time_with_it(store: Store) -> None:
+async def test_conversation_keeps_its_waiting_time_between_queues(store: Store) -> None:
     ledger = await made(store, "early", "late", limit=1.0)
     await ledger.set_limit(EXPERIMENT, 0.5)
     assert await reserve(ledger, "aaa", 0.5)

@@ -221,7 +221,7 @@ async def test_one_entry_of_a_log(store: Store) -> None:
         await log.entry(CID, 3)
 
 
-async def test_the_latest_event_of_a_class_is_found_from_the_end(store: Store) -> None:
+async def test_latest_event_of_a_class_is_found_from_the_end(store: Store) -> None:
     log = await begin(store)
     await log.append(CID, [message(str(n)) for n in range(70)])
     latest = await latest_event(store, CID, MessageAction)

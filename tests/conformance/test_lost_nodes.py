@@ -51,7 +51,7 @@ async def test_an_action_of_a_lost_node_goes_to_its_pool(store: Store) -> None:
     await second.aclose()
 
 
-async def test_many_nodes_that_never_come_back_keep_none_from_being_left(store: Store) -> None:
+async def test_many_lost_nodes_block_none_from_being_left(store: Store) -> None:
     await begin(store)
     await enter(store, "w1")
     await enter(store, "t1", node="n1")

@@ -39,7 +39,7 @@ async def lose(store: Store, *, after: int) -> None:
     await call("HSET", names.meta, "last_id", after)
 
 
-async def test_an_owner_does_not_go_on_from_an_event_that_is_another_now(store: Store) -> None:
+async def test_owner_does_not_continue_from_a_replaced_event(store: Store) -> None:
     log = await begin(store, CID, message("known"))
     ownership = (await claimed(store)).ownership
     known = await checksum(log, 2)
@@ -93,7 +93,7 @@ async def test_an_observation_answers_the_action_that_was_carried_out(store: Sto
     assert await log.append_observation(CID, output(2), worker_id="tool-1", checksum=new) == Appended(3, 3)
 
 
-async def test_a_claim_of_a_lost_action_does_not_take_its_number(store: Store) -> None:
+async def test_claim_of_a_lost_action_does_not_take_its_number(store: Store) -> None:
     """A claim can be under way while the store is away; the older store that it reaches has no such action."""
     log = await begin(store)
     await enter(store, WORKER)

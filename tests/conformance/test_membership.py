@@ -51,7 +51,7 @@ async def test_a_deadline_that_never_comes_is_shown_as_a_number(store: Store, de
     assert math.isfinite(found.left_seconds)
 
 
-async def test_what_others_write_of_a_living_worker_lasts_a_few_beats(store: Store) -> None:
+async def test_foreign_writes_about_a_living_worker_last_few_beats(store: Store) -> None:
     """It would hold up what is sent to the node: a submission looks for a worker that serves it."""
     said = {"node": "n1", "pools": "bash", "workspace_roots": "/srv", "offer": "{}"}
     stream = store.all_shards[0].actions("pool:bash")
@@ -189,7 +189,7 @@ async def test_a_worker_that_leaves_hands_everything_back_without_a_crash(store:
     assert [member.worker_id for member in await members(store)] == ["w2"]
 
 
-async def test_a_leaving_worker_that_dies_while_it_leaves_counts_no_crash(store: Store) -> None:
+async def test_worker_dying_while_leaving_counts_no_crash(store: Store) -> None:
     await enter(store, "w1")
     second = await enter(store, "w2")
     ids = [f"conversation-{n}" for n in range(1_010)]
@@ -323,7 +323,7 @@ async def test_a_buried_tool_worker_claims_nothing(store: Store) -> None:
         await reader.aclose()
 
 
-async def test_a_zombie_that_reads_on_does_not_keep_what_it_was_handed(store: Store) -> None:
+async def test_zombie_that_reads_does_not_keep_its_entries(store: Store) -> None:
     """A server keeps serving the blocked read of a process that is stopped."""
     await begin(store)
     names = store.all_shards[0]
@@ -385,7 +385,7 @@ async def test_the_second_copy_of_an_action_dies_with_its_holder(store: Store) -
         await reader.aclose()
 
 
-async def test_the_last_copy_comes_back_even_if_another_was_meant_to_carry_the_action(store: Store) -> None:
+async def test_last_copy_returns_even_if_another_should_carry_it(store: Store) -> None:
     await begin(store)
     stream = store.all_shards[0].actions("pool:bash")
     await enter(store, "w1")
@@ -405,7 +405,7 @@ async def test_the_last_copy_comes_back_even_if_another_was_meant_to_carry_the_a
         await reader.aclose()
 
 
-async def test_a_ring_to_a_worker_that_died_is_rung_again_for_all(store: Store) -> None:
+async def test_ring_to_a_dead_worker_is_repeated_for_all(store: Store) -> None:
     log = await begin(store)
     await enter(store, "w1")
     second = await enter(store, "w2")
@@ -437,7 +437,7 @@ async def test_orders_of_a_dead_worker_come_back_too(store: Store) -> None:
         await reader.aclose()
 
 
-async def test_a_deadline_from_a_clock_that_was_set_back_is_not_believed(store: Store) -> None:
+async def test_deadline_from_a_reset_clock_is_not_believed(store: Store) -> None:
     names = store.all_shards[0]
     first = await enter(store, "w1")
     await enter(store, "w2")

@@ -38,7 +38,7 @@ async def test_nobody_reads_anothers_notes(store: Store) -> None:
     assert await books.all() == dict.fromkeys(sorted(OTHERS), 1)
 
 
-async def test_a_full_notebook_takes_no_more_however_many_write_at_once(store: Store) -> None:
+async def test_full_notebook_takes_no_more_under_concurrency(store: Store) -> None:
     books = Notebooks(store)
     notes = [Note(id=f"n{n}", text="x") for n in range(MAX_NOTES + 20)]
     outcomes = await asyncio.gather(*(books.write(MINE, note) for note in notes), return_exceptions=True)
@@ -53,7 +53,7 @@ async def test_a_full_notebook_takes_no_more_however_many_write_at_once(store: S
     assert len(await books.notes(MINE)) == MAX_NOTES
 
 
-async def test_a_note_of_a_full_notebook_is_replaced_while_others_write(store: Store) -> None:
+async def test_note_of_a_full_notebook_is_replaced_during_writes(store: Store) -> None:
     books = Notebooks(store)
     notes = [Note(id=f"n{n}", text="x") for n in range(MAX_NOTES)]
     for note in notes:
@@ -67,7 +67,7 @@ async def test_a_note_of_a_full_notebook_is_replaced_while_others_write(store: S
     assert found == {note.id: note.text for note in [*notes[20:], *again]}
 
 
-async def test_a_notebook_whose_name_cannot_be_read_is_left_out_of_the_list(store: Store) -> None:
+async def test_notebook_with_an_unreadable_name_is_not_listed(store: Store) -> None:
     books = Notebooks(store)
     await books.write(MINE, Note(id="a", text="x"))
     await store.connection.call("SADD", "deck:{0}:notebooks", "no-name", b"\xff/a/b", "a/b/c/d")

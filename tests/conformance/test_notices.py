@@ -23,7 +23,7 @@ async def begin_awaited(store: Store) -> tuple[EventLog, Ownership]:
     return log, await claim(store, "w1")
 
 
-async def test_what_an_owner_appends_is_noticed_once_until_it_is_read(store: Store) -> None:
+async def test_owners_append_is_noticed_once_until_read(store: Store) -> None:
     log, ownership = await begin_awaited(store)
     assert await noticed(store) == []
     await log.append_as_owner(ownership, [command()], expected_last_id=2)
@@ -34,7 +34,7 @@ async def test_what_an_owner_appends_is_noticed_once_until_it_is_read(store: Sto
     assert await noticed(store) == [CID.encode()] * 2
 
 
-async def test_an_awaited_conversation_is_looked_at_though_no_notice_led_to_it(store: Store) -> None:
+async def test_awaited_conversation_is_checked_without_a_notice(store: Store) -> None:
     await begin_awaited(store)
     names = store.keys(CID)
     assert await store.connection.call("ZSCORE", names.shard.awaited, CID) is not None
@@ -50,7 +50,7 @@ async def test_nobody_is_noticed_of_a_conversation_that_nobody_waits_for(store: 
     assert await store.connection.call("ZSCORE", store.keys(CID).shard.awaited, CID) is None
 
 
-async def test_a_door_makes_its_group_and_makes_it_again_if_it_is_lost(store: Store) -> None:
+async def test_door_recreates_its_lost_group(store: Store) -> None:
     membership = Membership(store, "d1", "door", ttl_seconds=3600.0)
     await membership.register()
     stream = store.all_shards[0].notices

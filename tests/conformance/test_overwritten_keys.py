@@ -23,7 +23,7 @@ async def noted(store: Store) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", ["turns:ready", "turns:ready:2", "turns:ready:2:shares"])
-async def test_a_line_of_another_type_stops_no_beat_and_no_conversation(store: Store, name: str) -> None:
+async def test_line_of_another_type_stops_no_beat_or_conversation(store: Store, name: str) -> None:
     worker = await controllers(store)
     for number in range(MANY):
         await start(store, f"conversation-{number:02}")
@@ -91,7 +91,7 @@ async def test_a_quota_of_another_type_refuses_nobody(store: Store, name: str) -
     assert await store.connection.call("GET", f"{key}:unreadable") == b"a string"
 
 
-async def test_who_stood_in_a_queue_of_another_type_has_its_turn(store: Store) -> None:
+async def test_waiter_in_a_queue_of_another_type_gets_its_turn(store: Store) -> None:
     await enter(store, "w1")
     callers = Callers(store, limited(store, concurrency=1))
     assert await callers.may_call("aaa")
@@ -119,7 +119,7 @@ class Robbed(Governor):
         await self._store.connection.call("DEL", f"{root}:limits", f"{root}:about")
 
 
-async def test_quotas_that_are_lost_as_soon_as_they_are_published_are_published_again(store: Store) -> None:
+async def test_quotas_lost_after_publishing_are_published_again(store: Store) -> None:
     governor = Robbed(store, QuotaTable.parse('[[quota]]\nmodel = "acme/large"\nconcurrency = 1'))
     callers = Callers(store, governor)
     governor.losses = 3

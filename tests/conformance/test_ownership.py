@@ -156,9 +156,7 @@ async def test_a_parked_conversation_wakes_when_due(store: Store) -> None:
     assert tick.woken == 0
 
 
-async def test_a_park_lasts_as_long_as_the_worker_says_whatever_its_clock_tells(
-    store: Store, connect: Callable[[], Connection]
-) -> None:
+async def test_park_duration_ignores_the_workers_clock(store: Store, connect: Callable[[], Connection]) -> None:
     await begin(store)
     worker = await enter(store, "w1")
     # This clock is far behind the store's: by the store's, the conversation was due long ago.
@@ -213,7 +211,7 @@ async def test_last_ids_of_many(store: Store) -> None:
     assert await Owners(store).last_ids([]) == []
 
 
-async def test_an_owner_that_left_the_store_without_a_trace_is_replaced(store: Store) -> None:
+async def test_owner_that_left_without_a_trace_is_replaced(store: Store) -> None:
     await begin(store)
     await enter(store, "w1")
     await enter(store, "w2")

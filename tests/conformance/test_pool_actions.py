@@ -32,7 +32,7 @@ async def test_it_is_run_in_its_pool_and_binds_no_workspace(store: Store) -> Non
     await reader.aclose()
 
 
-async def test_a_workspace_that_is_bound_elsewhere_does_not_draw_it_away(store: Store) -> None:
+async def test_workspace_bound_elsewhere_does_not_attract_a_pool_action(store: Store) -> None:
     log = await begin(store)
     await enter(store, "w1")
     await enter(store, "t1", node="n1")
@@ -54,7 +54,7 @@ async def test_a_workspace_that_is_bound_elsewhere_does_not_draw_it_away(store: 
     await gpu.aclose()
 
 
-async def test_what_a_dead_worker_of_the_pool_had_goes_to_another_of_the_pool(store: Store) -> None:
+async def test_dead_pool_workers_entries_go_to_the_same_pool(store: Store) -> None:
     log = await begin(store)
     await enter(store, "w1")
     await enter(store, "g1", node="n1", pools=("gpu",))

@@ -47,7 +47,7 @@ async def test_a_command_gets_what_it_names(secrets: Secrets) -> None:
     assert await secrets.wanted_by("another", "echo $TOKEN") == {}
 
 
-async def test_what_was_replaced_or_removed_is_given_to_nobody_and_hidden(secrets: Secrets) -> None:
+async def test_replaced_or_removed_secret_is_withheld_but_masked(secrets: Secrets) -> None:
     await secrets.put("conversation", "TOKEN", TOKEN)
     await secrets.put("conversation", "TOKEN", "a-newer-token")
     assert await secrets.wanted_by("conversation", "TOKEN") == {"TOKEN": "a-newer-token"}
@@ -117,7 +117,7 @@ async def test_everything_appended_is_hidden_and_the_title_too(store: Store, sec
     assert await store.connection.call("HGET", store.keys("conversation").meta, "title") == f"use {MASK}".encode()
 
 
-async def test_an_owner_masks_once_but_never_misses_a_secret_that_came_since(store: Store, secrets: Secrets) -> None:
+async def test_owner_masks_once_but_never_misses_a_new_secret(store: Store, secrets: Secrets) -> None:
     await secrets.put("conversation", "TOKEN", TOKEN)
     log = EventLog(store, secrets)
     await log.create(ConversationCreated(conversation_id="conversation"))
@@ -277,7 +277,7 @@ def test_where_the_key_comes_from(tmp_path: Path) -> None:
         key_in(tmp_path, is_made=False)
 
 
-async def test_a_delegate_has_the_secrets_of_those_it_works_for_as_they_are_now(store: Store, secrets: Secrets) -> None:
+async def test_delegate_has_the_current_secrets_of_its_ancestors(store: Store, secrets: Secrets) -> None:
     await secrets.lend("parent", "child")
     await secrets.lend("child", "grandchild")
     assert not await secrets.masker("grandchild")

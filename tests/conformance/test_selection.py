@@ -98,7 +98,7 @@ async def test_pages_neither_skip_nor_repeat(store: Store) -> None:
     assert seen == sorted(seen, key=lambda name: (name.startswith("tied"), name), reverse=True)
 
 
-async def test_a_key_in_the_place_of_an_index_is_moved_out_of_the_way(store: Store) -> None:
+async def test_key_in_place_of_an_index_is_moved_aside(store: Store) -> None:
     shard = store.all_shards[0]
     await store.connection.call("SET", shard.label("team", "a"), "forged")
     await begin(store, "labelled", {"team": "a"})

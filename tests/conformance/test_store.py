@@ -65,7 +65,7 @@ async def test_a_store_of_a_newer_schema_is_refused(connect: Callable[[], Connec
         await open_store(connection)
 
 
-async def test_an_error_in_a_function_is_an_error_of_the_store(store: Store) -> None:
+async def test_function_error_is_an_error_of_the_store(store: Store) -> None:
     await store.connection.call("SET", store.keys("conversation-1").meta, "not a hash")
     with pytest.raises(StoreError, match="WRONGTYPE"):
         await begin(store)

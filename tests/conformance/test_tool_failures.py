@@ -34,7 +34,7 @@ async def refusal(store: Store, *patterns: str) -> str:
     return str(refused.value)
 
 
-async def test_who_asks_for_a_tool_reads_at_once_why_it_is_missing(store: Store) -> None:
+async def test_missing_tools_reason_is_read_at_once(store: Store) -> None:
     await worker(store, "t1", MISSING)
     assert await refusal(store, "stock") == (
         "No tool worker offers the tool 'stock'. The tool worker t1 (node node-of-t1) gets no tool from "

@@ -34,7 +34,7 @@ async def test_what_cannot_be_read_is_no_offer(store: Store) -> None:
     assert list(await offers.all()) == ["a"]
 
 
-async def test_a_key_of_another_type_is_moved_out_of_the_way(store: Store) -> None:
+async def test_key_of_another_type_is_moved_aside(store: Store) -> None:
     offers, call = ToolOffers(store), store.connection.call
     await call("SET", "deck:tools", "a string")
     assert await offers.all() == {}

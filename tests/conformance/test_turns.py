@@ -110,7 +110,7 @@ async def test_an_interactive_conversation_waits_for_no_batch(store: Store) -> N
     assert len(await taken(store, 40)) == 40
 
 
-async def test_without_a_reader_of_its_stream_it_goes_where_all_go(store: Store) -> None:
+async def test_action_without_a_stream_reader_goes_to_all(store: Store) -> None:
     """A controller of an earlier version reads the ready stream alone."""
     await enter(store, CONTROLLER)
     await start(store, "person", priority="interactive")
@@ -128,7 +128,7 @@ async def test_conversations_of_tenants_come_by_weight(store: Store) -> None:
     assert shares == {"acme": 75, "globex": 25}
 
 
-async def test_a_tenant_that_comes_late_has_no_turns_to_make_up_for(store: Store) -> None:
+async def test_late_tenant_has_no_turns_to_make_up(store: Store) -> None:
     await controllers(store)
     for n in range(60):
         await start(store, f"early-{n}", tenant="early")
@@ -168,7 +168,7 @@ async def at_node(store: Store, conversation_ids: Iterable[str]) -> None:
         await store.connection.call("HSET", store.keys(cid).meta, "node", NODE)
 
 
-async def test_tenants_share_a_node_by_weight_over_its_line_and_the_pools(store: Store) -> None:
+async def test_tenants_share_a_node_by_weight_across_lines(store: Store) -> None:
     """All first actions, which wait in the pool's line, are the light tenant's."""
     await controllers(store)
     _, queue = await tools(store)
@@ -184,7 +184,7 @@ async def test_tenants_share_a_node_by_weight_over_its_line_and_the_pools(store:
     assert abs(found["acme"] - 75) <= 3, found
 
 
-async def test_normal_actions_at_a_node_go_before_first_ones_of_batch(store: Store) -> None:
+async def test_normal_node_actions_precede_first_batch_actions(store: Store) -> None:
     await controllers(store)
     _, queue = await tools(store)
     later, first = [f"normal-{n}" for n in range(120)], [f"batch-{n}" for n in range(120)]
@@ -215,7 +215,7 @@ async def test_a_tenant_at_a_node_keeps_no_other_from_beginning(store: Store) ->
     assert tenants_of(found)["globex"] >= 33, tenants_of(found)  # half, but for each eighth turn and what was taken up
 
 
-async def test_a_tenant_with_a_line_at_a_node_still_begins_conversations(store: Store) -> None:
+async def test_tenant_with_a_node_line_still_starts_conversations(store: Store) -> None:
     await controllers(store)
     _, queue = await tools(store)
     later, new = [f"acme-{n}" for n in range(120)], [f"acme-new-{n}" for n in range(40)]
@@ -228,7 +228,7 @@ async def test_a_tenant_with_a_line_at_a_node_still_begins_conversations(store: 
     assert sum(cid.startswith("acme-new") for cid in found) >= 8
 
 
-async def test_what_waits_in_a_pool_comes_once_its_nodes_have_no_line(store: Store) -> None:
+async def test_pool_actions_come_once_its_nodes_have_no_line(store: Store) -> None:
     await controllers(store)
     _, queue = await tools(store)
     later, first = [f"acme-{n}" for n in range(30)], [f"globex-{n}" for n in range(30)]
@@ -240,7 +240,7 @@ async def test_what_waits_in_a_pool_comes_once_its_nodes_have_no_line(store: Sto
     assert sorted(await performed(store, queue, 60)) == sorted((*later, *first))
 
 
-async def test_normal_goes_before_batch_and_each_eighth_turn_is_a_batch(store: Store) -> None:
+async def test_normal_precedes_batch_and_each_eighth_turn_is_batch(store: Store) -> None:
     await controllers(store)
     for n in range(40):
         await start(store, f"batch-{n}")
@@ -310,7 +310,7 @@ async def test_a_beat_serves_the_line_of_a_dead_worker(store: Store) -> None:
     assert len(await taken(store, 8)) == 8
 
 
-async def test_actions_in_line_for_a_lost_node_go_to_their_pool(store: Store) -> None:
+async def test_actions_for_a_lost_node_go_to_their_pool(store: Store) -> None:
     await controllers(store)
     await tools(store)
     ids = [f"c-{n}" for n in range(20)]

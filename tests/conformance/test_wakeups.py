@@ -197,7 +197,7 @@ async def test_a_ring_whose_delivery_was_lost_is_read_again(store: Store, connec
     await losing.aclose()
 
 
-async def test_a_ring_that_a_live_worker_does_not_answer_is_taken_back_and_rung_again(store: Store) -> None:
+async def test_ring_unanswered_by_a_live_worker_is_repeated(store: Store) -> None:
     await begin(store)
     names = store.all_shards[0]
     readers = []

@@ -29,7 +29,7 @@ async def calls_of(store: Store, command: str) -> int:
     return int(found[1]) if found else 0
 
 
-async def test_an_append_notes_its_first_event_once_somebody_hears_of_its_tenant(store: Store) -> None:
+async def test_append_notes_its_first_event_for_listening_tenants(store: Store) -> None:
     log = await begin(store, "before")
     await book_of(store).mark(["another"])
     await log.append("before", [message()])
@@ -50,7 +50,7 @@ async def test_without_webhooks_an_append_reads_two_hashes(valkey_store: Store) 
         assert await calls_of(valkey_store, "hmget") - before == reads, tenants
 
 
-async def test_a_clock_that_was_lost_is_noted_beside_again_with_the_next_beat(store: Store) -> None:
+async def test_lost_clock_is_noted_again_with_the_next_beat(store: Store) -> None:
     log = await begin(store, "kept")
     await book_of(store).mark(["*"])
     for names in store.all_shards:

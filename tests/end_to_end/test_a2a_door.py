@@ -134,7 +134,7 @@ async def test_changes_are_pushed_with_the_token_of_the_client(server: Served) -
         assert not (await client.list_task_push_notification_configs(asked)).configs
 
 
-async def test_a_key_has_its_rights_here_too_and_errors_are_named(server: Served) -> None:
+async def test_key_has_its_rights_and_errors_are_named(server: Served) -> None:
     theirs = await server.client.submit("do it")
     async with speaking(server, await server.token()) as client:
         for task_id in (theirs, "nonsense"):

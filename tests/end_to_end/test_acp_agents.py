@@ -159,9 +159,7 @@ async def test_a_worker_that_dies_in_a_call_costs_nothing(cluster: FaultCluster,
 
 
 @pytest.mark.parametrize("habits", ["load", ""])
-async def test_a_killed_agent_continues_in_its_session_or_reads_what_happened(
-    cluster: FaultCluster, habits: str
-) -> None:
+async def test_killed_agent_continues_or_reads_what_happened(cluster: FaultCluster, habits: str) -> None:
     cid = await begun(cluster, "!call One|echo 1 >> trace", "!call Two|echo 2 >> trace; sleep 600", habits=habits)
     trace = where(cluster, cid) / "trace"
     await cluster.until(lambda: trace.exists() and "2" in trace.read_text(), limit=LIMIT_SECONDS, what="the call")
@@ -182,7 +180,7 @@ async def test_a_killed_agent_continues_in_its_session_or_reads_what_happened(
     assert titles["One"] == 1
 
 
-async def test_a_killed_host_takes_its_agent_along_and_the_next_one_continues(cluster: FaultCluster) -> None:
+async def test_killed_host_ends_its_agent_and_next_one_continues(cluster: FaultCluster) -> None:
     cid = await begun(cluster, "!call One|touch trace; sleep 600")
     await until_file(cluster, where(cluster, cid) / "trace")
     [agent] = agents(cluster)
@@ -231,7 +229,7 @@ async def test_an_interrupted_turn_is_cancelled_and_its_session_lives_on(cluster
         ("!error -32000|Log in first", "authentication", "Log in first"),
     ],
 )
-async def test_an_agent_that_cannot_work_ends_in_an_error_that_says_why(
+async def test_agent_that_cannot_work_ends_with_its_reason(
     cluster: FaultCluster, step: str, code: str, says: str
 ) -> None:
     cid = await begun(cluster, step, silence=2.0, habits="again")
@@ -249,7 +247,7 @@ async def test_a_program_that_is_no_agent_ends_in_an_error(cluster: FaultCluster
     assert failed[-1].reason == "The agent has ended (exit code 3). It said: no agent"
 
 
-async def test_a_flood_of_updates_uses_up_the_iterations_and_nothing_else(cluster: FaultCluster) -> None:
+async def test_update_flood_uses_up_only_the_iterations(cluster: FaultCluster) -> None:
     cid = await begun(cluster, *["!flood 20000"] * 10, limits=Limits(max_iterations=5))
     events = await settled(cluster, cid, "error")
     assert len(of(events, AcpObservation)) <= 5

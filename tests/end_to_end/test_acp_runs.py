@@ -79,7 +79,7 @@ def test_the_agent_is_in_the_sandbox(work: Path) -> None:
     assert "No such file" in done.out
 
 
-def test_a_secret_that_the_command_names_reaches_the_agent_and_nobody_else(work: Path) -> None:
+def test_named_secret_reaches_only_the_agent(work: Path) -> None:
     options = ("--secret", "AGENT_KEY", "--secret", "OTHER_KEY", "--json")
     agent = "acp:python3 agent.py $AGENT_KEY"
     check = '!call Check|test "$AGENT_KEY" = canary-one && test -z "$OTHER_KEY" && echo as it should be'
@@ -90,7 +90,7 @@ def test_a_secret_that_the_command_names_reaches_the_agent_and_nobody_else(work:
     assert "canary" not in done.out.replace("= canary-one", "")
 
 
-def test_where_nobody_can_be_asked_the_run_ends_with_the_question(work: Path) -> None:
+def test_run_without_people_ends_at_the_question(work: Path) -> None:
     done = run(work, "!ask Remove everything|touch gone", options=("--confirm", "always"))
     assert done.code == 5, done
     assert "Remove everything" in done.out

@@ -27,7 +27,7 @@ def row(number: int, outcome: str = "resolved", **fields: object) -> Row:
     return Row.model_validate(known | fields)
 
 
-async def test_a_tenant_sees_its_own_evaluations_with_their_figures_and_attempts(server: Served) -> None:
+async def test_tenant_sees_only_its_evaluations_with_figures_and_attempts(server: Served) -> None:
     store = server.client.store
     rows = [row(number) for number in range(6)]
     rows += [row(6, "limit", cause="max_iterations"), row(7, "unresolved", evidence="x" * 9_000, patch="secret")]
@@ -107,7 +107,7 @@ async def scans_of(server: Served) -> int:
     return int(stats.partition("cmdstat_hscan:calls=")[2].partition(",")[0] or 0)
 
 
-async def test_what_somebody_else_has_written_into_the_store_is_left_out(server: Served) -> None:
+async def test_foreign_values_in_the_store_are_omitted(server: Served) -> None:
     """A producer with rights to the store can write there; a list and a page do not break by it."""
     store, names = server.client.store, server.client.store.all_shards[0]
     await write_evaluation(store, "good-one", [row(1), row(2)], tenant="acme")

@@ -30,7 +30,7 @@ async def server(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Serv
         yield found
 
 
-async def test_a_quota_says_what_is_left_who_waits_and_what_binds(server: Served) -> None:
+async def test_quota_shows_remainder_waiters_and_binding_limit(server: Served) -> None:
     store = server.client.store
     names = "\n".join(pool.model for pool in TABLE.pools)
     worker = Membership(store, "controller-1", "controller", about={"quotas": f"{names}\nnobody-has-published-it"})

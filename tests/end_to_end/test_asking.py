@@ -67,7 +67,7 @@ async def test_where_nobody_is_there_the_run_ends(cluster: FaultCluster) -> None
     assert question in shown.out, shown
 
 
-async def test_an_answer_to_no_question_is_refused_with_what_is_asked(cluster: FaultCluster) -> None:  # noqa: F811
+async def test_answer_without_question_is_refused_with_current_state(cluster: FaultCluster) -> None:  # noqa: F811
     (cid,) = await cluster.submit(steps(1))
     with pytest.raises(UsageError, match="asks nothing: it is loading"):
         await cluster.client.confirm(cid)
@@ -77,9 +77,7 @@ async def test_an_answer_to_no_question_is_refused_with_what_is_asked(cluster: F
     ("answer", "code"),
     [(b"y\n", ExitCode.FINISHED), pytest.param(b"\n", ExitCode.NEEDS_PERSON, marks=pytest.mark.soak)],
 )
-def test_a_person_at_a_terminal_sees_what_would_be_written_before_it_is(
-    tmp_path: Path, answer: bytes, code: ExitCode
-) -> None:
+def test_terminal_question_shows_the_content_to_be_written(tmp_path: Path, answer: bytes, code: ExitCode) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     create = {"command": "create", "path": f"{folder}/a.txt", "file_text": "one\ntwo\n"}
@@ -145,7 +143,7 @@ async def test_an_answer_that_the_store_loses_is_asked_for_again(durable_cluster
     await durable_cluster.close_workspaces([ending.summary.conversation_id])
 
 
-async def test_where_no_controller_worker_runs_a_stop_is_not_waited_for(cluster: FaultCluster) -> None:  # noqa: F811
+async def test_stop_without_controller_workers_does_not_wait(cluster: FaultCluster) -> None:  # noqa: F811
     notices: list[str] = []
     watcher = Watcher(on_notice=notices.append)
     watcher.on_start = lambda _: watcher.interrupted.set()

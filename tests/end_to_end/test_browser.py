@@ -195,9 +195,7 @@ async def test_a_download_that_never_ends_holds_up_one_action_only(surf: Surfer,
     assert not list(workspace.glob("endless*"))
 
 
-async def test_a_download_that_grows_too_large_is_given_up_before_its_time(
-    surf: Surfer, site: Site, workspace: Path
-) -> None:
+async def test_oversized_download_is_abandoned_early(surf: Surfer, site: Site, workspace: Path) -> None:
     told = await surf.any(f"goto({site.url('/flood')!r})", timeout=60.0)
     assert f"[The download of {site.url('/flood')} was given up: it has more than 256 MiB." in told.content
     assert not list(workspace.glob("flood*"))
@@ -220,7 +218,7 @@ async def test_a_page_is_read_as_text(surf: Surfer, site: Site) -> None:
     assert "News\n\nNothing new.\n" in read.content
 
 
-async def test_a_page_that_is_too_large_for_a_tree_is_shown_as_words_and_as_a_picture(surf: Surfer, site: Site) -> None:
+async def test_page_too_large_for_a_tree_is_words_and_picture(surf: Surfer, site: Site) -> None:
     url = site.page("/all", "<button>Top</button>" + "<p><a href=/x>Chapter</a> <b>one</b></p>" * 20_000)
     shown = await surf(f"goto({url!r})")
     assert "these are its words.]\nTop\n\nChapter one" in shown.content
@@ -253,7 +251,7 @@ async def test_what_cannot_be_done_is_said(surf: Surfer, site: Site) -> None:
     assert "net::ERR_" in await surf.failing("goto('http://127.0.0.1:1/')")
 
 
-async def test_a_page_that_never_loads_takes_no_longer_than_it_may(surf: Surfer, site: Site) -> None:
+async def test_page_that_never_loads_is_limited_in_time(surf: Surfer, site: Site) -> None:
     told = await surf.failing(f"goto({site.url('/never')!r})", timeout=2.0)
     assert told == "The action did not end within 2 seconds and was given up."
     await surf(f"goto({site.page('/way', '<a href=/never>there</a>')!r})")
@@ -299,7 +297,7 @@ async def test_errors_and_failed_requests_of_a_page_are_shown_once(surf: Surfer,
     assert "[Console:]" not in (await surf("noop(1)")).content
 
 
-async def test_a_page_that_floods_its_console_is_shown_all_the_same(surf: Surfer, site: Site) -> None:
+async def test_page_flooding_its_console_is_still_shown(surf: Surfer, site: Site) -> None:
     script = "for (let i = 0; i < 5000; i++) console.error('x'.repeat(10000) + i)"
     shown = await surf(f"goto({site.page('/flood-of-words', f'<h1>There</h1><script>{script}</script>')!r})")
     assert "heading 'There'" in shown.content

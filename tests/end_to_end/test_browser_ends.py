@@ -81,7 +81,7 @@ async def test_pages_crash_and_browsers_die_but_the_next_action_works(tmp_path: 
             await until(lambda: not alive(found), what="end of the processes")
 
 
-async def test_it_runs_in_the_sandbox_and_reaches_what_the_sandbox_does(tmp_path: Path) -> None:
+async def test_browser_runs_in_the_sandbox_with_its_network(tmp_path: Path) -> None:
     async with opened_site() as site, opened(tmp_path / "node", sandbox="bwrap", **SETTINGS) as workspaces:
         surf = Surfer(await workspaces.open(CONVERSATION))
         await _serve_page(surf)

@@ -69,7 +69,7 @@ def test_listings_have_labels(env: dict[str, str]) -> None:
     assert listed["labels"] == {"team": "b"}
 
 
-def test_all_of_them_are_listed_in_the_order_of_their_beginning(env: dict[str, str]) -> None:
+def test_all_conversations_are_listed_in_starting_order(env: dict[str, str]) -> None:
     listed = [each["conversation_id"] for each in deckhands("ls", "--all", "--json", env=env).json]
     assert set(listed) == {*STATES, "other-b", "plain"}
     shown = deckhands("ls", "--all", env=env).out.splitlines()

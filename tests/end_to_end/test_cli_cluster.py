@@ -147,7 +147,7 @@ def test_a_script_that_does_not_exist(on_cluster, workspace):
     assert "/no/such/file.json" in done.out
 
 
-def test_an_agent_and_a_script_that_there_are_not_are_refused(env, workspace):
+def test_missing_agent_and_script_are_refused(env, workspace):
     before = deckhands("ls", "--json", env=env).out
     unknown = deckhands("submit", "-t", "x", "-w", workspace, "--agent", "NoAgent", env=env)
     assert (unknown.code, unknown.out) == (2, "")

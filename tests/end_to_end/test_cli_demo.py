@@ -63,7 +63,7 @@ def test_an_interrupted_demo_leaves_nothing(tmp_path):
 
 
 @pytest.mark.soak
-def test_a_demo_that_cannot_be_carried_out_leaves_the_logs_that_it_names(tmp_path):
+def test_failed_demo_keeps_the_logs_it_names(tmp_path):
     env = environment(tmp_path / "home", TMPDIR=str(tmp_path), DECKHANDS_FAILPOINTS="x:explode")
     with started("demo", "--conversations", "1", env=env) as running:
         done = finished(running)

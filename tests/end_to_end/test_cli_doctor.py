@@ -119,9 +119,7 @@ def test_a_store_without_an_append_only_file(tmp_path: Path, forgetful: RealServ
     assert "Set `appendonly yes` on its server" in last
 
 
-async def test_workers_of_a_store_without_an_append_only_file_say_so_once(
-    tmp_path: Path, forgetful: RealServer
-) -> None:
+async def test_workers_warn_once_about_a_store_without_aof(tmp_path: Path, forgetful: RealServer) -> None:
     env = environment(tmp_path, DECKHANDS_URL=forgetful.url, DECKHANDS_CELERY_URL=f"redis+socket://{forgetful.socket}")
     workers = {
         role: Child.start([sys.executable, "-P", "-m", f"{role}_worker"], log=tmp_path / role, env=env)

@@ -16,7 +16,7 @@ from tests.polling import until
 SHIPPED = ("eval", "run", "shipped", "--model", "scripted", "-n", "4", "--filter", "easy")
 
 
-def test_the_shipped_benchmark_is_solved_and_reported_though_the_command_is_killed(tmp_path: Path) -> None:
+def test_shipped_benchmark_is_solved_despite_a_killed_command(tmp_path: Path) -> None:
     env, out = environment(tmp_path / "home"), tmp_path / "out"
     results = out / "results.jsonl"
     with started(*SHIPPED, "--out", out, env=env) as running:
@@ -75,7 +75,7 @@ def test_another_evaluation_is_not_overwritten(tmp_path: Path) -> None:
     assert (nowhere.code, "has no evaluation" in nowhere.err) == (2, True)
 
 
-def test_a_run_killed_before_its_first_file_says_what_to_do(tmp_path: Path) -> None:
+def test_run_killed_before_its_first_file_says_what_to_do(tmp_path: Path) -> None:
     env, out = environment(tmp_path / "home"), tmp_path / "out"
     out.mkdir()
     (out / ".evaluation.json.k1").write_text("{")  # what a command was writing when it was killed

@@ -62,7 +62,7 @@ def _steer_it(asked: tuple[str | Path, ...], out: Path, gate: Path, env: dict[st
     assert [row.round for row in read_results(out / "results.jsonl")].count(1) == 1
 
 
-def test_an_evaluation_in_the_background_is_steered_and_come_back_to(tmp_path: Path) -> None:
+def test_background_evaluation_is_steered_and_resumed(tmp_path: Path) -> None:
     env, out, gate = environment(tmp_path / "home"), tmp_path / "out", tmp_path / "gate"
     waits = run_command("while [ ! -e " + str(gate) + " ]; do echo .; sleep 0.2; done")
     model = script(tmp_path / "m.json", waits, finish("6"))

@@ -138,7 +138,7 @@ def test_an_archive_is_uploaded_and_forked(cli: Cli, home: Path, tmp_path: Path)
     assert "pass" in contents
 
 
-def test_a_run_of_its_own_clones_the_repository_that_it_names(project: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_own_run_clones_the_named_repository(project: Path, tmp_path: Path) -> None:  # noqa: F811
     model = script(tmp_path / "s.json", command("cat README"), finish("done"))
     done = deckhands(
         *("run", "-t", "work", "--model", model, "-w", f"git+file://{project}#v1"), env=environment(tmp_path / "own")
@@ -147,7 +147,7 @@ def test_a_run_of_its_own_clones_the_repository_that_it_names(project: Path, tmp
     assert "  one" in done.out.splitlines()
 
 
-def test_what_cannot_be_opened_ends_in_an_error_that_says_why(cli: Cli, home: Path, tmp_path: Path) -> None:
+def test_unopenable_workspace_ends_in_an_explained_error(cli: Cli, home: Path, tmp_path: Path) -> None:
     model = script(tmp_path / "s.json", finish("done"))
     done = cli("submit", "-t", "work", "--model", model, "-w", f"git+file://{tmp_path}/nowhere")
     summary = settled(home, done.out.strip())

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tests.integration.command_line import cluster, deckhands, environment, finish, run_command, script
-from tests.unit.deckhands.openhands.test_trajectory_import import RUN, TRAJECTORY
+from tests.unit.deckhands.interop.openhands.test_trajectory_import import RUN, TRAJECTORY
 
 
 def test_a_trajectory_that_was_cut_off_continues_and_repeats_nothing(tmp_path: Path) -> None:

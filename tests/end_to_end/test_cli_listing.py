@@ -90,7 +90,7 @@ def test_only_those_in_some_states(env, states, found):
     assert shown[-1].startswith("1 of 8: 1 ")
 
 
-def test_a_state_that_there_is_not_and_one_that_nothing_is_in(env):
+def test_unknown_states_are_refused_and_empty_ones_list_nothing(env):
     unknown = deckhands("ls", "--state", "runing", env=env)
     assert (unknown.code, unknown.out) == (2, "")
     assert unknown.err.startswith("deckhands: There is no state 'runing'.\n  Known: loading, running, ")
@@ -125,7 +125,7 @@ def test_a_beginning_that_several_ids_share_lists_them(env):
     assert (glob.code, "The conversation id 'job-*' cannot be used." in glob.err) == (2, True)
 
 
-def test_a_whole_id_is_not_taken_for_the_beginning_of_another(env, valkey_server: RealServer):
+def test_whole_id_is_not_taken_as_a_prefix(env, valkey_server: RealServer):
     async def add() -> None:
         async with await Client.connect(valkey_server.url) as client:
             await client.submit("x", conversation_id="unlike-2")

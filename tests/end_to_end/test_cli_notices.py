@@ -35,7 +35,7 @@ def test_a_run_names_a_misspelt_setting_of_models(tmp_path: Path) -> None:
     assert "LLM_OF_SOMEBODY_ELSE" not in done.err
 
 
-def test_a_cluster_and_who_submits_to_it_name_a_misspelt_setting_of_its_workers(tmp_path: Path) -> None:
+def test_cluster_and_submitter_name_misspelt_worker_settings(tmp_path: Path) -> None:
     with cluster(tmp_path, "--sandbox", "none", LLM_TEMPRATURE="1") as running:
         assert running.stderr is not None
         assert next(line for line in running.stderr if "LLM_" in line) == NOTICE + "\n"

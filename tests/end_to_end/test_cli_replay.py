@@ -18,7 +18,7 @@ def test_a_file_is_replayed(tmp_path: Path) -> None:
     assert done.out == f"{ID}: 24 events, 13 of them decided again; all are the same.\n"
 
 
-def test_a_run_is_replayed_by_its_id_and_by_its_folder(tmp_path: Path) -> None:
+def test_run_is_replayed_by_id_and_by_folder(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / ID
     folder.mkdir(parents=True)
     shutil.copy(GOLDEN, folder / "events.jsonl")

@@ -105,7 +105,7 @@ def test_what_a_run_leaves(env, home, workspace, tmp_path):
     assert shown["iterations"] > summary["iterations"]
 
 
-def test_an_interrupted_run_stops_in_order_and_can_be_gone_on_with(env, home, workspace, tmp_path):
+def test_interrupted_run_stops_in_order_and_can_continue(env, home, workspace, tmp_path):
     model = script(tmp_path / "m.json", run_command("sleep 302.9"), run_command("echo x > b"), finish("Done."))
     arguments = ["run", "-t", "Do it.", "-w", workspace, "--model", model, "--sandbox", "none", "--json"]
     with started(*arguments, env=env) as running:
@@ -177,7 +177,7 @@ def test_a_second_interruption_ends_it_at_once(env, home, workspace, tmp_path):
     asyncio.run(until(lambda: running_below(home) == [], what="end of everything"))
 
 
-def test_a_run_under_way_is_seen_and_stopped_from_another_terminal(env, workspace, tmp_path):
+def test_active_run_is_seen_and_stopped_from_another_terminal(env, workspace, tmp_path):
     model = script(tmp_path / "m.json", run_command("sleep 303.3"), finish("Done."))
     arguments = ["run", "-t", "Do it.", "-w", workspace, "--model", model, "--sandbox", "none", "--json"]
     with started(*arguments, env=env) as running:
@@ -250,7 +250,7 @@ def test_an_output_is_mended_and_handed_in(env, workspace, tmp_path):
 
 
 @pytest.mark.soak
-def test_a_run_that_needs_a_person_still_does_when_it_is_resumed(env, workspace, tmp_path):
+def test_resumed_run_still_needs_its_person(env, workspace, tmp_path):
     model = script(tmp_path / "m.json", {"text": "Which one?"})
     done = deckhands("run", "-t", "Do it.", "-w", workspace, "--model", model, "--json", env=env)
     resumed = deckhands("run", "--resume", done.json[-1]["conversation_id"], "--json", env=env)

@@ -26,7 +26,7 @@ def test_a_run_is_written_as_a_trajectory_and_read_again(tmp_path: Path) -> None
     assert (replayed.code, replayed.json[0]["state"]) == (0, "finished")
 
 
-def test_an_exported_file_is_taken_as_a_fork_of_what_it_was(tmp_path: Path) -> None:
+def test_exported_file_is_imported_as_a_fork(tmp_path: Path) -> None:
     events = tmp_path / "events.jsonl"
     assert deckhands("import", GOLDEN, "-o", events, env=environment(tmp_path)).code == 0
     created = json.loads(events.read_text().splitlines()[0])

@@ -84,7 +84,7 @@ def test_what_a_killed_one_leaves_is_in_nobodys_way(tmp_path):
 
 
 @pytest.mark.soak
-def test_celery_and_flower_find_its_workers_by_the_address_that_it_prints(tmp_path):
+def test_celery_and_flower_find_workers_by_the_printed_address(tmp_path):
     with started("up", env=environment(tmp_path)) as running:
         told = read_until(running, "Ctrl-C stops it")
         address = celery_address("".join(told))
@@ -93,7 +93,7 @@ def test_celery_and_flower_find_its_workers_by_the_address_that_it_prints(tmp_pa
     assert sorted(re.match(r"[a-z]+", name)[0] for name in found) == ["controller", "door", "jobs", "tool"]
 
 
-def test_the_command_that_it_prints_lists_the_conversations_of_both_kinds_of_worker(tmp_path):
+def test_printed_command_lists_conversations_of_both_workers(tmp_path):
     env = environment(tmp_path)
     waiting = {"tool_calls": [{"name": "execute_bash", "arguments": {"command": "sleep 300", "timeout": "300"}}]}
     model = script(tmp_path / "model.json", waiting)
@@ -130,7 +130,7 @@ def test_the_command_that_it_prints_lists_the_conversations_of_both_kinds_of_wor
     assert "Traceback" not in logs
 
 
-def test_a_door_in_the_foreground_serves_the_cluster_that_runs_here(tmp_path):
+def test_foreground_door_serves_the_local_cluster(tmp_path):
     env = environment(tmp_path)
     with started(
         "up", "--controllers", "0", "--tools", "0", "--doors", "0", "--jobs", "0", "--beats", "0", env=env
@@ -186,7 +186,7 @@ def test_a_worker_is_replaced_though_nobody_reads_of_it(tmp_path):
         assert running.wait(timeout=unhurried(60)) == 0
 
 
-def test_one_that_nohup_has_started_goes_on_when_its_terminal_is_closed(tmp_path):
+def test_cluster_started_by_nohup_survives_its_terminal(tmp_path):
     with started("up", "--controllers", "0", "--tools", "0", env=environment(tmp_path), before="nohup") as running:
         read_until(running, "Ctrl-C stops it")
         running.send_signal(signal.SIGHUP)
@@ -195,7 +195,7 @@ def test_one_that_nohup_has_started_goes_on_when_its_terminal_is_closed(tmp_path
         assert finished(running).code == 0
 
 
-def test_help_takes_less_than_a_third_of_a_second_of_cpu():
+def test_help_uses_less_than_a_third_second_of_cpu():
     with subprocess.Popen([*COMMAND, "--help"], stdout=subprocess.PIPE) as running:
         assert running.stdout is not None
         text = running.stdout.read().decode()

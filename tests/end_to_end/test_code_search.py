@@ -69,7 +69,7 @@ async def test_a_workspace_is_asked_about_its_code(sandbox: str, tmp_path: Path)
         assert wrong.content.startswith("Give at least one name")
 
 
-async def test_the_next_question_gets_an_answer_after_the_program_was_killed(tmp_path: Path) -> None:
+async def test_question_after_a_killed_program_is_answered(tmp_path: Path) -> None:
     async with opened(tmp_path / "node", named=NamedDirectories([tmp_path / "shop"])) as workspaces:
         ask = Asking(await workspaces.open("conversation", WorkspaceSpec(path=str(written(tmp_path / "shop")))))
         first = await ask("get_entity_contents", entity_names=["open"])

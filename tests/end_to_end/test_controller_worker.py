@@ -260,7 +260,7 @@ async def test_a_message_while_the_model_finishes_is_still_answered(bench: Bench
     assert (await bench.kinds(cid)).count("model.reply") == 3
 
 
-async def test_tools_are_waited_for_one_at_a_time_and_in_order(bench: Bench) -> None:
+async def test_tools_are_awaited_one_at_a_time_in_order(bench: Bench) -> None:
     bench.start_controller()
     two = {"tool_calls": [BASH["tool_calls"][0], BASH["tool_calls"][0]]}
     cid = await bench.begin(two, BASH, FINISH)
@@ -351,7 +351,7 @@ async def test_what_cannot_work_is_said_at_once(bench: Bench, spec: dict[str, An
 @pytest.mark.parametrize(
     ("model", "path"), [pytest.param("openai/large", "/v1", marks=pytest.mark.soak), ("claude-large", "")]
 )
-async def test_the_first_call_of_a_provider_costs_the_worker_no_heartbeat(
+async def test_first_provider_call_costs_no_heartbeat(
     bench: Bench, model: str, path: str, shared_model_server: Callable[..., RunningModelServer]
 ) -> None:
     """A provider's library takes seconds to import; a worker that fell silent for two would be buried."""
@@ -373,7 +373,7 @@ async def test_the_first_call_of_a_provider_costs_the_worker_no_heartbeat(
 # Damage
 
 
-async def test_a_log_that_cannot_be_read_is_an_error_of_its_own_and_no_other(bench: Bench) -> None:
+async def test_unreadable_log_affects_no_other_conversation(bench: Bench) -> None:
     entries = {
         "garbage": b"garbage",
         "flipped": codec.encode({"kind": "action.null"})[:-1] + b"\x00",
@@ -406,7 +406,7 @@ async def test_a_log_that_cannot_be_read_is_an_error_of_its_own_and_no_other(ben
     assert found["field"].startswith("CorruptEntry: Event 3 cannot be read: Event 3 (action.run) does not fit")
 
 
-async def test_a_conversation_that_kills_its_workers_is_parked_and_its_neighbours_go_on(bench: Bench) -> None:
+async def test_conversation_that_kills_workers_is_parked_and_neighbours_continue(bench: Bench) -> None:
     poison = await bench.begin(FINISH)
     neighbours: list[str] = []
     for number in range(3):
@@ -429,7 +429,7 @@ async def test_a_conversation_that_kills_its_workers_is_parked_and_its_neighbour
 
 
 @pytest.mark.soak
-async def test_a_worker_takes_up_no_more_conversations_than_it_can_begin(bench: Bench) -> None:
+async def test_worker_claims_no_more_conversations_than_it_can_start(bench: Bench) -> None:
     ids = [await bench.begin(FINISH) for _ in range(100)]
     bench.start_controller("victim", DECKHANDS_FAILPOINTS="controller.after_claim:kill@1")
     await bench.until_ended("victim")
@@ -467,7 +467,7 @@ async def test_remote_control(bench: Bench) -> None:
         await bench.settle([waiting])
 
 
-async def test_a_worker_that_is_told_to_end_hands_back_at_once(bench: Bench) -> None:
+async def test_worker_told_to_end_hands_back_at_once(bench: Bench) -> None:
     lasting = {"DECKHANDS_IDLE_SECONDS": "600", "DECKHANDS_HEARTBEAT_TTL_SECONDS": "600"}
     bench.start_controller("first", **lasting)
     cids = [await bench.begin(BASH, FINISH) for _ in range(20)]
@@ -502,7 +502,7 @@ def is_stopped(pid: int) -> bool:
     )
 
 
-async def test_a_claim_whose_reply_was_lost_is_found_by_the_next_ring(bench: Bench) -> None:
+async def test_claim_with_a_lost_reply_is_found_by_next_ring(bench: Bench) -> None:
     bench.start_controller()
     pilot = await bench.begin(FINISH)
     await bench.settle([pilot])
@@ -522,7 +522,7 @@ async def test_a_claim_whose_reply_was_lost_is_found_by_the_next_ring(bench: Ben
 
 
 @pytest.mark.soak
-async def test_a_worker_that_is_drained_stays_so_when_it_is_swept(bench: Bench) -> None:
+async def test_drained_worker_stays_drained_after_a_sweep(bench: Bench) -> None:
     worker = bench.start_controller()
     store = bench.client.store
     shard = store.all_shards[0]
@@ -539,7 +539,7 @@ async def test_a_worker_that_is_drained_stays_so_when_it_is_swept(bench: Bench) 
     assert stats["is_draining"] is True
 
 
-async def test_a_full_worker_makes_room_by_giving_back_what_only_waits(bench: Bench) -> None:
+async def test_full_worker_releases_waiting_conversations(bench: Bench) -> None:
     bench.start_controller(DECKHANDS_MAX_CONVERSATIONS="3", DECKHANDS_IDLE_SECONDS="600")
     waiting = [await bench.begin(BASH, FINISH) for _ in range(3)]
     for cid in waiting:

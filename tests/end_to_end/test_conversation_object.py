@@ -123,7 +123,7 @@ def test_what_is_streamed_and_what_a_second_object_continues(home: Path, tmp_pat
         assert again.wait(timeout_seconds=LIMIT).message == "Again."
 
 
-def test_a_callback_may_call_the_conversation_and_an_error_of_it_reaches_the_caller(home: Path, tmp_path: Path) -> None:
+def test_callback_may_call_the_conversation_and_its_errors_propagate(home: Path, tmp_path: Path) -> None:
     model = script(tmp_path / "model.json", run_command("ls"), finish("Done."))
 
     def look(event: Event) -> None:

@@ -200,7 +200,7 @@ async def test_a_conversation_begins_with_archives_and_pictures_everywhere(
     assert ends[0] == ends[1] != ""
 
 
-async def test_a_server_with_a_certificate_of_another_authority_is_trusted_by_its_file(
+async def test_server_with_a_private_authority_is_trusted_by_file(
     server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate, key = certificate_in(tmp_path)
@@ -237,7 +237,7 @@ async def test_a_server_says_who_may_and_what_exists(server: Served) -> None:
         assert "password@" not in str(raised.value)
 
 
-async def test_a_directory_that_no_tool_worker_takes_is_sent_to_a_server_as_a_copy(
+async def test_directory_no_tool_worker_takes_is_sent_as_copy(
     server: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DECKHANDS_API_KEY", await server.token())

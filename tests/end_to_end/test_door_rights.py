@@ -116,7 +116,7 @@ async def cluster(tmp_path: Path, programs: dict[str, str]) -> AsyncIterator[Clu
         app.close()
 
 
-async def test_a_door_and_its_producers_do_all_their_work_with_the_rights_they_have(cluster: Cluster) -> None:
+async def test_door_and_producers_work_with_their_rights(cluster: Cluster) -> None:
     done = cluster.send("run", "x" * 50_000, kwargs=cluster.options(steps(1)) | {"labels": {"a": "b"}}, priority=7)
     secret = cluster.send(
         "run", "do it", kwargs=cluster.options(saying("done")) | {"secrets": {"KEY": "correct-horse"}}
@@ -177,7 +177,7 @@ async def _asking(cluster: Cluster) -> str:
     return found
 
 
-async def test_an_evaluation_runs_and_is_scored_with_the_rights_of_a_door(cluster: Cluster) -> None:
+async def test_evaluation_runs_and_is_scored_with_door_rights(cluster: Cluster) -> None:
     writes = run_command("cat given.txt > copy.txt; echo more >> copy.txt")
     model = cluster.options([writes, finish("It is 6.")])["model"]
     rows = [
@@ -205,7 +205,7 @@ async def test_an_evaluation_runs_and_is_scored_with_the_rights_of_a_door(cluste
     assert await refusals(cluster.log) == []
 
 
-async def test_an_evaluation_is_steered_while_it_runs_with_the_rights_of_a_door(cluster: Cluster) -> None:
+async def test_evaluation_is_steered_with_door_rights(cluster: Cluster) -> None:
     model = cluster.options([{**run_command("true"), "latency_seconds": 1.0}, finish("6")])["model"]
     rows = [{"id": f"q{number}", "task": "2 * 3?", "answer": "6"} for number in range(3)]
     options = {"dataset": rows, "models": model, "out": "steered", "concurrency": 1}

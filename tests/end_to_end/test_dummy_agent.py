@@ -30,7 +30,7 @@ def steps(events: list[Any]) -> list[tuple[str, str]]:
     ]
 
 
-def test_it_follows_its_list_without_a_model_and_finishes_when_a_person_goes_on(tmp_path: Path) -> None:
+def test_dummy_agent_follows_its_list_and_finishes_on_resume(tmp_path: Path) -> None:
     env = environment(tmp_path / "home")
     (tmp_path / "work").mkdir()
     done = deckhands("run", "--agent", "DummyAgent", "-t", "Anything", "-w", tmp_path / "work", "--json", env=env)

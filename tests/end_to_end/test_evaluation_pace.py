@@ -34,7 +34,7 @@ def on_idle_machine(folder: Path) -> tuple[str, ...]:
 
 
 @pytest.mark.asyncio
-async def test_429s_of_a_real_server_are_where_the_limit_is_found(tmp_path: Path) -> None:
+async def test_concurrency_limit_is_found_by_429s_of_a_server(tmp_path: Path) -> None:
     finish = {"name": "finish", "arguments": {"message": "FINAL ANSWER: 6"}}
     (tmp_path / "script.json").write_text(json.dumps({"turns": [{"tool_calls": [finish]}]}))
     limit = ("--requests-per-minute", str(CALLS_PER_MINUTE), "--burst-seconds", str(SECONDS_PER_CALL))

@@ -172,7 +172,7 @@ def test_harbors_models_take_the_trajectories(evaluated: tuple[Path, dict[str, s
     assert results
 
 
-def test_trajectories_are_imported_again_and_examples_have_an_answer_to_each_call(
+def test_trajectories_reimport_and_examples_answer_each_call(
     evaluated: tuple[Path, dict[str, str]], tmp_path: Path
 ) -> None:
     paths = exported(evaluated, "openhands")
@@ -229,7 +229,7 @@ def greeting(model="", cluster=""):
 """
 
 
-def test_a_task_of_inspect_is_tried_by_our_agents_and_judged_by_its_scorer(tmp_path: Path) -> None:
+def test_inspect_task_is_tried_by_our_agents_and_scored(tmp_path: Path) -> None:
     (tmp_path / "tasks.py").write_text(TASKS)
     model = script(tmp_path / "script.json", finish("It is 6."))
     dataset = f"inspect:{tmp_path / 'tasks.py'}@products"
@@ -244,7 +244,7 @@ def test_a_task_of_inspect_is_tried_by_our_agents_and_judged_by_its_scorer(tmp_p
     assert all("It is 6." in row["evidence"] for row in rows)
 
 
-def test_samples_of_one_id_are_refused_and_a_scorer_that_fails_is_no_verdict(tmp_path: Path) -> None:
+def test_duplicate_sample_ids_are_refused_and_scorer_failures_unscored(tmp_path: Path) -> None:
     (tmp_path / "tasks.py").write_text(TASKS)
     program = (
         "import asyncio, json, sys\nfrom broker.runtime.errors import DeckhandsError\n"

@@ -45,7 +45,7 @@ async def result_of(result: AsyncResult) -> Any:
     return await asyncio.to_thread(result.get, timeout=LIMIT_SECONDS)
 
 
-async def test_the_result_is_the_summary_and_a_second_task_finds_it(producer: Producer) -> None:
+async def test_result_is_the_summary_and_second_task_finds_it(producer: Producer) -> None:
     model = script(producer.cluster.root / "slow.json", finish("6"), latency_seconds=2.0)
     options = {"dataset": ROWS, "models": model, "out": "one", "concurrency": 1}
     result = producer.send("evaluate", kwargs=options)
@@ -99,7 +99,7 @@ async def test_a_command_that_is_killed_is_started_again(producer: Producer) -> 
     await until(lambda: not waiting_in(out), what="the end of the waiting")
 
 
-async def test_a_command_that_ends_too_early_again_and_again_is_given_up(producer: Producer) -> None:
+async def test_repeatedly_early_ending_command_is_given_up(producer: Producer) -> None:
     model = script(producer.cluster.root / "lost.json", finish("6"), latency_seconds=60.0)
     out = producer.cluster.root / "evaluations" / "lost"
     result = producer.send("evaluate", kwargs={"dataset": ROWS, "models": model, "out": "lost"})

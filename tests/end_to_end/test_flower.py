@@ -68,7 +68,7 @@ async def test_settings_of_another_celery_application_are_not_the_workers(tmp_pa
         await cluster.stop()
 
 
-async def test_flower_lists_both_kinds_of_worker_to_whoever_has_the_password(cluster: Cluster) -> None:
+async def test_flower_lists_workers_to_password_holders(cluster: Cluster) -> None:
     async with flower_of(cluster) as flower:
         assert (await flower.get("/healthcheck")).text == "OK"
         for path in ("/", "/workers", "/tasks", "/broker", "/api/workers", "/api/tasks"):

@@ -84,7 +84,7 @@ def test_the_bridge_of_the_page(home, place, tmp_path, monkeypatch):
 
 
 @pytest.mark.soak
-def test_the_command_of_the_page_leaves_the_same_files_each_time(home, place, tmp_path):
+def test_documented_command_leaves_the_same_files_each_time(home, place, tmp_path):
     env = env_for(home, script(tmp_path / "m.json", WRITE, finish("Done.")))
     words = shlex.split(block_of_page("bash"))
     assert words[:3] == ["python", "-m", "deckhands.headless"]
@@ -127,7 +127,7 @@ def test_a_run_whose_time_is_up_is_stopped_in_order(home, place, tmp_path):
 
 
 @pytest.mark.soak
-def test_a_link_that_the_agent_puts_in_place_of_its_result_is_refused(home, place, tmp_path):
+def test_link_replacing_the_result_is_refused(home, place, tmp_path):
     outside = tmp_path / "outside.json"
     outside.write_text("{}")
     model = script(tmp_path / "m.json", run_command(f"ln -s {outside} {FINAL}"), finish("Done."))

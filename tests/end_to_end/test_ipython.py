@@ -81,7 +81,7 @@ async def test_values_live_from_cell_to_cell(run: Notebook) -> None:
     assert await run.text("import sys; print('warned', file=sys.stderr)") == "warned"
 
 
-async def test_after_the_death_of_its_host_a_cell_says_what_is_lost_and_leaves_no_files_behind(tmp_path: Path) -> None:
+async def test_cell_after_host_death_names_losses_and_leaves_nothing(tmp_path: Path) -> None:
     async with opened(tmp_path, sandbox="bwrap", **SETTINGS) as workspaces:
         run = Notebook(await workspaces.open(CONVERSATION), itertools.count(1))
         assert await run.text("a = 20") == ""
@@ -97,7 +97,7 @@ async def test_after_the_death_of_its_host_a_cell_says_what_is_lost_and_leaves_n
 
 
 @pytest.mark.skipif(isinstance(ControlGroups.find(), str), reason="no control groups here")
-async def test_a_kernel_that_runs_out_of_memory_says_how_much_there_was(tmp_path: Path) -> None:
+async def test_kernel_out_of_memory_names_its_limit(tmp_path: Path) -> None:
     limits = ResourceLimits(memory_bytes=200 << 20)
     async with opened(tmp_path, sandbox="bwrap", limits=limits, **SETTINGS) as workspaces:
         run = Notebook(await workspaces.open(CONVERSATION), itertools.count(1))
@@ -155,7 +155,7 @@ async def test_where_the_kernel_is_and_which_python(run: Notebook, tmp_path: Pat
     assert interpreter.startswith("[Jupyter Python interpreter: /")
 
 
-async def test_the_shells_directory_is_the_kernels_until_a_cell_changes_it(run: Notebook) -> None:
+async def test_kernel_uses_the_shells_directory_until_a_cell_changes_it(run: Notebook) -> None:
     await run.bash("mkdir -p one two && cd one")
     assert (await run.text("import os; os.path.basename(os.getcwd())")) == "'one'"
     await run.text("os.chdir('/')")
@@ -164,7 +164,7 @@ async def test_the_shells_directory_is_the_kernels_until_a_cell_changes_it(run: 
     assert (await run.text("os.path.basename(os.getcwd())")) == "'two'"
 
 
-async def test_a_cell_that_takes_too_long_is_interrupted_and_its_variables_live(run: Notebook) -> None:
+async def test_slow_cell_is_interrupted_and_variables_live(run: Notebook) -> None:
     await run.text("kept = 7")
     late = await run.text("import time\nprint('begun', flush=True)\ntime.sleep(60)", timeout=1.0)
     assert late.startswith("begun\n")
@@ -175,7 +175,7 @@ async def test_a_cell_that_takes_too_long_is_interrupted_and_its_variables_live(
     assert await run.text("kept") == "7"
 
 
-async def test_a_cell_that_awaits_too_long_is_interrupted_and_its_variables_live(run: Notebook) -> None:
+async def test_slowly_awaiting_cell_is_interrupted_and_variables_live(run: Notebook) -> None:
     await run.text("kept = 7")
     late = await run.text("import asyncio\nprint('begun', flush=True)\nawait asyncio.sleep(60)", timeout=1.0)
     assert late.startswith("begun\n")
@@ -260,9 +260,7 @@ async def test_what_a_killed_session_program_left_goes_with_it(tmp_path: Path, t
         await until(lambda: not psutil.pid_exists(int(pid)), what="end of its kernel")
 
 
-async def test_what_a_killed_host_left_goes_when_the_workspace_is_opened_again_or_closed(
-    tmp_path: Path, temporary: Path
-) -> None:
+async def test_killed_hosts_leftovers_go_on_reopening_or_closing(tmp_path: Path, temporary: Path) -> None:
     async with opened(tmp_path / "node", **SETTINGS) as workspaces:
         run = Notebook(await workspaces.open(CONVERSATION), itertools.count(1))
         for _ in range(2):
@@ -279,9 +277,7 @@ async def test_what_a_killed_host_left_goes_when_the_workspace_is_opened_again_o
         assert not list(temporary.iterdir())
 
 
-async def test_a_shell_without_a_sandbox_has_its_temporary_files_where_they_go_with_it(
-    tmp_path: Path, temporary: Path
-) -> None:
+async def test_unsandboxed_shell_has_removable_temporary_files(tmp_path: Path, temporary: Path) -> None:
     async with opened(tmp_path / "node") as workspaces:
         run = Notebook(await workspaces.open(CONVERSATION), itertools.count(1))
         made = Path(await run.bash("mktemp"))

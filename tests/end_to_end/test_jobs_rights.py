@@ -33,11 +33,11 @@ BEYOND_JOBS = (
 )
 
 
-def test_the_health_check_looks_at_the_lock_that_the_beat_holds() -> None:
+def test_health_check_reads_the_beats_lock() -> None:
     assert f"{BEAT_KEYS}:lock" == BEAT_LOCK
 
 
-async def test_jobs_and_a_beat_do_all_their_work_with_the_rights_they_have(tmp_path: Path, programs) -> None:
+async def test_jobs_and_beat_work_with_their_rights(tmp_path: Path, programs) -> None:
     place, rules = tmp_path / "archive", tmp_path / "retention.toml"
     rules.write_text('[[rule]]\nage = "0s"\n')
     async with AsyncExitStack() as stack:

@@ -69,7 +69,7 @@ async def test_pieces_come_while_the_reply_is_on_its_way(valkey_store: Store) ->
         request.on_delta(Delta("text", "second"))
 
 
-async def test_what_a_failed_call_has_shown_is_void_once_another_is_asked(valkey_store: Store) -> None:
+async def test_text_of_a_failed_call_is_void_on_fallback(valkey_store: Store) -> None:
     live = LiveText(valkey_store, "c1")
     async with shown(valkey_store, EventLog(valkey_store), REQUEST, attempt=1, is_watched=True) as request:
         assert request.on_delta is not None
@@ -97,7 +97,7 @@ async def test_nothing_of_it_is_kept(valkey_store: Store) -> None:
     assert 0 < await valkey_store.connection.call("PTTL", keys.watched) <= 30_000
 
 
-async def test_a_piece_says_where_it_stands_whatever_was_cut_off_and_what_is_none_is_skipped(
+async def test_pieces_carry_positions_and_invalid_ones_are_skipped(
     valkey_store: Store,
 ) -> None:
     async with shown(valkey_store, EventLog(valkey_store), REQUEST, attempt=1, is_watched=True) as request:
@@ -148,7 +148,7 @@ async def test_secrets_are_hidden_wherever_a_piece_ends(valkey_store: Store) -> 
     ]
 
 
-async def test_a_store_that_is_gone_costs_the_pieces_and_not_the_call(valkey_store: Store, tmp_path: Path) -> None:
+async def test_absent_store_costs_pieces_not_the_call(valkey_store: Store, tmp_path: Path) -> None:
     store = replace(valkey_store, connection=MultiplexedConnection(f"unix://{tmp_path}/nobody"))
     async with shown(store, EventLog(store), REQUEST, attempt=1, is_watched=True) as request:
         assert request.on_delta is not None
@@ -156,7 +156,7 @@ async def test_a_store_that_is_gone_costs_the_pieces_and_not_the_call(valkey_sto
     await LiveText(store, "c1").show([Piece("3.1", "text", "to nobody")])
 
 
-async def test_a_store_that_refuses_pieces_costs_the_pieces_and_not_the_call(valkey_store: Store) -> None:
+async def test_store_refusing_pieces_costs_pieces_not_the_call(valkey_store: Store) -> None:
     await valkey_store.connection.call("SET", valkey_store.keys("c1").live, "not a stream")
     async with shown(valkey_store, EventLog(valkey_store), REQUEST, attempt=1, is_watched=True) as request:
         assert request.on_delta is not None
@@ -210,7 +210,7 @@ class Screen(io.StringIO):
         return True
 
 
-def test_pieces_of_the_next_call_do_not_make_the_last_reply_appear_again() -> None:
+def test_pieces_of_the_next_call_do_not_repeat_the_last() -> None:
     """The pieces come by another way than the events, and may be ahead of them."""
     printer, screen = EventPrinter(as_json=False), Screen()
     with contextlib.redirect_stdout(screen), contextlib.redirect_stderr(screen):

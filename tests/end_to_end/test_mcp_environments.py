@@ -93,9 +93,7 @@ def test_a_name_is_found_in_the_search_path(environment: Path) -> None:
         "#!/bin/sh\n'''exec' \"{}/bin/python\"\n",
     ],
 )
-def test_a_script_elsewhere_needs_itself_and_the_environment_of_its_first_line(
-    head: str, tmp_path: Path, environment: Path
-) -> None:
+def test_script_needs_itself_and_its_interpreters_environment(head: str, tmp_path: Path, environment: Path) -> None:
     (script := tmp_path / "script").write_text(head.format(environment))
     assert program_files(str(script)).read_only == (environment, script)
 
@@ -115,7 +113,7 @@ def copied(environment: Path, place: Path, home: Path) -> Path:
     return program
 
 
-def test_the_python_of_an_environment_is_opened_if_it_is_one(tmp_path: Path, environment: Path) -> None:
+def test_environment_python_is_opened_if_it_is_one(tmp_path: Path, environment: Path) -> None:
     (tmp_path / "secrets" / "bin").mkdir(parents=True)
     program = copied(environment, tmp_path / "a", tmp_path / "secrets" / "bin")
     assert program_files(str(program)).read_only == (tmp_path / "a",)

@@ -65,7 +65,7 @@ async def ended(server: Served, conversation_id: str) -> str:
     return summary.message
 
 
-async def test_openai_a_model_is_an_agent_and_an_id_continues_its_conversation(
+async def test_openai_model_is_an_agent_and_id_continues_its_conversation(
     server: Served, chat: openai.AsyncOpenAI, tmp_path: Path
 ) -> None:
     assert "CodeActAgent" in [model.id async for model in chat.models.list()]
@@ -86,7 +86,7 @@ async def test_openai_a_model_is_an_agent_and_an_id_continues_its_conversation(
     assert sent == ["do it", "more"]
 
 
-async def test_openai_a_stream_has_the_work_apart_from_the_answer_and_may_be_left(
+async def test_openai_stream_separates_work_from_answer_and_may_be_left(
     server: Served, chat: openai.AsyncOpenAI, tmp_path: Path
 ) -> None:
     model = f"CodeActAgent/{script(tmp_path / 'm.json', run_command('echo one') | USED, finish('done'))}"
@@ -256,7 +256,7 @@ async def test_mcp_an_agent_is_started_followed_answered_and_cancelled(server: S
         assert stopped.structured_content["state"] == "stopped"
 
 
-async def test_mcp_tools_have_the_rights_of_the_key_and_say_what_is_wrong(server: Served) -> None:
+async def test_mcp_tools_have_the_keys_rights_and_explain_errors(server: Served) -> None:
     theirs = {"conversation_id": await server.client.submit("do it")}
     async with mcp(server, await server.token(scopes=["read"])) as client:
         for name, arguments, code in (

@@ -59,7 +59,7 @@ async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
         yield Agent(workspace)
 
 
-async def test_what_the_shell_installs_runs_there_and_can_be_imported_by_a_kernel_that_runs_already(
+async def test_shell_installs_are_importable_in_shell_and_running_kernel(
     agent: Agent,
 ) -> None:
     assert await agent.cell("import importlib.util; importlib.util.find_spec('fromshell')") == ""
@@ -71,7 +71,7 @@ async def test_what_the_shell_installs_runs_there_and_can_be_imported_by_a_kerne
     assert await agent.cell("import fromshell; fromshell.VERSION") == "'1.0'"
 
 
-async def test_what_a_cell_installs_can_be_imported_by_the_kernel_and_by_the_shell(agent: Agent) -> None:
+async def test_cell_installs_are_importable_in_kernel_and_shell(agent: Agent) -> None:
     installed = await agent.cell("%pip install ./fromcell-1.0-py3-none-any.whl --no-index")
     assert "Successfully installed fromcell-1.0" in installed
     assert await agent.cell("import fromcell; fromcell.VERSION") == "'1.0'"
@@ -83,7 +83,7 @@ async def test_what_a_cell_installs_can_be_imported_by_the_kernel_and_by_the_she
     assert await agent.cell("import importlib; importlib.reload(fromcell).VERSION") == "'2.0'"
 
 
-async def test_a_project_that_is_installed_for_editing_can_be_imported_too(agent: Agent) -> None:
+async def test_editable_project_installs_are_importable(agent: Agent) -> None:
     assert await agent.cell("1") == "1"
     site = "$(python3 -c 'import site; print(site.getusersitepackages())')"
     await agent.bash("mkdir -p project && echo \"VALUE = 'edited'\" > project/editable.py")

@@ -206,7 +206,7 @@ def prepare(directory: Path) -> None:
     (directory / "password.txt").write_text("a password of nobody\n")
     (directory / "fix.patch").write_text("")
     shutil.copytree(
-        ROOT / "tests/unit/deckhands/openhands/sdk_conversation", directory / "path/of/conversations/b65e5576…"
+        ROOT / "tests/unit/deckhands/interop/openhands/sdk_conversation", directory / "path/of/conversations/b65e5576…"
     )
     with tarfile.open(directory / "shop.tar.gz", "w:gz") as archive:
         archive.add(directory / "path/of/project", "shop")

@@ -25,7 +25,7 @@ def planned(tmp_path: Path, mode: str, *turns: dict[str, Any]) -> list[str | Pat
 
 
 @pytest.mark.soak
-def test_a_plan_is_carried_out_at_once_by_the_other_agent(tmp_path: Path) -> None:
+def test_other_agent_carries_out_a_plan_at_once(tmp_path: Path) -> None:
     env = environment(tmp_path / "home")
     done = deckhands(*planned(tmp_path, "auto", TOUCH, GREP, PLAN, TOUCH, finish("Done.")), env=env)
     assert done.code == 0, done
@@ -40,7 +40,7 @@ def test_a_plan_is_carried_out_at_once_by_the_other_agent(tmp_path: Path) -> Non
     assert checked.json[0]["is_same"], checked
 
 
-def test_without_a_person_nothing_begins_and_the_planner_can_be_told_more(tmp_path: Path) -> None:
+def test_nothing_starts_without_a_person_and_planner_takes_more(tmp_path: Path) -> None:
     env = environment(tmp_path / "home")
     done = deckhands(*planned(tmp_path, "ask", PLAN, PLAN, TOUCH), env=env)
     assert done.code == 5, done
@@ -51,7 +51,7 @@ def test_without_a_person_nothing_begins_and_the_planner_can_be_told_more(tmp_pa
     assert not (tmp_path / "work" / "made").exists()
 
 
-def test_an_agent_that_cannot_carry_it_out_is_said_before_anything_is_planned(tmp_path: Path) -> None:
+def test_unusable_executor_is_named_before_planning(tmp_path: Path) -> None:
     done = deckhands(*planned(tmp_path, "auto", PLAN), "--agent", "Nobody", env=environment(tmp_path / "home"))
     assert (done.code, done.out) == (2, ""), done
     assert done.err.startswith(

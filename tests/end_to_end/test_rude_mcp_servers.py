@@ -69,13 +69,13 @@ def programs() -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize("manner", ["babbles", "repeats"])
-async def test_what_is_no_message_and_what_is_told_twice_is_passed_over(tmp_path: Path, manner: str) -> None:
+async def test_invalid_messages_and_repeated_tools_are_skipped(tmp_path: Path, manner: str) -> None:
     async with asyncio.timeout(LIMIT_SECONDS), offering(rude(manner), tmp_path) as tools:
         assert tools.offers["example/rude"].description == "Answers."
         assert text_of(await tools.result("rude")) == "fine"
 
 
-async def test_a_message_without_an_end_ends_the_connection_and_costs_bounded_memory(tmp_path: Path) -> None:
+async def test_endless_message_ends_the_connection_in_bounded_memory(tmp_path: Path) -> None:
     async with asyncio.timeout(LIMIT_SECONDS), offering(rude("endless"), tmp_path) as tools:
         before = psutil.Process().memory_info().rss
         for _ in range(2):  # the second finds a new program
@@ -110,7 +110,7 @@ async def test_a_long_message_costs_time_in_proportion(tmp_path: Path) -> None:
         assert psutil.Process().cpu_times().user - began < 1.0
 
 
-async def test_nobody_waits_for_a_server_that_says_nothing_and_its_program_goes_with_who_waited(tmp_path: Path) -> None:
+async def test_silent_server_delays_none_and_ends_with_its_caller(tmp_path: Path) -> None:
     server = McpServer(rude("mute"), SandboxedLaunch("none", tmp_path))
     asking = asyncio.create_task(server.tools())
     await until(programs, what="program")
@@ -129,7 +129,7 @@ async def test_nobody_waits_longer_than_the_limit_for_a_greeting(tmp_path: Path)
     await server.aclose()
 
 
-async def test_a_program_that_dies_during_a_call_is_a_typed_error_and_is_started_again(tmp_path: Path) -> None:
+async def test_program_dying_during_a_call_is_a_restartable_error(tmp_path: Path) -> None:
     async with asyncio.timeout(LIMIT_SECONDS), offering(rude("dies"), tmp_path) as tools:
         for _ in range(2):  # the second finds a new program
             lost = await tools.call("rude")
@@ -159,9 +159,7 @@ async def test_a_flood_of_announcements_keeps_nobody_from_anything(tmp_path: Pat
         assert psutil.Process().cpu_times().user - used < 3.0 + passed / 2
 
 
-async def test_a_tool_that_is_none_costs_itself_and_the_log_says_why(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_invalid_tool_costs_only_itself_and_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with asyncio.timeout(LIMIT_SECONDS), offering(rude("invalid"), tmp_path) as tools:
         assert sorted(tools.offers) == ["example/rude"]
         assert text_of(await tools.result("rude")) == "fine"
@@ -183,7 +181,7 @@ async def test_of_a_huge_list_the_first_are_offered(tmp_path: Path, caplog: pyte
         assert "has 20000 tools; the first 1000 are taken" in caplog.text
 
 
-async def test_what_a_description_hides_is_spelt_out_and_its_length_is_bounded(tmp_path: Path) -> None:
+async def test_hidden_description_text_is_escaped_and_bounded(tmp_path: Path) -> None:
     async with asyncio.timeout(LIMIT_SECONDS), offering(rude("hostile"), tmp_path) as tools:
         offer = tools.offers["example/rude"]
         assert offer.description.startswith("Reads.\\x1b[2K\\u202eevil\\u2066 Ignore")

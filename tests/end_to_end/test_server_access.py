@@ -166,7 +166,7 @@ async def begun(server: Served, tenant: str = "acme", **options: Any) -> str:
     return await server.client.submit("do it", tenancy=Tenancy(tenant=tenant), **options)
 
 
-async def test_the_user_of_the_server_can_do_nothing_beyond_its_work(tmp_path: Path, programs: dict[str, str]) -> None:
+async def test_server_user_has_no_further_rights(tmp_path: Path, programs: dict[str, str]) -> None:
     async with serving("log", tmp_path / "log", programs) as log:
         await (await open_store(log.admin)).aclose()
         assert await allowed_of(BEYOND_A_SERVER, log.gateway) == []

@@ -36,7 +36,7 @@ def bash(command: str) -> dict[str, object]:
     return {"tool_calls": [{"name": "execute_bash", "arguments": arguments}]}
 
 
-def test_a_clone_is_set_up_in_its_sandbox_and_its_commits_are_checked(tmp_path: Path, project: Path) -> None:
+def test_clone_is_set_up_in_its_sandbox_and_commits_checked(tmp_path: Path, project: Path) -> None:
     model = script(
         tmp_path / "m.json",
         bash("echo $FROM_SETUP $(cat ~/made-by-setup) $(ls in-workspace)"),

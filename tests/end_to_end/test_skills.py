@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.integration.command_line import deckhands, environment, finish, script
 
 
-def test_a_run_is_told_what_the_workspace_and_the_person_say(monkeypatch, tmp_path):
+def test_run_reads_the_instructions_of_workspace_and_person(monkeypatch, tmp_path):
     workspace = tmp_path / "workspace"
     workspace.mkdir()
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -123,7 +123,7 @@ async def test_who_begins_conversations_learns_that_a_tool_is_not_offered(log: S
         await store.aclose()
 
 
-async def test_clients_choose_by_label_and_delete_with_the_rights_of_workers(log: Server) -> None:
+async def test_clients_choose_by_label_and_delete_with_worker_rights(log: Server) -> None:
     await (await open_store(log.admin)).aclose()
     async with await Client.connect(log.worker) as client:
         cid = await client.submit("x" * 50_000, labels={"team": "a"}, agent=AgentSpec(llm=LLMSpec(model="m")))
@@ -223,9 +223,7 @@ async def _pongs(url: str) -> dict[str, Any]:
     return json.loads(printed or "{}")
 
 
-async def test_a_producer_may_add_to_the_inbox_and_read_replies_and_nothing_else(
-    tmp_path: Path, programs: dict[str, str]
-) -> None:
+async def test_producer_may_only_add_to_inbox_and_read_replies(tmp_path: Path, programs: dict[str, str]) -> None:
     async with serving("log", tmp_path / "log", programs) as server:
         connection = MultiplexedConnection(server.producer)
         try:

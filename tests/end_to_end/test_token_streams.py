@@ -90,7 +90,7 @@ async def response(chat: openai.AsyncOpenAI) -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("asked", [completion, response])
-async def test_words_come_before_their_reply_and_once_though_the_controller_is_killed(
+async def test_streamed_words_come_once_despite_a_killed_controller(
     cluster: FaultCluster,
     models: RunningModelServer,
     tmp_path: Path,
@@ -112,7 +112,7 @@ async def test_words_come_before_their_reply_and_once_though_the_controller_is_k
     assert [request["fault"] for request in models.requests()] == ["hang_body", None, "hang_body", None]
 
 
-async def test_a_request_that_is_repeated_behind_a_killed_gateway_has_the_whole_answer_once(
+async def test_repeated_request_after_a_killed_gateway_has_one_answer(
     cluster: FaultCluster, models: RunningModelServer, tmp_path: Path
 ) -> None:
     models.plan({"kind": "drip", "turn": 0, "interval_seconds": 0.001})

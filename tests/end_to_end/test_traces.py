@@ -66,9 +66,7 @@ async def submitted(cluster: FaultCluster, receiver: Receiver, command: str) -> 
     return str(json.loads(written)["conversation_id"])
 
 
-async def test_one_trace_leads_from_the_command_line_to_the_tool_and_survives_its_controller(
-    cluster: FaultCluster, receiver: Receiver
-) -> None:
+async def test_one_trace_spans_command_to_tool_through_a_kill(cluster: FaultCluster, receiver: Receiver) -> None:
     gate = cluster.root / "gate"
     cid = await submitted(cluster, receiver, f"until [ -e {gate} ]; do sleep 0.05; done; echo private-result")
 
@@ -129,9 +127,7 @@ async def test_a_delegate_is_in_the_trace_of_its_parent(cluster: FaultCluster, r
     assert found == {traceparent_of(cid).split("-")[1]}
 
 
-async def test_a_request_continues_the_trace_of_its_header_and_no_forged_one(
-    cluster: FaultCluster, receiver: Receiver
-) -> None:
+async def test_request_continues_a_valid_trace_but_no_forged_one(cluster: FaultCluster, receiver: Receiver) -> None:
     task = {"task": "do it", "delay": 3_600.0}
     begun = []
     home, port = cluster.root / "server", free_port()

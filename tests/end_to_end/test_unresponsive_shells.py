@@ -52,7 +52,7 @@ async def test_a_shell_that_no_longer_tells_of_ends_is_replaced(workspaces: Work
             group.create_task(let_through(number, command))
 
 
-async def test_a_shell_that_was_answered_before_it_was_found_deaf_is_told_of_by_the_next_call(run: Terminal) -> None:
+async def test_shell_found_deaf_after_its_answer_is_reported_next(run: Terminal) -> None:
     assert (await run("builtin() { cat; }", no_change_timeout=0.2)).state == "no_change_timeout"
     answer = await run("", blocking=True, timeout=60)
     assert answer.suffix.startswith("\n[The shell stopped responding and was killed. ")
@@ -60,16 +60,14 @@ async def test_a_shell_that_was_answered_before_it_was_found_deaf_is_told_of_by_
 
 
 @pytest.mark.parametrize("command", ["set +o emacs", "exec 10>&- 11>&- 12>&-"])
-async def test_a_shell_that_takes_its_commands_from_elsewhere_is_replaced_at_once(run: Terminal, command: str) -> None:
+async def test_shell_reading_commands_elsewhere_is_replaced_at_once(run: Terminal, command: str) -> None:
     assert (await run(f"cd /usr; {command}")).exit_code == 0
     answer = await run("pwd")
     assert answer.content == "/usr"
     assert answer.prefix == "[The previous shell ended with exit code 137. This is a new one.]\n"
 
 
-async def test_a_shell_that_cannot_say_that_a_command_begins_does_not_run_it_twice(
-    run: Terminal, tmp_path: Path
-) -> None:
+async def test_shell_that_cannot_report_a_start_runs_nothing_twice(run: Terminal, tmp_path: Path) -> None:
     await run("trap 'test -e armed && enable -n printf' DEBUG")
     (tmp_path / "node" / "conversation" / "workspace" / "armed").touch()
     answer = await run("echo run >> runs; cat runs")

@@ -109,7 +109,7 @@ async def shown_ids(page: Page) -> list[int]:
     return [int(text) for text in await page.locator(".timeline .event > header > .number").all_text_contents()]
 
 
-async def test_a_run_is_followed_live_over_a_server_that_is_killed_and_an_action_is_confirmed(
+async def test_live_run_survives_a_killed_server_and_is_confirmed(
     cluster: Cluster,
 ) -> None:
     finish = {"tool_calls": [{"name": "finish", "arguments": {"message": "All is well."}}]}
@@ -142,7 +142,7 @@ async def test_a_run_is_followed_live_over_a_server_that_is_killed_and_an_action
         await page.get_by_role("link", name="Look around").wait_for()
 
 
-async def test_a_person_edits_an_action_sends_a_picture_compares_a_fork_and_takes_an_archive_home(
+async def test_person_edits_sends_pictures_compares_forks_and_downloads(
     cluster: Cluster,
 ) -> None:
     finish = {"tool_calls": [{"name": "finish", "arguments": {"message": "All is well."}}]}
@@ -225,7 +225,7 @@ async def test_hostile_content_stays_text_and_a_key_opens_the_page(server: Serve
         assert not wide, "the page is wider than a narrow screen"
 
 
-async def test_ten_thousand_conversations_stay_pages_and_many_are_cancelled_at_once(server: Served) -> None:
+async def test_ten_thousand_conversations_are_paged_and_cancelled_in_bulk(server: Served) -> None:
     names = server.client.store.all_shards[0]
     commands: list[tuple[object, ...]] = []
     for number in range(10_000):
@@ -255,7 +255,7 @@ async def test_ten_thousand_conversations_stay_pages_and_many_are_cancelled_at_o
         assert kinds[-1] == "action.change_agent_state"
 
 
-async def test_what_the_page_is_made_of_needs_no_key_and_forbids_scripts_of_others(server: Served) -> None:
+async def test_page_files_need_no_key_and_forbid_foreign_scripts(server: Served) -> None:
     async with server.as_("") as client:
         for path in ("/", "/web/main.js", "/web/page.css", "/web/icon.svg"):
             answer = await client.get(path)

@@ -65,7 +65,7 @@ def hostile(number: int, conversation_id: str) -> Row:
     )
 
 
-async def test_one_gets_from_an_evaluation_by_a_class_of_failures_to_the_conversation_of_an_attempt(
+async def test_evaluation_leads_by_failure_class_to_an_attempts_conversation(
     server: Served,
 ) -> None:
     store = server.client.store
@@ -134,7 +134,7 @@ async def test_the_cluster_shows_its_pace_and_what_binds_it(server: Served) -> N
         await working
 
 
-async def test_delegates_are_a_tree_with_what_they_have_handed_on_below_them(server: Served) -> None:
+async def test_delegates_are_shown_as_a_tree(server: Served) -> None:
     async def hands_on(conversation_id: str, agent: str) -> str:
         asked = AgentDelegateAction(agent=agent, inputs={"task": f"{HOSTILE} for {agent}"})
         appended = await server.client.log.append(conversation_id, [asked])
@@ -166,7 +166,7 @@ async def test_a_tenant_sees_no_figures_of_the_whole_cluster(server: Served) -> 
         assert "globex" not in await page.locator("main").inner_text()
 
 
-async def test_the_list_is_narrowed_by_tenant_model_and_cost_and_what_has_failed_is_requeued(server: Served) -> None:
+async def test_list_is_filtered_and_failed_conversations_requeued(server: Served) -> None:
     store = server.client.store
     await enter(store, "controller-1")
     made = {}

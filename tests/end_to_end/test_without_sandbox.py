@@ -57,7 +57,7 @@ def test_the_doctor_misses_terminals(env, sandbox, verdict):
 
 
 @pytest.mark.soak
-def test_a_run_ends_at_once_and_goes_on_when_it_can(env, tmp_path):
+def test_run_without_sandbox_ends_and_continues_when_possible(env, tmp_path):
     (workspace := tmp_path / "workspace").mkdir()
     model = script(tmp_path / "m.json", *[run_command("echo $((6 * 7)) > n")] * 3, finish("Done."), latency_seconds=0.5)
     arguments = ["-t", "Count.", "-w", workspace, "--model", model, "--json"]
@@ -88,7 +88,7 @@ def test_a_run_that_was_refused_goes_on_without_a_sandbox(env, tmp_path):
 
 
 @pytest.mark.soak
-def test_a_run_that_nothing_here_serves_ends_at_its_first_action(env, tmp_path):
+def test_unservable_run_ends_at_its_first_action(env, tmp_path):
     (workspace := tmp_path / "workspace").mkdir()
     model = script(tmp_path / "m.json", *[run_command("true")] * 3, finish("Done."))
     without_engine = env | {"DECKHANDS_DOCKER_HOST": "tcp://127.0.0.1:1"}

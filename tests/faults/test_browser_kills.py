@@ -55,7 +55,7 @@ async def test_a_page_that_loads_is_collected_by_the_next_worker(cluster: FaultC
         assert finish.outputs == {"content": "It was slow."}  # type: ignore[attr-defined]
 
 
-async def test_what_was_clicked_before_a_worker_died_is_not_clicked_again(cluster: FaultCluster) -> None:
+async def test_click_before_a_worker_death_is_not_repeated(cluster: FaultCluster) -> None:
     async with opened_site() as site:
         url = site.page("/order", "<form action=/form method=post><button>Order</button></form>")
         cluster.start_controller()

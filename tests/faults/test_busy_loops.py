@@ -26,7 +26,7 @@ async def hold_the_loop(cluster: FaultCluster, gate: Path, seconds: float) -> No
 @pytest.mark.parametrize(
     "place", ["controller.model_thinking", pytest.param("tool.before_append", marks=pytest.mark.soak)]
 )
-async def test_a_worker_with_a_burst_of_work_keeps_what_it_has(cluster: FaultCluster, place: str) -> None:
+async def test_worker_with_a_burst_keeps_its_conversations(cluster: FaultCluster, place: str) -> None:
     gate = cluster.root / "gate"
     start, start_other = cluster.start_controller, cluster.start_tool
     if place.startswith("tool."):

@@ -92,7 +92,7 @@ async def test_what_a_task_returns_or_raises_is_the_answer(
     assert sorted(trace(environment)) == ["refund 13", "refund 7"]
 
 
-async def test_the_task_of_a_worker_that_was_killed_is_waited_for_and_not_sent_again(
+async def test_killed_workers_task_is_awaited_not_resent(
     cluster: FaultCluster, environment: dict[str, str], shop: subprocess.Popen[bytes]
 ) -> None:
     gate = Path(environment["EXAMPLE_TOOLS_TRACE"] + ".gate")
@@ -112,7 +112,7 @@ async def test_the_task_of_a_worker_that_was_killed_is_waited_for_and_not_sent_a
 
 
 @pytest.mark.soak
-async def test_a_task_whose_conversation_was_stopped_is_ended_if_it_may_be(
+async def test_stopped_conversations_task_is_ended_if_allowed(
     cluster: FaultCluster, environment: dict[str, str]
 ) -> None:
     gate = Path(environment["EXAMPLE_TOOLS_TRACE"] + ".gate")

@@ -47,7 +47,7 @@ async def test_conversation_survives_a_kill_at(cluster: FaultCluster, boundary: 
     await cluster.check(ids, commands=3)
 
 
-async def test_killed_while_the_model_thinks_asks_it_again_and_pays_for_one_answer(cluster: FaultCluster) -> None:
+async def test_kill_during_a_model_call_repeats_and_pays_once(cluster: FaultCluster) -> None:
     cluster.start_tool()
     cluster.start_controller("victim")
     ids = await cluster.submit(steps(2), latency=1.5)

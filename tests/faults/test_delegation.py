@@ -125,9 +125,7 @@ async def check_results(cluster: FaultCluster, cid: str, *, count: int) -> None:
         ),
     ],
 )
-async def test_a_delegate_is_begun_and_reported_once_when_its_worker_dies_at(
-    cluster: FaultCluster, boundary: str
-) -> None:
+async def test_delegate_starts_and_reports_once_despite_worker_death(cluster: FaultCluster, boundary: str) -> None:
     name, _, hit = boundary.partition("@")
     cluster.start_tool()
     cluster.start_controller("victim", DECKHANDS_FAILPOINTS=f"{name}:kill@{hit}")
@@ -171,7 +169,7 @@ async def test_an_agent_that_does_not_exist_is_an_observation(cluster: FaultClus
     )
 
 
-async def test_a_delegate_in_the_background_is_told_of_when_it_ends(cluster: FaultCluster) -> None:
+async def test_background_delegate_is_reported_when_it_ends(cluster: FaultCluster) -> None:
     cluster.start_tool()
     cluster.start_controller("c1")
     parts = {"a": part(cluster, "a", count=1, seconds=0.1)}
@@ -193,7 +191,7 @@ async def test_a_delegate_in_the_background_is_told_of_when_it_ends(cluster: Fau
     assert (result.cause, result.outputs) == (None, {"result": "part a is done"})
 
 
-async def test_two_hundred_delegates_of_a_killed_parent_are_each_reported_once(cluster: FaultCluster) -> None:
+async def test_two_hundred_delegates_of_a_killed_parent_report_once(cluster: FaultCluster) -> None:
     """The parent's worker dies when all of a turn have begun; they end before another one takes over."""
     script = cluster.root / "helper.json"
     finish = {"tool_calls": [{"name": "finish", "arguments": {"message": "found"}}]}

@@ -65,7 +65,7 @@ async def test_a_chord_survives_a_door_and_a_controller(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", PLACES)
-async def test_a_door_that_dies_in_the_middle_of_a_half_is_made_up_for(tmp_path: Path, place: str) -> None:
+async def test_door_dying_between_halves_is_recovered(tmp_path: Path, place: str) -> None:
     async with FaultCluster(tmp_path).running() as cluster:
         cluster.start_controller()
         cluster.start_door("victim", DECKHANDS_FAILPOINTS=f"{place}:kill@1:{tmp_path}/once")

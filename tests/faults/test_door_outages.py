@@ -64,7 +64,7 @@ async def test_the_store_refuses_in_the_middle_of_a_half(producer: Producer, tmp
 
 
 @pytest.mark.slow
-async def test_a_result_backend_that_is_away_takes_no_place_and_no_result(tmp_path: Path) -> None:
+async def test_absent_result_backend_takes_no_slot_or_result(tmp_path: Path) -> None:
     """More tasks than a door carries out at once end without a result; all of them have theirs in the end."""
     kept = EmbeddedValkey(tmp_path / "results")
     await kept.start()

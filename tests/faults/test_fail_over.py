@@ -161,6 +161,6 @@ async def test_a_sentinel_is_refused_with_a_remedy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["redis+sentinel", "sentinel", "redis+cluster"])
-async def test_urls_of_what_is_not_supported_are_refused_with_a_remedy(scheme: str) -> None:
+async def test_unsupported_urls_are_refused_with_a_remedy(scheme: str) -> None:
     with pytest.raises(StoreMisconfigured, match=r"not supported yet\. Name one primary"):
         await open_store(f"{scheme}://:secret@h:26379/mymaster/0")

@@ -14,7 +14,7 @@ CHECK = "echo begin-$(wc -l < checks) >> effects; echo x >> checks; sleep 2; ech
 
 
 @pytest.mark.soak
-async def test_a_refused_finish_is_mended_and_the_check_runs_once_each_time(cluster: FaultCluster) -> None:
+async def test_refused_finish_is_corrected_and_checked_once_each_time(cluster: FaultCluster) -> None:
     folder = cluster.root / "work"
     folder.mkdir()
     (folder / "checks").touch()

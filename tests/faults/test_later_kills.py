@@ -114,9 +114,7 @@ def request_of(options: dict[str, Any], **fields: Any) -> Any:
     return TaskRequest.parse({"task": "x", **options, **fields})
 
 
-async def test_what_has_not_begun_in_time_is_answered_though_no_worker_is_there(
-    cluster: FaultCluster, producer: Producer
-) -> None:
+async def test_expired_conversation_is_answered_without_any_worker(cluster: FaultCluster, producer: Producer) -> None:
     """Only the door is, which needs no agent to say that it is too late. The controller that comes begins nothing."""
     client, store = cluster.client, cluster.client.store
     options = producer.options(saying("too late"))
@@ -145,7 +143,7 @@ async def test_what_has_not_begun_in_time_is_answered_though_no_worker_is_there(
     assert [row.last_event_id for row in await Conversations(store).rows(ids)] == [3, 3, 3]
 
 
-async def test_one_that_waits_can_be_cancelled_begun_at_once_and_continued(
+async def test_waiting_conversation_can_be_cancelled_started_and_continued(
     cluster: FaultCluster, producer: Producer
 ) -> None:
     start_workers(cluster)

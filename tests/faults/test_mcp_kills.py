@@ -45,7 +45,7 @@ async def test_a_call_goes_through_the_whole_cluster(cluster: FaultCluster) -> N
     assert json.loads(answer.content)["content"][0]["text"] == "hello"
 
 
-async def test_a_call_that_was_under_way_is_unknown_and_not_made_again(cluster: FaultCluster) -> None:
+async def test_call_in_flight_is_unknown_and_not_repeated(cluster: FaultCluster) -> None:
     trace, gate = cluster.root / "trace", cluster.root / "gate"
     os.mkfifo(gate)
     environment = configured(cluster)

@@ -56,7 +56,7 @@ async def whole_in_one(client: Client, name: str, log: list[Event]) -> bool:
 
 
 @pytest.mark.parametrize("steps", [STEPS, pytest.param(STEPS * 5, marks=pytest.mark.slow)], ids=["once", "often"])
-async def test_each_conversation_is_there_or_archived_whatever_step_is_the_last(tmp_path: Path, steps) -> None:
+async def test_conversation_is_present_or_archived_after_any_step(tmp_path: Path, steps) -> None:
     place, rules = tmp_path / "archive", tmp_path / "retention.toml"
     rules.write_text('[[rule]]\nage = "0s"\n')
     environment = {"DECKHANDS_ARCHIVE": str(place), "DECKHANDS_RETENTION": str(rules)}

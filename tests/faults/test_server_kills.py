@@ -134,9 +134,7 @@ async def world(folder: Path, readers: int) -> AsyncIterator[World]:
 
 
 @pytest.mark.parametrize("readers", CROWD)
-async def test_every_reader_has_the_whole_sequence_once_though_its_server_is_killed(
-    readers: int, tmp_path: Path
-) -> None:
+async def test_readers_get_the_whole_sequence_despite_killed_server(readers: int, tmp_path: Path) -> None:
     async with world(tmp_path, readers) as here:
         reading = None
         for part in range(3):
@@ -152,9 +150,7 @@ async def test_every_reader_has_the_whole_sequence_once_though_its_server_is_kil
 
 
 @pytest.mark.parametrize("readers", CROWD)
-async def test_every_reader_has_the_whole_sequence_once_though_its_store_is_killed(
-    readers: int, tmp_path: Path
-) -> None:
+async def test_readers_get_the_whole_sequence_despite_killed_store(readers: int, tmp_path: Path) -> None:
     async with world(tmp_path, readers) as here, server(here.valkey.url, tmp_path / "home", here.port):
         reading = asyncio.gather(*(reader.read(here.last) for reader in here.readers))
         await here.until_read(readers, 2)

@@ -30,7 +30,7 @@ async def is_free(client: Client, place: str) -> bool:
     return not await client.store.connection.call("EXISTS", place)
 
 
-async def test_a_schedule_and_another_tenant_do_not_wait_for_a_silent_receiver(
+async def test_silent_receiver_delays_no_schedule_or_other_tenant(
     cluster: FaultCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, taken = cluster.client, []

@@ -91,7 +91,7 @@ async def test_a_call_of_an_mcp_server_is_stopped_there_too(tmp_path: Path) -> N
         assert (await example.result("echo", text="well"))["content"][0]["text"] == "well"
 
 
-async def test_an_order_stops_a_call_and_one_that_does_not_listen_is_left_alone() -> None:
+async def test_order_stops_a_call_but_an_unlistening_one_continues() -> None:
     begun, may_end = asyncio.Event(), asyncio.Event()
 
     async def stubborn() -> Observation:

@@ -44,7 +44,7 @@ NAMES = ("c1", "c2", "c3", "t1")
     "number",
     [pytest.param(signal.SIGKILL, id="refuses", marks=pytest.mark.soak), pytest.param(signal.SIGSTOP, id="is silent")],
 )
-async def test_workers_end_when_told_to_while_store_and_queue_are_gone(
+async def test_workers_end_on_request_without_store_and_queue(
     durable_cluster: FaultCluster, number: signal.Signals
 ) -> None:
     cluster = durable_cluster
@@ -77,7 +77,7 @@ async def test_workers_end_when_told_to_while_store_and_queue_are_gone(
     await cluster.check(ids, commands=2)
 
 
-async def test_a_worker_that_never_found_a_store_ends_when_told_to(cluster: FaultCluster) -> None:
+async def test_worker_that_never_found_a_store_ends_on_request(cluster: FaultCluster) -> None:
     cluster.store.child.send(signal.SIGKILL)
     await cluster.store.child.wait()
     cluster.start_controller("c1")
@@ -90,7 +90,7 @@ async def test_a_worker_that_never_found_a_store_ends_when_told_to(cluster: Faul
     await cluster.store.start()
 
 
-def test_a_worker_whose_main_thread_waits_in_the_kernel_begins_to_stop_at_once() -> None:
+def test_worker_blocked_in_the_kernel_starts_to_stop_at_once() -> None:
     command = [sys.executable, "-c", BLOCKED]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=COMPOSE.parent) as worker:
         assert worker.stdout is not None
@@ -107,7 +107,7 @@ def test_containers_are_given_longer_than_a_worker_takes() -> None:
     assert STOP_LIMIT_SECONDS < 20
 
 
-async def test_with_its_cluster_a_tool_worker_ends_resting_workspaces_of_ended_conversations(
+async def test_tool_worker_ends_resting_workspaces_with_its_cluster(
     cluster: FaultCluster,
 ) -> None:
     cluster.start_controller()

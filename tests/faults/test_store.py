@@ -56,7 +56,7 @@ async def test_store_emptied_stops_the_workers_instead_of_beginning_anew(cluster
     assert "emptied or replaced" in cluster.log_of("c1")
 
 
-async def test_a_store_that_refuses_writes_is_said_once_and_waited_for(cluster: FaultCluster) -> None:
+async def test_store_refusing_writes_is_reported_once_and_awaited(cluster: FaultCluster) -> None:
     cluster.start_controller()
     cluster.start_tool()
     ids = await cluster.submit(steps(3, seconds=0.3), count=3)

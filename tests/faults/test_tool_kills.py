@@ -28,7 +28,7 @@ async def test_action_survives_a_kill_at(cluster: FaultCluster, boundary: str) -
     await cluster.check(ids, commands=3)
 
 
-async def test_a_command_that_was_running_is_collected_by_the_next_worker(cluster: FaultCluster) -> None:
+async def test_running_command_is_collected_by_the_next_worker(cluster: FaultCluster) -> None:
     cluster.start_controller()
     cluster.start_tool("victim")
     ids = await cluster.submit(steps(2, seconds=4.0))

@@ -14,7 +14,7 @@ def lines(cluster: FaultCluster, name: str, pattern: str) -> list[str]:
     return [line for line in cluster.log_of(name).splitlines() if re.search(pattern, line)]
 
 
-async def test_a_conversation_is_taken_lost_and_settles_with_a_line_for_each(cluster: FaultCluster) -> None:
+async def test_conversation_logs_a_line_when_taken_lost_and_settled(cluster: FaultCluster) -> None:
     cluster.start_controller("zombie")
     ids = await cluster.submit(steps(1), count=COUNT, latency=600.0)
     await cluster.until(lambda: len(lines(cluster, "zombie", "is taken")) == COUNT, limit=60, what="all are taken")

@@ -27,7 +27,7 @@ async def test_a_controller_that_comes_back_is_fenced(cluster: FaultCluster) -> 
 
 
 @pytest.mark.soak
-async def test_what_it_appends_is_fenced_though_the_log_is_as_it_knew_it(cluster: FaultCluster) -> None:
+async def test_zombies_append_is_fenced_despite_an_equal_log(cluster: FaultCluster) -> None:
     """Only the token refuses it: its successor has the conversation, and has not appended anything yet."""
     cluster.start_tool()
     zombie = cluster.start_controller("zombie", DECKHANDS_FAILPOINTS="controller.before_append:stop@3")

@@ -112,7 +112,7 @@ async def test_only_what_is_meant_and_old_enough_and_rests_goes(client, place, t
     assert [row.conversation_id for row in await client.recent()] == ["old-awake"]
 
 
-async def test_a_budget_knows_what_left_the_store_and_charges_what_comes_back_for_news(client, place, tmp_path) -> None:
+async def test_budget_charges_restored_conversations_only_for_new_events(client, place, tmp_path) -> None:
     ledger, tenancy = Ledger(client.store), Tenancy(tenant="acme", experiment="swe")
     accounts = accounts_of("one-of-us", tenant="acme", experiment="swe")
     await begin_ended(client, "one-of-us", tenancy=tenancy)
@@ -130,7 +130,7 @@ async def test_a_budget_knows_what_left_the_store_and_charges_what_comes_back_fo
     assert [(await ledger.account(name)).spent_usd for name in accounts] == pytest.approx([total + 1.0] * 3)
 
 
-async def test_a_budget_knows_what_the_delegates_of_what_comes_back_have_cost(client, place, tmp_path) -> None:
+async def test_budget_includes_delegates_of_restored_conversations(client, place, tmp_path) -> None:
     ledger, tenancy = Ledger(client.store), Tenancy(tenant="acme")
     await begin_ended(client, "parent", delegate_ended("child", cost_usd=2.0), tenancy=tenancy)
     total = spending_of(await client.events("parent")).spent_usd
@@ -141,7 +141,7 @@ async def test_a_budget_knows_what_the_delegates_of_what_comes_back_have_cost(cl
 
 
 @pytest.mark.parametrize("cost_usd", [float("nan"), float("inf"), -1.0, 1e300])
-async def test_a_log_with_costs_that_are_none_does_not_come_back(client, place, tmp_path, cost_usd) -> None:
+async def test_log_with_invalid_costs_is_not_restored(client, place, tmp_path, cost_usd) -> None:
     await begin_ended(client, "parent", delegate_ended("child", cost_usd=cost_usd), tenancy=Tenancy(tenant="acme"))
     assert (await retired(client.store, place, tmp_path))["archived"] == 1
     with pytest.raises(UsageError, match="costs"):
@@ -176,7 +176,7 @@ class Interrupted(Archive):
         return found
 
 
-async def test_a_delegate_that_continues_while_its_tree_is_archived_stays_whole(client, place, tmp_path) -> None:
+async def test_delegate_that_continues_during_archiving_stays_whole(client, place, tmp_path) -> None:
     for name in ("one", "two"):
         await begin_ended(client, name, parent=Parent(conversation_id="parent", delegate_id=2))
     await begin_ended(client, "parent", delegate_ended("one"), delegate_ended("two"))
@@ -241,7 +241,7 @@ async def test_another_conversation_of_the_same_id_is_not_replaced(client, place
     assert files(place)["again"].read_bytes() == before
 
 
-async def test_without_an_archive_only_what_a_rule_deletes_goes_and_loudly(client, tmp_path, caplog) -> None:
+async def test_without_an_archive_rules_delete_with_a_warning(client, tmp_path, caplog) -> None:
     await begin_ended(client, "one-of-us")
     assert (await retired(client.store, "", tmp_path))["kept"] == 1
     assert "nothing leaves the store" in caplog.text
@@ -272,7 +272,7 @@ class Worn(MemoryFileSystem):
         return io.BytesIO(content)
 
 
-async def test_a_file_that_reads_differently_from_how_it_was_written_deletes_nothing(client, tmp_path, caplog) -> None:
+async def test_file_that_reads_back_differently_deletes_nothing(client, tmp_path, caplog) -> None:
     fsspec.register_implementation("worn", Worn, clobber=True)
     await begin_ended(client, "one-of-us")
     count = len(await keys_of(client))
@@ -302,7 +302,7 @@ async def test_keys_that_nothing_names_are_removed_and_others_not(client, place,
     assert len(await keys_of(client)) == count - 2
 
 
-async def test_a_store_that_does_not_say_what_is_idle_keeps_its_orphans(client, caplog) -> None:
+async def test_store_without_idle_times_keeps_its_orphans(client, caplog) -> None:
     call = client.store.connection.call
     await call("SET", client.store.keys("gone-before").blob("0" * 64), "a text whose event was never appended")
     await call("CONFIG", "SET", "maxmemory-policy", "allkeys-lfu")

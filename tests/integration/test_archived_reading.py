@@ -99,7 +99,7 @@ async def test_a_delegate_is_read_and_comes_back_with_nobody(client, place, tmp_
     assert [await client.is_archived(name) for name in ("parent", "child")] == [False, False]
 
 
-async def test_a_fork_of_an_archived_conversation_has_its_events_and_its_upload(client, place, tmp_path) -> None:
+async def test_fork_of_an_archived_conversation_has_events_and_upload(client, place, tmp_path) -> None:
     name = await StoredFiles(client.store).keep("uploads", b"a tar file")
     source = UploadedSource(name="a.tar", format="tar", parcel=name)
     await begin_ended(client, "uploads", workspace={"source": source.model_dump()})

@@ -152,7 +152,7 @@ def test_settings_from_the_environment() -> None:
     assert LLMConfig.from_env({"LLM_MODEL": "m", "LLM_BATCH": "false"}).batch is None
 
 
-def test_a_lane_has_one_address_and_one_model_and_no_key() -> None:
+def test_lane_has_one_address_one_model_and_no_key() -> None:
     spec = LLMSpec(model="m")
     one = lane_of(spec, LLMConfig(model="m", api_key="a"))  # type: ignore[arg-type]
     assert one == lane_of(spec, LLMConfig(model="m", api_key="b"))  # type: ignore[arg-type]

@@ -150,7 +150,7 @@ async def test_a_worker_that_dies_with_a_batch_in_hand(evaluation: Evaluation, p
 
 @anthropic
 @pytest.mark.soak
-async def test_a_worker_that_was_taken_for_dead_sends_nothing_any_more(evaluation: Evaluation) -> None:
+async def test_worker_presumed_dead_sends_no_more_batches(evaluation: Evaluation) -> None:
     evaluation.start("zombie", DECKHANDS_FAILPOINTS="controller.batch_before_send:stop@1")
     ids = await evaluation.begin(3)
     await evaluation.until(lambda: is_stopped(evaluation.workers["zombie"].pid), what="the worker that stops")
@@ -196,7 +196,7 @@ async def test_a_connection_that_breaks_while_a_batch_is_sent(evaluation: Evalua
 
 
 @anthropic
-async def test_a_batch_is_sent_later_after_a_rate_limit_and_one_that_is_refused_fails_its_calls(
+async def test_rate_limited_batch_is_sent_later_refused_batch_fails(
     evaluation: Evaluation,
 ) -> None:
     evaluation.provider.plan(
@@ -255,7 +255,7 @@ async def test_a_stopped_conversation_gives_its_call_up(evaluation: Evaluation) 
 
 @openai
 @pytest.mark.soak
-async def test_a_pause_keeps_the_call_and_a_message_does_not_buy_another(evaluation: Evaluation) -> None:
+async def test_pause_keeps_the_call_and_message_buys_no_other(evaluation: Evaluation) -> None:
     evaluation.start("c1", {"gather_seconds": 2.0})
     (cid,) = await evaluation.begin(1)
     await evaluation.until_kind(cid, "model.deferred")

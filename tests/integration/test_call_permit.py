@@ -258,9 +258,7 @@ async def test_another_model_leaves_the_queue_of_the_first(hands: Hands, tmp_pat
 
 
 @pytest.mark.parametrize("has_quota", [False, True])
-async def test_a_permit_that_was_granted_for_another_model_is_given_back(
-    hands: Hands, tmp_path: Path, has_quota: bool
-) -> None:
+async def test_permit_granted_for_another_model_is_given_back(hands: Hands, tmp_path: Path, has_quota: bool) -> None:
     other = tmp_path / "other.json"
     other.write_text(json.dumps({"turns": [FINISH]}))
     # A call of the other model with this key would fail: nobody has set it.
@@ -310,7 +308,7 @@ async def test_a_stop_gives_the_permit_back_and_loses_the_money(hands: Hands) ->
     assert (account.reserved_usd, account.lost_calls) == (0.0, 1)
 
 
-async def test_a_reply_that_comes_while_a_stop_is_written_is_charged_as_lost(hands: Hands) -> None:
+async def test_reply_during_a_stop_is_charged_as_lost(hands: Hands) -> None:
     def is_thinking() -> bool:
         return any(task.get_name() == f"model {CID}" for task in asyncio.all_tasks())
 
@@ -328,7 +326,7 @@ async def test_a_reply_that_comes_while_a_stop_is_written_is_charged_as_lost(han
     assert (account.reserved_usd, account.lost_calls) == (0.0, 1)
 
 
-async def test_a_budget_that_is_used_up_waits_and_a_top_up_resumes(hands: Hands) -> None:
+async def test_exhausted_budget_waits_and_top_up_resumes(hands: Hands) -> None:
     ledger = Ledger(hands.store)
     await ledger.set_limit("experiment:acme/swe", 0.25)
     await hands.begin(THINK, FINISH, tenancy=ACME)
@@ -363,7 +361,7 @@ async def test_a_call_that_its_budget_refuses_leaves_its_seat(hands: Hands) -> N
     assert isinstance(answer, Granted)
 
 
-async def test_how_long_a_provider_wants_to_be_left_alone_reaches_the_quota(hands: Hands) -> None:
+async def test_retry_after_of_the_provider_reaches_the_quota(hands: Hands) -> None:
     pool = limit(hands, "concurrency = 3")
     await hands.begin(FINISH | {"error": {"code": "rate_limit", "retry_after_seconds": 600}})
     await is_at_rest(hands, await hands.go())
@@ -375,7 +373,7 @@ async def test_how_long_a_provider_wants_to_be_left_alone_reaches_the_quota(hand
 
 
 @pytest.mark.parametrize(("code", "lost"), [("timeout", 1), ("service_unavailable", 0)])
-async def test_a_failed_call_that_may_be_billed_is_charged_as_lost(hands: Hands, code: str, lost: int) -> None:
+async def test_failed_call_that_may_be_billed_is_charged_as_lost(hands: Hands, code: str, lost: int) -> None:
     await hands.begin(FINISH | {"error": {"code": code, "retry_after_seconds": 600}}, tenancy=ACME)
     await is_at_rest(hands, await hands.go())
     assert (await hands.kinds()).count("model.failed") == 1
@@ -383,7 +381,7 @@ async def test_a_failed_call_that_may_be_billed_is_charged_as_lost(hands: Hands,
     assert (account.reserved_usd, account.lost_calls) == (0.0, lost)
 
 
-async def test_a_pause_that_comes_before_the_wait_for_a_budget_is_written_ends_the_wait(hands: Hands) -> None:
+async def test_pause_before_the_budget_wait_is_written_ends_it(hands: Hands) -> None:
     ledger = Ledger(hands.store)
     await ledger.set_limit("experiment:acme/swe", 0.25)
     await hands.begin(THINK, FINISH, tenancy=ACME)
@@ -413,7 +411,7 @@ async def test_the_next_owner_charges_what_the_last_one_had_not(hands: Hands) ->
     assert (await ledger.account("tenant:acme")).spent_usd >= 0.5
 
 
-async def test_a_fork_does_not_pay_again_for_what_its_origin_has_paid(hands: Hands) -> None:
+async def test_fork_does_not_pay_again_for_its_origin(hands: Hands) -> None:
     await hands.begin(THINK, FINISH, tenancy=ACME)
     await is_at_rest(hands, await hands.go())
     events = [await hands.log.blobs.whole(CID, event) for event in await hands.events()]
@@ -430,7 +428,7 @@ async def test_a_fork_does_not_pay_again_for_what_its_origin_has_paid(hands: Han
     assert spending_of(whole).spent_usd == 0.25
 
 
-async def test_a_key_that_is_not_set_is_an_error_of_the_conversation(hands: Hands) -> None:
+async def test_unset_key_is_an_error_of_the_conversation(hands: Hands) -> None:
     limit(hands, 'key_env = "KEY_A"')
     await hands.begin(FINISH)
     await is_at_rest(hands, await hands.go())

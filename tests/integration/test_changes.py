@@ -93,9 +93,7 @@ async def test_what_does_not_fit_is_left_out_and_named(
         assert (tmp_path / "copy" / name).read_bytes() == (workspace / name).read_bytes()
 
 
-async def test_a_new_file_that_is_left_out_is_neither_read_nor_stored(
-    repositories: Repositories, workspace: Path
-) -> None:
+async def test_omitted_new_file_is_neither_read_nor_stored(repositories: Repositories, workspace: Path) -> None:
     with (workspace / "huge").open("wb") as huge:
         huge.truncate(MORE_THAN_IS_READ)
     (workspace / "small").write_text("small\n")
@@ -156,7 +154,7 @@ async def test_a_repository_without_a_commit_does_not_hide_other_changes(
     assert b"+new" in patch.content
 
 
-async def test_a_large_file_that_was_changed_stays_in_the_patch_as_it_was(
+async def test_large_changed_file_stays_unchanged_in_the_patch(
     repositories: Repositories, workspace: Path, tmp_path: Path
 ) -> None:
     (workspace / "large").write_bytes(random.Random(1).randbytes(MIB))

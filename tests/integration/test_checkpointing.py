@@ -84,9 +84,7 @@ async def test_another_node_goes_on_from_the_last_checkpoint(log: EventLog, tmp_
         assert content(await two.run("cat file; ls")) == "first\nsecond\nfile"
 
 
-async def test_a_node_that_was_given_up_and_comes_back_does_not_go_on_with_older_files(
-    log: EventLog, tmp_path: Path
-) -> None:
+async def test_returning_lost_node_does_not_continue_with_older_files(log: EventLog, tmp_path: Path) -> None:
     async with node(log, tmp_path / "one", tmp_path / "place", every=1) as one:
         await one.run("echo first > file; touch ~/old /tmp/old")
         async with node(log, tmp_path / "two", tmp_path / "place", every=1) as two:
@@ -124,7 +122,7 @@ async def test_a_fork_by_the_client_finds_its_source(log: EventLog, tmp_path: Pa
         assert content(await one.run("cat file", conversation_id="fork")) == "first"
 
 
-async def test_a_fork_gets_the_files_as_of_its_event_and_is_told_which(log: EventLog, tmp_path: Path) -> None:
+async def test_fork_gets_the_files_of_its_event_with_notice(log: EventLog, tmp_path: Path) -> None:
     async with node(log, tmp_path / "one", tmp_path / "place", every=1) as one:
         for number in range(1, 4):
             await one.run(f"echo {number} > file")
@@ -196,7 +194,7 @@ async def test_closing_saves_what_another_worker_of_the_node_has_changed(log: Ev
         assert content(await two.run("cat file | xargs")) == "first second third"
 
 
-async def test_workers_of_one_node_save_a_workspace_one_after_the_other(log: EventLog, tmp_path: Path) -> None:
+async def test_workers_of_one_node_save_a_workspace_in_turn(log: EventLog, tmp_path: Path) -> None:
     place = tmp_path / "place"
     async with node(log, tmp_path / "one", place, every=100) as one:
         await one.run("echo first > file")
@@ -210,7 +208,7 @@ async def test_workers_of_one_node_save_a_workspace_one_after_the_other(log: Eve
     assert (tmp_path / "restored" / "file").read_text() == "first\nsecond\n"
 
 
-async def test_a_node_that_was_given_up_and_is_told_to_close_saves_no_older_files(
+async def test_closing_a_returned_lost_node_saves_no_older_files(
     log: EventLog, memory_store: Store, tmp_path: Path
 ) -> None:
     place = tmp_path / "place"

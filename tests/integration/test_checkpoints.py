@@ -123,7 +123,7 @@ def test_what_is_restored_is_what_was_saved(checkpoints: Checkpoints, workspace:
         checkpoints.restore("conversation", tmp_path / "elsewhere" / "restored")
 
 
-def test_what_its_owner_has_closed_to_himself_is_saved_and_stays_closed(tmp_path: Path) -> None:
+def test_files_closed_by_their_owner_are_saved_and_stay_closed(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()
     with without_rights(own):
@@ -148,7 +148,7 @@ def test_what_its_owner_has_closed_to_himself_is_saved_and_stays_closed(tmp_path
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to be two people")
-def test_what_is_closed_by_somebody_else_is_not_left_out_unawares(tmp_path: Path) -> None:
+def test_files_closed_by_others_are_not_silently_omitted(tmp_path: Path) -> None:
     own = tmp_path / "own"
     (own / "workspace" / "others").mkdir(parents=True, mode=0o700)
     (own / "workspace" / "others").chmod(0o700)
@@ -176,7 +176,7 @@ def test_however_deep_it_is_nothing_is_left_out_unawares(tmp_path: Path) -> None
             checkpoints.save("conversation", workspace, SavedFiles())
 
 
-def test_of_two_workers_that_restore_it_at_once_one_is_taken(
+def test_concurrent_restores_take_one_result(
     checkpoints: Checkpoints, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rename, target = Path.rename, tmp_path / "node" / "workspace"
@@ -267,7 +267,7 @@ def test_what_nobody_needs_any_more_is_dropped(checkpoints: Checkpoints, url: st
     assert content(tmp_path / "restored") == content(tmp_path / "two")
 
 
-def test_a_piece_that_is_old_is_written_again_when_it_is_named_again(tmp_path: Path) -> None:
+def test_old_piece_is_written_again_when_named_again(tmp_path: Path) -> None:
     checkpoints = Checkpoints(f"file://{tmp_path}/place", SystemClock())
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "file").write_text("content")
@@ -382,7 +382,7 @@ def test_a_manifest_that_leads_out_is_refused(tmp_path: Path, rows: list[object]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints"]
 
 
-def test_no_checkpoint_restores_a_set_user_id_file_whatever_its_manifest_says(tmp_path: Path) -> None:
+def test_checkpoint_never_restores_a_set_user_id_file(tmp_path: Path) -> None:
     checkpoints = Checkpoints(f"file://{tmp_path}/checkpoints", SystemClock())
     (tmp_path / "workspace").mkdir()
     (tmp_path / "workspace" / "program").write_text("")

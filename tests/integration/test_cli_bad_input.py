@@ -136,7 +136,7 @@ class TestAgentAndModel:
         refused(done, 2, told, "Name a file: scripted/FILE.")
         assert not (tmp_path / "home" / "runs").exists()
 
-    def test_the_names_of_the_agents_are_those_that_an_import_finds(self):
+    def test_agent_names_match_those_found_by_import(self):
         assert agents_here() == frozenset(AGENTS)
 
 

@@ -55,7 +55,7 @@ def test_what_cannot_be_chosen(tmp_path: Path, valkey_server: RealServer) -> Non
 
 
 @pytest.mark.soak
-def test_a_run_that_ended_in_a_loop_goes_on_without_it(tmp_path: Path) -> None:
+def test_run_that_ended_in_a_loop_continues_without_it(tmp_path: Path) -> None:
     env = environment(tmp_path / "home")
     (tmp_path / "w").mkdir()
     model = script(tmp_path / "m.json", *(run_command("echo again") for _ in range(4)), finish("Done."))

@@ -36,7 +36,7 @@ def face(valkey_server: RealServer, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     return Face(asyncio.run(emptied(valkey_server.url)), tmp_path)
 
 
-def test_one_is_added_listed_and_removed_and_its_secret_is_shown_once(face: Face) -> None:
+def test_webhook_is_added_listed_removed_and_its_secret_shown_once(face: Face) -> None:
     empty = face("ls")
     assert (empty.code, empty.out, "There are no webhooks." in empty.err) == (0, "", True)
     events = ("--event", "conversation.waiting", "--event", "action.run")

@@ -100,7 +100,7 @@ async def test_what_is_over_cannot_be_paused(client):
         await client.pause(cid)
 
 
-async def test_what_is_over_can_be_paused_once_somebody_has_spoken_up(client):
+async def test_ended_conversation_can_be_paused_after_a_message(client):
     cid = await client.submit("Fix it.")
     await settle(client, cid, "finished")
     await client.send_message(cid, "And now?")
@@ -199,7 +199,7 @@ async def test_another_model_is_switched_to_before_the_message(client):
     assert kinds == ["model.switched", "action.message", "model.switched", "action.change_agent_state"]
 
 
-async def test_secrets_are_hidden_in_what_a_person_says_and_in_what_an_answer_edits(client, tmp_path, monkeypatch):
+async def test_secrets_are_masked_in_messages_and_edited_answers(client, tmp_path, monkeypatch):
     monkeypatch.setenv("DECKHANDS_HOME", str(tmp_path / "home"))
     cid = await client.submit("Fix it.", secrets={"TOKEN": "correct-horse-battery"})
     await client.send_message(cid, "It is correct-horse-battery.")
@@ -228,7 +228,7 @@ async def test_waiting_until_it_settles(client):
     assert (summary.state, summary.iterations, summary.last_event_id) == ("finished", 1, 8)
 
 
-async def test_a_message_on_the_heels_of_the_end_is_waited_for(client):
+async def test_message_right_after_the_end_is_waited_for(client):
     cid = await client.submit("Fix it.")
     await client.log.append(
         cid, [state("running"), state("finished"), MessageAction(content="And that.", source="user")]

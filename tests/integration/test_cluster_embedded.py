@@ -115,7 +115,7 @@ async def test_any_path_will_do(tmp_path, servers):
         assert server.celery_url.endswith("?virtual_host=1")
 
 
-async def test_the_socket_of_a_long_path_is_in_a_folder_of_its_user(tmp_path, servers):
+async def test_socket_of_a_long_path_is_in_a_user_folder(tmp_path, servers):
     server = EmbeddedValkey(tmp_path / ("x" * 120))
     servers.append(server)
     await server.start()
@@ -124,7 +124,7 @@ async def test_the_socket_of_a_long_path_is_in_a_folder_of_its_user(tmp_path, se
     assert stat.S_IMODE(server.socket.parent.stat().st_mode) == 0o700
 
 
-async def test_a_folder_for_temporary_files_may_have_a_long_path_too(tmp_path, servers, monkeypatch):
+async def test_temporary_folder_may_have_a_long_path(tmp_path, servers, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 120)))
     server = EmbeddedValkey(tmp_path / ("x" * 120) / "valkey")
     servers.append(server)
@@ -241,7 +241,7 @@ async def test_a_second_server_on_a_directory_is_refused(tmp_path, servers):
     assert await call(server.url, "PING") == b"PONG"
 
 
-async def test_it_ends_with_its_parent_and_leaves_nothing_in_the_way(tmp_path, servers):
+async def test_server_ends_with_its_parent_and_leaves_nothing(tmp_path, servers):
     with subprocess.Popen([sys.executable, "-c", START, tmp_path], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
@@ -377,7 +377,7 @@ async def test_a_torn_last_record_is_cut_off(tmp_path, servers):
     assert await call(server.url, "MGET", "a", "b") == [b"1", None]
 
 
-def test_a_server_that_ends_for_another_reason_gives_its_last_words(tmp_path):
+def test_server_that_exits_reports_its_last_lines(tmp_path):
     program = tmp_path / "valkey-server"
     program.write_text("#!/bin/sh\ncat > /dev/null\necho 'out of luck'\nexit 3\n")
     program.chmod(0o755)

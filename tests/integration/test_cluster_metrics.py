@@ -147,7 +147,7 @@ async def test_figures_travel_with_the_heartbeat(valkey_store: Store) -> None:
     assert value_of(found, "deckhands_loop_late_seconds_total", **labels) == 0.25
 
 
-async def test_the_figures_of_a_server_that_asks_stand_beside_the_others(valkey_store: Store) -> None:
+async def test_figures_of_the_asking_server_are_included(valkey_store: Store) -> None:
     found = await look(valkey_store, own=lambda: {"streams": {"": 7.0}})
     assert value_of(found, "deckhands_streams", role="server") == 7
 
@@ -242,7 +242,7 @@ def test_every_family_has_a_name_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("letter", ["x", "ä", "\\", '"', "\x00", "\ud800", "😀"])
-def test_names_of_models_cannot_make_the_text_too_long_to_be_read(letter: str) -> None:
+def test_model_names_cannot_make_the_metrics_too_long(letter: str) -> None:
     figures = Figures()
     names = (
         "model_seconds",

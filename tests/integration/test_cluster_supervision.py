@@ -134,7 +134,7 @@ async def test_tool_workers_get_no_key_of_a_model(start):
     assert "API_KEY" not in logs["tools-1"].read_text()
 
 
-async def test_a_worker_that_is_slow_to_start_is_named_and_joins(tmp_path: Path) -> None:
+async def test_slow_starting_worker_is_named_and_joins(tmp_path: Path) -> None:
     notices: list[str] = []
     gate = tmp_path / "gate"
     wait = f"echo waiting for the disk; until [ -e {gate} ]; do sleep 0.05; done; "
@@ -170,7 +170,7 @@ async def test_a_worker_that_dies_at_its_start_is_quoted(start):
     assert notices[0] == "controller-1 ended with status 3; starting it again: no module named x"
 
 
-async def test_a_worker_that_keeps_failing_breaks_the_cluster_and_is_quoted(start):
+async def test_repeatedly_failing_worker_breaks_the_cluster_and_is_quoted(start):
     cluster, _ = await start(controller=("sh", "-c", "echo trying; echo no module named x; exit 3"))
     message = (
         r"controller-1 keeps ending right after its start \(status 3\): no module named x Its log is .*controller-1"
@@ -182,7 +182,7 @@ async def test_a_worker_that_keeps_failing_breaks_the_cluster_and_is_quoted(star
             await cluster.until_ready()
 
 
-async def test_a_worker_that_cannot_use_its_settings_breaks_the_cluster_at_once(start):
+async def test_worker_with_invalid_settings_breaks_the_cluster_at_once(start):
     cluster, notices = await start(controller=("sh", "-c", "echo no such file; exit 2"))
     async with asyncio.timeout(60):
         with pytest.raises(WorkerKeepsFailing, match="no such file"):

@@ -158,7 +158,7 @@ async def test_a_new_connection_that_is_closed_is_a_failed_attempt() -> None:
     assert len(server.requests) == 1
 
 
-async def test_a_reply_that_breaks_off_on_a_used_connection_is_a_failed_attempt() -> None:
+async def test_broken_reply_on_a_used_connection_is_a_failed_attempt() -> None:
     async with scripted([answer(REPLY), answer(REPLY[:9], length=len(REPLY))], [answer(REPLY)]) as server:
         assert (await failed(server.address, REQUEST, REQUEST)).code == "service_unavailable"
     assert len(server.requests) == 2
@@ -185,7 +185,7 @@ async def test_what_comes_unasked_on_an_idle_connection_answers_no_request(unask
         assert (await llm.complete(REQUEST)).text == "hello"
 
 
-async def test_a_call_that_is_given_up_within_its_request_leaves_no_socket() -> None:
+async def test_call_abandoned_during_its_request_leaves_no_socket() -> None:
     words = replace(REQUEST, messages=(Message("user", (TextPart("x" * 12_000_000),)),))
     async with deaf() as address, client(address, timeout=1.0) as llm:
         with pytest.raises(ModelTimeoutError):
@@ -194,7 +194,7 @@ async def test_a_call_that_is_given_up_within_its_request_leaves_no_socket() -> 
 
 
 @pytest.mark.parametrize("is_held", [False, True], ids=["breaks off", "never ends"])
-async def test_a_refusal_is_known_by_its_status_even_if_its_body_is_not_whole(is_held: bool) -> None:
+async def test_refusal_is_known_by_status_despite_a_broken_body(is_held: bool) -> None:
     refusal = answer(b'{"error"', "Retry-After: 9", status=429, length=500)
     async with scripted([refusal], is_held=is_held) as server:
         error = await failed(server.address, REQUEST)
@@ -224,13 +224,13 @@ async def test_headers_may_be_long() -> None:
         ("application/json", codecs.BOM_UTF8 + REPLY),
     ],
 )
-async def test_a_streamed_reply_is_read_by_what_it_is_whatever_its_type_says(content_type: str, body: bytes) -> None:
+async def test_streamed_reply_is_read_by_content_not_type(content_type: str, body: bytes) -> None:
     async with scripted([answer(body, f"Content-Type: {content_type}")]) as server:
         assert (await asked(server.address, WATCHED))[0].text == "hello"
 
 
 @pytest.mark.parametrize("request_made", [REQUEST, WATCHED], ids=["whole", "streamed"])
-async def test_a_page_instead_of_a_reply_is_shown_without_the_key(request_made: ModelRequest) -> None:
+async def test_page_instead_of_a_reply_is_shown_without_key(request_made: ModelRequest) -> None:
     page = f"<html>Log in, {KEY}</html>".encode()
     async with scripted([answer(page, "Content-Type: text/html")]) as server:
         error = await failed(server.address, request_made)

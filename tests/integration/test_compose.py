@@ -63,7 +63,7 @@ def test_a_service_has_no_more_rights_than_it_needs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(STAYING))
-def test_a_service_that_stays_says_whether_it_works_and_comes_back(name: str) -> None:
+def test_long_running_service_has_a_health_check_and_restarts(name: str) -> None:
     service = services()[name]
     assert service["healthcheck"]["test"][0] == "CMD"
     assert service["restart"] == "unless-stopped"
@@ -92,7 +92,7 @@ def test_no_password_has_a_default() -> None:
     assert len(used) == len(re.findall(r"\$\{?\w*PASSWORD", text))
 
 
-def test_only_the_controller_has_the_model_s_key_and_only_services_that_need_it_a_way_out() -> None:
+def test_only_services_that_need_keys_or_network_have_them() -> None:
     assert [name for name, service in services().items() if "LLM_API_KEY" in service.get("environment", {})] == [
         "controller"
     ]
@@ -116,7 +116,7 @@ def test_only_setup_and_cli_are_admin() -> None:
     assert admins == PASSING
 
 
-def test_a_door_logs_in_as_itself_and_reaches_the_servers_alone() -> None:
+def test_door_logs_in_as_itself_and_reaches_only_servers() -> None:
     door = services()["door"]
     logins = re.findall(r"redis://(\w*):", json.dumps(door["environment"]))
     assert logins == ["door", ""]
@@ -141,7 +141,7 @@ def test_the_gateway_logs_in_as_itself_behind_its_own_network() -> None:
     assert [name for name in services() if "web" in services()[name]["networks"]] == ["gateway"]
 
 
-def test_producers_elsewhere_reach_both_servers_and_this_machine_alone_unless_somebody_says_otherwise() -> None:
+def test_remote_producers_reach_both_servers_local_only_by_default() -> None:
     address = "${PRODUCER_ADDRESS:-127.0.0.1}"
     assert yaml.safe_load(PRODUCERS.read_text())["services"] == {
         "store": {"networks": ["inside", "outside"], "ports": [f"{address}:${{STORE_PORT:-6379}}:6379"]},
@@ -156,7 +156,7 @@ def test_every_setting_is_known(name: str) -> None:
     BrokerSettings.from_env({key: re.sub(r"^\$\{\w+:-(.*)\}$", r"\1", value) for key, value in ours.items()})
 
 
-def test_every_conversation_has_a_sandbox_of_its_own_unless_somebody_says_otherwise() -> None:
+def test_every_conversation_has_its_own_sandbox_by_default() -> None:
     assert services()["tools"]["environment"]["DECKHANDS_SANDBOX"] == "bwrap"
     text = NO_SANDBOX.read_text()
     assert "security_opt: !override [" in text  # or the engine's filters would stay off
@@ -165,7 +165,7 @@ def test_every_conversation_has_a_sandbox_of_its_own_unless_somebody_says_otherw
     }
 
 
-def test_sdk_agents_have_an_image_and_a_sandbox_and_change_nothing_else() -> None:
+def test_sdk_profile_changes_only_image_and_sandbox() -> None:
     text = CLAUDE.read_text()
     (service,) = yaml.safe_load(text.replace("!override", ""))["services"].values()
     assert set(service) == {"image", "build", "security_opt", "environment"}
@@ -176,7 +176,7 @@ def test_sdk_agents_have_an_image_and_a_sandbox_and_change_nothing_else() -> Non
     assert set(pinned.splitlines()) < set(with_sdk.splitlines())  # it can serve as the image of every service
 
 
-def test_quotas_and_servers_are_files_that_say_nothing_until_somebody_fills_them() -> None:
+def test_quota_and_server_files_are_empty_by_default() -> None:
     whole = yaml.safe_load(COMPOSE.read_text())
     files = {name: re.sub(r"^\$\{\w+_FILE:-(.*)\}$", r"\1", entry["file"]) for name, entry in whole["configs"].items()}
     assert files == {
@@ -213,7 +213,7 @@ def test_quotas_and_servers_are_files_that_say_nothing_until_somebody_fills_them
     }
 
 
-def test_pools_are_tool_workers_of_the_same_node_when_their_profile_is_on() -> None:
+def test_pool_profile_adds_tool_workers_of_the_same_node() -> None:
     tools = services()["tools"]
     for name, pools in POOLS.items():
         service = services()[name]
@@ -235,7 +235,7 @@ def test_traces_of_every_worker_go_where_the_environment_says() -> None:
     assert traced == {"controller", "tools", *POOLS, "door", "jobs", "gateway"}
 
 
-def test_a_way_out_for_tool_workers_and_jobs_changes_nothing_else() -> None:
+def test_outside_network_profile_changes_nothing_else() -> None:
     assert yaml.safe_load(OUTSIDE.read_text())["services"] == {
         name: {
             "networks": ["inside", "outside"],
@@ -246,7 +246,7 @@ def test_a_way_out_for_tool_workers_and_jobs_changes_nothing_else() -> None:
     assert {"deploy/tools.env", "deploy/jobs.env"} <= set((ROOT / ".gitignore").read_text().splitlines())
 
 
-def test_jobs_log_in_as_themselves_and_share_the_archive_with_those_who_read_it() -> None:
+def test_jobs_log_in_as_themselves_and_share_the_archive() -> None:
     found = services()
     assert re.findall(r"redis://(\w*):", json.dumps(found["jobs"]["environment"])) == ["jobs", ""]
     assert re.findall(r"redis://(\w*):", json.dumps(found["beat"]["environment"])) == [""]
@@ -258,7 +258,7 @@ def test_jobs_log_in_as_themselves_and_share_the_archive_with_those_who_read_it(
     }
 
 
-def test_the_container_s_filter_refuses_what_the_sandbox_does_but_for_what_makes_the_sandbox() -> None:
+def test_container_filter_differs_from_sandbox_only_for_sandbox_creation() -> None:
     profile = json.loads(SYSTEM_CALLS.read_text())
     assert profile["defaultAction"] == "SCMP_ACT_ALLOW"
     assert {rule["action"] for rule in profile["syscalls"]} == {"SCMP_ACT_ERRNO"}

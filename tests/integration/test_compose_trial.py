@@ -281,7 +281,7 @@ async def test_services_that_are_stopped_and_started_lose_nothing(project: Proje
     assert [event["id"] for event in events] == list(range(1, len(events) + 1))
 
 
-async def test_the_gateway_serves_who_has_a_key_and_logs_in_as_itself(project: Project) -> None:
+async def test_gateway_requires_a_key_and_logs_in_as_itself(project: Project) -> None:
     (container,) = project.containers("gateway")
     assert "User gateway has no permissions" in docker("exec", container, "python", "-c", REFUSED)
     networks = json.loads(docker("inspect", "-f", "{{json .NetworkSettings.Networks}}", container))

@@ -67,7 +67,7 @@ async def test_a_long_conversation_is_summarised_and_goes_on(hands: Hands) -> No
     assert (loop.state.usage.iteration, loop.state.usage.cost_usd) == (7, 0.5)
 
 
-async def test_a_condenser_that_nobody_has_ends_the_conversation_in_an_error(hands: Hands) -> None:
+async def test_unknown_condenser_ends_the_conversation_in_an_error(hands: Hands) -> None:
     await hands.begin(condenser=OtherCondenserSpec(type="nosuch"))
     await hands.go()
     assert await ended(hands) is AgentState.ERROR
@@ -76,7 +76,7 @@ async def test_a_condenser_that_nobody_has_ends_the_conversation_in_an_error(han
     assert change.reason.startswith("UsageError: There is no condenser of the type 'nosuch'. Known types: amortized,")
 
 
-async def test_the_prompt_after_a_condensation_has_the_notes_in_the_place_of_what_was_forgotten(hands: Hands) -> None:
+async def test_prompt_after_condensation_has_notes_instead_of_forgotten_events(hands: Hands) -> None:
     await hands.begin(*thoughts(6), condenser=SMALL, condensation=NOTES)
     await hands.go()
     events = await hands.events()
@@ -90,7 +90,7 @@ async def test_the_prompt_after_a_condensation_has_the_notes_in_the_place_of_wha
     assert "thought 0" not in str(prompt)
 
 
-async def test_a_prompt_that_does_not_fit_is_condensed_and_the_step_is_made(hands: Hands) -> None:
+async def test_overlong_prompt_is_condensed_and_the_step_made(hands: Hands) -> None:
     overflow = {"error": {"code": "context_window", "times": 2}, **THINK}
     await hands.begin(*thoughts(4), overflow)
     await hands.go()
@@ -108,7 +108,7 @@ async def test_a_prompt_that_does_not_fit_is_condensed_and_the_step_is_made(hand
     assert not set(first.forgotten) & set(second.forgotten)
 
 
-async def test_a_prompt_that_never_fits_is_an_error_in_the_end(hands: Hands) -> None:
+async def test_prompt_that_never_fits_ends_in_an_error(hands: Hands) -> None:
     await hands.begin(*thoughts(4), {"error": {"code": "context_window", "times": None, "text": "too long"}})
     loop = await hands.go()
     assert await ended(hands) is AgentState.ERROR
@@ -116,7 +116,7 @@ async def test_a_prompt_that_never_fits_is_an_error_in_the_end(hands: Hands) -> 
     assert len(await condensations(hands)) == 5
 
 
-async def test_a_condensers_prompt_that_does_not_fit_is_left_to_the_window(hands: Hands) -> None:
+async def test_overlong_condenser_prompt_falls_back_to_the_window(hands: Hands) -> None:
     condenser = CondenserPipelineSpec(condensers=(ConversationWindowCondenserSpec(), SMALL))
     too_long = {"error": {"code": "context_window", "times": 1}}
     await hands.begin(*thoughts(6), condenser=condenser, condensation=NOTES | too_long)
@@ -142,7 +142,7 @@ async def thinking_about_notes(hands: Hands) -> ConversationLoop:
     return loop
 
 
-async def test_a_worker_that_dies_while_the_notes_are_written_is_followed_by_another(hands: Hands) -> None:
+async def test_worker_that_dies_during_condensation_is_replaced(hands: Hands) -> None:
     loop = await thinking_about_notes(hands)
     before = await hands.events()
     loop.drop()
@@ -158,7 +158,7 @@ async def test_a_worker_that_dies_while_the_notes_are_written_is_followed_by_ano
     assert len(await condensations(hands)) == 1
 
 
-async def test_a_message_while_the_notes_are_written_is_kept_and_answered(hands: Hands) -> None:
+async def test_message_during_condensation_is_kept_and_answered(hands: Hands) -> None:
     loop = await thinking_about_notes(hands)
     await hands.say("hurry")
     loop.wake()
@@ -182,7 +182,7 @@ async def test_a_message_while_the_notes_are_written_is_kept_and_answered(hands:
     ],
     ids=lambda spec: str(getattr(spec, "type", "")),
 )
-async def test_a_prompt_that_grew_is_the_one_a_new_owner_makes(hands: Hands, condenser: CondenserSpec) -> None:
+async def test_new_owner_makes_the_same_grown_prompt(hands: Hands, condenser: CondenserSpec) -> None:
     await hands.begin(*thoughts(12), condenser=condenser, condensation=NOTES)
     await hands.go()
     events = await hands.events()

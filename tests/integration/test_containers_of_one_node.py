@@ -70,7 +70,7 @@ async def container(root: Path, command: str) -> AsyncIterator[asyncio.subproces
             await process.wait()
 
 
-async def test_a_host_in_another_container_serves_and_is_closed_from_here(root: Path, here: Workspaces) -> None:
+async def test_host_in_another_container_serves_and_is_closed_here(root: Path, here: Workspaces) -> None:
     async with container(root, NAMESPACE["command"]):
         folder = HostFolder(root, CONVERSATION)
         assert (folder.is_alive, folder.main_pid()) == (True, None)
@@ -83,9 +83,7 @@ async def test_a_host_in_another_container_serves_and_is_closed_from_here(root: 
         assert not folder.is_alive
 
 
-async def test_what_ran_in_a_container_that_was_killed_is_unknown_and_the_next_one_goes_on(
-    root: Path, here: Workspaces
-) -> None:
+async def test_killed_container_leaves_unknown_outcome_and_next_one_continues(root: Path, here: Workspaces) -> None:
     async with container(root, "sleep 60") as other:
         workspace = await here.open(CONVERSATION)
         waiting = asyncio.create_task(workspace.run(1, "bash", {"command": "sleep 60"}))

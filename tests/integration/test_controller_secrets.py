@@ -50,7 +50,7 @@ async def test_what_a_model_repeats_is_hidden_before_it_is_folded(guarded: Hands
     assert snapshot == fold(State(), events[: snapshot.version])
 
 
-async def test_a_conversation_whose_secrets_cannot_be_opened_ends_in_an_error(guarded: Hands) -> None:
+async def test_conversation_with_unreadable_secrets_ends_in_an_error(guarded: Hands) -> None:
     await guarded.begin(THINK)
     guarded.services = replace(guarded.services, log=EventLog(guarded.store, Secrets(guarded.store, no_key)))
     await guarded.go()
@@ -85,7 +85,7 @@ async def check_locked(hands: Hands) -> None:
     assert (hands.gone, await hands.owner()) == ([CID], "")
 
 
-async def test_a_delegate_knows_its_parents_secrets_from_its_first_event_on(guarded: Hands) -> None:
+async def test_delegate_knows_its_parents_secrets_from_its_first_event(guarded: Hands) -> None:
     delegated = {"name": "delegate", "arguments": {"agent": "CodeActAgent", "task": f"Use {CANARY}."}}
     script = guarded.folder / "script.json"
     agent = AgentSpec(llm=LLMSpec(model=f"scripted/{script}"), enable_delegation=True)

@@ -61,7 +61,7 @@ async def test_a_ring_between_claim_and_reading_silences_no_later_one(hands: Han
     assert await mail_of(hands.store, WORKER) == [CID, CID]
 
 
-async def test_news_while_an_append_is_on_its_way_is_read_and_decided_on(hands: Hands) -> None:
+async def test_events_during_an_append_are_read_and_decided_on(hands: Hands) -> None:
     await hands.begin()
     hands.wire.before["deck_append"] = hands.say
     await hands.go()
@@ -110,7 +110,7 @@ async def test_a_flood_of_messages_delays_but_fails_nothing(hands: Hands) -> Non
     assert sum(event.kind == "action.recall" for event in events) == 1
 
 
-async def test_a_conversation_that_an_older_store_gives_us_under_an_earlier_token_is_begun_again(hands: Hands) -> None:
+async def test_conversation_returned_under_an_earlier_token_is_restarted(hands: Hands) -> None:
     await hands.begin(BASH)
     loop = await hands.go()
     await hands.store.connection.call("HINCRBY", hands.store.keys(CID).meta, "token", -1)
@@ -132,7 +132,7 @@ async def test_a_release_with_news_is_none(hands: Hands) -> None:
     assert (await hands.kinds())[-1] == "observation.null"
 
 
-async def test_an_idle_conversation_is_given_up_and_comes_back_where_it_was(hands: Hands) -> None:
+async def test_idle_conversation_is_released_and_returns_where_it_was(hands: Hands) -> None:
     await hands.begin(BASH)
     loop = await hands.go()
     before = loop.state
@@ -159,7 +159,7 @@ async def test_looking_after_a_long_action_does_not_count_as_news(hands: Hands) 
     assert loop.waiting_since > since
 
 
-async def test_a_step_reads_only_what_is_new_however_long_the_history(hands: Hands) -> None:
+async def test_step_reads_only_new_events_despite_long_history(hands: Hands) -> None:
     thoughts = [{"tool_calls": [{"name": "think", "arguments": {"thought": f"hm {n}"}}]} for n in range(120)]
     await hands.begin(*thoughts)
     loop = await hands.claim()
@@ -251,7 +251,7 @@ async def test_a_message_while_the_model_thinks_asks_nothing_twice(hands: Hands)
     assert [event.kind for event in await hands.events()].count("model.reply") == 1
 
 
-async def test_a_prompt_has_the_whole_of_a_text_kept_beside_the_log(hands: Hands) -> None:
+async def test_prompt_contains_the_whole_text_of_a_blob(hands: Hands) -> None:
     await hands.begin(BASH)
     loop = await hands.go()
     early, late = (Recollection(hands.log, CID) for _ in range(2))
@@ -300,7 +300,7 @@ async def test_an_unknown_agent_is_an_error_of_its_conversation(hands: Hands) ->
     assert (row.state, row.fields["last_error"], row.owner) == ("error", change.reason, "")
 
 
-async def test_a_message_that_comes_while_an_error_is_recorded_is_answered_and_nothing_is_stuck(hands: Hands) -> None:
+async def test_message_during_an_error_append_is_answered(hands: Hands) -> None:
     await hands.begin(agent=AgentSpec(name="NoSuchAgent"))
     hands.wire.before["deck_append"] = hands.say  # between looking for the last event and appending
     hands.wire.before["deck_release"] = hands.say  # between appending and giving up
@@ -430,7 +430,7 @@ async def test_a_damaged_entry_is_an_error_that_names_it(hands: Hands) -> None:
 # Others
 
 
-async def test_a_conversation_is_parked_until_its_next_attempt_and_not_for_less(hands: Hands) -> None:
+async def test_conversation_is_parked_exactly_until_its_next_attempt(hands: Hands) -> None:
     await hands.begin({"error": {"code": "service_unavailable", "times": 1, "text": "busy"}}, THINK)
     loop = await hands.go()
     assert hands.gone == [CID]
@@ -458,7 +458,7 @@ async def test_a_conversation_that_is_closed_meanwhile_is_given_up(hands: Hands)
     assert (hands.gone, await hands.owner(), await hands.kinds(after=2)) == ([CID], "", [])
 
 
-async def test_a_conversation_that_was_taken_over_is_dropped_without_a_word(hands: Hands) -> None:
+async def test_taken_over_conversation_is_dropped_silently(hands: Hands) -> None:
     await hands.begin(BASH)
     loop = await hands.go()
     count = len(await hands.events())
@@ -471,7 +471,7 @@ async def test_a_conversation_that_was_taken_over_is_dropped_without_a_word(hand
     assert (len(await hands.events()), await hands.owner()) == (count, "controller-2")
 
 
-async def test_a_conversation_that_is_gone_is_not_woken_and_asks_no_model(hands: Hands) -> None:
+async def test_deleted_conversation_is_not_woken_and_asks_no_model(hands: Hands) -> None:
     await hands.begin(BASH)
     loop = await hands.go()
     await loop.release_idle()
@@ -484,7 +484,7 @@ async def test_a_conversation_that_is_gone_is_not_woken_and_asks_no_model(hands:
     assert sum(hands.wire.counts.values()) == sent
 
 
-async def test_a_loop_that_is_dropped_while_the_model_thinks_leaves_no_task(hands: Hands) -> None:
+async def test_loop_dropped_during_a_model_call_leaves_no_task(hands: Hands) -> None:
     await hands.begin(THINK, latency=30.0)
     loop = await hands.claim()
     loop.wake(has_new_events=False)

@@ -28,7 +28,7 @@ async def crowd(tmp_path: Path, model_server: Callable[..., RunningModelServer])
         yield made
 
 
-async def test_fifty_conversations_pass_a_shared_budget_by_one_call_at_most(crowd: Crowd) -> None:
+async def test_fifty_conversations_exceed_a_budget_by_one_call_at_most(crowd: Crowd) -> None:
     ledger = Ledger(crowd.client.store)
     await ledger.set_limit("tenant:acme", BUDGET_USD)
     ids = await crowd.begin(50, tenant="acme")

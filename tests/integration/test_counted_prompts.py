@@ -151,7 +151,7 @@ async def test_a_fallback_for_long_prompts_is_asked_as_ever(
     assert asked(server) == ["count", "call", "call"]
 
 
-async def test_the_first_call_on_a_shared_budget_reserves_what_was_counted(
+async def test_first_call_on_a_shared_budget_reserves_counted_tokens(
     hands: Hands, provider: Callable[..., RunningModelServer]
 ) -> None:
     server = provider(3_000)

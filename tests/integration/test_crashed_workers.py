@@ -69,7 +69,7 @@ async def begin_and_crash(hands: Hands) -> None:
     await Membership(hands.store, "controller-2", "controller", ttl_seconds=3600.0).tick(1)
 
 
-async def test_news_that_leads_to_nothing_while_the_model_thinks_leaves_no_mark(hands: Hands) -> None:
+async def test_irrelevant_events_during_a_model_call_leave_no_mark(hands: Hands) -> None:
     await begin_and_crash(hands)
     loop = await hands.claim(worker="controller-2")
     loop.wake(has_new_events=False)

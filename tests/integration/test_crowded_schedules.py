@@ -61,7 +61,7 @@ async def test_one_that_can_begin_again_does_although_others_cannot(cluster: Clu
     raise AssertionError("it was not come to")
 
 
-async def test_ticks_that_wait_for_their_turn_keep_no_schedule_that_comes_due_waiting(cluster: Cluster) -> None:
+async def test_waiting_ticks_do_not_delay_due_schedules(cluster: Cluster) -> None:
     await cluster.add()
     await cluster.come_due()
     await cluster.tick()

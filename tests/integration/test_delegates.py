@@ -64,7 +64,7 @@ async def delegate_of(hands: Hands, *, node: str = "", **fields: Any) -> tuple[s
     return delegate_id, await hands.log.read(delegate_id)
 
 
-async def test_a_delegate_begins_with_its_task_its_share_and_its_parent(hands: Hands) -> None:
+async def test_delegate_starts_with_its_task_share_and_parent(hands: Hands) -> None:
     limits = Limits(max_iterations=11, max_tokens=10_000, max_seconds=3_600.0)
     delegate_id, (created, message) = await delegate_of(hands, workspace=WHERE, limits=limits, headless=False)
     assert isinstance(created, ConversationCreated)
@@ -79,7 +79,7 @@ async def test_a_delegate_begins_with_its_task_its_share_and_its_parent(hands: H
     assert message.sentence == "TASK: look"
 
 
-async def test_a_delegate_gets_its_share_of_the_time_that_is_left(hands: Hands) -> None:
+async def test_delegate_gets_its_share_of_the_remaining_time(hands: Hands) -> None:
     delegate_id, _ = await delegate_of(hands, limits=Limits(max_seconds=3_600.0))
     state, keys = hands.loops[0].state, hands.store.keys(delegate_id)
     await hands.store.connection.call("DEL", keys.events, keys.meta, keys.once)
@@ -91,7 +91,7 @@ async def test_a_delegate_gets_its_share_of_the_time_that_is_left(hands: Hands) 
     assert 60 < created.limits.max_seconds <= 90
 
 
-async def test_the_error_for_an_unknown_delegate_names_the_configured_ones_first(hands: Hands) -> None:
+async def test_unknown_delegate_error_names_configured_ones_first(hands: Hands) -> None:
     call = {"name": "delegate", "arguments": {"agent": "Nobody", "task": "look"}}
     agent = AgentSpec(
         llm=LLMSpec(model=f"scripted/{hands.folder / 'script.json'}"),
@@ -107,9 +107,7 @@ async def test_the_error_for_an_unknown_delegate_names_the_configured_ones_first
 
 
 @pytest.mark.parametrize("name", ["PlanningAgent", "BrowsingAgent"])
-async def test_a_delegate_whose_calls_are_always_refused_ends_as_a_loop_and_its_parent_continues(
-    hands: Hands, name: str
-) -> None:
+async def test_delegate_with_refused_calls_ends_as_loop_parent_continues(hands: Hands, name: str) -> None:
     refused = {"turns": [{"tool_calls": [{"name": "finish", "arguments": {}}]}] * 100}
     script = hands.folder / "refused.json"
     script.write_text(json.dumps(refused))
@@ -129,7 +127,7 @@ async def test_a_delegate_whose_calls_are_always_refused_ends_as_a_loop_and_its_
 
 
 @pytest.mark.parametrize("name", ["PlanningAgent", "BrowsingAgent"])
-async def test_a_script_that_has_ended_ends_a_delegate_without_the_tool_finish(hands: Hands, name: str) -> None:
+async def test_ended_script_ends_a_delegate_without_finish_tool(hands: Hands, name: str) -> None:
     script = hands.folder / "script.json"
     await hands.begin(agent=AgentSpec(name=name, llm=LLMSpec(model=f"scripted/{script}")))
     loop = await hands.go()
@@ -155,7 +153,7 @@ async def test_a_delegate_of_a_lost_request_does_not_answer_another(hands: Hands
     assert "the store has lost the events that began it" in answer.content
 
 
-async def test_an_order_that_was_lost_does_not_hold_back_another_with_its_number(hands: Hands) -> None:
+async def test_lost_order_does_not_block_another_with_its_number(hands: Hands) -> None:
     delegate_id, _ = await delegate_of(hands)
     delegates, state = Delegates(hands.log, hands.store), hands.loops[0].state
     for wanted in (AgentState.PAUSED, AgentState.PAUSED, AgentState.STOPPED):
@@ -164,7 +162,7 @@ async def test_an_order_that_was_lost_does_not_hold_back_another_with_its_number
     assert [event.agent_state for event in told] == [AgentState.PAUSED, AgentState.STOPPED]
 
 
-async def test_an_order_is_for_those_who_had_been_asked_for_and_since_when_it_says(hands: Hands) -> None:
+async def test_order_concerns_only_the_requested_actions_and_time(hands: Hands) -> None:
     """A next owner passes the latest order on once more, and others may have begun since."""
     delegate_id, begun = await delegate_of(hands)
     delegates, state = Delegates(hands.log, hands.store), hands.loops[0].state
@@ -180,7 +178,7 @@ async def test_an_order_is_for_those_who_had_been_asked_for_and_since_when_it_sa
     assert await hands.log.last_id(delegate_id) > len(begun)
 
 
-async def test_an_end_whose_request_the_parent_has_lost_is_no_answer_to_what_has_its_number(hands: Hands) -> None:
+async def test_end_of_a_lost_request_answers_no_other_request(hands: Hands) -> None:
     _, begun = await delegate_of(hands)
     assert isinstance(begun[0], ConversationCreated)
     assert begun[0].parent is not None
@@ -213,7 +211,7 @@ async def test_a_delegate_that_a_lost_pause_has_paused_continues(hands: Hands, p
     assert [event.agent_state for event in told] == expected[paused_by]
 
 
-async def test_a_fork_has_delegates_of_its_own_for_those_that_were_at_work(hands: Hands) -> None:
+async def test_fork_has_its_own_delegates_for_working_ones(hands: Hands) -> None:
     call = {"name": "delegate", "arguments": {"agent": "helper", "task": "look", "background": True}}
     script = hands.folder / "script.json"
     agent = AgentSpec(
@@ -247,14 +245,14 @@ async def test_a_fork_has_delegates_of_its_own_for_those_that_were_at_work(hands
 
 
 @pytest.mark.parametrize(("workspace", "node"), [(WHERE, "node7"), (WorkspaceSpec(), "")])
-async def test_a_delegate_works_where_its_parent_does_if_they_share_a_directory(
+async def test_delegate_works_in_its_parents_shared_directory(
     hands: Hands, workspace: WorkspaceSpec, node: str
 ) -> None:
     delegate_id, _ = await delegate_of(hands, workspace=workspace, node="node7")
     assert (await Conversations(hands.store).row(delegate_id)).node == node
 
 
-async def test_a_fork_begins_any_number_of_delegates_that_were_at_work(hands: Hands) -> None:
+async def test_fork_starts_any_number_of_working_delegates(hands: Hands) -> None:
     calls = [
         {"name": "delegate", "arguments": {"agent": "helper", "task": f"look {n}", "background": True}}
         for n in range(20)
@@ -393,7 +391,7 @@ async def test_ten_thousand_delegates_of_one_reply_are_each_answered_once(hands:
     assert {event.content for event in refused} == {"Not carried out: a reply may hold 128 tool calls. Call it again."}
 
 
-async def test_a_thousand_calls_of_one_reply_are_answered_in_few_appends(hands: Hands) -> None:
+async def test_thousand_calls_of_one_reply_need_few_appends(hands: Hands) -> None:
     """Of the first, some are answered at once, some start delegates, and some cannot be understood."""
     calls: list[dict[str, Any]] = []
     for call in delegate_calls(500, background=True):

@@ -37,7 +37,7 @@ def bad(findings: list[Finding]) -> dict[str, Finding]:
     return {finding.name: finding for finding in findings if not finding.is_good}
 
 
-async def test_a_cluster_that_is_well_and_a_reader_that_writes_nothing(valkey_store: Store, reader: str) -> None:
+async def test_healthy_cluster_is_diagnosed_without_writing(valkey_store: Store, reader: str) -> None:
     store = valkey_store
     for name, node in (("controller-1", ""), ("tool-1", "n1")):
         membership = await enter(store, name, node=node)
@@ -109,7 +109,7 @@ async def test_workers_say_their_version_and_clock_with_their_beats(valkey_store
     assert seen.left_seconds > 0
 
 
-async def test_the_command_ends_with_1_for_what_is_broken_and_strictly_for_everything(
+async def test_doctor_exits_with_1_for_errors_and_strictly_for_everything(
     valkey_store: Store, valkey_server: RealServer, tmp_path: Path
 ) -> None:
     env = environment(tmp_path, DECKHANDS_URL=valkey_server.url)

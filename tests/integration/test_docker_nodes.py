@@ -23,7 +23,7 @@ SCRIPT = [
 ]
 
 
-async def test_they_run_on_the_node_with_the_engine_and_are_compared(tmp_path: Path) -> None:
+async def test_attempts_run_on_the_node_with_the_engine(tmp_path: Path) -> None:
     cluster = FaultCluster(tmp_path)
     script = tmp_path / "script.json"
     script.write_text(json.dumps({"turns": SCRIPT}))

@@ -36,7 +36,7 @@ def test_a_time_that_is_none_is_refused(text: str) -> None:
         moment_in(text)
 
 
-async def test_a_task_with_an_impossible_time_or_callback_fails_and_keeps_nothing_else(producer: Producer) -> None:
+async def test_task_with_impossible_time_or_callback_fails_alone(producer: Producer) -> None:
     after = producer.signature("next", saying("never"))
     far = producer.run(turns=saying("x"), countdown=1, expires=datetime(2500, 1, 1, tzinfo=UTC))
     chained = producer.run(turns=saying("x"), link=after, chain=[{"args": 3}])
@@ -115,7 +115,7 @@ async def test_a_task_is_completed_once(producer: Producer) -> None:
     assert [task_id for task_id, _ in results.completed] == ["twice"]
 
 
-async def test_a_second_message_of_a_run_that_cannot_be_used_does_not_end_it(producer: Producer) -> None:
+async def test_unusable_second_message_does_not_end_the_run(producer: Producer) -> None:
     first = producer.run(turns=steps(1, seconds=3.0), task_id="taken")
     conversation_id = await producer.begun(first)
     producer.run(turns=saying("other"), task_id="taken", chain=[{"args": 3}])
@@ -129,7 +129,7 @@ async def test_a_second_message_of_a_run_that_cannot_be_used_does_not_end_it(pro
     assert first.result["conversation_id"] == conversation_id
 
 
-async def test_what_anybody_writes_where_entries_are_taken_to_holds_up_no_task(producer: Producer) -> None:
+async def test_foreign_taken_entries_block_no_task(producer: Producer) -> None:
     broker = producer.app.backend.client
     hostile = [b"\xff\xfe", b"", b"nobody", b"dead deckhands", b"dead elsewhere", b"typed deckhands", b"x " * 10_000]
     broker.sadd(TAKERS, *hostile)

@@ -144,7 +144,7 @@ async def test_a_run_that_asks_is_confirmed_and_rejected_by_tasks(producer: Prod
     assert result.state == "SUCCESS"
 
 
-async def test_a_run_that_waits_continues_with_a_message_and_then_has_its_result(producer: Producer) -> None:
+async def test_waiting_run_continues_with_a_message_and_has_result(producer: Producer) -> None:
     turns = [{"text": "Which colour?"}, *saying("It is blue.")]
     result, name = await asking(producer, turns, "awaiting_user_input")
     await until(lambda: result.state == "PROGRESS", what="progress")
@@ -220,7 +220,7 @@ async def test_a_submission_begins_when_its_message_says(producer: Producer) -> 
     assert timedelta(minutes=58) < row.not_before - row.created <= timedelta(hours=1)
 
 
-async def test_an_order_for_later_is_refused_by_the_name_of_its_field(producer: Producer) -> None:
+async def test_order_with_a_later_time_names_the_refused_field(producer: Producer) -> None:
     """A door holds no message back: the conversation would get at once what was meant for later."""
     name = await producer.value(producer.send("submit", "x", kwargs={**producer.options(), "delay": 3_600}))
     before = await producer.cluster.client.events(name)
@@ -264,7 +264,7 @@ EVIL = "celery-task-meta-evil"
 
 @pytest.mark.parametrize("option", ["link", "link_error", "chain"])
 @pytest.mark.parametrize("what", ["run", "submit", "cancel"])
-async def test_no_task_of_the_door_sends_to_a_key_that_is_no_queue(producer: Producer, what: str, option: str) -> None:
+async def test_door_tasks_never_send_to_invalid_queue_keys(producer: Producer, what: str, option: str) -> None:
     key = f"{EVIL}-{what}-{option}"
     after = producer.app.signature("shop.report", options={"queue": key})
     options = {} if what == "cancel" else producer.options(saying("done"))
@@ -274,7 +274,7 @@ async def test_no_task_of_the_door_sends_to_a_key_that_is_no_queue(producer: Pro
     assert producer.app.backend.client.exists(key) == 0
 
 
-async def test_a_task_that_fails_before_it_begins_sends_nothing_to_such_a_key(producer: Producer) -> None:
+async def test_task_failing_before_start_sends_nothing_to_invalid_queue(producer: Producer) -> None:
     after = producer.app.signature("shop.report", options={"queue": f"{EVIL}-early"})
     unfit = producer.send("submit", "it", kwargs={"self": 1}, link_error=[after])
     body = producer.app.signature("shop.report", queue="shop", link_error=[after])

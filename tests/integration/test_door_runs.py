@@ -63,7 +63,7 @@ async def test_a_task_of_the_longest_length_reaches_the_agent_whole(producer: Pr
     assert any(task in getattr(part, "text", "") for prompt in memory.messages() for part in prompt.content)
 
 
-async def test_a_failed_run_is_a_typed_failure_for_callers_who_import_nothing(producer: Producer) -> None:
+async def test_failed_run_is_a_typed_failure_without_imports(producer: Producer) -> None:
     result = producer.send("run", "do it", kwargs={"model": "scripted/missing.json", "limits": {"max_iterations": 1}})
     with pytest.raises(Exception, match=r"missing\.json") as failed:
         await producer.value(result)
@@ -91,7 +91,7 @@ async def test_a_request_that_cannot_be_used_is_refused_by_name(
     assert type(refused.value).__name__ == "RequestRefused"
 
 
-async def test_a_task_of_another_name_and_a_message_that_is_too_deep_fail(producer: Producer) -> None:
+async def test_unknown_task_names_and_too_deep_messages_fail(producer: Producer) -> None:
     deep: Any = "x"
     for _ in range(40):
         deep = [deep]
@@ -229,7 +229,7 @@ async def test_a_chord_of_1500_agents_ends(producer: Producer) -> None:
     assert output.startswith("1500\n")
 
 
-async def test_a_result_that_is_ignored_is_not_kept_and_its_callbacks_fire(producer: Producer) -> None:
+async def test_ignored_result_is_not_kept_but_callbacks_fire(producer: Producer) -> None:
     then = producer.signature("next", saying("done"))
     after = then.freeze()
     result = producer.run(turns=saying("first"), ignore_result=True, link=then)
@@ -295,7 +295,7 @@ async def test_progress_is_a_state_of_its_own(producer: Producer) -> None:
     assert result.state == "SUCCESS"
 
 
-async def test_a_revoked_run_is_cancelled_and_one_revoked_in_time_never_begins(producer: Producer) -> None:
+async def test_revoked_run_is_cancelled_or_never_starts(producer: Producer) -> None:
     running = producer.run(turns=steps(1, seconds=60.0))
     conversation_id = await producer.begun(running)
     await producer.cluster.until_kind(conversation_id, "action.run")
@@ -438,14 +438,14 @@ async def test_time_limits_of_a_task_bound_its_agent(
     assert (await producer.cluster.client.summary(conversation_id)).error_code == "max_time"
 
 
-async def test_a_submitted_conversation_keeps_to_the_time_limit_of_its_task(producer: Producer) -> None:
+async def test_submitted_conversation_keeps_its_tasks_time_limit(producer: Producer) -> None:
     options = producer.options(steps(1, seconds=120.0))
     conversation_id = await producer.value(producer.send("submit", "do it", kwargs=options, soft_time_limit=1))
     await producer.cluster.settle([conversation_id])
     assert (await producer.cluster.client.summary(conversation_id)).error_code == "max_time"
 
 
-async def test_a_time_limit_that_is_no_time_is_refused_by_name(producer: Producer) -> None:
+async def test_invalid_time_limit_is_refused_by_name(producer: Producer) -> None:
     for task, options, reason in (
         ("run", producer.options(saying("no")), "soft_time_limit -1"),
         ("evaluate", {"dataset": "shipped", "models": "m", "out": "o"}, "a time limit of Celery's"),

@@ -101,9 +101,7 @@ async def test_what_is_no_list_of_edits_is_refused(hands: ModelHands, folder: Pa
     assert (folder / "a.txt").read_text() == "a\n"
 
 
-async def test_a_file_is_created_with_its_directories_and_overwritten_only_on_request(
-    hands: ModelHands, folder: Path
-) -> None:
+async def test_file_is_created_with_directories_and_overwritten_on_request(hands: ModelHands, folder: Path) -> None:
     path = folder / "deep" / "er" / "a.txt"
     assert "created" in await hands.edit("create", path, file_text="one\r\n")
     refused = await hands.edit("create", path, file_text="two\n")
@@ -115,7 +113,7 @@ async def test_a_file_is_created_with_its_directories_and_overwritten_only_on_re
     assert "ERROR" in await hands.edit("create", folder / "file" / "a", file_text="")
 
 
-async def test_an_edit_of_a_file_that_changed_since_it_was_viewed_is_refused(hands: ModelHands, folder: Path) -> None:
+async def test_edit_of_a_file_changed_since_view_is_refused(hands: ModelHands, folder: Path) -> None:
     path = folder / "a.txt"
     path.write_text("one\n")
     assert "edited" in await hands.edit("str_replace", path, old_str="one", new_str="two")  # never viewed
@@ -208,7 +206,7 @@ async def test_a_patch_that_does_not_fit_changes_nothing(
     assert left == {"till.py": TILL, "old.txt": "old\n"}
 
 
-async def test_a_patch_finds_its_place_among_repeated_lines_and_other_blanks(hands: ModelHands, folder: Path) -> None:
+async def test_patch_finds_its_place_among_repeats_and_other_blanks(hands: ModelHands, folder: Path) -> None:
     (folder / "a.txt").write_text("a\nx\nb\nx \nc\nx\n")
     patch = "*** Begin Patch\n*** Update File: a.txt\n@@ b\n-x\n+y\n c\n@@\n-x\n+z\n*** End of File\n*** End Patch"
     await hands("apply_patch", patch=patch)
@@ -226,9 +224,7 @@ async def test_a_patch_that_is_costly_to_place_is_refused(hands: ModelHands, fol
     assert "Too much would have to be compared" in refused.content
 
 
-async def test_what_changes_something_is_done_once_however_often_it_is_asked_for(
-    workspaces: Workspaces, folder: Path
-) -> None:
+async def test_change_is_made_once_despite_repeated_requests(workspaces: Workspaces, folder: Path) -> None:
     workspace = await workspaces.open("conversation")
     patch = "*** Begin Patch\n*** Update File: a.txt\n+x\n*** End Patch"
     (folder / "a.txt").write_text("")

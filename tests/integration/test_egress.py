@@ -91,7 +91,7 @@ async def proxy_of(conversation_id: str) -> psutil.Process:
     return found[0]
 
 
-async def test_a_command_reaches_what_is_on_the_list_and_is_told_what_is_not(tmp_path: Path, site: Site) -> None:
+async def test_command_reaches_listed_hosts_and_reads_about_others(tmp_path: Path, site: Site) -> None:
     async with opened(tmp_path, sandbox="bwrap", gate=GATE) as workspaces:
         workspace = await workspaces.open("reaching", WorkspaceSpec(allow=(site.host,)))
         run = Terminal(workspace)
@@ -110,7 +110,7 @@ async def test_a_command_reaches_what_is_on_the_list_and_is_told_what_is_not(tmp
     await gone(process.pid)
 
 
-async def test_a_proxy_keeps_no_host_that_no_worker_is_attached_to(tmp_path: Path) -> None:
+async def test_proxy_keeps_only_hosts_with_an_attached_worker(tmp_path: Path) -> None:
     async with opened(tmp_path, sandbox="bwrap", gate=GATE, ttl_seconds=0.2) as workspaces:
         await workspaces.open("resting", WorkspaceSpec(allow=("elsewhere.test",)))
         process = await proxy_of("resting")
@@ -161,7 +161,7 @@ async def test_a_download_goes_on_when_its_tool_worker_is_killed(tmp_path: Path,
         assert (await proxy_of("download")).pid == process.pid
 
 
-async def test_a_proxy_that_died_is_replaced_and_no_program_notices_but_by_waiting(tmp_path: Path, site: Site) -> None:
+async def test_dead_proxy_is_replaced_while_programs_wait(tmp_path: Path, site: Site) -> None:
     async with opened(tmp_path, sandbox="bwrap", gate=GATE) as workspaces:
         await workspaces.open("replaced", WorkspaceSpec(allow=(site.host,)))
         first = await proxy_of("replaced")

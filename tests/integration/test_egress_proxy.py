@@ -110,7 +110,7 @@ async def test_bodies_of_every_kind_go_both_ways() -> None:
             assert (status, headers["content-length"], body) == (200, "77", b"")
 
 
-async def test_an_old_client_gets_a_body_that_ends_with_the_connection() -> None:
+async def test_old_client_gets_a_body_ended_by_the_connection() -> None:
     with site() as host:
         async with serving(host) as port, asyncio.timeout(LIMIT_SECONDS):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -121,7 +121,7 @@ async def test_an_old_client_gets_a_body_that_ends_with_the_connection() -> None
             writer.close()
 
 
-async def test_a_tunnel_passes_what_was_sent_early_and_ends_one_way_at_a_time() -> None:
+async def test_tunnel_passes_early_data_and_closes_each_way_separately() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"all of " + await reader.read())  # answers only when nothing more will come
         writer.close()
@@ -190,7 +190,7 @@ async def test_connections_that_say_nothing_keep_nobody_out() -> None:
                 writer.close()
 
 
-async def test_tunnels_that_are_silent_make_room_and_those_that_are_used_do_not() -> None:
+async def test_silent_tunnels_make_room_for_used_ones() -> None:
     with site() as host:
         tunnel = f"CONNECT {host} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
         async with serving(host, connections=2, idle_seconds=0.0) as port, asyncio.timeout(LIMIT_SECONDS):
@@ -208,7 +208,7 @@ async def test_tunnels_that_are_silent_make_room_and_those_that_are_used_do_not(
                 writer.close()
 
 
-async def test_a_large_download_costs_no_memory_and_the_proxy_ends_with_its_control(tmp_path: Path) -> None:
+async def test_large_download_costs_no_memory_and_proxy_ends_with_control(tmp_path: Path) -> None:
     with site() as host, socket.create_server(("127.0.0.1", 0)) as listener:
         ours, theirs = socket.socketpair()
         settings = {"allow": [host], "private": [HOST], "limit_bytes": 2**40}

@@ -140,7 +140,7 @@ async def test_each_attempt_ends_as_one_thing(client: Client, results: Results, 
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_an_agent_that_repeats_itself_is_scored_by_what_it_left(
+async def test_repetitive_agent_is_scored_by_its_result(
     client: Client, instance: Instance, results: Results, tmp_path: Path
 ) -> None:
     looping = model(tmp_path, bash(REPAIR), *[bash("ls")] * 12)
@@ -217,7 +217,7 @@ async def test_no_text_of_a_set_up_skips_its_check(client: Client, results: Resu
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_no_name_of_a_file_ends_an_evaluation_or_a_score(
+async def test_no_file_name_ends_an_evaluation_or_score(
     client: Client, instance: Instance, results: Results, tmp_path: Path
 ) -> None:
     names = {

@@ -94,7 +94,7 @@ async def judged(client: Client, plan: Plan, results: Results) -> dict[str, Row]
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_critic_decides_and_the_best_is_the_one_that_it_gave_most(
+async def test_critic_decides_and_the_best_has_the_highest_score(
     client: Client, results: Results, origin: Point, critic: RunningModelServer, tmp_path: Path
 ) -> None:
     critic.clear()

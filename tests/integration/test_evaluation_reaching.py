@@ -15,7 +15,7 @@ from deckhands.evaluation.reaching import in_store
 from deckhands.settings import FaceSettings
 
 
-async def test_what_a_private_store_did_not_finish_is_done_again_in_the_next_one(tmp_path: Path) -> None:
+async def test_unfinished_work_of_a_private_store_is_repeated(tmp_path: Path) -> None:
     home, name = Home(tmp_path), "one"
     folder = home.evaluation_folder(name)
     home.prepare(folder)
@@ -40,7 +40,7 @@ async def test_what_a_private_store_did_not_finish_is_done_again_in_the_next_one
     assert await in_store(settings, name, state) == "paused"
 
 
-async def test_an_error_that_another_try_does_not_change_is_raised_at_once(tmp_path: Path) -> None:
+async def test_permanent_error_is_raised_at_once(tmp_path: Path) -> None:
     home, tries = Home(tmp_path), 0
     home.prepare(home.evaluation_folder("one"))
 

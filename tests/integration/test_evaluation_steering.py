@@ -121,7 +121,7 @@ async def test_a_paused_evaluation_begins_nothing_and_continues_where_it_was(
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_cancelled_evaluation_ends_with_rows_for_all_and_comes_back_by_requeue(
+async def test_cancelled_evaluation_has_all_rows_and_continues_by_requeue(
     client: Client, results: Results, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
@@ -145,7 +145,7 @@ async def test_a_cancelled_evaluation_ends_with_rows_for_all_and_comes_back_by_r
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_attempts_under_way_begin_again_and_a_requeue_that_is_read_twice_counts_once(
+async def test_running_attempts_restart_and_repeated_requeue_counts_once(
     client: Client, results: Results, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
@@ -172,7 +172,7 @@ async def test_attempts_under_way_begin_again_and_a_requeue_that_is_read_twice_c
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_budget_and_a_concurrency_of_the_store_hold_for_every_driver(
+async def test_budget_and_concurrency_in_the_store_bind_every_driver(
     client: Client, results: Results, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
@@ -213,7 +213,7 @@ async def test_it_ends_early_once_enough_is_known(client: Client, results: Resul
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_what_somebody_forged_in_the_store_is_as_if_it_were_not_there(client: Client) -> None:
+async def test_forged_values_in_the_store_are_ignored(client: Client) -> None:
     steering, key = Steering(client.store, "forged"), client.store.all_shards[0].evaluation("forged")
     fields = {
         "state": "exploded",
@@ -231,9 +231,7 @@ async def test_what_somebody_forged_in_the_store_is_as_if_it_were_not_there(clie
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_criterion_that_cannot_be_used_is_refused_before_anything_begins(
-    client: Client, results: Results
-) -> None:
+async def test_unusable_criterion_is_refused_before_anything_starts(client: Client, results: Results) -> None:
     plan = Plan("wrong", questions("a"), ["m"], until="decided")
     with pytest.raises(UsageError, match="there is one"):
         await Evaluation(client, plan, results).run()
@@ -242,7 +240,7 @@ async def test_a_criterion_that_cannot_be_used_is_refused_before_anything_begins
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_siblings_begin_in_the_middle_with_its_files_and_are_compared(
+async def test_siblings_start_midway_with_its_files_and_are_compared(
     client: Client, results: Results, tmp_path: Path
 ) -> None:
     priced = {"prompt_tokens": 1_000, "completion_tokens": 10}

@@ -61,7 +61,7 @@ async def test_an_action_that_cannot_be_read_is_answered(memory_store: Store, tm
     assert (answer.cause, answer.error_id) == (7, "corrupt_entry")
 
 
-async def test_a_result_that_cannot_be_masked_is_an_error_that_says_so(memory_store: Store, tmp_path: Path) -> None:
+async def test_result_that_cannot_be_masked_is_an_explicit_error(memory_store: Store, tmp_path: Path) -> None:
     log = EventLog(memory_store)
     await log.create(ConversationCreated(conversation_id="conversation"))
     await log.append("conversation", [CmdRunAction(command="echo hidden")])
@@ -76,7 +76,7 @@ async def test_a_result_that_cannot_be_masked_is_an_error_that_says_so(memory_st
     assert "no key for them" in answer.content
 
 
-async def test_a_result_without_a_key_for_secrets_is_not_in_the_log(memory_store: Store, tmp_path: Path) -> None:
+async def test_result_without_a_secrets_key_is_not_logged(memory_store: Store, tmp_path: Path) -> None:
     (tmp_path / "conversation" / "workspace").mkdir(parents=True)
     (tmp_path / "conversation" / "workspace" / "a.txt").write_text("c4n4ry-hidden\n")
     log = EventLog(memory_store)
@@ -93,7 +93,7 @@ async def test_a_result_without_a_key_for_secrets_is_not_in_the_log(memory_store
 
 
 @pytest.mark.parametrize(("claim", "is_known"), [(ActionReclaimed(2, "tool-0"), False), (ActionClaimed(1), True)])
-async def test_after_a_reboot_what_another_worker_may_have_run_is_not_run_again(
+async def test_after_reboot_possibly_run_actions_are_not_repeated(
     memory_store: Store, tmp_path: Path, claim: ActionClaimed | ActionReclaimed, is_known: bool
 ) -> None:
     journal_of_an_earlier_boot(tmp_path)
@@ -131,7 +131,7 @@ async def test_after_a_reboot_what_may_be_repeated_is_repeated(memory_store: Sto
     assert observation.kind == "observation.read"
 
 
-async def test_a_result_that_fits_no_log_is_an_error_of_the_same_call(memory_store: Store, tmp_path: Path) -> None:
+async def test_result_too_large_for_the_log_is_an_error(memory_store: Store, tmp_path: Path) -> None:
     def count_atoms() -> Observation:
         """Count the atoms of the universe."""
         return CmdOutputObservation(content="many", command="count", metadata=CmdOutputMetadata(exit_code=10**80))
@@ -165,7 +165,7 @@ async def test_an_action_that_nobody_has_confirmed_is_not_run(
     assert not (tmp_path / "conversation").exists()
 
 
-async def test_a_command_that_was_answered_before_it_began_does_not_go_on(memory_store: Store, tmp_path: Path) -> None:
+async def test_command_answered_before_start_does_not_run(memory_store: Store, tmp_path: Path) -> None:
     log = EventLog(memory_store)
     await log.create(ConversationCreated(conversation_id="conversation"))
     await log.append("conversation", [CmdRunAction(command="sleep 1000; touch effect")])
@@ -179,7 +179,7 @@ async def test_a_command_that_was_answered_before_it_began_does_not_go_on(memory
 
 
 @pytest.mark.parametrize(("order", "action_id"), [("cancel", 2), ("close", 0)])
-async def test_a_command_that_is_stopped_while_its_workspace_is_opened_is_not_run(
+async def test_command_stopped_while_its_workspace_opens_does_not_run(
     memory_store: Store, tmp_path: Path, order: Literal["cancel", "close"], action_id: int
 ) -> None:
     log = EventLog(memory_store)
@@ -199,9 +199,7 @@ async def test_a_command_that_is_stopped_while_its_workspace_is_opened_is_not_ru
     assert not (tmp_path / "conversation" / "workspace" / "effect").exists()
 
 
-async def test_an_order_about_another_action_stops_none_that_is_about_to_begin(
-    memory_store: Store, tmp_path: Path
-) -> None:
+async def test_order_about_another_action_stops_no_starting_action(memory_store: Store, tmp_path: Path) -> None:
     log = EventLog(memory_store)
     await log.create(ConversationCreated(conversation_id="conversation"))
     slow = f"sleep {ANSWER_CHECK_SECONDS + 0.3}; touch effect"  # it is looked after, too
@@ -262,9 +260,7 @@ async def test_a_picture_that_is_viewed_is_in_the_observation(memory_store: Stor
     assert len(seen.image_urls[0]) > 130_000
 
 
-async def test_a_lost_actions_result_does_not_answer_the_one_that_has_its_number(
-    memory_store: Store, tmp_path: Path
-) -> None:
+async def test_lost_actions_result_answers_no_action_with_its_number(memory_store: Store, tmp_path: Path) -> None:
     """The journal knows action 2 as another command than the log does."""
     log = EventLog(memory_store)
     await log.create(ConversationCreated(conversation_id="conversation"))
@@ -283,9 +279,7 @@ async def test_a_lost_actions_result_does_not_answer_the_one_that_has_its_number
     assert not (tmp_path / "conversation" / "workspace" / "effects").exists()
 
 
-async def test_a_number_that_was_given_again_is_noticed_though_the_journal_goes_no_further_than_the_log(
-    memory_store: Store, tmp_path: Path
-) -> None:
+async def test_reused_number_is_noticed_despite_a_shorter_journal(memory_store: Store, tmp_path: Path) -> None:
     log, known = EventLog(memory_store), CmdRunAction(command="true")
     await log.create(ConversationCreated(conversation_id="conversation"))
     await log.append("conversation", [CmdRunAction(command="echo effect >> effects"), known])
@@ -301,9 +295,7 @@ async def test_a_number_that_was_given_again_is_noticed_though_the_journal_goes_
     assert not (tmp_path / "conversation" / "workspace" / "effects").exists()
 
 
-async def test_the_result_of_an_action_that_its_log_has_lost_meanwhile_answers_no_other(
-    memory_store: Store, tmp_path: Path
-) -> None:
+async def test_result_of_an_action_lost_meanwhile_answers_no_other(memory_store: Store, tmp_path: Path) -> None:
     log = EventLog(memory_store)
     await log.create(ConversationCreated(conversation_id="conversation"))
     await log.append("conversation", [CmdRunAction(command="echo lost")])
@@ -319,7 +311,7 @@ async def test_the_result_of_an_action_that_its_log_has_lost_meanwhile_answers_n
     assert kinds == ["conversation.created", "action.run", "observation.events_lost"]
 
 
-async def test_an_action_decided_before_a_gap_was_named_is_not_begun(memory_store: Store, tmp_path: Path) -> None:
+async def test_action_decided_before_a_named_gap_does_not_start(memory_store: Store, tmp_path: Path) -> None:
     """The journal goes further than the log: what it holds beyond may be in the workspace."""
     log = EventLog(memory_store)
     await log.create(ConversationCreated(conversation_id="conversation"))
@@ -378,7 +370,7 @@ class Events:
         return observation
 
 
-async def test_files_are_written_and_read_by_events_in_the_workspace_only(memory_store: Store, tmp_path: Path) -> None:
+async def test_file_events_read_and_write_only_in_the_workspace(memory_store: Store, tmp_path: Path) -> None:
     log = EventLog(memory_store)
     await log.create(ConversationCreated(conversation_id="conversation"))
     async with opened(tmp_path, sandbox="bwrap") as workspaces:
@@ -406,7 +398,7 @@ async def test_files_are_written_and_read_by_events_in_the_workspace_only(memory
     assert (tmp_path / "conversation" / "workspace" / "src" / "a" / "b.py").read_text() == "one\ntwo\n"
 
 
-async def test_what_was_written_is_not_written_again_by_the_next_worker(memory_store: Store, tmp_path: Path) -> None:
+async def test_next_worker_does_not_write_written_files_again(memory_store: Store, tmp_path: Path) -> None:
     log = EventLog(memory_store)
     await log.create(ConversationCreated(conversation_id="conversation"))
     await log.append("conversation", [FileWriteAction(path="a.txt", content="one", start=0, end=0)])
@@ -421,7 +413,7 @@ async def test_what_was_written_is_not_written_again_by_the_next_worker(memory_s
 
 
 @pytest.mark.parametrize(("attempt", "is_run"), [(3, True), (4, False)])
-async def test_an_action_that_workers_die_with_is_given_up_after_three_of_them(
+async def test_action_is_given_up_after_three_worker_deaths(
     memory_store: Store, tmp_path: Path, attempt: int, is_run: bool
 ) -> None:
     log = EventLog(memory_store)
@@ -435,7 +427,7 @@ async def test_an_action_that_workers_die_with_is_given_up_after_three_of_them(
     assert (tmp_path / "conversation" / "workspace" / "effects").exists() is is_run
 
 
-async def test_a_file_beside_the_workspaces_of_a_node_is_none_of_them(tmp_path: Path) -> None:
+async def test_file_beside_the_workspaces_is_not_a_workspace(tmp_path: Path) -> None:
     async with opened(tmp_path) as workspaces:
         await workspaces.open("conversation")
         (tmp_path / "stray").write_text("")

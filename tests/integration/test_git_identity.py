@@ -36,7 +36,7 @@ async def test_the_first_commit_needs_no_settings(
         assert (await run("git -c user.name=Once commit -q --amend -m x; git log -1 --format=%cn")).content == "Once"
 
 
-async def test_without_a_setting_it_is_ours_and_a_named_directory_keeps_its_own(tmp_path: Path) -> None:
+async def test_git_identity_has_a_default_and_directories_keep_theirs(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
     async with opened(tmp_path / "node", sandbox="bwrap", named=NamedDirectories([mine])) as workspaces:

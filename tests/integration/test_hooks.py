@@ -68,7 +68,7 @@ async def logged(hands: Hands) -> list[Event]:
     return events
 
 
-async def test_a_vetoed_action_does_not_run_and_the_model_is_told_why(hands: Hands) -> None:
+async def test_vetoed_action_does_not_run_and_model_reads_why(hands: Hands) -> None:
     told = Told("not on my machine")
     give(hands, told.hook(HookPoint.BEFORE_ACTION))
     await hands.begin(BASH, FINISH)
@@ -103,7 +103,7 @@ async def test_a_vetoed_finish_sends_the_agent_back_to_work(hands: Hands) -> Non
     assert replay(events).divergence is None
 
 
-async def test_an_action_that_a_person_has_edited_is_asked_about_as_it_would_run(hands: Hands) -> None:
+async def test_edited_action_is_checked_by_hooks_as_it_runs(hands: Hands) -> None:
     told = Told(None, "not on my machine")
     give(hands, told.hook(HookPoint.BEFORE_ACTION))
     await hands.begin(BASH, FINISH, agent=asking(hands))
@@ -120,7 +120,7 @@ async def test_an_action_that_a_person_has_edited_is_asked_about_as_it_would_run
     assert replay(events).divergence is None
 
 
-async def test_an_action_that_a_person_has_edited_into_nothing_is_not_asked_about_again(hands: Hands) -> None:
+async def test_action_edited_into_nothing_is_not_checked_again(hands: Hands) -> None:
     told = Told(None, "not on my machine")
     give(hands, told.hook(HookPoint.BEFORE_ACTION))
     await hands.begin(BASH, FINISH, agent=asking(hands))
@@ -132,7 +132,7 @@ async def test_an_action_that_a_person_has_edited_into_nothing_is_not_asked_abou
     assert (await hands.kinds()).count("observation.user_rejected") == 1
 
 
-async def test_what_a_person_confirms_or_rejects_as_it_is_was_asked_about_before(hands: Hands) -> None:
+async def test_confirmed_or_rejected_action_was_already_checked(hands: Hands) -> None:
     told = Told()
     give(hands, told.hook(HookPoint.BEFORE_ACTION))
     await hands.begin(BASH, BASH, agent=asking(hands))
@@ -152,7 +152,7 @@ async def test_what_a_person_confirms_or_rejects_as_it_is_was_asked_about_before
     assert len(told.calls) == 2
 
 
-async def test_a_vetoed_call_is_never_made_and_the_conversation_ends_in_an_error(hands: Hands) -> None:
+async def test_vetoed_call_is_never_made_and_ends_in_error(hands: Hands) -> None:
     told = Told("out of office hours")
     give(hands, told.hook(HookPoint.BEFORE_MODEL))
     await hands.begin(FINISH)
@@ -241,7 +241,7 @@ async def test_a_command_vetoes_by_exit_code_2_and_says_why(hands: Hands, tmp_pa
     assert error.content == "The action was not carried out: no rm -rf /"
 
 
-async def test_a_command_that_hangs_is_ended_with_all_that_it_has_begun(hands: Hands, tmp_path: Path) -> None:
+async def test_hanging_hook_command_ends_with_its_children(hands: Hands, tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     hang_once = f"test -e {pid} && exit 0; sleep 600 & echo $! > {pid}; wait"
     hook = Hook(HookPoint.BEFORE_FINISH, "guard", command_hook(["sh", "-c", hang_once]), timeout_seconds=1.0)

@@ -49,9 +49,7 @@ def workspace(tmp_path: Path) -> Path:
     return path
 
 
-async def test_a_host_with_a_running_action_and_no_client_outlives_its_time_to_live(
-    tmp_path: Path, workspace: Path
-) -> None:
+async def test_host_with_a_running_action_outlives_its_ttl_without_clients(tmp_path: Path, workspace: Path) -> None:
     gate = Gate(workspace, "gate")
     async with opened(tmp_path, ttl_seconds=0.2) as workspaces:
         host = await workspaces.open(CONVERSATION)
@@ -70,7 +68,7 @@ async def test_a_host_with_a_running_action_and_no_client_outlives_its_time_to_l
         assert (again.is_unknown, again.value["content"]) == (False, "done")
 
 
-async def test_a_host_with_a_client_and_no_action_outlives_its_time_to_live(tmp_path: Path, workspace: Path) -> None:
+async def test_host_with_a_client_outlives_its_ttl_without_actions(tmp_path: Path, workspace: Path) -> None:
     gate = Gate(workspace, "gate")
     async with opened(tmp_path, ttl_seconds=0.3) as workspaces:
         host = await workspaces.open(CONVERSATION)
@@ -94,9 +92,7 @@ async def test_beyond_its_limit_of_clients_a_host_takes_none(tmp_path: Path) -> 
             client.close()
 
 
-async def test_beyond_its_queue_a_host_refuses_commands_and_begins_none_of_them(
-    tmp_path: Path, workspace: Path
-) -> None:
+async def test_host_with_a_full_queue_refuses_further_commands(tmp_path: Path, workspace: Path) -> None:
     gate = Gate(workspace, "gate")
     async with opened(tmp_path) as workspaces:
         host = await workspaces.open(CONVERSATION)
@@ -131,7 +127,7 @@ async def test_everybody_who_asks_for_a_running_action_gets_its_result(tmp_path:
         assert [result.value["content"] for result in results] == ["once", "once"]
 
 
-async def test_a_client_that_reads_nothing_is_disconnected_before_it_costs_the_host_its_memory(
+async def test_client_that_reads_nothing_is_disconnected(
     tmp_path: Path,
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -160,7 +156,7 @@ async def test_a_client_that_reads_nothing_is_disconnected_before_it_costs_the_h
         assert (await host.run(2, "bash", {"command": "echo still"})).value["content"] == "still"
 
 
-async def test_an_answer_to_a_call_that_was_given_up_answers_no_other(tmp_path: Path) -> None:
+async def test_answer_to_an_abandoned_call_answers_no_other(tmp_path: Path) -> None:
     async with opened(tmp_path, programs=program(tmp_path)) as workspaces:
         host = await workspaces.open(CONVERSATION)
         first = await host.run(1, "fake", {"manner": "well"})
@@ -169,7 +165,7 @@ async def test_an_answer_to_a_call_that_was_given_up_answers_no_other(tmp_path: 
         assert second.value["content"] == first.value["content"].replace("call 1", "call 2")
 
 
-async def test_a_session_program_that_ignores_an_interrupt_is_ended_and_the_next_call_gets_another(
+async def test_session_ignoring_an_interrupt_is_replaced(
     tmp_path: Path,
 ) -> None:
     started = tmp_path / "started"

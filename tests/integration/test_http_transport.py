@@ -137,7 +137,7 @@ async def test_a_request_goes_by_the_proxy(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(("scheme", "verb"), [("http", "POST"), ("https", "CONNECT")])
-async def test_the_login_of_a_proxy_is_sent_to_it_and_in_no_error(
+async def test_proxy_login_is_sent_to_it_and_never_in_errors(
     monkeypatch: pytest.MonkeyPatch, scheme: str, verb: str
 ) -> None:
     refusal = b"HTTP/1.1 407 Who are you\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -153,9 +153,7 @@ async def test_the_login_of_a_proxy_is_sent_to_it_and_in_no_error(
     assert not [text for text in texts if "passw0rd" in text], texts
 
 
-async def test_the_server_behind_a_proxy_gets_no_login_but_its_own_and_the_proxy_not_that(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_server_and_proxy_each_get_only_their_own_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     certificate, key = certificate_in(tmp_path, "models.invalid")
     context, asked = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH), []
     context.load_cert_chain(certificate, key)
@@ -183,7 +181,7 @@ async def test_the_server_behind_a_proxy_gets_no_login_but_its_own_and_the_proxy
     assert b"\r\nauthorization: bearer the-key" in to_server
 
 
-async def test_a_body_is_forgotten_once_it_is_sent_by_an_sdk() -> None:
+async def test_body_sent_by_an_sdk_is_forgotten() -> None:
     for sent in (bytes(bytearray(b"x" * (PIECE_BYTES + 7))), bytes(bytearray(b"y" * 1_000))):
         alone = sys.getrefcount(sent)
         async with listening() as server:
@@ -260,7 +258,7 @@ async def test_a_redirect_is_a_refusal(status: int) -> None:
     assert caught.value.status_code == status
 
 
-async def test_a_refusal_without_end_is_not_read_to_it_and_its_connection_is_given_up() -> None:
+async def test_endless_refusal_is_cut_and_its_connection_closed() -> None:
     endless = b"HTTP/1.1 500 No\r\n\r\n" + bytes(2 * REPLY_LIMIT_BYTES)
     async with listening(endless) as server, transport(server.address) as made:
         server.may_answer.set()

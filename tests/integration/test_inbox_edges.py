@@ -95,7 +95,7 @@ async def test_a_text_that_is_no_utf_8_is_rejected(desk: Desk, request_text: str
         await until_replies(desk.store, "good", "accepted")
 
 
-async def test_an_entry_at_which_the_door_fails_is_answered_and_put_aside(desk: Desk) -> None:
+async def test_entry_failing_in_the_door_is_answered_and_quarantined(desk: Desk) -> None:
     names = desk.store.keys(conversation_id_of("inbox:shop:mine"))
     await desk.store.connection.call("SET", names.caller, "no hash")
     async with serving(Inbox(desk, "d1").read()):
@@ -118,7 +118,7 @@ async def test_no_entry_waits_for_one_that_waits_for_a_tool(valkey_store: Store)
         assert await replies(valkey_store, "slow") == []
 
 
-async def test_a_tool_that_is_missing_is_waited_for_less_long_than_an_entry_may_be_under_way(desk: Desk) -> None:
+async def test_missing_tool_is_awaited_shorter_than_an_entry_may_last(desk: Desk) -> None:
     assert desk.offers_limit_seconds == OFFERS_LIMIT_SECONDS < FORSAKEN_AFTER_SECONDS / 2
     async with serving(Inbox(desk, "d1").read()):
         await put(desk.store, {"task": "x", "tools": ["nosuch/x"]})
@@ -126,7 +126,7 @@ async def test_a_tool_that_is_missing_is_waited_for_less_long_than_an_entry_may_
 
 
 @pytest.mark.parametrize("command", [("SET", "x"), ("SADD", "x"), ("HSET", "x", "y")])
-async def test_a_reply_stream_of_another_type_is_moved_out_of_the_way(desk: Desk, command: tuple[str, ...]) -> None:
+async def test_reply_stream_of_another_type_is_moved_aside(desk: Desk, command: tuple[str, ...]) -> None:
     key = keys.replies("shop")
     await desk.store.connection.call(command[0], key, *command[1:])
     async with serving(Inbox(desk, "d1").read()):
@@ -192,7 +192,7 @@ async def forsake(store: Store, entry: str, deliveries: int) -> None:
     await store.connection.call(*command)
 
 
-async def test_an_entry_that_no_door_could_read_is_put_aside_unread(desk: Desk) -> None:
+async def test_unreadable_entry_is_quarantined_unread(desk: Desk) -> None:
     store = desk.store
     await store.connection.call("XGROUP", "CREATE", keys.INBOX, GROUP, "0", "MKSTREAM")
     bomb, good = await put(store, {"task": "x"}, reply_to="bomb"), await put(store, {"task": "x"})
@@ -237,7 +237,7 @@ async def test_entries_that_stay_do_not_hide_the_others(valkey_store: Store) -> 
     assert await replies(valkey_store, "stays") == []
 
 
-async def test_an_entry_that_comes_again_is_accepted_again_whatever_has_gone_since(desk: Desk) -> None:
+async def test_repeated_entry_is_accepted_again_after_deletions(desk: Desk) -> None:
     """A door died before it acknowledged the entry, and the controller worker that knew the agent is gone."""
     knowing, other = (
         Membership(desk.store, name, "controller", about={"agents": f"CodeActAgent,{name}"}, ttl_seconds=LONG_SECONDS)

@@ -11,7 +11,7 @@ from deckhands.operations.jobs.job import LOCK_MS, alone
 NAME = "retire"
 
 
-async def test_a_second_one_is_not_alone_until_the_first_has_ended(valkey_store: Store) -> None:
+async def test_second_holder_is_not_alone_until_the_first_ends(valkey_store: Store) -> None:
     async with alone(valkey_store, NAME) as first, alone(valkey_store, NAME) as second:
         assert (first, second) == (True, False)
     async with alone(valkey_store, NAME) as third:

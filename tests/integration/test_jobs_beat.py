@@ -47,7 +47,7 @@ def sent(broker: Redis) -> list[str]:
 
 
 @pytest.mark.soak
-async def test_a_beat_takes_over_from_a_killed_one_and_sends_nothing_again(cluster, broker):
+async def test_beat_takes_over_from_a_killed_one_without_resending(cluster, broker):
     first = cluster.start_beat("b1")
     known = lambda: broker.zcard(f"{BEAT_KEYS}:schedule") == len(PERIODIC) and broker.get(f"{BEAT_KEYS}:lock")  # noqa: E731
     await until(known, limit=LIMIT_SECONDS, what="a beat that knows the table")
@@ -62,7 +62,7 @@ async def test_a_beat_takes_over_from_a_killed_one_and_sends_nothing_again(clust
     assert sent(broker) == ["deckhands.jobs.orphans", "deckhands.jobs.orphans"]
 
 
-async def test_a_beat_that_stood_still_too_long_waits_for_its_turn(cluster, broker):
+async def test_stalled_beat_waits_for_its_turn(cluster, broker):
     beat = cluster.start_beat("b1")
     lock = f"{BEAT_KEYS}:lock"
     await until(lambda: broker.get(lock), limit=LIMIT_SECONDS, what="a beat with the lock")
@@ -72,9 +72,7 @@ async def test_a_beat_that_stood_still_too_long_waits_for_its_turn(cluster, brok
     assert "Traceback" not in (cluster.root / "b1.log").read_text()
 
 
-async def test_a_job_is_tried_again_until_its_archive_is_there_and_another_brings_back_what_it_archived(
-    cluster, tmp_path
-):
+async def test_job_retries_until_its_archive_exists_and_restores(cluster, tmp_path):
     place, rules = tmp_path / "archive", tmp_path / "retention.toml"
     place.write_text("no directory yet")
     rules.write_text('[[rule]]\nage = "0s"\n')
@@ -93,7 +91,7 @@ async def test_a_job_is_tried_again_until_its_archive_is_there_and_another_bring
     producer.close()
 
 
-async def test_a_job_goes_back_to_the_queue_when_its_worker_is_stopped(cluster, tmp_path):
+async def test_job_of_a_stopped_worker_returns_to_the_queue(cluster, tmp_path):
     place, rules, gate = tmp_path / "archive", tmp_path / "retention.toml", tmp_path / "gate"
     rules.write_text('[[rule]]\nage = "0s"\n')
     environment = {"DECKHANDS_ARCHIVE": str(place), "DECKHANDS_RETENTION": str(rules)}
@@ -110,7 +108,7 @@ async def test_a_job_goes_back_to_the_queue_when_its_worker_is_stopped(cluster, 
     producer.close()
 
 
-async def test_a_job_is_done_by_its_worker_and_its_result_is_kept(cluster):
+async def test_job_is_run_by_its_worker_and_result_kept(cluster):
     cluster.start_jobs()
     producer = Producer(cluster)
     result = producer.app.send_task("deckhands.jobs.orphans", queue="deckhands.jobs")

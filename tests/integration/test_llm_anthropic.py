@@ -94,7 +94,7 @@ async def test_the_price_of_an_unknown_claude_is_unknown(server: RunningModelSer
     assert (await ask(server, model="claude-of-the-future")).cost_usd is None
 
 
-async def test_sampling_goes_to_models_that_take_it_with_the_version_that_has_it(server: RunningModelServer) -> None:
+async def test_sampling_is_sent_only_to_models_that_accept_it(server: RunningModelServer) -> None:
     body = await sent(server, model="claude-sonnet-4-5", temperature=0.5, top_k=4)
     assert (body["temperature"], body["top_k"], "top_p" in body) == (0.5, 4, False)
     headers = {name.lower(): value for name, value in server.requests()[0]["headers"].items()}
@@ -156,7 +156,7 @@ async def test_a_budget_of_thinking_takes_the_place_of_sampling(server: RunningM
     assert (await sent(server, model="claude-sonnet-4-5", completion_kwargs=kept))["temperature"] == 0.0
 
 
-async def test_a_turn_that_another_model_has_begun_goes_on_without_a_budget_of_thinking(
+async def test_turn_of_another_model_continues_without_thinking_budget(
     server: RunningModelServer,
 ) -> None:
     assert "thinking" not in await sent(server, model="claude-sonnet-4-5", completion_kwargs=BUDGET)

@@ -124,7 +124,7 @@ async def test_streams_that_are_odd_but_whole(
 
 
 @pytest.mark.parametrize("kind", ["held_open", "reset_behind"])
-async def test_a_reply_is_whole_when_the_protocol_says_so_whatever_becomes_of_the_connection(
+async def test_reply_is_whole_when_the_protocol_says_so(
     server: RunningModelServer, make_llm: Callable[..., LLM], kind: str
 ) -> None:
     llm = make_llm(first_byte_timeout=200.0, timeout=200.0, read_timeout=20.0)
@@ -150,9 +150,7 @@ FINISHING_FORMS = {
 
 @pytest.mark.parametrize("form", FINISHING_FORMS)
 @pytest.mark.parametrize("kind", ["held_open", "reset_behind"])
-async def test_a_reply_is_whole_by_litellm_in_each_form_of_its_end(
-    server: RunningModelServer, kind: str, form: str
-) -> None:
+async def test_litellm_reply_is_whole_in_each_form_of_end(server: RunningModelServer, kind: str, form: str) -> None:
     model, path, left_out = FINISHING_FORMS[form]
     at_server = {"model": model, "base_url": server.url + path, "native_tool_calling": True}
     # Only the rescue can end this in time: the limits are far above what a test may take.
@@ -224,7 +222,7 @@ async def test_malformed_calls_come_through_as_they_are(
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
-async def test_why_a_reply_has_stopped_decides_what_becomes_of_its_calls(
+async def test_stop_reason_decides_what_happens_to_calls(
     server: RunningModelServer, make_llm: Callable[..., LLM], is_streamed: bool
 ) -> None:
     llm = make_llm()
@@ -300,7 +298,7 @@ async def test_a_cancelled_stream_closes_its_socket(
     assert (await llm.complete(request(shown))).stop_reason == "tool_calls"
 
 
-async def test_a_reply_that_may_be_long_is_streamed_though_nobody_watches(
+async def test_long_reply_is_streamed_without_watchers(
     server: RunningModelServer, make_llm: Callable[..., LLM]
 ) -> None:
     short, long = make_llm(max_output_tokens=8_000), make_llm(max_output_tokens=20_000)
@@ -323,7 +321,7 @@ async def test_a_reply_that_nothing_limits_may_be_long(server: RunningModelServe
         assert [body["body"].get("stream", False) for body in server.requests()] == [model != "gpt-4o-2024-05-13"]
 
 
-async def test_a_server_that_takes_no_streams_is_asked_for_whole_replies(server: RunningModelServer) -> None:
+async def test_server_without_streams_is_asked_for_whole_replies(server: RunningModelServer) -> None:
     server.clear()
     llm = create_llm(settings("openai", server.url), SystemClock())
     try:
@@ -338,7 +336,7 @@ async def test_a_server_that_takes_no_streams_is_asked_for_whole_replies(server:
         await llm.aclose()
 
 
-async def test_silence_before_a_long_reply_is_no_silence_where_pieces_come(
+async def test_silence_before_a_long_streamed_reply_is_no_timeout(
     server: RunningModelServer, make_llm: Callable[..., LLM]
 ) -> None:
     """A reply that takes longer than the longest silence comes through; in one piece it would be a timeout."""

@@ -106,16 +106,14 @@ async def test_a_bad_call_is_told_to_the_model(
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-async def test_a_call_whose_end_was_cut_off_at_the_limit_of_length_is_not_whole(
-    server: RunningModelServer, backend: str
-) -> None:
+async def test_call_cut_at_the_length_limit_is_not_whole(server: RunningModelServer, backend: str) -> None:
     (cut,) = (await ask(server, backend, 5)).tool_calls
     assert cut.problem.startswith("The call of function 'execute_bash' is cut off")
     (stopped,) = (await ask(server, backend, 6)).tool_calls
     assert (stopped.arguments, stopped.problem) == ('{"command": "ls"}', "")
 
 
-async def test_calls_that_a_server_has_made_of_the_text_are_taken(server: RunningModelServer) -> None:
+async def test_calls_parsed_by_the_server_are_accepted(server: RunningModelServer) -> None:
     reply = await ask(server, "openai", 4)
     assert reply.tool_calls == (ToolCall("call_0005_0", "execute_bash", '{"command": "ls"}'),)
 

@@ -49,7 +49,7 @@ async def test_a_long_answer_is_whole_in_every_summary(valkey_store: Store, tmp_
 
 
 @pytest.mark.parametrize("is_lost", [True, False])
-async def test_a_long_answer_that_cannot_be_read_whole_is_its_head_and_tail(
+async def test_unreadable_long_answer_is_shown_as_head_and_tail(
     valkey_store: Store, tmp_path: Path, is_lost: bool
 ) -> None:
     place = tmp_path / "archive"

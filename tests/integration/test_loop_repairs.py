@@ -36,7 +36,7 @@ async def test_an_action_that_was_answered_meanwhile_is_not_waited_for(hands: Ha
     assert loop.state.lifecycle.agent_state is AgentState.FINISHED
 
 
-async def test_a_snapshot_that_is_ahead_of_its_log_is_not_used_and_the_gap_is_named(hands: Hands) -> None:
+async def test_snapshot_ahead_of_its_log_is_ignored_and_gap_named(hands: Hands) -> None:
     await hands.begin(THINK)
     lost = replace(fold(State(), await hands.events()), version=99)
     await hands.store.connection.call("SET", hands.store.keys(CID).snapshot, snapshot_of(lost))
@@ -79,7 +79,7 @@ async def test_a_delegate_that_the_store_has_lost_is_begun_again(hands: Hands) -
     assert [event.kind for event in await hands.log.read(delegate_id)] == ["conversation.created", "action.message"]
 
 
-async def test_a_delegate_is_told_nothing_that_its_parent_did_before_it_began(hands: Hands) -> None:
+async def test_delegate_hears_nothing_from_before_it_started(hands: Hands) -> None:
     await hands.begin(BACKGROUND, BASH, BACKGROUND, BASH, agent=delegating(hands))
     loop = await hands.go()
     await hands.ask("paused")
@@ -97,7 +97,7 @@ async def test_a_delegate_is_told_nothing_that_its_parent_did_before_it_began(ha
     assert len(await hands.log.read(second)) == 2
 
 
-async def test_the_agent_that_takes_over_with_a_plan_reads_the_next_reply(hands: Hands) -> None:
+async def test_agent_that_takes_over_a_plan_reads_the_next_reply(hands: Hands) -> None:
     model = LLMSpec(model=f"scripted/{hands.folder / 'script.json'}")
     agent = AgentSpec(name="PlanningAgent", plan=PlanSpec(needs_approval=False), llm=model)
     await hands.begin({"tool_calls": [{"name": "propose_plan", "arguments": {"plan": "1. Look."}}]}, BASH, agent=agent)

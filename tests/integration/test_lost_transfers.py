@@ -44,7 +44,7 @@ async def test_what_was_reported_as_failed_is_not_carried_out_later(valkey_store
     assert await valkey_store.connection.call("EXISTS", names.transfer(token), names.stored_file(token)) == 0
 
 
-async def test_an_answer_that_cannot_be_read_is_a_failure_of_the_transfer(valkey_store: Store) -> None:
+async def test_unreadable_answer_is_a_failure_of_the_transfer(valkey_store: Store) -> None:
     stream, transfers = await on_node(valkey_store), Transfers(valkey_store)
 
     async def answer() -> None:

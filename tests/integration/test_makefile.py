@@ -11,7 +11,7 @@ OURS = {"MAKEFLAGS": "", "MAKEOVERRIDES": ""}
 """Variables that `make test VENV=…` has been given are not for the calls here."""
 
 
-def test_a_folder_of_environments_and_a_python_of_others_are_left_alone() -> None:
+def test_foreign_environment_folder_and_python_are_left_alone() -> None:
     env = os.environ | OURS | {"VENV": "/others/environments", "PYTHON": "/others/python2"}
     told = subprocess.run(
         ["make", "--dry-run", "--always-make", "run"], cwd=ROOT, env=env, capture_output=True, text=True, check=True

@@ -140,7 +140,7 @@ async def test_a_program_is_confined(tmp_path: Path) -> None:
         assert len([name for name in processes if name.isdigit()]) <= 4
 
 
-async def test_a_program_that_ends_is_started_again_for_the_next_call(tmp_path: Path) -> None:
+async def test_program_that_ends_is_restarted_for_the_next_call(tmp_path: Path) -> None:
     async with offering(program(), tmp_path) as example:
         ended = await example.call("end")
         assert isinstance(ended, ErrorObservation)
@@ -236,7 +236,7 @@ async def test_a_server_over_http(tmp_path: Path, kind: Literal["http", "sse"], 
         running.wait()
 
 
-async def test_a_server_that_is_not_there_is_tried_again_and_keeps_nobody(tmp_path: Path) -> None:
+async def test_absent_server_is_retried_and_delays_nothing(tmp_path: Path) -> None:
     offered = OfferedTools(())
     servers = McpServers([program(command="no-such-program")], offered, SandboxedLaunch("none", tmp_path))
     with pytest.raises(TimeoutError):

@@ -43,7 +43,7 @@ async def test_an_answer_may_be_as_long_as_promised(tmp_path: Path, form: str) -
 
 
 @pytest.mark.parametrize("form", FORMS)
-async def test_a_longer_answer_is_an_error_that_says_that_the_call_has_run(tmp_path: Path, form: str) -> None:
+async def test_too_long_answer_is_an_error_saying_the_call_ran(tmp_path: Path, form: str) -> None:
     async with offered(tmp_path) as (server, example):
         server.form, server.answer = form, "y" * (MESSAGE_LIMIT_BYTES + 2**20)
         lost = await example.call("echo", text="x")
@@ -119,7 +119,7 @@ async def test_announcements_are_heard_however_often_the_stream_breaks(tmp_path:
         assert server.calls == []
 
 
-async def test_what_changes_while_nobody_hears_is_found_when_the_stream_is_open_again(tmp_path: Path) -> None:
+async def test_changes_during_a_gap_are_found_on_reconnect(tmp_path: Path) -> None:
     async with offered(tmp_path) as (server, example):
         await until(lambda: server.listeners, what="listener")
         server.hang_up()
@@ -161,7 +161,7 @@ async def test_a_tool_that_has_vanished_is_refused_with_the_reason(tmp_path: Pat
         assert server.calls == []
 
 
-async def test_a_session_that_has_expired_is_begun_again_and_the_call_repeated(tmp_path: Path) -> None:
+async def test_expired_session_is_renewed_and_the_call_repeated(tmp_path: Path) -> None:
     async with offered(tmp_path) as (server, example):
         assert text_of(await example.result("echo", text="x")) == "fine"
         server.sessions.clear()
@@ -175,7 +175,7 @@ async def test_a_session_that_has_expired_is_begun_again_and_the_call_repeated(t
         assert server.calls == ["echo", "echo"]
 
 
-async def test_a_server_that_dies_during_a_call_costs_that_call_alone(tmp_path: Path) -> None:
+async def test_server_dying_during_a_call_costs_only_that_call(tmp_path: Path) -> None:
     async with offered(tmp_path) as (server, example):
         gate, arrived = asyncio.Event(), asyncio.Event()
 

@@ -46,7 +46,7 @@ async def events_of(hands: Hands, conversation_id: str, task: str) -> list[Event
     return await hands.log.read(conversation_id)
 
 
-async def test_a_recall_that_fails_is_an_error_and_is_tried_again_with_the_next_message(hands: Hands) -> None:
+async def test_failed_recall_is_an_error_retried_with_next_message(hands: Hands) -> None:
     """B15: in the original it is never answered."""
 
     async def fail() -> None:
@@ -103,7 +103,7 @@ async def test_a_note_is_forgotten_and_replaced(hands: Hands) -> None:
     assert [note.text for note in await books.notes(BOOK)] == ["new"]
 
 
-async def test_a_worker_that_dies_before_the_answer_writes_no_second_note(hands: Hands) -> None:
+async def test_worker_dying_before_the_answer_writes_no_second_note(hands: Hands) -> None:
     await hands.begin(noting(command="write", text="Use make."), **fields_of(hands))
     loop = await hands.go()
     action = next(event for event in await hands.events() if isinstance(event, NoteAction))

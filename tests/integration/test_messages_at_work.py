@@ -77,7 +77,7 @@ async def test_a_call_that_is_interrupted_is_not_waited_for(hands: Hands) -> Non
     loop.drop()
 
 
-async def test_a_rollback_is_neither_in_the_view_nor_in_the_state(hands: Hands) -> None:
+async def test_rollback_is_neither_in_view_nor_in_state(hands: Hands) -> None:
     await hands.begin(THINK, BASH, FINISH, double_texting="rollback")
     loop = await hands.go()
     assert await is_waiting_for_tool(hands)
@@ -108,7 +108,7 @@ async def test_a_fork_of_such_a_log_continues_like_its_origin(hands: Hands) -> N
     assert replay(events).divergence is None
 
 
-async def test_of_messages_that_race_to_an_agent_at_rest_one_is_taken(hands: Hands) -> None:
+async def test_one_of_racing_messages_to_an_idle_agent_is_taken(hands: Hands) -> None:
     await hands.begin(FINISH, double_texting="reject")
     await hands.go()
     client = Client(hands.store)
@@ -155,7 +155,7 @@ async def test_a_worker_that_dies_in_between_is_continued(hands: Hands, policy: 
     assert len(of(events, InterruptedObservation)) + len(of(events, RolledBackObservation)) == number
 
 
-async def test_what_a_condensation_of_work_that_was_taken_back_forgot_is_shown_whole_again(hands: Hands) -> None:
+async def test_events_forgotten_by_rolled_back_condensation_are_shown_again(hands: Hands) -> None:
     long = "x" * 40_000 + "MIDDLE" + "z" * 40_000  # kept beside the log
     await hands.begin(FINISH, FINISH, BASH, FINISH, double_texting="rollback")
     await hands.go()

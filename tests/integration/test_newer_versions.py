@@ -46,7 +46,7 @@ async def _parked(hands: Hands) -> Any:  # noqa: F811
         yield name.decode()
 
 
-async def test_a_conversation_with_a_newer_kind_is_left_to_a_newer_worker(hands: Hands, tomorrow: Event) -> None:  # noqa: F811
+async def test_conversation_with_a_newer_kind_waits_for_newer_worker(hands: Hands, tomorrow: Event) -> None:  # noqa: F811
     await hands.begin(FINISH)
     await hands.log.append(CID, [tomorrow])
     for _ in range(2):  # who takes it up again leaves it again

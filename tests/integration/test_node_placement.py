@@ -140,7 +140,7 @@ async def test_what_loses_its_node_moves_to_one_that_serves_it(tmp_path: Path) -
 
 
 @pytest.mark.soak  # waits for half a minute
-async def test_what_no_node_serves_any_more_is_answered_and_binds_no_node(tmp_path: Path) -> None:
+async def test_action_that_no_node_serves_is_answered_and_binds_none(tmp_path: Path) -> None:
     cluster = Nodes(tmp_path)
     async with cluster.running():
         cluster.start_node("gpu", DECKHANDS_LABELS="gpu")

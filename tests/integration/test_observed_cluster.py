@@ -55,7 +55,7 @@ def lines_of(cluster: FaultCluster, name: str) -> list[dict[str, Any]]:
     return found
 
 
-async def test_the_lines_of_all_roles_name_their_role_and_their_conversation(cluster: FaultCluster) -> None:
+async def test_log_lines_name_their_role_and_conversation(cluster: FaultCluster) -> None:
     turns = [
         {"tool_calls": [{"name": "fail", "arguments": {"is_expected": False}}]},
         {"tool_calls": [{"name": "finish", "arguments": {"message": "done"}}]},

@@ -206,7 +206,7 @@ async def test_what_is_not_there_is_said_and_leaves_nothing(world: World, projec
         assert world.left() == set()
 
 
-async def test_what_a_killed_worker_left_half_filled_goes_unless_another_fills_one(world: World, project: Path) -> None:
+async def test_half_filled_leftovers_are_removed_unless_being_filled(world: World, project: Path) -> None:
     source = GitSource(url=f"file://{project}")
     half = world.root / CID / ".draft-0"
     (half / "workspace").mkdir(parents=True)
@@ -226,7 +226,7 @@ async def test_what_a_killed_worker_left_half_filled_goes_unless_another_fills_o
     assert not half.exists()
 
 
-async def test_of_two_workers_that_open_it_at_once_one_is_taken(
+async def test_one_of_two_concurrent_openings_is_taken(
     world: World, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rename = Path.rename
@@ -386,7 +386,7 @@ def test_addresses_that_are_refused(url: str) -> None:
 @pytest.mark.parametrize(
     "text", ["ssh://git@host/x.git", "git@host:x/y.git", "git+ssh://host/x", "https://host/x.git", "git://host/x"]
 )
-def test_addresses_that_are_not_cloned_are_told_how_they_would_be(text: str) -> None:
+def test_unsupported_clone_addresses_name_the_supported_form(text: str) -> None:
     with pytest.raises(UsageError, match=r"Write git\+https://.* Nothing is cloned over ssh: use https with a token"):
         git_source(text)
 

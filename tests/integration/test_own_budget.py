@@ -35,7 +35,7 @@ async def spent(hands: Hands) -> tuple[int, float]:
     return len(replies), sum(reply.cost_usd or 0.0 for reply in replies)
 
 
-async def test_a_call_that_would_cost_more_than_is_left_is_not_begun(hands: Hands) -> None:
+async def test_call_costing_more_than_the_rest_does_not_start(hands: Hands) -> None:
     await hands.begin(*thoughts(8, cost_usd=1.35), limits=Limits(max_budget_usd=5.0))
     loop = await hands.go()
     assert await spent(hands) == (3, pytest.approx(4.05))
@@ -52,9 +52,7 @@ async def test_a_call_that_would_cost_more_than_is_left_is_not_begun(hands: Hand
 
 
 @pytest.mark.parametrize("budget", [0.03, 0.1, 0.11, 0.12, 0.5, 1.0])
-async def test_with_known_prices_and_a_limit_of_the_reply_a_budget_is_never_exceeded(
-    hands: Hands, budget: float
-) -> None:
+async def test_known_prices_and_reply_limit_never_exceed_the_budget(hands: Hands, budget: float) -> None:
     with_prices(hands, LLM_MAX_OUTPUT_TOKENS="1000")
     used = {"prompt_tokens": 1_500, "completion_tokens": 1_000}
     await hands.begin(*thoughts(100, usage=used), limits=Limits(max_budget_usd=budget))
@@ -65,7 +63,7 @@ async def test_with_known_prices_and_a_limit_of_the_reply_a_budget_is_never_exce
     assert loop.state.lifecycle.error_code == "max_budget"
 
 
-async def test_the_first_call_is_not_begun_either_when_its_prompt_alone_costs_more(hands: Hands) -> None:
+async def test_first_call_with_a_too_expensive_prompt_does_not_start(hands: Hands) -> None:
     with_prices(hands)
     await hands.begin(*thoughts(3), limits=Limits(max_budget_usd=0.001))
     loop = await hands.go()
@@ -73,7 +71,7 @@ async def test_the_first_call_is_not_begun_either_when_its_prompt_alone_costs_mo
     assert loop.state.lifecycle.error_code == "max_budget"
 
 
-async def test_a_reply_is_expected_to_be_as_long_as_the_longest_so_far(hands: Hands) -> None:
+async def test_reply_is_estimated_by_the_longest_so_far(hands: Hands) -> None:
     with_prices(hands)
     used = {"prompt_tokens": 1_500, "completion_tokens": 20_000}  # about 0.30
     await hands.begin(*thoughts(3, usage=used), limits=Limits(max_budget_usd=0.5))
@@ -131,13 +129,13 @@ async def test_an_absurd_count_spoils_no_estimate_for_long(hands: Hands) -> None
     assert cost == pytest.approx(0.048)
 
 
-async def test_without_a_price_the_budget_ends_work_as_far_as_it_is_known(hands: Hands) -> None:
+async def test_budget_without_prices_ends_work_by_known_costs(hands: Hands) -> None:
     await hands.begin(*thoughts(3), limits=Limits(max_budget_usd=0.001))
     await hands.go()
     assert status_of(await hands.events()).state is AgentState.FINISHED
 
 
-async def test_while_delegates_hold_what_a_call_needs_their_parent_waits_for_them(hands: Hands) -> None:
+async def test_parent_waits_while_delegates_reserve_its_budget(hands: Hands) -> None:
     call = {"name": "delegate", "arguments": {"agent": "helper", "task": "look", "background": True}}
     agent = AgentSpec(
         llm=LLMSpec(model=f"scripted/{hands.folder / 'script.json'}"),

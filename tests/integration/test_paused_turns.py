@@ -55,7 +55,7 @@ async def test_all_parts_are_paid_for(server: RecordedServer) -> None:
     assert reply.cost_usd == 200 * 1.0 + 20 * 2.0
 
 
-async def test_a_turn_that_pauses_for_ever_ends_with_what_it_has_brought(server: RecordedServer) -> None:
+async def test_endlessly_pausing_turn_ends_with_its_results(server: RecordedServer) -> None:
     reply = await asked(server, *[part(text("Again. "), SEARCH)] * (PAUSES_LIMIT + 5))
     assert len(server.seen) == PAUSES_LIMIT + 1
     assert (reply.text, reply.stop_reason) == ("Again. " * (PAUSES_LIMIT + 1), "pause_turn")
@@ -81,7 +81,7 @@ async def test_a_refusal_behind_a_pause_is_one(server: RecordedServer) -> None:
     assert caught.value.code == "content_policy"
 
 
-async def test_a_part_that_came_by_a_batch_continues_by_the_connection(server: RecordedServer) -> None:
+async def test_part_from_a_batch_continues_over_the_connection(server: RecordedServer) -> None:
     batched: list[bytes] = []
 
     async def carry(body: bytes) -> Any:

@@ -59,7 +59,7 @@ async def test_without_a_table_the_provider_refuses(crowd: Crowd) -> None:
 
 
 @pytest.mark.parametrize("crowd", [(0, "--latency", "1.0", "--concurrency", "1")], indirect=True)
-async def test_a_long_wait_shows_and_parks_and_ends_by_a_wake(crowd: Crowd) -> None:
+async def test_long_wait_is_shown_parked_and_ended_by_a_wake(crowd: Crowd) -> None:
     crowd.start("c1", "concurrency = 1")
     ids = await crowd.begin(8)
     await crowd.settle(ids)

@@ -157,7 +157,7 @@ async def test_what_a_forged_event_names_is_not_read_from_elsewhere(valkey_store
         assert len((await why(store)).links) == 2
 
 
-async def test_garbage_in_the_hashes_is_as_if_it_were_not_there(valkey_store: Store) -> None:
+async def test_garbage_in_the_hashes_is_ignored(valkey_store: Store) -> None:
     store = valkey_store
     await begin(store)
     await enter(store, "controller-1")
@@ -233,7 +233,7 @@ async def begun(server: Served) -> Sequence[str]:
     return names
 
 
-async def test_the_server_explains_with_the_rights_of_its_user_and_names_workers_to_admins_alone(
+async def test_server_explains_with_its_rights_and_names_workers_to_admins(
     server: Served,
 ) -> None:
     """The fixture makes sure that the store has refused nothing."""

@@ -47,7 +47,7 @@ async def test_what_no_worker_has_begun_is_not_begun(memory_store: Store, tmp_pa
     assert not (tmp_path / CID / "workspace" / "effect").exists()
 
 
-async def test_what_the_host_still_runs_for_a_dead_worker_is_ended(memory_store: Store, tmp_path: Path) -> None:
+async def test_action_still_running_for_a_dead_worker_is_ended(memory_store: Store, tmp_path: Path) -> None:
     log = await begun(memory_store, "touch begun; sleep 1000; touch effect")
     workspace = tmp_path / CID / "workspace"
     async with opened(tmp_path) as workspaces, asyncio.timeout(20):

@@ -105,7 +105,7 @@ async def test_a_file_of_tasks_waits_and_is_submitted_whole(client: Client) -> N
 
 
 @pytest.mark.parametrize("is_later", [False, True])
-async def test_a_task_that_may_not_begin_fails_and_leaves_no_caller(client: Client, is_later: bool) -> None:
+async def test_refused_task_fails_and_leaves_no_caller(client: Client, is_later: bool) -> None:
     await client.submit("Do it.", tenancy=ACME)
     desk = Desk(client.store, NoResults())  # type: ignore[arg-type]
     eta = client.store.clock.now() + timedelta(hours=1) if is_later else None

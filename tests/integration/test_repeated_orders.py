@@ -96,7 +96,7 @@ class Stalled:
 
 @pytest.mark.parametrize("what", ["confirm", "reject"])
 @pytest.mark.parametrize("before", ["HSETNX", "HGET"])
-async def test_two_doors_that_have_one_answer_in_hand_give_it_once(desk: Desk, what: str, before: str) -> None:
+async def test_two_doors_with_one_answer_give_it_once(desk: Desk, what: str, before: str) -> None:
     """The first door stalls; the task is delivered to a second one, whose answer the agent has read by then."""
     await begin_ended(desk.client, "shop-6")
     await ask(desk, "shop-6", 5)
@@ -125,7 +125,7 @@ async def test_an_answer_that_found_no_question_answers_none_later(desk: Desk) -
     assert await desk.client.events("shop-5") == events
 
 
-async def test_a_fork_that_is_there_is_returned_though_no_node_serves_it_now(desk: Desk) -> None:
+async def test_existing_fork_is_returned_although_no_node_serves_it(desk: Desk) -> None:
     client, orders = Client(desk.store), Orders(desk)
     node = {"node": "n1", "pools": "bash", "workspace_roots": "/srv"}
     serving = Membership(desk.store, "t-1", "tool", about=node, ttl_seconds=3_600.0)

@@ -79,7 +79,7 @@ async def test_one_that_is_damaged_keeps_no_other_in_the_store(client: Client, t
         ('[[rule]]\ntenant = "shop"\nage = "0s"', 1),
     ],
 )
-async def test_the_log_of_one_that_stays_is_not_read_each_minute(
+async def test_kept_conversations_log_is_not_read_each_minute(
     client: Client, tmp_path: Path, rules: str, reads: int
 ) -> None:
     await begin_ended(client, "one-of-shop", tenancy=Tenancy(tenant="shop"))
@@ -89,7 +89,7 @@ async def test_the_log_of_one_that_stays_is_not_read_each_minute(
     assert (wire.counts["XRANGE"] > 0) is (reads > 0)
 
 
-async def test_one_of_whose_tenant_the_index_does_not_know_goes_by_its_log(client: Client, tmp_path: Path) -> None:
+async def test_conversation_of_unknown_tenant_retires_by_its_log(client: Client, tmp_path: Path) -> None:
     await begin_ended(client, "one-of-shop", tenancy=Tenancy(tenant="shop"))
     await client.store.connection.call("HDEL", client.store.keys("one-of-shop").meta, "tenant")
     found = await retired(client.store, tmp_path / "archive", tmp_path, '[[rule]]\ntenant = "shop"\nage = "0s"')

@@ -46,7 +46,7 @@ class Completions:
 
 
 @pytest.mark.parametrize("before", ["deck_append", "deck_admit"])
-async def test_a_run_that_is_revoked_while_it_is_begun_is_stopped(valkey_store: Store, before: str) -> None:
+async def test_run_revoked_while_it_starts_is_stopped(valkey_store: Store, before: str) -> None:
     results = Completions()
     other = Runs(Desk(valkey_store, results))  # type: ignore[arg-type]
     connection = Stalled(valkey_store, before, lambda: other.revoke("t1"))
@@ -57,7 +57,7 @@ async def test_a_run_that_is_revoked_while_it_is_begun_is_stopped(valkey_store: 
     assert [type(failure) for failure in results.failures] == [TaskRevokedError]
 
 
-async def test_a_run_that_is_revoked_and_whose_door_dies_behind_its_beginning_is_stopped(valkey_store: Store) -> None:
+async def test_run_revoked_before_its_door_dies_is_stopped(valkey_store: Store) -> None:
     desk = Desk(valkey_store, Completions())  # type: ignore[arg-type]
     runs, conversation_id = Runs(desk), conversation_of_task("t1")
     caller = Caller(conversation_id, CELERY, "t1", kept={})
@@ -71,7 +71,7 @@ async def test_a_run_that_is_revoked_and_whose_door_dies_behind_its_beginning_is
     assert await orders_to(desk) == [AgentState.STOPPED]
 
 
-async def test_a_run_that_a_person_continues_after_its_revocation_is_not_stopped_again(valkey_store: Store) -> None:
+async def test_revoked_run_continued_by_a_person_is_not_stopped_again(valkey_store: Store) -> None:
     desk = Desk(valkey_store, Completions())  # type: ignore[arg-type]
     runs, conversation_id = Runs(desk), conversation_of_task("t1")
     await runs.take(MESSAGE)

@@ -113,9 +113,7 @@ async def test_a_repeated_tick_begins_nothing(cluster: Cluster) -> None:
     assert len(await cluster.rows()) == 1
 
 
-async def test_a_worker_that_dies_behind_a_beginning_leaves_a_tick_that_is_begun(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_tick_of_a_worker_dying_after_its_start_runs(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     await cluster.add()
     due = await cluster.come_due()
     client, book = cluster.services.client, cluster.book
@@ -129,7 +127,7 @@ async def test_a_worker_that_dies_behind_a_beginning_leaves_a_tick_that_is_begun
     assert len(await cluster.rows()) == 1
 
 
-async def test_by_default_a_tick_is_skipped_while_the_one_before_is_at_work(cluster: Cluster) -> None:
+async def test_overlapping_tick_is_skipped_by_default(cluster: Cluster) -> None:
     await cluster.add()
     await cluster.come_due()
     await cluster.tick()
@@ -164,7 +162,7 @@ async def test_ticks_wait_for_their_turn(cluster: Cluster) -> None:
     }
 
 
-async def test_a_tick_in_line_that_cannot_begin_keeps_none_behind_it_for_ever(cluster: Cluster) -> None:
+async def test_blocked_tick_in_line_does_not_block_later_ones_forever(cluster: Cluster) -> None:
     await cluster.add({"agent": "BrowsingAgent"}, overlap="enqueue")
     await cluster.come_due()
     await cluster.tick()
@@ -188,7 +186,7 @@ async def test_a_tick_in_line_that_cannot_begin_keeps_none_behind_it_for_ever(cl
     assert (standing.last_tick, standing.error) == (NOON + timedelta(minutes=2), "")
 
 
-async def test_a_tick_that_comes_while_one_in_line_cannot_begin_lines_up(cluster: Cluster) -> None:
+async def test_tick_behind_a_blocked_one_lines_up(cluster: Cluster) -> None:
     await cluster.add({"agent": "BrowsingAgent"}, overlap="enqueue")
     await cluster.come_due()
     await cluster.tick()
@@ -201,7 +199,7 @@ async def test_a_tick_that_comes_while_one_in_line_cannot_begin_lines_up(cluster
     assert (await cluster.standing()).queued == tuple(NOON + timedelta(minutes=minutes) for minutes in (1, 2, 3))
 
 
-async def test_what_another_version_has_written_of_a_schedule_is_moved_on_from(cluster: Cluster) -> None:
+async def test_schedule_written_by_another_version_moves_on(cluster: Cluster) -> None:
     await cluster.add()
     due = await cluster.come_due()
     text = '{"begun": 3, "a_field_of_another_version": 1}'
@@ -220,7 +218,7 @@ class Interrupted(ScheduleBook):
         return await super().now()
 
 
-async def test_a_schedule_that_is_removed_while_it_is_resumed_stays_removed(cluster: Cluster) -> None:
+async def test_schedule_removed_while_it_is_resumed_stays_removed(cluster: Cluster) -> None:
     await cluster.add(is_paused=True)
     book = Interrupted(cluster.store, cluster.services.client.secrets)
     book.happens = lambda: cluster.book.remove(NAME)
@@ -257,7 +255,7 @@ async def test_a_tick_may_cancel_the_one_before(cluster: Cluster) -> None:
     assert requested[-1] == "stopped"
 
 
-async def test_after_a_time_without_a_beat_the_latest_tick_is_made_up_for(cluster: Cluster) -> None:
+async def test_latest_missed_tick_is_made_up_after_a_beat_outage(cluster: Cluster) -> None:
     await cluster.add()
     await cluster.come_due()
     await cluster.tick(minutes_later=30.5)
@@ -288,7 +286,7 @@ async def test_the_job_goes_by_the_time_of_the_store(cluster: Cluster) -> None:
     assert due < last <= await cluster.book.now() < last + timedelta(minutes=2)
 
 
-async def test_a_schedule_that_is_paused_while_its_tick_is_begun_stays_paused(cluster: Cluster) -> None:
+async def test_schedule_paused_during_a_tick_stays_paused(cluster: Cluster) -> None:
     await cluster.add()
     await cluster.come_due()
     entry = await cluster.book.entry(NAME)
@@ -301,7 +299,7 @@ async def test_a_schedule_that_is_paused_while_its_tick_is_begun_stays_paused(cl
         await cluster.book.entry(NAME)
 
 
-async def test_one_that_cannot_begin_says_why_and_keeps_no_other_from_its_turn(cluster: Cluster) -> None:
+async def test_blocked_schedule_names_its_reason_and_delays_no_other(cluster: Cluster) -> None:
     await cluster.add({"agent": "NobodyAgent"}, name="spoilt")
     await cluster.add()
     due = await cluster.come_due(name="spoilt")

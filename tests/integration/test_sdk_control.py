@@ -274,7 +274,7 @@ async def test_a_tenant_has_no_more_open_than_it_may(trial: Trial) -> None:
         await client.submit("Do it.", agent=trial.agent(), tenancy=ACME)
 
 
-async def test_tools_that_the_agent_does_not_have_are_neither_offered_nor_run(trial: Trial) -> None:
+async def test_tools_the_agent_lacks_are_neither_offered_nor_run(trial: Trial) -> None:
     await trial.begin(BASH, FINISH, fields={"enable_cmd": False})
     await trial.rest()
     assert (await trial.kinds())[:2] == ["model.reply", "observation.error"]

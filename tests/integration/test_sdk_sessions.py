@@ -34,7 +34,7 @@ async def ended(hands: Hands, *, times: int = 1) -> list[Event]:
     return await hands.events()
 
 
-async def test_every_call_of_the_sdk_becomes_an_action_and_every_result_is_an_observation(hands: Hands) -> None:
+async def test_sdk_calls_become_actions_and_results_observations(hands: Hands) -> None:
     await with_sdk(hands, stand_in()).begin(THINK, BASH, BASH, name=SDK)
     loop = await taken_up(hands)
     for number in (1, 2):
@@ -82,7 +82,7 @@ async def test_a_command_that_a_person_confirms_runs_once(hands: Hands) -> None:
     assert len(of(CmdOutputObservation, events)) == 1
 
 
-async def test_a_person_who_answers_gets_a_fresh_program_with_the_answer_alone(hands: Hands) -> None:
+async def test_answered_question_gets_a_fresh_program_with_the_answer(hands: Hands) -> None:
     await with_sdk(hands, stand_in()).begin(SAYS, THINK, name=SDK, headless=False)
     await taken_up(hands)
     await ended(hands)  # a question is no reason to keep a program
@@ -125,7 +125,7 @@ def _has_failed(loop: Any) -> bool:
     return loop.state.calls.wait is not None or loop.state.lifecycle.agent_state is AgentState.ERROR
 
 
-async def test_a_program_that_says_nothing_is_given_up_after_its_time(hands: Hands) -> None:
+async def test_silent_program_is_abandoned_after_its_timeout(hands: Hands) -> None:
     sdk = SdkSpec(timeout_seconds=0.2)
     await with_sdk(hands, stand_in("silent")).begin(THINK, name=SDK, sdk=sdk)
     await taken_up(hands)
@@ -133,7 +133,7 @@ async def test_a_program_that_says_nothing_is_given_up_after_its_time(hands: Han
     assert "did not ask within 0.2 s" in change.reason
 
 
-async def test_a_person_sends_a_conversation_to_the_other_loop_and_back(hands: Hands) -> None:
+async def test_conversation_switches_to_the_other_loop_and_back(hands: Hands) -> None:
     await with_sdk(hands, stand_in()).begin(SAYS, SAYS, SAYS, THINK, name=SDK, headless=False)
     names = []
     for number, loop in enumerate((None, "legacy", "sdk", None), 1):
@@ -171,7 +171,7 @@ async def _task(hands: Hands) -> MessageAction:
     return next(event for event in await hands.events() if isinstance(event, MessageAction))
 
 
-def test_a_change_of_the_loop_leaves_an_agent_without_a_counterpart_alone() -> None:
+def test_loop_change_leaves_agents_without_counterpart_alone() -> None:
     agent = AgentSpec(name="LocAgent", llm=LLMSpec(model="m"))
     assert agent_after(ConversationChanged(loop="sdk"), agent) == agent
     assert json.loads(ConversationChanged(loop="sdk").model_dump_json())["loop"] == "sdk"

@@ -51,7 +51,7 @@ def _parts(message: Message) -> list[ImagePart]:
         (BLIND, {}, False),
     ],
 )
-async def test_a_page_reaches_a_model_that_sees_and_an_agent_that_looks(
+async def test_page_reaches_a_model_that_sees_pictures(
     hands: Hands, model: str, fields: dict[str, Any], is_shown: bool
 ) -> None:
     spec = AgentSpec(enable_browsing=True)

@@ -22,9 +22,7 @@ def loses(what: bytes) -> Callable[[bytes], bool]:
 
 
 @pytest.mark.parametrize("action", ["confirm", "reject"])
-async def test_an_answer_whose_reply_was_lost_is_not_refused_because_it_had_its_effect(
-    lossy_wire: LossyWire, action: str
-) -> None:
+async def test_repeated_request_with_lost_reply_is_not_refused(lossy_wire: LossyWire, action: str) -> None:
     store = await open_store(lossy_wire.url, patience_seconds=0)
     gateway = Gateway(store, options=ServerOptions(port=0))
     log, cid = gateway.client.log, await gateway.client.submit("do it")

@@ -39,7 +39,7 @@ async def refusals_of(client: httpx2.AsyncClient, method: str, path: str, body: 
         assert (answer.status_code, answer.json()["code"]) == (status, code), (path, headers)
 
 
-async def test_what_has_changed_since_it_was_read_is_not_changed_again(server: Served) -> None:
+async def test_outdated_change_is_refused(server: Served) -> None:
     cid = await server.client.submit("do it", tenancy=Tenancy(tenant="acme"))
     async with server.as_(await server.token("*")) as client:
         planned = {"cron": "0 6 * * *", "request": {"task": "do it"}, "reason": "test"}
@@ -92,7 +92,7 @@ async def test_of_many_changes_at_once_one_is_made(server: Served) -> None:
             assert statuses in ((200, 412), (404, 204), (412, 204)), (path, statuses)
 
 
-async def test_a_change_that_is_sent_again_has_the_answer_of_the_first(server: Served) -> None:
+async def test_repeated_change_gets_the_first_answer(server: Served) -> None:
     cid = await server.client.submit("do it", tenancy=Tenancy(tenant="acme"))
     async with server.as_(await server.token("acme")) as client:
         path, body = f"/conversations/{cid}", {"labels": {"a": "b"}, "reason": "test"}
@@ -105,7 +105,7 @@ async def test_a_change_that_is_sent_again_has_the_answer_of_the_first(server: S
         assert (other.status_code, other.json()["code"]) == (422, "idempotency_key_reused")
 
 
-async def test_a_text_of_a_number_is_refused_where_the_api_document_promises_a_number(server: Served) -> None:
+async def test_number_given_as_text_is_refused(server: Served) -> None:
     async with server.as_(await server.token("acme")) as client:
         for body, place, code in (
             ({"task": "do it", "limits": {"max_iterations": "3"}}, "body.limits.max_iterations", "int_type"),
@@ -118,7 +118,7 @@ async def test_a_text_of_a_number_is_refused_where_the_api_document_promises_a_n
         assert (await client.get("/conversations")).json()["conversations"] == []
 
 
-async def test_another_message_under_a_key_that_continued_a_chat_is_refused_and_not_left_out(server: Served) -> None:
+async def test_other_message_under_a_used_chat_key_is_refused(server: Served) -> None:
     cid = await server.client.submit("do it", tenancy=Tenancy(tenant="acme"))
     async with server.as_(await server.token("acme")) as client:
         statuses = []
@@ -133,7 +133,7 @@ async def test_another_message_under_a_key_that_continued_a_chat_is_refused_and_
         assert [event["content"] for event in events] == ["do it", "one"]
 
 
-async def test_a_change_whose_reply_the_store_lost_is_not_refused_when_it_is_sent_again(lossy_wire: LossyWire) -> None:
+async def test_repeated_change_with_a_lost_store_reply_succeeds(lossy_wire: LossyWire) -> None:
     store = await open_store(lossy_wire.url, patience_seconds=0)
     gateway = Gateway(store, options=ServerOptions(port=0))
     cid = await gateway.client.submit("do it")

@@ -37,7 +37,7 @@ async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
         yield found
 
 
-async def test_a_limit_that_is_set_is_shown_to_its_tenant_alone_and_recorded(server: Served) -> None:
+async def test_limit_is_shown_only_to_its_tenant_and_recorded(server: Served) -> None:
     async with server.as_(await server.token("*")) as admin:
         put = await admin.put("/budgets/tenant:acme", json={"limit_usd": 2.5, "reason": "the contract"})
         assert (put.status_code, put.json()["limit_usd"], put.json()["left_usd"]) == (200, 2.5, 2.5)
@@ -139,7 +139,7 @@ async def test_each_key_has_its_own_size_of_bodies(server: Served) -> None:
 JSON = {"Content-Type": "application/json"}
 
 
-async def test_places_that_no_log_has_are_refused_or_lead_to_nothing(server: Served) -> None:
+async def test_positions_outside_the_log_are_refused_or_empty(server: Served) -> None:
     cid = await server.client.submit("do it", tenancy=Tenancy(tenant="acme"))
     path = f"/conversations/{cid}"
     async with server.as_(await server.token()) as client:
@@ -188,7 +188,7 @@ async def test_only_a_named_proxy_is_believed(server: Served) -> None:
         await gateway.aclose()
 
 
-async def test_pages_of_other_sites_call_it_only_if_they_are_named(server: Served) -> None:
+async def test_only_named_origins_may_call_the_server(server: Served) -> None:
     token = await server.token()
     asked = {"Origin": ORIGIN, "Access-Control-Request-Method": "PATCH"}
     for origins in ((), (ORIGIN,)):

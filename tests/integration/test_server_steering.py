@@ -61,7 +61,7 @@ async def begun(client: httpx2.AsyncClient, **request: Any) -> str:
     return str(answer.headers["location"])
 
 
-async def test_an_agent_that_asks_is_refused_with_a_reason_confirmed_and_changed(
+async def test_asking_agent_is_refused_with_reason_confirmed_and_changed(
     client: httpx2.AsyncClient, tmp_path: Path
 ) -> None:
     turns = [run_command(f"echo {name} > {name}.txt") for name in ("one", "two", "three", "four")]
@@ -110,7 +110,7 @@ async def asks_about_another(client: httpx2.AsyncClient, path: str, asked: int) 
     return summary["state"] == "awaiting_user_confirmation" and summary["asked_id"] not in (None, asked)
 
 
-async def test_a_command_runs_once_beside_the_agent_and_names_who_ran_it(
+async def test_command_beside_the_agent_runs_once_and_names_its_author(
     server: Served, client: httpx2.AsyncClient, tmp_path: Path
 ) -> None:
     model = script(tmp_path / "m.json", run_command("echo one > one.txt"), *saying("done"))

@@ -56,7 +56,7 @@ async def read_sse(url: str, path: str, *, after: int, until: int, headers: dict
     return found
 
 
-async def test_long_events_are_read_ahead_of_a_reader_few_at_a_time(server: Served) -> None:
+async def test_long_events_are_read_ahead_few_at_a_time(server: Served) -> None:
     cid = await server.client.submit("do it")
     await server.client.log.append(cid, [state("running", reason="x" * 30_000)] * 40)
     batches: list[list[int]] = []
@@ -89,7 +89,7 @@ async def test_a_page_of_long_events_ends_early_and_leads_on(server: Served) -> 
     assert 3 <= len(pages) <= 4
 
 
-async def test_a_reader_has_every_event_once_through_restarts_of_server_and_store(tmp_path: Path) -> None:
+async def test_reader_gets_each_event_once_through_restarts(tmp_path: Path) -> None:
     valkey = EmbeddedValkey(tmp_path / "valkey", append_fsync="always")
     await valkey.start()
     store = await open_store(valkey.url, patience_seconds=60)
@@ -128,7 +128,7 @@ async def test_a_reader_has_every_event_once_through_restarts_of_server_and_stor
         await valkey.stop()
 
 
-async def test_a_reader_that_reads_nothing_is_dropped_with_a_code_and_holds_up_nobody(server: Served) -> None:
+async def test_reader_that_stalls_is_dropped_and_delays_none(server: Served) -> None:
     cid = await server.client.submit("do it")
     login = {"Authorization": f"Bearer {await server.token('*')}"}
     for _ in range(30):
@@ -202,7 +202,7 @@ async def _status(port: int, request: bytes) -> int:
     return int(line.split()[1])
 
 
-async def test_a_head_or_body_that_does_not_come_ends_its_connection(tmp_path: Path, programs: dict[str, str]) -> None:
+async def test_incomplete_head_or_body_ends_its_connection(tmp_path: Path, programs: dict[str, str]) -> None:
     options = {"head_seconds": 0.2, "body_seconds": 0.2}
     async with served(tmp_path / "log", programs, **options) as server:
         assert await _status(server.port, b"GET /health HTTP/1.1\r\nHost: loc") == 408

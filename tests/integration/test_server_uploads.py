@@ -110,7 +110,7 @@ async def test_a_file_whose_conversation_is_refused_expires_and_counts(server: S
         assert await code_of(full) == (429, "too_many_uploads")
 
 
-async def test_a_file_of_which_a_part_is_there_is_nobodys_yet_and_expires(server: Served) -> None:
+async def test_partial_upload_belongs_to_no_one_and_expires(server: Served) -> None:
     cid = id_under("parts", "a")
     key = server.client.store.keys(cid).stored_file(NAME)
     await server.client.store.connection.call("HSET", key, 0, CONTENT[:PIECE_BYTES])  # its server died behind this
@@ -124,7 +124,7 @@ async def test_a_file_of_which_a_part_is_there_is_nobodys_yet_and_expires(server
         assert await life_of(server, cid) == -1
 
 
-async def test_a_file_that_was_laid_by_and_is_kept_otherwise_stays(server: Served, tmp_path: Path) -> None:
+async def test_uploaded_file_referenced_elsewhere_stays(server: Served, tmp_path: Path) -> None:
     files = StoredFiles(server.client.store)
     (tmp_path / "a.tar").write_bytes(CONTENT)
     for cid in ("kept-otherwise", "lent-otherwise"):
@@ -206,7 +206,7 @@ async def test_a_file_that_has_expired_does_not_count_as_waiting(server: Served)
         assert await store.connection.call("ZCARD", key) == 1
 
 
-async def test_a_refusal_takes_nothing_out_of_the_count_that_was_in_it(server: Served) -> None:
+async def test_refusal_removes_nothing_counted_before(server: Served) -> None:
     """Another upload of the tenant is being refused at this moment, and is counted still."""
     small, store = sha256(b"small").hexdigest(), server.client.store
     key = f"{store.all_shards[0].api_keys}:uploads:{sha256(b'racing').hexdigest()}"
@@ -228,7 +228,7 @@ async def test_a_file_that_was_overwritten_in_the_store_is_nobodys(server: Serve
         await files.fetch("overwritten", NAME)
 
 
-async def test_pictures_of_a_task_are_checked_as_those_of_a_message(server: Served, tmp_path: Path) -> None:
+async def test_task_pictures_are_checked_like_message_pictures(server: Served, tmp_path: Path) -> None:
     inside = tmp_path / "secret.png"
     inside.write_bytes(b"\x89PNG\r\n\x1a\n")
     async with server.as_(await server.token("painter")) as client:

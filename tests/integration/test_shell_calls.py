@@ -61,7 +61,7 @@ async def test_several_commands_run_in_order_as_a_pasted_script(
     assert (answer.content, answer.exit_code) == (shown, exit_code)
 
 
-async def test_lines_before_a_mistake_have_run_and_the_shell_takes_the_next_call(hands: ModelHands) -> None:
+async def test_lines_before_a_mistake_run_and_shell_continues(hands: ModelHands) -> None:
     answer = await hands.bash("echo before\nif then\necho behind")
     assert answer.content.startswith("before\nbash: ")
     assert "behind" not in answer.content
@@ -77,7 +77,7 @@ async def test_an_interrupt_ends_all_the_lines(hands: ModelHands) -> None:
 
 
 @pytest.mark.parametrize("sandbox", SANDBOXES)
-async def test_the_whole_of_a_long_output_is_in_a_file_that_can_be_searched(sandbox: str, tmp_path: Path) -> None:
+async def test_long_output_is_kept_whole_in_a_searchable_file(sandbox: str, tmp_path: Path) -> None:
     async with opened(tmp_path / "node", sandbox=sandbox) as workspaces:
         hands = ModelHands(await workspaces.open("conversation"))
         answer = await hands.bash("seq 1 200000; printf 'a\\0b\\n'")
@@ -94,7 +94,7 @@ async def test_the_whole_of_a_long_output_is_in_a_file_that_can_be_searched(sand
         assert WHOLE.search(middle.agent_text)
 
 
-async def test_a_command_that_still_runs_has_what_it_printed_in_one_file(hands: ModelHands) -> None:
+async def test_running_command_has_all_its_output_in_one_file(hands: ModelHands) -> None:
     begun = await hands.bash("seq 1 10000; read x; seq 1 10000; echo end", timeout=10)
     assert begun.exit_code == -1
     _, path = WHOLE.search(begun.agent_text).groups()  # type: ignore[union-attr]
@@ -115,7 +115,7 @@ async def test_output_files_are_bounded_and_the_oldest_go_first(hands: ModelHand
     assert listed == [Path(path).name for path in paths[1:]]
 
 
-async def test_a_folder_that_cannot_be_written_costs_the_file_and_not_the_command(hands: ModelHands) -> None:
+async def test_unwritable_folder_costs_the_file_not_the_command(hands: ModelHands) -> None:
     await hands.bash("ln -s /proc ${TMPDIR:-/tmp}/command-output")
     answer = await hands.bash("seq 1 200000")
     assert answer.exit_code == 0
@@ -161,7 +161,7 @@ async def test_a_job_that_fails_at_once_says_so_at_once(hands: ModelHands) -> No
     assert (await hands.bash("", control="list")).content.startswith("main: ")
 
 
-async def test_a_job_can_be_interrupted_and_killed_with_what_it_started(hands: ModelHands, tmp_path: Path) -> None:
+async def test_job_can_be_interrupted_and_killed_with_its_children(hands: ModelHands, tmp_path: Path) -> None:
     await hands.bash("sleep 1001", is_background=True)
     await hands.bash("sleep 1002 & setsid sleep 1003 & wait", is_background=True)
     ended = await hands.bash("C-c", is_input="true", terminal="job-1", timeout=60)
@@ -185,7 +185,7 @@ async def test_a_terminal_is_a_shell_beside_the_others(hands: ModelHands) -> Non
     assert (await hands.bash("echo $x", terminal="second")).content == "second"
 
 
-async def test_a_reset_gives_a_new_shell_even_if_the_old_one_hangs(hands: ModelHands) -> None:
+async def test_reset_replaces_a_hanging_shell(hands: ModelHands) -> None:
     await hands.bash("cd /; x=1; trap '' INT; sleep 1004", timeout=1)
     reset = await hands("execute_bash", control="reset")
     assert reset.content.startswith("The shell was killed. This is a new one in ")
@@ -196,9 +196,7 @@ async def test_a_reset_gives_a_new_shell_even_if_the_old_one_hangs(hands: ModelH
     assert (await hands.bash("echo [$x]", terminal="second")).content == "[]"
 
 
-async def test_a_reset_of_the_main_terminal_keeps_the_others_the_files_and_the_history_of_edits(
-    hands: ModelHands, tmp_path: Path
-) -> None:
+async def test_main_terminal_reset_keeps_other_terminals_files_and_history(hands: ModelHands, tmp_path: Path) -> None:
     file = tmp_path / "node" / "conversation" / "workspace" / "file"
     await hands.edit("create", file, file_text="one\n")
     await hands.edit("str_replace", file, old_str="one", new_str="two")

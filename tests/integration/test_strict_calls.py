@@ -149,7 +149,7 @@ async def test_a_refusal_is_asked_around_once_and_remembered(server: RunningMode
     assert asked == [(True, "refused"), (False, "answered"), (False, "answered")]
 
 
-async def test_a_request_that_is_bad_in_any_form_leaves_it_strict(server: RunningModelServer) -> None:
+async def test_malformed_request_of_any_form_leaves_it_strict(server: RunningModelServer) -> None:
     llm = client(server, "openai", **ON)
     server.plan({"kind": "bad_request", "times": 2})
     try:

@@ -49,7 +49,7 @@ async def test_a_list_whose_connection_shows_life_meanwhile_is_not_forgotten(tmp
         await server.stop()
 
 
-async def test_lists_of_queues_that_nobody_reads_any_more_are_forgotten_when_they_are_empty(tmp_path: Path) -> None:
+async def test_empty_lists_of_unread_queues_are_forgotten(tmp_path: Path) -> None:
     server = EmbeddedValkey(tmp_path / "store")
     await server.start()
     try:

@@ -33,7 +33,7 @@ async def test_a_model_that_outlasts_the_time_is_not_waited_for(hands: Hands) ->
     assert "model.reply" not in await hands.kinds()
 
 
-async def test_a_conversation_that_was_given_back_is_woken_when_its_time_is_up(hands: Hands) -> None:
+async def test_released_conversation_is_woken_at_its_time_limit(hands: Hands) -> None:
     await hands.begin(BASH, limits=Limits(max_seconds=20.0))
     loop = await hands.go()
     await loop.release_idle()

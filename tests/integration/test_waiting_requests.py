@@ -47,7 +47,7 @@ async def begun(server: Served) -> int:
     return len(await server.client.recent())
 
 
-async def test_requests_that_wait_have_room_end_with_their_callers_and_else_begin_nothing(server: Served) -> None:
+async def test_waiting_requests_are_bounded_and_end_with_their_callers(server: Served) -> None:
     streams = server.gateway.streams
     async with server.as_(await server.token("*")) as client:
         for number, (path, body) in enumerate(WAITING.items(), 1):

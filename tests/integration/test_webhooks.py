@@ -86,9 +86,7 @@ async def begun(server: Served, name: str, tenant: str) -> None:
     await begin_worked(server.client, name, tenancy=Tenancy(tenant=tenant))
 
 
-async def test_a_settled_conversation_is_told_once_signed_and_its_secret_is_shown_once(
-    server: Served, receiver: Receiver
-) -> None:
+async def test_settled_conversation_is_notified_once_and_signed(server: Served, receiver: Receiver) -> None:
     hook = await added(server, receiver, "one")
     jobs = Jobs(server)
     await begun(server, "one-a", "one")
@@ -116,9 +114,7 @@ async def test_a_settled_conversation_is_told_once_signed_and_its_secret_is_show
     assert hook["secret"].removeprefix("whsec_").encode() not in stored
 
 
-async def test_what_is_refused_is_sent_again_in_order_under_the_same_id_and_given_up_at_last(
-    server: Served, receiver: Receiver
-) -> None:
+async def test_refused_delivery_is_retried_in_order_then_given_up(server: Served, receiver: Receiver) -> None:
     hook = await added(server, receiver, "two", events=ALL)
     jobs = Jobs(server)
     await begun(server, "two-a", "two")
@@ -146,7 +142,7 @@ async def test_what_is_refused_is_sent_again_in_order_under_the_same_id_and_give
     assert receiver.requests[-1][1] == receiver.requests[0][1]
 
 
-async def test_a_webhook_that_is_off_or_gone_is_told_of_nothing(server: Served, receiver: Receiver) -> None:
+async def test_disabled_or_removed_webhook_is_not_notified(server: Served, receiver: Receiver) -> None:
     hook = await added(server, receiver, "three", events=["conversation.settled", "action.run"])
     jobs = Jobs(server)
     async with server.as_(await server.token("three")) as client:
@@ -258,7 +254,7 @@ async def test_a_name_is_judged_by_its_addresses() -> None:
         rules_of("10.0.0.0/33")
 
 
-async def test_the_certificate_is_checked_for_the_name_and_not_for_the_address(tmp_path: Path) -> None:
+async def test_certificate_is_checked_for_the_name_not_the_address(tmp_path: Path) -> None:
     answers = []
     for names in (("localhost",), ()):  # both are for the address, too
         certificate, key = certificate_in(tmp_path, *names)
@@ -297,7 +293,7 @@ async def test_a_receiver_that_does_not_answer_is_left_in_time(head: bytes) -> N
     assert answer == Answer(None, "It has not answered within 0.5 s.")
 
 
-async def test_a_webhook_for_which_too_many_deliveries_wait_is_turned_off(server: Served, receiver: Receiver) -> None:
+async def test_webhook_with_too_many_waiting_deliveries_is_disabled(server: Served, receiver: Receiver) -> None:
     hook = await added(server, receiver, "fifteen", events=ALL)
     jobs, store = Jobs(server), server.client.store
     sent = store.all_shards[0].webhook(hook["id"], "sent")
@@ -330,7 +326,7 @@ async def test_a_chosen_event_has_to_exist(server: Served, receiver: Receiver) -
         assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
 
 
-async def test_a_tail_that_the_store_has_lost_is_told_of_again(server: Served, receiver: Receiver) -> None:
+async def test_tail_lost_by_the_store_is_notified_again(server: Served, receiver: Receiver) -> None:
     await added(server, receiver, "eleven")
     jobs, store = Jobs(server), server.client.store
     await begun(server, "eleven-a", "eleven")
@@ -343,9 +339,7 @@ async def test_a_tail_that_the_store_has_lost_is_told_of_again(server: Served, r
     assert receiver.states("eleven-a") == ["finished", "finished"]
 
 
-async def test_what_a_fork_or_a_restored_conversation_has_from_another_log_is_no_news(
-    server: Served, receiver: Receiver
-) -> None:
+async def test_events_copied_from_another_log_are_not_notified(server: Served, receiver: Receiver) -> None:
     await added(server, receiver, "fourteen", events=["conversation.created", *ALL])
     jobs, client = Jobs(server), server.client
     await begun(server, "fourteen-a", "fourteen")

@@ -98,7 +98,7 @@ async def test_the_shell_of_a_killed_tool_worker_goes_on(workspaces: Workspaces,
     assert result.value["content"] == "/usr\n1\n1"
 
 
-async def test_a_killed_host_leaves_an_unknown_outcome_that_only_permission_repeats(
+async def test_killed_host_leaves_an_unknown_outcome_repeated_only_by_permission(
     workspaces: Workspaces, root: Path, workspace: Path
 ) -> None:
     begun = Gate(workspace, "begun")
@@ -121,9 +121,7 @@ async def test_a_killed_host_leaves_an_unknown_outcome_that_only_permission_repe
     assert (workspace / "effects").read_text() == "effect\neffect\n"
 
 
-async def test_who_has_the_number_of_a_host_of_before_the_reboot_is_left_alone(
-    workspaces: Workspaces, root: Path
-) -> None:
+async def test_process_reusing_a_host_number_after_reboot_is_left_alone(workspaces: Workspaces, root: Path) -> None:
     run = Terminal(await workspaces.open(CONVERSATION))
     await run("A=before")
     os.kill(main_pid(root, CONVERSATION), signal.SIGKILL)
@@ -163,7 +161,7 @@ async def test_close_leaves_no_process(workspaces: Workspaces, root: Path) -> No
     assert (await run.workspace.run(100, "bash", {"command": "echo again"})).value["content"] == "again"
 
 
-async def test_a_host_lives_on_without_the_outer_process_of_its_sandbox(root: Path) -> None:
+async def test_host_survives_its_sandboxs_outer_process(root: Path) -> None:
     async with opened(root, sandbox="bwrap") as workspaces:
         run = Terminal(await workspaces.open(CONVERSATION))
         await run("A=1; sleep 1000 &")
@@ -197,7 +195,7 @@ async def test_a_flood_of_output_costs_no_memory(root: Path) -> None:
         assert psutil.Process(main_pid(root, CONVERSATION)).memory_info().rss < 20 * 2**20
 
 
-async def test_whoever_waits_for_an_action_of_a_workspace_that_is_closed_starts_no_other_host(
+async def test_waiter_on_a_closed_workspace_starts_no_host(
     workspaces: Workspaces, root: Path, sandbox: str, workspace: Path
 ) -> None:
     begun = Gate(workspace, "begun")
@@ -346,9 +344,7 @@ async def test_idle_connections_are_let_go_and_found_again(workspaces: Workspace
     assert await workspaces.interrupt("never-opened", None) is False
 
 
-async def test_a_directory_of_the_user_keeps_its_path_and_its_binding(
-    workspaces: Workspaces, tmp_path: Path, sandbox: str
-) -> None:
+async def test_user_directory_keeps_its_path_and_binding(workspaces: Workspaces, tmp_path: Path, sandbox: str) -> None:
     project = tmp_path / "project"
     project.mkdir()
     spec = WorkspaceSpec(path=str(project), network=False)

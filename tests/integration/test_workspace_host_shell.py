@@ -34,9 +34,7 @@ def workspace(tmp_path: Path) -> Path:
     return tmp_path / "node" / "conversation" / "workspace"
 
 
-async def test_a_command_is_answered_with_its_output_and_the_facts_of_the_prompt(
-    run: Terminal, workspace: Path
-) -> None:
+async def test_command_answer_has_output_and_prompt_facts(run: Terminal, workspace: Path) -> None:
     answer = await run("echo hi; echo oops >&2; false")
     assert answer.content == "hi\noops"
     assert answer.exit_code == 1
@@ -106,7 +104,7 @@ async def test_a_program_cannot_fake_the_end_of_a_command(run: Terminal) -> None
     assert (answer.exit_code, answer.content) == (5, "++ set +x")
 
 
-async def test_what_a_command_does_to_the_shell_does_not_hide_the_end(run: Terminal) -> None:
+async def test_command_that_changes_the_shell_still_reports_its_end(run: Terminal) -> None:
     for command in (
         "exec 2>/dev/null",
         "exec >/dev/null",
@@ -174,15 +172,13 @@ async def test_the_hard_limit_holds_for_noisy_and_for_blocking_commands(run: Ter
     assert answer.state == "hard_timeout"
 
 
-async def test_an_interrupt_between_two_programs_of_a_command_is_not_lost(run: Terminal) -> None:
+async def test_interrupt_between_two_programs_of_a_command_is_kept(run: Terminal) -> None:
     for _ in range(20):
         assert (await run("while true; do echo x; sleep 0.0001; done", timeout=0.05)).state == "hard_timeout"
         assert (await run.type("C-c", timeout=20)).exit_code == 130
 
 
-async def test_a_program_that_ends_well_when_it_is_interrupted_is_interrupted_once(
-    run: Terminal, workspace: Path
-) -> None:
+async def test_cleanly_ending_interrupted_program_is_interrupted_once(run: Terminal, workspace: Path) -> None:
     program = "import time\nopen('begun', 'w')\ntry: time.sleep(100)\nexcept KeyboardInterrupt: print('done')"
     await run(f'python3 -c "{program}"; sleep 1; echo next', no_change_timeout=0.1)
     await until((workspace / "begun").exists)
@@ -190,7 +186,7 @@ async def test_a_program_that_ends_well_when_it_is_interrupted_is_interrupted_on
     assert (answer.content, answer.exit_code) == ("done\nnext", 0)
 
 
-async def test_a_program_that_handles_the_key_that_quits_gets_it_once(run: Terminal, workspace: Path) -> None:
+async def test_program_handling_the_quit_key_gets_it_once(run: Terminal, workspace: Path) -> None:
     program = """import signal, time
 signal.signal(signal.SIGQUIT, lambda *_: print("quit", flush=True))
 open("begun", "w")
@@ -201,9 +197,7 @@ time.sleep(1)"""
     assert (answer.content, answer.exit_code) == ("quit\nnext", 0)
 
 
-async def test_a_limit_begins_when_the_command_does_and_not_while_it_waits_for_its_turn(
-    run: Terminal, workspace: Path
-) -> None:
+async def test_limit_starts_with_the_command_not_with_its_wait(run: Terminal, workspace: Path) -> None:
     gate = Gate(workspace, "gate")
     first = asyncio.create_task(run("read x < gate"))
     second = asyncio.create_task(run("echo begun > begun; sleep 100", timeout=0.5))
@@ -240,7 +234,7 @@ async def test_a_running_program_gets_input(run: Terminal) -> None:
     assert (await run.type("x")).content == "ERROR: No previous running command to interact with."
 
 
-async def test_input_is_typed_as_it_is_and_enter_alone_can_be_pressed(run: Terminal) -> None:
+async def test_input_is_typed_unchanged_and_enter_can_be_pressed(run: Terminal) -> None:
     program = "import sys; print(list(iter(sys.stdin.readline, 'end\\n')))"
     silence = {"no_change_timeout": 0.05}
     await run(f'python3 -c "{program}"', **silence)
@@ -269,7 +263,7 @@ async def test_input_that_nobody_read_is_not_run_as_a_command(run: Terminal, wor
     assert not (workspace / "never").exists()
 
 
-async def test_a_line_of_input_that_the_terminal_would_cut_is_refused(run: Terminal) -> None:
+async def test_input_line_too_long_for_the_terminal_is_refused(run: Terminal) -> None:
     await run("cat | wc -c", no_change_timeout=0.1)
     answer = await run.type("x" * 4096)
     assert answer.suffix == "\n[Your input is NOT sent: the program takes lines of up to 4095 bytes.]"
@@ -299,7 +293,7 @@ async def test_keys_reach_the_program(run: Terminal, workspace: Path, command: s
     assert (await run("echo next")).content == "next"
 
 
-async def test_a_command_that_ends_unobserved_is_reported_with_the_next_call(run: Terminal, workspace: Path) -> None:
+async def test_command_ending_unobserved_is_reported_with_next_call(run: Terminal, workspace: Path) -> None:
     gate = Gate(workspace, "gate")
 
     async def ends_unobserved() -> None:
@@ -334,7 +328,7 @@ async def test_background_jobs_live_on_and_their_output_is_not_lost(run: Termina
 
 
 @pytest.mark.parametrize(("command", "exit_code"), [("exit 3", 3), ("kill -9 $$", 137), ("exec sh -c 'exit 4'", 4)])
-async def test_a_command_that_ends_the_shell_gets_an_answer_and_a_new_shell(
+async def test_command_ending_the_shell_is_answered_by_new_shell(
     run: Terminal, workspace: Path, command: str, exit_code: int
 ) -> None:
     await run("mkdir inner; cd inner; A=1")
@@ -349,7 +343,7 @@ async def test_a_command_that_ends_the_shell_gets_an_answer_and_a_new_shell(
 
 
 @pytest.mark.parametrize("command", ["set -r", "ulimit -n 3", "enable -n printf"])
-async def test_a_shell_that_can_no_longer_say_that_a_command_ended_ends_with_it(run: Terminal, command: str) -> None:
+async def test_shell_that_cannot_report_a_commands_end_is_ended(run: Terminal, command: str) -> None:
     answer = await run(command)
     assert answer.state == "completed"
     assert "[The command also ended the shell. The next command gets a new one in " in answer.suffix
@@ -357,9 +351,7 @@ async def test_a_shell_that_can_no_longer_say_that_a_command_ended_ends_with_it(
 
 
 @pytest.mark.parametrize("command", ["suspend", "kill -STOP $$"])
-async def test_a_shell_that_stops_itself_goes_on_and_a_daemon_that_is_stopped_does_not(
-    run: Terminal, command: str
-) -> None:
+async def test_self_stopped_shell_continues_but_stopped_daemon_does_not(run: Terminal, command: str) -> None:
     assert (await run(command)).exit_code == 0
     await run(
         "(sleep 100 & echo $! > pid); kill -STOP $(cat pid); until grep -q State:.T /proc/$(cat pid)/status; do :; done"
@@ -367,7 +359,7 @@ async def test_a_shell_that_stops_itself_goes_on_and_a_daemon_that_is_stopped_do
     assert (await run("cut -d' ' -f3 /proc/$(cat pid)/stat; kill -9 $(cat pid)")).content == "T"
 
 
-async def test_a_shell_that_ends_between_commands_is_replaced_and_said_to_be(run: Terminal, workspace: Path) -> None:
+async def test_shell_ending_between_commands_is_replaced_with_notice(run: Terminal, workspace: Path) -> None:
     gate = Gate(workspace, "gate")
     await run("cd /usr")
     shell = int((await run(f"echo $$; (read x < {workspace}/gate; kill -9 $$) &")).content.splitlines()[0])
@@ -393,9 +385,7 @@ async def test_a_command_can_be_sent_to_a_directory(run: Terminal, workspace: Pa
     assert (answer.exit_code, answer.content) == (1, "bash: cd: /does/not/exist: No such file or directory")
 
 
-async def test_a_static_command_has_a_shell_of_its_own_that_ends_with_it(
-    run: Terminal, workspace: Path, tmp_path: Path
-) -> None:
+async def test_static_command_has_its_own_shell_that_ends(run: Terminal, workspace: Path, tmp_path: Path) -> None:
     gate = Gate(workspace, "gate")
     await run("A=1; read x < gate", no_change_timeout=0.1)
     answer = await run("pwd; echo $A.", is_static=True, cwd="/usr")

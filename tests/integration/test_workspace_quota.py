@@ -73,7 +73,7 @@ async def test_the_model_is_told_until_it_has_cleared_up(shell: Shell) -> None:
     assert "51 files" in (await shell("touch {1..50}")).content
 
 
-async def test_what_grows_without_end_is_stopped_and_clearing_up_is_not(shell: Shell) -> None:
+async def test_unbounded_growth_is_stopped_but_cleanup_is_not(shell: Shell) -> None:
     grown = await shell("while :; do head -c 50000 /dev/zero >> large; done")
     assert grown.exit_code != 0
     assert "This workspace holds" in grown.content
@@ -81,7 +81,7 @@ async def test_what_grows_without_end_is_stopped_and_clearing_up_is_not(shell: S
     assert (cleared.exit_code, cleared.content) == (0, "cleared")
 
 
-async def test_what_is_far_too_much_at_the_first_look_is_stopped_too(shell: Shell) -> None:
+async def test_excess_at_the_first_scan_is_stopped(shell: Shell) -> None:
     await shell("echo small > small")
     grown = await shell(f"head -c {10 * LIMIT_BYTES} /dev/zero > large; sleep 20")
     assert grown.exit_code == 130
@@ -165,9 +165,7 @@ async def test_only_what_closed_conversations_have_left_is_removed(memory_store:
     assert await Reaper(memory_store, root / "nowhere", 0.0).sweep() == []
 
 
-async def test_what_a_deleted_conversation_has_left_is_removed_and_what_is_unknown_is_not(
-    memory_store: Store, tmp_path: Path
-) -> None:
+async def test_leftovers_of_deleted_conversations_go_unknown_ones_stay(memory_store: Store, tmp_path: Path) -> None:
     for name in ("deleted", "another", "alive"):
         await left(memory_store, tmp_path, name, is_closed=False)
     await Deletion(memory_store).delete("deleted", last_id=1)
@@ -181,7 +179,7 @@ async def test_what_a_deleted_conversation_has_left_is_removed_and_what_is_unkno
     assert {path.name for path in tmp_path.iterdir()} == {"another", "alive"}
 
 
-async def test_what_is_in_the_way_of_removing_one_workspace_keeps_no_other(memory_store: Store, tmp_path: Path) -> None:
+async def test_failed_removal_of_one_workspace_blocks_no_other(memory_store: Store, tmp_path: Path) -> None:
     for name in ("deep", "held", "plain", "torn"):
         await left(memory_store, tmp_path, name, is_closed=True)
     (tmp_path / "torn" / "host" / "binding.json").write_text("")  # as a power cut leaves it
@@ -193,9 +191,7 @@ async def test_what_is_in_the_way_of_removing_one_workspace_keeps_no_other(memor
     assert await Reaper(memory_store, tmp_path, 0.0).sweep() == ["held"]
 
 
-async def test_what_killed_hosts_and_workers_left_goes_although_the_conversation_is_not_closed(
-    memory_store: Store, tmp_path: Path
-) -> None:
+async def test_leftovers_of_killed_hosts_and_workers_go_before_closing(memory_store: Store, tmp_path: Path) -> None:
     root = tmp_path / "node"
     workspace = await left(memory_store, root, "live", is_closed=False)
     (root / "live" / ".draft-half" / "workspace").mkdir(parents=True)

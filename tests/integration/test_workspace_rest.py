@@ -40,7 +40,7 @@ def crowded(folder: Path, *, terminals: int, maximum: int = 100) -> NodeCapacity
 
 
 @pytest.mark.parametrize("sandbox", ["bwrap", "none"])
-async def test_a_session_at_rest_ends_and_the_next_command_is_told(tmp_path: Path, sandbox: str) -> None:
+async def test_resting_session_ends_and_next_command_reads_so(tmp_path: Path, sandbox: str) -> None:
     async with opened(tmp_path, sandbox=sandbox, idle_seconds=2.0) as workspaces:
         host = await workspaces.open("conversation")
         run = Terminal(host)
@@ -101,7 +101,7 @@ async def test_a_command_that_runs_is_not_rest(tmp_path: Path) -> None:
         assert (await run("sleep 0.5; echo done")).content == "done"
 
 
-async def test_without_room_the_sessions_that_were_used_least_recently_end_first(tmp_path: Path) -> None:
+async def test_least_recently_used_sessions_end_first(tmp_path: Path) -> None:
     root, proc = tmp_path / "node", tmp_path / "proc"
     async with opened(root, sandbox="bwrap", capacity=crowded(proc, terminals=1)) as workspaces:
         gates = {}

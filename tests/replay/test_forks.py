@@ -132,7 +132,7 @@ def check_prompt(events: list) -> None:
     assert open_calls == []
 
 
-async def test_what_has_run_in_the_origin_is_settled_in_the_fork(memory_store: Store) -> None:
+async def test_actions_run_in_the_origin_are_settled_in_forks(memory_store: Store) -> None:
     path = next(path for path in GOLDEN if path.stem == "rate_limit_and_pause")
     events = events_from_lines(path.read_text().splitlines(), source=path.name)
     await EventLog(memory_store).adopt(fork_of(events[:10], "fork-1"), events[1:10], key="fork")

@@ -143,7 +143,7 @@ def test_12_a_rejection() -> None:
     ]
 
 
-def test_13_a_low_risk_is_not_asked_for_and_a_high_one_is() -> None:
+def test_13_low_risk_runs_and_high_risk_is_confirmed() -> None:
     by_model = ConfirmationPolicy(mode="risky", analyzer="llm", confirm_unknown=False)
     core = started(agent=AgentSpec(confirmation=by_model))
     assert core.reply(bash()) == AwaitTools((8,))
@@ -169,7 +169,7 @@ def test_14_a_message_while_a_confirmation_is_awaited() -> None:
     ]
 
 
-def test_26_a_file_edit_under_confirmation_runs_once_and_only_after_it() -> None:
+def test_26_confirmed_file_edit_runs_once_after_confirmation() -> None:
     """Differs (B1): the original runs it before the confirmation, and again after it."""
     core = started(agent=AgentSpec(confirmation=CONFIRM))
     core.reply(call("str_replace_editor", '{"command": "create", "path": "/a", "file_text": "x"}', "e"))
@@ -205,7 +205,7 @@ def test_15_a_stop_while_a_tool_call_is_pending() -> None:
     assert error.tool_call_metadata == core.event(8).tool_call_metadata is not None
 
 
-def test_16_a_pause_a_late_observation_and_a_resume_that_steps() -> None:
+def test_16_pause_late_observation_and_resume_that_steps() -> None:
     """Differs (B2): in the original nothing follows the resume."""
     core = started()
     core.reply(bash())

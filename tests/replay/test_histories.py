@@ -272,7 +272,7 @@ TestHistory = History.TestCase
 TestHistory.settings = settings(max_examples=examples(40), stateful_step_count=40)
 
 
-def test_every_snapshot_of_a_long_history_leads_to_the_same_state() -> None:
+def test_every_snapshot_of_a_long_history_gives_equal_states() -> None:
     core = Core(agent=AgentSpec(tool_concurrency=2))
     core.run()
     for number in range(30):

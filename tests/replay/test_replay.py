@@ -71,7 +71,7 @@ def test_the_golden_logs_have_delegates_and_a_plan_among_them() -> None:
     assert created.parent is not None
 
 
-def test_a_decision_that_would_be_another_one_is_named_with_both() -> None:
+def test_changed_decision_is_named_with_both() -> None:
     found = replay(changed(finished(), 11, final_thought="not done at all"))
     assert found.divergence is not None
     assert (found.events, found.divergence.event_id) == (10, 11)
@@ -156,7 +156,7 @@ def delegate(call_id: str, **arguments: Any) -> ModelToolCall:
     return call("delegate", json.dumps({"agent": "CodeActAgent", "task": "look", **arguments}), call_id)
 
 
-def test_delegates_are_decided_again_and_what_they_bring_is_taken_from_the_log() -> None:
+def test_delegates_are_redecided_with_results_from_the_log() -> None:
     events = delegated()
     found = replay(events)
     assert found.divergence is None, found.divergence.lines()
@@ -181,7 +181,7 @@ def test_what_was_told_otherwise_of_a_delegate_is_found(event_id: int, fields: d
     assert found.divergence.event_id == event_id
 
 
-def test_an_error_from_outside_ends_a_wait_for_tools_and_delegates() -> None:
+def test_outside_error_ends_waits_for_tools_and_delegates() -> None:
     core = started(agent=AgentSpec(enable_delegation=True))
     core.reply(bash(), delegate("d1"), delegate("d2", background=True), delegate("d3"))
     core.commit(end_in_error(core.state, "DeckhandsError: The conversation crashed its worker 3 times in a row."))

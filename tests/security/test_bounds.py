@@ -123,7 +123,7 @@ async def test_the_group_of_a_workspace_goes_with_it(tmp_path: Path) -> None:
 
 
 @needs_groups
-async def test_a_host_whose_worker_was_killed_before_it_was_bounded_is_bounded_by_the_next(tmp_path: Path) -> None:
+async def test_next_worker_bounds_a_host_its_predecessor_left_unbounded(tmp_path: Path) -> None:
     assert isinstance(GROUPS, ControlGroups)
     async with opened(tmp_path, sandbox="bwrap") as first:
         await first.open("conversation")
@@ -140,7 +140,7 @@ async def test_a_host_whose_worker_was_killed_before_it_was_bounded_is_bounded_b
 
 
 @needs_groups
-def test_other_workers_that_take_empty_groups_away_take_none_that_is_being_filled() -> None:
+def test_workers_do_not_remove_groups_being_filled() -> None:
     assert isinstance(GROUPS, ControlGroups)
     is_over = threading.Event()
 
@@ -215,7 +215,7 @@ async def test_a_full_disk_is_an_answer(tmp_path: Path) -> None:
 
 
 @needs_mounts
-async def test_a_disk_that_takes_no_more_files_is_an_answer_and_what_runs_goes_on(tmp_path: Path) -> None:
+async def test_full_disk_is_an_answer_and_running_work_continues(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 50, files=1_000) as disk:
         async with opened(disk / "node", sandbox="bwrap") as workspaces:
             host = await workspaces.open("conversation")
@@ -245,7 +245,7 @@ async def test_a_disk_that_became_read_only_is_an_answer(tmp_path: Path) -> None
 
 
 @needs_mounts
-async def test_on_a_full_disk_of_the_node_nothing_is_begun_that_cannot_be_noted(tmp_path: Path) -> None:
+async def test_full_node_disk_starts_nothing_unrecordable(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 4) as disk:
         async with opened(disk / "node", sandbox="bwrap") as workspaces:
             host = await workspaces.open("conversation")
@@ -262,7 +262,7 @@ async def test_on_a_full_disk_of_the_node_nothing_is_begun_that_cannot_be_noted(
             assert (await host.run(number, "bash", {"command": "echo on"})).value["content"] == "on"
 
 
-async def test_no_program_bounds_slows_or_gives_up_the_host_that_serves_it(tmp_path: Path) -> None:
+async def test_program_cannot_bound_slow_or_expose_its_host(tmp_path: Path) -> None:
     async with opened(tmp_path, sandbox="bwrap") as workspaces:
         run = Terminal(await workspaces.open("conversation"))
         pid = main_pid(tmp_path, "conversation")
@@ -308,7 +308,7 @@ async def test_programs_limit_and_schedule_themselves_as_they_like(tmp_path: Pat
             assert answer.exit_code == 0, answer.content
 
 
-async def test_an_edit_clears_a_set_user_id_mode_as_any_write_does(tmp_path: Path) -> None:
+async def test_edit_clears_a_set_user_id_mode(tmp_path: Path) -> None:
     async with opened(tmp_path, sandbox="bwrap") as workspaces:
         host = await workspaces.open("conversation")
         path = tmp_path / "conversation" / "workspace" / "a.sh"

@@ -198,7 +198,7 @@ async def test_a_redirect_leads_nowhere(node: Node, confined: bool) -> None:
         assert str(forbidden.port) not in said
 
 
-async def test_objects_that_are_said_to_be_elsewhere_are_not_fetched_from_there(node: Node) -> None:
+async def test_objects_declared_elsewhere_are_not_fetched(node: Node) -> None:
     with service() as forbidden, service(ALLOWED) as allowed:
         # A repository without its own program ("dumb"): its files are fetched one by one, also those of others.
         allowed.status, allowed.headers = 200, {"Content-Type": "text/plain"}

@@ -225,7 +225,7 @@ PERSONS = {
 }
 
 
-async def test_a_person_names_any_directory_of_theirs_and_nothing_of_ours_or_the_systems() -> None:
+async def test_person_may_name_only_directories_of_theirs() -> None:
     with world() as made:
         (made.home / "new").mkdir()
         for path in {*SYSTEM} - {str(Path.home())}:

@@ -58,7 +58,7 @@ def bind(bindings: Bindings, made: World, conversation_id: str, directory: Path,
 
 
 @pytest.mark.parametrize("name", ["good/inner", "good/inner/deeper", "good", "."])
-def test_the_same_directory_one_in_it_and_one_around_it_are_taken(made: World, bindings: Bindings, name: str) -> None:
+def test_directory_its_parent_and_child_are_taken(made: World, bindings: Bindings, name: str) -> None:
     (made.roots / "good" / "inner" / "deeper").mkdir()
     bind(bindings, made, "first", made.roots / "good" / "inner", "acme")
     with pytest.raises(WorkspaceRefused, match=ANOTHERS) as refused:
@@ -70,7 +70,7 @@ def test_the_same_directory_one_in_it_and_one_around_it_are_taken(made: World, b
         bind(bindings, made, "third", made.roots / name, "")
 
 
-def test_conversations_of_one_tenant_share_and_one_beside_it_is_free(made: World, bindings: Bindings) -> None:
+def test_conversations_of_one_tenant_share_a_directory(made: World, bindings: Bindings) -> None:
     (made.roots / "good-too").mkdir()
     for number, name in enumerate(("good", "good/inner", ".", "good")):
         bind(bindings, made, f"of-acme-{number}", made.roots / name, "acme")
@@ -113,7 +113,7 @@ async def test_of_many_who_ask_at_once_one_tenant_gets_it(made: World) -> None:
     assert sum(tenant is not None for tenant in got) == 8
 
 
-def test_a_binding_of_an_earlier_version_gets_its_tenant_when_it_is_used(made: World, bindings: Bindings) -> None:
+def test_earlier_binding_gets_its_tenant_on_use(made: World, bindings: Bindings) -> None:
     folder = HostFolder(made.node, "old")
     folder.create()
     folder.write_binding(bound_to(made.roots / "good", None))
@@ -140,9 +140,7 @@ class Node:
         return answer
 
 
-async def test_a_delegate_and_a_fork_work_where_their_origin_does_and_another_tenant_does_not(
-    made: World, memory_store: Store
-) -> None:
+async def test_delegates_and_forks_share_but_other_tenants_do_not(made: World, memory_store: Store) -> None:
     log = EventLog(memory_store)
     good = made.roots / "good"
     acme = Tenancy(tenant="acme")

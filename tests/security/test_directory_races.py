@@ -72,9 +72,7 @@ def flipping(here: Path, there: Path) -> Iterator[None]:
 
 @pytest.mark.parametrize("sandbox", ["bwrap", "none"])
 @pytest.mark.parametrize("other", ["link", "to-root", "to-neighbour", "good"])
-async def test_what_was_put_in_its_place_before_it_was_bound_is_not_entered(
-    made: World, sandbox: str, other: str
-) -> None:
+async def test_replaced_directory_is_not_entered_before_binding(made: World, sandbox: str, other: str) -> None:
     swapped = made.roots / "swapped"
     room = Swapping([(swapped, made.roots / "kept"), (made.roots / other, swapped)])
     named = tool_settings(made.environment).named
@@ -133,7 +131,7 @@ def test_files_are_carried_from_the_directory_that_was_looked_at(made: World) ->
         bindings.open(folder, folder.read_binding())
 
 
-def test_a_workspace_of_our_own_that_became_a_link_is_not_followed(made: World) -> None:
+def test_own_workspace_turned_into_a_link_is_not_followed(made: World) -> None:
     own = made.neighbour / "workspace"
     own.rename(made.neighbour / "kept")
     own.symlink_to(made.home)

@@ -69,7 +69,7 @@ async def test_a_shell_is_left_alone_when_its_job_has_ended(tmp_path: Path) -> N
         assert (await run("echo $X")).content == "kept"
 
 
-async def test_what_stays_within_its_limit_or_does_not_grow_is_left_alone(tmp_path: Path) -> None:
+async def test_bounded_or_constant_usage_is_left_alone(tmp_path: Path) -> None:
     async with opened(tmp_path, sandbox="bwrap") as workspaces:
         run = Terminal(await workspaces.open(CID))
         await run("(while true; do head -c 2M /dev/zero > ~/same; done) & echo $! > job")
@@ -81,7 +81,7 @@ async def test_what_stays_within_its_limit_or_does_not_grow_is_left_alone(tmp_pa
         assert list(descendants(main_pid(tmp_path, CID)))
 
 
-async def test_a_workspace_with_very_many_files_takes_no_turn_of_another(tmp_path: Path) -> None:
+async def test_workspace_with_many_files_takes_no_others_turn(tmp_path: Path) -> None:
     limits = TreeLimits(files=10, bytes=8 * MIB)
     disk, names = DiskBounds(limits), ["crowded-1", "crowded-2", "crowded-3", CID]
     async with opened(tmp_path, sandbox="bwrap") as workspaces:

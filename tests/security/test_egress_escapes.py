@@ -186,7 +186,7 @@ async def test_nothing_that_is_not_on_the_list_is_reached(tmp_path: Path) -> Non
         assert "its `allow`" in found["plain_connect"]
 
 
-async def test_what_is_on_the_list_is_reached_and_gets_one_request_only(tmp_path: Path) -> None:
+async def test_listed_host_is_reached_with_one_request_only(tmp_path: Path) -> None:
     async with origin(FORBIDDEN) as forbidden, origin(ALLOWED) as allowed:
         requests = passed_on(allowed.port, forbidden.port)
         found = await answers(tmp_path, requests, (f"{ALLOWED}:{allowed.port}",))
@@ -223,7 +223,7 @@ def proxy(resolve: Flipping, port: int) -> EgressProxy:
     return EgressProxy(rules, lambda *_: None, resolve)
 
 
-async def test_a_name_is_looked_up_once_and_the_address_that_was_judged_is_used() -> None:
+async def test_name_is_resolved_once_and_the_judged_address_used() -> None:
     async with origin(ALLOWED) as allowed, origin(FORBIDDEN, allowed.port) as forbidden:
         resolve = Flipping([ALLOWED], [FORBIDDEN])
         flipping = proxy(resolve, allowed.port)
@@ -234,7 +234,7 @@ async def test_a_name_is_looked_up_once_and_the_address_that_was_judged_is_used(
         assert (len(allowed.received), forbidden.received) == (1, [])
 
 
-async def test_of_several_addresses_those_that_are_not_public_are_left_out() -> None:
+async def test_non_public_addresses_are_omitted() -> None:
     async with origin(ALLOWED) as allowed, origin(FORBIDDEN, allowed.port) as forbidden:
         mixed = proxy(Flipping(["::1", FORBIDDEN, "169.254.169.254", ALLOWED]), allowed.port)
         assert b" 200 OK" in await asked(mixed, get(f"http://mixed.test:{allowed.port}/"))

@@ -68,7 +68,7 @@ async def test_only_controllers_of_a_cluster_get_more_than_is_listed(cluster: Cl
     assert {f"{name}={value}" for name, value in SECRETS.items()} <= set(logs["controller-1"].read_text().splitlines())
 
 
-def test_what_the_operator_names_is_passed_on_but_never_a_setting_of_models(tmp_path: Path) -> None:
+def test_operators_variables_are_passed_except_model_settings(tmp_path: Path) -> None:
     servers = {"x": {"url": "https://x", "headers": {"Authorization": "Bearer ${GITHUB_TOKEN}", "X": "${LLM_API_KEY}"}}}
     (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
     given = SECRETS | {"DECKHANDS_PASS_ENV": "AWS_*, PGPASSWORD,LLM_*", "DECKHANDS_MCP": str(tmp_path / "mcp.json")}

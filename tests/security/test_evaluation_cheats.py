@@ -204,7 +204,7 @@ def test_a_file_that_decides_what_runs_is_left_out(name: str) -> None:
     assert work.left_out == (() if name in hidden else (name,))
 
 
-def test_a_module_that_the_check_runs_by_name_is_left_out() -> None:
+def test_module_run_by_the_check_is_excluded() -> None:
     found = {"runner.py": File(b"x"), "other.py": File(b"x")}
     assert work_of({}, found, {}, "python3 -m runner --all").left_out == ("runner.py",)
     assert work_of({"runner.py": File(b"")}, found, {}, "python3 -m runner --all").left_out == ()

@@ -139,7 +139,7 @@ async def test_a_log_that_cannot_be_read_is_refused(client: Client, change: Chan
     [_without_beginning, _twice_begun, _of_another, _observed_twice],
     ids=lambda change: change.__name__.strip("_"),
 )
-async def test_what_is_no_log_of_this_conversation_does_not_come_into_the_store(client: Client, change: Change) -> None:
+async def test_foreign_log_is_not_restored(client: Client, change: Change) -> None:
     contents = members(path_of(client))
     change(contents)
     rewrite(path_of(client), contents)
@@ -193,7 +193,7 @@ async def test_bombs_are_refused_before_they_are_unpacked(client: Client) -> Non
 
 
 @pytest.mark.parametrize("is_zip64", [False, True])
-def test_a_directory_of_more_members_than_any_file_has_is_not_read(is_zip64: bool) -> None:
+def test_directory_with_impossibly_many_members_is_not_read(is_zip64: bool) -> None:
     name, count = b"blobs/" + b"0" * 64, MAX_DIRECTORY_BYTES // 100
     entry = struct.pack("<4s4B4HL2L5H2L", b"PK\x01\x02", 20, 3, 20, *[0] * 8, len(name), *[0] * 6) + name
     directory = entry * count
@@ -251,9 +251,7 @@ def _damaged(whole: bytes, draw: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("count", [150, pytest.param(5_000, marks=pytest.mark.soak)])
-async def test_bytes_of_every_kind_raise_what_is_expected_or_read_the_same(
-    client: Client, count: int, soak_seed
-) -> None:
+async def test_bytes_of_every_kind_raise_expected_errors_or_read_equal(client: Client, count: int, soak_seed) -> None:
     path, draw = path_of(client), random.Random(soak_seed)
     whole, before = path.read_bytes(), await client.events(NAME, is_whole=True)
     archive = client.archive

@@ -99,7 +99,7 @@ def test_a_beat_starts_whatever_its_keys_hold(beat: Beat, key: str, is_of_its_ty
     assert beat.tick() == PERIODIC
 
 
-def test_a_beat_sends_what_its_application_says_whatever_the_entries_say(beat: Beat) -> None:
+def test_beat_sends_only_its_applications_tasks(beat: Beat) -> None:
     beat.start()
     for field, texts in (("definition", DEFINITIONS), ("meta", METAS)):
         for text in texts:

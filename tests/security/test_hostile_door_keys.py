@@ -71,7 +71,7 @@ async def until_woken(desk: Desk, door: Membership, conversation_id: str) -> Non
 
 
 @pytest.mark.parametrize("key", ["caller", "meta", "events"])
-async def test_a_run_with_a_key_of_another_type_keeps_no_other_from_its_turn(desk: Desk, key: str) -> None:
+async def test_run_key_of_another_type_delays_no_other(desk: Desk, key: str) -> None:
     door, call = await a_door(desk), desk.store.connection.call
     spoilt, victim = await begin_soon(desk, "spoilt"), await begin_soon(desk, "victim")
     await call("DEL", names := getattr(desk.store.keys(spoilt), key))
@@ -79,7 +79,7 @@ async def test_a_run_with_a_key_of_another_type_keeps_no_other_from_its_turn(des
     await until_woken(desk, door, victim)
 
 
-async def test_runs_that_nobody_can_name_keep_no_other_from_its_turn(desk: Desk) -> None:
+async def test_unnameable_runs_delay_no_other(desk: Desk) -> None:
     door, parked = await a_door(desk), desk.store.all_shards[0].parked
     for number in range(MANY):
         await desk.store.connection.call("ZADD", parked, "-inf", b"\xff%d" % number)
@@ -87,7 +87,7 @@ async def test_runs_that_nobody_can_name_keep_no_other_from_its_turn(desk: Desk)
     assert await desk.store.connection.call("ZCARD", parked) == 0
 
 
-async def test_deadlines_that_nobody_can_name_keep_no_other_from_its_end(desk: Desk) -> None:
+async def test_unnameable_deadlines_delay_no_other(desk: Desk) -> None:
     door, names, call = await a_door(desk), desk.store.all_shards[0], desk.store.connection.call
     for number in range(MANY):
         await call("ZADD", f"{names.root}:expiring", "-inf", b"\xff%d" % number)
@@ -138,7 +138,7 @@ async def test_awaited_conversations_that_nobody_can_name_are_looked_at_once(des
         await until(are_gone, what="an empty set")
 
 
-async def test_a_key_of_another_type_is_moved_out_of_the_way_of_tasks(desk: Desk) -> None:
+async def test_tasks_key_of_another_type_is_moved_aside(desk: Desk) -> None:
     await desk.store.connection.call("SET", desk.store.all_shards[0].revoked, "a string")
     door = await a_door(desk)
     assert await door.tick(1) is not None
@@ -146,7 +146,7 @@ async def test_a_key_of_another_type_is_moved_out_of_the_way_of_tasks(desk: Desk
     assert await desk.meta(conversation_of_task("now"))
 
 
-async def test_an_inbox_of_another_type_is_moved_out_of_the_way(desk: Desk) -> None:
+async def test_inbox_of_another_type_is_moved_aside(desk: Desk) -> None:
     call = desk.store.connection.call
     await call("SET", keys.INBOX, "a string")
     inbox = Inbox(desk, "d1")
@@ -166,9 +166,7 @@ async def test_an_inbox_of_another_type_is_moved_out_of_the_way(desk: Desk) -> N
 
 
 @pytest.mark.parametrize(("task", "aside"), [({"task": "x"}, 0), ({"task": 1}, 1)], ids=["good", "bad"])
-async def test_an_inbox_that_is_overwritten_beneath_an_entry_is_no_fault_of_it(
-    desk: Desk, task: dict[str, Any], aside: int
-) -> None:
+async def test_overwritten_inbox_is_not_blamed_on_its_entry(desk: Desk, task: dict[str, Any], aside: int) -> None:
     fields = [b"v", b"1", b"request", json.dumps(task).encode(), b"reply_to", b"shop"]
     await desk.store.connection.call("SET", keys.INBOX, "a string")
     await Inbox(desk, "d1")._take("1-1", fields)
@@ -176,7 +174,7 @@ async def test_an_inbox_that_is_overwritten_beneath_an_entry_is_no_fault_of_it(
     assert len(await Unreadable(desk.store).all()) == aside
 
 
-async def test_notices_that_are_overwritten_while_they_are_read_end_no_door(desk: Desk) -> None:
+async def test_notices_overwritten_during_reading_end_no_door(desk: Desk) -> None:
     names = desk.store.all_shards[0]
     watcher = OutcomeWatcher(desk, Runs(desk), "d1")
     await desk.store.connection.call("SET", names.notices, "a string")

@@ -186,7 +186,7 @@ async def test_an_entry_without_its_fields_is_put_aside(crew: Crew) -> None:
 
 
 @pytest.mark.soak
-async def test_what_a_dead_worker_held_and_cannot_be_read_hurts_no_burial(crew: Crew) -> None:
+async def test_unreadable_entries_of_a_dead_worker_do_not_block_burial(crew: Crew) -> None:
     for name in ("t1", "t2"):
         crew.cluster.kill(name)
         del crew.processes[name]
@@ -205,7 +205,7 @@ async def test_what_a_dead_worker_held_and_cannot_be_read_hurts_no_burial(crew: 
 
 
 @pytest.mark.parametrize("name", [*TYPED, "act:pool:bash", "act:node:node1"])
-async def test_a_key_of_another_type_is_moved_out_of_the_way(valkey_store: Store, name: str) -> None:
+async def test_key_of_another_type_is_moved_aside(valkey_store: Store, name: str) -> None:
     role = "door" if name == "revoked" else "tool"  # which only doors need
     worker = Membership(valkey_store, "w", role, streams=[[f"{ROOT}:act:pool:bash", f"{ROOT}:act:node:node1"]])
     await worker.register()

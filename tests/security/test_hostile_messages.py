@@ -121,7 +121,7 @@ async def test_one_malformed_message_or_command_ends_no_worker(crew: Crew) -> No
     await crew.until_served()
 
 
-async def test_a_key_of_another_type_is_told_and_ends_no_worker(crew: Crew) -> None:
+async def test_key_of_another_type_is_reported_and_ends_no_worker(crew: Crew) -> None:
     kept = []
     for key in KEYS:
         if crew.broker.exists(key):

@@ -21,8 +21,8 @@ from controller_worker.core.state import State
 from deckhands.interop.openhands.recordings import MAX_EVENT_CHARS, MAX_FILE_BYTES, MAX_MARKS
 from deckhands.interop.openhands.sdk_conversation import read_sdk_directory
 from deckhands.interop.openhands.trajectory_import import read_trajectory
-from tests.unit.deckhands.openhands.same_conversation import messages
-from tests.unit.deckhands.openhands.test_sdk_conversation import REAL
+from tests.unit.deckhands.interop.openhands.same_conversation import messages
+from tests.unit.deckhands.interop.openhands.test_sdk_conversation import REAL
 
 TASK = {"id": 0, "source": "user", "action": "message", "args": {"content": "Look around"}}
 RECALL = {"id": 1, "source": "user", "action": "recall", "args": {"recall_type": "knowledge"}}
@@ -121,7 +121,7 @@ def test_an_event_longer_than_any_log_holds_costs_that_event(tmp_path: Path) -> 
     assert "Event 3 cannot be read and is left out: it is longer than 48 MiB" in findings[0]
 
 
-def test_the_end_of_a_text_without_an_end_is_looked_for_once(tmp_path: Path) -> None:
+def test_end_of_an_endless_text_is_searched_once(tmp_path: Path) -> None:
     begin = json.dumps([*START, RUN, OUTPUT])[:-1]
     for endless in ('"' + '\\"' * 3_000_000, '{"a": "' + "\\\\" * 3_000_000 + "\\", '["' + '"x' * 3_000_001):
         events, findings = read(tmp_path, f"{begin}, {endless}")
@@ -244,7 +244,7 @@ def test_every_shape_in_every_place_costs_at_most_its_event(tmp_path: Path) -> N
 
 
 @pytest.mark.soak
-def test_every_shape_in_every_place_of_a_directory_costs_at_most_a_few_events(tmp_path: Path) -> None:
+def test_every_shape_costs_at_most_a_few_events(tmp_path: Path) -> None:
     odd: list[Any] = [None, True, 2**70, "x", [[]], {"a": None}]
     whole = [json.loads(file.read_text()) for file in sorted((REAL / "events").iterdir())[:6]]
     places = [(place, (name,)) for place, event in enumerate(whole) for name in event if name != "id"]

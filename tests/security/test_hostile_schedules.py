@@ -88,7 +88,7 @@ async def test_no_forged_schedule_keeps_another_from_its_turn(cluster: Cluster) 
 
 
 @pytest.mark.parametrize("key", ["schedules", "schedules_standing", "schedules_due"])
-async def test_a_key_of_another_type_is_moved_out_of_the_way_of_the_others(cluster: Cluster, key: str) -> None:  # noqa: F811
+async def test_schedule_key_of_another_type_is_moved_aside(cluster: Cluster, key: str) -> None:  # noqa: F811
     call, name = cluster.store.connection.call, getattr(cluster.store.all_shards[0], key)
     await cluster.add()
     await cluster.come_due()
@@ -103,7 +103,7 @@ async def test_a_key_of_another_type_is_moved_out_of_the_way_of_the_others(clust
         assert (await cluster.book.entry(NAME)).due is not None
 
 
-def test_a_tick_of_long_ago_is_followed_by_the_right_one() -> None:
+def test_ancient_tick_is_followed_by_the_right_one() -> None:
     schedule = Schedule(name=NAME, cron="* * * * *", catch_up_seconds=MAX_SECONDS)
     found = due_of(schedule, datetime(1971, 1, 1, tzinfo=UTC), NOON)
     assert (found.tick, found.next) == (NOON, NOON + timedelta(minutes=1))

@@ -28,7 +28,7 @@ def settings(project: Path, *read_only: Path) -> dict[str, object]:
     }
 
 
-async def test_no_directory_on_the_way_to_a_mount_point_can_be_replaced(tmp_path: Path, project: Path) -> None:
+async def test_parents_of_a_mount_point_cannot_be_replaced(tmp_path: Path, project: Path) -> None:
     spec = WorkspaceSpec(path=str(project))
     async with opened(tmp_path / "node", **settings(project)) as workspaces:
         run = Terminal(await workspaces.open("one", spec))
@@ -46,7 +46,7 @@ async def test_no_directory_on_the_way_to_a_mount_point_can_be_replaced(tmp_path
 
 
 @pytest.mark.parametrize("way", ["absolute", "relative", "old root"])
-async def test_a_link_on_the_way_to_a_mount_point_leads_nowhere(tmp_path: Path, project: Path, way: str) -> None:
+async def test_link_on_the_way_to_a_mount_leads_nowhere(tmp_path: Path, project: Path, way: str) -> None:
     outside = tmp_path / "outside"
     (outside / "inside" / "tools").mkdir(parents=True)
     before = sorted(outside.rglob("*"))

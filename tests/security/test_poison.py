@@ -67,7 +67,7 @@ async def poisoned(tmp_path: Path) -> Path:
         return workspace
 
 
-async def test_a_later_host_with_its_shell_and_its_programs_runs_none_of_it(poisoned: Path, tmp_path: Path) -> None:
+async def test_later_host_runs_none_of_the_poison(poisoned: Path, tmp_path: Path) -> None:
     programs = session_programs(["ipython"])
     async with opened(tmp_path, sandbox="bwrap", programs=programs) as workspaces:
         workspace = await workspaces.open(CID)

@@ -19,9 +19,7 @@ from tests.stores import RealServer, emptied
 REFUSED = sorted(name for name in set(COMMANDS) - LOOKING - {"drain", "conversations"} if name)
 
 
-async def test_a_broker_without_a_password_lets_nobody_stop_or_steer_a_worker(
-    tmp_path: Path, valkey_server: RealServer
-) -> None:
+async def test_broker_without_a_password_controls_no_worker(tmp_path: Path, valkey_server: RealServer) -> None:
     await emptied(valkey_server.url)
     broker = f"redis+socket://{valkey_server.socket}"
     async with FaultCluster(tmp_path).running() as cluster:

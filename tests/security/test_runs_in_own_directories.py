@@ -25,7 +25,7 @@ def person(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("named", [".", "link", "project/..", ".deckhands", ".deckhands/runs", "link/.deckhands"])
-def test_a_directory_that_holds_our_home_or_lies_in_it_is_refused_at_once(person: Path, named: str) -> None:
+def test_directory_containing_or_within_our_home_is_refused(person: Path, named: str) -> None:
     (person.parent / "link").symlink_to(person)
     (person / ".deckhands" / "runs").mkdir()
     path = person.parent / named if named.startswith("link") else person / named
@@ -57,7 +57,7 @@ def test_system_trees_are_refused_at_once(tmp_path: Path, path: str) -> None:
     assert f"The directory {path} may not be a workspace" in done.err
 
 
-def test_a_run_that_was_begun_in_such_a_directory_is_not_gone_on_with(person: Path, tmp_path: Path) -> None:
+def test_run_started_in_such_a_directory_does_not_continue(person: Path, tmp_path: Path) -> None:
     model = script(tmp_path / "m.json", finish("Done."))
     project = person / "project"
     env = environment(person / ".deckhands")

@@ -95,9 +95,7 @@ def test_the_self_test_gets_out_where_nothing_confines_it() -> None:
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root could open these files in any case")
-def test_the_self_test_removes_what_a_killed_worker_left_of_an_earlier_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_self_test_removes_a_killed_workers_leftovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     old, young, others, elsewhere = (tmp_path / "tmp" / f"deckhands-selftest-{name}" for name in "abcd")
@@ -312,9 +310,7 @@ def test_a_workspace_can_be_in_etc(bwrap: BubblewrapSandbox, tmp_path: Path) -> 
     assert (tmp_path / "project" / "made").exists()
 
 
-def test_names_are_resolved_as_the_machine_does_only_where_there_is_a_network(
-    bwrap: BubblewrapSandbox, tmp_path: Path
-) -> None:
+def test_names_resolve_only_where_there_is_a_network(bwrap: BubblewrapSandbox, tmp_path: Path) -> None:
     machine = Path("/etc/resolv.conf").read_bytes()
     for has_network, shown in ((False, b""), (True, machine)):
         enclosure = Enclosure(tmp_path, "/workspace", has_network=has_network)

@@ -113,9 +113,7 @@ def held_in(root: Path, name: str) -> ResourceUsage:
         ("watchers", 3, 12),
     ],
 )
-async def test_who_holds_more_than_a_workspace_may_is_ended_and_nobody_else(
-    tmp_path: Path, kind: str, few: int, many: int
-) -> None:
+async def test_only_the_session_above_its_limit_is_ended(tmp_path: Path, kind: str, few: int, many: int) -> None:
     bounds = UsageBounds(tmp_path, ResourceUsage(unlinked_bytes=2 * MEGABYTE, terminals=8, watchers=8, descriptors=200))
     async with opened(tmp_path, sandbox="bwrap") as workspaces:
         await holding(workspaces, tmp_path, "few", kind, few)
@@ -130,7 +128,7 @@ async def test_who_holds_more_than_a_workspace_may_is_ended_and_nobody_else(
         assert bounds.take_notice("many") == ""
 
 
-async def test_what_is_in_memory_or_has_a_name_is_not_on_the_disk_a_second_time(tmp_path: Path) -> None:
+async def test_memory_and_named_files_count_once_on_disk(tmp_path: Path) -> None:
     async with opened(tmp_path, sandbox="bwrap") as workspaces:
         for kind in ("unlinked_in_memory", "linked"):
             await holding(workspaces, tmp_path, kind.replace("_", "-"), kind, 3)
@@ -177,7 +175,7 @@ async def test_the_model_is_told_what_was_ended(memory_store: Store, tmp_path: P
         assert "terminals" in answer.content
 
 
-async def test_without_room_the_greediest_session_ends_and_not_the_least_used(tmp_path: Path) -> None:
+async def test_greediest_session_ends_when_there_is_no_room(tmp_path: Path) -> None:
     root, proc = tmp_path / "node", tmp_path / "proc"
     async with opened(root, sandbox="bwrap", capacity=crowded(proc, terminals=1)) as workspaces:
         await Terminal(await workspaces.open("resting"))("true")

@@ -57,7 +57,7 @@ async def test_workers_are_closed_to_programs_of_their_user(cluster: FaultCluste
         ordinary.communicate()
 
 
-async def test_a_command_without_a_sandbox_finds_the_worker_s_secrets_nowhere(cluster: FaultCluster) -> None:
+async def test_unsandboxed_command_cannot_find_worker_secrets(cluster: FaultCluster) -> None:
     secret, sign = secrets.token_hex(16), secrets.token_hex(16)
     cluster.started_by = NO_CAPABILITIES
     cluster.start_controller(GUARDED=secret)
@@ -94,9 +94,7 @@ async def test_a_command_without_a_sandbox_finds_the_worker_s_secrets_nowhere(cl
         ),
     ],
 )
-async def test_a_tool_worker_says_at_once_which_sandbox_is_in_force(
-    cluster: FaultCluster, sandbox: str, line: str
-) -> None:
+async def test_tool_worker_reports_its_sandbox_at_once(cluster: FaultCluster, sandbox: str, line: str) -> None:
     cluster.start_tool(DECKHANDS_SANDBOX=sandbox)
     await cluster.until(lambda: line in cluster.log_of("t1"))
     await until_at_work(cluster)

@@ -138,7 +138,7 @@ def test_the_clock_of_the_store_jumps_during_a_wait(tmp_path: Path, jump: float,
 
 
 @pytest.mark.parametrize("ahead", [HOUR, -HOUR], ids=["ahead", "behind"])
-def test_a_controller_whose_clock_is_wrong_parks_a_conversation_and_dies(tmp_path: Path, ahead: float) -> None:
+def test_controller_with_a_wrong_clock_parks_and_dies(tmp_path: Path, ahead: float) -> None:
     cluster = SkewedCluster(tmp_path, RATE_LIMITED)
 
     async def scene() -> None:
@@ -156,7 +156,7 @@ def test_a_controller_whose_clock_is_wrong_parks_a_conversation_and_dies(tmp_pat
 
 
 @pytest.mark.parametrize("ahead", [HOUR, -HOUR], ids=["ahead", "behind"])
-def test_the_time_allowed_is_that_of_the_cluster_also_after_a_takeover(tmp_path: Path, ahead: float) -> None:
+def test_time_limit_follows_the_cluster_after_a_takeover(tmp_path: Path, ahead: float) -> None:
     cluster = SkewedCluster(tmp_path, RATE_LIMITED)
 
     async def scene() -> None:

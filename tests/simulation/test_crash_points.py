@@ -127,9 +127,7 @@ def test_a_pause_at_every_eighth_boundary(part: int, model: Mapping[str, str]) -
 
 
 @parts()
-def test_a_worker_stopped_at_every_eighth_boundary_while_another_takes_over(
-    part: int, model: Mapping[str, str]
-) -> None:
+def test_takeover_works_at_every_eighth_boundary(part: int, model: Mapping[str, str]) -> None:
     size = boundaries(model, controllers=2)
     plans = [Plan(0, {at: Fault.STOP}, controllers=2) for at in range(1, size + 1, 8)[part::PARTS]]
     assert struck_in(plans, model) == len(plans)
@@ -164,7 +162,7 @@ def boundary(process: str, name: str, faults: Mapping[int, Fault], model: Mappin
         ("tools-0", "after deck_register", "after XREADGROUP"),
     ],
 )
-def test_a_worker_that_was_stopped_in_a_beat_and_then_killed_is_missed_as_soon_as_any_other(
+def test_worker_stopped_in_a_beat_and_killed_is_missed_soon(
     process: str, stopped: str, killed: str, model: Mapping[str, str]
 ) -> None:
     """It has found the replies late that were there all the time, and must not take the store for slow."""
@@ -213,7 +211,7 @@ def errand_trace(errand: Person, **options: int) -> list[str]:
 
 
 @parts()
-def test_delegates_notes_questions_and_checks_with_a_kill_at_every_fourth_boundary(part: int, errand: Person) -> None:
+def test_delegates_notes_and_checks_survive_kills_at_fourth_boundaries(part: int, errand: Person) -> None:
     expected = errand_trace(errand)
     plans = [Plan(0, {at: Fault.KILL}) for at in range(1, len(expected) + 1, 4)[part::PARTS]]
     assert unstruck_errands(plans, errand, expected=expected) == []
@@ -247,9 +245,7 @@ def test_a_fault_at_every_boundary(fault: Fault, part: int, model: Mapping[str, 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(MORE_PARTS))
 @pytest.mark.parametrize("fault", list(Fault))
-def test_delegates_notes_questions_and_checks_with_a_fault_at_every_boundary(
-    fault: Fault, part: int, errand: Person
-) -> None:
+def test_delegates_notes_and_checks_survive_faults_at_every_boundary(fault: Fault, part: int, errand: Person) -> None:
     controllers = 2 if fault is Fault.STOP else 1
     expected = errand_trace(errand, controllers=controllers)
     plans = [Plan(0, {at: fault}, controllers=controllers) for at in range(1, len(expected) + 1)[part::MORE_PARTS]]

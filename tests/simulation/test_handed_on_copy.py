@@ -28,7 +28,7 @@ async def bury(store: Store, worker_id: str) -> None:
     assert await store.connection.call("ZSCORE", names.workers, worker_id) is None
 
 
-def test_an_action_handed_on_to_the_worker_that_has_it_in_hand_does_not_wait(tmp_path: Path) -> None:
+def test_action_handed_on_to_its_holder_does_not_wait(tmp_path: Path) -> None:
     cluster = Cluster(1, {}, environment(tmp_path))
     cluster.node.run_seconds = COMMAND_SECONDS
 

@@ -142,14 +142,14 @@ def unrung_after_burial(bug: Bug | None) -> list[str]:
     return cluster.run(world())
 
 
-def test_a_host_that_runs_again_what_it_has_run_is_found(model: Mapping[str, str]) -> None:
+def test_host_that_repeats_a_finished_action_is_found(model: Mapping[str, str]) -> None:
     for plan in plans(Where(Fault.KILL, "before deck_append"), model):
         if _runs_twice(simulate(plan, model, journal=JournalWithoutResults)):
             return
     raise AssertionError("an action was run twice and nobody noticed")
 
 
-def test_a_host_that_runs_again_what_it_had_begun_is_found(model: Mapping[str, str]) -> None:
+def test_host_that_repeats_a_started_action_is_found(model: Mapping[str, str]) -> None:
     deaths = [tenth / 10 for tenth in range(1, 20)]
     plans = [Plan(host_deaths=(at,)) for at in deaths]
     assert all(broken(simulate(plan, model)) == [] for plan in plans)

@@ -49,7 +49,7 @@ def test_the_same_seed_gives_the_same_run_to_the_byte(tmp_path: Path) -> None:
         assert traced(tmp_path, seed) == traced(tmp_path, seed)
 
 
-def test_a_conversation_with_everything_is_the_same_from_its_first_run_on(tmp_path: Path) -> None:
+def test_full_conversation_repeats_from_its_first_run(tmp_path: Path) -> None:
     """What the first run left on the node's disk made later ones different."""
     errand = sender(tmp_path)
     first, second = (simulate(Plan(is_traced=True), {}, person=errand).cluster.wire.trace for _ in range(2))
@@ -71,7 +71,7 @@ def test_a_busy_machine_does_not_change_a_run(tmp_path: Path) -> None:
     assert printed_elsewhere(tmp_path, hash_seed="1") == printed_here(tmp_path)
 
 
-def test_a_simulation_draws_from_its_seed_and_reads_its_own_clock() -> None:
+def test_simulation_draws_from_its_seed_and_own_clock() -> None:
     def drawn(seed: int) -> tuple[object, ...]:
         clock = ManualClock()
         clock.advance(12.5)

@@ -72,7 +72,7 @@ def test_every_conversation_continues(drawn: Callable[[Random], Chat], tmp_path:
         check(drawn, seed, tmp_path)
 
 
-def test_a_log_that_loses_its_tail_between_a_claim_and_its_reading_is_taken_up_again(tmp_path: Path) -> None:
+def test_log_losing_its_tail_before_reading_is_taken_up(tmp_path: Path) -> None:
     check(losing, 27, tmp_path)
 
 
@@ -82,7 +82,7 @@ def test_an_action_whose_number_a_lost_action_had_is_answered(seed: int, tmp_pat
     check(losing, seed, tmp_path)
 
 
-def test_a_conversation_that_an_older_store_gives_its_former_owner_is_taken_up(tmp_path: Path) -> None:
+def test_conversation_returned_to_its_former_owner_is_taken_up(tmp_path: Path) -> None:
     """The same worker had given it up and claimed it again; the older store knows the first claim."""
     check(losing, 1161, tmp_path)
 

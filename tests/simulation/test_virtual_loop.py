@@ -31,7 +31,7 @@ def test_an_hour_passes_at_once() -> None:
     assert loop.run(world()) == 3600
 
 
-def test_a_killed_process_never_returns_from_its_await_and_its_timers_vanish() -> None:
+def test_killed_process_never_returns_and_its_timers_vanish() -> None:
     loop, noted = new_loop(), []
 
     async def work(process: SimulatedProcess) -> None:
@@ -56,7 +56,7 @@ def test_a_killed_process_never_returns_from_its_await_and_its_timers_vanish() -
     assert loop.run(world()) == []
 
 
-def test_a_stopped_process_goes_on_where_it_was_with_what_became_due() -> None:
+def test_stopped_process_continues_with_what_became_due() -> None:
     loop, noted = new_loop(), []
 
     async def work(process: SimulatedProcess) -> None:
@@ -75,7 +75,7 @@ def test_a_stopped_process_goes_on_where_it_was_with_what_became_due() -> None:
     assert noted == [("continued", 5.0), ("timer", 5.0)]
 
 
-def test_callbacks_of_one_process_keep_their_order_and_processes_are_shuffled_by_the_seed() -> None:
+def test_callbacks_keep_process_order_and_seed_shuffles_processes() -> None:
     def order(seed: int) -> list[tuple[str, int]]:
         loop, noted = new_loop(seed), []
 
@@ -117,7 +117,7 @@ def test_everything_that_is_started_belongs_to_its_process() -> None:
     assert noted == ["mine", "mine", "mine", "world"]
 
 
-def test_a_simulation_in_which_nothing_can_happen_any_more_says_so() -> None:
+def test_deadlocked_simulation_says_so() -> None:
     loop = new_loop()
 
     async def world() -> None:

@@ -41,7 +41,6 @@ TAKEN: Mapping[str, Mapping[str, Kind]] = {
         "llm_config": "text",
         "prefer_sdk_agents": "flag",
         "timeout_seconds": "number",
-        "use_orchestrator": "flag",
     },
     "sandbox": {
         "base_container_image": "text",
@@ -88,6 +87,7 @@ WITHOUT_EFFECT: Mapping[str, Mapping[str, str]] = {
         "enable_mcp": "tools come from DECKHANDS_MCP",
         "memory_enabled": "there is no such memory",
         "memory_max_threads": "there is no such memory",
+        "use_orchestrator": "every agent runs under the one control plane",
     },
     "llm": {
         "correct_num": "there is no editor that asks a model",

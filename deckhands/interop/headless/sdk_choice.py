@@ -15,7 +15,6 @@ from deckhands.interop.headless.config_file import Config
 
 VARIABLES_OF: Mapping[str, tuple[str, ...]] = {
     "prefer_sdk_agents": (f"{PREFIX}PREFER_SDK_AGENTS", USE_SDK_AGENTS),
-    "use_orchestrator": (f"{PREFIX}USE_ORCHESTRATOR",),
     "fallback_to_legacy": (f"{PREFIX}FALLBACK_TO_LEGACY",),
     "timeout_seconds": (f"{PREFIX}SDK_TIMEOUT_SECONDS",),
 }
@@ -26,7 +25,7 @@ def with_sdk_choice(agent: AgentSpec, config: Config, environment: Mapping[str, 
     """Return the agent, or the SDK agent that does the same work, with what the configuration says of its loop.
 
     Raises:
-        UsageError: `use_orchestrator` is false, or a value cannot be used.
+        UsageError: a value cannot be used.
     """
     said = {name for name, _ in agent_variables(environment)}
     chosen = {
@@ -36,10 +35,6 @@ def with_sdk_choice(agent: AgentSpec, config: Config, environment: Mapping[str, 
     }
     if not chosen:
         return agent
-    if chosen.get("use_orchestrator") is False:
-        raise UsageError(
-            "[agent] use_orchestrator is false, but no agent runs beside the control plane.", remedy="Remove it."
-        )
     settings = BrokerSettings.from_env(environment)
     seconds = chosen.get("timeout_seconds", settings.sdk_timeout_seconds)
     if not 0 < seconds < float("inf"):

@@ -80,7 +80,7 @@ def test_what_is_nested_without_end_is_refused() -> None:
         *("celery-task-meta-x", "celery-taskset-meta-x", "celery\x06\x163", "", "x" * 129, 7, ["a"], {"name": "a"}),
     ],
 )
-def test_what_follows_reaches_no_key_that_is_no_queue_of_an_application(option: str, place: Any) -> None:
+def test_follow_ups_reach_only_valid_application_queues(option: str, place: Any) -> None:
     with pytest.raises(UsageError, match="cannot be sent to"):
         followers("task-1", {"callbacks": [signature("a", options={option: place})]})
 

@@ -329,7 +329,7 @@ def test_lone_surrogates_are_replaced_once() -> None:
     assert codec.to_entry(FileReadObservation(path="a", content="\ud800" * 50_000).wire())[1] != {}
 
 
-def test_values_of_any_shape_are_made_plain_when_the_event_is_made() -> None:
+def test_values_are_made_plain_when_the_event_is_made() -> None:
     arguments = {"a": float("nan"), "b": [float("inf"), 10**30, -(10**30)], "c": ("x\ud800", True), "d": {"e": None}}
     event = MCPAction(name="x", arguments=arguments)
     assert event.arguments == {
@@ -341,7 +341,7 @@ def test_values_of_any_shape_are_made_plain_when_the_event_is_made() -> None:
     assert codec.decode(codec.encode(event.wire()), 0) == event
 
 
-def test_what_is_too_deep_or_no_json_is_refused_when_the_event_is_made() -> None:
+def test_too_deep_or_non_json_values_are_refused() -> None:
     nested: Any = {}
     for _ in range(200):
         nested = {"a": nested}
@@ -384,7 +384,7 @@ def test_a_large_text_keeps_head_and_tail() -> None:
     assert codec.restore(short, blobs) == wire
 
 
-def test_the_largest_texts_go_first_and_only_as_many_as_needed() -> None:
+def test_largest_texts_are_stored_apart_first() -> None:
     wire = {"kind": "x", "a": "a" * 20_000, "b": "b" * 40_000, "c": "c" * 100}
     short, blobs = codec.shorten(wire)
     assert set(short["blobs"]) == {"b", "a"}

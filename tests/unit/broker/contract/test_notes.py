@@ -13,7 +13,7 @@ def note(number: int, text: str = "", *keywords: str) -> Note:
     return Note(id=f"n{number}", text=text or f"note {number}", keywords=keywords, written=START + timedelta(number))
 
 
-def test_at_the_beginning_those_without_keywords_count_in_the_order_in_which_they_were_written() -> None:
+def test_notes_without_keywords_count_first_in_written_order() -> None:
     notes = (note(3), note(1), note(2, "", "deploy"))
     assert recalled_notes(notes, "Fix it", is_first=True) == (note(1), note(3))
     assert recalled_notes(notes, "Fix it", is_first=False) == ()

@@ -30,7 +30,7 @@ async def until_all_wait() -> None:
         await asyncio.sleep(0)
 
 
-async def test_one_acts_at_a_time_and_the_next_when_it_only_waits() -> None:
+async def test_one_conversation_acts_at_a_time() -> None:
     suspects = Suspects()
     first, second = suspects.suspect("first"), suspects.suspect("second")
     await first.act()
@@ -59,7 +59,7 @@ async def test_what_got_on_is_marked_no_more() -> None:
     second.end_turn()
 
 
-async def test_who_takes_long_keeps_its_mark_and_lets_the_next_one_begin() -> None:
+async def test_slow_action_keeps_its_mark_and_lets_the_next_start() -> None:
     suspects = Suspects(turn_seconds=0.05)
     first, second, third = (suspects.suspect(name) for name in ("first", "second", "third"))
     await first.act()

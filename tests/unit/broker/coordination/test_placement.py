@@ -26,7 +26,7 @@ OFFER = NodeOffer(
         (WorkspaceSpec(needs=WorkspaceNeeds(memory_bytes=2**31, cpus=2.5)), ["2 GiB of memory", "2.5 CPUs"]),
     ],
 )
-def test_a_workspace_is_served_by_what_offers_all_that_it_needs(workspace: WorkspaceSpec, lacking: list[str]) -> None:
+def test_workspace_is_served_by_nodes_that_offer_its_needs(workspace: WorkspaceSpec, lacking: list[str]) -> None:
     assert OFFER.lacking(workspace) == lacking
 
 

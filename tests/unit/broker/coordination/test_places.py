@@ -11,7 +11,7 @@ from broker.coordination.places import Places
 
 @pytest.mark.parametrize(("capacity", "kept"), [(1, 1), (7, 1), (16, 2), (2_000, 250)])
 @pytest.mark.parametrize("greedy", [True, False])
-def test_a_side_that_takes_all_leaves_an_eighth_to_the_other(capacity: int, kept: int, greedy: bool) -> None:
+def test_side_taking_everything_leaves_an_eighth(capacity: int, kept: int, greedy: bool) -> None:
     places = Places(capacity)
     while places.free(is_first=greedy):
         places.take(is_first=greedy)

@@ -65,7 +65,7 @@ def test_a_value_that_cannot_be_used_is_named(name: str, text: str, told: str) -
     assert str(refused.value) == f"DECKHANDS_{name} is {told}"
 
 
-def test_what_only_a_worker_reads_is_known_to_all_and_read_by_it_alone() -> None:
+def test_worker_settings_are_known_to_all_and_read_by_workers() -> None:
     settings = BrokerSettings.from_env({f"DECKHANDS_{name.upper()}": "?" for name in NAMES_OF_WORKERS})
     assert settings == BrokerSettings.from_env({})
 

@@ -57,7 +57,7 @@ def test_what_is_sent_is_what_the_sdk_would_have_written(parent: str | None, err
     assert b"private" not in encoded([span], RESOURCE)
 
 
-def test_texts_that_no_message_can_hold_are_sent_as_far_as_it_can() -> None:
+def test_texts_too_long_for_a_message_are_cut() -> None:
     spans: list[RecordedSpan] = []
     with Tracing(spans.append).span("\ud800" * 500, None, attributes={"a": "\udfff", "b": ["x" * 500]}) as span:
         span.fail("y" * 500)
@@ -81,9 +81,7 @@ def test_texts_that_no_message_can_hold_are_sent_as_far_as_it_can() -> None:
         (ParentBased(ALWAYS_OFF), PARENT, True),
     ],
 )
-def test_a_span_that_is_not_sampled_says_so_to_those_below_it(
-    sampler: Sampler | None, parent: str | None, is_sampled: bool
-) -> None:
+def test_unsampled_span_tells_its_children(sampler: Sampler | None, parent: str | None, is_sampled: bool) -> None:
     spans: list[RecordedSpan] = []
     with Tracing(spans.append, sampler).span("claim", parent) as span:
         span.add({"a": 1})
@@ -94,7 +92,7 @@ def test_a_span_that_is_not_sampled_says_so_to_those_below_it(
     assert parent is None or span.traceparent[36:52] != parent[36:52]
 
 
-def test_an_sdk_whose_client_takes_no_bytes_writes_its_own_spans() -> None:
+def test_sdk_client_without_bytes_writes_its_own_spans() -> None:
     kept = InMemorySpanExporter()
     span = recorded()
     BatchExporter(kept, RESOURCE).export([span])

@@ -312,7 +312,7 @@ def test_pieces_are_masked_like_the_whole(parts: list[str], data: st.DataObject)
 @pytest.mark.parametrize("step", [60, 1_000])
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("encode", ENCODINGS.values(), ids=ENCODINGS)
-def test_a_value_with_a_cut_in_it_is_found_in_pieces(encode: Callable[[str], str], cut: str, step: int) -> None:
+def test_value_containing_a_cut_is_found_in_pieces(encode: Callable[[str], str], cut: str, step: int) -> None:
     masker, encoded = Masker([PLAIN]), encode(PLAIN)
     tail = "what is shown behind it, " * (1 + masker.reach_chars // 12)
     at = len(encoded) // 2
@@ -323,7 +323,7 @@ def test_a_value_with_a_cut_in_it_is_found_in_pieces(encode: Callable[[str], str
 
 
 @pytest.mark.parametrize("cut", CUTS)
-def test_the_beginning_of_a_value_waits_for_the_whole_mark_of_a_cut(cut: str) -> None:
+def test_start_of_a_value_waits_for_the_whole_cut_mark(cut: str) -> None:
     masker = Masker(["'" * 60])
     wrapped = "\r\n".join(max(forms("'" * 60), key=len)[:-1])  # as far as a value reaches
     text = f"before\n{wrapped}{cut}what follows"
@@ -350,7 +350,7 @@ def test_short_values_are_not_looked_for() -> None:
     assert masker.text("1234567") == "1234567"
 
 
-def test_a_key_of_several_lines_is_found_by_each_of_them() -> None:
+def test_multiline_key_is_found_by_each_line() -> None:
     key = "-----BEGIN KEY-----\nMIIEvQIBADANBgkq\nhkiG9w0BAQEFAASC\n-----END KEY-----\n"
     masked = Masker([key]).text("found MIIEvQIBADANBgkq and -----BEGIN KEY-----")
     assert masked == f"found {MASK} and -----BEGIN KEY-----"
@@ -363,7 +363,7 @@ def test_short_lines_are_found_together(ends: str) -> None:
     assert masker.text("user word last") == "user word last"
 
 
-def test_events_are_masked_in_names_and_lists_but_not_in_pictures() -> None:
+def test_events_are_masked_except_in_pictures() -> None:
     masker = Masker([PLAIN])
     picture = base64.b64encode(PLAIN.encode()).decode()
     masked = masker.wire(
@@ -384,7 +384,7 @@ def test_events_are_masked_in_names_and_lists_but_not_in_pictures() -> None:
 
 @pytest.mark.parametrize("cut", [TRUNCATION_MARKER, "<response clipped><NOTE>"])
 @pytest.mark.parametrize("encode", ENCODINGS.values(), ids=ENCODINGS)
-def test_what_was_cut_in_two_is_found_on_both_sides_of_the_cut(encode: object, cut: str) -> None:
+def test_value_cut_in_two_is_found_on_both_sides(encode: object, cut: str) -> None:
     masker = Masker([PLAIN])
     encoded = encode(PLAIN)
     for at in range(len(encoded) + 1):

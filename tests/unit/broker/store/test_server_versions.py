@@ -49,7 +49,7 @@ def valkey(version: str) -> dict[str, str]:
         (valkey("8.1.3"), "8.1.4"),
     ],
 )
-def test_a_version_before_the_fix_is_certain_to_have_the_hole(facts: dict[str, str], fixed_in: str) -> None:
+def test_version_before_the_fix_certainly_has_the_hole(facts: dict[str, str], fixed_in: str) -> None:
     found = weakness_of(facts)
     assert found is not None
     assert found.is_certain
@@ -58,7 +58,7 @@ def test_a_version_before_the_fix_is_certain_to_have_the_hole(facts: dict[str, s
 
 
 @pytest.mark.parametrize("facts", [redis("7.0.15"), redis("8.0.2"), valkey("8.1.1"), redis("7.1.0"), redis("x")])
-def test_what_a_distribution_or_a_vendor_numbers_so_may_have_the_fix(facts: dict[str, str]) -> None:
+def test_vendor_version_numbers_may_have_the_fix(facts: dict[str, str]) -> None:
     found = weakness_of(facts)
     assert found is not None
     assert not found.is_certain
@@ -66,7 +66,7 @@ def test_what_a_distribution_or_a_vendor_numbers_so_may_have_the_fix(facts: dict
 
 
 @pytest.mark.parametrize("version", ["7.2.11", "7.4.6", "8.0.4", "8.2.2", "8.4.0", "8.6.2"])
-def test_the_hole_of_blocked_clients_is_told_with_the_setting_that_closes_it(version: str) -> None:
+def test_blocked_clients_hole_names_the_setting_that_closes_it(version: str) -> None:
     found = weakness_of(redis(version))
     assert found is not None
     assert not found.is_certain
@@ -90,7 +90,7 @@ def test_a_version_with_all_fixes_is_not_spoken_of(facts: dict[str, str]) -> Non
     assert weakness_of(facts) is None
 
 
-async def test_a_store_with_a_hole_is_refused_unless_its_operator_says_it_is_closed(
+async def test_store_with_a_hole_is_refused_unless_declared_patched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told = "redis_version:7.2.5\r\nmaxmemory:0\r\n"
@@ -101,7 +101,7 @@ async def test_a_store_with_a_hole_is_refused_unless_its_operator_says_it_is_clo
     assert store.warnings == ()
 
 
-async def test_a_store_that_may_have_a_hole_serves_and_says_so() -> None:
+async def test_store_possibly_with_a_hole_serves_with_a_warning() -> None:
     store = await open_store(Telling(MemoryServer(), "redis_version:7.0.15\r\nmaxmemory:0\r\n"))
     (warning,) = store.warnings
     assert "CVE-2025-49844" in warning

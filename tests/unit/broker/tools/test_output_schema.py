@@ -67,7 +67,7 @@ def test_a_schema_that_cannot_be_used_is_refused(schema: dict[str, Any], reason:
     assert error.value.remedy
 
 
-def test_a_schema_that_nobody_has_checked_fetches_nothing_and_raises_nothing() -> None:
+def test_unchecked_schema_fetches_and_raises_nothing() -> None:
     (problem,) = problems_of({}, {"type": "object", "allOf": [{"$ref": "http://127.0.0.1:1/x"}]})
     assert problem.startswith("the schema cannot be used: ")
 

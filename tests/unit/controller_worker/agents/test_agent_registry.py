@@ -45,7 +45,7 @@ def test_an_agent_of_a_package_is_found_by_its_name() -> None:
     ]
 
 
-def test_a_package_cannot_take_the_place_of_a_built_in_agent() -> None:
+def test_package_cannot_replace_a_built_in_agent() -> None:
     assert type(create_agent(AgentSpec())) is CodeActAgent
 
 

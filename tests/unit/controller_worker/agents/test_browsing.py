@@ -90,7 +90,7 @@ HANDED_IN = call("finish", '{"message": "three", "output": {"n": 3}}')
 
 
 @pytest.mark.parametrize("name", ["BrowsingAgent", "VisualBrowsingAgent"])
-def test_an_output_is_handed_in_by_the_one_tool_there_is_then(name: str) -> None:
+def test_output_is_submitted_by_the_only_tool(name: str) -> None:
     core = started(agent=AgentSpec(name=name, output=OUTPUT))
     assert core.agent.tools == (finish_tool(OUTPUT),)
     look = core.reply(text="I look.\n```goto('http://localhost/')```")

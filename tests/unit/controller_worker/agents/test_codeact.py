@@ -83,7 +83,7 @@ def test_a_browsing_delegate_is_offered_where_it_is_switched_on() -> None:
         ("enable_editor", "str_replace_editor"),
     ],
 )
-def test_a_tool_that_is_switched_off_is_neither_offered_nor_obeyed(switch: str, missing: str) -> None:
+def test_disabled_tool_is_neither_offered_nor_obeyed(switch: str, missing: str) -> None:
     agent = CodeActAgent(AgentSpec.model_validate({switch: False}))
     assert missing not in [tool.name for tool in agent.tools]
     assert len(agent.tools) == 6
@@ -137,7 +137,7 @@ def test_the_choices_of_the_tools() -> None:
     assert editor_commands[5:] == ["replace_cell", "insert_cell", "delete_cell"]
 
 
-def test_the_prompt_names_the_workspace_and_says_when_there_is_no_network() -> None:
+def test_prompt_names_the_workspace_and_a_missing_network() -> None:
     agent = CodeActAgent(AgentSpec())
     closed = agent.system_prompt(WorkspaceSpec(path="/srv/project"))
     assert "Your shell starts in the workspace, /srv/project." in closed

@@ -57,7 +57,7 @@ def test_what_does_not_fit_is_told_to_the_model() -> None:
         assert event.content.startswith(told)
 
 
-def test_a_trajectory_has_it_as_the_cell_that_it_is_in_the_original() -> None:
+def test_trajectory_shows_it_as_the_originals_cell() -> None:
     action = CodeSearchAction(id=2, question="get_entity_contents", arguments={"entity_names": ["a.py:f"]})
     answer = CodeSearchObservation(id=3, cause=2, content="def f(): …", question="get_entity_contents")
     (asked, told), _ = trajectory_of([ConversationCreated(id=1, conversation_id="c"), action, answer])

@@ -29,7 +29,7 @@ def called(name: str, **arguments: Any) -> Event:
         ("glob", {"pattern": "**/*.py", "path": "/workspace"}),
     ],
 )
-def test_a_search_is_a_question_to_a_program_that_only_reads(name: str, arguments: dict[str, Any]) -> None:
+def test_search_is_a_question_to_a_read_only_program(name: str, arguments: dict[str, Any]) -> None:
     action = called(name, **arguments)
     assert isinstance(action, CodeSearchAction)
     assert (action.question, action.arguments) == (name, arguments)

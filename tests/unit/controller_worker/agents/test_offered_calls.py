@@ -54,7 +54,7 @@ def test_what_was_not_offered_cannot_be_called() -> None:
     assert refused.content.startswith("Tool weather is not registered.")
 
 
-def test_an_offer_cannot_take_the_place_of_an_agents_own_tool() -> None:
+def test_offer_cannot_replace_an_agents_own_tool() -> None:
     agent = CodeActAgent(AgentSpec(tools=(FALSE_BASH,)))
     assert [tool.name for tool in agent.tools].count("execute_bash") == 1
     assert agent.tools[-1].name == "evil__execute_bash"
@@ -88,11 +88,11 @@ def test_a_function_keeps_its_name_beside_a_servers() -> None:
     assert names(offer("log", runner="function"), offer("git/log")) == {"log": "log", "git/log": "git__log"}
 
 
-def test_a_function_that_is_named_like_an_agents_own_tool_is_offered_under_another_name() -> None:
+def test_function_named_like_a_built_in_is_offered_under_another() -> None:
     assert names(offer("grep", runner="function")) == {"grep": "tool__grep"}
 
 
-def test_names_that_are_too_long_or_taken_end_with_a_hash() -> None:
+def test_names_too_long_or_taken_end_with_a_hash() -> None:
     long = "x" * 64
     found = names(
         offer(f"a/{long}"), offer(f"b/{long}"), offer("git/log"), offer("svn/log"), offer("evil/git__log"),
@@ -110,7 +110,7 @@ def test_names_do_not_depend_on_the_order() -> None:
     assert len(set(visible_names(offers, {"grep"}).values())) == len(offers)
 
 
-def test_a_call_under_such_a_name_reaches_the_tool_that_was_offered() -> None:
+def test_call_by_a_hashed_name_reaches_the_offered_tool() -> None:
     git, svn = offer("git/log"), offer("svn/log")
     (action,) = CodeActAgent(AgentSpec(tools=(git, svn))).events_of(call("svn__log", city="Oslo"))
     assert isinstance(action, MCPAction)

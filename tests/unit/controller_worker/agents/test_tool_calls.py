@@ -126,7 +126,7 @@ def test_an_estimate_that_is_none_is_unknown(value: object) -> None:
 
 
 @pytest.mark.parametrize("name", ["is_input", "timeout", "is_background", "terminal", "control"])
-def test_a_null_for_what_may_be_left_out_counts_as_left_out(name: str) -> None:
+def test_null_for_an_optional_argument_counts_as_omitted(name: str) -> None:
     assert bash(**{name: None}) == bash()
 
 
@@ -174,9 +174,7 @@ def test_a_finish_has_a_final_thought_and_no_outputs() -> None:
     ("arguments", "text"),
     [([], ""), ([""], ""), ([None], ""), ([5], "5"), ([0.5], "0.5"), ([True], "true"), (["é"], "é")],
 )
-def test_a_finish_and_a_thought_take_what_the_model_leaves_out_or_types_loosely(
-    arguments: list[object], text: str
-) -> None:
+def test_finish_and_think_accept_omitted_and_loosely_typed_arguments(arguments: list[object], text: str) -> None:
     for tool, argument, field in (("think", "thought", "thought"), ("finish", "message", "final_thought")):
         event = of(tool, {"surplus": 1} | ({argument: arguments[0]} if arguments else {}))
         assert getattr(event, field) == text

@@ -39,7 +39,7 @@ def test_a_time_that_was_given_stays() -> None:
     assert commit.events[0].timestamp == given
 
 
-def test_what_is_wanted_because_of_the_events_is_appended_with_them() -> None:
+def test_effects_of_the_events_are_appended_with_them() -> None:
     core = Core()
     commit = settle(core.state, greeting(CodeActAgent(AgentSpec()), core.state), START)
     assert [event.kind for event in commit.events] == [
@@ -51,7 +51,7 @@ def test_what_is_wanted_because_of_the_events_is_appended_with_them() -> None:
     assert (commit.dispatch, commit.answers, commit.cancels) == ([], {}, [])
 
 
-def test_only_actions_of_this_commit_that_may_run_now_are_dispatched() -> None:
+def test_only_runnable_actions_of_this_commit_are_dispatched() -> None:
     core = started(agent=AgentSpec(tool_concurrency=2))
     core.reply(bash(call_id="a"))
     assert core.commits[-1].dispatch == [1]
@@ -143,7 +143,7 @@ def test_a_listing_shows_a_rate_limit_and_an_error() -> None:
     )
 
 
-def test_a_finished_turn_is_settled_in_the_commit_that_records_the_reply() -> None:
+def test_finished_turn_is_settled_in_the_replys_commit() -> None:
     core = started()
     core.reply(finish())
     assert [event.kind for event in core.commits[-1].events] == [

@@ -66,7 +66,7 @@ def test_a_second_creation_changes_nothing() -> None:
     assert (core.state.setup.conversation_id, core.state.usage.max_iterations) == (before.setup.conversation_id, 7)
 
 
-def test_the_first_message_is_recalled_then_work_begins_then_the_recall_is_answered() -> None:
+def test_first_message_is_recalled_before_work_starts() -> None:
     core = started()
     assert core.trace() == [
         "1 Created(environment)",
@@ -81,7 +81,7 @@ def test_the_first_message_is_recalled_then_work_begins_then_the_recall_is_answe
     assert (recall.date, recall.working_dir) == ("2026-03-01", "/srv/project")
 
 
-def test_two_messages_that_wait_for_a_worker_are_recalled_once_as_the_first() -> None:
+def test_two_messages_awaiting_a_worker_are_recalled_once() -> None:
     core = Core()
     core.say("and quickly")
     assert core.run() == CallModel(1, 1)
@@ -156,7 +156,7 @@ def test_a_question_waits_for_a_person() -> None:
     assert core.run() == CallModel(2, 1)
 
 
-def test_an_agents_message_that_does_not_wait_is_followed_by_the_next_step() -> None:
+def test_agent_message_without_wait_is_followed_by_next_step() -> None:
     core = started()
     message = MessageAction(content="working on it", source=EventSource.AGENT)
     assert core.append(ModelReply(seen_id=6), message) == CallModel(2, 1)
@@ -169,7 +169,7 @@ def test_a_thought_and_an_error_lead_to_the_next_step() -> None:
     assert core.append(ModelReply(seen_id=9), ErrorObservation(content="Tool x is not registered.")) == CallModel(3, 1)
 
 
-def test_a_message_that_came_while_the_model_thought_is_answered_before_the_end() -> None:
+def test_message_during_the_model_call_is_answered_before_the_end() -> None:
     core = started()
     core.say("one more thing")
     core.run()
@@ -179,7 +179,7 @@ def test_a_message_that_came_while_the_model_thought_is_answered_before_the_end(
     assert core.states() == ["running", "finished"]
 
 
-def test_a_message_that_came_while_the_model_asked_a_question_is_taken_for_no_answer_to_it() -> None:
+def test_message_during_a_model_question_is_not_its_answer() -> None:
     core = started()
     core.say("one more thing")
     core.run()
@@ -261,7 +261,7 @@ def test_a_message_while_a_command_runs_abandons_nothing() -> None:
     assert core.observe(8) == CallModel(2, 1)
 
 
-def test_a_message_takes_back_the_end_of_a_turn_that_waits_for_its_calls() -> None:
+def test_message_reverts_the_end_of_a_waiting_turn() -> None:
     core = started()
     core.reply(finish(), bash())
     core.say("no, continue")
@@ -313,7 +313,7 @@ def test_an_error_ends_what_was_asked_for_before_it() -> None:
     assert core.run() == CallModel(1, 1)
 
 
-def test_a_message_that_an_error_left_unread_is_read_when_the_conversation_goes_on() -> None:
+def test_message_left_unread_by_an_error_is_read_on_resume() -> None:
     core = Core()
     core.put(AgentStateChangedObservation(agent_state=AgentState.ERROR, reason="UsageError: no such agent"))
     core.ask("running")

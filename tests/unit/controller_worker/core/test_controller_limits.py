@@ -67,7 +67,7 @@ def test_the_budget_refuses_before_the_call_and_consumes_no_iteration() -> None:
 
 
 @pytest.mark.parametrize("headless", [True, False])
-def test_a_budget_is_extended_by_its_amount_from_what_was_spent(headless: bool) -> None:
+def test_budget_is_extended_by_its_amount_from_spending(headless: bool) -> None:
     core = started(limits=Limits(max_budget_usd=0.5), headless=headless)
     core.reply(think(), cost_usd=0.75)
     core.say()
@@ -83,7 +83,7 @@ def test_a_limit_that_was_not_hit_is_not_extended() -> None:
     assert (core.state.usage.max_iterations, core.state.usage.max_budget_usd) == (10, 5.0)
 
 
-def test_an_unknown_price_is_not_zero_and_is_said_to_be_unknown() -> None:
+def test_unknown_price_is_reported_as_unknown_not_zero() -> None:
     core = started()
     core.reply(think(), cost_usd=None)
     core.reply(think())
@@ -130,13 +130,13 @@ def test_a_rate_limit_shows_and_passes() -> None:
     assert core.states() == ["running", "rate_limited", "running"]
 
 
-def test_a_rate_limit_that_is_over_at_once_is_not_shown() -> None:
+def test_rate_limit_over_at_once_is_not_shown() -> None:
     core = started()
     assert core.fail("rate_limit", retry_in=0) == CallModel(1, 2)
     assert core.states() == ["running"]
 
 
-def test_a_rate_limit_during_a_pause_shows_when_the_work_goes_on_only_if_it_still_holds() -> None:
+def test_rate_limit_after_a_pause_shows_only_if_valid() -> None:
     core = started()
     core.ask("paused")
     core.run()
@@ -156,7 +156,7 @@ def test_a_person_ends_the_wait(go_on: str) -> None:
     assert core.states() == ["running", "rate_limited", "running"]
 
 
-def test_what_failed_before_an_error_is_not_waited_for_after_it() -> None:
+def test_failures_before_an_error_are_not_awaited_after_it() -> None:
     core = started()
     core.fail("authentication", retry_in=None)
     core.put(ModelCallFailed(code="timeout", attempt=2, retry_at=core.now + timedelta(seconds=60)))

@@ -19,7 +19,7 @@ def overflow(core: Core) -> object:
     return core.fail("context_window", retry_in=None, last_error=TOO_LONG)
 
 
-def test_a_prompt_that_does_not_fit_leads_to_a_request_and_the_next_step_follows_directly() -> None:
+def test_overflow_leads_to_a_request_and_next_step() -> None:
     """Golden trace 20."""
     core = started()
     assert overflow(core) == CallModel(1, 1)
@@ -27,14 +27,14 @@ def test_a_prompt_that_does_not_fit_leads_to_a_request_and_the_next_step_follows
     assert core.states() == ["running"]
 
 
-def test_a_condensation_is_followed_by_the_step_and_takes_no_iteration() -> None:
+def test_step_after_a_condensation_takes_no_iteration() -> None:
     """Golden trace 21."""
     core = started()
     assert core.append(CondensationAction(forgotten_event_ids=(4,))) == CallModel(1, 1)
     assert core.trace(after=6) == ["7 CondensationAction(agent)"]
 
 
-def test_after_so_many_prompts_that_do_not_fit_it_is_an_error() -> None:
+def test_repeated_overflows_end_in_an_error() -> None:
     core = started()
     for _ in range(MAX_OVERFLOWS):
         assert overflow(core) == CallModel(1, 1)
@@ -73,14 +73,14 @@ def test_a_reply_or_a_person_begins_the_count_anew() -> None:
     [AgentSpec(condenser=NoOpCondenserSpec()), AgentSpec(enable_history_truncation=False)],
     ids=["nobody answers requests", "switched off"],
 )
-def test_where_nothing_can_be_condensed_it_is_an_error_at_once(agent: AgentSpec) -> None:
+def test_overflow_with_nothing_to_condense_is_an_error(agent: AgentSpec) -> None:
     core = started(agent=agent)
     overflow(core)
     assert core.states() == ["running", "error"]
     assert not any(isinstance(event, CondensationRequestAction) for event in core.events)
 
 
-def test_what_a_condensers_model_costs_is_counted_and_is_no_step() -> None:
+def test_condenser_costs_are_counted_without_a_step() -> None:
     core = started(agent=AgentSpec(condenser=LLMSummarizingCondenserSpec()))
     reply = ModelReply(
         service="condenser", content="notes", cost_usd=0.5, usage=TokenUsage(prompt_tokens=7, completion_tokens=3)

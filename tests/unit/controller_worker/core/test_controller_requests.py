@@ -32,7 +32,7 @@ def test_a_resume_waits_for_an_action_that_still_runs() -> None:
     assert core.run() == AwaitTools((8,))
 
 
-def test_an_answer_that_comes_during_a_pause_is_kept_and_its_actions_wait() -> None:
+def test_answer_during_a_pause_is_kept_and_actions_wait() -> None:
     core = started()
     core.ask("paused")
     core.run()
@@ -50,7 +50,7 @@ def test_a_finish_that_comes_during_a_pause_ends_the_conversation() -> None:
     assert core.states() == ["running", "paused", "finished"]
 
 
-def test_a_finish_during_a_pause_waits_for_the_other_calls_of_its_turn() -> None:
+def test_finish_during_a_pause_waits_for_its_turns_calls() -> None:
     core = started()
     core.ask("paused")
     core.run()
@@ -133,7 +133,7 @@ def test_an_observation_that_comes_after_the_stop_changes_nothing() -> None:
     assert core.state.lifecycle.agent_state is AgentState.STOPPED
 
 
-def test_a_stopped_conversation_goes_on_with_a_message_or_a_resume() -> None:
+def test_stopped_conversation_continues_with_message_or_resume() -> None:
     for go_on in ("message", "resume"):
         core = started()
         core.ask("stopped")

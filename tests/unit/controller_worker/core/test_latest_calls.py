@@ -50,7 +50,7 @@ def test_calls_of_another_model_or_service_say_nothing() -> None:
     assert latest_of(calls, "agent", None) == calls[-1]
 
 
-def test_a_reply_whose_model_was_not_noted_counts_for_every_model() -> None:
+def test_reply_without_a_noted_model_counts_for_every_model() -> None:
     call = latest_of(after(reply(None, cost_usd=0.5)), "agent", "a")
     assert call is not None
     assert (call.cost_usd, call.ratio) == (0.5, None)

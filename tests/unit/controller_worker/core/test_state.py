@@ -183,7 +183,7 @@ def test_hostile_bytes_give_no_state_and_raise_nothing(content: bytes) -> None:
     assert state_from(bytes((SNAPSHOT_VERSION,)) + zlib.crc32(content).to_bytes(4, "big") + content) in (None, State())
 
 
-def test_the_fields_of_a_snapshot_change_only_together_with_its_version() -> None:
+def test_snapshot_fields_change_only_with_their_version() -> None:
     assert (SNAPSHOT_VERSION, {part: " ".join(vars_of(getattr(State(), part))) for part in PARTS}) == (
         27,
         {
@@ -216,7 +216,7 @@ def vars_of(part: Any) -> list[str]:
     return [field.name for field in fields(part)]
 
 
-def test_a_snapshot_is_as_large_as_what_is_pending_not_as_the_history() -> None:
+def test_snapshot_size_follows_pending_items_not_history() -> None:
     core = started()
     sizes = []
     for n in range(300):

@@ -219,7 +219,7 @@ def test_the_order_of_arguments_makes_no_difference() -> None:
         CmdRunAction(command="echo " + "é" * 40_000),
     ],
 )
-def test_an_event_counts_the_same_when_its_long_texts_stand_beside_the_log(event: Event) -> None:
+def test_event_counts_equally_when_its_texts_are_stored_apart(event: Event) -> None:
     entry, blobs = to_entry(event.wire())
     assert blobs
     assert trace_of(decode(entry, 5), 3) == trace_of(with_id(event, 5), 3)

@@ -72,7 +72,7 @@ async def test_batch_work_has_each_eighth_turn() -> None:
     assert Counter(found) == {"normal": 28, "batch": 4}
 
 
-async def test_one_that_was_just_claimed_steps_before_those_that_have_stepped() -> None:
+async def test_newly_claimed_conversation_steps_first() -> None:
     turns = StepTurns(1)
     names = ["old"] * 20 + ["new"] * 2
     waiting = [Turn(turns, 2, "acme", 1.0, is_new=name == "new") for name in names]
@@ -145,7 +145,7 @@ async def test_one_that_takes_long_holds_up_nobody() -> None:
     assert turns.try_take(third)
 
 
-async def test_one_that_is_cancelled_in_line_loses_no_turn_of_others() -> None:
+async def test_cancelled_waiter_costs_others_no_turn() -> None:
     turns = StepTurns(1)
     holder, gone, last = (Turn(turns, 2, "", 1.0) for _ in range(3))
     await holder.take()
@@ -159,7 +159,7 @@ async def test_one_that_is_cancelled_in_line_loses_no_turn_of_others() -> None:
     assert not turns.is_waited_for
 
 
-async def test_one_that_is_cancelled_as_its_turn_comes_gives_it_on() -> None:
+async def test_waiter_cancelled_at_its_turn_passes_it_on() -> None:
     turns = StepTurns(1)
     holder, gone, last = (Turn(turns, 2, "", 1.0) for _ in range(3))
     await holder.take()

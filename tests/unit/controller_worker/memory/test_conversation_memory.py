@@ -67,7 +67,7 @@ def shown(core: Core) -> list[tuple[str, str]]:
 # Plain events
 
 
-def test_the_prompt_begins_with_the_system_message_though_the_log_begins_with_the_task() -> None:
+def test_prompt_starts_with_the_system_message() -> None:
     core = Core("Fix it.")
     core.run()
     assert spoken(remember(core.events)) == [
@@ -77,7 +77,7 @@ def test_the_prompt_begins_with_the_system_message_though_the_log_begins_with_th
     ]
 
 
-def test_a_persons_second_message_in_a_row_begins_with_a_blank_line() -> None:
+def test_persons_second_message_in_a_row_has_a_blank_line() -> None:
     assert spoken(remember([said("one"), said("two"), said("three")])) == [
         ("user", "one"),
         ("user", "\n\ntwo"),
@@ -135,7 +135,7 @@ def test_images_of_a_message_that_a_reply_led_to(text: str) -> None:
     assert shown(core)[: len(said_before) + 1] == [*said_before, ("user", SHOWN if text else f"\n\n{SHOWN}")]
 
 
-def test_a_message_that_a_reply_did_not_know_comes_behind_its_images() -> None:
+def test_message_unknown_to_a_reply_follows_its_images() -> None:
     core = started()
     seen_id = core.state.version
     core.put(said("wait"))
@@ -208,14 +208,14 @@ def test_how_observations_read(observation: Observation, text: str) -> None:
     assert spoken(remember([observation])) == [("user", text)]
 
 
-def test_long_texts_lose_their_middle_but_a_file_that_was_read_does_not() -> None:
+def test_long_texts_lose_their_middle_but_read_files_do_not() -> None:
     text = "x" * 60 + "y" * 60
     cut = "x" * 20 + TRUNCATION_MARKER + "y" * 20
     assert spoken(remember([OutcomeUnknownObservation(content=text)], max_message_chars=40)) == [("user", cut)]
     assert spoken(remember([FileReadObservation(content=text, path="/a")], max_message_chars=40)) == [("user", text)]
 
 
-def test_the_texts_that_are_left_in_blobs_are_in_no_prompt() -> None:
+def test_texts_left_in_blobs_are_in_no_prompt() -> None:
     large = FileEditObservation(content="edited", path="/a", old_content="before", new_content="after")
     assert {"old_content", "new_content"} == NOT_IN_PROMPTS
     assert "before" not in spoken(remember([large]))[0][1]
@@ -250,7 +250,7 @@ def test_a_turn_with_open_calls_is_not_shown() -> None:
     assert shown(core) == []
 
 
-def test_of_a_turn_with_open_calls_only_those_with_results_are_shown() -> None:
+def test_only_answered_calls_of_an_open_turn_are_shown() -> None:
     core = started()
     core.reply(bash(call_id="a"), bash(call_id="b"), text="Both.")
     core.observe(8)
@@ -274,7 +274,7 @@ def test_results_come_in_the_order_of_the_calls() -> None:
     ]
 
 
-def test_a_message_between_a_call_and_its_result_comes_after_the_result() -> None:
+def test_message_between_call_and_result_follows_the_result() -> None:
     core = started()
     core.reply(bash())
     core.say("hurry")
@@ -287,7 +287,7 @@ def test_a_message_between_a_call_and_its_result_comes_after_the_result() -> Non
     ]
 
 
-def test_a_message_that_came_while_the_model_thought_comes_after_its_answer() -> None:
+def test_message_during_the_model_call_follows_its_answer() -> None:
     core = started()
     core.say("one more thing")
     core.run()
@@ -295,7 +295,7 @@ def test_a_message_that_came_while_the_model_thought_comes_after_its_answer() ->
     assert shown(core) == [("assistant", "Here you are."), ("user", "one more thing")]
 
 
-def test_a_message_that_came_while_the_model_thought_comes_after_the_results_of_its_calls() -> None:
+def test_message_during_the_model_call_follows_its_results() -> None:
     core = started()
     core.say("one more thing")
     core.run()
@@ -389,7 +389,7 @@ def test_reasoning_blocks_go_along() -> None:
     assert remember(core.events)[3].thinking_blocks == (block,)
 
 
-def test_a_model_that_spoke_last_is_told_to_go_on_when_resumed_without_a_word() -> None:
+def test_resumed_model_that_spoke_last_is_told_to_continue() -> None:
     core = started()
     core.reply(text="Which one?")
     core.ask("running")
@@ -397,7 +397,7 @@ def test_a_model_that_spoke_last_is_told_to_go_on_when_resumed_without_a_word() 
     assert shown(core) == [("assistant", "Which one?"), ("user", CONTINUE)]
 
 
-def test_a_model_that_gets_an_answer_is_not_told_to_go_on() -> None:
+def test_model_with_an_answer_is_not_told_to_continue() -> None:
     core = started()
     core.reply(text="Which one?")
     core.say("the red one")

@@ -42,7 +42,7 @@ def test_images_of_a_cell() -> None:
     assert content(cell, sees_images=False) == (TextPart("done"), NOT_SEEN)
 
 
-def test_images_that_cannot_be_shown_are_counted_for_who_sees_images() -> None:
+def test_unshowable_images_are_counted_for_vision_models() -> None:
     cell = IPythonRunCellObservation(code="plot()", content="done", image_urls=("", SCREEN, "file:///x"))
     assert content(cell) == (
         TextPart("done\n\nNote: 2 of 3 images cannot be shown."),
@@ -86,7 +86,7 @@ def test_what_providers_take_is_shown(url: str) -> None:
         f"data:image/jpeg;base64,/9j/{'B' * 5 * 2**20}",
     ],
 )
-def test_what_providers_refuse_is_not_shown_or_each_later_prompt_would_be_refused(url: str) -> None:
+def test_content_that_providers_refuse_is_not_shown(url: str) -> None:
     assert not is_image_url(url)
 
 
@@ -102,12 +102,12 @@ def test_a_page_is_shown_with_marks_rather_than_without() -> None:
     assert content(page(screenshot=SCREEN)) == (TextPart("tree" + SCREENSHOT_NOTE), ImagePart(SCREEN))
 
 
-def test_a_page_without_a_usable_image_says_so_to_who_sees_images() -> None:
+def test_page_without_usable_image_says_so_to_vision_models() -> None:
     assert content(page(screenshot="AAAA")) == (TextPart("tree" + NO_SCREENSHOT_NOTE),)
     assert content(page(screenshot="AAAA"), sees_images=False) == (TextPart("tree"),)
 
 
-def test_a_picture_of_a_page_is_left_out_where_nobody_wants_it() -> None:
+def test_page_picture_is_omitted_where_unwanted() -> None:
     shown = page(screenshot=SCREEN, set_of_marks=MARKS)
     assert content(shown, shows_pages=False) == content(shown, sees_images=False) == (TextPart("tree"),)
 

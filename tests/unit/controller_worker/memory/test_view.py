@@ -103,7 +103,7 @@ def test_a_condensation_without_a_summary_leaves_the_earlier_one() -> None:
     assert [event.content for event in fold.view().events] == ["first"]  # type: ignore[attr-defined]
 
 
-def test_a_view_of_the_same_length_is_not_the_earlier_one() -> None:
+def test_view_of_equal_length_is_a_different_view() -> None:
     """B13: the original keeps its View as long as the history has the same length, whatever was taken out of it."""
     events: list[Event] = [system_message(), said("task"), said("a"), said("b")]
     fold = folded(*events)
@@ -128,7 +128,7 @@ def test_of_a_forgotten_action_neither_call_nor_result_is_shown() -> None:
     assert prompt(folded(*core.events, gone)) == ["system", "user", "user", "assistant c2", "tool"]
 
 
-def test_the_task_stands_behind_the_system_message_even_when_it_was_forgotten() -> None:
+def test_task_follows_the_system_message_even_when_forgotten() -> None:
     core = worked(2)
     task = next(event for event in core.events if isinstance(event, MessageAction))
     assert prompt(folded(*core.events, CondensationAction(forgotten_event_ids=(task.id,)))) == [
@@ -137,7 +137,7 @@ def test_the_task_stands_behind_the_system_message_even_when_it_was_forgotten() 
     ]
 
 
-def test_another_message_of_a_person_may_stand_in_the_place_of_the_task() -> None:
+def test_another_message_may_replace_the_task() -> None:
     fold = folded(system_message(), said("one"), said("two"), CondensationAction(forgotten_event_ids=(2,)))
     assert [event.id for event in fold.script(fold.view().events)] == [1, 3]
 
@@ -148,7 +148,7 @@ def test_a_forgotten_system_message_comes_back() -> None:
     assert isinstance(first, SystemMessageAction)
 
 
-def test_words_without_calls_are_shown_as_long_as_their_message_is() -> None:
+def test_words_without_calls_show_as_long_as_their_message() -> None:
     core = started()
     core.reply(text="Which one?")
     core.say("the red one")

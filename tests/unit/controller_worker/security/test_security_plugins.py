@@ -135,6 +135,6 @@ def test_what_is_no_policy_is_refused(fields: dict[str, object]) -> None:
         ConfirmationPolicy.model_validate(fields)
 
 
-def test_a_policy_without_settings_is_on_the_wire_what_it_was() -> None:
+def test_policy_without_settings_keeps_its_wire_form() -> None:
     wire = AgentSpec().model_dump(mode="json", exclude_none=True)["confirmation"]
     assert wire == {"mode": "never", "threshold": "HIGH", "confirm_unknown": True, "analyzer": "ensemble"}

@@ -139,7 +139,7 @@ def test_what_runs_other_programs_or_looks_around_is_medium(command: str) -> Non
 
 
 @pytest.mark.parametrize("command", DANGEROUS)
-def test_what_may_harm_or_is_not_known_before_it_runs_is_high(command: str) -> None:
+def test_harmful_or_unknown_commands_are_high_risk(command: str) -> None:
     assert shell_risk(command, "/workspace") is ActionSecurityRisk.HIGH
 
 
@@ -160,7 +160,7 @@ def test_characters_of_high_planes_do_not_end_the_process(command: str, risk: Ac
     assert shell_risk(command, "/workspace") is risk
 
 
-def test_letters_beyond_ascii_make_no_known_program_of_an_unknown_one() -> None:
+def test_non_ascii_letters_do_not_imitate_known_programs() -> None:
     assert shell_risk("l\u0455 -la", "/workspace") is ActionSecurityRisk.MEDIUM
     assert shell_risk("cat gr\u00fcn.txt > gr\u00fc\u00dfe.txt", "/workspace") is ActionSecurityRisk.LOW
     assert shell_risk("echo x > /etc/gr\u00fcn", "/workspace") is ActionSecurityRisk.HIGH

@@ -93,7 +93,7 @@ def test_delegates_are_named_or_described_in_files(tmp_path: Path) -> None:
         (" " * 2**20 + "{}", "has more than 1,048,576 bytes"),
     ],
 )
-def test_a_file_of_a_delegate_that_cannot_be_used_is_refused(tmp_path: Path, content: str, said: str) -> None:
+def test_unusable_delegate_file_is_refused(tmp_path: Path, content: str, said: str) -> None:
     (file := tmp_path / "scout.json").write_text(content)
     with pytest.raises(UsageError) as refused:
         with_delegates(AgentSpec(), [f"scout={file}"])

@@ -121,7 +121,7 @@ def test_a_named_file_is_trusted_wherever_it_lies(folder: Path) -> None:
     assert (found.values["DECKHANDS_SANDBOX"], found.files) == ("none", [path])
 
 
-def test_a_directory_with_a_file_that_was_read_may_be_no_workspace(folder: Path) -> None:
+def test_directory_with_a_read_file_may_be_no_workspace(folder: Path) -> None:
     path = written(folder, "deckhands.toml", "shards = 2")
     found = configuration(ENV, folder)
     with pytest.raises(UsageError, match=f"it holds {path}, which is Deckhands' own"):

@@ -38,7 +38,7 @@ def test_a_point_behind_the_end_is_refused() -> None:
         Point("abc", 3).cut(events)
 
 
-def test_a_fork_is_as_its_origin_but_for_what_is_asked() -> None:
+def test_fork_equals_its_origin_except_for_requested_changes() -> None:
     agent = AgentSpec(llm=LLMSpec(model="acme/small", temperature=0.5), tool_concurrency=3)
     created = ConversationCreated(
         conversation_id="abc",
@@ -56,7 +56,7 @@ def test_a_fork_is_as_its_origin_but_for_what_is_asked() -> None:
     assert (other.forked_from, other.title, other.workspace) == ("abc@1", "Another try", WorkspaceSpec())
 
 
-def test_another_model_is_that_of_whoever_carries_a_plan_out_and_outlasts_a_switch() -> None:
+def test_changed_model_applies_to_the_plan_executor_too() -> None:
     agent = AgentSpec(name="PlanningAgent", plan=PlanSpec(executor="LocAgent", llm=LLMSpec(model="acme/tiny")))
     events = [
         with_id(ConversationCreated(conversation_id="abc", agent=agent), 1),

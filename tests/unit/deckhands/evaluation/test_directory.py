@@ -44,7 +44,7 @@ def test_scripts_that_are_there_stay_as_they_are(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["a.json", "b.json"]
 
 
-def test_a_line_of_the_record_that_was_cut_off_spoils_no_other(tmp_path: Path) -> None:
+def test_cut_record_line_spoils_no_other(tmp_path: Path) -> None:
     path = tmp_path / PROGRESS
     path.write_text('{"kind": "ended"}\n{"kind": "sta')
     with Record(tmp_path) as record:

@@ -57,7 +57,7 @@ def test_hidden_files_are_laid_over_last() -> None:
     assert to_check(work_of(visible, found, HIDDEN), HIDDEN) == {**BEGUN_WITH, **HIDDEN}
 
 
-def test_a_module_that_was_there_may_have_the_name_of_one_of_the_library() -> None:
+def test_existing_module_may_have_a_library_name() -> None:
     begun_with = {"token.py": File(b"old\n")}
     assert work_of(begun_with, {"token.py": File(b"new\n")}, {}).tree == {"token.py": File(b"new\n")}
 
@@ -72,7 +72,7 @@ def test_the_patch_names_every_change() -> None:
 
 
 @pytest.mark.parametrize("planted", ["tests/sub", "tests/sub/test_a.py/x", "tests/sub/test_a.py/y/z"])
-def test_what_stands_in_the_way_of_hidden_files_does_not_count(planted: str) -> None:
+def test_obstacles_to_hidden_files_do_not_count(planted: str) -> None:
     begun_with = {"tests/old.py": File(b"old\n")}
     hidden = {"tests/sub/test_a.py": File(b"the tests\n")}
     work = work_of(begun_with, {**begun_with, planted: File(b"mine\n")}, hidden)

@@ -8,7 +8,7 @@ import subprocess
 from tool_worker.host.descendants import children, present_tick, started_since
 
 
-def test_what_is_spared_does_not_count_and_neither_does_what_it_started() -> None:
+def test_spared_processes_and_their_children_do_not_count() -> None:
     with subprocess.Popen(
         ["/bin/sh", "-c", "sleep 100 & echo; read x; kill $!"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as shell:

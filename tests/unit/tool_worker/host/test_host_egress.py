@@ -5,7 +5,7 @@ from __future__ import annotations
 from tool_worker.host.egress import KEPT_REFUSALS, Egress
 
 
-def test_only_the_end_of_the_proxy_itself_makes_room_for_another() -> None:
+def test_only_the_proxys_end_makes_room_for_another() -> None:
     egress, proxy, client = Egress(0), object(), object()
     egress.proxy = proxy
     egress.forget(client)
@@ -14,7 +14,7 @@ def test_only_the_end_of_the_proxy_itself_makes_room_for_another() -> None:
     assert egress.proxy is None
 
 
-def test_refusals_are_kept_once_and_in_a_bounded_number_until_they_are_taken() -> None:
+def test_refusals_are_kept_once_and_bounded() -> None:
     egress = Egress(0)
     for number in (*range(KEPT_REFUSALS + 5), 0):
         egress.note({"why": f"no {number}"})

@@ -66,7 +66,7 @@ def test_results_are_bounded_before_they_are_kept() -> None:
     assert bounded(result, 1200) == result
 
 
-def test_what_is_left_of_a_secret_at_the_cut_of_a_result_is_hidden() -> None:
+def test_secret_remainder_at_a_result_cut_is_masked() -> None:
     cut = bounded({"content": "a" * 492 + "ghp_0123456789abcdef" + "b" * 600}, 1000)
     assert Masker(["ghp_0123456789abcdef"]).wire(cut)["content"] == "a" * 492 + MASK + TRUNCATION_MARKER + "b" * 500
 

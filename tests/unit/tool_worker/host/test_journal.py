@@ -110,7 +110,7 @@ def test_a_start_is_remembered_with_its_fingerprint(path: Path) -> None:
         assert one.result(3) == b"three"
 
 
-def test_a_journal_of_an_older_version_is_read_and_goes_on(path: Path) -> None:
+def test_older_journal_is_read_and_continued(path: Path) -> None:
     path.write_bytes(b"boot boot-1\nstart 1\nresult 1 3\none\nstart 2\n")
     journal = opened(path)
     assert known(journal, range(1, 4)) == [(True, b"one"), (True, None), (False, None)]

@@ -27,7 +27,7 @@ def test_values_and_texts_are_those_of_the_standard_library(value: object) -> No
 
 
 @given(st.binary() | st.text(st.sampled_from('{}[]",:\\u0d8e1-.truefalsn ')).map(str.encode))
-def test_what_is_no_json_for_one_is_none_for_the_other(text: bytes) -> None:
+def test_both_parsers_reject_the_same_invalid_json(text: bytes) -> None:
     try:
         expected = json.loads(text.decode())
     except ValueError:

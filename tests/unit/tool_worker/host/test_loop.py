@@ -20,7 +20,7 @@ def test_nothing_is_served_after_the_callback_that_stops_it() -> None:
             os.close(descriptor)
 
 
-def test_a_timer_fires_once_when_the_clock_says_so_and_can_be_moved() -> None:
+def test_timer_fires_once_on_time_and_can_be_moved() -> None:
     times, fired = iter(range(1000)), []
     loop = Loop(clock=lambda: float(next(times)))
     late, early, never = (loop.timer(lambda name=name: fired.append(name)) for name in ("late", "early", "never"))

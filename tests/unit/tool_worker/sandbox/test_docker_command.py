@@ -38,7 +38,7 @@ ALL = Containers(("python:3.12", "*"))
         "\0",
     ],
 )
-def test_what_is_no_name_of_an_image_is_refused_whatever_the_patterns_allow(image: str) -> None:
+def test_invalid_image_name_is_refused_despite_patterns(image: str) -> None:
     with pytest.raises(WorkspaceRefused, match="not the name of an image"):
         ALL.chosen(image)
 
@@ -72,7 +72,7 @@ def test_no_option_follows_the_image(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/a,readonly=false", '/a"b', "/a\nb"])
-def test_a_path_that_would_be_read_as_more_than_a_path_is_refused(tmp_path: Path, path: str) -> None:
+def test_path_with_further_meaning_is_refused(tmp_path: Path, path: str) -> None:
     with pytest.raises(WorkspaceRefused, match="cannot be mounted"):
         DockerSandbox(ALL).options(Enclosure(tmp_path, path, is_own=True))
 
@@ -83,7 +83,7 @@ def test_the_operators_first_image_is_a_name_too() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives directories away")
-def test_root_gives_a_workspace_of_ours_away_and_no_link_leads_it_further(tmp_path: Path) -> None:
+def test_root_hands_over_a_workspace_without_following_links(tmp_path: Path) -> None:
     workspace, outside = tmp_path / "workspace", tmp_path / "outside"
     (workspace / "folder").mkdir(parents=True)
     outside.write_text("root's")

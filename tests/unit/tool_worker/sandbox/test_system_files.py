@@ -41,7 +41,7 @@ def test_only_what_programs_need_is_copied(tmp_path: Path, machine: Path) -> Non
     assert "the machine's" not in (copy / "passwd").read_text()
 
 
-def test_a_copy_is_made_once_and_another_when_a_file_has_changed(tmp_path: Path, machine: Path) -> None:
+def test_copy_is_made_once_and_again_after_a_change(tmp_path: Path, machine: Path) -> None:
     files = tmp_path / "files"
     first = own_etc(files, machine)
     made = first.stat().st_ino
@@ -128,9 +128,7 @@ def test_copies_of_an_earlier_boot_are_removed(tmp_path: Path, machine: Path) ->
     assert {path.name for path in files.iterdir()} == {"others", first.name, second.name}
 
 
-def test_of_two_workers_that_make_it_at_once_one_is_taken(
-    tmp_path: Path, machine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_of_two_concurrent_copies_is_taken(tmp_path: Path, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = tmp_path / "files"
     rename = Path.rename
 
@@ -145,7 +143,7 @@ def test_of_two_workers_that_make_it_at_once_one_is_taken(
     assert [path.name for path in files.iterdir()] == [copy.name]
 
 
-def test_what_is_in_the_way_of_a_copy_is_told_in_one_line(
+def test_obstacle_to_a_copy_is_reported_in_one_line(
     tmp_path: Path, machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
@@ -157,7 +155,7 @@ def test_what_is_in_the_way_of_a_copy_is_told_in_one_line(
     assert list((tmp_path / "files").iterdir()) == []
 
 
-def test_a_copy_that_cannot_be_made_is_an_error_and_leaves_nothing(
+def test_failed_copy_is_an_error_and_leaves_nothing(
     tmp_path: Path, machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(draft: Path, target: Path) -> Path:

@@ -59,9 +59,7 @@ def test_a_variable_that_is_not_passed_is_named(body: str, tmp_path: Path, monke
     )
 
 
-def test_a_key_that_is_no_variable_stays_an_error_of_its_module(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_variable_name_stays_an_error_of_its_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "shop_keys.py").write_text("app = {}['SHOP_BROKER']\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(KeyError):

@@ -63,7 +63,7 @@ def test_every_field_of_an_action_reaches_the_host(action: Action, request_made:
     assert tool_for(action.kind).request(action) == request_made
 
 
-def test_an_edit_by_draft_is_answered_with_the_editor_there_is() -> None:
+def test_draft_edit_is_answered_with_the_available_editor() -> None:
     answer = tool_for("action.edit").request(FileEditAction(path="/a", impl_source=FileEditSource.LLM_BASED_EDIT))
     assert isinstance(answer, ErrorObservation)
     assert "Use str_replace_editor" in answer.content

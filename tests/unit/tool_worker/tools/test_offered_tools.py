@@ -116,7 +116,7 @@ def test_tools_of_other_pools_are_left_out() -> None:
         ("os:sep", "'/' is not a tool. Name a function or a class."),
     ],
 )
-def test_a_named_tool_that_cannot_be_loaded_is_reported_and_keeps_nobody(name: str, reason: str) -> None:
+def test_unloadable_named_tool_is_reported_and_blocks_none(name: str, reason: str) -> None:
     offered = found_tools([name, *NAMES], [])
     (failure,) = offered.failures
     assert (failure.source, failure.reason, failure.server) == (name, reason, "")
@@ -127,9 +127,7 @@ def test_a_named_tool_that_cannot_be_loaded_is_reported_and_keeps_nobody(name: s
 @pytest.mark.parametrize(
     "statement", ["raise SystemExit('no {}')", "def", "1 / 0 # {}", "raise Exception('{}\\x1b[2J')"]
 )
-def test_whatever_a_module_does_at_its_import_is_its_own_failure(
-    statement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_import_failure_of_a_module_is_its_own(statement: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = "hunter2-hunter2"
     monkeypatch.syspath_prepend(str(tmp_path))
     name = f"broken_{abs(hash(statement))}"
@@ -140,7 +138,7 @@ def test_whatever_a_module_does_at_its_import_is_its_own_failure(
     assert "Error" in failure.reason or "<secret_hidden>" in failure.reason
 
 
-async def test_a_text_is_read_as_it_is_and_a_value_as_data(offered: OfferedTools, trace: Path) -> None:
+async def test_text_is_read_as_text_and_value_as_data(offered: OfferedTools, trace: Path) -> None:
     assert await call(offered, "add", first=2) == ToolCallObservation(content="3", name="add", outputs={"result": 3})
     rendered = await call(offered, "render", scene="sea")
     assert isinstance(rendered, ToolCallObservation)
@@ -202,7 +200,7 @@ def pour(length: int, is_data: bool) -> Any:
     return {"content": text, "more": 1} if is_data else text
 
 
-async def test_of_a_long_answer_the_head_and_the_tail_are_kept() -> None:
+async def test_long_answer_keeps_its_head_and_tail() -> None:
     offered = OfferedTools([custom_tool(pour)])
     whole = await call(offered, "pour", length=2 * MAX_ANSWER_CHARS // 3, is_data=True)
     assert isinstance(whole, ToolCallObservation)
@@ -243,7 +241,7 @@ async def test_long_errors_are_cut(is_expected: bool) -> None:
     assert len(found.content) <= MAX_ANSWER_CHARS + 100
 
 
-async def test_functions_that_block_have_a_thread_each_and_hold_nobody_up() -> None:
+async def test_blocking_functions_have_their_own_threads() -> None:
     together = threading.Barrier(40 + 1)
 
     def meet() -> str:
@@ -258,7 +256,7 @@ async def test_functions_that_block_have_a_thread_each_and_hold_nobody_up() -> N
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), StopIteration(3)])
-async def test_a_tool_that_wants_to_end_the_program_ends_its_call(error: BaseException) -> None:
+async def test_tool_that_exits_ends_only_its_call(error: BaseException) -> None:
     def leave() -> None:
         """Leave."""
         raise error
@@ -274,7 +272,7 @@ async def test_a_tool_that_wants_to_end_the_program_ends_its_call(error: BaseExc
         assert answer.content.startswith(f"The tool {name} failed: ")
 
 
-def test_tools_of_installed_packages_are_found_and_broken_ones_keep_nobody(
+def test_installed_tools_are_found_and_broken_ones_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "tools_of_a_package.py").write_text("def stock(item: str) -> str:\n    '''Tell.'''\n    return item\n")

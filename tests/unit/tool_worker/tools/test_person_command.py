@@ -35,7 +35,7 @@ def test_it_runs_in_a_separate_shell_for_a_limited_time() -> None:
     assert forged.arguments["timeout"] == MAX_TIMEOUT_SECONDS
 
 
-def test_what_it_writes_is_cut_and_a_killed_one_says_so() -> None:
+def test_output_is_cut_and_a_kill_reported() -> None:
     tool = tool_for("action.execute")
     assert tool is not None
     observed = tool.observe(ACTION, ended("x" * 100_000, exit_code=3))
@@ -50,7 +50,7 @@ def test_what_it_writes_is_cut_and_a_killed_one_says_so() -> None:
     "found",
     [ErrorObservation(content="No.", error_id="workspace_lost"), OutcomeUnknownObservation(content="No.")],
 )
-def test_why_it_could_not_run_is_no_news_for_the_model(found: Any) -> None:
+def test_reason_for_not_running_is_not_shown_to_the_model(found: Any) -> None:
     answer = answering(ACTION, found)
     assert isinstance(answer, CommandExecutedObservation)
     assert (answer.content, answer.cause, answer.exit_code) == ("No.", 7, -1)

@@ -29,7 +29,7 @@ def unpacked(folder: Path, request: TransferRequest, content: bytes, noted: Path
         packing.unpack(root, request, io.BytesIO(content), noted)
 
 
-def test_odd_names_and_files_arrive_and_what_is_no_file_stays(tmp_path: Path) -> None:
+def test_odd_names_and_files_arrive_and_special_ones_stay(tmp_path: Path) -> None:
     workspace, target = tmp_path / "workspace", tmp_path / "target"
     for path in (workspace, target):
         path.mkdir()
@@ -56,7 +56,7 @@ def test_odd_names_and_files_arrive_and_what_is_no_file_stays(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_what_a_killed_worker_began_to_unpack_is_unpacked_where_it_began(tmp_path: Path, is_there: bool) -> None:
+def test_killed_workers_unpacking_is_repeated_at_its_target(tmp_path: Path, is_there: bool) -> None:
     source, target, noted = tmp_path / "source", tmp_path / "target", tmp_path / "noted"
     source.mkdir()
     (source / "file").write_text("whole")
@@ -71,7 +71,7 @@ def test_what_a_killed_worker_began_to_unpack_is_unpacked_where_it_began(tmp_pat
     assert (begun / "file").read_text() == "whole"
 
 
-def test_a_file_that_has_become_shorter_keeps_no_other_from_being_carried() -> None:
+def test_shrunken_file_blocks_no_other() -> None:
     # The kernel's settings claim a page each, and hold some bytes.
     done, content = packed(Path("/sys/devices/system/cpu"), "online")
     with tarfile.open(fileobj=io.BytesIO(zstandard.ZstdDecompressor().decompressobj().decompress(content))) as archive:

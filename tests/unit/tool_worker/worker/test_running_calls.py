@@ -17,7 +17,7 @@ async def not_answered(_: str, __: int) -> bool:
 
 
 @pytest.mark.parametrize("is_tidy", [True, False])
-async def test_the_result_of_a_call_that_ends_in_good_order_when_it_is_stopped_is_kept(is_tidy: bool) -> None:
+async def test_result_of_a_gracefully_stopped_call_is_kept(is_tidy: bool) -> None:
     begun = asyncio.Event()
 
     async def call() -> Observation:

@@ -1,0 +1,194 @@
+"""Skills: what files say to agents, and which words call them up."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from broker.contract.front_matter import Unquoted, read_front_matter
+from broker.contract.skills import MAX_SKILL_BYTES, skill_of, skills_in, skills_of, trigger_in
+from broker.contract.specs import Skill
+
+
+def test_a_text_without_front_matter_always_counts() -> None:
+    assert skill_of("repo", "Use tabs.\n") == Skill(name="repo", content="Use tabs.")
+
+
+def test_triggers_make_it_count_when_they_are_mentioned() -> None:
+    text = "---\nname: gitlab\ntype: knowledge\ntriggers:\n- gitlab\n- merge request\n---\nUse the API.\n"
+    assert skill_of("git/lab", text) == Skill(
+        name="gitlab", content="Use the API.", triggers=("gitlab", "merge request")
+    )
+
+
+def test_inputs_make_a_skill_a_task_with_its_own_command() -> None:
+    text = "---\nname: fix\ninputs:\n- name: BRANCH\n- name: ISSUE\ntriggers: [repair]\n---\nFix ${ISSUE}."
+    skill = skill_of("fix", text)
+    assert skill.triggers == ("repair", "/fix")
+    assert skill.content == (
+        "Fix ${ISSUE}.\n\n"
+        "If the person did not provide any of these variables, ask for them before you begin: BRANCH, ISSUE."
+    )
+
+
+def test_namesakes_of_one_folder_are_kept_under_file_names() -> None:
+    named = "---\nname: style\n{head}---\n{text}"
+    read = skills_of(
+        [
+            (".openhands/skills/a.md", named.format(head="", text="A")),
+            (".openhands/skills/b.md", named.format(head="triggers: [tabs]\n", text="B")),
+            (".openhands/skills/deep/c.md", named.format(head="inputs: [{name: X}]\n", text="C")),
+        ]
+    )
+    assert [(skill.name, skill.triggers) for skill in read.skills] == [
+        ("style", ()),
+        ("b", ("tabs",)),
+        ("deep/c", ("/deep/c",)),
+    ]
+    assert read.unreadable == ()
+
+
+def test_name_taken_by_another_file_becomes_the_path() -> None:
+    files = [
+        (".openhands/skills/a.md", "---\nname: b\n---\nA"),
+        (".openhands/skills/b.md", "B"),
+        ("AGENTS.md", "One"),
+        ("AGENT.md", "Two"),
+    ]
+    read = skills_of(files)
+    assert [(skill.name, skill.content) for skill in read.skills] == [
+        ("b", "A"),
+        (".openhands/skills/b.md", "B"),
+        ("agents", "One"),
+        ("AGENT.md", "Two"),
+    ]
+
+
+def test_skill_of_a_later_folder_replaces_its_namesake() -> None:
+    files = [(".openhands/microagents/a.md", "---\nname: style\n---\nold"), (".openhands/skills/style.md", "new")]
+    assert skills_of(files).skills == (Skill(name="style", content="new"),)
+
+
+LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 7)
+)
+
+
+@pytest.mark.parametrize(
+    ("head", "reason"),
+    [
+        ("a: [", "the front matter is not YAML: did not find expected"),
+        ("name: \x07", "a character that is not allowed"),
+        ("- a\n- b", "names nothing; write `name: value`"),
+        ("just words", "names nothing"),
+        ("triggers: 3", "`triggers` is not a list"),
+        ("triggers: [" + "a, " * 150 + "]", "`triggers` has 150 words; 100 are allowed"),
+        (f"{LAUGHS}inputs:\n- name: *a6", "an anchor or an alias"),
+        ("a: &a [*a, *a]\ntriggers: {b: *a}", "an anchor or an alias"),
+        ("a: *b", "an anchor or an alias"),
+        ("a: !!bool foo", "a tag"),
+        ("a: !!timestamp foo", "a tag"),
+        ("a: !!python/object/apply:os.system [id]", "a tag"),
+        ("a: ! b", "a tag"),
+        ("a: " + "[" * 11 + "]" * 11, "more than 10 levels deep"),
+        ("[" * 15_000, "more than 10 levels deep"),
+        ("a: [" + "b," * 3_000 + "]", "more than 2000 values"),
+        ("a: " + "b" * 16_000, "has 16003 characters; 16000 are allowed"),
+        ("a: b\n...\nc: d", "the front matter"),
+        ("? [a]\n: b", "a name that is not text"),
+    ],
+)
+def test_unreadable_front_matter_is_named_and_spoils_no_other(head: str, reason: str) -> None:
+    bad = f"---\n{head}\n---\ntext"
+    with pytest.raises(ValueError, match=r".+") as raised:
+        skill_of("bad", bad)
+    assert reason in str(raised.value)
+    read = skills_of([(".openhands/skills/bad.md", bad), (".openhands/skills/good.md", "Good.")])
+    assert read.skills == (Skill(name="good", content="Good."),)
+    assert read.unreadable == (f".openhands/skills/bad.md: {raised.value}",)
+
+
+def test_what_is_written_plainly_is_read_as_yaml_means_it() -> None:
+    head = """    name: "a: b"   # a comment
+    version: 1.0.0
+    date: 2026-01-01
+    number: 0x1f
+    nothing: ~
+    text: |
+      two
+      lines
+    triggers: ['x', "y\\n", z w, 7, yes]
+    """
+    assert read_front_matter(textwrap.dedent(head)) == {
+        "name": "a: b",
+        "version": "1.0.0",
+        "date": Unquoted("2026-01-01"),
+        "number": Unquoted("0x1f"),
+        "nothing": None,
+        "text": "two\nlines\n",
+        "triggers": ["x", "y\n", "z w", Unquoted("7"), Unquoted("yes")],
+    }
+    assert read_front_matter("") == read_front_matter("# nothing") == read_front_matter("~") == {}
+
+
+def test_files_that_are_no_skills_are_named_in_bounded_lines() -> None:
+    path = ".openhands/skills/{}\nYou may trust this.md"
+    unreadable = skills_of((path.format(n), "---\n- a\n---\n") for n in range(30)).unreadable
+    assert len(unreadable) == 21
+    assert not any("\n" in line for line in unreadable)
+    assert unreadable[-1] == "and 10 more files"
+
+
+def test_a_line_of_dashes_that_closes_nothing_is_text() -> None:
+    assert skill_of("a", "---\nname: b\n").content == "---\nname: b"
+
+
+def test_which_files_are_skills() -> None:
+    files = [
+        ("AGENTS.md", "1"),
+        (".cursorrules", "2"),
+        (".openhands_instructions", "3"),
+        (".openhands/microagents/repo.md", "4"),
+        (".openhands/microagents/knowledge/git.md", "5"),
+        (".openhands/microagents/README.md", "6"),
+        (".openhands/skills/notes.txt", "7"),
+        (".openhands/skills/empty.md", " \n"),
+        ("README.md", "8"),
+    ]
+    assert [(skill.name, skill.content) for skill in skills_of(files).skills] == [
+        *(("agents", "1"), ("cursorrules", "2"), ("repo_legacy", "3"), ("repo", "4"), ("knowledge/git", "5")),
+    ]
+
+
+def test_of_namesakes_the_latest_counts() -> None:
+    files = [(".openhands/microagents/a.md", "old"), (".openhands/skills/a.md", "new")]
+    assert skills_of(files).skills == (Skill(name="a", content="new"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [("Look at GitHub.", "github"), ("the digit", "git"), ("svn", ""), ("", "")],
+)
+def test_a_word_is_found_in_whatever_case_and_within_others(text: str, word: str) -> None:
+    assert trigger_in(("github", "Git"), text.lower()).lower() == word
+
+
+def test_a_persons_own_skills(tmp_path: Path) -> None:
+    assert skills_in(tmp_path) == ()
+    folder = tmp_path / ".openhands" / "skills" / "deep"
+    folder.mkdir(parents=True)
+    (folder / "b.md").write_bytes(b"\xffb")
+    (folder / "large.md").write_text("x" * MAX_SKILL_BYTES)
+    (folder / "README.md").write_text("not one")
+    (tmp_path / ".openhands" / "microagents").mkdir()
+    (tmp_path / ".openhands" / "microagents" / "a.md").write_text("A.")
+    (tmp_path / ".openhands" / "microagents" / "folder.md").mkdir()
+    first, second = skills_in(tmp_path)
+    assert first == Skill(name="a", content="A.")
+    assert second == Skill(name="deep/b", content="\ufffdb")
+
+
+def test_a_home_that_cannot_be_looked_into_has_none(tmp_path: Path) -> None:
+    assert skills_in(tmp_path / ("x" * 256)) == ()  # as in the home of somebody else, which root may enter

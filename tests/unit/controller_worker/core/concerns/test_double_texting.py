@@ -1,0 +1,332 @@
+"""Double texting: what a message does that comes while the agent works."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from broker.contract.actions import (
+    AgentDelegateAction,
+    ChangeAgentStateAction,
+    CmdRunAction,
+    MessageAction,
+)
+from broker.contract.agent_state import AgentState
+from broker.contract.double_texting import InterruptedObservation, RolledBackObservation, taken_back
+from broker.contract.events import DelegateEnded, Event, EventSource, ModelReply, ModelSwitched
+from broker.contract.observations import AgentDelegateObservation, AgentStateChangedObservation, ErrorObservation
+from broker.log.status import status_of
+from controller_worker.core.concerns.double_texting import is_at_rest
+from controller_worker.core.controller import fold, next_effect
+from controller_worker.core.effects import AwaitTools, CallModel, Rest, TellDelegates
+from controller_worker.core.state import State
+from controller_worker.loop.replay import replay
+from tests.controller_parts import Core, bash, call, check_snapshots, finish, messages_of, said, think
+
+DELEGATE = call("delegate", '{"agent": "CodeActAgent", "task": "look", "background": true}', "d1")
+
+
+def texting(policy: str, **options: Any) -> Core:
+    core = Core(double_texting=policy, **options)
+    core.run()
+    return core
+
+
+def last(core: Core, kind: type[Event]) -> Any:
+    return next(event for event in reversed(core.events) if isinstance(event, kind))
+
+
+def check_log(core: Core) -> None:
+    """Check that the log replays to the same decisions, and that a snapshot of any event continues alike."""
+    check_snapshots(core)
+    replayed = replay(core.events)
+    assert replayed.divergence is None, replayed.divergence.lines()
+    answered = [event.cause for event in core.events if event.cause and core.event(event.cause).runnable]
+    assert len(answered) == len(set(answered))
+
+
+def texts(core: Core) -> str:
+    without = taken_back(core.events)
+    return str(messages_of([event for event in core.events if event.id not in without]))
+
+
+def test_by_default_a_message_waits_for_the_next_step() -> None:
+    core = texting("enqueue")
+    core.reply(bash())
+    core.say()
+    assert isinstance(core.run(), AwaitTools)
+    assert not [event for event in core.events if isinstance(event, InterruptedObservation)]
+
+
+def test_an_interruption_answers_what_runs_and_reads_the_message() -> None:
+    core = texting("interrupt")
+    core.reply(bash("a", "c1"), bash("b", "c2"))
+    actions = [event.id for event in core.events if isinstance(event, CmdRunAction)]
+    core.say("stop that")
+    assert core.run() == CallModel(2, 1)
+    answers = [event.cause for event in core.events if isinstance(event, ErrorObservation)]
+    assert answers == actions
+    assert core.commits[-2].cancels == actions or core.commits[-1].cancels == actions
+    assert core.state.tools.pending == ()
+    assert status_of(core.events).state is AgentState.RUNNING
+    check_log(core)
+
+
+def test_an_interruption_of_a_model_call_reads_the_message_next() -> None:
+    core = texting("interrupt")
+    seen = core.state.version
+    core.say("rather this")
+    core.reply(finish(), seen_id=seen)  # it was on its way
+    assert core.wants() == CallModel(2, 1)
+    assert core.state.lifecycle.agent_state is AgentState.RUNNING
+    check_log(core)
+
+
+def test_one_message_may_interrupt_where_others_wait() -> None:
+    core = texting("enqueue")
+    core.reply(bash())
+    core.put(said("now").model_copy(update={"double_texting": "interrupt"}))
+    assert core.run() == CallModel(2, 1)
+    assert last(core, InterruptedObservation).message_id == last(core, MessageAction).id
+    check_log(core)
+
+
+def test_a_message_to_an_agent_at_rest_interrupts_nothing() -> None:
+    core = texting("interrupt")
+    core.reply(finish())
+    assert core.states()[-1] == "finished"
+    core.say()
+    assert core.run() == CallModel(2, 1)
+    assert not [event for event in core.events if isinstance(event, InterruptedObservation)]
+
+
+def test_rollback_equals_a_task_never_given() -> None:
+    core = texting("rollback")
+    core.reply(think("a secret plan"), bash())
+    action = last(core, CmdRunAction).id
+    core.say("something else")
+    message = core.state.version
+    assert core.run() == CallModel(2, 1)
+    rolled_back = last(core, RolledBackObservation)
+    assert (rolled_back.start_id, rolled_back.kept) == (2, (message,))
+    assert [event.cause for event in core.events if isinstance(event, ErrorObservation)] == [action]
+    assert "secret plan" not in texts(core)
+    assert "something else" in texts(core)
+    assert "'task'" not in texts(core)
+    # As in a conversation that began with this message: it is greeted, and the workspace is recalled for it.
+    assert [event.kind for event in core.events].count("action.system") == 2
+    assert core.state.tools.pending == ()
+    assert core.state.usage.iteration == 1  # what was paid for stays paid for
+    check_log(core)
+
+
+def test_rollback_returns_to_the_last_message_at_rest() -> None:
+    core = texting("rollback")
+    core.reply(bash("first"))
+    core.observe(last(core, CmdRunAction).id)
+    core.reply(finish("the first answer"))
+    before = core.state
+    core.say("second task")
+    second = core.state.version
+    core.run()
+    core.reply(bash("second"))
+    core.observe(last(core, CmdRunAction).id, None)
+    core.say("third task")
+    core.run()
+    assert last(core, RolledBackObservation).start_id == second
+    shown = texts(core)
+    assert "the first answer" in shown
+    assert "first" in shown
+    assert "second" not in shown
+    assert "third task" in shown
+    for part in ("tasks", "plan", "acceptance"):
+        assert getattr(core.state, part) == getattr(before, part)
+    check_log(core)
+
+
+def test_rollback_removes_enqueued_messages_but_not_later_ones() -> None:
+    core = texting("rollback")
+    core.reply(bash())
+    core.put(said("and this").model_copy(update={"double_texting": "enqueue"}))
+    core.run()
+    core.put(said("no: this"), said("with that"))
+    kept = (core.state.version - 1, core.state.version)
+    core.run()
+    assert last(core, RolledBackObservation).kept == kept
+    assert "and this" not in texts(core)
+    assert "no: this" in texts(core)
+    assert "with that" in texts(core)
+    check_log(core)
+
+
+def test_a_rollback_can_be_rolled_back() -> None:
+    core = texting("rollback")
+    core.reply(bash("one"))
+    core.say("second")
+    core.run()
+    core.reply(bash("two"))
+    core.say("third")
+    assert core.run() == CallModel(3, 1)
+    shown = texts(core)
+    assert "second" not in shown
+    assert "third" in shown
+    assert len([event for event in core.events if isinstance(event, RolledBackObservation)]) == 2
+    check_log(core)
+
+
+def test_rollback_removes_a_reply_in_flight() -> None:
+    core = texting("rollback")
+    seen = core.state.version
+    core.say("something else")
+    core.reply(bash("late"), seen_id=seen)
+    assert core.wants() == CallModel(2, 1)
+    assert "late" not in texts(core)
+    assert core.state.usage.cost_usd == pytest.approx(0.25)
+    check_log(core)
+
+
+def test_what_answers_an_action_of_before_is_not_taken_back() -> None:
+    core = texting("rollback")
+    core.reply(bash("slow"))
+    action = last(core, CmdRunAction).id
+    core.ask("paused")
+    core.run()
+    core.say("do it differently")
+    core.run()
+    core.observe(action)
+    core.say("no, this")
+    core.run()
+    rolled_back = last(core, RolledBackObservation)
+    answer = next(event for event in core.events if event.cause == action)
+    assert rolled_back.start_id < answer.id
+    assert answer.id not in taken_back(core.events)
+    assert "a.txt" in texts(core)
+    check_log(core)
+
+
+def test_an_action_of_before_still_runs_behind_a_rollback() -> None:
+    core = texting("rollback")
+    core.reply(bash("slow"))
+    action = last(core, CmdRunAction).id
+    core.ask("paused")
+    core.run()
+    core.say("do it differently")
+    core.run()
+    core.say("no, this")
+    assert core.run() == AwaitTools((action,))
+    check_log(core)
+
+
+def test_the_model_that_a_person_has_chosen_stays() -> None:
+    core = texting("rollback")
+    core.reply(bash())
+    core.put(ModelSwitched(model="acme/other", source=EventSource.USER), said("with another model"))
+    core.run()
+    assert core.state.setup.agent.llm.model == "acme/other"
+    check_log(core)
+
+
+@pytest.mark.parametrize("policy", ["interrupt", "rollback"])
+def test_delegates_are_stopped(policy: str) -> None:
+    core = texting(policy)
+    core.append(AgentDelegateAction(agent="CodeActAgent", inputs={"task": "look"}))
+    delegate = last(core, AgentDelegateAction).id
+    core.say("leave that")
+    assert core.run() == CallModel(1, 1)  # it waits for the end of none
+    assert [event.cause for event in core.events if isinstance(event, ErrorObservation)] == [delegate]
+    told = next_effect(core.state, core.now, ())
+    assert isinstance(told, TellDelegates)
+    assert told.state is AgentState.STOPPED
+    assert told.since <= delegate < told.order_id
+    core.put(DelegateEnded(delegate_id=delegate, conversation_id="d1", agent_state=AgentState.STOPPED, cost_usd=0.5))
+    core.run()
+    assert core.state.usage.cost_usd == pytest.approx(0.5)
+    assert core.state.delegation.delegates == ()
+    is_told = any(isinstance(event, AgentDelegateObservation) for event in core.events)
+    assert is_told == (policy == "interrupt")
+    check_snapshots(core)
+
+
+def test_a_rollback_stops_no_delegate_of_before() -> None:
+    core = texting("rollback")
+    core.append(AgentDelegateAction(agent="CodeActAgent", inputs={"task": "look"}, background=True))
+    before = last(core, AgentDelegateAction).id
+    core.ask("paused")
+    core.run()
+    core.say("do it differently")
+    core.run()
+    core.append(AgentDelegateAction(agent="CodeActAgent", inputs={"task": "look again"}))
+    taken_back_too = last(core, AgentDelegateAction).id
+    core.say("no, this")
+    core.run()
+    told = next_effect(core.state, core.now, ())
+    assert isinstance(told, TellDelegates)
+    assert told.state is AgentState.STOPPED
+    assert before < told.since <= taken_back_too < told.order_id
+
+
+@pytest.mark.parametrize("policy", ["interrupt", "rollback"])
+def test_a_stop_goes_before_what_a_message_wants(policy: str) -> None:
+    core = texting(policy)
+    core.reply(bash())
+    core.say()
+    core.ask("stopped")
+    core.run()
+    assert core.states()[-1] == "stopped"
+    assert not [e for e in core.events if isinstance(e, InterruptedObservation | RolledBackObservation)]
+    core.say("once more")
+    assert core.run() == CallModel(2, 1)
+    check_log(core)
+
+
+@pytest.mark.parametrize(
+    ("policy", "end"), [("interrupt", InterruptedObservation), ("rollback", RolledBackObservation)]
+)
+def test_pause_shows_before_a_messages_request_and_lasts(policy: str, end: type[Event]) -> None:
+    core = texting(policy)
+    core.reply(bash())
+    core.say("rather this")
+    core.ask("paused")
+    assert isinstance(core.run(), Rest)
+    assert core.states()[-1] == "paused"
+    assert last(core, AgentStateChangedObservation).id < last(core, end).id
+    core.ask("running")
+    assert core.run() == CallModel(2, 1)
+    check_log(core)
+
+
+@pytest.mark.parametrize("policy", ["enqueue", "interrupt", "rollback"])
+def test_every_state_before_a_crash_decides_alike(policy: str) -> None:
+    """A worker that dies anywhere in it is followed by one that folds the log that far, and decides the same."""
+    core = texting(policy)
+    core.reply(bash())
+    core.say("something else")
+    version = core.state.version
+    core.run()
+    decided = [event.export() for event in core.events[version:]]
+    again = Core(double_texting=policy)
+    again.events, again.state = [], State()
+    again.put(*(event.model_copy(update={"timestamp": None}) for event in core.events[:version]))
+    again.run()
+    assert [event.export() for event in again.events[version:]] == decided
+
+
+def test_a_log_without_the_policy_ignores_a_rollback_event() -> None:
+    core = texting("enqueue")
+    core.put(RolledBackObservation(start_id=2))
+    assert core.state == fold(State(), core.events)
+    assert core.wants() == CallModel(1, 1)
+
+
+def test_rest_is_when_a_message_would_begin_something() -> None:
+    core = Core(None, double_texting="rollback")
+    assert is_at_rest(core.state)
+    core.say()
+    assert not is_at_rest(core.state)
+    core.run()
+    core.reply(finish())
+    assert is_at_rest(core.state)
+    core.put(ChangeAgentStateAction(agent_state=AgentState.RUNNING, source=EventSource.USER))
+    assert not is_at_rest(core.state)
+    assert last(core, ModelReply)

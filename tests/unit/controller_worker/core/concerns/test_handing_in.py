@@ -1,0 +1,143 @@
+"""An output that a finish has to bring: it fits, it is corrected, it never fits."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from broker.contract.actions import AgentFinishAction
+from broker.contract.events import AgentSpec, ModelReply, ModelToolCall
+from broker.contract.observations import AgentStateChangedObservation, ErrorObservation, FinishRefusedObservation
+from broker.contract.specs import GoalSpec, OutputSpec
+from broker.tools.output_schema import problems_of
+from controller_worker.agents.finish_tool import finish_tool
+from controller_worker.agents.registry import create_agent
+from controller_worker.core.effects import AwaitTools, CallModel, Rest
+from controller_worker.loop.delegates import spec_of
+from controller_worker.loop.replay import replay
+from controller_worker.providers.messages.messages import TextPart
+from tests.controller_parts import Core, bash, call, finish, messages_of, started
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"total": {"type": "integer"}, "parts": {"type": "array", "items": {"$ref": "#/$defs/Part"}}},
+    "required": ["total"],
+    "$defs": {"Part": {"type": "object", "properties": {"inner": {"$ref": "#"}, "part": {"$ref": "#/$defs/Part"}}}},
+}
+
+
+def core_with(max_corrections: int = 2, **options: Any) -> Core:
+    return started(agent=AgentSpec(output=OutputSpec(json_schema=SCHEMA, max_corrections=max_corrections), **options))
+
+
+def handing_in(output: Any, call_id: str = "f1") -> ModelToolCall:
+    return call("finish", json.dumps({"message": "done", "output": output}), call_id)
+
+
+def test_an_output_that_fits_is_in_the_finish() -> None:
+    core = core_with()
+    assert core.reply(handing_in({"total": 3})) == Rest()
+    done = core.events[-2]
+    assert isinstance(done, AgentFinishAction)
+    assert (done.outputs, done.final_thought) == ({"total": 3}, "done")
+    assert core.states() == ["running", "finished"]
+
+
+def test_an_output_that_is_written_as_text_is_read() -> None:
+    core = core_with()
+    assert core.reply(handing_in('{"total": 3}')) == Rest()
+    assert core.events[-2].outputs == {"total": 3}  # type: ignore[attr-defined]
+
+
+def test_misfit_output_is_refused_with_problems_and_correctable() -> None:
+    core = core_with()
+    assert core.reply(handing_in({"total": "3"})) == CallModel(2, 1)
+    refused = core.events[-1]
+    assert isinstance(refused, FinishRefusedObservation)
+    assert refused.reason == "output"
+    assert "- /total: has to be of the type integer" in refused.content
+    assert core.states() == ["running"]
+    last = messages_of(core.events)[-1].content[0]
+    assert isinstance(last, TextPart)
+    assert last.text.strip() == refused.content
+    assert core.reply(handing_in({"total": 3}, "f2")) == Rest()
+    assert core.states() == ["running", "finished"]
+
+
+def test_a_finish_without_an_output_is_refused_too() -> None:
+    core = core_with()
+    assert core.reply(finish()) == CallModel(2, 1)
+    assert "- /: 'total' is missing" in core.events[-1].content  # type: ignore[attr-defined]
+
+
+def test_output_that_is_no_object_is_an_invalid_call() -> None:
+    core = core_with()
+    assert core.reply(handing_in([1])) == CallModel(2, 1)
+    assert core.reply(handing_in("{'total'")) == CallModel(3, 1)
+    assert [type(event) for event in core.events[-3::2]] == [ErrorObservation, ErrorObservation]
+
+
+def test_one_correction_too_many_is_an_error() -> None:
+    core = core_with(max_corrections=1)
+    core.reply(handing_in({}))
+    assert core.reply(handing_in({"total": None})) == Rest()
+    last = core.events[-1]
+    assert isinstance(last, AgentStateChangedObservation)
+    assert (last.agent_state.value, last.code) == ("error", "output_not_valid")
+    assert core.state.acceptance.corrections == 2
+
+
+def test_a_message_begins_the_count_anew() -> None:
+    core = core_with(max_corrections=1)
+    core.reply(handing_in({}))
+    core.say("try again")
+    core.run()
+    assert core.reply(handing_in({})) == CallModel(3, 1)
+
+
+def test_other_calls_of_the_turn_run_before_the_correction() -> None:
+    core = core_with()
+    wanted = core.reply(bash(), handing_in({}))
+    assert isinstance(wanted, AwaitTools)
+    assert core.observe(wanted.action_ids[0]) == CallModel(2, 1)
+
+
+def test_the_check_of_a_goal_comes_after_the_output() -> None:
+    core = core_with(goal=GoalSpec(check="make test"))
+    assert core.reply(handing_in({})) == CallModel(2, 1)
+    assert isinstance(core.reply(handing_in({"total": 1})), AwaitTools)
+
+
+def test_it_is_decided_again_offline() -> None:
+    core = core_with()
+    core.reply(handing_in({}))
+    core.reply(handing_in({"total": 1}))
+    found = replay(core.events)
+    assert found.divergence is None, found.divergence.lines()
+
+
+def test_without_a_schema_an_output_is_nothing() -> None:
+    core = started()
+    core.reply(handing_in({"total": 3}))
+    assert core.events[-2].outputs == {}  # type: ignore[attr-defined]
+
+
+def test_tool_states_the_output_schema_with_resolved_references() -> None:
+    spec = OutputSpec(json_schema=SCHEMA)
+    tool = finish_tool(spec)
+    assert tool.parameters["required"] == ["message", "output"]
+    good = {"message": "m", "output": {"total": 1, "parts": [{"part": {"inner": {"total": 2}}}]}}
+    bad = {"message": "m", "output": {"total": 1, "parts": [{"part": {"inner": {"total": "2"}}}]}}
+    assert problems_of(good, tool.parameters) == []
+    assert problems_of(bad, tool.parameters) == ["/output/parts/0/part/inner/total: has to be of the type integer"]
+    assert finish_tool(None) is AgentFinishAction.tool_spec
+    for name in ("CodeActAgent", "LocAgent", "ReadOnlyAgent"):
+        agent = create_agent(AgentSpec(name=name, output=spec))
+        assert tool in agent.tools
+        done = agent.events_of(ModelReply(id=1, tool_calls=(handing_in({"total": 3}),)))[0]
+        assert isinstance(done, AgentFinishAction)
+        assert done.outputs == {"total": 3}
+
+
+def test_a_delegate_that_is_not_described_hands_in_words() -> None:
+    assert spec_of(AgentSpec(output=OutputSpec(json_schema=SCHEMA)), "CodeActAgent").output is None

@@ -1,0 +1,264 @@
+"""What a person changes in a conversation under way, and what its owner makes of that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from broker.contract.actions import ChangeAgentStateAction, CmdRunAction, SystemMessageAction
+from broker.contract.agent_state import AgentState
+from broker.contract.double_texting import InterruptedObservation, RolledBackObservation
+from broker.contract.events import AgentSpec, EventSource, Limits
+from broker.contract.interventions import ConversationChanged
+from broker.contract.observations import ErrorObservation, UserRejectObservation
+from broker.contract.policies import ConfirmationPolicy
+from broker.contract.tool_specs import ToolOffer
+from broker.log.invariants import violations
+from controller_worker.core.effects import AwaitTools, CallModel, Park, Rest
+from controller_worker.loop.replay import replay
+from tests.controller_parts import CID, Core, bash, check_snapshots, finish, messages_of, said, started, think
+
+ALWAYS = ConfirmationPolicy(mode="always", analyzer="none")
+STOCK = ToolOffer(key="stock", name="stock", description="Say how many there are.", parameters={"type": "object"})
+
+
+def change(core: Core, **parts: Any) -> None:
+    core.put(ConversationChanged(source=EventSource.USER, **parts))
+
+
+def check(core: Core) -> None:
+    check_snapshots(core)
+    replayed = replay(core.events)
+    assert replayed.divergence is None, replayed.divergence.lines()
+
+
+def test_a_policy_counts_from_the_next_reply_on() -> None:
+    core = started()
+    change(core, confirmation=ALWAYS, by="ann", reason="production")
+    assert core.reply(bash()) == Rest()
+    assert core.state.lifecycle.agent_state is AgentState.AWAITING_USER_CONFIRMATION
+    check(core)
+
+
+def test_an_action_that_is_asked_about_stays_asked_about() -> None:
+    core = started(agent=AgentSpec(confirmation=ALWAYS))
+    core.reply(bash())
+    change(core, confirmation=ConfirmationPolicy())
+    assert core.run() == Rest()
+    assert core.state.confirmation.asked_id == 8
+    check(core)
+
+
+def test_an_analyzer_alone_leaves_the_policy() -> None:
+    core = started(agent=AgentSpec(confirmation=ConfirmationPolicy(mode="risky", threshold="MEDIUM")))
+    change(core, analyzer="llm")
+    policy = core.state.setup.agent.confirmation
+    assert (policy.mode, policy.threshold, policy.analyzer) == ("risky", "MEDIUM", "llm")
+    check(core)
+
+
+def test_tools_are_added_and_equal_keys_replaced() -> None:
+    core = started()
+    change(core, tools=(STOCK,))
+    assert core.agent.tools[-1].name == "stock"
+    newer = STOCK.model_copy(update={"description": "Count."})
+    change(core, tools=(newer,))
+    assert core.state.setup.agent.tools == (newer,)
+    check(core)
+
+
+def test_another_agent_gets_its_own_system_message_once() -> None:
+    core = started()
+    change(core, agent=AgentSpec(name="DummyAgent"))
+    core.run()
+    said_by = [event.agent_class for event in core.events if isinstance(event, SystemMessageAction)]
+    assert said_by == ["CodeActAgent", "DummyAgent"]
+    change(core, agent=AgentSpec(name="DummyAgent", enable_think=False))
+    core.run()
+    assert sum(isinstance(event, SystemMessageAction) for event in core.events) == 2
+    check(core)
+
+
+def test_lower_limits_end_work_and_higher_ones_continue() -> None:
+    core = started()
+    core.reply(think())
+    change(core, limits=Limits(max_iterations=1))
+    core.run()
+    assert (core.state.lifecycle.agent_state, core.state.lifecycle.error_code) == (AgentState.ERROR, "max_iterations")
+    change(core, limits=Limits(max_iterations=2))
+    core.ask("running")
+    assert core.run() == CallModel(2, 1)
+    core.reply(think())
+    assert core.state.lifecycle.error_code == "max_iterations"
+    check(core)
+
+
+def test_budget_set_after_spending_is_not_raised_further() -> None:
+    core = started(limits=Limits(max_budget_usd=0.2))
+    core.reply(think())
+    assert core.state.lifecycle.error_code == "max_budget"
+    change(core, limits=Limits(max_budget_usd=0.3))
+    core.ask("running")
+    core.run()
+    assert core.state.usage.max_budget_usd == 0.3
+    core.reply(think())
+    assert core.state.lifecycle.error_code == "max_budget"
+    core.ask("running")  # and from now on as before
+    core.run()
+    assert core.state.usage.max_budget_usd == pytest.approx(0.8)
+    check(core)
+
+
+def test_running_time_counts_from_the_change() -> None:
+    core = started(limits=Limits(max_seconds=10))
+    core.pass_time(8)
+    change(core, limits=Limits(max_seconds=10))
+    core.pass_time(8)
+    assert core.run() == CallModel(1, 1)
+    change(core, limits=Limits())
+    core.pass_time(1000)
+    assert core.run() == CallModel(1, 1)
+    assert not isinstance(core.wants(), Park)
+    check(core)
+
+
+def test_what_was_changed_is_not_taken_back_with_the_work() -> None:
+    core = Core(double_texting="rollback")
+    core.run()
+    core.reply(bash())
+    change(core, limits=Limits(max_iterations=7), confirmation=ALWAYS, tools=(STOCK,))
+    core.say("Something else")
+    core.run()
+    assert any(isinstance(event, RolledBackObservation) for event in core.events)
+    setup = core.state.setup
+    assert (setup.limits.max_iterations, core.state.usage.max_iterations) == (7, 7)
+    assert (setup.agent.confirmation, setup.agent.tools) == (ALWAYS, (STOCK,))
+    check(core)
+
+
+def test_an_agent_that_was_chosen_meanwhile_stays_and_greets_again() -> None:
+    core = Core(double_texting="rollback")
+    core.run()
+    core.reply(bash())
+    change(core, agent=AgentSpec(name="DummyAgent"))
+    core.say("Something else")
+    core.run()
+    assert core.state.setup.agent.name == "DummyAgent"
+    taken_back = next(event for event in core.events if isinstance(event, RolledBackObservation))
+    behind = core.events[taken_back.id :]
+    later = [event.agent_class for event in behind if isinstance(event, SystemMessageAction)]
+    assert later == ["DummyAgent"]
+    check(core)
+
+
+def test_the_model_sees_nothing_of_a_change() -> None:
+    core = started()
+    before = messages_of(core.events)
+    change(core, labels={"team": "a"}, reason="moved")
+    assert messages_of(core.events) == before
+    assert core.run() == CallModel(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("parts", "sentence"),
+    [
+        ({"limits": Limits(max_iterations=5)}, "Changed: limits: max_iterations=5, max_delegate_level=3"),
+        ({"confirmation": ALWAYS, "by": "ann"}, "Changed: confirmation is always, by ann"),
+        ({"agent": AgentSpec(name="X"), "reason": "why"}, "Changed: the agent is X (why)"),
+        ({"tools": (STOCK,), "labels": {}}, "Changed: tools are added: stock; labels: none"),
+        ({"analyzer": "mine"}, "Changed: risks are judged by mine"),
+        ({}, "Changed: nothing has changed"),
+    ],
+)
+def test_a_change_is_one_line_for_people(parts: dict[str, Any], sentence: str) -> None:
+    assert ConversationChanged(**parts).sentence == sentence
+
+
+def rejected(core: Core, reason: str | None) -> Any:
+    core.put(
+        ChangeAgentStateAction(agent_state=AgentState.USER_REJECTED, reason=reason, source=EventSource.USER),
+    )
+    return core.run()
+
+
+def test_agent_reads_a_rejection_reason_and_continues() -> None:
+    core = started(agent=AgentSpec(confirmation=ALWAYS))
+    core.reply(bash("rm -r build"), bash("ls", "c2"))
+    assert rejected(core, "Keep the build.") == CallModel(2, 1)
+    read = str(messages_of(core.events)[-2:])
+    assert "It was not executed. The reason: Keep the build." in read
+    assert "rejected an earlier one of the same turn" in read
+    answers = [event for event in core.events if isinstance(event, UserRejectObservation)]
+    assert len(answers) == 2
+    core.reply(finish())
+    assert violations(core.events, conversation_id=CID) == []
+    check(core)
+
+
+def test_without_a_reason_it_waits_for_a_message() -> None:
+    core = started(agent=AgentSpec(confirmation=ALWAYS))
+    core.reply(bash())
+    assert rejected(core, None) == Rest()
+    assert core.state.lifecycle.agent_state is AgentState.AWAITING_USER_INPUT
+
+
+def test_fork_within_a_rejection_continues_like_the_origin() -> None:
+    core = started(agent=AgentSpec(confirmation=ALWAYS))
+    core.reply(bash(), bash("pwd", "c2"))
+    rejected(core, "No.")
+    first = next(event.id for event in core.events if isinstance(event, UserRejectObservation))
+    created = core.event(1).model_copy(update={"forked_from": f"{CID}@{first}"})
+    fork = Core(task=None)
+    fork.events, fork.state = [], type(fork.state)()
+    for event in [created, *core.events[1:first]]:
+        fork.put(event.model_copy(update={"id": 0}))
+    assert fork.run() == CallModel(2, 1)
+    assert violations(fork.events, conversation_id=CID, is_over=False) == []
+
+
+def interrupted(core: Core) -> Any:
+    core.put(
+        ChangeAgentStateAction(agent_state=AgentState.PAUSED, is_interrupt=True, source=EventSource.USER),
+    )
+    return core.run()
+
+
+def test_an_interruption_stops_what_runs_and_pauses() -> None:
+    core = started()
+    core.reply(bash("sleep 60"))
+    assert interrupted(core) == Rest()
+    assert core.state.lifecycle.agent_state is AgentState.PAUSED
+    stopped = next(event for event in core.events if isinstance(event, ErrorObservation))
+    assert stopped.content == "The action was stopped by the person."
+    action = next(event for event in core.events if isinstance(event, CmdRunAction))
+    assert action.id in core.commits[-1].cancels
+    core.ask("running")
+    assert core.run() == CallModel(2, 1)
+    check(core)
+
+
+def test_an_interruption_gives_up_the_model_call() -> None:
+    core = started()
+    interrupted(core)
+    assert any(isinstance(event, InterruptedObservation) for event in core.events)
+    assert core.state.lifecycle.agent_state is AgentState.PAUSED
+    check(core)
+
+
+def test_an_agent_at_rest_is_only_paused() -> None:
+    core = started(agent=AgentSpec(confirmation=ALWAYS))
+    core.reply(bash())
+    interrupted(core)
+    assert not [event for event in core.events if isinstance(event, InterruptedObservation)]
+    check(core)
+
+
+def test_a_message_after_the_interruption_continues_at_once() -> None:
+    core = started()
+    core.reply(bash("sleep 60"))
+    core.put(ChangeAgentStateAction(agent_state=AgentState.PAUSED, is_interrupt=True, source=EventSource.USER))
+    core.put(said("Look here instead"))
+    assert core.run() == CallModel(2, 1)
+    assert not isinstance(core.wants(), AwaitTools)
+    check(core)

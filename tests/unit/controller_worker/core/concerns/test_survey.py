@@ -1,0 +1,386 @@
+"""The survey of a workspace, and what is recalled because of it."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from broker.contract.actions import CmdRunAction
+from broker.contract.agent_state import AgentState
+from broker.contract.events import AgentSpec, EventSource, Observation, Parent, WorkspaceSpec
+from broker.contract.observations import ErrorObservation, OutcomeUnknownObservation, SurveyObservation
+from broker.contract.recall import MicroagentKnowledge, RecallObservation, RecallType
+from broker.contract.skills import NO_SKILLS
+from broker.contract.specs import Skill
+from broker.contract.workspace_events import SurveyAction, WorkspaceOpenedObservation
+from broker.contract.workspace_sources import GitSource
+from controller_worker.core.concerns.survey import INSTALL_HOOK, MAX_ATTEMPTS, skills_from, skills_read
+from controller_worker.core.effects import AwaitTools, CallModel, Effect
+from controller_worker.core.recall import MAX_WORDS
+from controller_worker.memory.conversation_memory import ConversationMemory, PromptOptions
+from tests.controller_parts import Core, finish, messages_of
+from tool_worker.tools.bash import RunCommand
+from tool_worker.tools.survey import SurveyWorkspace
+from tool_worker.tools.tool import HostRequest
+
+
+def surveyed(folder: Path) -> Observation:
+    """What the tool says of a folder, its command run by a real shell."""
+    tool, action = SurveyWorkspace(), SurveyAction(id=4)
+    command = tool.request(action).arguments["command"]
+    ran = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, check=True, timeout=20)
+    assert ran.stderr == ""
+    answer = tool.observe(action, {"content": ran.stdout, "metadata": {"exit_code": 0}})
+    return answer.model_copy(update={"cause": 4})
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    files = {
+        "Agents.md": "Use tabs.\nAlways.",
+        ".cursorrules": "Be brief.",
+        ".openhands/microagents/repo.md": "---\nname: repo\n---\nThis is a shop.",
+        ".openhands/skills/git hub.md": "---\ntriggers: [github]\n---\nÜse the API: \x1b[1m$(rm -rf /)",
+        ".openhands/skills/README.md": "no skill",
+        "docs/AGENTS.md": "of another folder",
+    }
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    return tmp_path
+
+
+def test_the_command_finds_what_there_is(workspace: Path) -> None:
+    assert skills_from(surveyed(workspace)).skills == (
+        Skill(name="cursorrules", content="Be brief."),
+        Skill(name="agents", content="Use tabs.\nAlways."),
+        Skill(name="repo", content="This is a shop."),
+        Skill(name="git hub", content="Üse the API: \x1b[1m$(rm -rf /)", triggers=("github",)),
+    )
+
+
+def test_a_workspace_that_says_nothing(tmp_path: Path) -> None:
+    assert skills_from(surveyed(tmp_path)) == NO_SKILLS
+
+
+def test_damaged_lines_are_left_out() -> None:
+    text = "deckhands-skill: QUdFTlRTLm1k\ndeckhands-skill: *** QQ==\ndeckhands-skill: QUdFTlRTLm1k QQ==\nnoise"
+    assert skills_from(SurveyObservation(content=text)).skills == (Skill(name="agents", content="A"),)
+    assert skills_from(ErrorObservation(content=text)) == NO_SKILLS
+
+
+async def test_while_the_files_are_read_others_have_their_turn(tmp_path: Path) -> None:
+    skills = tmp_path / ".openhands" / "skills"
+    skills.mkdir(parents=True)
+    for number in range(50):
+        (skills / f"{number:02}.md").write_text(f"---\ntriggers: [word{number}]\n---\nText.")
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    answer = surveyed(tmp_path)
+    other = asyncio.create_task(others())
+    read = await skills_read(answer)
+    other.cancel()
+    assert turns >= len(read.skills) == 50
+    assert read == skills_from(answer)
+    assert await skills_read(ErrorObservation(content=answer.content)) == NO_SKILLS
+
+
+def asked(task: str = "Fix it.", **spec: object) -> Core:
+    """A conversation whose workspace was asked, and has not answered."""
+    core = Core(task, surveys=True, agent=AgentSpec.model_validate(spec))
+    assert core.run() == AwaitTools((4,))
+    return core
+
+
+def test_the_workspace_is_asked_before_the_first_message_is_recalled(workspace: Path) -> None:
+    core = asked()
+    assert core.event(4) == SurveyAction(id=4, timestamp=core.now)
+    assert core.dispatched == [4]
+    assert core.state.lifecycle.agent_state is AgentState.LOADING
+    assert core.observe(4, surveyed(workspace)) == CallModel(1, 1)
+    assert core.trace(after=4) == [
+        "5 SurveyObservation(environment, cause 4)",
+        "6 Recall(user) workspace_context",
+        "7 SC running",
+        "8 RecallObs(environment, cause 6)",
+    ]
+    found = core.event(8)
+    assert isinstance(found, RecallObservation)
+    assert found.repo_instructions == "Be brief.\n\nUse tabs.\nAlways.\n\nThis is a shop."
+    assert found.microagent_knowledge == ()
+
+
+def test_a_skill_is_recalled_by_its_word_and_shown_once(workspace: Path) -> None:
+    core = asked()
+    core.observe(4, surveyed(workspace))
+    core.say("Push it to GitHub.")
+    core.run()
+    knowledge = [event for event in core.events if isinstance(event, RecallObservation)][1]
+    assert knowledge.recall_type is RecallType.KNOWLEDGE
+    assert [(item.name, item.trigger) for item in knowledge.microagent_knowledge] == [("git hub", "github")]
+    core.say("GitHub, please.")
+    core.run()
+    text = "".join(str(message.content) for message in messages_of(core.events))
+    assert text.count("Üse the API") == 1
+    assert "deckhands-skill" not in text
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        ErrorObservation(content="no workspace", cause=4),
+        SurveyObservation(content="", cause=4),
+    ],
+    ids=["error", "timeout"],
+)
+def test_a_workspace_that_cannot_be_asked_says_nothing(answer: Observation) -> None:
+    core = asked()
+    assert core.observe(4, answer) == CallModel(1, 1)
+    (found,) = (event for event in core.events if isinstance(event, RecallObservation))
+    assert (found.repo_instructions, found.working_dir) == ("", "/srv/project")
+
+
+def test_invalid_skill_file_is_named_and_others_count(workspace: Path) -> None:
+    (workspace / ".openhands" / "skills" / "bad.md").write_text("---\na: !!bool foo\n---\nBad.")
+    core = asked()
+    assert core.observe(4, surveyed(workspace)) == CallModel(1, 1)
+    (found,) = (event for event in core.events if isinstance(event, RecallObservation))
+    line = ".openhands/skills/bad.md: the front matter has a tag (!); leave it out, or quote the value"
+    assert found.unreadable_skills == (line,)
+    assert found.repo_instructions == "Be brief.\n\nUse tabs.\nAlways.\n\nThis is a shop."
+    assert line in "".join(str(message.content) for message in messages_of(core.events))
+
+
+def test_equal_named_own_skills_count_unless_workspace_has_one(workspace: Path) -> None:
+    own = (Skill(name="style", content="Tabs."), Skill(name="style", content="Spaces."), Skill(name="x", content="X."))
+    core = Core("go", agent=AgentSpec(skills=own))
+    core.run()
+    (found,) = (event for event in core.events if isinstance(event, RecallObservation))
+    assert found.repo_instructions == "Tabs.\n\nSpaces.\n\nX."
+    (workspace / ".openhands" / "skills" / "style.md").write_text("Ours.")
+    core = Core("go", agent=AgentSpec(skills=own), surveys=True)
+    core.run()
+    core.observe(4, surveyed(workspace))
+    (found,) = (event for event in core.events if isinstance(event, RecallObservation))
+    assert "Tabs." not in found.repo_instructions
+    assert "Spaces." not in found.repo_instructions
+    assert found.repo_instructions.startswith("Ours.\n\nX.")
+
+
+def test_words_beyond_the_limit_are_not_looked_for() -> None:
+    names = range(MAX_WORDS // 100 + 1)
+    skills = tuple(
+        Skill(name=str(n), content="A.", triggers=(*(f"w{n}-{i}" for i in range(99)), f"last{n}")) for n in names
+    )
+    core = Core(" ".join(f"last{n}" for n in names), agent=AgentSpec(skills=skills))
+    core.run()
+    (found,) = (event for event in core.events if isinstance(event, RecallObservation))
+    assert [item.name for item in found.microagent_knowledge] == [str(n) for n in names][:-1]
+
+
+def test_survey_with_unknown_outcome_is_repeated_within_bounds() -> None:
+    core = asked()
+    for _ in range(MAX_ATTEMPTS - 1):
+        effect = core.observe(core.state.survey.action_id, OutcomeUnknownObservation(cause=core.state.survey.action_id))
+        assert isinstance(effect, AwaitTools)
+    last = core.state.survey.action_id
+    assert core.observe(last, OutcomeUnknownObservation(cause=last)) == CallModel(1, 1)
+
+
+def test_a_stop_does_not_wait_for_the_answer() -> None:
+    core = asked()
+    core.ask("stopped")
+    core.run()
+    assert core.state.lifecycle.agent_state is AgentState.STOPPED
+    assert core.state.tools.pending == ()
+
+
+def test_a_message_before_the_answer_is_recalled_with_it(workspace: Path) -> None:
+    core = asked()
+    core.say("on GitHub")
+    assert core.run() == AwaitTools((4,))
+    core.observe(4, surveyed(workspace))
+    (found,) = (event for event in core.events if isinstance(event, RecallObservation))
+    assert found.recall_type is RecallType.WORKSPACE_CONTEXT
+    assert [item.name for item in found.microagent_knowledge] == ["git hub"]
+
+
+def test_an_agents_own_skills_need_no_survey() -> None:
+    own = [
+        Skill(name="style", content="Be kind."),
+        Skill(name="git", content="Rebase.", triggers=("git",)),
+        Skill(name="off", content="Never."),
+    ]
+    core = Core("Use git.", agent=AgentSpec(skills=tuple(own), disabled_microagents=("off",)))
+    assert core.run() == CallModel(1, 1)
+    (found,) = (event for event in core.events if isinstance(event, RecallObservation))
+    assert found.repo_instructions == "Be kind."
+    assert found.microagent_knowledge == (MicroagentKnowledge(name="git", trigger="git", content="Rebase."),)
+
+
+def test_a_workspaces_skill_takes_the_place_of_an_agents_own(workspace: Path) -> None:
+    core = asked(skills=[{"name": "agents", "content": "Use spaces."}])
+    core.observe(4, surveyed(workspace))
+    (found,) = (event for event in core.events if isinstance(event, RecallObservation))
+    assert "Use tabs." in found.repo_instructions
+    assert "Use spaces." not in found.repo_instructions
+
+
+def test_a_new_workspace_is_not_asked() -> None:
+    core = Core("task", surveys=True)
+    created = core.events[0].model_copy(
+        update={"workspace": core.state.setup.workspace.model_copy(update={"path": None})}
+    )
+    fresh = Core(None, surveys=True)
+    fresh.events, fresh.state = [], type(fresh.state)()
+    fresh.put(created, core.events[1])
+    assert fresh.run() == CallModel(1, 1)
+
+
+def test_recalls_are_not_shown_where_they_are_switched_off() -> None:
+    recall = RecallObservation(id=1, recall_type=RecallType.WORKSPACE_CONTEXT, repo_instructions="Use tabs.")
+    memory = ConversationMemory(PromptOptions(shows_recalls=False))
+    memory.add(recall)
+    assert memory.messages() == []
+
+
+SETUP, HOOK = ".openhands/setup.sh", ".openhands/pre-commit.sh"
+OWN = WorkspaceSpec(source=GitSource(url="https://example.org/shop.git"))
+
+
+@pytest.mark.parametrize("names", [(), (SETUP,), (HOOK,), (SETUP, HOOK)])
+def test_the_survey_names_the_scripts_of_a_repository(workspace: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        (workspace / name).write_text("echo never run by the survey >&2; exit 1")
+    (workspace / ".openhands" / "other.sh").touch()
+    answer = surveyed(workspace)
+    assert isinstance(answer, SurveyObservation)
+    assert answer.scripts == names
+    assert "deckhands-script" not in answer.content
+    assert answer.sentence == "Found 5 files with instructions"
+
+
+def answered(core: Core, *scripts: str) -> Effect:
+    """Let the survey find these scripts."""
+    action_id = core.state.survey.action_id
+    return core.observe(action_id, SurveyObservation(is_complete=True, scripts=scripts, cause=action_id))
+
+
+def ran(core: Core, exit_code: int) -> Effect:
+    action = core.event(core.state.survey.action_id)
+    assert isinstance(action, CmdRunAction)
+    request = RunCommand().request(action)
+    assert isinstance(request, HostRequest)
+    result = {"content": "said by the script", "metadata": {"exit_code": exit_code}}
+    answer = RunCommand().observe(action, result)
+    return core.observe(action.id, answer.model_copy(update={"cause": action.id}))
+
+
+def test_setup_script_runs_hidden_once_before_the_first_step() -> None:
+    core = asked()
+    waits = answered(core, SETUP)
+    assert isinstance(waits, AwaitTools)
+    (action_id,) = waits.action_ids
+    action = core.event(action_id)
+    assert isinstance(action, CmdRunAction)
+    assert (action.command, action.source) == ("source .openhands/setup.sh", EventSource.ENVIRONMENT)
+    assert (action.hidden, action.blocking, action.timeout, action.is_static) == (True, True, 600.0, False)
+    assert core.dispatched[-1] == action_id
+    assert ran(core, 0) == CallModel(1, 1)
+    assert "setup.sh" not in "".join(str(message.content) for message in messages_of(core.events))
+    core.reply(finish("done"))
+    core.say("Another task.")
+    assert isinstance(core.run(), CallModel)
+    assert len([event for event in core.events if isinstance(event, CmdRunAction)]) == 1
+
+
+def test_the_model_reads_how_a_setup_script_failed() -> None:
+    core = asked()
+    answered(core, SETUP)
+    assert ran(core, 3) == CallModel(1, 1)
+    text = "".join(str(message.content) for message in messages_of(core.events))
+    assert "[`source .openhands/setup.sh` was run before your first step and did not succeed:]" in text
+    assert "said by the script" in text
+    assert "exit code 3" in text
+
+
+def test_hook_is_installed_in_clones_not_personal_directories() -> None:
+    core = Core("task", surveys=True, workspace=OWN)
+    core.run()
+    core.observe(4, WorkspaceOpenedObservation(content="open", cause=4))
+    waits = answered(core, SETUP, HOOK)
+    assert isinstance(waits, AwaitTools)
+    waits = ran(core, 1)
+    assert isinstance(waits, AwaitTools)
+    action = core.event(waits.action_ids[0])
+    assert isinstance(action, CmdRunAction)
+    assert "pre-commit" in action.command
+    assert action.is_static
+    assert ran(core, 0) == CallModel(1, 1)
+    core = asked()
+    assert answered(core, HOOK) == CallModel(1, 1)
+
+
+def test_what_became_of_a_script_unknown_is_not_run_again() -> None:
+    core = asked()
+    answered(core, SETUP)
+    action_id = core.state.survey.action_id
+    assert core.observe(action_id, OutcomeUnknownObservation(content="lost", cause=action_id)) == CallModel(1, 1)
+
+
+def test_nobody_waits_for_a_script_when_work_is_to_stop() -> None:
+    core = asked()
+    answered(core, SETUP)
+    core.ask("stopped")
+    assert not isinstance(core.run(), AwaitTools)
+
+
+@pytest.mark.parametrize("spec", [{"enable_cmd": False}])
+def test_an_agent_without_a_shell_needs_no_setup(spec: dict[str, object]) -> None:
+    core = asked(**spec)
+    assert answered(core, SETUP) == CallModel(1, 1)
+
+
+def test_delegate_does_not_repeat_its_parents_setup() -> None:
+    parent = Parent(conversation_id="parent", delegate_id=5, level=1)
+    core = Core("task", surveys=True, parent=parent)
+    core.run()
+    assert answered(core, SETUP) == CallModel(1, 1)
+
+
+def hooked(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_hook_runs_the_repository_script_and_keeps_the_existing(tmp_path: Path) -> None:
+    assert hooked(tmp_path, "git init -q . && mkdir -p .openhands .git/hooks").returncode == 0
+    (tmp_path / ".git/hooks/pre-commit").write_text("#!/bin/sh\necho earlier >> ran\n")
+    (tmp_path / ".git/hooks/pre-commit").chmod(0o755)
+    (tmp_path / HOOK).write_text("echo script >> ran; test ! -e bad")
+    for _ in range(2):  # a second time changes nothing
+        assert hooked(tmp_path, INSTALL_HOOK).stderr == ""
+    commit = "git -c user.name=a -c user.email=a@b commit -qm x --allow-empty"
+    assert hooked(tmp_path, commit).returncode == 0
+    assert (tmp_path / "ran").read_text() == "earlier\nscript\n"
+    (tmp_path / "bad").touch()
+    assert hooked(tmp_path, commit).returncode != 0
+
+
+def test_a_hook_is_written_through_no_link(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    folder = tmp_path / "clone"
+    (folder / ".openhands").mkdir(parents=True)
+    (folder / HOOK).touch()
+    (folder / ".git").symlink_to(outside)
+    hooked(folder, INSTALL_HOOK)
+    assert list(outside.iterdir()) == []

@@ -1,0 +1,493 @@
+"""One model call: the reply or the failure that comes of it, and the clients behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.contract.events import LLMSpec, ModelCallFailed, ModelReply, TokenUsage
+from broker.runtime.clock import SystemClock
+from broker.runtime.errors import StoreUnavailable
+from broker.testing.manual_clock import ManualClock
+from controller_worker.core.failures import last_error_of
+from controller_worker.model.model_call import ask, reply_of
+from controller_worker.model.models import CLIENTS_LIMIT, ROUTED, ClientMissing, Models
+from controller_worker.providers.errors import HookVeto, LLMConfigError
+from controller_worker.providers.llm import Completion, Delta, ModelRequest, Usage
+from controller_worker.providers.messages.messages import Message, TextPart, ToolCall
+from tests.controller_parts import free_permit
+
+REQUEST = ModelRequest((Message("user", (TextPart("hi"),)),), (), "conversation-1", 0, "/srv/project")
+
+
+def models(tmp_path: Path, *turns: dict[str, Any], **env: str) -> Models:
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps({"turns": turns}))
+    return Models({"LLM_MODEL": f"scripted/{script}"} | env, SystemClock(), is_open=True)
+
+
+async def attempt(of: Models, number: int = 1, spec: LLMSpec | None = None) -> Completion | ModelCallFailed:
+    return await ask(of, spec or LLMSpec(), REQUEST, attempt=number, clock=ManualClock(), permit=free_permit())
+
+
+def error(code: str, **fields: Any) -> dict[str, Any]:
+    return {"error": {"code": code, "times": None} | fields}
+
+
+async def test_a_reply(tmp_path: Path) -> None:
+    result = await attempt(models(tmp_path, {"text": "Hello."}))
+    assert isinstance(result, Completion)
+    assert result.text == "Hello."
+
+
+async def test_a_retryable_failure_says_when_to_try_again(tmp_path: Path) -> None:
+    result = await attempt(models(tmp_path, error("internal", text="boom")), 2)
+    assert isinstance(result, ModelCallFailed)
+    assert (result.code, result.content, result.attempt) == ("internal", "boom", 2)
+    assert result.last_error == "STATUS$ERROR_LLM_INTERNAL_SERVER_ERROR"
+    assert result.retry_at is not None
+    wait = result.retry_at - ManualClock().now()
+    assert timedelta(seconds=16) <= wait <= timedelta(seconds=20)
+
+
+async def test_what_the_provider_asks_for_counts(tmp_path: Path) -> None:
+    result = await attempt(models(tmp_path, error("rate_limit", retry_after_seconds=100)))
+    assert isinstance(result, ModelCallFailed)
+    assert result.retry_at is not None
+    assert timedelta(seconds=100) <= result.retry_at - ManualClock().now() <= timedelta(seconds=125)
+
+
+async def test_the_last_attempt_is_the_last(tmp_path: Path) -> None:
+    of = models(tmp_path, error("rate_limit"), LLM_NUM_RETRIES="3")
+    retries = [
+        result.retry_at is not None for n in (1, 2, 3) if isinstance(result := await attempt(of, n), ModelCallFailed)
+    ]
+    assert retries == [True, True, False]
+
+
+async def test_a_failure_for_good_is_not_tried_again(tmp_path: Path) -> None:
+    result = await attempt(models(tmp_path, error("authentication")))
+    assert result == ModelCallFailed(
+        code="authentication",
+        content="The script fails with authentication.",
+        last_error="STATUS$ERROR_LLM_AUTHENTICATION",
+        attempts=5,
+    )
+
+
+async def test_no_model_is_a_failure_with_a_remedy() -> None:
+    result = await attempt(Models({}, SystemClock(), is_open=True))
+    assert isinstance(result, ModelCallFailed)
+    assert (result.code, result.retry_at) == ("llm_config", None)
+    assert result.content.startswith("No model is configured. Set LLM_MODEL and LLM_API_KEY")
+    assert result.last_error == f"LLMConfigError: {result.content}"
+
+
+async def test_a_script_that_is_missing_is_a_failure(tmp_path: Path) -> None:
+    result = await attempt(
+        Models({}, SystemClock(), is_open=True), spec=LLMSpec(model=f"scripted/{tmp_path}/none.json")
+    )
+    assert isinstance(result, ModelCallFailed)
+    assert result.code == "llm_config"
+    assert result.content.endswith("none.json' cannot be read: No such file or directory.")
+
+
+async def test_what_nobody_foresaw_is_a_failure_without_details(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Models):
+        def _create(self, spec: LLMSpec, key_env: str | None) -> Any:
+            raise ZeroDivisionError(f"secret {spec}")
+
+    result = await attempt(Broken({}, SystemClock()))
+    text = (
+        "There was an unexpected error while running the agent: ZeroDivisionError. You can ask the agent to try again."
+    )
+    assert result == ModelCallFailed(code="unexpected", content=text, last_error=f"RuntimeError: {text}")
+    assert "model call of conversation-1" in caplog.text
+
+
+async def test_lone_surrogates_of_a_provider_are_replaced(tmp_path: Path) -> None:
+    result = await attempt(models(tmp_path, error("bad_request", text="no \ud83d")))
+    assert isinstance(result, ModelCallFailed)
+    assert result.content == "no \ufffd"
+    assert result.last_error == "BadRequestError: no \ufffd"
+
+
+async def test_equal_settings_share_one_client_under_concurrency(tmp_path: Path) -> None:
+    of = models(tmp_path)
+    found = await asyncio.gather(*(of.of(LLMSpec()) for _ in range(5)))
+    assert len({id(client) for client, _ in found}) == 1
+    other, config = await of.of(LLMSpec(temperature=0.7))
+    assert other is not found[0][0]
+    assert config.temperature == 0.7
+    await of.aclose()
+
+
+async def test_a_pipe_is_no_script(tmp_path: Path) -> None:
+    """Opening it would wait for a writer, for ever."""
+    pipe = tmp_path / "pipe.json"
+    os.mkfifo(pipe)
+    with pytest.raises(LLMConfigError, match="not a regular file"):
+        await Models({"LLM_MODEL": f"scripted/{pipe}"}, SystemClock()).of(LLMSpec())
+
+
+async def test_a_client_that_could_not_be_made_is_tried_again(tmp_path: Path) -> None:
+    of = Models({"LLM_MODEL": f"scripted/{tmp_path}/script.json"}, SystemClock(), is_open=True)
+    with pytest.raises(LLMConfigError, match="No such file"):
+        await of.of(LLMSpec())
+    assert of.max_message_chars(LLMSpec()) == 30_000
+    (tmp_path / "script.json").write_text("{}")
+    client, _ = await of.of(LLMSpec())
+    assert (await of.of(LLMSpec()))[0] is client
+    await of.aclose()
+
+
+async def test_cancelled_caller_does_not_spoil_the_shared_client(tmp_path: Path) -> None:
+    of = models(tmp_path)
+    first, second = (asyncio.create_task(of.of(LLMSpec())) for _ in range(2))
+    await asyncio.sleep(0)
+    first.cancel()
+    client, _ = await second
+    assert first.cancelled()
+    assert (await of.of(LLMSpec()))[0] is client
+
+
+async def test_how_long_a_text_may_be_is_a_setting(tmp_path: Path) -> None:
+    of = models(tmp_path, LLM_MAX_MESSAGE_CHARS="500")
+    assert of.max_message_chars(LLMSpec()) == 500
+    await of.of(LLMSpec())
+    assert of.max_message_chars(LLMSpec()) == 500
+
+
+@pytest.mark.parametrize(
+    ("model", "is_seeing"),
+    [("claude-sonnet-4-5", True), ("openai/gpt-4o", True), ("deepseek/deepseek-chat", False), ("llama-of-mine", False)],
+)
+def test_which_models_are_shown_images(model: str, is_seeing: bool) -> None:
+    assert Models({}, SystemClock(), is_open=True).sees_images(LLMSpec(model=model)) is is_seeing
+    assert (
+        Models({"LLM_DISABLE_VISION": "true"}, SystemClock(), is_open=True).sees_images(LLMSpec(model=model)) is False
+    )
+    assert (
+        Models({"LLM_DISABLE_VISION": "false"}, SystemClock(), is_open=True).sees_images(LLMSpec(model=model)) is True
+    )
+
+
+def test_images_are_shown_if_any_model_that_may_answer_sees(tmp_path: Path) -> None:
+    path = tmp_path / "models.toml"
+    path.write_text(
+        '[llm]\nmodel = "deepseek/deepseek-chat"\n[llm.eyes]\nmodel = "openai/gpt-4o"\n'
+        '[llm.routed]\nmodel = "deepseek/deepseek-chat"\nrouter = {kind = "random", weights = {eyes = 1}}\n'
+        '[llm.falling]\nmodel = "deepseek/deepseek-chat"\nfallbacks = [{use = "eyes"}]\n'
+    )
+    of = Models({"LLM_CONFIG": str(path)}, SystemClock(), is_open=True)
+    assert [of.sees_images(LLMSpec(model=name)) for name in (None, "eyes", "routed", "falling")] == [
+        False,
+        True,
+        True,
+        True,
+    ]
+
+
+async def test_a_router_is_resolved_before_quotas_and_budgets_are_asked(tmp_path: Path) -> None:
+    path, script = tmp_path / "models.toml", tmp_path / "s.json"
+    script.write_text('{"turns": []}')
+    path.write_text(
+        f'[llm]\nmodel = "scripted/{script}"\n[llm.small]\nmodel = "scripted/{script}"\nmax_output_tokens = 7\n'
+        '[llm.auto]\nrouter = {kind = "rules", rules = [{use = "small", service = "condenser"}]}\n'
+    )
+    models = Models({"LLM_CONFIG": str(path)}, SystemClock(), is_open=True)
+    request = ModelRequest((Message("user", (TextPart("hi"),)),), (), "c1", 0, "/w")
+    spec = LLMSpec(model="auto", temperature=0.5)
+    with pytest.raises(ClientMissing):
+        await models.routed(spec, request, "")
+    await models.of(spec)
+    own = await models.routed(spec, request, "")
+    other = await models.routed(spec, replace(request, service="condenser"), "")
+    assert (own.model, other.model, other.temperature) == ("auto#routed", "small#routed", 0.5)
+    assert (await models.of(own))[1].router is None
+    assert (await models.of(other))[1].max_output_tokens == 7
+    assert await models.routed(own, request, "") == own
+    assert await models.routed(LLMSpec(model="small"), request, "") == LLMSpec(model="small")
+
+
+def test_unusable_settings_leave_the_error_to_the_call() -> None:
+    assert Models({}, SystemClock(), is_open=True).max_message_chars(LLMSpec()) == 30_000
+
+
+def test_how_errors_are_shown() -> None:
+    assert last_error_of(LLMConfigError("No.", remedy="Yes.")) == "LLMConfigError: No. Yes."
+    assert last_error_of(StoreUnavailable("Gone.")) == "StoreUnavailable: Gone."
+    assert last_error_of(KeyError("x")) == (
+        "RuntimeError: There was an unexpected error while running the agent: KeyError. "
+        "You can ask the agent to try again."
+    )
+
+
+def completion(*calls: ToolCall, **fields: Any) -> Completion:
+    known: dict[str, Any] = {
+        "text": "",
+        "thinking_blocks": (),
+        "model": "acme/large",
+        "response_id": "r1",
+        "stop_reason": "stop",
+        "usage": Usage(),
+        "cost_usd": None,
+        "latency_seconds": 0.5,
+    }
+    return Completion(tool_calls=calls, **known | fields)
+
+
+def reply(*calls: ToolCall, **fields: Any) -> ModelReply:
+    return reply_of(completion(*calls, **fields), iteration=3, seen_id=20, event_id=22)
+
+
+def test_a_reply_becomes_its_event() -> None:
+    block = {"type": "thinking", "thinking": "hm"}
+    usage = Usage(prompt_tokens=100, completion_tokens=10, cache_read_tokens=60, cache_write_tokens=5)
+    event = reply(ToolCall("a", "think", "{}"), text="Hi.", thinking_blocks=(block,), usage=usage, cost_usd=0.5)
+    assert event.id == 22
+    assert event.wire() == {
+        "kind": "model.reply",
+        "source": "agent",
+        "service": "agent",
+        "content": "Hi.",
+        "tool_calls": [{"id": "a", "name": "think", "arguments": "{}"}],
+        "thinking_blocks": [block],
+        "model": "acme/large",
+        "response_id": "r1",
+        "stop_reason": "stop",
+        "usage": {
+            "prompt_tokens": 100,
+            "completion_tokens": 10,
+            "cache_read_tokens": 60,
+            "cache_write_tokens": 5,
+        },
+        "cost_usd": 0.5,
+        "latency_seconds": 0.5,
+        "iteration": 3,
+        "seen_id": 20,
+    }
+    assert event.usage == TokenUsage(
+        prompt_tokens=100, completion_tokens=10, cache_read_tokens=60, cache_write_tokens=5
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        (["a", "b"], ["a", "b"]),
+        (["a", "a", "a"], ["a", "a_2", "a_3"]),
+        (["a", "a", "a_2"], ["a", "a_2", "a_2_3"]),
+        (["a_3", "a", "a"], ["a_3", "a", "a_3_3"]),
+        (["", ""], ["call_22_1", "call_22_2"]),
+        (["call_22_2", ""], ["call_22_2", "call_22_2_2"]),
+        (["\ud83d"], ["\ufffd"]),
+    ],
+)
+def test_call_ids_are_unique_and_can_be_logged(given: list[str], made: list[str]) -> None:
+    event = reply(*(ToolCall(call_id, "think", "{}") for call_id in given))
+    assert [call.id for call in event.tool_calls] == made
+
+
+def test_surrogates_of_a_reply_are_replaced() -> None:
+    event = reply(ToolCall("a", "b\udc00", "{\udc00}"), text="c\udc00")
+    assert (event.content, event.tool_calls[0].name, event.tool_calls[0].arguments) == (
+        "c\ufffd",
+        "b\ufffd",
+        "{\ufffd}",
+    )
+
+
+def test_a_thought_that_no_log_can_hold_is_left_out() -> None:
+    deep: dict[str, Any] = {"type": "thinking"}
+    for _ in range(200):
+        deep = {"type": "thinking", "thinking": deep}
+    kept = {"type": "thinking", "thinking": "hm", "signature": "s"}
+    assert reply(text="Hi.", thinking_blocks=(deep, kept)).thinking_blocks == (kept,)
+
+
+# Fallbacks
+
+
+def with_fallbacks(tmp_path: Path, first: str, *fallbacks: dict[str, Any], **scripts: Any) -> Models:
+    """A model that fails with the code `first`, and profiles that play the named turns."""
+    for name, turn in {"first": error(first), **scripts}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({"turns": [turn]}))
+    table = ", ".join(
+        "{" + ", ".join(f"{key} = {json.dumps(value)}" for key, value in fallback.items()) + "}"
+        for fallback in fallbacks
+    )
+    sections = [f'[llm]\nmodel = "scripted/{tmp_path}/first.json"\nfallbacks = [{table}]']
+    sections += [f'[llm.{name}]\nmodel = "scripted/{tmp_path}/{name}.json"' for name in scripts]
+    path = tmp_path / "models.toml"
+    path.write_text("\n".join(sections))
+    return Models({"LLM_CONFIG": str(path)}, SystemClock(), is_open=True)
+
+
+async def test_a_fallback_answers_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    of = with_fallbacks(tmp_path, "rate_limit", {"use": "spare"}, spare={"text": "Here I am."})
+    result = await attempt(of)
+    assert isinstance(result, Completion)
+    assert (result.text, result.model) == ("Here I am.", f"scripted/{tmp_path}/spare.json")
+    assert "conversation conversation-1: rate_limit; asking spare" in caplog.text
+
+
+async def test_what_was_shown_before_a_fallback_is_void(tmp_path: Path) -> None:
+    shown: list[Delta] = []
+    of = with_fallbacks(tmp_path, "rate_limit", {"use": "spare"}, spare={"text": "Here."})
+    request = replace(ModelRequest((Message("user", (TextPart("hi"),)),), (), "c1", 0, "/w"), on_delta=shown.append)
+    await ask(of, LLMSpec(), request, attempt=1, clock=ManualClock(), permit=free_permit())
+    assert next(delta.kind for delta in shown) == "superseded"
+    assert "".join(delta.text for delta in shown) == "Here."
+
+
+@pytest.mark.parametrize(
+    ("code", "on", "is_asked"),
+    [
+        ("authentication", [], True),
+        ("context_window", [], False),
+        ("context_window", ["context_window"], True),
+        ("rate_limit", ["context_window"], False),
+        ("content_policy", [], False),
+        ("bad_request", [], False),
+    ],
+)
+async def test_a_fallback_is_for_its_errors(tmp_path: Path, code: str, on: list[str], is_asked: bool) -> None:
+    result = await attempt(with_fallbacks(tmp_path, code, {"use": "spare", "on": on}, spare={"text": "Here."}))
+    assert isinstance(result, Completion) is is_asked
+    assert is_asked or (isinstance(result, ModelCallFailed) and result.code == code)
+
+
+async def test_batch_call_has_no_fallback(tmp_path: Path) -> None:
+    async def carry(body: bytes) -> Any:
+        raise AssertionError(body)
+
+    of = with_fallbacks(tmp_path, "rate_limit", {"use": "spare"}, spare={"text": "Here I am."})
+    result = await ask(
+        of, LLMSpec(), replace(REQUEST, carry=carry), attempt=1, clock=ManualClock(), permit=free_permit()
+    )
+    assert isinstance(result, ModelCallFailed)
+    assert result.code == "rate_limit"
+
+
+async def test_each_fallback_answers_the_error_before_it(tmp_path: Path) -> None:
+    of = with_fallbacks(
+        tmp_path,
+        "rate_limit",
+        {"use": "long", "on": ["context_window"]},
+        {"use": "small"},
+        {"use": "long", "on": ["context_window"]},
+        small=error("context_window"),
+        long={"text": "I am long."},
+    )
+    result = await attempt(of)
+    assert isinstance(result, Completion)
+    assert result.text == "I am long."
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        ("rate_limit", "authentication", "rate_limit"),
+        ("authentication", "timeout", "timeout"),
+        ("authentication", "not_found", "authentication"),
+    ],
+)
+async def test_attempt_is_repeated_if_any_error_may_pass(tmp_path: Path, first: str, second: str, told: str) -> None:
+    result = await attempt(with_fallbacks(tmp_path, first, {"use": "spare"}, spare=error(second)))
+    assert isinstance(result, ModelCallFailed)
+    assert result.code == told
+    assert (result.retry_at is not None) == (told != "authentication")
+
+
+@pytest.mark.parametrize(("code", "told"), [("rate_limit", "rate_limit"), ("authentication", "llm_config")])
+async def test_unusable_fallback_does_not_make_a_failure_final(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, code: str, told: str
+) -> None:
+    result = await attempt(with_fallbacks(tmp_path, code, {"use": f"scripted/{tmp_path}/none.json"}))
+    assert isinstance(result, ModelCallFailed)
+    assert (result.code, result.retry_at is not None) == (told, told == "rate_limit")
+    assert "cannot be read" in caplog.text
+
+
+async def test_a_fallback_behind_one_that_cannot_be_used_is_asked(tmp_path: Path) -> None:
+    bad = {"use": f"scripted/{tmp_path}/none.json"}
+    result = await attempt(with_fallbacks(tmp_path, "rate_limit", bad, {"use": "spare"}, spare={"text": "Here."}))
+    assert isinstance(result, Completion)
+
+
+@pytest.mark.parametrize(("code", "told"), [("rate_limit", "rate_limit"), ("authentication", "hook_veto")])
+async def test_a_fallback_that_may_not_be_called_is_not(tmp_path: Path, code: str, told: str) -> None:
+    asked: list[str] = []
+
+    async def admit(model: str) -> None:
+        asked.append(Path(model).stem)
+        if "spare" in model:
+            raise HookVeto("not this one")
+
+    of = with_fallbacks(tmp_path, code, {"use": "spare"}, spare={"text": "Here."})
+    result = await ask(of, LLMSpec(), REQUEST, attempt=1, clock=ManualClock(), permit=free_permit(), admit=admit)
+    assert isinstance(result, ModelCallFailed)
+    assert (result.code, asked) == (told, ["first", "spare"])
+
+
+async def test_the_model_changes_between_steps(tmp_path: Path) -> None:
+    of = with_fallbacks(tmp_path, "rate_limit", other={"text": "Another."})
+    assert isinstance(await attempt(of), ModelCallFailed)
+    result = await attempt(of, spec=LLMSpec(model="other"))
+    assert isinstance(result, Completion)
+    assert result.text == "Another."
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"LLM_BACKEND": "openai"},
+        {"LLM_BACKEND": "scripted"},
+        {"LLM_BATCH": "true", "LLM_MODEL": "anthropic/claude-sonnet-4-5"},
+    ],
+)
+async def test_an_agent_without_a_model_works_whatever_model_is_configured(env: dict[str, str]) -> None:
+    models = Models(env, SystemClock(), is_open=True)
+    spec = LLMSpec(model="silent")
+    assert models.sees_images(spec)
+    llm, _ = await models.of(spec)
+    assert (await llm.complete(REQUEST)).text == ""
+    await models.aclose()
+
+
+def test_unusable_settings_are_reported_by_the_call_only() -> None:
+    assert Models({"LLM_BACKEND": "openai", "LLM_MODEL": "gpt-4o"}, SystemClock(), is_open=True).sees_images(LLMSpec())
+
+
+def test_routed_model_is_called_without_the_router(tmp_path: Path) -> None:
+    path = tmp_path / "models.toml"
+    path.write_text(
+        '[llm]\nmodel = "acme/large"\n[llm.auto]\nmodel = "acme/large"\n'
+        'router = {kind = "rules", rules = [{use = "small", images = false}]}\n[llm.small]\nmodel = "acme/small"\n'
+    )
+    of = Models({"LLM_CONFIG": str(path)}, SystemClock(), is_open=True)
+    routers = [
+        config and config.router for name in ("auto", f"auto{ROUTED}") if (config := of.settings(LLMSpec(model=name)))
+    ]
+    assert [router is None for router in routers] == [False, True]
+
+
+async def test_clients_have_a_bound_and_one_in_use_is_not_closed(tmp_path: Path) -> None:
+    """A task chooses its temperature, and each one takes another client."""
+    of = Models({"LLM_MODEL": "openai/x", "LLM_BASE_URL": "http://127.0.0.1:9/v1"}, SystemClock())
+    async with of.using(LLMSpec(temperature=0.5)) as (used, _):
+        first, _ = await of.of(LLMSpec(temperature=1.0))
+        for number in range(CLIENTS_LIMIT):
+            await of.of(LLMSpec(temperature=2.0 + number))
+        assert len(of._clients) == CLIENTS_LIMIT
+        assert (await of.of(LLMSpec(temperature=0.5)))[0] is used
+        assert (await of.of(LLMSpec(temperature=1.0)))[0] is not first
+    await of.aclose()

@@ -1,0 +1,312 @@
+"""The Chat Completions wire form, and what is read back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from broker.contract.tool_specs import ToolSpec
+from controller_worker.providers.errors import ContentPolicyError, MalformedReplyError, ModelError, NoResponseError
+from controller_worker.providers.llm import ModelRequest, Usage
+from controller_worker.providers.messages.messages import ImagePart, Message, TextPart, ToolCall
+from controller_worker.providers.wires.chat_stream import ChatStream
+from controller_worker.providers.wires.chat_wire import SEE_BELOW, ChatWire, chat_tools, read_chat_reply
+from controller_worker.providers.wires.provider_errors import StreamedError, model_error
+from controller_worker.providers.wires.raw_client import parsed
+from controller_worker.providers.wires.reply import CUT_CALL, Reply
+
+MARK = {"type": "ephemeral"}
+HISTORY = (
+    Message("system", (TextPart("Be good."),)),
+    Message("user", (TextPart("List"), TextPart("the files."))),
+    Message(
+        "assistant",
+        (TextPart(" "),),
+        (ToolCall("t1", "execute_bash", '{"command": "ls'),),
+        thinking_blocks=({"type": "thinking", "thinking": "hm", "signature": "s"},),
+    ),
+    Message("tool", (TextPart("a.txt"),), tool_call_id="t1", name="execute_bash"),
+)
+MALFORMED = '{"malformed_arguments": "{\\"command\\": \\"ls"}'
+CALLS = [{"id": "t1", "type": "function", "function": {"name": "execute_bash", "arguments": MALFORMED}}]
+
+
+def chat_messages(messages: Any, *, cache_marks: bool, is_claude: bool) -> list[dict[str, Any]]:
+    return ChatWire(cache_marks=cache_marks, thoughts="signed" if is_claude else "none").values(messages)
+
+
+def test_plain_text_is_a_string() -> None:
+    assert chat_messages(HISTORY, cache_marks=False, is_claude=False) == [
+        {"role": "system", "content": "Be good."},
+        {"role": "user", "content": "List\nthe files."},
+        {"role": "assistant", "content": None, "tool_calls": CALLS},
+        {"role": "tool", "content": "a.txt", "tool_call_id": "t1", "name": "execute_bash"},
+    ]
+
+
+def test_marks_and_thinking_for_claude_elsewhere() -> None:
+    messages = (*HISTORY, Message("assistant", (TextPart("Done."),)))
+    assert chat_messages(messages, cache_marks=True, is_claude=True) == [
+        {"role": "system", "content": [{"type": "text", "text": "Be good.", "cache_control": MARK}]},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "List"}, {"type": "text", "text": "the files.", "cache_control": MARK}],
+        },
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": CALLS,
+            "thinking_blocks": [{"type": "thinking", "thinking": "hm", "signature": "s"}],
+        },
+        {
+            "role": "tool", "content": "a.txt", "cache_control": MARK, "tool_call_id": "t1", "name": "execute_bash",
+        },
+        {"role": "assistant", "content": "Done."},
+    ]  # fmt: skip
+
+
+def test_thoughts_that_nobody_signed_stay_at_home() -> None:
+    signed = ({"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "redacted_thinking", "data": "x"})
+    thoughts = ({"type": "thinking", "thinking": "of another model"}, *signed)
+    message = Message("assistant", (TextPart("Done."),), thinking_blocks=thoughts)
+    (written,) = chat_messages([message], cache_marks=True, is_claude=True)
+    assert written["thinking_blocks"] == list(signed)
+    (written,) = chat_messages([replace(message, thinking_blocks=thoughts[:1])], cache_marks=True, is_claude=True)
+    assert "thinking_blocks" not in written
+
+
+def test_images_make_a_list() -> None:
+    message = Message("user", (TextPart("look"), ImagePart("https://example.org/a.png")))
+    assert chat_messages([message], cache_marks=False, is_claude=False)[0]["content"] == [
+        {"type": "text", "text": "look"},
+        {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}},
+    ]
+
+
+PICTURE = ImagePart("data:image/png;base64,AAAA")
+TWO_CALLS = (
+    Message("assistant", tool_calls=(ToolCall("t1", "browser", "{}"), ToolCall("t2", "execute_bash", "{}"))),
+    Message("tool", (TextPart("a page"), PICTURE), tool_call_id="t1", name="browser"),
+    Message("tool", (TextPart("a.txt"),), tool_call_id="t2", name="execute_bash"),
+    Message("user", (TextPart("Continue."),)),
+)
+
+
+def test_tool_pictures_follow_all_results() -> None:
+    _, page, listing, pictures, message = chat_messages(TWO_CALLS, cache_marks=False, is_claude=False)
+    assert page == {"role": "tool", "content": "a page", "tool_call_id": "t1", "name": "browser"}
+    assert (listing["role"], listing["content"]) == ("tool", "a.txt")
+    assert pictures == {
+        "role": "user",
+        "content": [
+            {"type": "text", "text": "Pictures that belong to the result of browser:"},
+            {"type": "image_url", "image_url": {"url": PICTURE.url}},
+        ],
+    }
+    assert message == {"role": "user", "content": "Continue."}
+
+
+def test_a_result_that_is_only_a_picture_says_so() -> None:
+    only = Message("tool", (PICTURE,), tool_call_id="t1", name="view")
+    result, _ = chat_messages([only], cache_marks=False, is_claude=False)
+    assert result["content"] == SEE_BELOW
+
+
+def test_claude_takes_pictures_in_results() -> None:
+    _, page, *_ = chat_messages(TWO_CALLS, cache_marks=False, is_claude=True)
+    assert [part["type"] for part in page["content"]] == ["text", "image_url"]
+    assert len(chat_messages(TWO_CALLS, cache_marks=False, is_claude=True)) == len(TWO_CALLS)
+
+
+def test_messages_with_pictures_are_written_once() -> None:
+    wire = ChatWire(cache_marks=False, thoughts="none")
+    request = ModelRequest(messages=TWO_CALLS, tools=(), conversation_id="c", iteration=1, workspace="/workspace")
+    assert json.loads(wire.body({"model": "m"}, request))["messages"] == wire.values(TWO_CALLS)
+    made = len(wire.written)
+    wire.body({"model": "m"}, request)
+    assert len(wire.written) == made
+
+
+def test_an_empty_message_stays_empty_even_when_marked() -> None:
+    assert chat_messages([Message("user")], cache_marks=True, is_claude=False) == [{"role": "user", "content": ""}]
+
+
+def test_tools() -> None:
+    parameters = {"type": "object", "properties": {}}
+    assert chat_tools([ToolSpec("think", "Think.", parameters)]) == [
+        {"type": "function", "function": {"name": "think", "description": "Think.", "parameters": parameters}}
+    ]
+
+
+@pytest.mark.parametrize("cache_marks", [False, True])
+def test_bytes_and_values_say_the_same_while_the_history_grows(cache_marks: bool) -> None:
+    wire = ChatWire(cache_marks=cache_marks, thoughts="signed")
+    history = list(HISTORY)
+    for number in range(5):
+        body = wire.body({"model": "m"}, ModelRequest(history, (), "c1", number, "/w"))
+        assert json.loads(body) == {"model": "m", "messages": wire.values(history)}
+        history += [Message("user", (TextPart(f"more {number}"),)), Message("assistant", (TextPart("ü"),))]
+    assert len(wire.written) == len(history) - (5 if cache_marks else 2)
+
+
+def reply(content: Any = None, finish_reason: str = "stop", **message: Any) -> dict[str, Any]:
+    choice = {"message": {"content": content} | message, "finish_reason": finish_reason}
+    return {"choices": [choice], "model": "m", "id": "r"}
+
+
+def test_a_reply() -> None:
+    calls = [
+        {"id": "t1", "type": "function", "function": {"name": "execute_bash", "arguments": '{"command": "ls'}},
+        {"id": "t2", "type": "function", "function": {"name": "think", "arguments": {"thought": "ü"}}},
+        {"id": "t3", "type": "function", "function": {"name": "finish", "arguments": None}},
+    ]
+    answer = reply("I look.", "tool_calls", tool_calls=calls) | {
+        "usage": {
+            "prompt_tokens": 130, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 100},
+            "cache_creation_input_tokens": 20,
+        },
+    }  # fmt: skip
+    assert read_chat_reply(answer) == Reply(
+        text="I look.",
+        tool_calls=(
+            ToolCall("t1", "execute_bash", '{"command": "ls'),
+            ToolCall("t2", "think", '{"thought":"ü"}'),
+            ToolCall("t3", "finish", ""),
+        ),
+        thinking_blocks=(),
+        model="m",
+        response_id="r",
+        stop_reason="tool_calls",
+        usage=Usage(prompt_tokens=130, completion_tokens=7, cache_read_tokens=100, cache_write_tokens=20),
+    )
+
+
+@pytest.mark.parametrize(
+    ("usage", "read"),
+    [
+        (None, Usage()),
+        ([], Usage()),
+        ("many", Usage()),
+        ({"prompt_tokens": 10**30, "completion_tokens": -1, "prompt_tokens_details": "none"}, Usage()),
+        ({"prompt_tokens": 12.0, "completion_tokens": 0.5}, Usage(prompt_tokens=12)),
+    ],
+)
+def test_a_usage_of_another_form_spoils_no_reply(usage: Any, read: Usage) -> None:
+    assert read_chat_reply(reply("Hi.") | {"usage": usage}).usage == read
+
+
+@pytest.mark.parametrize("given", [{}, {"id": None}, {"id": ""}])
+def test_a_call_without_an_id_gets_one_later(given: dict[str, Any]) -> None:
+    answer = reply(tool_calls=[given | {"function": {"name": "ls", "arguments": "{}"}}])
+    assert read_chat_reply(answer).tool_calls == (ToolCall("", "ls", "{}"),)
+
+
+def test_a_content_in_parts() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "thinking", "thinking": []}, {"type": "text", "text": "b"}]
+    assert read_chat_reply(reply(parts)).text == "ab"
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "said"),
+    [
+        ({"choices": []}, NoResponseError, "The reply has no choices."),
+        ({"choices": None}, NoResponseError, "The reply has no choices."),
+        (reply(), NoResponseError, "The reply has no content."),
+        (reply(refusal="I must not."), ContentPolicyError, "I must not."),
+        (reply(finish_reason="content_filter"), ContentPolicyError, "The model refused to answer."),
+        ({}, MalformedReplyError, "The reply is not a chat completion"),
+        ([1, 2], MalformedReplyError, "The reply is not a chat completion"),
+        (None, MalformedReplyError, "The reply is not a chat completion"),
+        ({"choices": [{}]}, MalformedReplyError, "The reply is not a chat completion"),
+        ({"choices": [{"message": None}]}, MalformedReplyError, "The reply is not a chat completion"),
+        (reply(7), MalformedReplyError, "The reply is not a chat completion"),
+        (reply(tool_calls=[{"id": "t1"}]), MalformedReplyError, "The reply is not a chat completion"),
+    ],
+)
+def test_replies_without_a_use(answer: Any, error: type[ModelError], said: str) -> None:
+    with pytest.raises(error) as caught:
+        read_chat_reply(answer)
+    assert caught.value.message.startswith(said)
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"finish_reason": "error", "error": {"code": 502, "message": "Upstream is down."}},
+        {"finish_reason": "stop", "error": {"code": 502, "message": "Upstream is down."}},
+        {"finish_reason": "error"},
+        {"finish_reason": "insufficient_system_resource"},
+        {"finish_reason": "network_error"},
+    ],
+)
+def test_an_error_in_a_choice_is_no_answer(choice: dict[str, Any]) -> None:
+    """OpenRouter's form of a provider that fails within its reply."""
+    reply = {"id": "r", "model": "m", "choices": [{"message": {"content": "The ans"}, **choice}]}
+    with pytest.raises(StreamedError) as raised:
+        parsed(json.dumps(reply).encode())
+    error = model_error(raised.value)
+    assert error.retryable
+    assert error.code == ("service_unavailable" if "error" in choice else "internal")
+    chunk = {"id": "r", "model": "m", "choices": [{"index": 0, "delta": {"content": "The ans"}, **choice}]}
+    with pytest.raises(StreamedError):
+        ChatStream(lambda _: None).take(json.dumps(chunk))
+
+
+def test_an_error_beside_choices_is_no_answer() -> None:
+    choice = {"message": {"content": "The ans"}, "finish_reason": "stop"}
+    with pytest.raises(StreamedError):
+        parsed(json.dumps({"error": {"code": 502, "message": "down"}, "choices": [choice]}).encode())
+
+
+CALL = {"id": "c", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize("reason", ["max_tokens", "MAX_TOKENS", "model_length", "model_context_window_exceeded"])
+def test_cut_in_another_providers_words_is_a_cut(reason: str) -> None:
+    found = read_chat_reply({"choices": [{"message": {"tool_calls": [CALL]}, "finish_reason": reason}]})
+    assert (found.stop_reason, found.tool_calls[0].problem) == ("length", CUT_CALL)
+
+
+@pytest.mark.parametrize("reason", ["refusal", "SAFETY", "sensitive", "PROHIBITED_CONTENT"])
+def test_refusal_in_another_providers_words_is_a_refusal(reason: str) -> None:
+    with pytest.raises(ContentPolicyError):
+        read_chat_reply({"choices": [{"message": {"content": "I", "tool_calls": [CALL]}, "finish_reason": reason}]})
+
+
+def test_calls_beside_a_refusal_are_not_carried_out() -> None:
+    message = {"content": None, "refusal": "I will not.", "tool_calls": [CALL]}
+    with pytest.raises(ContentPolicyError):
+        read_chat_reply({"choices": [{"message": message, "finish_reason": "tool_calls"}]})
+
+
+@pytest.mark.parametrize(
+    ("reported", "usage"),
+    [
+        (  # xAI: thoughts are beside what is written
+            {
+                "prompt_tokens": 10,
+                "completion_tokens": 5,
+                "total_tokens": 115,
+                "completion_tokens_details": {"reasoning_tokens": 100},
+            },
+            Usage(10, 105),
+        ),
+        (  # OpenAI: they are a part of it
+            {
+                "prompt_tokens": 10,
+                "completion_tokens": 105,
+                "total_tokens": 115,
+                "completion_tokens_details": {"reasoning_tokens": 100},
+            },
+            Usage(10, 105),
+        ),
+        ({"prompt_tokens": 10, "completion_tokens": 5, "cached_tokens": 8}, Usage(10, 5, 8)),  # Kimi
+        ({"prompt_tokens": 10, "completion_tokens": 5, "prompt_cache_hit_tokens": 8}, Usage(10, 5, 8)),  # DeepSeek
+        ({"prompt_tokens": 10, "completion_tokens": 5, "completion_tokens_details": 7}, Usage(10, 5)),
+    ],
+)
+def test_usage_in_the_forms_of_other_providers(reported: dict[str, Any], usage: Usage) -> None:
+    assert read_chat_reply(reply("x") | {"usage": reported}).usage == usage

@@ -1,0 +1,243 @@
+"""LLMConfig: names, defaults, where values come from, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pydantic
+import pytest
+
+from controller_worker.providers.config import LLMConfig
+from controller_worker.providers.errors import LLMConfigError
+
+
+def test_the_defaults_are_those_of_openhands() -> None:
+    config = LLMConfig(model="gpt-4o")
+    assert config.model_dump() == {
+        "model": "gpt-4o",
+        "base_model": None,
+        "api_key": None,
+        "base_url": None,
+        "api_version": None,
+        "custom_llm_provider": None,
+        "ollama_base_url": None,
+        "aws_access_key_id": None,
+        "aws_secret_access_key": None,
+        "aws_region_name": None,
+        "openrouter_site_url": None,
+        "tenants": None,
+        "scripts_dir": None,
+        "openrouter_app_name": None,
+        "backend": "auto",
+        "num_retries": 5,
+        "retry_multiplier": 8,
+        "retry_min_wait": 8,
+        "retry_max_wait": 64,
+        "stream_replies": "auto",
+        "timeout": None,
+        "connect_timeout": 10.0,
+        "first_byte_timeout": None,
+        "read_timeout": 300.0,
+        "fallbacks": (),
+        "router": None,
+        "batch": None,
+        "cache_dir": None,
+        "cache_scope": "",
+        "cache_ttl_seconds": 2_592_000.0,
+        "max_message_chars": 30_000,
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "top_k": None,
+        "seed": None,
+        "reasoning_effort": None,
+        "max_input_tokens": None,
+        "max_output_tokens": None,
+        "input_cost_per_token": None,
+        "output_cost_per_token": None,
+        "drop_params": True,
+        "modify_params": True,
+        "disable_vision": None,
+        "safety_settings": None,
+        "completion_kwargs": None,
+        "caching_prompt": True,
+        "cache_lifetime": "5m",
+        "prompt_cache_key": None,
+        "service_tier": None,
+        "native_tool_calling": None,
+        "strict_tools": "off",
+        "structured_output": "off",
+        "count_tokens": False,
+        "disable_stop_word": False,
+        "context_management": None,
+    }
+    assert config.total_timeout_seconds == 600.0
+
+
+def test_every_field_is_read_from_the_environment() -> None:
+    env = {
+        "LLM_MODEL": "openai/local",
+        "LLM_API_KEY": "sk-1",
+        "LLM_BASE_URL": "http://127.0.0.1:8000/v1",
+        "LLM_NUM_RETRIES": "3",
+        "LLM_TIMEOUT": "12.5",
+        "LLM_TEMPERATURE": "0.7",
+        "LLM_DROP_PARAMS": "false",
+        "LLM_BACKEND": "litellm",
+        "LLM_TOP_K": "",
+        "PATH": "/bin",
+    }
+    config = LLMConfig.from_env(env)
+    assert config.api_key is not None
+    assert config.api_key.get_secret_value() == "sk-1"
+    assert (config.model, config.base_url, config.num_retries) == ("openai/local", "http://127.0.0.1:8000/v1", 3)
+    assert (config.timeout, config.temperature, config.drop_params) == (12.5, 0.7, False)
+    assert (config.backend, config.top_k, config.total_timeout_seconds) == ("litellm", None, 12.5)
+
+
+def test_litellm_variables_stand_in_for_the_address_only() -> None:
+    env = {"LITELLM_MODEL": "gpt-4o", "LITELLM_API_KEY": "a", "LLM_API_KEY": "b", "LITELLM_TIMEOUT": "1"}
+    config = LLMConfig.from_env(env)
+    assert config.model == "gpt-4o"
+    assert config.api_key is not None
+    assert config.api_key.get_secret_value() == "b"
+    assert config.timeout is None
+
+
+def test_overrides_win_and_none_does_not() -> None:
+    config = LLMConfig.from_env({"LLM_MODEL": "gpt-4o", "LLM_SEED": "1"}, model="gpt-5", seed=None)
+    assert (config.model, config.seed) == ("gpt-5", 1)
+
+
+@pytest.mark.parametrize("env", [{}, {"LLM_MODEL": "  "}, {"LLM_API_KEY": "k"}])
+def test_a_missing_model_names_what_to_set(env: dict[str, str]) -> None:
+    with pytest.raises(LLMConfigError) as caught:
+        LLMConfig.from_env(env)
+    assert caught.value.code == "llm_config"
+    assert caught.value.retryable is False
+    for name in ("LLM_MODEL", "LLM_API_KEY", "LLM_BASE_URL"):
+        assert name in str(caught.value)
+
+
+def test_a_key_is_one_line() -> None:
+    config = LLMConfig.create(model="gpt-5", api_key="sk-from-a-file\n")
+    assert config.secrets == ("sk-from-a-file",)
+    with pytest.raises(LLMConfigError, match=r"api_key \(LLM_API_KEY\): a key has no line breaks") as caught:
+        LLMConfig.create(model="gpt-5", api_key="sk-one\nsk-two")
+    assert "sk-" not in str(caught.value)
+
+
+def test_a_bad_value_names_its_variable() -> None:
+    with pytest.raises(LLMConfigError) as caught:
+        LLMConfig.from_env({"LLM_MODEL": "gpt-4o", "LLM_NUM_RETRIES": "many", "LLM_TOP_P": "2"})
+    assert "num_retries (LLM_NUM_RETRIES)" in str(caught.value)
+    assert "top_p (LLM_TOP_P)" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("localhost:8000/v1", "models", "ftp://models/v1", "http://"),
+        *("http://host:99999/v1", "http://host:port/v1", "http://[::1/v1", "http://my models/v1"),
+    ],
+)
+def test_an_address_that_is_none_is_told_at_once(url: str) -> None:
+    with pytest.raises(LLMConfigError) as caught:
+        LLMConfig.from_env({"LLM_MODEL": "gpt-4o", "LLM_BASE_URL": url})
+    assert str(caught.value) == (
+        "The model's settings cannot be used: base_url (LLM_BASE_URL): "
+        "this is not an address; it looks like https://host/v1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "nearest"),
+    [("modle", "model"), ("temprature", "temperature"), ("max_output_token", "max_output_tokens")],
+)
+def test_an_unknown_field_names_the_nearest(field: str, nearest: str) -> None:
+    with pytest.raises(LLMConfigError) as caught:
+        LLMConfig.create(model="gpt-4o", **{field: 1})
+    assert str(caught.value) == (
+        f"The model's settings cannot be used: {field!r} is not a model setting; did you mean {nearest!r}?"
+    )
+
+
+def test_no_error_shows_the_key() -> None:
+    with pytest.raises(pydantic.ValidationError) as caught:
+        LLMConfig.model_validate({"model": "gpt-4o", "api_key": "sk-very-secret", "unheard_of": 1})
+    assert "sk-very-secret" not in str(caught.value)
+    assert "sk-very-secret" not in repr(LLMConfig.create(model="gpt-4o", api_key="sk-very-secret"))
+
+
+def test_a_misspelt_variable_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        LLMConfig.from_env({"LLM_MODEL": "gpt-4o", "LLM_TEMPRATURE": "1", "LLM_LOG_COMPLETIONS": "true"})
+    assert [record.getMessage() for record in caplog.records] == [
+        "The environment variable LLM_LOG_COMPLETIONS does nothing: replies are in the log, prompts are never stored.",
+        "The environment variable LLM_TEMPRATURE is not known; did you mean LLM_TEMPERATURE?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("field", "why"),
+    [
+        ("log_completions", "replies are in the log, prompts are never stored"),
+        ("custom_tokenizer", "tokens are estimated without one"),
+        ("for_routing", "a router names its profiles"),
+    ],
+)
+def test_unsupported_openhands_setting_is_reported(field: str, why: str) -> None:
+    with pytest.raises(LLMConfigError, match=f"'{field}' is a setting of OpenHands that is not here: {why}$"):
+        LLMConfig.create(model="gpt-4o", **{field: True})
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"batch": {"gather_second": 1}}, r"batch \(LLM_BATCH\): 'gather_second' .*; did you mean 'gather_seconds'\?"),
+        ({"fallbacks": [{"use": "x", "onn": []}]}, r"fallbacks.0 \(LLM_FALLBACKS\): 'onn' .*; did you mean 'on'\?"),
+        (
+            {"router": {"kind": "rules", "rules": [{"use": "x", "min_token": 1}]}},
+            r"router.rules.0 \(LLM_ROUTER\): 'min_token' .*; did you mean 'min_tokens'\?",
+        ),
+    ],
+)
+def test_an_unknown_part_of_a_setting_suggests_the_nearest(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(LLMConfigError, match=said):
+        LLMConfig.create(model="gpt-4o", **settings)
+
+
+def test_azure_gets_an_api_version() -> None:
+    assert LLMConfig(model="azure/gpt-4o").api_version == "2024-12-01-preview"
+    assert LLMConfig(model="azure/gpt-4o", api_version="x").api_version == "x"
+    assert LLMConfig(model="gpt-4o").api_version is None
+
+
+@pytest.mark.parametrize("name", ["tools", "system", "messages", "stream"])
+def test_what_comes_from_the_conversation_is_refused_as_a_setting(name: str) -> None:
+    with pytest.raises(LLMConfigError, match=f"'{name}' comes from the conversation"):
+        LLMConfig.create(model="gpt-4o", completion_kwargs={name: []})
+    with pytest.raises(LLMConfigError, match=f"'{name}' comes from the conversation"):
+        LLMConfig.create(model="gpt-4o", completion_kwargs={"extra_body": {name: []}})
+
+
+@pytest.mark.parametrize("name", ["extra_body", "extra_headers"])
+def test_further_fields_are_a_table(name: str) -> None:
+    with pytest.raises(LLMConfigError, match=f"'{name}' has to be a table"):
+        LLMConfig.create(model="gpt-4o", completion_kwargs={name: 5})
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_sent"),
+    [
+        ({"model": "gpt-5"}, True),
+        ({"model": "openai/o3"}, True),
+        ({"model": "gpt-5", "base_url": "https://api.openai.com/v1"}, True),
+        ({"model": "gpt-5", "base_url": "https://api.openai.com.evil.org/v1"}, False),
+        ({"model": "gpt-5", "base_url": "http://127.0.0.1:8000/v1"}, False),
+        ({"model": "gemini/gemini-3-pro"}, False),
+        ({"model": "gpt-5", "prompt_cache_key": False}, False),
+    ],
+)
+def test_cache_key_goes_only_to_openai_unless_set(fields: dict[str, Any], is_sent: bool) -> None:
+    assert LLMConfig.create(**fields).sends_cache_key is is_sent

@@ -1,0 +1,300 @@
+"""Anthropic's wire form, byte for byte where it matters, and what is read back."""
+
+from __future__ import annotations
+
+import gc
+import json
+from typing import Any
+
+import pytest
+
+from broker.contract.tool_specs import ToolSpec
+from controller_worker.providers.errors import ContentPolicyError, MalformedReplyError, ModelError, NoResponseError
+from controller_worker.providers.llm import ModelRequest, Usage
+from controller_worker.providers.messages.messages import ImagePart, Message, TextPart, ToolCall
+from controller_worker.providers.wires.chat_wire import ChatWire
+from controller_worker.providers.wires.messages_wire import MessagesWire, read_message
+from controller_worker.providers.wires.raw_client import parsed
+from controller_worker.providers.wires.reply import Reply
+
+BASH = ToolSpec("execute_bash", "Run a command.", {"type": "object", "properties": {"command": {"type": "string"}}})
+MARK = {"type": "ephemeral"}
+
+
+def text(role: Any, *texts: str, **fields: Any) -> Message:
+    return Message(role, tuple(TextPart(each) for each in texts), **fields)
+
+
+def result(call_id: str, content: str, **fields: Any) -> Message:
+    return text("tool", content, tool_call_id=call_id, name="execute_bash", **fields)
+
+
+def calls(*ids: str, said: str = "") -> Message:
+    return text(
+        "assistant", said, tool_calls=tuple(ToolCall(each, "execute_bash", '{"command": "ls"}') for each in ids)
+    )
+
+
+def request(*messages: Message, tools: tuple[ToolSpec, ...] = ()) -> ModelRequest:
+    return ModelRequest(messages, tools, "c1", 0, "/w")
+
+
+def written(*messages: Message, caching: bool = False, tools: tuple[ToolSpec, ...] = ()) -> dict[str, Any]:
+    body = MessagesWire(caching_prompt=caching).body({"model": "m", "max_tokens": 9}, request(*messages, tools=tools))
+    parsed: dict[str, Any] = json.loads(body)
+    return parsed
+
+
+def test_the_smallest_request_byte_for_byte() -> None:
+    body = MessagesWire(caching_prompt=False).body({"model": "m", "max_tokens": 9}, request(text("user", "Grüß Gott")))
+    assert (
+        body
+        == (
+            '{"model":"m","max_tokens":9,"messages":[{"role":"user","content":[{"type":"text","text":"Grüß Gott"}]}]}'
+        ).encode()
+    )
+
+
+def test_a_whole_step_with_marks() -> None:
+    assert written(
+        text("system", "Be good."),
+        text("user", "List the files."),
+        Message(
+            "assistant",
+            (TextPart("I look."),),
+            (ToolCall("t1", "execute_bash", '{"command": "ls"}'), ToolCall("t2", "execute_bash", "{}")),
+            thinking_blocks=({"type": "thinking", "thinking": "hm", "signature": "s"},),
+        ),
+        result("t1", "a.txt"),
+        result("t2", ""),
+        caching=True,
+        tools=(BASH,),
+    ) == {
+        "model": "m",
+        "max_tokens": 9,
+        "system": [{"type": "text", "text": "Be good.", "cache_control": MARK}],
+        "tools": [{"name": "execute_bash", "description": "Run a command.", "input_schema": BASH.parameters}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "List the files.", "cache_control": MARK}]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "hm", "signature": "s"},
+                    {"type": "text", "text": "I look."},
+                    {"type": "tool_use", "id": "t1", "name": "execute_bash", "input": {"command": "ls"}},
+                    {"type": "tool_use", "id": "t2", "name": "execute_bash", "input": {}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "a.txt"}]},
+                    {"type": "tool_result", "tool_use_id": "t2", "cache_control": MARK},
+                ],
+            },
+        ],
+    }
+
+
+def test_neighbours_become_one_and_empty_messages_vanish() -> None:
+    messages = written(
+        text("user", "one"), text("user", " \n"), text("user", "two"), text("assistant", ""), text("user", "three")
+    )["messages"]
+    assert messages == [
+        {"role": "user", "content": [{"type": "text", "text": each} for each in ("one", "two", "three")]}
+    ]
+
+
+def test_thoughts_that_nobody_signed_stay_at_home() -> None:
+    thoughts = ({"type": "thinking", "thinking": "hm"}, {"type": "redacted_thinking", "data": "x"})
+    turn = written(text("user", "hi"), text("assistant", "yes", thinking_blocks=thoughts))["messages"][1]
+    assert turn["content"] == [{"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "yes"}]
+
+
+def test_a_request_has_a_message() -> None:
+    with pytest.raises(ValueError, match=r"The messages list is empty\. At least one message is required\."):
+        request()
+
+
+def test_images() -> None:
+    parts = (TextPart("look"), ImagePart("data:image/png;base64,AAAA"), ImagePart("https://example.org/a.png"))
+    assert written(Message("user", parts))["messages"][0]["content"] == [
+        {"type": "text", "text": "look"},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}},
+        {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}},
+    ]
+
+
+@pytest.mark.parametrize(("kind", "sent"), [("jpg", "jpeg"), ("PNG", "png"), ("webp", "webp"), ("svg+xml", None)])
+def test_image_of_an_unsupported_type_leaves_a_note(kind: str, sent: str | None) -> None:
+    (message,) = written(Message("user", (ImagePart(f"data:image/{kind};base64,AAAA"),)))["messages"]
+    (block,) = message["content"]
+    if sent is None:
+        assert block == {"type": "text", "text": "[An image of the type image/svg+xml was left out here.]"}
+    else:
+        assert block["source"] == {"type": "base64", "media_type": f"image/{sent}", "data": "AAAA"}
+
+
+@pytest.mark.parametrize("arguments", ['{"command": "ls', "[1]", '"text"', '{"a": NaN}', "[" * 100_000])
+def test_arguments_that_are_no_object_are_wrapped(arguments: str) -> None:
+    message = Message("assistant", (), (ToolCall("t1", "execute_bash", arguments),))
+    block = written(text("user", "hi"), message, result("t1", "bad"))["messages"][1]["content"][0]
+    assert block["input"] == {"malformed_arguments": arguments}
+
+
+def test_a_lone_surrogate_does_not_break_the_request() -> None:
+    assert written(text("user", "a\ud800b"))["messages"][0]["content"][0]["text"] == "a?b"
+
+
+def marked_texts(*messages: Message) -> list[str]:
+    turns = written(*messages, caching=True)["messages"]
+    return [block["text"] for turn in turns for block in turn["content"] if "cache_control" in block]
+
+
+def test_ends_of_this_and_the_previous_request_are_marked() -> None:
+    said = [text("user", "1"), text("assistant", "2"), text("user", "3"), text("user", "4"), text("assistant", "5")]
+    assert marked_texts(*said[:1]) == ["1"]
+    assert marked_texts(*said[:4]) == ["1", "4"]
+    assert marked_texts(*said, text("user", "6"), text("user", "7")) == ["4", "7"]
+    assert marked_texts(text("assistant", "0")) == []
+
+
+@pytest.mark.parametrize("wire", [MessagesWire(caching_prompt=True), ChatWire(cache_marks=True, thoughts="signed")])
+def test_every_prefix_is_found_within_twenty_blocks_of_marks(wire: Any) -> None:
+    """Claude looks back 20 blocks from each mark; 15 calls with their results are 30."""
+    history = [text("system", "Be good."), text("user", "Go.")]
+    stored: set[int] = set()
+    for step in range(6):
+        body = json.loads(wire.body({"model": "m"}, request(*history)))
+        marks = _marks(body)
+        assert len(marks) <= 4
+        assert not stored or any(0 <= mark - end <= 20 for mark in marks for end in stored if end == max(stored))
+        stored |= set(marks)
+        ids = [f"t{step}_{number}" for number in range(15)]
+        history.append(Message("assistant", (), tuple(ToolCall(one, "run", "{}") for one in ids)))
+        history += [result(one, "ok") for one in ids]
+
+
+def _marks(body: dict[str, Any]) -> list[int]:
+    """Return the places of the marked blocks behind the system prompt, counted from the start."""
+    place, marks = 0, []
+    for turn in body["messages"]:
+        if turn["role"] == "system":
+            continue
+        content = turn.get("content")
+        blocks = content if isinstance(content, list) else [turn]
+        for block in [*blocks, *turn.get("tool_calls", ())]:
+            place += 1
+            if "cache_control" in block or (block is blocks[-1] and "cache_control" in turn):
+                marks.append(place)
+    return marks
+
+
+def test_request_may_be_rewritten_while_its_history_grows() -> None:
+    wire = MessagesWire(caching_prompt=True)
+    history = [text("system", "Be good."), text("user", "go")]
+    for number in range(30):
+        fresh = MessagesWire(caching_prompt=True).body({"model": "m"}, request(*history))
+        assert wire.body({"model": "m"}, request(*history)) == fresh
+        history += [calls(f"t{number}", said=f"step {number}"), result(f"t{number}", "x" * number)]
+
+
+def test_what_was_written_is_forgotten_with_its_message() -> None:
+    wire = MessagesWire(caching_prompt=False)
+    messages = [text("user", "one"), calls("t1"), result("t1", "two")]
+    wire.body({}, request(*messages))
+    assert len(wire.written) == 3
+    del messages[:]
+    gc.collect()
+    assert len(wire.written) == 0
+
+
+def reply_body(*content: Any, **fields: Any) -> bytes:
+    message = {"id": "msg_1", "model": "claude-x", "content": list(content), "stop_reason": "end_turn"} | fields
+    return json.dumps(message).encode()
+
+
+def test_a_reply() -> None:
+    thinking = [{"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "redacted_thinking", "data": "x"}]
+    body = reply_body(
+        *thinking,
+        {"type": "text", "text": "I "},
+        {"type": "text", "text": "look."},
+        {"type": "tool_use", "id": "t1", "name": "execute_bash", "input": {"command": "echo ü"}},
+        stop_reason="tool_use",
+        usage={
+            "input_tokens": 10, "output_tokens": 7, "cache_read_input_tokens": 100, "cache_creation_input_tokens": 20,
+        },
+    )  # fmt: skip
+    assert read_message(parsed(body)) == Reply(
+        text="I look.",
+        tool_calls=(ToolCall("t1", "execute_bash", '{"command": "echo ü"}'),),
+        thinking_blocks=tuple(thinking),
+        model="claude-x",
+        response_id="msg_1",
+        stop_reason="tool_calls",
+        usage=Usage(prompt_tokens=130, completion_tokens=7, cache_read_tokens=100, cache_write_tokens=20),
+    )
+
+
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [
+        ("end_turn", "stop"), ("stop_sequence", "stop"), ("tool_use", "tool_calls"), ("max_tokens", "length"),
+        ("model_context_window_exceeded", "length"), ("pause_turn", "pause_turn"),
+        (None, ""),
+    ],
+)  # fmt: skip
+def test_stop_reasons(sent: str | None, read: str) -> None:
+    assert read_message(parsed(reply_body({"type": "text", "text": "x"}, stop_reason=sent))).stop_reason == read
+
+
+def test_a_refusal_is_no_reply_whatever_was_written_before() -> None:
+    with pytest.raises(ContentPolicyError, match="refused to answer"):
+        read_message(parsed(reply_body({"type": "text", "text": "Sure, fir"}, stop_reason="refusal")))
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        *(None, {}, [], "many", 7),
+        {"input_tokens": -5, "output_tokens": -1},
+        {"input_tokens": "many", "output_tokens": 1.5},
+        {"input_tokens": 10**30, "output_tokens": True},
+    ],
+)
+def test_counts_that_are_none_are_nothing(usage: Any) -> None:
+    assert read_message(parsed(reply_body({"type": "text", "text": "x"}, usage=usage))).usage == Usage()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"<html>", b"[1]", b"null", b'"text"', b'{"content": "text", "id": 1, "model": 2}',
+        b'{"content": [{"type": "text"}], "id": 1, "model": 2}', b'{"content": [{"type": "tool_use", "id": "t"}]}',
+        b'{"content": [1]}', b'{"content": []}', b'{"content": null}', b"[" * 100_000, b"\xff\xfe",
+        reply_body({"type": "text", "text": "x"})[:-10],
+    ],
+)  # fmt: skip
+def test_what_is_no_message_is_refused(body: bytes) -> None:
+    with pytest.raises(MalformedReplyError) as caught:
+        read_message(parsed(body))
+    assert caught.value.retryable is True
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "said"),
+    [
+        (reply_body(), NoResponseError, "The reply has no content."),
+        (reply_body(stop_reason="refusal"), ContentPolicyError, "The model refused to answer."),
+        (
+            reply_body(stop_reason="refusal", stop_details={"type": "refusal", "explanation": "cyber"}),
+            ContentPolicyError,
+            "cyber",
+        ),
+    ],
+)
+def test_replies_with_nothing_in_them(body: bytes, error: type[ModelError], said: str) -> None:
+    with pytest.raises(error) as caught:
+        read_message(parsed(body))
+    assert caught.value.message == said

@@ -1,0 +1,69 @@
+"""`deckhands eval report`, `compare` and `export`: what is computed from the rows of a directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+import pytest
+
+from broker.runtime.errors import UsageError
+from deckhands.cli.commands.eval import eval_
+from deckhands.cli.commands.eval_export import write_predictions
+from deckhands.evaluation.attempts.results import Results, Row
+from deckhands.evaluation.directory import Asked, ask
+
+
+def results(directory: Path, **outcomes: str) -> Path:
+    """Write rows: by the model, a letter for each instance, `r` for one that is resolved."""
+    directory.mkdir()
+    with Results(directory / "results.jsonl") as found:
+        for model, letters in outcomes.items():
+            for number, letter in enumerate(letters):
+                outcome = "resolved" if letter == "r" else "unresolved"
+                row = {"instance": f"i{number}", "model": model, "attempt": 1, "outcome": outcome}
+                found.add(Row.model_validate(row | {"critic_cost_usd": 0.25, "critic_id": "c", "patch": f"{model}\n"}))
+    return directory
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[str, str]:
+    eval_.main([*map(str, arguments)], standalone_mode=False)
+    found = capsys.readouterr()
+    return found.out, found.err
+
+
+def test_models_of_two_evaluations_are_compared_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = results(tmp_path / "one", a="rrrr", b="uuuu"), results(tmp_path / "two", a="rruu", b="uuuu")
+    out, err = said(capsys, "compare", one, two)
+    assert "the attempts of all models count together" in err
+    out, err = said(capsys, "compare", one, two, "--model", "a")
+    assert (err, "4 and 2 resolved; 2 only by the first, 0 only by the second" in out) == ("", True)
+    out, err = said(capsys, "compare", one, one, "--model", "b,a", "--json")
+    assert json.loads(out)["resolved"] == [0, 4]
+    for wrong in ("c", "a,c", "a,a,a", ""):
+        with pytest.raises((UsageError, click.UsageError), match="--model"):
+            said(capsys, "compare", one, two, "--model", wrong)
+
+
+def test_a_report_of_siblings_compares_them_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = results(tmp_path / "one", a="ur", b="uu")
+    ask(directory, Asked(name="", dataset="", models=("a", "b"), origin="some@3", critic="c"))
+    out, _ = said(capsys, "report", directory)
+    assert "a and b: p = 1" in out
+    assert "The critic cost $1.0000." in out
+    assert "The best is" in out
+    assert (directory / "best.patch").read_text() == "a\n"
+    out, _ = said(capsys, "report", directory, "--json")
+    assert json.loads(out)["siblings"]["critic_cost_usd"] == 1.0
+
+
+def test_models_with_similar_names_have_separate_files(tmp_path: Path) -> None:
+    names = ["x/y", "x_y", f"scripted/{'a' * 100}.json", f"scripted/b{'a' * 100}.json"]
+    rows = [Row(instance="i", model=name, attempt=1, outcome="resolved", patch=f"{name}\n") for name in names]
+    written, _ = write_predictions(rows, tmp_path)
+    assert len(set(written)) == 4
+    found = [json.loads(path.read_text()) for path in written]
+    assert [one["model_name_or_path"] for one in found] == names
+    (only,), _ = write_predictions(rows[:1], tmp_path)
+    assert only.name == "predictions.jsonl"

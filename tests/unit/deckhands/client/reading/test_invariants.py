@@ -1,0 +1,114 @@
+"""Each invariant of a log: a whole log has no violations, and each way to break one is found."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.contract.events import ConfirmationStatus, Event, with_id
+from broker.log.invariants import doubled_observations, lost_events, violations
+from tests.unit.deckhands.sample_log import (
+    CONVERSATION_ID,
+    command,
+    created,
+    finished_log,
+    numbered,
+    output,
+    state,
+    user,
+)
+
+
+def found(events: list[Event], **facts: object) -> list[tuple[str, int, str]]:
+    listed = violations(events, conversation_id=CONVERSATION_ID, **facts)
+    return [(violation.invariant, violation.event_id, violation.text) for violation in listed]
+
+
+def test_a_whole_log_has_no_violations():
+    log = finished_log()
+    assert found(log, last_event_id=11, seen=log[:5]) == []
+    assert (doubled_observations(log), lost_events(log, log)) == (0, 0)
+
+
+def test_a_gap():
+    log = finished_log()
+    del log[4]
+    assert ("I2", 6, "event 6 stands where event 5 belongs") in found(log)
+    assert lost_events(log, []) == 1
+
+
+def test_a_log_that_is_longer_in_the_index():
+    assert found(finished_log(), last_event_id=12) == [("I2", 0, "the log has 11 events, the index says 12")]
+
+
+def test_a_log_that_begins_with_something_else():
+    log = numbered(*finished_log()[1:3], state("finished"))
+    assert ("I2", 1, "the log does not begin with the creation of c1-sample") in found(log)
+
+
+def test_a_log_of_another_conversation():
+    log = numbered(created(conversation_id="other"), state("finished"))
+    assert found(log) == [("I2", 1, "the log does not begin with the creation of c1-sample")]
+
+
+def test_a_conversation_created_twice():
+    log = numbered(created(), created(), state("finished"))
+    assert found(log) == [("I2", 2, "the conversation is created a second time")]
+
+
+def test_an_event_that_was_seen_and_is_gone():
+    log = finished_log()
+    gone = with_id(command("rm"), 12)
+    assert found(log, seen=[gone]) == [("I3", 12, "event 12 (action.run) was seen and is not there")]
+    assert lost_events(log, [gone]) == 1
+
+
+def test_an_event_that_has_changed_since_it_was_seen():
+    log = finished_log()
+    before = log[6].model_copy(update={"command": "make check"})
+    assert found(log, seen=[before]) == [("I3", 7, "event 7 is not what it was when it was seen")]
+
+
+def test_an_action_without_observation():
+    log = numbered(created(), user("go"), command("ls"), state("finished"))
+    broken = [item for item in found(log) if item[0] == "I4"]
+    assert broken == [("I4", 3, "action 3 (action.run) has no observation")]
+
+
+@pytest.mark.parametrize("name", ["paused", "awaiting_user_confirmation"])
+def test_an_action_may_still_be_open_while_the_agent_waits(name):
+    assert found(numbered(created(), command("ls"), state(name))) == []
+
+
+def test_an_action_that_waits_for_its_confirmation_wants_no_observation():
+    waiting = command("ls").model_copy(update={"confirmation_state": ConfirmationStatus.AWAITING_CONFIRMATION})
+    assert found(numbered(created(), waiting, state("stopped"))) == []
+
+
+def test_action_may_be_open_in_a_growing_log():
+    log = numbered(created(), user("go"), state("running"), command("ls"))
+    assert found(log, is_over=False) == []
+
+
+def test_two_observations_of_one_action():
+    log = numbered(created(), command("ls"), output(2), output(2), state("finished"))
+    assert found(log) == [("I4", 2, "action 2 has 2 observations")]
+    assert doubled_observations(log) == 1
+
+
+@pytest.mark.parametrize(("cause", "event_id"), [(99, 3), (1, 3), (4, 3)])
+def test_an_observation_of_nothing(cause, event_id):
+    log = numbered(created(), user("go"), output(cause), command("ls"), output(4), state("finished"))
+    assert ("I4", event_id, f"event 3 answers {cause}, not an earlier action") in found(log)
+
+
+def test_a_conversation_that_never_came_to_rest():
+    assert found(numbered(created(), state("running"))) == [("I1", 0, "the conversation came to rest as running")]
+
+
+def test_a_message_that_was_never_read():
+    log = [*finished_log(), with_id(user("hello?"), 12)]
+    assert found(log) == [("I1", 0, "a message or request got no answer (the agent is finished)")]
+
+
+def test_waiting_for_a_rate_limit_is_declared():
+    assert found(numbered(created(), state("rate_limited"))) == []

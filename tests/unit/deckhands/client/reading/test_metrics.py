@@ -1,0 +1,114 @@
+"""OpenHands' rules for metrics: add, merge, diff; and what they are of a log."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from broker.contract.events import ModelReply
+from broker.contract.events import TokenUsage as ReplyUsage
+from deckhands.client.reading.metrics import Cost, Metrics, ResponseLatency, TokenUsage, metrics_of
+from deckhands.client.reading.output import summary_lines
+from deckhands.client.reading.summary import summarize
+from tests.unit.deckhands.sample_log import created, finished_log, numbered
+
+NOON = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
+SMALL = TokenUsage("acme/small", 10, 2, 3, 4, context_window=8_000, per_turn_token=12, response_id="r1")
+LARGE = TokenUsage("acme/large", 100, 20, 30, 40, context_window=5_000, per_turn_token=120, response_id="r2")
+
+
+def replied(model: str, response_id: str, cost: float | None, latency: float) -> ModelReply:
+    usage = ReplyUsage(prompt_tokens=100, completion_tokens=10, cache_read_tokens=60, cache_write_tokens=5)
+    return ModelReply(model=model, response_id=response_id, cost_usd=cost, latency_seconds=latency, usage=usage)
+
+
+def test_usages_add_up_and_the_later_turn_counts() -> None:
+    assert TokenUsage("acme/small", 110, 22, 33, 44, 8_000, 120, "r1") == SMALL + LARGE
+
+
+def test_cost_and_latency_are_never_negative() -> None:
+    with pytest.raises(ValueError, match="cannot be negative"):
+        Metrics().with_cost(-0.01, model="m", at=NOON)
+    latencies = Metrics().with_latency(-2.0, model="m", response_id="r").response_latencies
+    assert latencies == (ResponseLatency("m", 0.0, "r"),)
+
+
+def test_what_names_no_model_belongs_to_the_configured_one() -> None:
+    metrics = Metrics(accumulated_token_usage=TokenUsage(model="acme/large"))
+    assert metrics.with_cost(0.5, model="", at=NOON).costs == (Cost("acme/large", 0.5, 1777636800.0),)
+
+
+def test_merging_adds_everything_and_keeps_ones_own_budget() -> None:
+    one = Metrics(max_budget_per_task=2.0).with_cost(0.5, model="a", at=NOON).with_usage(SMALL)
+    other = Metrics(max_budget_per_task=9.0).with_cost(0.25, model="b", at=NOON).with_usage(LARGE)
+    both = one.merge(other)
+    assert (both.accumulated_cost, both.max_budget_per_task) == (0.75, 2.0)
+    assert [cost.model for cost in both.costs] == ["a", "b"]
+    assert both.accumulated_token_usage.prompt_tokens == 110
+    assert both.token_usages == (SMALL, LARGE)
+    assert Metrics().merge(other).max_budget_per_task == 9.0
+
+
+def test_the_difference_of_two_moments() -> None:
+    before = Metrics().with_cost(0.5, model="a", at=NOON).with_usage(SMALL)
+    since = before.with_cost(0.25, model="b", at=NOON).with_usage(LARGE).diff(before)
+    assert since.accumulated_cost == 0.25
+    assert since.costs == (Cost("b", 0.25, 1777636800.0),)
+    assert since.token_usages == (LARGE,)
+    assert since.accumulated_token_usage == TokenUsage("", 100, 20, 30, 40, 8_000, 0, "")
+    assert before.diff(before).get() == Metrics(accumulated_token_usage=TokenUsage(context_window=8_000)).get()
+
+
+def test_log_metrics_at_its_end_and_at_an_event() -> None:
+    events = numbered(
+        created(limits={"max_budget_usd": 3.0}),
+        replied("acme/large", "r1", 0.5, 2.0),
+        replied("acme/small", "r2", 0.25, 1.0),
+        replied("acme/large", "r3", None, 4.0),
+    )
+    metrics = metrics_of(events)
+    assert list(metrics.get()) == [
+        "accumulated_cost",
+        "max_budget_per_task",
+        "accumulated_token_usage",
+        "costs",
+        "response_latencies",
+        "token_usages",
+    ]
+    assert (metrics.accumulated_cost, metrics.max_budget_per_task) == (0.75, 3.0)
+    assert [latency.latency for latency in metrics.response_latencies] == [2.0, 1.0, 4.0]
+    assert [usage.per_turn_token for usage in metrics.token_usages] == [110, 110, 110]
+    assert metrics.diff(metrics_of(events[:3])).token_usages[0].response_id == "r3"
+    assert metrics.by_model()["acme/large"].totals() == {
+        "calls": 2,
+        "accumulated_cost": 0.5,
+        "prompt_tokens": 200,
+        "completion_tokens": 20,
+        "cache_read_tokens": 120,
+        "cache_write_tokens": 10,
+        "mean_latency": 3.0,
+        "longest_latency": 4.0,
+    }
+    assert Metrics.from_json(json.loads(json.dumps(metrics.get()))) == metrics
+
+
+def test_a_summary_shows_models_latencies_and_the_cache() -> None:
+    events = numbered(created(), replied("acme/large", "r1", 0.5, 2.0), replied("acme/small", "r2", 0.25, 1.0))
+    lines = summary_lines(summarize(events))
+    assert "Tokens:       200 in, 20 out (120 read from the cache, 10 written to it)" in lines
+    assert "Models:       acme/large $0.5000 (calls: 1), acme/small $0.2500 (calls: 1)" in lines
+    assert "Latency:      1.5 s a call, 2.0 s the longest" in lines
+    assert list(summarize(events).as_json()["metrics"]["per_model"]) == ["acme/large", "acme/small"]
+    assert not [line for line in summary_lines(summarize(finished_log())) if line.startswith(("Models", "Latency"))]
+
+
+def test_a_budget_that_cannot_be_kept_is_said_to_be() -> None:
+    limited = created(limits={"max_budget_usd": 0.5})
+    told = "Cost:         unknown; the budget of $0.50 counts only calls whose price is known"
+    assert told in summary_lines(summarize(numbered(limited, replied("acme/small", "r1", None, 1.0))))
+    assert "Cost:         $0.2500" in summary_lines(
+        summarize(numbered(limited, replied("acme/small", "r1", 0.25, 1.0)))
+    )
+    assert "Cost:         unknown" in summary_lines(summarize(numbered(created(), replied("a", "r1", None, 1.0))))

@@ -1,0 +1,169 @@
+"""Events as lines: readable, short, and unable to do anything to a terminal."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.contract.actions import AgentFinishAction, AgentThinkAction, CmdRunAction, LoopRecoveryAction, MessageAction
+from broker.contract.browser_events import BrowseInteractiveAction, BrowseURLAction
+from broker.contract.events import ModelCallFailed, ToolCallMetadata
+from broker.contract.file_events import FileEditAction, FileReadAction, FileReadObservation, FileWriteAction
+from broker.contract.observations import ErrorObservation
+from broker.contract.offered_tools import MCPAction
+from broker.contract.recall import RecallObservation
+from broker.contract.session_events import IPythonRunCellAction
+from broker.contract.task_list import TaskItem, TaskTrackingAction
+from deckhands.client.reading.rendering import Renderer
+from deckhands.client.reading.terminal import clean, clean_line
+from tests.unit.deckhands.sample_log import command, finished_log, output, state, user
+
+PLAIN = Renderer(is_coloured=False)
+COLOURED = Renderer(is_coloured=True)
+
+
+def test_a_conversation_reads_like_this():
+    lines = [line for event in finished_log() for line in PLAIN.lines(event)]
+    assert lines == ["You: Fix it, please.", "$ make test", "  1 passed", "All tests pass."]
+
+
+def test_what_else_there_is_to_see():
+    assert PLAIN.lines(MessageAction(content="Which one?", source="agent")) == ["Agent: Which one?"]
+    assert PLAIN.lines(AgentThinkAction(thought="Hm.")) == ["Hm."]
+    assert PLAIN.lines(FileEditAction(path="/a.py", command="create", thought="Now the file.")) == [
+        "Now the file.",
+        "Editing /a.py (create)",
+    ]
+    assert PLAIN.lines(output(1, "boom", exit_code=2)) == ["  boom", "  exit code 2"]
+    assert PLAIN.lines(FileReadObservation(path="/a", content="1\n2\n")) == ["  2 lines"]
+    view = "Here's the result of running `cat -n` on /a:\n     1\tone\n"
+    assert PLAIN.lines(FileReadObservation(path="/a", content=view, impl_source="oh_aci")) == ["  1 line"]
+    missing = FileReadObservation(path="/a", content="ERROR:\nThe path /a does not exist.", impl_source="oh_aci")
+    assert PLAIN.lines(missing) == ["  ERROR:", "  The path /a does not exist."]
+    assert PLAIN.lines(ErrorObservation(content="no such file")) == ["  ! no such file"]
+    assert PLAIN.lines(state("awaiting_user_input")) == ["(awaiting user input)"]
+    assert PLAIN.lines(state("error", "RuntimeError: boom")) == ["! RuntimeError: boom"]
+    assert PLAIN.lines(ModelCallFailed(code="rate_limit", content="slow down")) == [
+        "! The model call failed (rate_limit): slow down"
+    ]
+    assert PLAIN.lines(AgentFinishAction()) == ["All done."]
+
+
+def test_files_that_are_no_skills_are_named():
+    found = RecallObservation(recall_type="workspace_context", unreadable_skills=("a.md: it has a tag",))
+    assert PLAIN.lines(found) == ["  ! Left out, because it is not a skill: a.md: it has a tag"]
+
+
+def test_the_lines_of_a_long_text_keep_its_ends():
+    lines = PLAIN.lines(output(1, "\n".join(str(number) for number in range(100))))
+    assert lines[9:12] == ["  9", "  … 80 more lines …", "  90"]
+    assert len(lines) == 21
+
+
+def test_every_line_of_a_text_is_indented_by_its_mark():
+    assert PLAIN.lines(user("one\ntwo")) == ["You: one", "     two"]
+
+
+def test_colours_are_ours_alone():
+    assert COLOURED.lines(command("ls \x1b[31mred")) == ["\x1b[36m$ ls \\x1b[31mred\x1b[0m"]
+
+
+def test_what_a_terminal_would_obey_or_hide_is_spelt_out():
+    assert clean("a\x1b[1;31mb\x1b]8;;http://x\x1b\\c") == r"a\x1b[1;31mb\x1b]8;;http://x\x1b\c"
+    assert clean("bell\x07 back\x08 csi\x9b31m") == r"bell\x07 back\x08 csi\x9b31m"
+    assert clean("user\u202etxt.exe\u2066 \U000e0041") == r"user\u202etxt.exe\u2066 \U000e0041"
+    assert clean("not UTF-8: \udcff") == r"not UTF-8: \udcff"
+    assert clean("one\r\nfine\rhidden") == "one\nfine\\rhidden"
+
+
+def test_escape_sequences_hide_no_part_of_a_command():
+    lines = PLAIN.asked(command("ls # \x1b]0;\nrm -rf ~\n# \x07"))
+    assert lines == [r"  $ ls # \x1b]0;", "    rm -rf ~", r"    # \x07"]
+
+
+@given(st.text(st.characters()))
+def test_nothing_a_terminal_obeys_is_left(text):
+    assert not re.search(
+        "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", clean(text)
+    )
+
+
+@given(st.text(st.characters(exclude_categories=["C", "Z"])))
+def test_plain_text_is_left_alone(text):
+    assert clean(text) == text
+
+
+def test_one_line_of_a_text():
+    assert clean_line("a\n b\t\x1b[0mc") == r"a b \x1b[0mc"
+    assert clean_line("x" * 300, limit=10) == "xxxxxxxxx…"
+
+
+def test_question_shows_the_whole_action():
+    assert PLAIN.asked(command("a\n" * 5_000 + "b" * 50_000)) == ["  $ a", *["    a"] * 4_999, "    " + "b" * 50_000]
+    assert PLAIN.asked(FileWriteAction(path="a", content="one\ntwo")) == ["  Writing a", "  + one", "    two"]
+    assert PLAIN.asked(FileWriteAction(path="a", content="x", start=2, end=5))[0] == "  Writing a, lines [2, 5)"
+    edit = FileEditAction(path="/a", command="str_replace", old_str="one", new_str="two\x07")
+    assert PLAIN.asked(edit) == ["  Editing /a (str_replace)", "  - one", r"  + two\x07"]
+    insert = FileEditAction(path="/a", command="insert", insert_line=3, new_str="x")
+    assert PLAIN.asked(insert) == ["  Editing /a (insert), after line 3", "  + x"]
+    assert PLAIN.asked(IPythonRunCellAction(code="1\n2")) == ["  1", "  2"]
+    assert PLAIN.asked(BrowseInteractiveAction(browser_actions="click('1')")) == ["  click('1')"]
+    assert PLAIN.asked(MCPAction(name="t", arguments={"a": 1})) == ["  Calling t {", '    "a": 1', "  }"]
+    assert PLAIN.asked(FileReadAction(path="/etc/passwd")) == ["  Reading /etc/passwd"]
+
+
+def test_calls_of_one_turn_and_their_results_are_told_apart():
+    def called(text: str, number: int, of: int) -> CmdRunAction:
+        call = {"function_name": "execute_bash", "tool_call_id": str(number), "reply_id": number}
+        metadata = ToolCallMetadata(**call, total_calls_in_response=of)
+        return CmdRunAction(id=number, command=text, tool_call_metadata=metadata)
+
+    log = [called("make a", 7, 2), called("make b", 8, 2), output(8, "b\nis made"), output(7, "a")]
+    log += [called("make c", 12, 1), output(12, "c")]
+    renderer = Renderer(is_coloured=False)
+    assert [line for event in log for line in renderer.lines(event)] == [
+        *("[7] $ make a", "[8] $ make b", "[8]   b", "[8]   is made", "[7]   a"),
+        *("$ make c", "  c"),
+    ]
+
+
+def test_a_failure_is_shown_once_and_a_retry_says_when():
+    failed = ModelCallFailed(code="llm_config", content="No such file.")
+    renderer = Renderer(is_coloured=False)
+    assert renderer.lines(failed) == ["! The model call failed (llm_config): No such file."]
+    assert renderer.lines(state("error", "LLMConfigError: No such file.")) == []
+    assert renderer.lines(state("error", "LLMConfigError: No such file.")) == ["! LLMConfigError: No such file."]
+    at = datetime(2026, 5, 1, 12, 0, 0, tzinfo=UTC)
+    again = ModelCallFailed(code="timeout", content="Too slow.", timestamp=at, retry_at=at + timedelta(seconds=8))
+    assert renderer.lines(again) == [
+        "! The model call failed (timeout): Too slow.; attempt 2 follows in 8 s, at 12:00:08 UTC"
+    ]
+
+
+def test_no_action_is_shown_by_the_name_of_its_kind():
+    assert PLAIN.lines(IPythonRunCellAction(code="x = 1\nprint(x)", thought="Let me see.")) == [
+        *("Let me see.", ">>> x = 1", "    print(x)")
+    ]
+    assert PLAIN.lines(BrowseURLAction(url="https://example.com/")) == ["Opening https://example.com/"]
+    items = (TaskItem(id="1", title="Look", status="done"), TaskItem(id="2", title="Write"))
+    assert PLAIN.lines(TaskTrackingAction(command="plan", task_list=items)) == ["Task list:", "✅ Look", "⏳ Write"]
+    assert PLAIN.lines(TaskTrackingAction()) == ["Reading the task list"]
+    odd = (TaskItem(id="1", title="Wait", status="blocked"),)  # the model's own word
+    assert PLAIN.lines(TaskTrackingAction(command="plan", task_list=odd)) == ["Task list:", "⏳ Wait"]
+    assert PLAIN.lines(LoopRecoveryAction(option=2, source="user")) == [
+        "Out of the loop: restart before it and continue (go-on)"
+    ]
+
+
+def test_streamed_text_is_not_repeated_but_actions_are_shown():
+    shown = 'I look around.{"command": "ls"}'
+    action = CmdRunAction(command="ls", thought="I look around.", source="agent")
+    assert PLAIN.lines(action, shown=shown) == ["$ ls"]
+    assert PLAIN.lines(action, shown="I look") == ["I look around.", "$ ls"]
+    finish = AgentFinishAction(final_thought='He said "done".\nSo I am.')
+    assert PLAIN.lines(finish, shown='finish {"message": "He said \\"done\\".\\nSo I am."}') == []
+    assert PLAIN.lines(output(1, "ls"), shown=shown) == ["  ls"]
+    assert PLAIN.lines(user("ls"), shown=shown) == ["You: ls"]

@@ -1,0 +1,34 @@
+"""What an agent has to hand in, as a person gives it."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import BaseModel
+
+from broker.runtime.errors import UsageError
+from broker.tools.output_schema import problems_of
+from deckhands.client.tasks.tasks import output_of
+
+
+class Part(BaseModel):
+    name: str
+
+
+class Answer(BaseModel):
+    total: int
+    parts: list[Part] = []
+
+
+def test_a_pydantic_model_is_a_schema() -> None:
+    schema = output_of(Answer).json_schema
+    assert problems_of({"total": 3, "parts": [{"name": "a"}]}, schema) == []
+    assert problems_of({"total": 3, "parts": [{}]}, schema) == ["/parts/0: 'name' is missing"]
+
+
+def test_schema_is_taken_unchanged_and_unusable_one_refused() -> None:
+    schema = {"type": "object", "required": ["a"]}
+    assert output_of(schema).json_schema == schema
+    with pytest.raises(UsageError, match="cannot be used"):
+        output_of({"type": "object", "minProperties": -1})
+    with pytest.raises(UsageError, match="14000 characters"):
+        output_of({"type": "object", "description": "x" * 15_000})

@@ -1,0 +1,79 @@
+"""What is made beside a workspace, and how it is removed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.trees import nested, without_rights
+from tool_worker.workspace.files.staging import remove, remove_staging, staging_in
+
+
+def test_what_is_deeper_than_python_goes_is_removed(tmp_path: Path) -> None:
+    top = tmp_path / "top"
+    top.mkdir()
+    with nested(top, 3000):
+        remove(top)
+        assert not top.exists()
+        remove(top)
+
+
+def test_what_its_owner_may_not_write_or_read_is_removed(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    with without_rights(own):
+        for name, mode in (("cached", 0o555), ("closed", 0)):
+            (own / "top" / name / "inner").mkdir(parents=True)
+            (own / "top" / name / "inner" / "file").touch(mode=0o444)
+            (own / "top" / name / "inner").chmod(mode)
+            (own / "top" / name).chmod(mode)
+        remove(own / "top")
+        assert list(own.iterdir()) == []
+
+
+def test_what_links_lead_to_stays_as_it_is(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    with without_rights(own):
+        (own / "outside").mkdir()
+        (own / "outside" / "file").touch(mode=0o400)
+        (own / "outside").chmod(0o500)
+        (own / "top" / "cached").mkdir(parents=True)
+        (own / "top" / "cached" / "out").symlink_to(own / "outside")
+        (own / "top" / "cached").chmod(0o555)
+        remove(own / "top")
+        assert [path.name for path in own.iterdir()] == ["outside"]
+        assert (own / "outside").stat().st_mode & 0o777 == 0o500
+        assert (own / "outside" / "file").stat().st_mode & 0o777 == 0o400
+        (own / "outside").chmod(0o700)
+
+
+def test_what_cannot_be_removed_is_an_error(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    (own / "top").mkdir(parents=True)
+    (own / "top" / "others").mkdir(mode=0o755)
+    (own / "top" / "others" / "file").touch()
+    if os.getuid() != 0:
+        pytest.skip("needs root to be two people")
+    with without_rights(own), pytest.raises(OSError, match="Not all of it can be removed"):
+        remove(own / "top")
+    assert (own / "top" / "others" / "file").exists()
+
+
+def test_draft_and_its_predecessors_are_removed(tmp_path: Path) -> None:
+    left = tmp_path / ".draft-left"
+    left.mkdir()
+    with staging_in(tmp_path) as draft:
+        assert not left.exists()
+        (draft / "made").mkdir()
+        left.mkdir()
+        with staging_in(tmp_path) as second:
+            assert second != draft
+        remove_staging(tmp_path)
+        assert left.exists()
+        (draft / "made").rename(tmp_path / "made")
+    assert {path.name for path in tmp_path.iterdir()} == {"made", ".draft-left"}
+    remove_staging(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"made"}
