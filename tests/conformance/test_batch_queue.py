@@ -199,15 +199,3 @@ async def test_a_call_that_cannot_be_used_holds_up_no_other_one_of_its_batch(sto
     for number in await batches.numbers(batch):
         await batches.deliver(batch, number, b"result")
     assert (await batches.ask("bbb", "1.1")).result == b"result"
-
-
-async def test_a_batch_of_an_earlier_version_keeps_what_it_is_served_with(store: Store) -> None:
-    batches, batch = await sealed(store, "aaa")
-    await store.connection.call("HDEL", of_batch(store, "about", batch), "about_lane")
-    assert await batches.note(batch, "w1", look_again_seconds=0.0, provider="p-1")
-    lanes = await batches.lanes()
-    assert (await seal(batches))[0] == ""
-    assert await batches.lanes() == {}
-    taken = await batches.lease(batch.batch_id, "w1", lease_seconds=60.0)
-    assert taken is not None
-    assert taken.about_lane == lanes["lane"] != ""

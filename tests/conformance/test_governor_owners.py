@@ -57,18 +57,6 @@ async def test_a_former_owner_takes_no_place_in_the_queue_from_the_latter(store:
     assert await callers.may_call("aaa", worker="w2", fence=LATTER)
 
 
-async def test_a_permit_of_an_earlier_version_has_an_owner_all_the_same(store: Store) -> None:
-    await enter(store, "w1")
-    callers = Callers(store, limited(store, concurrency=1))
-    assert await callers.may_call("aaa", worker="w1")
-    held = f"{store.all_shards[0].quota(callers.pool.name)}:held"
-    text = (await store.connection.call("HGET", held, "aaa")).rpartition(b" ")[0]
-    await store.connection.call("HSET", held, "aaa", text)
-    assert await callers.may_call("aaa", worker="w1", fence=LATTER)
-    await callers.settle("aaa", worker="w1", fence=LATTER)
-    assert await callers.may_call("bbb", worker="w1")
-
-
 @pytest.mark.parametrize("asks", [(600, 700), (600, 500), (600, 600)], ids=["more", "less", "the-same"])
 async def test_a_permit_that_is_asked_for_with_another_size_costs_the_difference(
     memory_store: Store, clock: ManualClock, asks: tuple[int, int]
@@ -91,19 +79,3 @@ async def test_what_was_called_and_has_grown_costs_the_difference(memory_store: 
     await pass_time(memory_store, clock, 2.0, worker_id="w1")
     assert await callers.may_call("grows", worker="w1", tokens=(700, 0))
     assert await left(callers) == pytest.approx(900.0)
-
-
-async def test_a_worker_of_an_earlier_version_takes_over_a_place_and_a_permit(store: Store) -> None:
-    for name in ("w1", "w2"):
-        await enter(store, name)
-    callers = Callers(store, limited(store, concurrency=1))
-    keys = (store.all_shards[0].quota(callers.pool.name), store.all_shards[0].root)
-    without_token = ("aaa", "w2", 1, 1, 2, "", 1)
-    assert await callers.may_call("first", worker="w1")
-    assert not await callers.may_call("aaa", worker="w1", fence=FORMER)
-    assert (await store.function("deck_quota_reserve", keys, *without_token))[0] == "waiting"
-    await callers.settle("first", worker="w1")  # calls aaa
-    assert (await store.function("deck_quota_reserve", keys, *without_token))[0] == "granted"
-    settled = await store.function("deck_quota_settle", keys, "aaa", "w2", "ok", 1, 1, "", 1)
-    assert settled[0] == "settled"
-    assert await in_flight(callers) == 0

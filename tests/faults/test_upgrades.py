@@ -13,20 +13,20 @@ import pytest
 
 import broker
 from broker.runtime.child import EXIT_FUNCTIONS
-from broker.store.function_libraries import LIBRARIES, FunctionsVersion, own_version
+from broker.store.function_libraries import LIBRARY, FunctionsVersion, own_version
 from tests.faults.harness import FaultCluster, steps
 
 OWN = own_version()
 ANOTHER_NAME = (
     (
-        "log/functions.lua",
+        "log/lua/append.lua",
         "redis.register_function('deck_append', append)",
         "redis.register_function('deck_add', append)",
     ),
     ("log/event_log.py", '"deck_append"', '"deck_add"'),
 )
 """What makes functions that workers of this build cannot call."""
-A_COMMENT = (("log/functions.lua", "#!lua name=deckhands\n", "#!lua name=deckhands\n-- another version\n"),)
+A_COMMENT = (("log/lua/append.lua", "-- Append: ", "-- Another version of append: "),)
 
 
 class Build:
@@ -81,7 +81,7 @@ class Build:
 
 async def functions_of(cluster: FaultCluster) -> Any:
     call = cluster.client.store.connection.call
-    return [await call("FUNCTION", "LIST", "LIBRARYNAME", library, "WITHCODE") for library in LIBRARIES]
+    return await call("FUNCTION", "LIST", "LIBRARYNAME", LIBRARY, "WITHCODE")
 
 
 @pytest.fixture
